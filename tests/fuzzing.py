@@ -10,28 +10,33 @@ import copy
 import re
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import torch
 from conftest import global_rng_states
-from nets import MLP, EmbeddingNet, TwoInputs, classifier, regressor, seeded
+from nets import MLP, EmbeddingNet, classifier, regressor, seeded
 from scipy import sparse
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import KFold
+from sklearn.utils._param_validation import (
+    StrOptions,
+    generate_valid_param,
+    make_constraint,
+)
 from skorch.dataset import Dataset
-from skorch.helper import SliceDataset, SliceDict
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 import sklaplace
+from sklaplace.estimators.options.constraints import CONSTRAINTS
+from sklaplace.posterior.variational import POSTERIORS
+from sklaplace.posterior.variational.priors import PRIORS
 
 N, FEATURES = 24, 2
 ERRORS = ValueError, TypeError, NotFittedError
@@ -88,27 +93,16 @@ NETS: dict[str, Callable[[Any], Any]] = {
     "dropout": lambda kind: _net(kind, DropoutMLP),
     "no split": lambda kind: _net(kind, train_split=None),
     "frozen": lambda kind: FrozenEstimator(_trained(kind)),
-    "float64": lambda kind: _net(kind, module__dtype=torch.float64),
     "one output": lambda kind: _net(kind, module__n_out=1),
-    "no output": lambda kind: _net(kind, module__n_out=0),
-    "no weights": lambda kind: _net(kind, nn.Identity),
     "embedding": lambda kind: _net(kind, EmbeddingNet),
-    "two inputs": lambda kind: _net(kind, TwoInputs),
     "other task": lambda kind: _net(regressor if kind is classifier else classifier),
     "other criterion": lambda kind: _net(kind, criterion=nn.HuberLoss),
     "bce": lambda kind: _net(kind, criterion=nn.BCEWithLogitsLoss),
-    "poisson": lambda kind: _net(kind, criterion=nn.PoissonNLLLoss),
     "nan weights": lambda kind: _net(kind, NaNWeights),
     "nan step": lambda kind: _net(kind, lr=float("inf")),
     "no epoch": lambda kind: kind(max_epochs=0),
-    "criterion weight": lambda kind: _net(kind, criterion__weight=torch.ones(7)),
-    "drop last": lambda kind: _net(kind, iterator_valid__drop_last=True),
-    "shuffle": lambda kind: _net(kind, iterator_valid__shuffle=True),
-    "module": lambda kind: MLP(),
-    "class": lambda kind: type(_net(kind)),
     "other library": lambda kind: LogisticRegression(),
     "number": lambda kind: 3,
-    "text": lambda kind: "mlp",
 }
 USUAL_NETS = ["default", "mlp", "dropout", "no split", "frozen"]
 
@@ -129,70 +123,59 @@ ODD = {
     "function": len,
     "class": dict,
 }
-# what a parameter usually is, so that unusual ones are met in working surroundings
-USUAL = {
+# usual values where the constraints do not have them
+SPECIAL = {
     "subset_of_weights": _values("all", "last_layer", "subnetwork", ["head"], ["x"]),
     "subset_params": _values(
         *[None, {"n_weights": 3}, {"by": "random"}, {"n": 1}, {"lr": 0.1}],
         {"by": "swag", "n_weights": 3, "n_snapshots": 2, "lr": 0.1},
     ),
-    "hessian_structure": _values(
-        *["diag", "full", "gp", "kron", "lowrank", "nystrom", "variational"]
-    ),
     "structure_params": _values(None, {"rank": 2}, {"rank": -1}, {"ranks": 2}),
-    "curvature": _values("ef", "ggn", "ggn_mc", "hessian", "identity"),
     "curvature_params": _values(None, {"n_draws": 2}, {"n_draws": 0}, {"n": 2}),
-    "prior_precision": _values("auto", "marglik", "validation", 1.0, 0.01, 1e8),
     "prior_precisions": _values(None, [0.1, 1.0], [1.0], [], [-1.0], "auto"),
-    "prior_structure": _values("scalar", "layerwise", "diag"),
     "prior_mean": _values(0.0, 0.3, "map"),
-    "refine": _values(True, False, "auto"),
-    "residual": _values("auto", "none", 0.1),
-    "temperature": _values(1.0, 0.5, 1e-8),
-    "validation_fraction": _values(0.2, 0.5, 0.999, 1e-9),
-    "pred_type": _values("glm", "nn"),
-    "n_samples": _values(1, 2, 8),
-    "batch_size": _values(None, 1, 5, 1000),
     "random_state": _values(None, 0, 7),
     "verbose": _values(0),
+    "distributed": _values(False),
     "class_weight": _values(None, "balanced", "balance", {0: 2.0}, {"a": 1.0}),
-    "link_approx": _values("auto", "mc", "probit", "bridge", "laplace"),
-    "dirichlet_approx": _values(
-        *["bridge", "bridge_norm", "bridge_norm_published", "projection"]
-    ),
-    "normalize_y": _values(True, False),
-    "sigma_noise": _values("auto", "marglik", "validation", 0.3, [0.3], 1e-6),
     "cv": {**_values(2, 3, 1), "KFold": KFold(2), "pairs": [([0, 1], [2, 99])]},
     "scoring": _values(None, "accuracy", "r2", "neg_log_loss", ["r2"]),
     "n_jobs": _values(None, 1),
-    "n_shards": _values(None, 1, 3),
-    "distributed": _values(False),
-    "n_estimators": _values(1, 2),
-    "n_snapshots": _values(2, 3),
-    "steps_per_snapshot": _values(1, 2),
-    "lr": _values(0.01, 0.1, 1e3),
-    "max_rank": _values(2, 20),
-    "posterior": _values("gaussian", "density", "kumaraswamy", "quantile"),
+    "n_samples": _values(1, 2, 8),
+    "posterior": _values(*POSTERIORS),
     "posterior_params": _values(None, {"n_units": 2}, {"n": 1}),
-    "prior": _values("gaussian", "scale_mixture", "uniform", None),
-    "prior_scale": _values(1.0, 0.1),
+    "prior": _values(*PRIORS, None),
     "prior_params": _values(None, {"pi": 0.5}),
-    "kl_weight": _values(0.1, 1.0),
-    "kl_schedule": _values("uniform", "blundell"),
-    "bound": _values(3.0, 0.1),
     "likelihood": _values(None, "categorical", "gaussian", "poisson", "ordinal"),
     "memory": _values(None),
 }
 # these run processes, write files or take as long as they say
 PLAIN_ONLY = {
     "n_jobs": _values(0, "two", 1.5),
-    "n_shards": _values(0, -1, 1.5, "two", True, float("nan")),
     "distributed": _values(True, None, "yes", 2),
     "memory": _values(3, [], 1.5),
-    "n_snapshots": _values(0, 1, -1, 1.5, "two", None, True, float("nan")),
-    "steps_per_snapshot": _values(0, -1, 1.5, "two", None, True, float("nan")),
-    "n_estimators": _values(0, -1, 1.5, "two", None, True, float("nan")),
     "verbose": _values(None, "yes", -1),
+    **dict.fromkeys(
+        ["n_shards", "n_snapshots", "steps_per_snapshot", "n_estimators"],
+        _values(0, -1, 1.5, "two", True, float("nan")),
+    ),
+}
+
+
+def _allowed(constraints: list[Any]) -> list[Any]:
+    """Return all names, and one value of every other constraint."""
+    found = []
+    for constraint in map(make_constraint, constraints):
+        is_names = isinstance(constraint, StrOptions)
+        value = generate_valid_param(constraint)
+        found += sorted(constraint.options) if is_names else [value]
+    return found
+
+
+USUAL = SPECIAL | {
+    name: _values(*_allowed(constraints))
+    for name, constraints in CONSTRAINTS.items()
+    if name not in SPECIAL
 }
 
 
@@ -240,133 +223,47 @@ def _frame(*columns: Any) -> Callable[[np.ndarray], pd.DataFrame]:
 # name -> function of inputs (n, 2) that are in order
 INPUTS: dict[str, Callable[[np.ndarray], Any]] = {
     "good": lambda X: X,
-    "float64": lambda X: X.astype(np.float64),
-    "float16": lambda X: X.astype(np.float16),
     "longdouble": lambda X: X.astype(np.longdouble),
-    "integers": lambda X: (X * 10).astype(int),
-    "unsigned": lambda X: (X * 10).astype(np.uint8),
-    "booleans": lambda X: X > 0,
-    "objects": lambda X: X.astype(object),
-    "complex": lambda X: X + 1j,
-    "text": lambda X: X.astype(str),
-    "words": lambda X: np.full(X.shape, "word"),
-    "bytes": lambda X: X.astype("S8"),
-    "dates": lambda X: np.full(X.shape, np.datetime64("2020-01-01")),
-    "durations": lambda X: np.full(X.shape, np.timedelta64("NaT")),
     "NaN": _with(np.nan),
-    "infinite": _with(np.inf),
-    "None inside": _with(None, object),
-    "'nan' inside": _with("nan", object),
-    "word inside": _with("word", object),
-    "NaT inside": _with(np.datetime64("NaT"), object),
-    "pd.NA inside": _with(pd.NA, object),
-    "array inside": _with(np.ones(2), object),
     "masked": lambda X: np.ma.masked_array(X, X > 1),
-    "huge": lambda X: X.astype(np.float64) * 1e300,
-    "large": lambda X: X * np.float32(1e30),
-    "tiny": lambda X: X.astype(np.float64) * 1e-300,
-    "constant": lambda X: np.zeros_like(X),
-    "equal samples": lambda X: np.repeat(X[:1], len(X), 0),
     "read-only": lambda X: _read_only(X.copy()),
-    "strided": lambda X: np.asfortranarray(X)[::-1],
-    "list": lambda X: X.tolist(),
     "ragged": lambda X: [[1.0, 2.0], [1.0]] * (len(X) // 2),
     "1-d": lambda X: X[:, 0],
-    "3-d": lambda X: X[:, :, None],
-    "0-d": lambda X: np.float32(1.0),
-    "one column": lambda X: X[:, :1],
     "more columns": lambda X: np.hstack([X, X]),
-    "no columns": lambda X: X[:, :0],
     "no samples": lambda X: X[:0],
     "one sample": lambda X: X[:1],
-    "two samples": lambda X: X[:2],
-    "DataFrame": lambda X: pd.DataFrame(X, columns=["a", "b"]),
-    "numbered DataFrame": lambda X: pd.DataFrame(X),
     "DataFrame with NA": _frame(pd.NA, 1.0),
-    "DataFrame with words": _frame("u", "v"),
     "DataFrame with dates": _frame(pd.Timestamp("2020"), pd.NaT),
-    "nullable DataFrame": lambda X: pd.DataFrame(X).convert_dtypes(),
     "categorical DataFrame": lambda X: pd.DataFrame(X).astype("category"),
-    "polars": lambda X: pl.DataFrame(X, schema=["a", "b"]),
-    "polars with null": lambda X: pl.DataFrame({"a": X[:, 0], "b": [None] * len(X)}),
-    "Series": lambda X: pd.Series(X[:, 0]),
     "sparse": lambda X: sparse.csr_array(X),
-    "sparse matrix": lambda X: sparse.dok_matrix(X),
-    "matrix": lambda X: np.matrix(X),
     "tensor": lambda X: torch.from_numpy(X.copy()),
-    "tensor with grad": lambda X: torch.from_numpy(X.copy()).requires_grad_(),
     "bfloat16 tensor": lambda X: torch.from_numpy(X).bfloat16(),
-    "sparse tensor": lambda X: torch.from_numpy(X).to_sparse(),
     "meta tensor": lambda X: torch.empty(X.shape, device="meta"),
-    "dict": lambda X: {"X": X},
-    "wrong dict": lambda X: {"a": X, "b": X},
     "unequal dict": lambda X: {"X": X, "b": X[:3]},
-    "empty dict": lambda X: {},
     "tuple": lambda X: (X,),
-    "SliceDict": lambda X: SliceDict(X=X),
     "Dataset": lambda X: Dataset(X, good(True, len(X))[1]),
     "TensorDataset": lambda X: TensorDataset(torch.from_numpy(X)),
     "Subset": lambda X: Subset(Dataset(X, good(True, len(X))[1]), [2, 0, 1] * 8),
-    "SliceDataset": lambda X: SliceDataset(Dataset(X, good(True, len(X))[1])),
-    "generator": lambda X: iter(X),
     "None": lambda X: None,
-    "number": lambda X: 3,
-    "string": lambda X: "X",
-    "set": lambda X: {1.0, 2.0},
-    "estimator": lambda X: LogisticRegression(),
 }
 
 # name -> function of targets that are in order, (n,) or (n, 1)
 TARGETS: dict[str, Callable[[np.ndarray], Any]] = {
     "good": lambda y: y,
     "1-d": lambda y: y.reshape(-1),
-    "column": lambda y: y.reshape(-1, 1),
-    "two columns": lambda y: np.stack([y.reshape(-1)] * 2, 1),
     "indicators": lambda y: np.eye(3)[np.arange(len(y)) % 3],
-    "3-d": lambda y: y.reshape(-1, 1, 1),
-    "0-d": lambda y: 1,
-    "words": lambda y: np.array(list("abc"))[np.arange(len(y)) % 3],
     "two classes": lambda y: np.arange(len(y)) % 2,
-    "booleans": lambda y: np.arange(len(y)) % 2 == 0,
     "one class": lambda y: np.zeros(len(y), int),
-    "class per sample": lambda y: np.arange(len(y)),
-    "negative integers": lambda y: -(np.arange(len(y)) % 3) - 1,
     "counts": lambda y: (np.arange(len(y)) % 7).reshape(-1, 1).astype(np.float32),
-    "float classes": lambda y: (np.arange(len(y)) % 3).astype(float),
-    "floats": lambda y: np.linspace(0, 1, len(y)),
-    "constant": lambda y: np.ones((len(y), 1), np.float32),
-    "huge": lambda y: y * 1e200,
-    "tiny": lambda y: y * 1e-200,
-    "complex": lambda y: y + 1j,
     "NaN": _with(np.nan, float),
-    "infinite": _with(np.inf, float),
-    "None inside": _with(None, object),
-    "'nan' inside": _with("nan", object),
-    "pd.NA inside": _with(pd.NA, object),
-    "word inside": _with("word", object),
     "mixed": lambda y: np.array([1, "a", None, 2.5] * 6, dtype=object),
-    "None among words": lambda y: np.array(["a", "b", None] * 8, dtype=object),
     "masked": lambda y: np.ma.masked_array(y, np.zeros(y.shape, bool)),
-    "dates": lambda y: np.full(len(y), np.datetime64("2020-01-01")),
-    "bytes": lambda y: np.array([b"a", b"b"] * 12),
-    "list": lambda y: y.tolist(),
-    "Series": lambda y: pd.Series(y.reshape(-1)),
-    "Series with NA": lambda y: pd.Series([1, 2, pd.NA] * 8, dtype="Int64"),
     "categories": lambda y: pd.Series(list("abc") * 8, dtype="category"),
-    "DataFrame": lambda y: pd.DataFrame(y),
-    "polars": lambda y: pl.Series(y.reshape(-1)),
     "sparse": lambda y: sparse.csr_array(np.eye(3, dtype=int)[np.arange(len(y)) % 3]),
     "tensor": lambda y: torch.from_numpy(y.copy()),
-    "tensor with grad": lambda y: torch.from_numpy(y * 1.0).requires_grad_(),
     "shorter": lambda y: y[:-1],
-    "longer": lambda y: np.concatenate([y, y]),
-    "empty": lambda y: y[:0],
-    "None": lambda y: None,
     "number": lambda y: 3,
-    "string": lambda y: "y",
-    "dict": lambda y: {"y": y},
     "ragged": lambda y: [[1], [1, 2]] * (len(y) // 2),
-    "generator": lambda y: iter(y),
 }
 
 # name -> function of the number of samples
@@ -375,26 +272,12 @@ WEIGHTS: dict[str, Callable[[int], Any]] = {
     "ones": lambda n: np.ones(n),
     "list": lambda n: [1.0, 2.0] * (n // 2),
     "tensor": lambda n: torch.ones(n),
-    "Series": lambda n: pd.Series(np.ones(n)),
     "random": lambda n: np.random.default_rng(0).uniform(0.5, 1.5, n),
     "some zero": lambda n: np.arange(n) % 2.0,
-    "one positive": lambda n: np.eye(1, n)[0],
     "all zero": lambda n: np.zeros(n),
     "negative": lambda n: -np.ones(n),
     "NaN": lambda n: np.full(n, np.nan),
-    "infinite": lambda n: np.full(n, np.inf),
-    "complex": lambda n: np.ones(n) * 1j,
-    "objects": lambda n: np.array([None] * n, dtype=object),
-    "text": lambda n: np.array(["1"] * n),
-    "words": lambda n: np.array(["one"] * n),
-    "column": lambda n: np.ones((n, 1)),
-    "matrix": lambda n: np.ones((n, 2)),
     "shorter": lambda n: np.ones(n - 1),
-    "number": lambda n: 2.0,
-    "string": lambda n: "balanced",
-    "sum to one": lambda n: np.full(n, 1 / n),
-    "tiny": lambda n: np.full(n, 1e-300),
-    "huge": lambda n: np.full(n, 1e300),
 }
 
 
@@ -453,7 +336,6 @@ class Configuration:
     X_val: str | None = None
     y_val: str | None = None
     calls: tuple[Call, ...] = ()
-    in_thread: bool = False
 
     @property
     def is_classifier(self) -> bool:
@@ -552,8 +434,6 @@ class Run:
     def all(self) -> list[str]:
         """Fit, call, and return what went wrong."""
         c = self.configuration
-        for call in c.calls[:1]:
-            self._check(call, before_fit=True)
         self._check_fit(c)
         for call in c.calls:
             self._check(call)
@@ -573,11 +453,9 @@ class Run:
             names.add("sample_weight")
         self.is_fitted = self._run("fit", (X, y), options, names) is not None
 
-    def _check(self, call: Call, *, before_fit: bool = False) -> None:
+    def _check(self, call: Call) -> None:
         method = getattr(self.model, call.method, None)
-        if method is None or (call.method == "partial_fit" and not self.is_fitted):
-            return
-        if not self.is_fitted and not before_fit:
+        if method is None or not self.is_fitted:
             return
         X, y = self.configuration.data(call.X, call.y)
         data = () if call.method in WITHOUT_DATA else (X,)
@@ -601,29 +479,28 @@ class Run:
         self, name: str, data: tuple[Any, ...], options: dict[str, Any], names: set[str]
     ) -> Any:
         """Call a method, and compare everything around it with how it was."""
-        where = f"{name}{tuple(options)}"
+        where, result = f"{name}{tuple(options)}", None
         before = self._state(data, options)
+        kept = {"net", "data", "global"}
         try:
             result = getattr(self.model, name)(*data, **options)
-        except ERRORS as error:
-            if not (isinstance(error, NotFittedError) or _names_one(str(error), names)):
-                self._wrong(where, f"no argument named by {error!r}")
-            self._compare(where, before, self._state(data, options))
-            return None
         except Exception as error:
-            self._wrong(where, f"raised {error!r}")
-            self._compare(where, before, self._state(data, options))
-            return None
-        if name not in ("fit", "partial_fit", "recalibrate") and not _has_numbers(
-            name, result
-        ):
-            self._wrong(where, "returned values that are not finite")
-        kept = before | self._state(data, options) if name == "fit" else before
+            kept = before.keys()
+            if not isinstance(error, ERRORS):
+                self._wrong(where, f"raised {error!r}")
+            elif not (
+                isinstance(error, NotFittedError) or _names_one(str(error), names)
+            ):
+                self._wrong(where, f"no argument named by {error!r}")
+        else:
+            is_fit = name in ("fit", "partial_fit", "recalibrate")
+            if not is_fit and not _has_numbers(name, result):
+                self._wrong(where, "returned values that are not finite")
         after = self._state(data, options)
-        for part in ("net", "data", "global"):
-            if kept[part] != after[part] or before[part] != after[part]:
+        for part in sorted(kept):
+            if after[part] != before[part]:
                 self._wrong(where, f"changed {part}")
-        return result if result is not None else True
+        return result
 
     def _state(self, data: Any, options: Any) -> dict[str, Any]:
         return {
@@ -633,11 +510,6 @@ class Run:
             "data": _contents((data, options)),
             "global": _global_state(),
         }
-
-    def _compare(self, where: str, before: Any, after: Any) -> None:
-        for part, value in before.items():
-            if after[part] != value:
-                self._wrong(where, f"failed and changed {part}")
 
     def _wrong(self, where: str, what: str) -> None:
         self.found.append(f"{where}: {what}")
@@ -649,10 +521,4 @@ def violations(configuration: Configuration) -> list[str]:
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", DeprecationWarning)
         warnings.simplefilter("error", FutureWarning)
-        run = Run(copy.deepcopy(configuration))
-        if not configuration.in_thread:
-            return run.all()
-        before = _global_state()
-        with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(run.all).result()
-        return found + ["another thread changed"] * (before != _global_state())
+        return Run(copy.deepcopy(configuration)).all()

@@ -42,27 +42,19 @@ def check_option(
     )
 
 
-def check_positive(
-    name: str, value: Any, tuners: Iterable[str] = (), *, scalar: bool = True
-) -> None:
-    """Raise ValueError unless a value is positive and finite, or names a tuner."""
-    tuners = list(tuners)
+def check_positive(name: str, value: Any, *, scalar: bool = True) -> None:
+    """Raise ValueError unless a value is positive and finite."""
     kind = "a positive number" if scalar else "a positive number or array"
-    if isinstance(value, str) and tuners:
-        check_option(name, value, tuners, f", or {kind}")
-        return
-    wanted = f"Choose {kind}{f', or one of {listed(tuners)}' if tuners else ''}."
     if isinstance(value, (str, bool)) or value is None:
-        raise ValueError(f"{name}={value!r} is not a positive number. {wanted}")
+        raise ValueError(f"{name}={value!r} is not a positive number. Choose {kind}.")
     try:
         numbers = np.asarray(value, dtype=float)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}={value!r} is not a number. {wanted}") from error
+        raise ValueError(f"{name}={value!r} is not a number. Choose {kind}.") from error
     if scalar and numbers.ndim:
-        raise ValueError(f"{name} has shape {numbers.shape}. {wanted}")
+        raise ValueError(f"{name} has shape {numbers.shape}. Choose {kind}.")
     if numbers.size == 0 or not (np.isfinite(numbers) & (numbers > 0)).all():
-        shown = value if numbers.ndim == 0 else f"array {value!r}"
-        raise ValueError(f"{name}={shown} is not positive and finite. {wanted}")
+        raise ValueError(f"{name}={value!r} is not positive and finite. Choose {kind}.")
 
 
 def check_count(name: str, value: Any, smallest: int = 1) -> None:
@@ -71,21 +63,6 @@ def check_count(name: str, value: Any, smallest: int = 1) -> None:
         raise ValueError(
             f"{name}={value!r} is not an integer of at least {smallest}. "
             f"Choose {smallest} or more."
-        )
-
-
-def check_batch_size(batch_size: Any) -> None:
-    """Raise ValueError unless the batch size is None or a positive integer."""
-    if batch_size is not None:
-        check_count("batch_size", batch_size)
-
-
-def check_n_jobs(n_jobs: Any) -> None:
-    """Raise ValueError unless ``n_jobs`` is None or a nonzero integer."""
-    if n_jobs is not None and (not _is_number(n_jobs, Integral) or n_jobs == 0):
-        raise ValueError(
-            f"n_jobs={n_jobs!r} is not a number of processes. Choose None, a positive "
-            "integer, or -1 for one per core."
         )
 
 
@@ -106,8 +83,6 @@ def check_params(name: str, value: Any, checks: Mapping[str, Check], of: str) ->
 def check_fraction(name: str, value: Any, hint: str) -> None:
     """Raise ValueError unless a value is strictly between zero and one."""
     if not _is_number(value) or not 0 < float(value) < 1:
-        if _is_number(value) and 2 <= value < 100:  # a percentage
-            hint += f" Did you mean {float(value) / 100:g}?"
         raise ValueError(f"{name}={value!r} is not between 0 and 1. {hint}")
 
 
@@ -129,20 +104,9 @@ def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
         levels = np.atleast_1d(np.asarray(value, dtype=float))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}={value!r} is not a number. {hint}") from error
-    if levels.size == 0:
-        raise ValueError(f"{name} is empty. {hint}")
-    if levels.ndim != 1:
+    if levels.size == 0 or levels.ndim != 1:
         raise ValueError(f"{name} has shape {levels.shape}, not one axis. {hint}")
-    # show 90 as 90, not as 90.0
-    as_given = int if np.asarray(value).dtype.kind in "iu" else float
-    wrong = [as_given(level) for level in levels if not 0 < level < 1]
-    if len(wrong) > 1:
-        if all(2 <= level < 100 for level in wrong):  # percentages
-            meant = ", ".join(f"{level / 100:g}" for level in wrong)
-            hint += f" Did you mean {meant}?"
-        shown = ", ".join(map(repr, wrong))
-        raise ValueError(f"{name} has {shown}, which are not between 0 and 1. {hint}")
-    for level in wrong:
+    for level in np.atleast_1d(value).tolist():
         check_fraction(name, level, hint)
     return levels
 

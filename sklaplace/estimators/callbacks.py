@@ -12,10 +12,13 @@ from typing import Any, ClassVar
 import torch
 from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils._param_validation import (
+    StrOptions,
+    validate_parameter_constraints,
+)
 from skorch import NeuralNet
 from torch import Tensor
 
-from sklaplace.core import checks
 from sklaplace.core.budget import move
 from sklaplace.core.checks import warn_user
 from sklaplace.core.linalg import plain
@@ -28,6 +31,12 @@ from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.estimators.options import laplace as options
+from sklaplace.estimators.options.constraints import (
+    CONSTRAINTS,
+    POSITIVE,
+    POSITIVE_ARRAY,
+    Constraints,
+)
 from sklaplace.estimators.training.prior_callback import PriorCallback
 from sklaplace.networks.outputs import unwrapped
 from sklaplace.networks.trained import TrainedNetwork, device_of
@@ -146,7 +155,14 @@ class MarglikTraining(PriorCallback):
     """
 
     prior_mean: ClassVar[float] = 0.0
-    structure_params: ClassVar[None] = None
+    _constraints: ClassVar[Constraints] = {
+        **CONSTRAINTS,
+        # a subnetwork is selected with trained weights
+        "subset_of_weights": [StrOptions(set(SUBSETS) - {"subnetwork"}), list, tuple],
+        "curvature": [StrOptions({k for k, c in CURVATURES.items() if not c.is_exact})],
+        "prior_precision": [POSITIVE_ARRAY],
+        "sigma_noise": [POSITIVE],
+    }
 
     subset_of_weights: str | list[str] = "all"
     hessian_structure: str = "kron"
@@ -160,30 +176,26 @@ class MarglikTraining(PriorCallback):
     damping: float = 0.5
 
     def _check_settings(self) -> None:
-        checks.check_option("hessian_structure", self.hessian_structure, STRUCTURES)
-        curvatures = [k for k, kind in CURVATURES.items() if not kind.is_exact]
-        checks.check_option("curvature", self.curvature, curvatures)
-        checks.check_option(
-            "prior_structure", self.prior_structure, priors.PRIOR_STRUCTURES
+        validate_parameter_constraints(
+            self._constraints, vars(self), type(self).__name__
         )
         options.check_prior_structure(self.prior_structure, self.hessian_structure)
-        # selecting a subnetwork needs trained weights
-        subsets = {k: v for k, v in SUBSETS.items() if k != "subnetwork"}
-        options.check_subset(self.subset_of_weights, None, subsets)
-        checks.check_positive("prior_precision", self.prior_precision, scalar=False)
-        checks.check_positive("sigma_noise", self.sigma_noise)
-        checks.check_positive("temperature", self.temperature)
-        checks.check_count("n_burnin", self.n_burnin, smallest=0)
-        checks.check_count("every", self.every)
-        checks.check_below_one("damping", self.damping, "Choose one such as 0.5.")
+        options.check_subset(self.subset_of_weights, {})
 
     def _subset(self, net: NeuralNet) -> Any:
         return self.subset_of_weights
 
     def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
         layout, device, c = spec.layout, device_of(net), spec.n_outputs
-        options.check_shapes(self, layout)
-        options.check_structure_bytes(self, layout, device, n_rows * c, c)
+        options.check_prior_shape(self.prior_precision, self.prior_structure, layout)
+        options.check_structure_bytes(
+            self.hessian_structure,
+            layout,
+            device,
+            n_rows=n_rows * c,
+            n_columns=c,
+            is_last_layer=self.subset_of_weights == "last_layer",
+        )
         names = "prior_precision", "prior_mean", "sigma_noise", "temperature"
         values = {
             k: torch.as_tensor(getattr(self, k), dtype=torch.float64, device=device)
@@ -377,10 +389,12 @@ class PriorTraining(PriorCallback):
     temperature: float = 1.0
 
     def _check_settings(self) -> None:
-        options.check_posterior("prior", self.prior)
-        if self.sigma_noise is not None:
-            checks.check_positive("sigma_noise", self.sigma_noise)
-        checks.check_positive("temperature", self.temperature)
+        constraints: Constraints = {
+            "prior": [GaussianPosterior],
+            "sigma_noise": [POSITIVE, None],
+            "temperature": [POSITIVE],
+        }
+        validate_parameter_constraints(constraints, vars(self), type(self).__name__)
 
     def _subset(self, net: NeuralNet) -> Any:
         parameters = dict(unwrapped(net.module_).named_parameters())

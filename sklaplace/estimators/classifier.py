@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sklaplace.core import progress
-from sklaplace.core.checks import check_count, check_option
+from sklaplace.core.checks import check_option
 from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.links import LINKS, Link, choose_link
 from sklaplace.estimators.fitting.laplace_fit import HeldOutScore
@@ -234,12 +234,6 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     dirichlet_approx: str = "projection"
 
     # --------------------------------------------------------------------- fit
-    def _check_options(self) -> LaplaceOptions:
-        options = super()._check_options()
-        check_option("link_approx", self.link_approx, ["auto", *LINKS])
-        self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
-        return options
-
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         is_linearised = options.pred_type == "glm"
         needs = is_linearised and not self._needs_variances_only(self._link().diagonal)
@@ -322,7 +316,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             self._check_classes(classes, y)
         if not hasattr(self, "posterior_"):
             with progress.reporting(type(self).__name__, self.verbose):
-                return self._fit(Samples(X, y, sample_weight, None, None, {}, classes))
+                return self._fit(Samples(X, y, sample_weight, classes=classes))
         if not self._targets.is_ignored(as_array(y, "y")).all():
             self._add_samples(X, y, sample_weight)
         return self
@@ -373,7 +367,6 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     def _link_name(self) -> str:
         """Return the link in use; ``link_approx`` can change after fit."""
         check_option("link_approx", self.link_approx, ["auto", *LINKS])
-        check_count("n_samples", self.n_samples)
         if self.link_approx == "auto":
             return choose_link(self._targets.n_classes, self.n_samples)
         return self.link_approx

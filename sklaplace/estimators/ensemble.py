@@ -10,7 +10,6 @@ from skorch import NeuralNet
 from torch import Tensor, nn
 
 from sklaplace.core import progress
-from sklaplace.core.checks import check_count, check_n_jobs
 from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import Batch
@@ -154,10 +153,10 @@ class BaseEnsemble(BaseSampling):
     n_jobs: int | None = None
 
     _trainer_kind = EnsembleTrainer
+    _keeps_weights = False
 
     def _check_options(self) -> None:
         super()._check_options()
-        check_n_jobs(self.n_jobs)
         if is_frozen(self.estimator):
             raise ValueError(
                 "The networks of an ensemble are trained, each from its own start, and "
@@ -169,9 +168,6 @@ class BaseEnsemble(BaseSampling):
                 "all networks. Pass its class, with arguments as module__..., so that "
                 "each is initialised anew."
             )
-
-    def _check_draws(self) -> None:
-        check_count("n_estimators", self.n_estimators)
 
     def _trainer(self, **options: Any) -> Trainer:
         return super()._trainer(n_estimators=self.n_estimators, n_jobs=self.n_jobs)
@@ -187,7 +183,6 @@ class BaseEnsemble(BaseSampling):
         return f"{len(self.estimators_)} networks, {super()._summary()}"
 
     def _output_model(self) -> OutputModel:
-        check_n_jobs(self.n_jobs)
         n = len(self._networks)
         return EnsembleDraws(n, self._seed, self._networks, tuple(range(n)))
 

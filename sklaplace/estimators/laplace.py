@@ -1,19 +1,22 @@
 """BaseLaplace: parameters, fit and posterior shared by the Laplace estimators."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from sklearn.base import is_classifier
+from sklearn.utils._param_validation import validate_parameter_constraints
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
-from sklaplace.core.checks import check_option, check_positive, naming
+from sklaplace.core.checks import naming
 from sklaplace.core.linalg import plain
 from sklaplace.core.serialise import from_portable, pickled, to_portable, worker_state
 from sklaplace.core.trees import Inputs, without_groups
@@ -38,20 +41,28 @@ from sklaplace.estimators.fitting.summary import (
     of_posterior,
     warn_without_residual,
 )
-from sklaplace.estimators.options.given_net import note_new_weights
-from sklaplace.estimators.options.laplace import LaplaceOptions, sibling
-from sklaplace.estimators.options.workers import Group, data_to_agree_on
+from sklaplace.estimators.options.constraints import CONSTRAINTS, Constraints
+from sklaplace.estimators.options.given_net import (
+    check_net,
+    inner_net,
+)
+from sklaplace.estimators.options.laplace import (
+    REPLACED,
+    LaplaceOptions,
+    check_likelihood,
+    sibling,
+)
+from sklaplace.estimators.options.workers import Group, check_workers, data_to_agree_on
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS, CachedOutputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, require_finite
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.samples import (
+    EncodedData,
+    InputForm,
     Samples,
     applicable,
-    cast_tensors,
-    check_inputs,
     check_loader,
-    check_samples,
     draw_seed,
     encode_samples,
     unchanged_on_error,
@@ -62,7 +73,7 @@ from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.residual import RESIDUALS, Residual
+from sklaplace.posterior.residual import Residual
 
 # fitted attributes with tensors
 _WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
@@ -103,10 +114,14 @@ class BaseLaplace:
 
     if TYPE_CHECKING:  # provided by the other base class of an estimator
         _targets: Any
+        _targets_kind: ClassVar[Any]
         _likelihood: Any
 
+        def _infer_targets(self, y: ArrayLike, samples: Samples) -> Any: ...
+        def _validate_params(self) -> None: ...
         def _check_loss(self, loss: float, rate: str = ...) -> None: ...
 
+    _parameter_constraints: ClassVar[Constraints] = CONSTRAINTS
     # LinearisationCache of a search over priors, which predicts the same samples
     # repeatedly
     _cache: ClassVar[Any] = None
@@ -180,7 +195,9 @@ class BaseLaplace:
         >>> model.posterior_.mean.shape
         torch.Size([111])
         """
-        samples = Samples(X, y, sample_weight, X_val, y_val, fit_params)
+        samples = Samples(
+            X, y, sample_weight, X_val=X_val, y_val=y_val, fit_params=fit_params
+        )
         with progress.reporting(type(self).__name__, self.verbose):
             return self._fit(samples)
 
@@ -188,7 +205,6 @@ class BaseLaplace:
         with unchanged_on_error(self):
             with Group.of(self.distributed).together():
                 options = self._check_options()
-                note_new_weights(self)
                 warn_of_weight_scale(samples.sample_weight)
             fit = self._train_and_accumulate(options, samples)
             score = self._score(fit.network.spec.likelihood)
@@ -210,8 +226,8 @@ class BaseLaplace:
         group = Group.of(self.distributed)
         with group.together():
             check_memory(self.memory)
-            data, validation = encode_samples(self, samples)
-        group.agree(vars(options) | data_to_agree_on(data))
+            encoded = self._encode(samples)
+        group.agree(vars(options) | data_to_agree_on(encoded.data))
         group.agree({"random_state": self.random_state})
         # without a random state, all processes use the seed of the first
         self._seed, *_ = group.gather(draw_seed(self.random_state))
@@ -219,8 +235,8 @@ class BaseLaplace:
             trainer=replace(self._trainer(options), is_part=samples.is_part),
             solver=self._solver(options),
             group=group,
-            data=data,
-            validation=validation,
+            data=encoded.data,
+            validation=encoded.validation,
             fit_params=samples.fit_params,
         )
         settings = {
@@ -272,7 +288,17 @@ class BaseLaplace:
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:
         """Return the options; raise an error for invalid values."""
-        return LaplaceOptions.of(self)
+        names = [f.name for f in fields(LaplaceOptions) if f.name != "sigma_noise"]
+        values = {name: getattr(self, name) for name in names}
+        self._validate_params()
+        check_net(self.estimator, self._targets_kind.example_net)
+        other = sibling(type(self).__name__, is_classifier(self))
+        check_likelihood(self.likelihood, is_classifier(self), other)
+        check_workers(self.distributed, self.memory)
+        kind = type(self)
+        return LaplaceOptions.of(
+            values, {name: getattr(kind, name) for name in REPLACED}
+        )
 
     def _solver(self, options: LaplaceOptions) -> LaplaceSolver:
         return LaplaceSolver(options, self._seed)
@@ -285,7 +311,7 @@ class BaseLaplace:
             likelihood=self.likelihood,
             seed=self._seed,
             validation_fraction=fraction,
-            alternative=sibling(self),
+            alternative=sibling(type(self).__name__, is_classifier(self)),
             options=options,
         )
 
@@ -301,7 +327,12 @@ class BaseLaplace:
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
         check_is_fitted(self)
-        check_option("pred_type", self.pred_type, OUTPUT_MODELS)
+        # they may have been set after fit
+        names = "pred_type", "n_samples", "batch_size", "n_jobs", "residual"
+        values = {name: getattr(self, name) for name in names}
+        validate_parameter_constraints(
+            self._parameter_constraints, values, type(self).__name__
+        )
         kind = OUTPUT_MODELS[self.pred_type]
         draws = self.n_samples, self._seed, self.posterior_
         model, residual = kind(*draws), self._residual()
@@ -317,7 +348,6 @@ class BaseLaplace:
 
     def _residual(self) -> Residual | None:
         """Return the residual of the outputs, or None if there is none."""
-        check_positive("residual", self.residual, RESIDUALS)
         # the parameter can change after fit
         variance = self._options.residual_variance(self.residual)
         if self._novelty is None or not variance:
@@ -325,18 +355,29 @@ class BaseLaplace:
         return Residual.of(self._novelty, self.posterior_, variance)
 
     # ----------------------------------------------------------------------- samples
+    def _encode(self, samples: Samples) -> EncodedData:
+        """Return encoded samples, and set the encoding of later samples."""
+        self._input_type = InputForm.of(inner_net(self.estimator))
+        owner, infer = type(self).__name__, self._infer_targets
+        return encode_samples(samples, owner, self._check_samples, infer)
+
     def _check_samples(
         self, X: Inputs, y: ArrayLike, *, reset: bool
     ) -> tuple[Any, Any]:
         """Return validated inputs and targets, with inputs cast."""
-        return check_samples(self, X, y, reset=reset)
+        options = {"reset": reset, "allow_nd": is_classifier(self)}
+        X, y = self._input_type.check_samples(self, X, y, **options)
+        if reset:
+            self._input_type = self._input_type.seen(X)
+        return X, y
 
     def _check_inputs(self, X: Inputs) -> Any:
         """Return validated and cast inputs for prediction."""
         check_is_fitted(self)
+        check = partial(self._input_type.check_inputs, self, net=self.estimator_)
         if self._cache is not None:
-            return self._cache.inputs(X, lambda given: check_inputs(self, given))
-        return check_inputs(self, X)
+            return self._cache.inputs(X, check)
+        return check(X)
 
     def _add_samples(
         self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
@@ -372,8 +413,9 @@ class BaseLaplace:
         self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
     ) -> TrainingData:
         """Return new samples for the fitted network, validated, cast and encoded."""
-        X, y = self._check_samples(X, y, reset=False)
-        return weighted_data(self, applicable(self, X), y, sample_weight)
+        inputs, targets = self._check_samples(X, y, reset=False)
+        inputs = applicable(self.estimator_, inputs)
+        return weighted_data(self._targets, inputs, targets, sample_weight)
 
     def score_samples(self, X: Inputs) -> np.ndarray:
         """Score how similar samples are to the training data; higher is more normal.
@@ -662,7 +704,7 @@ class BaseLaplace:
                 "pred_type='glm'."
             )
         forward = outputs.network.forward()
-        rows, n_joint = cast_tensors(self, x), 1
+        rows, n_joint = self._input_type.cast_tensors(x, self.estimator_.module_), 1
         if joint:
             rows, n_joint = without_groups(rows)
         with forward.frozen(), torch.enable_grad():

@@ -50,7 +50,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: ArrayLike, samples: Samples) -> ClassTargets:
         """Return the classes of the targets in fit, and set ``classes_``."""
-        targets = self._targets_kind.infer(
+        self._targets = self._targets_kind.infer(
             y,
             inner_net(self.estimator),
             self.likelihood,
@@ -58,8 +58,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             is_frozen=is_frozen(self.estimator),
             classes=samples.classes,
         )
-        self.classes_ = targets.classes
-        return targets
+        self.classes_ = self._targets.classes
+        return self._targets
 
     def _check_loss(self, loss: float, rate: str = "the learning rate") -> None:
         """Warn if the training loss (nats per label) is far above random guessing."""
@@ -75,9 +75,6 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     @property
     def _likelihood(self) -> ClassificationLikelihood:
         return cast(ClassificationLikelihood, self.network_spec_.likelihood)
-
-    def _check_dirichlet(self, name: str, value: Any) -> None:
-        check_option(name, value, dirichlet.APPROXIMATIONS)
 
     def _normals(self, like: Tensor) -> Tensor:
         """Return fixed standard-normal points (s, K) for logits (b, K)."""
@@ -127,9 +124,11 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     def _concentrations(self, X: Inputs, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
-        self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
+        check_option(
+            "dirichlet_approx", self.dirichlet_approx, dirichlet.APPROXIMATIONS
+        )
         method = self.dirichlet_approx if method is None else method
-        self._check_dirichlet("method", method)
+        check_option("method", method, dirichlet.APPROXIMATIONS)
         approximation = dirichlet.APPROXIMATIONS[method]
         (alpha,) = self._outputs.map_gaussian(
             self._check_inputs(X),
@@ -611,7 +610,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         """
         is_gaussian = self._outputs.model.is_gaussian
         if method is None:
-            self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
+            check_option(
+                "dirichlet_approx", self.dirichlet_approx, dirichlet.APPROXIMATIONS
+            )
             method = self.dirichlet_approx if is_gaussian else "mc"
         check_option("method", method, ["mc", *dirichlet.APPROXIMATIONS])
         found = self._entropies(X, method)

@@ -43,15 +43,16 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: ArrayLike, samples: Samples) -> NumberTargets:
         """Return shape, mean and standard deviation of the targets in fit."""
-        return self._targets_kind.infer(
+        self._targets = self._targets_kind.infer(
             y,
             self._input_type,
             self.likelihood,
             self.sigma_noise,
-            sibling(self),
+            sibling(type(self).__name__, is_classifier=False),
             sample_weight=samples.sample_weight,
             normalizes=bool(self.normalize_y),
         )
+        return self._targets
 
     def _check_loss(self, loss: float, rate: str = "") -> None:
         """Warn if the network has not learned targets far from unit scale."""
@@ -163,7 +164,12 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
                 "criterion=torch.nn.MSELoss."
             )
         inputs, targets = self._check_samples(X, y, reset=False)
-        data = weighted_data(self, applicable(self, inputs), targets, sample_weight)
+        data = weighted_data(
+            self._targets,
+            applicable(self.estimator_, inputs),
+            targets,
+            sample_weight,
+        )
         if len(data.y) < 2:
             raise ValueError(
                 f"{len(data.y)} row tells no scale. Pass a hundred or more."

@@ -16,7 +16,6 @@ from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.targets.numbers import (
-    check_noise,
     check_normalize_y,
     geometric_mean,
     has_noise,
@@ -24,7 +23,6 @@ from sklaplace.estimators.targets.numbers import (
 from sklaplace.likelihoods import Gaussian, RegressionLikelihood
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.tuning import TUNERS
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -232,7 +230,6 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     # --------------------------------------------------------------------- fit
     def _check_options(self) -> LaplaceOptions:
         options = super()._check_options()
-        check_noise(self.sigma_noise, TUNERS)
         check_normalize_y(self.normalize_y, is_frozen(self.estimator))
         if self.prior is not None and self.normalize_y:
             raise ValueError(

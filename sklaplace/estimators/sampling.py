@@ -6,27 +6,33 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import is_regressor
+from sklearn.base import is_classifier, is_regressor
+from sklearn.utils._param_validation import validate_parameter_constraints
 from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
-from sklaplace.core.checks import check_count, check_fraction
+from sklaplace.core.checks import check_count
 from sklaplace.core.random import private_rng
 from sklaplace.core.serialise import from_portable, pickled, to_portable
 from sklaplace.core.trees import Inputs
 from sklaplace.estimators.fitting.diagram import displayed
 from sklaplace.estimators.fitting.noise import most_probable_noise
 from sklaplace.estimators.fitting.summary import of_likelihood, of_training
+from sklaplace.estimators.options.constraints import (
+    AUTO,
+    CONSTRAINTS,
+    LEVELS,
+    Constraints,
+)
 from sklaplace.estimators.options.given_net import (
+    check_net,
     inner_net,
     is_frozen,
-    note_new_weights,
 )
-from sklaplace.estimators.options.laplace import check_common, sibling
+from sklaplace.estimators.options.laplace import check_likelihood, sibling
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, OutputModel
 from sklaplace.estimators.targets.numbers import (
-    check_noise,
     check_normalize_y,
     geometric_mean,
     has_noise,
@@ -57,13 +63,22 @@ class BaseSampling(ABC):
         validation_fraction: float
         dirichlet_approx: str
         _targets: Any
+        _targets_kind: ClassVar[Any]
+
+        def _validate_params(self) -> None: ...
+        def _infer_targets(self, y: ArrayLike, given: samples.Samples) -> Any: ...
 
         def _check_dirichlet(self, name: str, value: Any) -> None: ...
         def _check_loss(self, loss: float, rate: str = ...) -> None: ...
         def _set_noise(self, sigma: float) -> None: ...
 
     _trainer_kind: ClassVar[type[Trainer]] = Trainer
-    _noise_names: ClassVar[tuple[str, ...]] = ("auto",)
+    _parameter_constraints: ClassVar[Constraints] = {
+        **CONSTRAINTS,
+        "sigma_noise": [AUTO, LEVELS],
+    }
+    # an ensemble trains new weights for each network
+    _keeps_weights: ClassVar[bool] = True
 
     def fit(
         self,
@@ -120,20 +135,23 @@ class BaseSampling(ABC):
         >>> model.classes_
         array([0, 1, 2])
         """
-        given = samples.Samples(X, y, sample_weight, X_val, y_val, fit_params)
+        given = samples.Samples(
+            X, y, sample_weight, X_val=X_val, y_val=y_val, fit_params=fit_params
+        )
         with (
             progress.reporting(type(self).__name__, self.verbose),
             samples.unchanged_on_error(self),
         ):
             self._check_options()
-            note_new_weights(self)
             if self.estimator is None or self._trainer_kind.has_prior:
                 samples.warn_of_weight_scale(sample_weight)
-            data, validation = samples.encode_samples(self, given)
+            encoded = self._encode(given)
             self._seed = samples.draw_seed(self.random_state)
             device = getattr(inner_net(self.estimator), "device", "cpu")
             with private_rng(self._seed, device), torch.inference_mode(False):
-                network = self._trainer().train(data, validation, fit_params)
+                network = self._trainer().train(
+                    encoded.data, encoded.validation, fit_params
+                )
                 self.estimator_, self.network_spec_ = network.net, network.spec
                 self.n_iter_ = n_epochs(network.net)
                 with network.forward().frozen():
@@ -153,21 +171,15 @@ class BaseSampling(ABC):
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> None:
         """Raise an error for invalid values."""
-        check_common(self)
-        self._check_draws()
+        self._validate_params()
+        example = self._targets_kind.example_net
+        check_net(self.estimator, example, keeps_weights=self._keeps_weights)
+        other = sibling(type(self).__name__, is_classifier(self))
+        check_likelihood(self.likelihood, is_classifier(self), other)
         if is_regressor(self):
-            check_noise(self.sigma_noise, self._noise_names)
+            # a variance is made of two draws or more
+            check_count("n_samples", getattr(self, "n_samples", 2), 2)
             check_normalize_y(self.normalize_y, is_frozen(self.estimator))
-            hint = "Choose a share of the rows, such as 0.2."
-            check_fraction("validation_fraction", self.validation_fraction, hint)
-        else:
-            self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
-
-    def _check_draws(self) -> None:
-        """Raise an error for an invalid number of draws."""
-        check_count("n_samples", self.n_samples)
-        if is_regressor(self):  # a variance needs at least two
-            check_count("n_samples", self.n_samples, 2)
 
     def _trainer(self, **options: Any) -> Trainer:
         """Return the trainer; ``options`` are specific to its class."""
@@ -181,7 +193,7 @@ class BaseSampling(ABC):
             likelihood=self.likelihood,
             seed=self._seed,
             validation_fraction=fraction,
-            alternative=sibling(self),
+            alternative=sibling(type(self).__name__, is_classifier(self)),
             **options,
         )
 
@@ -207,6 +219,11 @@ class BaseSampling(ABC):
 
     def _outputs_of(self, network: TrainedNetwork) -> BatchedOutputs:
         scope = type(self).__name__, self.verbose
+        names = "n_samples", "batch_size", "n_jobs"  # they may have been set after fit
+        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        validate_parameter_constraints(
+            self._parameter_constraints, values, type(self).__name__
+        )
         model = self._output_model()
         return BatchedOutputs(network, model, self.batch_size, scope=scope)
 
@@ -216,16 +233,26 @@ class BaseSampling(ABC):
         check_is_fitted(self)
         return self._outputs_of(TrainedNetwork(self.estimator_, self.network_spec_))
 
+    def _encode(self, given: samples.Samples) -> samples.EncodedData:
+        """Return encoded samples, and set the encoding of later samples."""
+        self._input_type = samples.InputForm.of(inner_net(self.estimator))
+        owner, infer = type(self).__name__, self._infer_targets
+        return samples.encode_samples(given, owner, self._check_samples, infer)
+
     def _check_samples(
         self, X: Inputs, y: ArrayLike, *, reset: bool
     ) -> tuple[Any, Any]:
         """Return validated inputs and targets, with inputs cast."""
-        return samples.check_samples(self, X, y, reset=reset)
+        options = {"reset": reset, "allow_nd": is_classifier(self)}
+        X, y = self._input_type.check_samples(self, X, y, **options)
+        if reset:
+            self._input_type = self._input_type.seen(X)
+        return X, y
 
     def _check_inputs(self, X: Inputs) -> Any:
         """Return validated and cast inputs for prediction."""
         check_is_fitted(self)
-        return samples.check_inputs(self, X)
+        return self._input_type.check_inputs(self, X, self.estimator_)
 
     # ------------------------------------------------------------- persistence
     def __reduce_ex__(self, protocol: Any) -> Any:

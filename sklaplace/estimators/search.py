@@ -5,13 +5,19 @@ once per fold for any number of prior precisions.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from numpy.typing import ArrayLike
 
 from sklaplace.core.trees import Inputs
 from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.fitting.prior_search import PriorSearch
+from sklaplace.estimators.options.constraints import (
+    AUTO,
+    CONSTRAINTS,
+    POSITIVE,
+    Constraints,
+)
 from sklaplace.estimators.regressor import LaplaceRegressor
 from sklaplace.estimators.training.samples import Samples
 
@@ -178,7 +184,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
         >>> model.fit(X, y).n_splits_
         2
         """
-        return self._fit(Samples(X, y, sample_weight, None, None, fit_params))
+        return self._fit(Samples(X, y, sample_weight, fit_params=fit_params))
 
     def _fit(self, samples: Samples) -> Any:
         return PriorSearch(self, LaplaceClassifier).fit(samples)
@@ -314,6 +320,11 @@ class LaplaceRegressorCV(LaplaceRegressor):
     prior: Any = field(default=None, init=False)
     validation_fraction: float = field(default=0.2, init=False)
 
+    _parameter_constraints: ClassVar[Constraints] = {
+        **CONSTRAINTS,
+        "sigma_noise": [AUTO, POSITIVE],
+    }
+
     def fit(
         self,
         X: Inputs,
@@ -348,7 +359,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         >>> model.fit(X, y).n_splits_
         2
         """
-        return self._fit(Samples(X, y, sample_weight, None, None, fit_params))
+        return self._fit(Samples(X, y, sample_weight, fit_params=fit_params))
 
     def _fit(self, samples: Samples) -> Any:
         return PriorSearch(self, LaplaceRegressor).fit(samples)

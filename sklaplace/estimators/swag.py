@@ -8,7 +8,6 @@ from skorch import NeuralNet
 
 from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
-from sklaplace.core.checks import check_count
 from sklaplace.curvature.descent import SCHEDULE_CHECKS, Schedule
 from sklaplace.curvature.layout import Layout
 from sklaplace.estimators.predicting.output_model import (
@@ -21,7 +20,7 @@ from sklaplace.estimators.predicting.output_model import (
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
-from sklaplace.estimators.training.prior_callback import PriorCallback
+from sklaplace.estimators.training.prior_callback import PriorCallback, given_callbacks
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import OutputSpec, as_forward
@@ -125,9 +124,7 @@ class SWAGTrainer(Trainer):
 
 def _check_callbacks(net: NeuralNet) -> None:
     """Raise ValueError for callbacks that train under a prior outside the loss."""
-    callbacks = getattr(net, "callbacks", None)
-    for entry in [] if isinstance(callbacks, str) else callbacks or []:
-        callback = entry[1] if isinstance(entry, tuple) else entry
+    for callback in given_callbacks(net):
         if isinstance(callback, PriorCallback):
             raise ValueError(
                 f"The callback {type(callback).__name__} adds a prior to the gradient, "
@@ -148,12 +145,6 @@ class BaseSWAG(BaseSampling):
     n_samples: int = 100
 
     _trainer_kind = SWAGTrainer
-
-    def _check_options(self) -> None:
-        super()._check_options()
-        for name, check in SCHEDULE_CHECKS.items():
-            check(name, getattr(self, name))
-        check_count("max_rank", self.max_rank, 2)  # divided by max_rank - 1
 
     def _trainer(self, **options: Any) -> Trainer:
         schedule = Schedule(**{name: getattr(self, name) for name in SCHEDULE_CHECKS})

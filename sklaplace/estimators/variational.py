@@ -1,14 +1,17 @@
 """VariationalClassifier and VariationalRegressor: Bayes by Backprop."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from sklearn.utils._param_validation import StrOptions
 
-from sklaplace.core.checks import check_option, check_params, check_positive, warn_user
+from sklaplace.core.checks import check_params, warn_user
 from sklaplace.estimators.fitting.summary import of_likelihood, of_training
+from sklaplace.estimators.options.constraints import LEVELS, Constraints
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
@@ -24,7 +27,7 @@ from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.estimators.training.variational import VariationalTrainer
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
-from sklaplace.posterior.variational.elbo import KL_SCHEDULES, Elbo, nats
+from sklaplace.posterior.variational.elbo import Elbo, nats
 from sklaplace.posterior.variational.family import PosteriorFamily
 from sklaplace.posterior.variational.priors import PRIORS, WeightPrior
 
@@ -50,12 +53,17 @@ class BaseVariational(BaseSampling):
     n_samples: int = 100
 
     _trainer_kind = VariationalTrainer
+    _parameter_constraints: ClassVar[Constraints] = {
+        **BaseSampling._parameter_constraints,
+        "prior": [StrOptions(set(PRIORS))],
+        "prior_params": [Mapping, None],
+        "posterior_params": [Mapping, None],
+        "sigma_noise": [StrOptions({"auto", "learned"}), LEVELS],
+    }
 
     # ------------------------------------------------------------------- options
     def _check_options(self) -> None:
         super()._check_options()
-        check_option("kl_schedule", self.kl_schedule, KL_SCHEDULES)
-        check_positive("kl_weight", self.kl_weight)
         self._family.check(self._weight_prior())
 
     @property
@@ -64,14 +72,12 @@ class BaseVariational(BaseSampling):
 
     def _weight_prior(self) -> WeightPrior:
         """Return the prior with its options; raise an error for invalid options."""
-        check_option("prior", self.prior, PRIORS)
         kind, given = PRIORS[self.prior], self.prior_params
         names = {field.name for field in fields(kind)}
         common: dict[str, Any] = {"scale": self.prior_scale, "bound": self.bound}
         # the prior checks the values of its own options
         own = dict.fromkeys(names - set(common), lambda name, value: None)
         check_params("prior_params", given, own, f"prior={self.prior!r}")
-        check_positive("prior_scale", self.prior_scale)
         known = {k: common[k] for k in names & set(common)}
         return kind(**known, **(given or {}))
 
@@ -362,8 +368,6 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     sigma_noise: Any = "auto"
     validation_fraction: float = 0.2
     normalize_y: bool = False
-
-    _noise_names = ("auto", "learned")
 
     def _chosen_noise(self, network: Any) -> float:
         is_learned = self._given_noise is None and (

@@ -51,20 +51,13 @@ def test_positive_array(value):
         check_positive("temperature", value)
 
 
-def test_positive_or_tuner():
-    check_positive("prior_precision", "marglik", ["auto", "marglik"])
-    with pytest.raises(ValueError, match=r"is not known\. Choose one of 'auto'"):
-        check_positive("prior_precision", "evidence", ["auto", "marglik"])
-
-
 @pytest.mark.parametrize(
     "value",
     [0, -1.0, np.nan, np.inf, [], [1.0, 0.0], None, True, {}, [[1], [1, 2]]],
 )
-@pytest.mark.parametrize("tuners", [[], ["auto"]])
-def test_not_positive(value, tuners):
+def test_not_positive(value):
     with pytest.raises(ValueError, match=r"prior_precision=.* Choose a positive num"):
-        check_positive("prior_precision", value, tuners, scalar=False)
+        check_positive("prior_precision", value, scalar=False)
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int64(3)])
@@ -86,7 +79,7 @@ def test_fraction(value):
 
 @pytest.mark.parametrize(("value", "shown"), [(90, "90"), (90.0, "90.0")])
 def test_percentages_are_shown_as_given(value, shown):
-    with pytest.raises(ValueError, match=rf"coverage={shown} is not .* mean 0\.9\?"):
+    with pytest.raises(ValueError, match=rf"coverage={shown} is not between"):
         as_levels("coverage", value, "Choose one.")
 
 

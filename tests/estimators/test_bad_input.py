@@ -1,7 +1,6 @@
 """Bad input: refused before training, in words that help, everything left alone."""
 
 from functools import partial
-from itertools import product
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from nets import (
     ReLUNet,
     SigmoidMLP,
     SoftmaxMLP,
-    TwoInputs,
     binary_classifier,
     blobs,
     classifier,
@@ -26,19 +24,14 @@ from nets import (
 )
 from refusals import refused, refused_fit
 from scipy import sparse
-from sklearn.ensemble import RandomForestClassifier
 from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from skorch import NeuralNetClassifier
+from sklearn.utils._param_validation import InvalidParameterError
 from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
 from torch import nn
 
 from sklaplace import (
     LaplaceClassifier,
-    LaplaceClassifierCV,
     LaplaceRegressor,
 )
 from sklaplace.curvature.structures import STRUCTURES
@@ -84,11 +77,6 @@ def settings(*words, error=ValueError, **params):
     return pytest.param(params, words, error, id=name)
 
 
-def each(name, values, *words, **params):
-    """The same with each of the values, which the message repeats."""
-    return [settings(f"{name}={v!r}", *words, **{name: v}, **params) for v in values]
-
-
 def structure_params(name, *words, **params):
     return settings(*words, hessian_structure=name, structure_params=params)
 
@@ -97,7 +85,6 @@ def subset_params(name, *words, **params):
     return settings(*words, subset_of_weights=name, subset_params=params or None)
 
 
-NOT_POSITIVE = [0, -1.0, np.nan, np.inf, None, True]
 OF_KRON = "structure_params", "It takes 'weight_sharing'."
 SUM = "structure_params['weight_sharing']='sum'"
 TOLERANCE = "structure_params['tolerance']"
@@ -109,41 +96,27 @@ OF_DRAWS = "pred_type='nn'", "pred_type='glm'"
 EF = "refine=True cannot be used with curvature='ef'"
 
 FOR_CLASSES = [
-    *(
-        settings(f"{name}={value!r} is not known. Choose one of '", **{name: value})
-        for name, value in product(OPTIONS, ["kronecker", None, 1, ["kron"]])
-    ),
-    # those of structures, curvatures and subsets
+    # options of structures, curvatures and subsets
     structure_params("kron", *OF_KRON, "has 'rank'", "'kron' does not take", rank=3),
-    structure_params("kron", *OF_KRON, n_draws=3),
     structure_params("kron", SUM, "'expand', 'reduce'", weight_sharing="sum"),
     structure_params("lowrank", "structure_params['rank']=0", "Choose", rank=0),
-    structure_params("lowrank", "structure_params['rank']=2.5", "Choose", rank=2.5),
     structure_params("lowrank", f"{TOLERANCE}=1", "Choose", tolerance=1),
-    structure_params("lowrank", f"{TOLERANCE}='small'", "Choose", tolerance="small"),
-    structure_params("lowrank", "has 'rang'", "It takes 'rank', 'tolerance'.", rang=3),
-    settings("is of type int", "Pass a dict", structure_params=3, error=TypeError),
     settings("It takes none.", curvature_params={"rank": 1}),
     settings("curvature_params['n_draws']=0", **NO_DRAWS),
+    subset_params(["kronecker"], "['kronecker'] is not known"),
     subset_params([], "is not a list of names"),
     subset_params([1], "is not a list of names"),
-    subset_params(["output"], "['output'] is not known"),
     subset_params("all", "'all' does not take", "takes none", by="random"),
     subset_params(["head"], "a list of names does not take", by="random"),
-    subset_params("subnetwork", "'magnitude', 'random', 'swag'", by="size"),
     subset_params("subnetwork", "subset_params['by']=3", by=3),
     subset_params("subnetwork", "subset_params['n_weights']=0", n_weights=0),
     subset_params("subnetwork", "by='magnitude' does not take", lr=0.1),
     subset_params("subnetwork", "by='swag' does not take", by="swag", max_rank=3),
     subset_params("subnetwork", "['lr']=0 is not positive", by="swag", lr=0),
-    subset_params("subnetwork", "['n_snapshots']=1", by="swag", n_snapshots=1),
-    subset_params("subnetwork", "takes 'by', 'indices', 'lr'", by="swag", n=1),
     subset_params("subnetwork", "but the network has", n_weights=10**6),
     subset_params("subnetwork", "not a list of integers", indices=[0.5]),
-    subset_params("subnetwork", "not a list of integers", indices=[]),
     subset_params("subnetwork", "negative", indices=[-1]),
     subset_params("subnetwork", "ascending order", indices=[3, 1]),
-    subset_params("subnetwork", "repeat", indices=[1, 1]),
     subset_params("subnetwork", "Leave out 'by'", indices=[1], by="random"),
     *(
         settings(
@@ -152,57 +125,51 @@ FOR_CLASSES = [
         for s in ("kron", "diag", "lowrank")
     ),
     # the prior
-    *each("prior_precision", NOT_POSITIVE, "Choose a positive"),
-    *each("temperature", NOT_POSITIVE, "Choose a positive"),
-    settings("prior_precision", prior_precision=np.ones(0)),
-    settings("prior_precision", "shape (3,)", prior_precision=np.ones(3)),
-    settings("prior_precision", "shape (1, 1)", prior_precision=np.ones((1, 1))),
     settings("prior_precision", "shape (21,)", "'diag'", prior_precision=np.ones(21)),
     settings(
         "prior_precision", "shape (2,)", "'layerwise'", prior_precision=np.ones(2)
     ),
-    settings("shape (4,)", "'layerwise'", "(2,)", **FOUR, prior_structure="layerwise"),
     settings("shape (4,)", "'diag'", "(21,)", **FOUR, prior_structure="diag"),
-    settings("-2", prior_precision=[1.0, -2.0], prior_structure="layerwise"),
-    *each(
-        "prior_structure", ["diag"], "hessian_structure='kron'", "'layerwise', 'scalar'"
+    settings(
+        "prior_structure='diag'",
+        "hessian_structure='kron'",
+        "'layerwise', 'scalar'",
+        prior_structure="diag",
     ),
-    *each("prior_mean", [np.nan, "a", None, [0.0, np.inf]]),
     settings("(5,)", "(21,)", prior_mean=np.zeros(5)),
     # the rest
-    settings("class_weight", class_weight="even"),
-    settings("class_weight", class_weight={9: 2.0}),
-    settings("class_weight", class_weight=3, error=TypeError),
-    *each("refine", ["yes", 1, 0, None], "True, False or 'auto'"),
-    settings("refine=", "True, False or 'auto'", refine=np.array([True, False])),
     settings("refine=True", *OF_DRAWS, **DRAWS, refine=True),
     settings("refine=True", *OF_DRAWS, **DRAWS, refine=np.True_),
-    *each("validation_fraction", [0, 1, 5, -0.1, np.nan, "a", None, True], "0.2"),
-    *each("n_samples", [0, -1, 1.5, "a", True], "1 or more"),
-    *each("batch_size", [0, -1, 1.5, "a", True], "1 or more"),
-    *(
-        settings("random_state", random_state=value)
-        for value in ("a", -1, 1.5, np.random.default_rng(0))
-    ),
-    *each("verbose", ["x", -1, None]),
 ]
-TUNERS = "'auto', 'marglik', 'validation'", "Did you mean 'marglik'?"
 FOR_NUMBERS = [
-    *(settings(f"{name}='x' is not known", **{name: "x"}) for name in OPTIONS[:-1]),
     settings(EF, curvature="ef", refine=True, sigma_noise="auto"),
     settings(EF, curvature="ef", refine=True, sigma_noise="validation"),
-    *each("prior_precision", ["marglick"], *TUNERS),
-    *each("sigma_noise", ["marglick"], *TUNERS),
-    *each(
-        "sigma_noise",
-        ["marglik"],
+    settings(
+        "sigma_noise='marglik'",
         "prior_precision='validation'",
+        sigma_noise="marglik",
         prior_precision="validation",
     ),
     settings("sigma_noise has shape", sigma_noise=np.ones(2)),
-    settings("sigma_noise has shape", sigma_noise=np.ones((60, 1))),
-    settings("sigma_noise=", "positive", sigma_noise=[]),
 ]
+NOT_POSITIVE = [0, -1.0, np.nan, np.inf, None, True]
+COUNTS = [0, -1, 1.5, "a", True]
+# what no estimator allows
+INVALID = {
+    **{name: ["kronecker", "KRON", None, 1] for name in OPTIONS},
+    "structure_params": [3, [1, 2, 3], "kron"],
+    "class_weight": [3, [1, 2, 3], "balance"],
+    "prior_precision": [*NOT_POSITIVE, "marglick", np.ones(0), [1.0, -2.0]],
+    "sigma_noise": [*NOT_POSITIVE, "marglick", [], np.ones((60, 1))],
+    "temperature": [*NOT_POSITIVE, [1.0]],
+    "prior_mean": [np.nan, "a", None, [0.0, np.inf]],
+    "refine": ["yes", 1, 0, None, np.array([True, False])],
+    "validation_fraction": [0, 1, 5, -0.1, np.nan, "a", None, True],
+    "n_samples": COUNTS,
+    "batch_size": COUNTS,
+    "random_state": ["a", -1, 1.5, np.random.default_rng(0)],
+    "verbose": ["x", -1, None],
+}
 
 
 class TestOptions:
@@ -214,18 +181,20 @@ class TestOptions:
     def test_of_a_regressor(self, params, words, error):
         refused_fit(for_numbers(**params), *words, error=error)
 
-    @pytest.mark.parametrize("value", NOT_POSITIVE)
-    def test_noise_must_be_positive(self, value):
-        message = refused_fit(for_numbers(sigma_noise=value), f"sigma_noise={value}")
-        assert "array" not in message
+    @pytest.mark.parametrize("name", INVALID)
+    def test_invalid_values(self, name):
+        make = for_numbers if name == "sigma_noise" else for_classes
+        for value in INVALID[name]:
+            words = f"The {name!r} parameter of Laplace", f"Got {value!r}"
+            refused_fit(make(**{name: value}), *words, error=InvalidParameterError)
 
-    def test_a_near_miss_is_named(self):
-        message = refused_fit(for_classes(hessian_structure="kronecker"))
-        assert message == (
-            "hessian_structure='kronecker' is not known. Choose one of 'diag', "
-            "'full', 'gp', 'kron', 'lowrank', 'nystrom', 'variational'. "
-            "Did you mean 'kron'?"
-        )
+    @pytest.mark.parametrize("make", [np.array, torch.tensor])
+    def test_numbers_without_axes(self, make):
+        data = X_REG.astype("f4"), Y_REG.astype("f4")
+        names = "prior_precision", "sigma_noise", "temperature", "prior_mean"
+        params = dict.fromkeys(names, make(0.5))
+        net = FrozenEstimator(initialised(regressor()))
+        LaplaceRegressor(net, residual=make(0.1), **params).fit(*data)
 
     def test_validation_without_rows(self):
         model = for_classes(prior_precision="validation")
@@ -234,29 +203,7 @@ class TestOptions:
         refused_fit(for_classes(net, prior_precision="validation"), "X_val and y_val")
 
 
-# ----------------------------------------------------------------- the estimator
-PIPELINE = make_pipeline(StandardScaler(), classifier())
-
-
 class TestEstimator:
-    @pytest.mark.parametrize(
-        ("value", "words"),
-        [
-            (NeuralNetClassifier, ["class NeuralNetClassifier", "instance"]),
-            (MLP, ["class MLP", "NeuralNetClassifier(MLP, criterion="]),
-            (MLP(), ["got MLP", "NeuralNetClassifier"]),
-            (PIPELINE, ["got Pipeline"]),
-            (FrozenEstimator(PIPELINE), ["got Pipeline"]),
-            (LogisticRegression(), ["got LogisticRegression"]),
-            (RandomForestClassifier, ["class RandomForestClassifier"]),
-            ("mlp", ["got str"]),
-            (LaplaceClassifier(), ["got LaplaceClassifier"]),
-        ],
-        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-    )
-    def test_of_another_type(self, value, words):
-        refused_fit(LaplaceClassifier(value), *words, error=TypeError)
-
     def test_frozen_without_weights(self):
         net = FrozenEstimator(classifier())
         refused_fit(for_classes(net), "no weights", "net.initialize()")
@@ -281,10 +228,8 @@ class TestConventions:
         ("net", "words"),
         [
             (of_classes(module__n_out=2), ["2 outputs", *TO_THREE]),
-            (of_classes(module__n_out=7), ["7 outputs", *TO_THREE]),
             (of_classes(module__n_out=1), ["1 output,", "3 classes"]),
             (of_classes(LogSoftmaxMLP, criterion=nn.NLLLoss), NO_SOFTMAX),
-            (of_classes(criterion=nn.NLLLoss), NO_SOFTMAX),
             (of_classes(SigmoidMLP, criterion=nn.NLLLoss), NO_SOFTMAX[:2]),
             (
                 binary_classifier(callbacks=[RecordTraining()]),
@@ -295,8 +240,6 @@ class TestConventions:
                 ["criterion__ignore_index=2", "negative", "-1"],
             ),
             (of_classes(criterion__reduction="none"), ["criterion__reduction"]),
-            (of_numbers(module__n_out=3), ["MSELoss", "LaplaceRegressor"]),
-            (of_classes(criterion=nn.MultiMarginLoss), ["MultiMarginLoss"]),
             (of_classes(module__n_in=5), ["shape (2,)"]),
         ],
     )
@@ -308,9 +251,7 @@ class TestConventions:
         ("net", "words"),
         [
             (of_numbers(module__n_out=2), ["2 outputs", "1 column.", "to 1"]),
-            (of_numbers(criterion=nn.L1Loss), ["L1Loss", "MSELoss"]),
             (of_numbers(criterion=nn.HuberLoss), ["HuberLoss", "MSELoss"]),
-            (of_classes(), ["CrossEntropyLoss", "LaplaceClassifier"]),
         ],
     )
     def test_of_regressors(self, net, words, frozen):
@@ -323,11 +264,10 @@ class TestConventions:
     ("weight", "words"),
     [
         ([1.0, 2.0], ["shape (2,)", "3 classes"]),
-        ([1.0, 2.0, 3.0, 4.0], ["shape (4,)", "3 classes"]),
         (1.0, ["shape ()", "3 classes"]),
         ([1, 2, 3], ["torch.int64", "weight.float()"]),
     ],
-    ids=["few", "many", "scalar", "integers"],
+    ids=["few", "scalar", "integers"],
 )
 def test_weights_of_classes_of_the_criterion(weight, words, frozen):
     net = of_classes(criterion__weight=torch.tensor(weight))
@@ -336,37 +276,12 @@ def test_weights_of_classes_of_the_criterion(weight, words, frozen):
 
 
 @pytest.mark.parametrize(
-    ("value", "words", "error"),
-    [
-        ("balance", ["is not known", "Did you mean 'balanced'?"], ValueError),
-        ("Balanced", ["is not known", "Did you mean 'balanced'?"], ValueError),
-        ({0: 1.0, 5: 2.0}, ["no number for each label", "[1, 2]"], ValueError),
-        ({0: "a", 1: 1, 2: 1}, ["no number for each label"], ValueError),
-        ([1, 2, 3], ["of type list", "dict"], TypeError),
-        (3, ["of type int", "dict"], TypeError),
-    ],
-    ids=str,
+    ("value", "words"),
+    [({0: 1.0, 5: 2.0}, ["[1, 2]"]), ({0: "a", 1: 1, 2: 1}, [])],
 )
-def test_weights_of_classes(value, words, error):
-    model = for_classes(class_weight=value)
-    refused_fit(model, f"class_weight={value!r}", *words, error=error)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "meant"),
-    [
-        ("hessian_structure", "KRON", "kron"),
-        ("subset_of_weights", "ALL", "all"),
-        ("prior_precision", "MargLik", "marglik"),
-    ],
-)
-def test_a_name_in_capitals(name, value, meant):
-    refused_fit(for_classes(**{name: value}), f"Did you mean {meant!r}?")
-
-
-def test_one_class_alone():
-    words = "y has 1 class", "two classes or more", "classes=..."
-    refused_fit(for_classes(), *words, data=(X, np.zeros(60, int)))
+def test_weights_of_classes(value, words):
+    words = f"class_weight={value!r}", "no number for each label", *words
+    refused_fit(for_classes(class_weight=value), *words)
 
 
 @pytest.mark.parametrize("stratified", [False, True])
@@ -374,18 +289,6 @@ def test_train_split_of_few_rows(stratified):
     net = of_classes(train_split=ValidSplit(5, stratified=stratified))
     words = "train_split", "cannot split 4 samples", "ValidSplit(2)"
     refused_fit(for_classes(net), *words, data=(X[:4], Y[:4]))
-
-
-@pytest.mark.parametrize("n", [4, 10])
-def test_folds_of_few_rows(n):
-    words = "cv=None", f"cannot split {n} samples", "fewer folds"
-    refused_fit(LaplaceClassifierCV(of_classes()), *words, data=(X[:n], Y[:n]))
-
-
-def test_frozen_net_with_fewer_classes():
-    labels = (Y > 0).astype(int)
-    net = FrozenEstimator(seeded(classifier(module__n_out=2), X, labels))
-    refused_fit(for_classes(net), "2 outputs", "3 classes")
 
 
 def test_one_logit_where_a_probability_is_expected():
@@ -421,7 +324,6 @@ def net_of(*layers):
 
 WORDS = np.array(["a", "b", "c"])[Y]
 FEW_TARGETS = "60 rows", "30"
-TOO_LARGE = "float32", "Scale X"
 UNKNOWN = "has labels that y in fit does not"
 
 
@@ -432,37 +334,20 @@ class TestData:
             # rows
             case("nan", "X contains", data=(with_bad(X), Y)),
             case("inf", "X contains", data=(with_bad(X, np.inf), Y)),
-            *(
-                case(
-                    make.__name__,
-                    "Sparse data was passed",
-                    "toarray",
-                    error=TypeError,
-                    data=(make(X), Y),
-                )
-                for make in (sparse.csr_array, sparse.coo_matrix, sparse.dok_array)
-            ),
+            case("sparse", "toarray", error=TypeError, data=(sparse.dok_array(X), Y)),
             case("text", "string", data=(np.array([["red", "big"]] * 60), Y)),
             case("complex", "Complex data", data=(X * 1j, Y)),
             case("empty", "0 sample(s)", data=(X[:0], Y[:0])),
             case("flat", "Expected 2D array", data=(X[:, 0], Y)),
             case("wide", "rows of shape (5,)", data=(np.ones((60, 5), "f4"), Y)),
             case("few-targets", "[60, 59]", data=(X, Y[:59])),
-            case(
-                "few-targets-of-a-dataset", *FEW_TARGETS, data=(Dataset(X, Y), Y[:30])
-            ),
             case("few-targets-of-a-dict", *FEW_TARGETS, data=({"X": X}, Y[:30])),
-            *(
-                case(f"huge-{scale}", *TOO_LARGE, data=(X.astype(float) * scale, Y))
-                for scale in (1e39, 1e300)
-            ),
+            case("huge", "float32", "Scale X", data=(X.astype(float) * 1e39, Y)),
             # targets
             case("continuous", "Unknown label type: continuous", data=(X, Y_REG)),
             case("columns", "1d array", data=(X, np.eye(3)[Y])),
             # rows to tune on
             case("new-label", f"y_val {UNKNOWN}: [3]", X_val=X, y_val=Y + 1),
-            case("new-words", f"y_val {UNKNOWN}: ['a'", X_val=X, y_val=WORDS),
-            case("narrow-val", "1 features", X_val=X[:, :1], y_val=Y),
             case("nan-val", "NaN", X_val=with_bad(X), y_val=Y),
             case("few-targets-val", "[60, 3]", X_val=X, y_val=Y[:3]),
         ],
@@ -500,7 +385,6 @@ class TestData:
             *(
                 case(f"weights-{word}", word, sample_weight=weights)
                 for word, weights in (
-                    ("Negative values", -np.ones(60)),
                     ("Negative values", np.r_[-1.0, np.ones(59)]),
                     ("non-zero", np.zeros(60)),
                     ("(60,)", np.ones(3)),
@@ -516,10 +400,6 @@ class TestData:
     def test_last_layer_that_is_none(self):
         net, data = net_of(nn.Conv1d(1, 3, 2)), (X[:, None, :], Y)
         refused_fit(for_classes(net), "Conv1d", "subset_of_weights='all'", data=data)
-
-    def test_tokens_given_as_numbers(self):
-        net, data = net_of(nn.Embedding(9, 4)), (np.ones((60, 2)), Y)
-        refused_fit(for_classes(net), "integers", data=data)
 
     def test_split_with_targets_of_its_own(self):
         net = classifier(train_split=predefined_split(Dataset(X[::2], Y[::2] + 1)))
@@ -542,7 +422,6 @@ class TestDivergence:
         ("model", "data"),
         [
             (for_numbers(regressor(max_epochs=5, **DIVERGING)), (X_REG, Y_REG)),
-            (for_numbers(regressor(max_epochs=50, **DIVERGING)), (X_REG, Y_REG)),
             (
                 for_classes(
                     classifier(ReLUNet, max_epochs=5, **{**DIVERGING, "lr": 1e20})
@@ -550,7 +429,7 @@ class TestDivergence:
                 (X, Y),
             ),
         ],
-        ids=["regressor", "regressor-for-long", "classifier-to-nan"],
+        ids=["regressor", "classifier-to-nan"],
     )
     def test_is_named(self, model, data):
         before = global_rng_states()
@@ -575,21 +454,6 @@ class TestDivergence:
             net.module_.head.weight[0, 0] = torch.nan
         model = for_classes(FrozenEstimator(net))
         refused_fit(model, "not finite", "weights were not loaded")
-
-    @pytest.mark.filterwarnings("ignore:There are no rows that the network did not")
-    def test_on_some_rows_only(self):
-        net = seeded(classifier(ReLUNet), X, Y)
-        rows = X.copy()
-        rows[40] = 1e37
-        # Each term of the first layer is infinite, however these are added, and the
-        # difference of such terms in the second is no number.
-        with torch.no_grad():
-            net.module_.first.weight.fill_(100)
-            net.module_.second.weight[:, ::2] = -1
-            net.module_.second.weight[:, 1::2] = 1
-            finite = net.module_(torch.as_tensor(rows)).isfinite().all(1)
-        assert (~finite).nonzero().tolist() == [[40]]
-        refused_fit(for_classes(FrozenEstimator(net)), "not finite", data=(rows, Y))
 
 
 # -------------------------------------------------------------------------- predict
@@ -634,29 +498,6 @@ class TestPredict:
     def test_rows(self, method, rows, word, fitted):
         refused(ValueError, [word], lambda: getattr(fitted, method)(rows), fitted)
 
-    @pytest.mark.parametrize("make", [sparse.csr_array, sparse.dok_array])
-    def test_sparse(self, make, fitted):
-        refused(TypeError, ["Sparse"], lambda: fitted.predict(make(X)), fitted)
-
-    def test_no_rows_of_a_dict(self):
-        both = {"left": np.ones((9, 2), "f4"), "right": np.ones((9, 3), "f4")}
-        net = seeded(classifier(TwoInputs, module__n_out=2), both, np.arange(9) % 2)
-        model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0)
-        model.fit(both, np.arange(9) % 2)
-        with pytest.raises(ValueError, match="X has 0 rows"):
-            model.predict({name: rows[:0] for name, rows in both.items()})
-
-    def test_outputs_that_overflow(self):
-        net = seeded(classifier(), X, Y)
-        with torch.no_grad():
-            net.module_.head.weight.mul_(1e30)
-        model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0)
-        with pytest.warns(UserWarning, match="larger than that of guessing"):
-            model.fit(X, Y)
-        with torch.no_grad():
-            model.estimator_.module_.head.weight.mul_(1e30)
-        refused(ValueError, ["not finite"], lambda: model.predict(X), model)
-
     @pytest.mark.parametrize("value", [0, 1, 1.5, -0.1, np.nan, 90])
     def test_levels(self, value, numbers):
         for name, call in {
@@ -666,55 +507,20 @@ class TestPredict:
             message = refused(ValueError, [name, "between 0 and 1"], call, numbers)
             assert "share of the rows" not in message
 
-    @pytest.mark.parametrize(
-        ("error", "words", "call"),
-        [
-            (ValueError, ["alpha"], lambda m: m.predict_quantiles(X, "a")),
-            (
-                ValueError,
-                ["return_std", "return_cov"],
-                lambda m: m.predict(X, return_std=True, return_cov=True),
-            ),
-        ],
-        ids=["levels that are no numbers", "std and covariance at once"],
-    )
-    def test_questions_that_cannot_be(self, error, words, call, numbers):
-        refused(error, words, lambda: call(numbers), numbers)
-
-    @pytest.mark.parametrize(
-        ("arguments", "word"),
-        [
-            *(((value,), f"n_samples={value!r}") for value in (0, -1, 1.5, None)),
-            *(((2, value), "random_state") for value in ("a", -1, 1.5)),
-        ],
-    )
-    def test_draws(self, arguments, word, fitted, numbers):
-        for ask, model in ((fitted.sample_proba, fitted), (numbers.sample_y, numbers)):
-            refused(ValueError, [word], lambda ask=ask: ask(X, *arguments), model)
-
     @pytest.mark.parametrize("name", ["link_approx", "pred_type"])
     def test_unknown_options_set_after_fit(self, name, fitted):
         model = LaplaceClassifier(fitted.estimator, prior_precision=1.0).fit(X, Y)
         model.set_params(**{name: "probitt"})
-        refused(ValueError, [f"{name}='probitt'"], lambda: model.predict(X), model)
+        refused(ValueError, [name, "'probitt'"], lambda: model.predict(X), model)
 
 
-class TestEvidence:
-    VALUES = (0, -1, np.nan, "marglik", [1.0, 2.0])
-
-    @pytest.mark.parametrize("value", [*VALUES, []])
-    def test_prior_precision(self, value, fitted):
-        ask = fitted.log_marginal_likelihood
-        refused(ValueError, ["prior_precision"], lambda: ask(value), fitted)
-
-    @pytest.mark.parametrize("value", VALUES)
-    def test_noise(self, value, numbers):
-        ask = numbers.log_marginal_likelihood
-        refused(ValueError, ["sigma_noise"], lambda: ask(sigma_noise=value), numbers)
-
-    def test_noise_of_a_classifier(self, fitted):
-        ask = fitted.log_marginal_likelihood
-        refused(ValueError, ["sigma_noise"], lambda: ask(sigma_noise=1.0), fitted)
+@pytest.mark.parametrize("name", ["prior_precision", "sigma_noise"])
+@pytest.mark.parametrize("value", [0, np.nan, "marglik", [1.0, 2.0], []])
+def test_evidence_under_other_values(name, value, fitted, numbers):
+    ask = numbers.log_marginal_likelihood
+    refused(ValueError, [name], lambda: ask(**{name: value}), numbers)
+    with pytest.raises(ValueError, match="no observation noise"):
+        fitted.log_marginal_likelihood(sigma_noise=1.0)
 
 
 class TestSizes:
@@ -739,17 +545,6 @@ class TestSizes:
         words = [structure, "parameters needs", "100 bytes are free", advice]
         refused_fit(model, *words, "subset_of_weights='last_layer'")
 
-    @pytest.mark.parametrize("structure", ["diag", "kron"])
-    def test_weights_alone(self, structure, little_memory):
-        """Mean and variances, of which the structure keeps no more than one."""
-        net = of_classes(LinearModel, module__n_out=3, module__dtype=torch.float32)
-        model = for_classes(net, hessian_structure=structure, refine=False)
-        model.set_params(prior_precision=1.0, link_approx="probit")
-        little_memory(5 * 8 * 9)
-        refused_fit(model, structure, "over 9 parameters needs", "360 bytes are free")
-        little_memory(5 * 8 * 9 + (8 * 9 if structure == "diag" else 900))
-        model.fit(X, Y)
-
     @pytest.mark.parametrize("link", ["mc", "mean_field", "sodpp"])
     def test_covariances_of_a_link(self, link, little_memory):
         sizes = {"module__n_out": 30, "module__dtype": torch.float32}
@@ -761,24 +556,6 @@ class TestSizes:
         refused_fit(model, *words, data=data)
         model.set_params(link_approx="auto").fit(*data).predict_proba(X)
         model.set_params(link_approx=link, pred_type="nn", n_samples=2).fit(*data)
-
-    def test_full_structures_of_few_rows_are_small(self, little_memory):
-        """In the dual form a matrix of parameters by parameters never exists."""
-        net = classifier(module__width=400, train_split=None)
-        model = LaplaceClassifier(
-            net, subset_of_weights="all", hessian_structure="full", prior_precision=1.0
-        )
-        n_parameters = 2 * 400 + 400 + 400 * 3 + 3
-        little_memory(4 * 8 * n_parameters**2 // 2)
-        model.fit(X[:20], Y[:20])
-        assert model.posterior_.layout.n_parameters == n_parameters
-
-    def test_rows_to_refit_on(self, little_memory):
-        little_memory(3_000)
-        model = for_classes(hessian_structure="diag", refine=True)
-        words = "refitting the last layer on", "rows needs", "refine=False"
-        refused_fit(model, *words)
-        model.set_params(refine=False, prior_precision=1.0).fit(X, Y)
 
     def test_questions(self, little_memory, fitted, numbers):
         model = LaplaceClassifier(fitted.estimator, prior_precision=1.0).fit(X, Y)

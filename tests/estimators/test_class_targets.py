@@ -20,12 +20,6 @@ def test_codes_follow_sorted_classes():
     assert targets.n_outputs == targets.n_classes == 3
 
 
-def test_unknown_labels():
-    targets = ClassTargets.infer(LABELS, None)
-    with pytest.raises(ValueError, match=r"y_val has labels that y in fit does not"):
-        targets.encode(np.array(["a", "z"]), "y_val")
-
-
 def test_given_classes_include_those_without_samples():
     targets = ClassTargets.infer(LABELS, None, classes=np.array(["a", "b", "c", "d"]))
     assert targets.n_outputs == 4

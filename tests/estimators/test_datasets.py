@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from nets import blobs, classifier, regressor, seeded, waves
+from nets import blobs, classifier, seeded
 from refusals import refused, refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
@@ -14,9 +14,6 @@ from sklaplace import (
     DeepEnsembleClassifier,
     LaplaceClassifier,
     LaplaceClassifierCV,
-    LaplaceRegressor,
-    SWAGClassifier,
-    VariationalClassifier,
 )
 
 X, Y = blobs(90)
@@ -30,7 +27,6 @@ SUBSETS = {
     "subset": (Subset(DATA, ORDER.tolist()), ORDER),
     "indices in an array": (Subset(DATA, ORDER), ORDER),
     "indices in a tensor": (Subset(DATA, torch.as_tensor(ORDER)), ORDER),
-    "range": (Subset(DATA, range(60)), np.arange(60)),
     "nested": (Subset(Subset(DATA, ORDER), ORDER[:80]), ORDER[ORDER[:80]]),
     "random_split": (SPLIT[0], np.array(SPLIT[0].indices)),
     "concatenation": (JOINED, JOINED_ROWS),
@@ -39,7 +35,6 @@ SUBSETS = {
         Subset(TensorDataset(torch.as_tensor(X), torch.as_tensor(Y)), ORDER),
         ORDER,
     ),
-    "without targets": (Subset(Dataset(X), ORDER), ORDER),
 }
 FIXED = {"prior_precision": 1.0, "random_state": 0, "refine": False}
 QUICK = {"max_epochs": 3}
@@ -56,8 +51,6 @@ MODELS = {
     "ensemble": DeepEnsembleClassifier(
         classifier(**QUICK), n_estimators=2, random_state=0
     ),
-    "variational": VariationalClassifier(classifier(**QUICK), random_state=0),
-    "swag": SWAGClassifier(classifier(**QUICK), n_snapshots=5, random_state=0),
 }
 OF_SUBSETS = pytest.mark.parametrize(
     ("data", "rows"), SUBSETS.values(), ids=list(SUBSETS)
@@ -85,20 +78,6 @@ def test_partial_fit(data, rows):
     expected = clone(model).fit(X, Y)
     expected.partial_fit(X[rows], Y[rows], sample_weight=weights)
     np.testing.assert_allclose(found.predict_proba(X), expected.predict_proba(X))
-
-
-def test_recalibration():
-    X, y = waves(90)
-    net = FrozenEstimator(seeded(regressor(), X, y[:, None]))
-    model = LaplaceRegressor(net, **FIXED, sigma_noise=0.1).fit(X, y)
-    expected = model.recalibrate(X[ORDER[:50]], y[ORDER[:50]]).sigma_scaling_
-    found = model.recalibrate(Subset(Dataset(X, y), ORDER[:50]), y[ORDER[:50]])
-    np.testing.assert_allclose(found.sigma_scaling_, expected)
-
-
-def test_real_numbers_are_no_positions():
-    subset = Subset(DATA, [0.9, 1.9])
-    refused_fit(MODELS["trained"], "X is a Subset", "integers", data=(subset, Y[:2]))
 
 
 def test_masks_are_no_positions():

@@ -247,7 +247,7 @@ def test_settings_that_contradict_an_earlier_posterior(earlier, settings, words)
 
 def test_an_estimator_is_no_posterior(earlier):
     model = LaplaceClassifier(classifier(), prior=earlier)
-    refused(model, "prior is of type LaplaceClassifier", "posterior_", error=TypeError)
+    refused(model, "'prior' parameter", "GaussianPosterior", error=TypeError)
 
 
 def test_other_single_weights():
@@ -323,9 +323,9 @@ def test_gradients_are_those_of_the_quadratic(structure):
 @pytest.mark.parametrize(
     ("settings", "words", "error"),
     [
-        ({"prior": None}, "prior is of type NoneType", TypeError),
-        ({"sigma_noise": -1}, "sigma_noise=-1", ValueError),
-        ({"temperature": 0}, "temperature=0", ValueError),
+        ({"prior": None}, "GaussianPosterior'. Got None", TypeError),
+        ({"sigma_noise": -1}, "'sigma_noise' .* Got -1", ValueError),
+        ({"temperature": 0}, "'temperature' .* Got 0", ValueError),
     ],
 )
 def test_bad_settings_of_the_callback(earlier, settings, words, error):

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 from nets import blobs, classifier
 from sklearn.base import clone
-from sklearn.frozen import FrozenEstimator
-from skorch.dataset import Dataset
 
 from sklaplace import LaplaceClassifier
 from sklaplace.networks import stored
 
 X, Y = blobs(90)
-NET = FrozenEstimator(classifier().fit(X, Y))
 
 
 def model(net=None, **params):
@@ -21,36 +18,7 @@ def model(net=None, **params):
     return LaplaceClassifier(net or classifier(max_epochs=2), **settings)
 
 
-def assert_equal(found, expected):
-    for name in ("predict_proba", "score_samples"):
-        ours, theirs = (getattr(some, name)(X) for some in (found, expected))
-        np.testing.assert_array_equal(ours, theirs)
-    ours, theirs = (some.posterior_.structure.dense() for some in (found, expected))
-    np.testing.assert_array_equal(ours, theirs)
-
-
 # -------------------------------------------------------------------- unreadable data
-class Unreadable(Dataset):
-    """Has a sample that cannot be read, at times."""
-
-    is_broken = True
-
-    def __getitem__(self, index):
-        if self.is_broken and index == 50:
-            raise OSError("shard-50.parquet is damaged")
-        return super().__getitem__(index)
-
-
-def test_an_unreadable_sample():
-    data, found = Unreadable(X, Y), model(NET, prior_precision=1.0).fit(X, Y)
-    expected, before = clone(found).fit(Dataset(X, Y), Y), dict(vars(found))
-    with pytest.raises(OSError, match=r"shard-50.parquet is damaged"):
-        found.fit(data, Y)
-    assert vars(found) == before
-    data.is_broken = False
-    assert_equal(found.fit(data, Y), expected)
-
-
 @pytest.fixture(params=["read in parts", "read at once"])
 def truncated(request, tmp_path, monkeypatch):
     """A function that maps an array in a file, and one that makes the file shorter."""
@@ -88,12 +56,3 @@ def test_a_file_that_became_shorter(truncated):
 def assert_equal_on(found, data, expected):
     ours, theirs = (some.predict_proba(data) for some in (found, expected))
     np.testing.assert_array_equal(ours, theirs)
-
-
-def test_targets_in_a_file_that_became_shorter(tmp_path):
-    path = tmp_path / "y.dat"
-    mapped = np.memmap(path, dtype="i8", mode="w+", shape=90, offset=8192)
-    mapped[:] = Y
-    os.truncate(path, 100)
-    with pytest.raises(OSError, match=r"^y .* became shorter .* bytes"):
-        model(NET).fit(X, mapped)

@@ -6,24 +6,19 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from nets import MLP, QUICK, blobs, classifier, initialised, regressor, seeded, waves
+from nets import MLP, QUICK, blobs, classifier, regressor, seeded, waves
 from numpy.testing import assert_allclose
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetRegressor
-from skorch.callbacks import EarlyStopping, TrainEndCheckpoint
 from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.estimators.fitting.noise import with_column_noises
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.training.laplace import FEW as FOLDED
 from sklaplace.estimators.training.laplace import MIN_HELD_OUT, N_FOLDS
-from sklaplace.likelihoods import Gaussian
-from sklaplace.networks.outputs import infer_output_spec
 from sklaplace.networks.split import MIN_ROWS, are_few, hash_folds
-from sklaplace.networks.trained import TrainedNetwork
 
 pytestmark = pytest.mark.usefixtures("full_training")
 
@@ -75,11 +70,6 @@ def test_copies_of_few_samples_are_few(n, copies):
     assert are_few(X, len(X)) == are_few({"x": X}, n) == (n < MIN_ROWS)
     later = np.concatenate([np.zeros((2000, 1)), X])
     assert are_few(later, len(later)) == (n < MIN_ROWS)
-
-
-def test_of_fewer_samples_than_folds():
-    X = np.arange(3.0)[:, None]
-    assert len(hash_folds(X, X[:, 0], 5, 0, stratify=False)) == 3
 
 
 # ---------------------------------------------------------------------- few samples
@@ -151,16 +141,6 @@ def test_samples_that_the_net_brings_are_tuned_on_if_they_are_enough(n):
         assert model.sigma_noise_ == pytest.approx(given.sigma_noise_)
 
 
-def test_folds_of_encoded_targets_that_a_net_splits_itself():
-    X, y = FEW
-    names = np.array(["a", "b", "c"])[y]
-    split = {"train_split": ValidSplit(5)}
-    model = LaplaceClassifier(classifier(**split), random_state=0)
-    assert n_trainings(model, X, names) == N_FOLDS + 1
-    model = LaplaceRegressor(regressor(**split), normalize_y=True, random_state=0)
-    assert n_trainings(model, *FEW_REG) == N_FOLDS + 1
-
-
 @pytest.mark.usefixtures("rng_untouched")
 def test_the_network_is_that_of_all_samples():
     """What folds draw, and what their callbacks write, leaves no trace."""
@@ -169,15 +149,6 @@ def test_the_network_is_that_of_all_samples():
     states = (m.estimator_.module_.state_dict() for m in (found, fixed.fit(*FEW)))
     for one, other in zip(*(state.values() for state in states), strict=True):
         assert torch.equal(one, other)
-
-
-def test_files_of_callbacks_are_those_of_the_network(tmp_path):
-    file = TrainEndCheckpoint(dirname=tmp_path)
-    settings = {"train_split": ValidSplit(5), "callbacks": [EarlyStopping(), file]}
-    model = LaplaceRegressor(regressor(**settings), random_state=0).fit(*FEW_REG)
-    stored = torch.load(tmp_path / "train_end_params.pt", weights_only=True)
-    for name, value in model.estimator_.module_.state_dict().items():
-        assert torch.equal(stored[name], value)
 
 
 class NeedsAll(nn.Module):
@@ -198,43 +169,6 @@ def test_without_folds_where_fewer_samples_cannot_be_trained_on():
     with pytest.warns(UserWarning, match="sigma_noise comes from the training rows"):
         model.fit(*FEW_REG)
     assert model.sigma_noise_ > 0
-
-
-@pytest.mark.usefixtures("rng_untouched")
-@pytest.mark.parametrize("kind", [LaplaceClassifier, LaplaceRegressor])
-def test_folds_are_stored_in_memory(kind, tmp_path):
-    data = FEW if kind is LaplaceClassifier else FEW_REG
-    net = classifier() if kind is LaplaceClassifier else regressor()
-    plain = kind(net, random_state=0).fit(*data)
-    for _ in range(2):
-        model = kind(net, random_state=0, memory=str(tmp_path / "cache")).fit(*data)
-        assert model.prior_precision_ == plain.prior_precision_
-        np.testing.assert_array_equal(model.predict(data[0]), plain.predict(data[0]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [MIN_ROWS - 1, 2 * MIN_ROWS])
-def test_tuners_that_hold_out_other_samples_do_not_share_memory(n, tmp_path):
-    """Nor does it matter which of them was first."""
-    X, y = waves(n)
-    names = "validation", "auto", "marglik"
-    net = regressor(train_split=ValidSplit(5) if n < MIN_ROWS else None)
-    for folder, order in (("a", names), ("b", names[::-1])):
-        for name in order:
-            settings = {"prior_precision": name, "random_state": 0}
-            if name == "marglik" and n >= MIN_ROWS:
-                settings["sigma_noise"] = "marglik"
-            plain = LaplaceRegressor(net, **settings).fit(X, y)
-            cached = LaplaceRegressor(net, memory=str(tmp_path / folder), **settings)
-            assert cached.fit(X, y).sigma_noise_ == plain.sigma_noise_
-
-
-@pytest.mark.parametrize("subset", ["all", "subnetwork"])
-def test_folds_of_other_weights_than_the_last_layer(subset):
-    options = {"n_weights": 5} if subset == "subnetwork" else None
-    settings = {"subset_of_weights": subset, "subset_params": options}
-    model = LaplaceRegressor(regressor(), random_state=0, **settings).fit(*FEW_REG)
-    assert 0 < model.sigma_noise_ < 10
 
 
 # --------------------------------------------------- frozen nets with nothing held out
@@ -299,26 +233,6 @@ def test_their_noise_is_that_of_cross_validation(n_targets):
     gamma = np.trace(A @ np.linalg.pinv(A)) / 60
     expected = np.sqrt(np.mean((Y - net.predict(X)) ** 2, 0)) / (1 - gamma)
     assert_allclose(model.sigma_noise_, expected.squeeze(), rtol=1e-2)
-
-
-@MAY_BE_ALONE
-def test_their_noise_is_at_most_the_spread_of_the_targets():
-    net, X, y = frozen(60)  # as many features as samples
-    model = LaplaceRegressor(net, random_state=0).fit(X, y)
-    residual = np.std(y - net.predict(X)[:, 0])
-    assert model.sigma_noise_ <= max(np.std(y), residual) * (1 + 1e-3)
-
-
-@MAY_BE_ALONE
-def test_the_order_of_samples_does_not_matter_to_frozen_nets():
-    net, X, y = frozen(60, batch_size=16)
-    order = np.random.default_rng(0).permutation(60)
-    found, expected = (
-        LaplaceRegressor(net, random_state=0).fit(X[rows], y[rows])
-        for rows in (order, np.arange(60))
-    )
-    assert found.sigma_noise_ == pytest.approx(expected.sigma_noise_, rel=1e-4)
-    assert found.prior_precision_ == pytest.approx(expected.prior_precision_, rel=1e-4)
 
 
 class StoppedMLP(MLP):
@@ -415,23 +329,6 @@ def test_noise_of_held_out_samples_under_a_prior_of_the_evidence():
     assert evidence.sigma_noise_ < 0.7 * model.sigma_noise_
 
 
-def test_noise_of_training_samples_under_a_prior_of_the_evidence_is_warned_of():
-    X, y, *_ = noise(FOLDED)
-    model = LaplaceRegressor(
-        overfitting_net(), prior_precision="marglik", random_state=0
-    )
-    with pytest.warns(UserWarning, match="sigma_noise comes from the training rows"):
-        model.fit(X, y)
-
-
-def test_noise_by_validation_needs_held_out_samples():
-    X, y = waves()
-    net = FrozenEstimator(seeded(regressor(), X, y[:, None]))
-    settings = {"prior_precision": "marglik", "sigma_noise": "validation"}
-    with pytest.raises(ValueError, match="'validation' needs rows"):
-        LaplaceRegressor(net, **settings).fit(X, y)
-
-
 # ------------------------------------------------------------------- several columns
 @pytest.mark.parametrize("prior", ["auto", "marglik"])
 @pytest.mark.parametrize("n", [40, 200])
@@ -450,20 +347,3 @@ def test_columns_have_noise_levels_of_their_own(n, prior):
     covered = (interval[..., 0] <= y[n:]) & (y[n:] <= interval[..., 1])
     assert (covered.mean(0) >= 0.75).all()
     assert (covered.mean(0) <= 0.97).all()
-
-
-def test_columns_share_a_noise_that_is_given():
-    X, y = waves()
-    model = LaplaceRegressor(regressor(MLP, module__n_out=2), sigma_noise=0.5)
-    assert model.fit(X, np.column_stack([y, y])).sigma_noise_ == 0.5
-
-
-def test_columns_without_residuals_share_a_noise():
-    X, _ = waves()
-    net = initialised(regressor(module__n_out=2))
-    for parameter in net.module_.parameters():
-        parameter.data.zero_()
-    spec = infer_output_spec(net, torch.as_tensor(X), (Gaussian,), 2, is_trained=True)
-    samples = Dataset(X, np.zeros((len(X), 2), "float32"))
-    (found,) = with_column_noises([TrainedNetwork(net, spec, samples)])
-    assert found.spec.likelihood.relative == pytest.approx((1, 1))

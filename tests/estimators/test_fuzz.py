@@ -77,7 +77,6 @@ def configurations(draw):
         calls=tuple(
             draw(calls(m, draw(of_calls) if "calls" in odd else {"X"})) for m in chosen
         ),
-        in_thread=draw(st.booleans()),
     )
 
 

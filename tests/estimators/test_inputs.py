@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from nets import RecordTraining, TinyCNN, blobs, classifier, regressor, seeded, waves
+from nets import RecordTraining, blobs, classifier, seeded
 from refusals import refused, refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
@@ -19,7 +19,6 @@ from sklaplace import (
     DeepEnsembleClassifier,
     LaplaceClassifier,
     LaplaceClassifierCV,
-    LaplaceRanker,
     LaplaceRegressor,
     MCDropoutRegressor,
     SWAGClassifier,
@@ -27,7 +26,6 @@ from sklaplace import (
 )
 
 X, Y = blobs()
-X_REG, Y_REG = waves()
 IMAGES = np.random.default_rng(0).normal(size=(60, 1, 5, 5)).astype(np.float32)
 FIXED = {"prior_precision": 1.0, "random_state": 0}
 FROZEN = LaplaceClassifier(FrozenEstimator(seeded(classifier(), X, Y)), **FIXED)
@@ -61,29 +59,8 @@ class TestSliceDatasets:
         np.testing.assert_array_equal(proba, expected.predict_proba(X))
         assert found.score(self.ROWS, self.TARGETS) == expected.score(X, Y)
 
-    def test_after_fit_on_arrays(self, fitted):
-        proba = fitted.predict_proba(self.ROWS)
-        np.testing.assert_array_equal(proba, fitted.predict_proba(X))
-
 
 class TestTensorsThatRequireGradients:
-    def test_as_arrays(self, fitted):
-        rows = torch.tensor(X, requires_grad=True)
-        weights = torch.ones(60, requires_grad=True)
-        found = clone(FROZEN).fit(rows, Y, sample_weight=weights)
-        np.testing.assert_array_equal(
-            found.predict_proba(rows), fitted.predict_proba(X)
-        )
-        assert rows.requires_grad
-        assert rows.grad is None
-
-    def test_as_targets(self):
-        model = LaplaceRegressor(regressor(**QUICK), **FIXED, sigma_noise=0.1)
-        targets = torch.tensor(Y_REG, requires_grad=True)
-        found = clone(model).fit(X_REG, targets)
-        expected = clone(model).fit(X_REG, Y_REG)
-        assert found.score(X_REG, targets) == expected.score(X_REG, Y_REG)
-
     def test_in_a_dict(self):
         rows = {"X": torch.tensor(X, requires_grad=True)}
         model = LaplaceClassifier(classifier(max_epochs=5), **FIXED)
@@ -103,18 +80,6 @@ class Sum(nn.Module):
 
     def forward(self, input_ids, scale):
         return self.layer(input_ids.float() * scale.float()[:, None])
-
-
-class Weighted(nn.Module):
-    """Floats, and integers that an embedding takes."""
-
-    def __init__(self, dtype):
-        super().__init__()
-        self.layer = nn.Linear(2, 3, dtype=dtype)
-        self.embedding = nn.Embedding(3, 2, dtype=dtype)
-
-    def forward(self, x, n):
-        return self.layer(x * self.embedding(n))
 
 
 class TestMappings:
@@ -139,16 +104,6 @@ class TestMappings:
         np.testing.assert_allclose(model.predict_proba(given), expected, rtol=1e-6)
         assert model.score(given, Y) == model.score(self.ROWS, Y)
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-    def test_floats_of_lists_have_the_dtype_of_the_network(self, dtype):
-        net = classifier(Weighted, module__dtype=dtype, max_epochs=3)
-        model = LaplaceClassifier(net, **FIXED)
-        arrays = {"x": X.astype(str(dtype)[6:]), "n": np.arange(len(X)) % 3}
-        lists = {name: values.tolist() for name, values in arrays.items()}
-        expected = clone(model).fit(arrays, Y).predict_proba(arrays)
-        found = model.fit(lists, Y).predict_proba(lists)
-        np.testing.assert_array_equal(found, expected)
-
     @pytest.mark.parametrize("more", [-1, 1])
     def test_of_different_numbers_of_rows(self, more):
         rows = self.ROWS | {"scale": np.ones(len(X) + more)}
@@ -156,11 +111,6 @@ class TestMappings:
         refused_fit(clone(self.MODEL), *words, data=(rows, Y))
         model = clone(self.MODEL).fit(self.ROWS, Y)
         refused(ValueError, words, lambda: model.predict(rows), model)
-
-    def test_of_lists_that_are_not_padded(self):
-        rows = self.ROWS | {"input_ids": [[1.0], *X[1:].tolist()]}
-        words = "'input_ids'", "different lengths", "padding=True"
-        refused_fit(clone(self.MODEL), *words, data=(rows, Y))
 
 
 class TestAxes:
@@ -173,17 +123,6 @@ class TestAxes:
         rows = np.ones(shape)
         refused(ValueError, words, lambda: getattr(fitted, method)(rows), fitted)
         refused(ValueError, words, lambda: fitted.partial_fit(rows, Y[:3]), fitted)
-
-    def test_of_images(self):
-        net = FrozenEstimator(seeded(classifier(TinyCNN), IMAGES, Y))
-        model = LaplaceClassifier(net, **FIXED).fit(IMAGES, Y)
-        rows = np.ones((3, 1, 5, 5, 1))
-        refused(ValueError, ["5 axes", "4"], lambda: model.predict(rows), model)
-
-    def test_of_a_second_fit_are_its_own(self):
-        model = clone(FROZEN).fit({"X": X}, Y)
-        model.set_params(estimator=classifier(TinyCNN, **QUICK)).fit(IMAGES, Y)
-        assert model.predict(IMAGES).shape == (60,)
 
 
 class TestDefaultNetwork:
@@ -207,11 +146,6 @@ class TestDefaultNetwork:
     @pytest.mark.parametrize("rows", [{"X": X}, Dataset(X, Y)], ids=["dict", "dataset"])
     def test_takes_arrays(self, model, rows):
         refused_fit(model, "X is of type", "estimator=None", data=(rows, Y))
-
-    def test_of_pairs(self):
-        pairs = {"X": X.reshape(30, 2, 2)}
-        refused_fit(LaplaceRanker(), "estimator=None", data=(pairs, Y[:30] > 0))
-        assert RecordTraining.steps == []
 
 
 # ----------------------------------------------- inputs that only the network checks

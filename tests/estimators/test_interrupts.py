@@ -50,14 +50,6 @@ class CtrlC(Callback):
             signal.raise_signal(signal.SIGINT)
 
 
-class CtrlCBetweenEpochs(Callback):
-    """Ctrl-C after the third epoch."""
-
-    def on_epoch_end(self, net, **kwargs):
-        if len(net.history) == 3:
-            signal.raise_signal(signal.SIGINT)
-
-
 class Stops(Callback):
     """Ends the training in the third epoch, as callbacks of skorch do."""
 
@@ -123,28 +115,10 @@ def test_one_network_keeps_what_it_has_learned(kind):
     assert np.isfinite(model.predict(CLASSES[0])).all()
 
 
-def test_interrupts_between_epochs():
-    assert interrupted(model_of(LaplaceClassifier, CtrlCBetweenEpochs())).n_iter_ == 3
-
-
 def test_interrupts_of_a_step():
     options = {"net": {"module__n": 96}}  # the others are held out
     model = model_of(LaplaceClassifier, module=InterruptedMLP, **options)
     assert interrupted(model).n_iter_ == 3
-
-
-def test_epochs_that_fit_was_given():
-    model = model_of(LaplaceClassifier, CtrlC(), net={"max_epochs": 2})
-    assert interrupted(model, epochs=9).n_iter_ == 3
-
-
-def test_an_interrupt_of_the_first_step_ends_fit():
-    class AtOnce(Callback):
-        def on_batch_begin(self, net, **_):
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        fitted(model_of(LaplaceClassifier, AtOnce()))
 
 
 def test_before_the_first_step_nothing_is_learned():
@@ -198,26 +172,6 @@ def test_an_interrupt_of_one_of_several_networks_ends_fit(kind):
     with pytest.raises(KeyboardInterrupt):
         fitted(model)
     assert vars(model) == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [LaplaceClassifierCV, DeepEnsembleClassifier])
-def test_an_interrupt_in_another_process_ends_fit(kind):
-    with pytest.raises(KeyboardInterrupt):
-        fitted(model_of(kind, CtrlC(), n_jobs=2))
-
-
-@pytest.mark.parametrize("kind", [LaplaceClassifierCV, LaplaceRegressorCV])
-def test_an_interrupt_of_the_last_fit_of_a_search_ends_it(kind):
-    with pytest.raises(KeyboardInterrupt):
-        fitted(model_of(kind, module=InterruptedMLP, cv=2))
-
-
-@pytest.mark.usefixtures("full_training")
-def test_an_interrupt_of_a_fold_ends_fit():
-    options = {"module": InterruptedMLP, "net": {"module__n": 32}}
-    with pytest.raises(KeyboardInterrupt):
-        model_of(LaplaceRegressor, **options).fit(*waves(40))
 
 
 def test_no_folds_are_trained_once_the_network_was_interrupted():

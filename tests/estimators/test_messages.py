@@ -13,25 +13,16 @@ from nets import (
     blobs,
     classifier,
     regressor,
-    seeded,
     waves,
 )
 from refusals import CLASSIFIERS, REGRESSORS, refused, refused_fit
-from sklearn.base import clone
-from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV
 from skorch import NeuralNet, NeuralNetClassifier
-from skorch.dataset import ValidSplit
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sklaplace import (
-    DeepEnsembleClassifier,
-    DeepEnsembleRegressor,
     LaplaceClassifier,
     LaplaceRanker,
-    LaplaceRegressor,
 )
 
 X, Y = blobs()
@@ -55,20 +46,13 @@ DATASET = "is a DataLoader", "fit(loader.dataset, targets)"
 ALONE = "requires y to be passed", "fit(dataset, [y for _, y in dataset])"
 
 
-class Absolute(nn.Module):
-    """A criterion of one's own."""
-
-    def forward(self, outputs, targets):
-        return (outputs - targets).abs().mean()
-
-
 def case(name, error, estimator, X, y, *words):
     return pytest.param(error, estimator, X, y, words, id=name)
 
 
 # what is passed as estimator, X and y, and words of the message
 FOR_CLASSES = [
-    case("a module", TypeError, MLP(), X, Y, "got MLP, a torch module", CE),
+    case("a module", TypeError, MLP(), X, Y, "got MLP", CE),
     case("its class", TypeError, MLP, X, Y, "an instance, not the class", CE),
     case(
         *("a class of nets", TypeError, NeuralNetClassifier, X, Y),
@@ -82,19 +66,10 @@ FOR_CLASSES = [
         *("unknown loss", ValueError, of_classes(criterion=nn.MultiMarginLoss), X, Y),
         *("criterion=MultiMarginLoss", "torch.nn.CrossEntropyLoss", *OWN),
     ),
-    case(
-        *("own loss", ValueError, of_classes(criterion=Absolute), X, Y),
-        *("criterion=Absolute", *OWN),
-    ),
     case("a loader", TypeError, of_classes(), LOADER, Y, *DATASET),
-    case("a loader alone", TypeError, of_classes(), LOADER, None, *DATASET),
     case(
         *("one-hot targets", ValueError, of_classes(), X, np.eye(3)[Y]),
         *("If y is one-hot, pass y.argmax(axis=1)", SEVERAL),
-    ),
-    case(
-        *("one-hot, a split", ValueError, of_classes(train_split=ValidSplit(5, True))),
-        *(X, np.eye(3)[Y], "if y is one-hot, pass y.argmax(axis=1)"),
     ),
     case(
         *("one-hot, one logit", ValueError, binary_classifier(**RECORD), X),
@@ -113,15 +88,10 @@ FOR_CLASSES = [
         *("one class", ValueError, of_classes(), X, np.zeros(60, int), "y has 1 class"),
         *("two classes or more", "partial_fit(X, y, classes=...) of LaplaceClassifier"),
     ),
-    case(
-        *("one class by default", ValueError, None, X, np.zeros(60, int)),
-        *("y has 1 class", "two classes or more", "classes=...) of LaplaceClassifier"),
-    ),
     case("a dataset alone", ValueError, of_classes(), LOADER.dataset, None, *ALONE),
 ]
 FOR_NUMBERS = [
     case("a module", TypeError, MLP(), X_REG, Y_REG, "got MLP", MSE),
-    case("its class", TypeError, MLP, X_REG, Y_REG, "not the class", MSE),
     case(
         *("a net for classes", ValueError, of_classes(), X_REG, Y_REG),
         *("criterion=CrossEntropyLoss is for class labels", "Classifier"),
@@ -131,8 +101,6 @@ FOR_NUMBERS = [
         *("unknown loss", ValueError, of_numbers(criterion=nn.L1Loss), X_REG, Y_REG),
         *("criterion=L1Loss", "torch.nn.MSELoss", *OWN),
     ),
-    case("a loader", TypeError, of_numbers(), LOADER, Y_REG, *DATASET),
-    case("a dataset alone", ValueError, of_numbers(), LOADER.dataset, None, *ALONE),
     case(
         *("one-hot targets", ValueError, of_classes(), X, np.eye(3)[Y]),
         *("is for class labels", "Classifier"),
@@ -152,16 +120,6 @@ def test_of_regressors(kind, error, estimator, X, y, words):
     refused_fit(kind(estimator, random_state=0), *words, error=error, data=(X, y))
 
 
-@pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS])
-@pytest.mark.parametrize("given", [MLP(), LogisticRegression()])
-def test_frozen_nets_are_named_where_they_are_of_use(kind, given):
-    """Not by an ensemble, which refuses them."""
-    is_used = kind not in (DeepEnsembleClassifier, DeepEnsembleRegressor)
-    with pytest.raises(TypeError, match="estimator must be a skorch net") as caught:
-        kind(given).fit(X, Y)
-    assert ("Frozen" in str(caught.value)) == is_used
-
-
 @pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS, LaplaceRanker])
 @pytest.mark.parametrize(
     ("given", "error", "words"),
@@ -172,18 +130,6 @@ def test_no_targets_at_all(kind, given, error, words):
     """``fit(loader)`` and ``fit(dataset)`` are told what to pass, too."""
     model = kind()
     refused(error, words, partial(model.fit, given), model)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", CLASSIFIERS)
-def test_columns_with_one_label_each(kind):
-    """One-hot labels make several labels per row, of which the default net warns."""
-    few = {"cv": 2, "prior_precisions": [1.0], "n_snapshots": 8, "n_estimators": 1}
-    names = kind().get_params()
-    few = {name: value for name, value in few.items() if name in names}
-    for n_classes, labels in [(3, Y), (2, TWO)]:
-        with pytest.warns(UserWarning, match=r"one-hot, pass y\.argmax\(axis=1\)"):
-            kind(random_state=0, **few).fit(X, np.eye(n_classes)[labels])
 
 
 @pytest.mark.parametrize("reason", ["several", "none", "few rows", "a net for them"])
@@ -201,22 +147,6 @@ def test_columns_that_are_meant_as_several_labels(reason):
     assert model.predict_proba(X).shape == (60, 3)
 
 
-@pytest.mark.parametrize("kind", REGRESSORS)
-@pytest.mark.parametrize(
-    ("levels", "words"),
-    [
-        ([5, 95], ("alpha has 5, 95", "Did you mean 0.05, 0.95?")),
-        ([0.5, -1, 2.5], ("alpha has -1.0, 2.5", "such as 0.95")),
-        ([0.5, 0, 95], ("alpha has 0.0, 95.0", "such as 0.95")),
-    ],
-)
-def test_all_wrong_levels_are_named(kind, levels, words):
-    model = kind()
-    call = partial(model.predict_quantiles, X_REG, levels)
-    message = refused(ValueError, words, call, model)
-    assert ("Did you mean" in message) == ("mean" in words[1])
-
-
 @pytest.mark.parametrize(
     ("error", "estimator", "X", "y", "words"),
     [
@@ -232,7 +162,6 @@ def test_all_wrong_levels_are_named(kind, levels, words):
             *("several logits", ValueError, of_classes(), PAIRS, PREFERRED),
             *("criterion=CrossEntropyLoss is not supported", "BCEWithLogitsLoss"),
         ),
-        case("a loader", TypeError, None, LOADER, PREFERRED, *DATASET),
         case(
             *("one-hot", ValueError, None, PAIRS, np.eye(2)[PREFERRED]),
             *("(40, 2)", "A pair has one of two labels", "y.argmax(axis=1)"),
@@ -254,70 +183,4 @@ def test_loaders_to_tune_on(y):
     refused(TypeError, words, partial(model.tune, LOADER, y), model)
 
 
-@pytest.mark.parametrize("kind", REGRESSORS)
-def test_percentages(kind):
-    model = kind()
-    for level, meant in [(90, 0.9), (2.5, 0.025), ([0.5, 95], 0.95)]:
-        words = f"Did you mean {meant}?", "coverage="
-        call = partial(model.predict_interval, X_REG, coverage=level)
-        refused(ValueError, words, call, model)
-    words = "validation_fraction=20", "Did you mean 0.2?"
-    if "validation_fraction" in model.get_params():
-        refused_fit(model.set_params(validation_fraction=20), *words)
-
-
-@pytest.mark.parametrize("level", [0, 1, 1.5, 100, -5])
-def test_other_levels_are_no_percentages(level):
-    call = partial(LaplaceRegressor().predict_interval, X_REG, coverage=level)
-    assert "Did you mean" not in refused(ValueError, ["such as 0.9"], call)
-
-
 # ------------------------------------------------------------ a net that has weights
-
-
-class ThroughDropout(MLP):
-    """An MLP with a layer of dropout, which Monte Carlo dropout needs."""
-
-    def __init__(self):
-        super().__init__()
-        self.dropout = nn.Dropout(0.2)
-
-    def forward(self, X):
-        return self.head(self.dropout(torch.tanh(self.hidden(X))))
-
-
-NOTE = "To use the weights that it has, pass sklearn.frozen.FrozenEstimator(net)"
-
-
-@pytest.mark.parametrize("kind", CLASSIFIERS)
-def test_a_fitted_net_is_trained_anew(kind, capsys):
-    """A line says so, once, also for a search; an ensemble does it by its nature."""
-    net = classifier(ThroughDropout, max_epochs=1)
-    net = seeded(net, X, Y.astype(np.int64))
-    one = {"n_estimators": 1} if kind is DeepEnsembleClassifier else {}
-    kind(net, random_state=0, verbose=1, **one).fit(X, Y)
-    printed = capsys.readouterr().out
-    assert printed.count(f"anew, from other weights. {NOTE}") == (not one)
-
-
-def test_a_fitted_module_is_trained_further(capsys):
-    """As the line says: its clone has the weights of the module."""
-    net = seeded(classifier(MLP(), max_epochs=1), X, Y.astype(np.int64))
-    before = net.module_.head.weight.detach().clone()
-    net.set_params(lr=0.0)
-    model = LaplaceClassifier(net, random_state=0, verbose=1).fit(X, Y)
-    assert f"further, from the weights of its module. {NOTE}" in capsys.readouterr().out
-    assert torch.equal(model.estimator_.module_.head.weight, before)
-
-
-def test_no_line_without_new_weights(capsys):
-    """Frozen and cloned nets, searches, which clone it, and no verbose."""
-    net = seeded(classifier(max_epochs=1), X, Y.astype(np.int64))
-    fixed = {"prior_precision": 1.0, "random_state": 0}
-    LaplaceClassifier(FrozenEstimator(net), verbose=1, **fixed).fit(X, Y)
-    LaplaceClassifier(clone(net), verbose=1, **fixed).fit(X, Y)
-    model = LaplaceClassifier(net, verbose=1, random_state=0)
-    GridSearchCV(model, {"prior_precision": [1.0]}, cv=2).fit(X, Y)
-    assert "posterior over" in capsys.readouterr().out
-    LaplaceClassifier(net, **fixed).fit(X, Y)
-    assert NOTE not in capsys.readouterr().out

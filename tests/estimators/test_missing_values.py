@@ -12,7 +12,6 @@ from sklearn.frozen import FrozenEstimator
 
 from sklaplace import (
     LaplaceClassifier,
-    LaplaceRanker,
     LaplaceRegressor,
 )
 
@@ -113,21 +112,6 @@ class TestMissingValues:
     @pytest.mark.parametrize(("labels", "word"), cases(BAD_LABELS))
     def test_in_labels(self, labels, word, kind):
         refused_fit(kind(of_classes()), word, data=(X, labels))
-
-    @pytest.mark.parametrize(("labels", "word"), cases(BAD_LABELS))
-    def test_in_labels_after_fit(self, labels, word, fitted):
-        for call in (fitted.score, fitted.partial_fit):
-            refused(ValueError, [word], lambda call=call: call(X, labels), fitted)
-
-    def test_in_labels_of_pairs(self):
-        pairs, labels = X.reshape(30, 2, 2), replaced(WORDS[:30], None)
-        refused_fit(LaplaceRanker(), "y contains NaN", data=(pairs, labels))
-        refused_fit(
-            LaplaceRanker(),
-            "X has dates",
-            error=TypeError,
-            data=(np.full((30, 2, 2), "2020", "M8[D]"), Y[:30] > 0),
-        )
 
     @pytest.mark.parametrize("kind", REGRESSORS)
     @pytest.mark.parametrize(("targets", "error", "word"), cases(BAD_NUMBERS))

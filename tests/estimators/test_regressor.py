@@ -487,8 +487,8 @@ class TestNoiseOfEachOutput:
         ("wrong", "words"),
         [
             ([0.1, 0.2, 0.3], r"shape \(3,\), but y has 2 columns"),
-            ([[0.1, 0.2]], r"shape \(1, 2\)"),
-            ([0.1, -0.2], "not positive"),
+            ([[0.1, 0.2]], r"'sigma_noise' .* Got \[\[0.1, 0.2\]\]"),
+            ([0.1, -0.2], "'sigma_noise' .* a positive number or one per"),
         ],
     )
     def test_that_do_not_fit(self, wrong, words):

@@ -8,8 +8,8 @@ from nets import blobs, classifier, regressor, waves
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn import config_context
 from sklearn.base import clone
-from sklearn.ensemble import StackingClassifier, StackingRegressor
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.ensemble import StackingClassifier
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -82,27 +82,6 @@ def test_stacking_weighs_members_and_final_estimator():
     features = cross_val_predict(member, X, Y, **asked)
     expected = clone(final).fit(features, Y, sample_weight=WEIGHTS)
     assert_allclose(found.final_estimator_.coef_, expected.coef_)
-
-
-@pytest.mark.slow
-def test_stacking_of_regressors():
-    rows, y = waves()
-    member = LaplaceRegressor(regressor(max_epochs=5), sigma_noise=0.1, random_state=0)
-    member.set_fit_request(sample_weight=True)
-    final = Ridge().set_fit_request(sample_weight=True)
-    stack = StackingRegressor([("net", member)], final, cv=KFold(2))
-    found = stack.fit(rows, y, sample_weight=WEIGHTS).estimators_[0]
-    expected = clone(member).fit(rows, y, sample_weight=WEIGHTS)
-    assert_array_equal(found.predict(rows), expected.predict(rows))
-
-
-def test_stacking_of_members_tuned_on_held_out_samples(model):
-    """Fitted before: stacking passes all metadata to its final estimator, unrouted."""
-    member = clone(model).fit(X, Y, **HELD_OUT)
-    stack = StackingClassifier([("net", member)], cv="prefit").fit(X_VAL, Y_VAL)
-    assert stack.estimators_[0] is member
-    expected = LogisticRegression().fit(member.predict_proba(X_VAL), Y_VAL)
-    assert_allclose(stack.final_estimator_.coef_, expected.coef_)
 
 
 # ------------------------------------------------- held-out samples in other units

@@ -85,21 +85,8 @@ def test_others_are_not(weights):
     assert shown(lambda: MODEL.fit(X, Y, sample_weight=weights)) == []
 
 
-def test_an_ensemble_of_ones_own_nets_has_no_prior():
-    model = DeepEnsembleClassifier(classifier(**QUICK), n_estimators=1)
-    assert shown(lambda: model.fit(X, Y, RELATIVE / 60)) == []
-
-
 def test_meta_estimators_show_one_message_at_most():
     boosted = AdaBoostClassifier(MODEL, n_estimators=4, random_state=0)
     assert len(shown(lambda: boosted.fit(X, Y))) == 1
     bagged = BaggingClassifier(MODEL, n_estimators=2, random_state=0)
     assert shown(lambda: bagged.fit(X, Y)) == []
-
-
-def test_partial_fit_changes_no_network():
-    model = MODEL.fit(X[:30], Y[:30])
-    before = model.estimator_.module_.state_dict()
-    after = model.partial_fit(X[30:], Y[30:]).estimator_.module_.state_dict()
-    for name, value in before.items():
-        np.testing.assert_array_equal(value, after[name])

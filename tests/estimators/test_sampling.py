@@ -99,25 +99,26 @@ def test_weights_of_classes(kind):
 
 # ------------------------------------------------------------------------- bad input
 # an option, values that are refused, and words of the message, which may have them
+PARAMETER = "'{1}' parameter of {2} must be"
 REFUSED = [
-    ("batch_size", [0, 2.5], "batch_size={0!r}", ALL),
-    ("random_state", [-1, "seed"], "random_state={0!r}", ALL),
-    ("verbose", [-1, "no"], "verbose={0!r}", ALL),
-    ("n_samples", [0, -1, 2.5, None, True], "n_samples={0!r}", ALL),
+    ("batch_size", [0, 2.5], PARAMETER, ALL),
+    ("random_state", [-1, "seed"], PARAMETER, ALL),
+    ("verbose", [-1, "no"], PARAMETER, ALL),
+    ("n_samples", [0, -1, 2.5, None, True], PARAMETER, ALL),
     ("n_samples", [1], "n_samples=1 is not an integer of at least 2", REGRESSORS),
     ("estimator", [LogisticRegression()], "skorch", ALL),
-    ("estimator", [MLP], "is the class MLP", ALL),
+    ("estimator", [MLP], "the class MLP", ALL),
     ("likelihood", ["gaussian"], "likelihood", ALL),
-    ("dirichlet_approx", ["bridged"], "Did you mean 'bridge'?", CLASSIFIERS),
+    ("dirichlet_approx", ["bridged"], PARAMETER, CLASSIFIERS),
     ("class_weight", ["even"], "class_weight", CLASSIFIERS),
     ("sigma_noise", [0, -1.0, None, [[0.1]], [0.1, 0.2]], "sigma_noise", REGRESSORS),
-    ("n_estimators", [0, -1, 2.5, "many", None, True], "n_estimators={0!r}", ALL),
-    ("n_jobs", [0, 2.5, "two", True], "n_jobs={0!r} is not a number of proc", ALL),
-    ("n_snapshots", [1, 2.5], "n_snapshots={0!r}", ALL),
-    ("steps_per_snapshot", [0], "steps_per_snapshot=0", ALL),
-    ("lr", [0.0, "fast"], "lr={0!r}", ALL),
-    ("max_rank", [1], "max_rank=1", ALL),
-    ("validation_fraction", [0, 1.0, -0.1, None, "some"], "such as 0.2", REGRESSORS),
+    ("n_estimators", [0, -1, 2.5, "many", None, True], PARAMETER, ALL),
+    ("n_jobs", [0, 2.5, "two", True], PARAMETER, ALL),
+    ("n_snapshots", [1, 2.5], PARAMETER, ALL),
+    ("steps_per_snapshot", [0], PARAMETER, ALL),
+    ("lr", [0.0, "fast"], PARAMETER, ALL),
+    ("max_rank", [1], PARAMETER, ALL),
+    ("validation_fraction", [0, 1.0, -0.1, None, "some"], PARAMETER, REGRESSORS),
 ]
 
 
@@ -134,7 +135,7 @@ REFUSED = [
 def test_options_that_are_refused(kind, name, value, words):
     error = TypeError if name in ("estimator", "likelihood") else ValueError
     model = make(kind, callbacks=[RecordTraining()]).set_params(**{name: value})
-    words = words.format(value)
+    words = words.format(value, name, kind.__name__)
     refusals.refused_fit(model, words, error=error, data=rows_of(kind))
 
 

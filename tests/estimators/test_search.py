@@ -374,7 +374,7 @@ def refused(model, *words, data=(X, Y), **options):
 
 GRIDS = [[], [[1.0, 2.0]], [[1.0], [1.0, 2.0]], ["a"], [1.0, -1.0], [0.0]]
 GRIDS += [[np.nan], [np.inf], 0.0, "auto", True, 5, {"a": 1.0}]
-GRID_WORDS = ["prior_precisions", "Choose"]
+GRID_WORDS = ["prior_precisions", "an array of positive numbers"]
 NO_SCORERS = ["likelihood", ["accuracy"], {"a": "r2"}, 3]
 
 
@@ -427,7 +427,10 @@ class TestBadInput:
         [
             *[({"scoring": value}, ["scoring"]) for value in NO_SCORERS],
             ({"scoring": log_loss}, []),
-            *[({"n_jobs": n}, [f"n_jobs={n!r}"]) for n in (0, "two", 1.5, True)],
+            *[
+                ({"n_jobs": n}, ["'n_jobs' parameter", f"Got {n!r}"])
+                for n in (0, "two", 1.5, True)
+            ],
             *[({"prior_precisions": grid}, GRID_WORDS) for grid in GRIDS],
             # and what the plain estimator refuses
             ({"hessian_structure": "kronecker"}, ["hessian_structure"]),

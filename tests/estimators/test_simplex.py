@@ -321,7 +321,7 @@ def test_many_classes_need_no_covariances(monkeypatch):
 def test_unknown_approximations(value):
     net = classifier(callbacks=[RecordTraining()])
     around = LaplaceClassifier(net, dirichlet_approx=value)
-    words = f"dirichlet_approx={value!r} is not known", "'bridge_norm', 'bridge_norm_"
+    words = "'dirichlet_approx' parameter", "'bridge_norm'", f"Got {value!r}"
     refused_fit(around, *words, data=(X.astype("f4"), Y))
 
 
@@ -351,8 +351,7 @@ def test_options_of_sets(model, options):
 
 
 @pytest.mark.parametrize("pred_type", ["glm", "nn"])
-@pytest.mark.parametrize("n_samples", [1, 2.5])
-def test_uncertainty_of_a_single_draw_is_refused(net, pred_type, n_samples):
-    model = fitted(net, pred_type=pred_type).set_params(n_samples=n_samples)
-    with pytest.raises(ValueError, match=f"n_samples={n_samples} is not an integer"):
+def test_uncertainty_of_a_single_draw_is_refused(net, pred_type):
+    model = fitted(net, pred_type=pred_type).set_params(n_samples=1)
+    with pytest.raises(ValueError, match="n_samples=1 is not an integer"):
         model.predict_uncertainty(X[:2], "mc")

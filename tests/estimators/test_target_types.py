@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import references
 import torch
-from nets import MLP, RecordTraining, SigmoidMLP, classifier, seeded, twin
+from nets import MLP, RecordTraining, classifier, seeded, twin
 from refusals import refused_fit
 from scipy import sparse
 from sklearn.base import clone
-from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import get_scorer, log_loss
 from sklearn.model_selection import GridSearchCV
 from skorch import NeuralNetBinaryClassifier, NeuralNetClassifier
@@ -18,7 +17,6 @@ from tagging import N_LABELS, X, Y, fitted, net
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceClassifierCV
-from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.dirichlet.links import LINKS
 from sklaplace.estimators.targets.label_types import (
@@ -27,7 +25,7 @@ from sklaplace.estimators.targets.label_types import (
     SingleLabel,
     infer_target_type,
 )
-from sklaplace.likelihoods import Bernoulli, Categorical, ClassificationLikelihood
+from sklaplace.likelihoods import Bernoulli, Categorical
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -83,21 +81,6 @@ def test_posterior_and_variances_are_those_of_the_dense_formula(
     assert model.log_marginal_likelihood() == pytest.approx(float(evidence), rel=1e-8)
 
 
-def test_weights_of_labels_in_every_curvature(trained):
-    """``S Sᵀ`` of drawn and of given labels, each label times its weight."""
-    plain = Bernoulli().multilabel()
-    likelihood = plain.configured(nn.BCEWithLogitsLoss(pos_weight=POS_WEIGHT))
-    _, f, h = dense(trained, POS_WEIGHT)
-    root = h.sqrt().unsqueeze(-1)
-    for name in ("ggn", "ggn_mc", "identity"):
-        found, bare = (
-            CURVATURES[name](kind, f, TARGETS) for kind in (likelihood, plain)
-        )
-        torch.testing.assert_close(found, root * bare, rtol=1e-12, atol=1e-12)
-    S = CURVATURES["ef"](likelihood, f, TARGETS)
-    torch.testing.assert_close(S, (h * (f.sigmoid() - TARGETS)).unsqueeze(-1))
-
-
 def test_weights_of_labels_are_torchs():
     """Loss and derivatives, row by row."""
     criterion = nn.BCEWithLogitsLoss(pos_weight=POS_WEIGHT, reduction="none")
@@ -129,16 +112,6 @@ def test_a_label_is_a_problem_of_two_classes(trained, link):
         np.testing.assert_allclose(proba[:, k], alone[:, 1], rtol=1e-10, atol=1e-12)
 
 
-def test_draws(trained):
-    model = fitted(trained)
-    draws = model.sample_proba(X, 4000, random_state=0)
-    assert draws.shape == (len(X), N_LABELS, 4000)
-    np.testing.assert_allclose(draws.mean(-1), model.predict_proba(X), atol=0.02)
-    sampled = clone(model).set_params(pred_type="nn", n_samples=400).fit(X, Y)
-    assert sampled.predict_proba(X).shape == (len(X), N_LABELS)
-    np.testing.assert_allclose(sampled.predict_proba(X), draws.mean(-1), atol=0.15)
-
-
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("prior", ["marglik", "validation", "auto"])
 def test_tuning(structure, prior):
@@ -147,20 +120,6 @@ def test_tuning(structure, prior):
     ).fit(X, Y)
     assert np.isfinite(model.prior_precision_)
     assert log_loss(Y.ravel(), model.predict_proba(X).ravel()) < 0.6
-
-
-def test_rows_to_tune_on_are_scored_by_their_labels(trained):
-    """The best of a fine grid on the held-out rows is no better than what is found."""
-    settings = {"subset_of_weights": "all", "random_state": 0, "refine": False}
-    model = LaplaceClassifier(FrozenEstimator(trained), **settings)
-    model.fit(X[:60], Y[:60], X_val=X[60:], y_val=Y[60:])
-
-    def score(delta):
-        fixed = clone(model).set_params(prior_precision=delta).fit(X[:60], Y[:60])
-        return log_loss(Y[60:].ravel(), fixed.predict_proba(X[60:]).ravel())
-
-    best = min(score(delta) for delta in np.logspace(-3, 4, 15))
-    assert score(model.prior_precision_) <= best + 2e-3
 
 
 def test_refitted_head_is_at_the_minimum(trained):
@@ -193,18 +152,6 @@ def test_default_network():
     np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
 
 
-@pytest.mark.filterwarnings("error")
-def test_labels_that_never_occur():
-    never = np.column_stack([Y, np.zeros(len(Y), dtype=int)])
-    model = LaplaceClassifier(random_state=0).fit(X, never)
-    assert (model.predict_proba(X)[:, -1] < 0.1).all()
-
-
-def test_sigmoid_and_logits_agree(trained):
-    model, same = fitted(trained), fitted(twin(net(SigmoidMLP, nn.BCELoss), trained))
-    np.testing.assert_allclose(model.predict_proba(X), same.predict_proba(X))
-
-
 @pytest.mark.parametrize("subset", ["last_layer", "all"])
 def test_neither_batches_nor_order_matter(trained, subset):
     model = fitted(trained, subset_of_weights=subset)
@@ -212,15 +159,6 @@ def test_neither_batches_nor_order_matter(trained, subset):
     order = np.random.default_rng(1).permutation(len(X))
     other = clone(model).set_params(batch_size=7).fit(X[order], Y[order])
     np.testing.assert_allclose(other.predict_proba(X), proba, rtol=1e-9)
-
-
-def test_weights_are_repetitions(trained):
-    weights = np.arange(len(X)) % 3
-    model = fitted(trained)
-    proba = model.fit(X, Y, sample_weight=weights).predict_proba(X)
-    repeated = np.repeat(np.arange(len(X)), weights)
-    model.fit(X[repeated], Y[repeated])
-    np.testing.assert_allclose(model.predict_proba(X), proba, rtol=1e-9)
 
 
 def test_new_rows(trained):
@@ -233,13 +171,6 @@ def test_new_rows(trained):
         model.partial_fit(X, Y[:, :2])
     with pytest.raises(ValueError, match="not the numbers of the columns"):
         clone(model).partial_fit(X, Y, classes=[0, 1])
-
-
-@pytest.mark.parametrize("curvature", CURVATURES)
-def test_every_curvature(trained, curvature):
-    settings = {"hessian_structure": "full", "prior_precision": 10.0}
-    model = fitted(trained, curvature=curvature, **settings)
-    assert np.isfinite(model.predict_proba(X)).all()
 
 
 def test_cross_validation():
@@ -296,28 +227,12 @@ def test_what_does_not_fit_is_refused(name):
     refused_fit(model, *words, data=(X, y))
 
 
-def test_other_columns_to_tune_on_are_refused():
-    rows = {"X_val": X, "y_val": Y[:, :2]}
-    refused_fit(recorded(), "y_val has shape (90, 2)", data=(X, Y), **rows)
-
-
 @pytest.mark.parametrize("likelihood", [None, Bernoulli()])
 def test_kinds_of_targets(likelihood):
     for one in (Y[:, 0], Y[:, :1]):
         assert infer_target_type(one, likelihood) == SingleLabel()
     assert infer_target_type(Y, likelihood) == MultiLabel(N_LABELS)
     assert infer_target_type(Y, Categorical()) == DenseLabel((N_LABELS,))
-
-
-def test_a_likelihood_of_one_label():
-    class Own(ClassificationLikelihood):
-        pass
-
-    Own.__abstractmethods__ = frozenset()  # so that it can be made without a loss
-    with pytest.raises(ValueError, match="several columns"):
-        infer_target_type(Y, Own())
-    with pytest.raises(ValueError, match="labels at positions"):
-        Own().dense((3, 4))
 
 
 # -------------------------------------------------------------------------- scores
@@ -344,17 +259,6 @@ def test_any_form_of_a_matrix_is_fitted_and_scored(kind, trained):
     assert model.score(X, y, weights) == pytest.approx(right @ weights / weights.sum())
     with pytest.raises(ValueError, match="inconsistent numbers"):
         model.score(X[:5], Y)
-
-
-def test_ignored_rows_are_not_scored():
-    y = np.where(np.arange(len(X)) % 4 == 0, -1, Y[:, 0])
-    sizes = {"module__n_out": 2, "module__dtype": torch.float64}
-    net = classifier(criterion__ignore_index=-1, **sizes)
-    model = LaplaceClassifier(net, prior_precision=1.0, random_state=0).fit(X, y)
-    right = (model.predict(X) == y)[y >= 0]
-    assert model.score(X, y) == pytest.approx(right.mean())
-    with pytest.raises(ValueError, match=r"criterion ignores.*Pass some rows"):
-        model.score(X, np.full(len(X), -1))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What fits print under ``verbose``: nothing, phases, and progress bars."""
 
-import pickle
 import re
 import sys
 import threading
@@ -21,12 +20,7 @@ from sklaplace import (
     LaplaceRanker,
     LaplaceRegressor,
     LaplaceRegressorCV,
-    MCDropoutClassifier,
-    SWAGRegressor,
-    VariationalRegressor,
 )
-from sklaplace.core import progress
-from sklaplace.posterior import predictive
 
 X, Y = CLASSES
 X_REG, Y_REG = NUMBERS
@@ -146,17 +140,6 @@ def test_no_number_changes(kind):
         np.testing.assert_array_equal(found, silent)
 
 
-@pytest.mark.parametrize("verbose", [1, 2])
-@pytest.mark.parametrize("kind", [LaplaceClassifier, DeepEnsembleClassifier])
-def test_nothing_of_it_is_stored(kind, verbose, capsys):
-    """A pickle of a fit that printed has the size of one that did not."""
-    loud, silent = (fitted(kind, verbose=v) for v in (verbose, 0))
-    assert vars(loud).keys() == vars(silent).keys()
-    sizes = [len(pickle.dumps(model.set_params(verbose=0))) for model in (loud, silent)]
-    assert abs(sizes[0] - sizes[1]) < 100  # times in the history of the net
-    assert progress._current() is progress._SILENT
-
-
 class TestLaplace:
     def test_only_what_happens_is_a_phase(self, capsys):
         net = FrozenEstimator(seeded(classifier(), X, Y.astype(np.int64)))
@@ -180,11 +163,6 @@ class TestLaplace:
         model.predict(X_REG, return_std=True)
         assert capsys.readouterr() == ("", "")
 
-    def test_partial_fit_prints_as_fit_does(self, capsys):
-        model, samples = made(LaplaceClassifier, verbose=1)
-        model.partial_fit(*samples)
-        assert phases(capsys.readouterr().out) == LAPLACE
-
     def test_memory(self, capsys, tmp_path):
         given = {"memory": str(tmp_path / "cache"), "verbose": 1}
         fitted(LaplaceClassifier, **given)
@@ -193,56 +171,6 @@ class TestLaplace:
         out = capsys.readouterr().out
         assert "network and curvature: from memory\n" in out
         assert phases(out) == ["tune"]
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("n_jobs", [None, 2])
-    def test_bar_of_the_curvature(self, n_jobs, capsys):
-        """Over batches here, over shards in workers."""
-        given = {"batch_size": 4, "n_shards": 3, "n_jobs": n_jobs, "verbose": 2}
-        model = fitted(LaplaceClassifier, prior_precision=1.0, **given)
-        assert "[LaplaceClassifier] curvature" in capsys.readouterr().err
-        model.predict_proba(X)
-        out, err = capsys.readouterr()
-        assert "[LaplaceClassifier] predictions" in err
-        assert out == ""
-
-    def test_bar_of_a_refit(self, capsys):
-        fitted(LaplaceClassifier, prior_precision=1.0, refine=True, verbose=2)
-        assert "[LaplaceClassifier] refit" in capsys.readouterr().err
-
-    def test_bar_of_draws(self, capsys, monkeypatch):
-        """Of weights, one after the other where their outputs are large."""
-        monkeypatch.setattr(predictive, "CACHE", 0)
-        model = fitted(LaplaceClassifier, pred_type="nn", verbose=2)
-        capsys.readouterr()
-        model.predict_proba(X)
-        assert "[LaplaceClassifier] draws" in capsys.readouterr().err
-        fitted(MCDropoutClassifier, verbose=2).predict_proba(X)
-        assert "[MCDropoutClassifier] draws" in capsys.readouterr().err
-
-    @pytest.mark.parametrize("verbose", [1, 2])
-    def test_a_failure_ends_it(self, verbose, capsys):
-        """The estimator that fails next to a bar prints no phase that did not end."""
-        model, (samples, _) = made(LaplaceClassifier, verbose=verbose, batch_size=4)
-        model.set_params(estimator=classifier(FailsOnLaterBatches, max_epochs=1))
-        with pytest.raises(ZeroDivisionError):
-            model.set_params(prior_precision=1.0).fit(samples, Y)
-        out, err = capsys.readouterr()
-        assert phases(out) == ["train"]
-        assert ("curvature" in err) == (verbose == 2)
-        assert err.rpartition("\r")[2].strip() == ""
-        assert progress._current() is progress._SILENT
-
-
-class FailsOnLaterBatches(MLP):
-    """A network that cannot be applied to the seventh of small batches."""
-
-    def forward(self, X):
-        if len(X) == 4 and not self.training:
-            self.n_calls = getattr(self, "n_calls", 0) + 1
-            if self.n_calls > 6:
-                raise ZeroDivisionError
-        return super().forward(X)
 
 
 class TestWorkers:
@@ -294,36 +222,3 @@ class TestSummary:
             assert words in text
         assert f"sigma_noise {model.sigma_noise_:.3g}" in text
         assert "link" not in text
-
-    def test_of_several_noise_levels(self):
-        columns = np.stack([Y_REG, 2 * Y_REG], 1)
-        net = regressor(module__n_out=2, max_epochs=2)
-        model = LaplaceRegressor(net, random_state=0).fit(X_REG, columns)
-        low, high = model.sigma_noise_
-        assert f"sigma_noise {low:.3g} to {high:.3g}" in model._summary()
-
-    def test_of_named_weights_and_draws(self):
-        subset = {"subset_of_weights": ["head.bias"], "pred_type": "nn"}
-        text = fitted(LaplaceClassifier, hessian_structure="diag", **subset)._summary()
-        assert "diag posterior over 3 weights (head.bias)" in text
-        assert "pred_type nn" in text
-        assert "link" not in text
-
-    def test_evidence_only_where_it_was_maximised(self):
-        """Elsewhere the weights need not be probable under the prior."""
-        assert "evidence" not in fitted(LaplaceClassifier)._summary()
-        model = fitted(LaplaceClassifier, prior_precision="marglik")
-        value = f"log evidence {model.log_marginal_likelihood_value_:.1f}"
-        assert value in model._summary()
-
-    def test_of_other_methods(self):
-        text = fitted(VariationalRegressor)._summary()
-        assert "trained for 2 epochs, Gaussian likelihood, sigma_noise " in text
-        net = FrozenEstimator(seeded(regressor(), X_REG, Y_REG[:, None]))
-        model = SWAGRegressor(net, random_state=0, n_snapshots=8).fit(X_REG, Y_REG)
-        assert model._summary().startswith("weights kept, Gaussian likelihood")
-
-    def test_one_epoch(self):
-        net = classifier(WithDropout, max_epochs=1)
-        model = MCDropoutClassifier(net, random_state=0).fit(X, Y)
-        assert model._summary() == "trained for 1 epoch, Categorical likelihood"

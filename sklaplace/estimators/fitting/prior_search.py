@@ -14,13 +14,7 @@ from sklearn.utils.validation import _check_method_params
 
 from sklaplace.core import progress
 from sklaplace.core.cache import check_memory
-from sklaplace.core.checks import (
-    check_n_jobs,
-    check_positive,
-    listed,
-    naming,
-    warn_user,
-)
+from sklaplace.core.checks import listed, naming, warn_user
 from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import RandomState, private_rng
 from sklaplace.estimators.fitting.folds import (
@@ -30,11 +24,9 @@ from sklaplace.estimators.fitting.folds import (
     select,
     with_noise,
 )
-from sklaplace.estimators.options.given_net import note_new_weights
 from sklaplace.estimators.training.samples import (
     Samples,
     as_weights,
-    encode_samples,
     unchanged_on_error,
 )
 from sklaplace.networks.data import TrainingData, is_opaque
@@ -117,14 +109,7 @@ class PriorSearch:
         given = self.estimator.prior_precisions
         if given is None:
             return [float(value) for value in GRID]
-        check_positive("prior_precisions", given, scalar=False)
-        values = np.asarray(given, dtype=np.float64)
-        if values.ndim != 1:
-            raise ValueError(
-                f"prior_precisions has shape {values.shape}, not one axis. Choose a "
-                "list of positive numbers, each one prior precision to try."
-            )
-        return [float(value) for value in values]
+        return [float(value) for value in given]
 
     # -------------------------------------------------------------------- search
     def _searched(self, samples: Samples) -> tuple[dict[str, Any], int]:
@@ -134,13 +119,8 @@ class PriorSearch:
         for train, test in splits:
             params = _check_method_params(data.X, samples.fit_params, indices=train)
             part = select(data, train)
-            own = replace(
-                samples,
-                X=part.X,
-                y=part.y,
-                sample_weight=part.sample_weight,
-                fit_params=params,
-                is_part=True,
+            own = Samples(
+                **vars(part), fit_params=params, classes=samples.classes, is_part=True
             )
             jobs.append(FoldWork(self._unfitted(), own, select(data, test)))
         candidates: list[Params] = [{"prior_precision": value} for value in self._grid]
@@ -169,20 +149,12 @@ class PriorSearch:
     def _checked(self, samples: Samples) -> tuple[TrainingData, list[Split], Any]:
         """Return samples, splits and scorer after all checks that need no network."""
         estimator = self.estimator
-        if hasattr(estimator, "sigma_noise"):
-            check_positive("sigma_noise", estimator.sigma_noise, ["auto"])
+        estimator._validate_params()
         self.model._check_options()
-        note_new_weights(self.model)
         check_memory(estimator.memory)
-        check_n_jobs(estimator.n_jobs)
         scoring = estimator.scoring
-        if not (scoring is None or isinstance(scoring, str) or callable(scoring)):
-            raise ValueError(
-                f"scoring={scoring!r} is not one score. Choose the name of a "
-                "scorer, a callable scorer(estimator, X, y), or None."
-            )
         scorer = None if scoring is None else check_scoring(self.model, scoring)
-        encode_samples(self.model, samples)
+        self.model._encode(samples)
         if self.chooses_noise:
             self.noise_proportions = self.model._targets.noise_proportions
         X, y = samples.X, self.model._targets.check(samples.y)

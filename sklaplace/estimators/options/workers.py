@@ -11,19 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import joblib
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sklaplace.core.checks import check_count, check_n_jobs
 from sklaplace.core.trees import mapped
 from sklaplace.curvature.accumulation import CurvatureSums, OrderedMap, total
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.trained import TrainedNetwork
 
-# Types of the values that a message shows.
-_SHOWN = int, float, bool, str, type(None)
 # Parameters that each process may have of its own.
 _OWN = "n_jobs", "distributed", "likelihood", "prior"
 
@@ -48,18 +44,14 @@ class Group:
     size: int = 1
 
     @classmethod
-    def of(cls, distributed: Any) -> "Group":
+    def of(cls, distributed: bool) -> "Group":
         """Return the default group of ``torch.distributed``, or this process alone.
 
         Raises
         ------
         ValueError
-            If ``distributed`` is not a bool, or is True where there is no group.
+            If ``distributed`` is True where there is no group.
         """
-        if not isinstance(distributed, bool | np.bool_):
-            raise ValueError(
-                f"distributed={distributed!r} is not known. Choose True or False."
-            )
         if not distributed:
             return cls()
         if not (dist.is_available() and dist.is_initialized()):
@@ -188,15 +180,15 @@ class Group:
         """
         if self.size == 1:
             return
-        own = {k: _shown(v) for k, v in values.items() if k not in _OWN}
-        first, *others = found = self.gather(own)
+        compared = {k: v for k, v in values.items() if k not in _OWN}
+        own = {k: joblib.hash(mapped(_bytes, v)) for k, v in compared.items()}
+        first, *others = self.gather(own)
         differing = [k for k in own if any(v[k] != first[k] for v in others)]
         if differing:
-            shown = [[one[name] for name in differing] for one in found]
             raise ValueError(
                 "The processes of torch.distributed have different "
-                f"{', '.join(differing)}: {shown}, by rank. With distributed=True each "
-                "has to be given the same."
+                f"{', '.join(differing)}. With distributed=True each has to be given "
+                "the same."
             )
 
     def agree_on_network(self, network: TrainedNetwork) -> None:
@@ -217,11 +209,8 @@ class Group:
                 buffers[name].copy_(value)
 
 
-def check_workers(n_jobs: Any, n_shards: Any, distributed: Any, memory: Any) -> None:
-    """Raise for parameters of an estimator that describe no workers."""
-    check_n_jobs(n_jobs)
-    if n_shards is not None:
-        check_count("n_shards", n_shards)
+def check_workers(distributed: bool, memory: Any) -> None:
+    """Raise for a memory that several processes would share."""
     if Group.of(distributed).size > 1 and memory is not None:
         raise ValueError(
             "distributed=True cannot be used with memory: what one process finds there "
@@ -241,13 +230,6 @@ def data_to_agree_on(data: TrainingData) -> dict[str, Any]:
 def _to_own_device(storage: Any, location: str) -> Any:
     """Return numbers from another process, of its CPU or its GPU, on those here."""
     return storage if location == "cpu" else storage.cuda()
-
-
-def _shown(value: Any) -> Any:
-    """Return a value as a message shows it: itself, or the first digits of a hash."""
-    if isinstance(value, _SHOWN):
-        return value
-    return str(joblib.hash(mapped(_bytes, value)))[:8]
 
 
 def _bytes(value: Any) -> Any:

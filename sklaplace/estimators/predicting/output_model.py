@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
-from sklaplace.core.checks import check_batch_size, check_count, check_n_jobs
+from sklaplace.core.checks import check_count
 from sklaplace.core.linalg import all_finite
 from sklaplace.core.parallel import n_workers, ordered_map, torch_threads
 from sklaplace.core.trees import Batch, Inputs
@@ -184,8 +184,6 @@ class BatchedOutputs:
 
     def __post_init__(self) -> None:
         """Raise ValueError for invalid values, which users may set after fit."""
-        check_batch_size(self.batch_size)
-        check_n_jobs(self.n_jobs)
         self.model.check_draws()
 
     # ------------------------------------------------------------------- Gaussians

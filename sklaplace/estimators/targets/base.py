@@ -4,6 +4,9 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
+from skorch import NeuralNet
+from skorch.dataset import Dataset
 from torch import Tensor
 from torch.utils.data import Subset
 
@@ -28,7 +31,7 @@ class Targets(ABC):
         return worker_state(vars(self), ["net"])
 
     @abstractmethod
-    def encode(self, y: Any, name: str = "y") -> np.ndarray:
+    def encode(self, y: ArrayLike, name: str = "y") -> np.ndarray:
         """Return targets as the criterion takes them."""
 
     @abstractmethod
@@ -36,7 +39,7 @@ class Targets(ABC):
         """Return the likelihood for the shape of the targets."""
 
     @abstractmethod
-    def default_net(self, data: TrainingData) -> Any:
+    def default_net(self, data: TrainingData) -> NeuralNet:
         """Return the default skorch net."""
 
     def sample_weight(self, y: np.ndarray) -> np.ndarray | None:
@@ -54,17 +57,17 @@ class Targets(ABC):
         """Return mean (b, q·c) and covariance of outputs in the units of ``y``."""
         return mean, cov
 
-    def check_net(self, net: Any) -> None:  # noqa: B027
+    def check_net(self, net: NeuralNet) -> None:  # noqa: B027
         """Raise for a net that cannot be trained on such targets."""
 
-    def check_values(self, net: Any, y: np.ndarray) -> None:  # noqa: B027
+    def check_values(self, net: NeuralNet, y: np.ndarray) -> None:  # noqa: B027
         """Raise for encoded targets that the criterion does not take."""
 
-    def check_held_out(self, dataset: Any, held_out: Any) -> None:  # noqa: B027
+    def check_held_out(self, dataset: Dataset, held_out: Dataset | None) -> None:  # noqa: B027
         """Raise for a ``train_split`` whose targets are not encoded alike."""
 
 
-def brings_targets(dataset: Any, held_out: Any) -> bool:
+def brings_targets(dataset: Dataset, held_out: Dataset | None) -> bool:
     """Whether a ``train_split`` holds out samples that are not of the dataset."""
     dataset, held_out = _whole(dataset), _whole(held_out)
     return held_out is not None and held_out is not dataset

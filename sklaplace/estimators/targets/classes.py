@@ -10,19 +10,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from scipy.sparse import issparse
 from sklearn.metrics import accuracy_score
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_consistent_length
-from skorch import NeuralNetBinaryClassifier
+from skorch import NeuralNet, NeuralNetBinaryClassifier
+from skorch.dataset import Dataset
 
-from sklaplace.core.checks import check_option
 from sklaplace.estimators.targets.base import Targets, brings_targets
 from sklaplace.estimators.targets.label_types import TargetType, infer_target_type
 from sklaplace.likelihoods import CRITERIA, Bernoulli, Categorical, Likelihood
 from sklaplace.networks.arrays import as_labels
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import unwrapped
+
+# weights of classes
+Weights = Mapping[object, float] | str | None
 
 # torch's default, which is an ordinary label where nobody has set it
 _NO_INDEX = -100
@@ -47,7 +51,7 @@ class ClassTargets(Targets):
     """
 
     target_type: TargetType
-    net: Any
+    net: NeuralNet
     classes: np.ndarray
     are_of_labels: bool = True
     class_weights: np.ndarray | None = None
@@ -58,10 +62,10 @@ class ClassTargets(Targets):
     @classmethod
     def infer(
         cls,
-        y: Any,
-        net: Any,
+        y: ArrayLike,
+        net: NeuralNet,
         likelihood: Any = None,
-        class_weight: Any = None,
+        class_weight: Weights = None,
         *,
         is_frozen: bool = False,
         classes: np.ndarray | None = None,
@@ -114,7 +118,7 @@ class ClassTargets(Targets):
             targets = cls(target_type, net, classes, are_of_labels=False)
         return targets._weighted(y, class_weight)
 
-    def _weighted(self, y: Any, class_weight: Any) -> "ClassTargets":
+    def _weighted(self, y: ArrayLike, class_weight: Weights) -> "ClassTargets":
         """Return the same classes with weights; those without samples weigh one."""
         if class_weight is None:
             return self
@@ -123,14 +127,6 @@ class ClassTargets(Targets):
                 f"class_weight={class_weight!r} weighs rows by their one label, "
                 "and y has several. Use criterion__pos_weight (criterion__weight for "
                 "maps), or sample_weight."
-            )
-        if isinstance(class_weight, str):
-            check_option("class_weight", class_weight, ["balanced"], ", or a dict")
-        elif not isinstance(class_weight, Mapping):
-            raise TypeError(
-                f"class_weight={class_weight!r} is of type "
-                f"{type(class_weight).__name__}. Pass a dict by label, 'balanced' or "
-                "None."
             )
         codes = self.encode(y).astype(np.int64)
         codes = codes[codes >= 0]
@@ -155,7 +151,7 @@ class ClassTargets(Targets):
         return replace(self, class_weights=weights)
 
     # ------------------------------------------------------------------- encoding
-    def check(self, y: Any, name: str = "y") -> np.ndarray:
+    def check(self, y: ArrayLike, name: str = "y") -> np.ndarray:
         """Return targets as an array; raises for targets of another type."""
         labels = y if issparse(y) else as_labels(y, name)
         return self.target_type.check(labels, name)
@@ -164,7 +160,9 @@ class ClassTargets(Targets):
         """Return a mask of labels that the criterion ignores, in their shape."""
         return is_ignored(labels, self.net)
 
-    def accuracy(self, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
+    def accuracy(
+        self, y: ArrayLike, predicted: np.ndarray, sample_weight: ArrayLike | None
+    ) -> float:
         """Return the weighted fraction of correct labels that are not ignored."""
         labels = self.check(y)
         check_consistent_length(predicted, labels, sample_weight)
@@ -183,7 +181,7 @@ class ClassTargets(Targets):
         found = accuracy_score(labels[known], predicted[known], sample_weight=weights)
         return float(found)
 
-    def encode(self, y: Any, name: str = "y") -> np.ndarray:
+    def encode(self, y: ArrayLike, name: str = "y") -> np.ndarray:
         """Return codes 0 … K-1 in the dtype of the criterion; negative if ignored."""
         labels = self.check(y, name)
         ignored = self.is_ignored(labels)
@@ -243,11 +241,11 @@ class ClassTargets(Targets):
         """Return the likelihood of targets of this type."""
         return self.target_type.adapt(likelihood)
 
-    def default_net(self, data: TrainingData) -> Any:
+    def default_net(self, data: TrainingData) -> NeuralNet:
         """Return the default skorch net."""
         return self.target_type.default_net(data, self.n_outputs)
 
-    def check_values(self, net: Any, y: np.ndarray) -> None:
+    def check_values(self, net: NeuralNet, y: np.ndarray) -> None:
         """Raise for weights of classes that the criterion cannot apply to them."""
         criterion = unwrapped(net.criterion_)
         weight = getattr(criterion, "weight", None)
@@ -264,7 +262,7 @@ class ClassTargets(Targets):
                 f"criterion__weight is of type {weight.dtype}. Pass weight.float()."
             )
 
-    def check_net(self, net: Any) -> None:
+    def check_net(self, net: NeuralNet) -> None:
         """Raise for a net that skorch itself limits to one label per sample."""
         kind = type(net).__name__
         if self.target_type.is_single:
@@ -283,7 +281,7 @@ class ClassTargets(Targets):
                 "train_split=None; if y is one-hot, pass y.argmax(axis=1)."
             )
 
-    def check_held_out(self, dataset: Any, held_out: Any) -> None:
+    def check_held_out(self, dataset: Dataset, held_out: Dataset | None) -> None:
         """Raise for a split with targets of its own that are not coded alike."""
         are_codes = np.array_equal(self.classes, np.arange(len(self.classes)))
         if brings_targets(dataset, held_out) and not are_codes:
@@ -294,18 +292,18 @@ class ClassTargets(Targets):
             )
 
 
-def likelihood_of(net: Any) -> Likelihood | None:
+def likelihood_of(net: NeuralNet) -> Likelihood | None:
     """Return the likelihood that a net's criterion implies; None if unknown."""
     return CRITERIA.get(_criterion(net), (None, ""))[0]
 
 
-def _criterion(net: Any) -> type:
+def _criterion(net: NeuralNet) -> type:
     """Return the class of a net's criterion."""
     criterion = getattr(net, "criterion", None)
     return criterion if isinstance(criterion, type) else type(criterion)
 
 
-def _ignore_index(net: Any) -> int | None:
+def _ignore_index(net: NeuralNet) -> int | None:
     """Return the label to ignore, where a net's criterion has been given one."""
     criterion = getattr(net, "criterion", None)
     if isinstance(criterion, torch.nn.Module):
@@ -314,7 +312,7 @@ def _ignore_index(net: Any) -> int | None:
     return vars(net).get("criterion__ignore_index") if net is not None else None
 
 
-def is_ignored(labels: np.ndarray, net: Any) -> np.ndarray:
+def is_ignored(labels: np.ndarray, net: NeuralNet) -> np.ndarray:
     """Return a mask of labels that a net's criterion ignores, in their shape."""
     index = _ignore_index(net)
     if index is None or labels.dtype.kind not in "iuf":
@@ -322,7 +320,7 @@ def is_ignored(labels: np.ndarray, net: Any) -> np.ndarray:
     return np.asarray(labels == index)
 
 
-def _classes_of_net(net: Any, found: np.ndarray) -> np.ndarray | None:
+def _classes_of_net(net: NeuralNet, found: np.ndarray) -> np.ndarray | None:
     """Return the classes that a fitted net has, if all that were found are in them."""
     try:
         known = np.asarray(net.classes_)

@@ -19,6 +19,7 @@ from scipy.sparse import issparse
 from sklearn.preprocessing import LabelEncoder
 from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
+from skorch import NeuralNet
 from torch import Tensor
 
 from sklaplace.core.checks import warn_user
@@ -45,7 +46,7 @@ class TargetType(ABC):
         """Return targets as an array; raises for targets of another type."""
 
     @abstractmethod
-    def default_net(self, data: TrainingData, n_classes: int) -> Any:
+    def default_net(self, data: TrainingData, n_classes: int) -> NeuralNet:
         """Return the default skorch net."""
 
     def classes(self, labels: np.ndarray) -> np.ndarray:
@@ -99,7 +100,7 @@ class SingleLabel(TargetType):
         """Return labels (n,)."""
         return column_or_1d(y, warn=True)
 
-    def default_net(self, data: TrainingData, n_classes: int) -> Any:
+    def default_net(self, data: TrainingData, n_classes: int) -> NeuralNet:
         """Return a classifier that ends in a softmax; raises for a single class."""
         if n_classes == 1:
             raise ValueError(f"y has 1 class. {ONE_CLASS}")
@@ -172,7 +173,7 @@ class MultiLabel(TargetType):
         """Return moments of the outputs, which are one logit per label."""
         return mean, cov
 
-    def default_net(self, data: TrainingData, n_classes: int) -> Any:
+    def default_net(self, data: TrainingData, n_classes: int) -> NeuralNet:
         """Return a classifier that ends in one sigmoid per label.
 
         Warns of what may be meant as one label.
@@ -236,16 +237,9 @@ class DenseLabel(TargetType):
         logits, cov = likelihood.class_logits(mean, cov)
         return self._positions_last(logits, 1), self._positions_last(cov, cov.ndim - 1)
 
-    def default_net(self, data: TrainingData, n_classes: int) -> Any:
+    def default_net(self, data: TrainingData, n_classes: int) -> NeuralNet:
         """Raise: there is no default net for dense labels."""
         raise ValueError("estimator=None has no network for maps. Pass a skorch net.")
-
-
-# `ClassificationLikelihood.multi_target` -> target type of targets with several columns
-TARGET_TYPES: dict[str, Any] = {
-    "multilabel": lambda shape: MultiLabel(*shape),
-    "dense": DenseLabel,
-}
 
 
 def infer_target_type(y: Any, likelihood: Any) -> TargetType:
@@ -269,11 +263,13 @@ def infer_target_type(y: Any, likelihood: Any) -> TargetType:
         check_classification_targets(y)
         return SingleLabel()
     kind = getattr(likelihood, "multi_target", "multilabel")
-    if kind not in TARGET_TYPES:
+    if kind == "dense":
+        return DenseLabel(shape)
+    if kind != "multilabel":
         likelihood.multilabel()  # raises, naming a likelihood that supports columns
-    if kind == "multilabel" and len(shape) > 1:
+    if len(shape) > 1:
         raise ValueError(
             f"y has shape {(len(y), *shape)}. Pass one label per row, (n,), or a "
             "matrix of labels that are 0 or 1, (n, n_labels)."
         )
-    return TARGET_TYPES[kind](shape)
+    return MultiLabel(*shape)

@@ -1,15 +1,18 @@
 """NumberTargets: regression targets, in columns as the network returns them."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from scipy.sparse import issparse
+from skorch import NeuralNet
+from skorch.dataset import Dataset
 from torch import Tensor
 
-from sklaplace.core.checks import check_positive, warn_user
+from sklaplace.core.checks import warn_user
 from sklaplace.estimators.targets.base import Targets, brings_targets
 from sklaplace.estimators.targets.scaling import TargetScaling
 from sklaplace.likelihoods import (
@@ -60,7 +63,7 @@ class NumberTargets(Targets):
     n_outputs: int
     input_type: InputType
     likelihood: RegressionLikelihood | None
-    sigma_noise: Any
+    sigma_noise: str | ArrayLike
     classifier: str
     distribution: TargetScaling
     normalizes: bool
@@ -75,10 +78,10 @@ class NumberTargets(Targets):
     @classmethod
     def infer(
         cls,
-        y: Any,
+        y: ArrayLike,
         input_type: InputType,
         likelihood: Any,
-        sigma_noise: Any,
+        sigma_noise: str | ArrayLike,
         classifier: str,
         *,
         sample_weight: np.ndarray | None = None,
@@ -97,7 +100,7 @@ class NumberTargets(Targets):
         if np.ndim(sigma_noise) == 0:
             if not normalizes:
                 _warn_of_unequal_scales(columns)
-        elif len(sigma_noise) != columns.shape[1]:
+        elif np.size(sigma_noise) != columns.shape[1]:
             plural = "s" if columns.shape[1] > 1 else ""
             raise ValueError(
                 f"sigma_noise has shape {np.shape(sigma_noise)}, but y has "
@@ -127,7 +130,7 @@ class NumberTargets(Targets):
         return geometric_mean(self.scaling.scale)
 
     @property
-    def noise_proportions(self) -> Any:
+    def noise_proportions(self) -> float | np.ndarray:
         """Noise of each column over their geometric mean, if equal in the network."""
         return self.scaling.scale / self.noise_unit
 
@@ -147,7 +150,9 @@ class NumberTargets(Targets):
         cov = cov * factor**2 if cov.ndim == 2 else cov * factor * factor[:, None]
         return shift + factor * mean, cov
 
-    def noise_of_columns(self, sigma: float, relative: Any) -> Any:
+    def noise_of_columns(
+        self, sigma: float, relative: Sequence[float] | None
+    ) -> float | np.ndarray:
         """Return the noise in the units of ``y``: one number, or one per column."""
         levels = sigma if relative is None else sigma * np.array(relative)
         return levels * self.scaling.scale
@@ -157,7 +162,7 @@ class NumberTargets(Targets):
         n = self.n_outputs
         return np.full(n, scaling.center), np.full(n, scaling.scale)
 
-    def encode(self, y: Any, name: str = "y") -> np.ndarray:
+    def encode(self, y: ArrayLike, name: str = "y") -> np.ndarray:
         """Return targets as (n, n_outputs), in the dtype of the network."""
         y = self.check(y, name)
         columns = y.reshape(len(y), -1)
@@ -172,7 +177,7 @@ class NumberTargets(Targets):
         _check_size(columns, name, 0.0 if name == "y" else SMALLEST, LARGEST)
         return values
 
-    def check(self, y: Any, name: str = "y") -> np.ndarray:
+    def check(self, y: ArrayLike, name: str = "y") -> np.ndarray:
         """Return targets as an array of finite numbers."""
         return _as_numbers(y, name, self.classifier)
 
@@ -190,11 +195,11 @@ class NumberTargets(Targets):
             return likelihood
         return Gaussian(tuple((levels / geometric_mean(levels)).tolist()))
 
-    def default_net(self, data: TrainingData) -> Any:
+    def default_net(self, data: TrainingData) -> NeuralNet:
         """Return the default skorch net."""
         return default_regressor(data.X, data.y, data.sample_weight)
 
-    def check_values(self, net: Any, y: np.ndarray) -> None:
+    def check_values(self, net: NeuralNet, y: np.ndarray) -> None:
         """Raise for targets, or noise, that the likelihood does not have."""
         likelihood = self.likelihood or likelihood_of(net)
         if likelihood is None:
@@ -233,7 +238,7 @@ class NumberTargets(Targets):
             "standard deviation of y, or train longer."
         )
 
-    def check_held_out(self, dataset: Any, held_out: Any) -> None:
+    def check_held_out(self, dataset: Dataset, held_out: Dataset | None) -> None:
         """Raise for a split with targets of its own, which are not normalised."""
         if self.normalizes and brings_targets(dataset, held_out):
             raise ValueError(
@@ -243,10 +248,8 @@ class NumberTargets(Targets):
             )
 
 
-def check_normalize_y(value: Any, is_frozen: bool) -> None:
-    """Raise for what is no flag, or cannot hold for a network that is trained."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"normalize_y={value!r} is not known. Choose True or False.")
+def check_normalize_y(value: bool, is_frozen: bool) -> None:
+    """Raise where targets cannot be normalised, as the network is not trained."""
     if value and is_frozen:
         raise ValueError(
             "normalize_y=True cannot be used with a frozen network, which predicts in "
@@ -266,7 +269,7 @@ def _check_normalizable(likelihood: RegressionLikelihood, n_outputs: int) -> Non
         )
 
 
-def _as_numbers(y: Any, name: str, classifier: str) -> np.ndarray:
+def _as_numbers(y: ArrayLike, name: str, classifier: str) -> np.ndarray:
     """Return targets as an array of finite numbers."""
     if issparse(y):
         raise TypeError(f"{name} is sparse. Use {name}.toarray().")
@@ -275,7 +278,7 @@ def _as_numbers(y: Any, name: str, classifier: str) -> np.ndarray:
     return numbers
 
 
-def likelihood_of(net: Any) -> RegressionLikelihood | None:
+def likelihood_of(net: NeuralNet) -> RegressionLikelihood | None:
     """Return the likelihood that a net's criterion implies; None for others."""
     criterion = getattr(net, "criterion", None)
     kind = criterion if isinstance(criterion, type) else type(criterion)
@@ -284,7 +287,7 @@ def likelihood_of(net: Any) -> RegressionLikelihood | None:
     return cast(RegressionLikelihood, likelihood) if is_known else None
 
 
-def has_noise(likelihood: Any, net: Any) -> bool:
+def has_noise(likelihood: Any, net: NeuralNet) -> bool:
     """Whether a noise level can be chosen; True where the likelihood is unknown."""
     known = likelihood or likelihood_of(net)
     return known is None or bool(known.has_noise)
@@ -326,16 +329,6 @@ def _warn_of_unequal_scales(y: np.ndarray) -> None:
         )
 
 
-def geometric_mean(values: Any) -> float:
+def geometric_mean(values: ArrayLike) -> float:
     """Return the geometric mean of positive numbers."""
     return float(np.exp(np.log(np.atleast_1d(values)).mean()))
-
-
-def check_noise(value: Any, names: Iterable[str]) -> None:
-    """Raise for a noise that is neither positive, one or one per column, nor a name."""
-    check_positive("sigma_noise", value, names, scalar=np.ndim(value) == 0)
-    if np.ndim(value) > 1:
-        raise ValueError(
-            f"sigma_noise has shape {np.shape(value)}. Pass one number, or one per "
-            "column of y."
-        )

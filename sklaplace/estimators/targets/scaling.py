@@ -1,13 +1,12 @@
 """TargetScaling: regression targets in units of their mean and standard deviation."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from sklaplace.networks.default import center_and_scale
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -22,8 +21,8 @@ class TargetScaling:
         Floats where there is one column. By default targets stay as they are.
     """
 
-    center: Any = 0.0
-    scale: Any = 1.0
+    center: float | np.ndarray = 0.0
+    scale: float | np.ndarray = 1.0
 
     @classmethod
     def of(cls, y: Array, weights: Array | None) -> "TargetScaling":
@@ -35,23 +34,16 @@ class TargetScaling:
         center, scale = center_and_scale(y.astype(np.float64), given)
         return cls(center, scale) if len(scale) > 1 else cls(center[0], scale[0])
 
-    @property
-    def is_identity(self) -> bool:
-        """Whether targets stay as they are."""
-        return bool(np.all(self.center == 0) and np.all(self.scale == 1))
-
     def normalized(self, y: Array) -> Array:
         """Return ``z`` of targets (n, n_outputs)."""
-        return y if self.is_identity else (y - self.center) / self.scale
+        return np.asarray((y - self.center) / self.scale)
 
     def restored(self, z: Array) -> Array:
         """Return ``y`` of targets (n, n_outputs) or (n, n_outputs, m)."""
-        if self.is_identity:
-            return z
         shape = (-1, *(1,) * (z.ndim - 2))
         center, scale = (np.reshape(v, shape) for v in (self.center, self.scale))
         return np.asarray(center + scale * z)
 
     def restored_variance(self, variance: Array) -> Array:
         """Return variances or covariances of ``y``, (..., n_outputs)."""
-        return variance if self.is_identity else np.asarray(variance * self.scale**2)
+        return np.asarray(variance * self.scale**2)

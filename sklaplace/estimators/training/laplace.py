@@ -6,14 +6,14 @@ its Jacobian, and single weights are selected once it has been trained.
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
-import torch
+import numpy as np
 from sklearn.base import clone
+from skorch import NeuralNet
 from skorch.callbacks import (
     BatchScoring,
     EarlyStopping,
@@ -44,11 +44,12 @@ from sklaplace.curvature.subsets import CRITERION, N_WEIGHTS, select
 from sklaplace.estimators.options.laplace import (
     LaplaceOptions,
     check_earlier_layout,
-    check_shapes,
+    check_prior_shape,
     check_structure_bytes,
 )
 from sklaplace.estimators.predicting.output_model import check_covariances
 from sklaplace.estimators.targets.base import brings_targets
+from sklaplace.estimators.training.prior_callback import given_callbacks
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
@@ -101,14 +102,10 @@ class LaplaceTrainer(Trainer):
     ) -> TrainedNetwork:
         """Return the trained network with the samples it has and has not seen."""
         trained = super().train(data, validation, fit_params)
-        if not self._selects_weights:
+        if not self.options.selects_weights:
             return trained
         self._warn_of_all_weights(trained)
-        options = {"indices": self._selected_weights(trained)}
-        spec = self.infer_spec(
-            trained.net, trained.train, is_trained=True, options=options
-        )
-        return replace(trained, spec=spec)
+        return self.including(trained, [])
 
     def hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
         """Split samples for tuning off, if there are enough and the net is trained.
@@ -124,7 +121,7 @@ class LaplaceTrainer(Trainer):
             return data, None
         return super().hold_out(data)
 
-    def own_split(self, net: Any, data: TrainingData) -> tuple[Any, Any] | None:
+    def own_split(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any] | None:
         """Return the samples that a frozen net has and has not seen, if it shows."""
         is_used = self.is_frozen and self.options.tunes_on_held_out
         if not is_used or data.sample_weight is not None or is_stream(data.X):
@@ -177,7 +174,9 @@ class LaplaceTrainer(Trainer):
         networks, device = [], getattr(self.estimator, "device", "cpu")
         for n, fold in enumerate(progress.tracked(folds, "folds", len(folds))):
             seen, held_out = map(data.take, fold)
-            with private_rng((self.seed + n) % 2**32, device), _no_warnings():
+            # warnings of the training on all samples would be repeated
+            ignored = warnings.catch_warnings(action="ignore")
+            with private_rng((self.seed + n) % 2**32, device), ignored:
                 trainer = self._quiet(held_out)
                 networks.append(trainer.train(seen, held_out, fit_params))
         return networks
@@ -190,9 +189,9 @@ class LaplaceTrainer(Trainer):
         if self.estimator is None:
             return replace(self, is_part=True)
         net = clone(self.estimator).set_params(verbose=0)
-        if callbacks := _callbacks(net):  # bars are shown whatever verbose is
-            kept = [c for c in callbacks if _kind(c) is not ProgressBar]
-            net.set_params(callbacks=kept)
+        if kinds := _kinds(net):  # bars are shown whatever verbose is
+            entries = zip(net.callbacks, kinds, strict=True)
+            net.set_params(callbacks=[e for e, kind in entries if kind != ProgressBar])
         if net.train_split:
             net.set_params(train_split=predefined_split(held_out.dataset(net)))
         return replace(self, estimator=net, brings_encoded=True, is_part=True)
@@ -210,13 +209,6 @@ class LaplaceTrainer(Trainer):
             )
 
     # ----------------------------------------------------------------- subnetworks
-    @property
-    def _selects_weights(self) -> bool:
-        """Whether single weights are selected by the trained network."""
-        # a list of names is compared with a name, and is not equal
-        is_subnetwork = self.options.subset_of_weights == "subnetwork"
-        return is_subnetwork and "indices" not in self.options.subset_params
-
     def _warn_of_all_weights(self, trained: TrainedNetwork) -> None:
         """Warn where a subnetwork of the default size is the whole network."""
         n = trained.spec.layout.n_parameters
@@ -229,11 +221,14 @@ class LaplaceTrainer(Trainer):
 
     def _selected_weights(self, trained: TrainedNetwork) -> Tensor:
         """Return the indices of the weights with the largest scores."""
-        forward = trained.forward()
-        elements = self.options.row_elements(trained.spec)
+        forward, options = trained.forward(), self.options
+        elements = options.row_elements(trained.spec)
         batches = trained.batches(
-            trained.train, self.options.batch_size, row_elements=elements
+            trained.train, options.batch_size, row_elements=elements
         )
+        by = options.subset_params.get("by", CRITERION)
+        known = options.subset_params.keys() & SCORES[by].checks.keys()
+        given = {name: options.subset_params[name] for name in known}
         with forward.frozen():
             layout = select(forward, spread_rows(trained.net, trained.train), "all", {})
             problem = SelectionProblem(
@@ -244,27 +239,21 @@ class LaplaceTrainer(Trainer):
                 batch_size=batches.batch_size,
                 seed=self.seed,
             )
-            given = self.options.subset_params
-            by = given.get("by", CRITERION)
-            options = {k: v for k, v in given.items() if k in SCORES[by].checks}
-            n_weights = trained.spec.layout.n_parameters
-            return choose(problem, by, n_weights, **options)
+            return choose(problem, by, trained.spec.layout.n_parameters, **given)
 
     # --------------------------------------------------------------- specification
     def including(self, network: TrainedNetwork, batches: list[Any]) -> TrainedNetwork:
         """Return a network whose layout is inferred from further batches as well."""
         options = None
-        if self._selects_weights:
+        if self.options.selects_weights:
             options = {"indices": self._selected_weights(network)}
-        given = network.net, network.train
-        spec = self.infer_spec(
-            *given, is_trained=True, options=options, further=batches
-        )
+        fixed: dict[str, Any] = {"options": options, "further": batches}
+        spec = self.infer_spec(network.net, network.train, is_trained=True, **fixed)
         return replace(network, spec=spec)
 
     def infer_spec(
         self,
-        net: Any,
+        net: NeuralNet,
         dataset: Any,
         *,
         is_trained: bool,
@@ -282,11 +271,24 @@ class LaplaceTrainer(Trainer):
         self._check_spec(spec)
         device = device_of(net)
         n_rows, n_columns = len(dataset) * spec.n_outputs, spec.n_outputs
-        check_structure_bytes(self.options, spec.layout, device, n_rows, n_columns)
+        check_structure_bytes(
+            self.options.hessian_structure,
+            spec.layout,
+            device,
+            n_rows=None if self.options.is_exact else n_rows,
+            n_columns=n_columns,
+            is_last_layer=self.options.subset_of_weights == "last_layer",
+            params=self.options.structure_params,
+        )
         if self.takes_covariances:
             check_covariances(spec)
         if self.options.refits(spec, len(dataset)):
-            _check_refit_bytes(spec, len(dataset), device)
+            require_bytes(
+                refit_bytes(spec.layout, len(dataset), spec.n_outputs),
+                device,
+                f"refitting the last layer on {len(dataset):,} rows",
+                "use refine=False, or fewer rows",
+            )
         return spec
 
     def check_trained(self, network: TrainedNetwork) -> None:
@@ -301,7 +303,13 @@ class LaplaceTrainer(Trainer):
 
     def _check_spec(self, spec: NetworkSpec) -> None:
         """Raise for options that do not match the layers, or the likelihood."""
-        check_shapes(self.options, spec.layout)
+        options, p = self.options, spec.layout.n_parameters
+        check_prior_shape(options.prior_precision, options.prior_structure, spec.layout)
+        if np.shape(options.prior_mean) not in ((), (p,)):
+            raise ValueError(
+                f"prior_mean has shape {np.shape(options.prior_mean)}. Use one number, "
+                f"or one per selected weight: shape ({p},)."
+            )
         check_earlier_layout(self.options.prior, spec.layout)
         if self.options.refine is True:
             self._check_refine(spec)
@@ -323,17 +331,7 @@ class LaplaceTrainer(Trainer):
             )
 
 
-def _check_refit_bytes(spec: NetworkSpec, n_rows: int, device: torch.device) -> None:
-    """Raise if the samples for refitting do not fit into memory."""
-    require_bytes(
-        refit_bytes(spec.layout, n_rows, spec.n_outputs),
-        device,
-        f"refitting the last layer on {n_rows:,} rows",
-        "use refine=False, or fewer rows",
-    )
-
-
-def _has_others(net: Any, trained: TrainedNetwork) -> bool:
+def _has_others(net: NeuralNet, trained: TrainedNetwork) -> bool:
     """Whether a ``train_split`` has brought enough samples that are not of the data."""
     if not getattr(net, "train_split", None):
         return False
@@ -341,27 +339,11 @@ def _has_others(net: Any, trained: TrainedNetwork) -> bool:
     return brings_targets(trained.train, others) and len(others) >= MIN_HELD_OUT
 
 
-def _is_silent(net: Any) -> bool:
+def _is_silent(net: NeuralNet) -> bool:
     """Whether all callbacks of a net, if any, are known to write nothing."""
-    return all(_kind(callback) in SILENT for callback in _callbacks(net))
+    return SILENT.issuperset(_kinds(net))
 
 
-def _callbacks(net: Any) -> list[Any]:
-    """Return the callbacks that a net was given, which may be named."""
-    given = getattr(net, "callbacks", None)
-    return list(given) if isinstance(given, (list, tuple)) else []
-
-
-def _kind(callback: Any) -> type:
-    """Return the class of a callback, which may be named."""
-    found = callback[1] if isinstance(callback, tuple) else callback
-    return found if isinstance(found, type) else type(found)
-
-
-@contextmanager
-def _no_warnings() -> Iterator[None]:
-    """No warnings, which those of the training on all samples would repeat."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield
+def _kinds(net: NeuralNet) -> list[type]:
+    """Return the classes of the callbacks that a net was given."""
+    return [c if isinstance(c, type) else type(c) for c in given_callbacks(net)]

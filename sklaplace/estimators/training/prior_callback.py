@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from skorch import NeuralNet
 from skorch.callbacks import Callback
 from skorch.dataset import unpack_data
 from torch import Tensor, nn
@@ -53,7 +54,8 @@ class _Training:
 class PriorCallback(Callback, ABC):
     """Base of the callbacks that train a net under a Gaussian prior.
 
-    Derived classes are dataclasses of their settings.
+    Derived classes are dataclasses of their settings. Weights have one prior: two
+    callbacks of a net select weights of different parameters.
     """
 
     def __repr__(self) -> str:
@@ -66,7 +68,9 @@ class PriorCallback(Callback, ABC):
         ]
         return f"{type(self).__name__}({', '.join(changed)})"
 
-    def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **kw: Any) -> None:
+    def on_train_begin(
+        self, net: NeuralNet, X: Any = None, y: Any = None, **kw: Any
+    ) -> None:
         """Check the settings; delete the attributes of an earlier training."""
         for name in [name for name in vars(self) if name.endswith("_")]:
             delattr(self, name)
@@ -74,7 +78,11 @@ class PriorCallback(Callback, ABC):
         check_device(net)
 
     def on_epoch_begin(
-        self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kw: Any
+        self,
+        net: NeuralNet,
+        dataset_train: Any = None,
+        dataset_valid: Any = None,
+        **kw: Any,
     ) -> None:
         """Before the first step: infer the network's specification and check it."""
         if hasattr(self, "training_"):
@@ -92,7 +100,7 @@ class PriorCallback(Callback, ABC):
         self.training_ = _Training(spec, layout, dataset_train)
 
     def on_grad_computed(
-        self, net: Any, named_parameters: Any, batch: Any = None, **kw: Any
+        self, net: NeuralNet, named_parameters: Any, batch: Any = None, **kw: Any
     ) -> None:
         """Add the prior's gradient to that of the criterion."""
         training, module = self.training_, unwrapped(net.module_)
@@ -101,7 +109,9 @@ class PriorCallback(Callback, ABC):
         gradient = self._prior_gradient(training.layout.read(module))
         add_to_gradients(training.layout, module, scale / self._loss_scale() * gradient)
 
-    def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kw: Any) -> None:
+    def on_train_end(
+        self, net: NeuralNet, X: Any = None, y: Any = None, **kw: Any
+    ) -> None:
         """Delete what only the training needs."""
         self.__dict__.pop("training_", None)
 
@@ -110,11 +120,11 @@ class PriorCallback(Callback, ABC):
         """Raise for settings that are not valid."""
 
     @abstractmethod
-    def _subset(self, net: Any) -> Any:
+    def _subset(self, net: NeuralNet) -> Any:
         """Return the weights with the prior, as `infer_network_spec` takes them."""
 
     @abstractmethod
-    def _begin(self, net: Any, spec: NetworkSpec, n_rows: int) -> Layout:
+    def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
         """Prepare for the first step; return the weights that have the prior."""
 
     @abstractmethod
@@ -126,8 +136,17 @@ class PriorCallback(Callback, ABC):
         """Return the factor of the loss in the negative log-posterior, ()."""
 
 
+def given_callbacks(net: NeuralNet) -> list[Callback | type[Callback]]:
+    """Return the callbacks that a net was given, without their names."""
+    given = getattr(net, "callbacks", None)
+    entries = given if isinstance(given, list | tuple) else []
+    return [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
+
+
 # ----------------------------------------------------------------------- gradients
-def criterion_scale(net: Any, spec: NetworkSpec, y: Tensor, n_rows: int) -> Tensor:
+def criterion_scale(
+    net: NeuralNet, spec: NetworkSpec, y: Tensor, n_rows: int
+) -> Tensor:
     """Return the ratio of the criterion to the summed loss over N samples, ().
 
     The criterion of a batch is ``u · Σ w · loss`` plus a constant. A batch of b
@@ -213,7 +232,7 @@ def _adapted(raw: Tensor, likelihood: Any) -> Any:
     return likelihood.multilabel() if has_columns and is_bernoulli else likelihood
 
 
-def _check_labels(net: Any, data: Any, spec: NetworkSpec) -> None:
+def _check_labels(net: NeuralNet, data: Any, spec: NetworkSpec) -> None:
     """Raise for samples that the criterion ignores, but the curvature would not."""
     if spec.likelihood.noun != "class":
         return
@@ -235,11 +254,14 @@ def _targets(dataset: Any) -> np.ndarray | None:
     return y if isinstance(y, np.ndarray) else None
 
 
-def _check_single(net: Any, layout: Layout) -> None:
-    """Raise for a second callback with a prior over the same weights."""
+def _check_single(net: NeuralNet, layout: Layout) -> None:
+    """Raise for a second callback with a prior over the same parameters."""
+    names = {block.name for block in layout.blocks}
     for _, other in net.callbacks_:
         training = vars(other).get("training_")
-        if isinstance(training, _Training) and _overlap(layout, training.layout):
+        if not isinstance(training, _Training):
+            continue
+        if names & {block.name for block in training.layout.blocks}:
             raise ValueError(
                 f"{type(other).__name__} among the callbacks has a prior over the same "
                 "weights already. Weights have one: leave one of the callbacks out, or "
@@ -247,18 +269,7 @@ def _check_single(net: Any, layout: Layout) -> None:
             )
 
 
-def _overlap(one: Layout, other: Layout) -> bool:
-    """Whether two layouts have a weight in common."""
-    selected = {block.name: block.indices for block in other.blocks}
-    for block in one.blocks:
-        if block.name in selected:
-            mine, theirs = block.indices, selected[block.name]
-            if mine is None or theirs is None or bool(torch.isin(mine, theirs).any()):
-                return True
-    return False
-
-
-def _check_optimizer(net: Any, layout: Layout) -> None:
+def _check_optimizer(net: NeuralNet, layout: Layout) -> None:
     """Raise for weight decay of the same weights, and for line searches."""
     parameters = dict(unwrapped(net.module_).named_parameters())
     selected = {id(parameters[block.name]) for block in layout.blocks}

@@ -4,15 +4,15 @@ Arrays are validated as everywhere in scikit-learn; dicts of arrays and torch da
 are passed to skorch unchanged.
 """
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.sparse import issparse
-from sklearn.base import is_classifier
+from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import (
     _check_sample_weight,
@@ -20,16 +20,18 @@ from sklearn.utils.validation import (
     check_consistent_length,
     validate_data,
 )
+from skorch import NeuralNet
 from skorch.helper import SliceDataset
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from sklaplace.core.checks import check_arrays, naming, warn_user
 from sklaplace.core.trees import leaves, mapped
-from sklaplace.estimators.options.given_net import inner_net
+from sklaplace.estimators.targets.base import Targets
 from sklaplace.estimators.training.trainer import check_applicable
 from sklaplace.networks.arrays import as_array, check_columns, detached
 from sklaplace.networks.data import (
+    InputType,
     TrainingData,
     as_given,
     check_length,
@@ -41,6 +43,9 @@ from sklaplace.networks.stored import StoredArray, check_file, is_stored
 
 # A mean of the positive weights below it, or above its inverse, is warned of.
 SMALLEST_MEAN_WEIGHT = 0.1
+
+# inputs and targets to checked ones: ``check(X, y, reset=...)``
+CheckSamples = Callable[..., tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -63,20 +68,52 @@ class Samples:
 
     X: Any
     y: Any
-    sample_weight: Any
-    X_val: Any
-    y_val: Any
-    fit_params: dict[str, Any]
+    sample_weight: Any = None
+    _: KW_ONLY
+    X_val: Any = None
+    y_val: Any = None
+    fit_params: dict[str, Any] = field(default_factory=dict)
     classes: np.ndarray | None = None
     is_part: bool = False
 
 
+@dataclass(frozen=True)
+class EncodedData:
+    """Samples as the network takes them.
+
+    Attributes
+    ----------
+    targets : Targets
+        The encoding of ``y``.
+    data : TrainingData
+        Training samples.
+    validation : TrainingData or None
+        Samples that the network does not see.
+    """
+
+    targets: Targets
+    data: TrainingData
+    validation: TrainingData | None
+
+
 def encode_samples(
-    model: Any, samples: Samples
-) -> tuple[TrainingData, TrainingData | None]:
+    samples: Samples,
+    owner: str,
+    check: CheckSamples,
+    infer: Callable[[Any, Samples], Targets],
+) -> EncodedData:
     """Return training and validation data, checked and encoded.
 
-    Sets ``n_features_in_``, ``feature_names_in_`` and what targets are encoded by.
+    Parameters
+    ----------
+    samples : Samples
+        As they were passed.
+    owner : str
+        Name of the estimator, for messages.
+    check : callable
+        ``check(X, y, reset=...)`` returns inputs and targets, checked.
+    infer : callable
+        ``infer(y, samples)`` returns the encoding of checked targets.
     """
     if (samples.X_val is None) != (samples.y_val is None):
         missing = "y_val" if samples.y_val is None else "X_val"
@@ -88,27 +125,26 @@ def encode_samples(
     check_loader(samples.X)
     if samples.y is None:
         raise ValueError(
-            f"{type(model).__name__} requires y to be passed, but the target y is "
+            f"{owner} requires y to be passed, but the target y is "
             "None. For a torch Dataset of pairs, pass all targets as an array: "
             "fit(dataset, [y for _, y in dataset])."
         )
-    model._input_type = input_type(inner_net(model.estimator))
-    X, y = model._check_samples(samples.X, samples.y, reset=True)
+    X, y = check(samples.X, samples.y, reset=True)
     if samples.sample_weight is not None:
         weights = as_weights(
             samples.sample_weight, y.shape[0], ensure_non_negative=True
         )
         samples = replace(samples, sample_weight=weights)
     with naming(y="y"):
-        model._targets = model._infer_targets(y, samples)
-    data = weighted_data(model, X, y, samples.sample_weight)
+        targets = infer(y, samples)
+    data = weighted_data(targets, X, y, samples.sample_weight)
     if samples.X_val is None:
-        return data, None
+        return EncodedData(targets, data, None)
     with naming(X="X_val", y="y_val"):
-        X, y = model._check_samples(samples.X_val, samples.y_val, reset=False)
-        validation = weighted_data(model, X, y, None, name="y_val")
+        X, y = check(samples.X_val, samples.y_val, reset=False)
+        validation = weighted_data(targets, X, y, None, name="y_val")
     _warn_of_other_ranges(data.X, validation.X)
-    return data, validation
+    return EncodedData(targets, data, validation)
 
 
 def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
@@ -131,11 +167,23 @@ def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
 
 
 def weighted_data(
-    model: Any, X: Any, y: Any, sample_weight: Any, name: str = "y"
+    targets: Targets, X: Any, y: Any, sample_weight: ArrayLike | None, name: str = "y"
 ) -> TrainingData:
-    """Return encoded samples with weights, if any; those of weight zero are dropped."""
-    data = TrainingData(X, model._targets.encode(y, name), None)
-    own = model._targets.sample_weight(data.y)
+    """Return encoded samples with weights, if any; samples of weight zero are dropped.
+
+    Parameters
+    ----------
+    targets : Targets
+        The encoding of ``y``.
+    X, y
+        Checked samples.
+    sample_weight : array-like of shape (n,) or None
+        Weights of the samples.
+    name : str
+        Name of the targets, for messages.
+    """
+    data = TrainingData(X, targets.encode(y, name), None)
+    own = targets.sample_weight(data.y)
     if sample_weight is None:
         return data if own is None else data.weighted(own)
     weights = as_weights(sample_weight, len(data.y), ensure_non_negative=True)
@@ -176,35 +224,134 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
         )
 
 
-@naming(X="X", y="y")
-def check_samples(model: Any, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
-    """Return inputs, checked and cast, and targets, checked."""
-    check_loader(X)
-    check_arrays(X=X, y=y)
-    check_file(y, "y")
-    if is_opaque(X):
-        X, y = as_given(X, model._input_type.dtype), _as_targets(y, allow_nd=True)
-        check_length(X, y)
-        if reset:  # set by an earlier fit on arrays
-            for name in ("n_features_in_", "feature_names_in_", "_n_axes"):
-                vars(model).pop(name, None)
+@dataclass(frozen=True)
+class InputForm(InputType):
+    """Form of inputs: their dtype, and the number of axes that they had in fit.
+
+    Attributes
+    ----------
+    n_axes : int or None
+        None before fit, and where only the network can check inputs.
+    takes_arrays : bool
+        Whether inputs are read as a whole, as the default network needs them.
+    """
+
+    n_axes: int | None = None
+    takes_arrays: bool = False
+
+    @classmethod
+    def of(cls, net: NeuralNet) -> "InputForm":
+        """Return the form of the inputs of a skorch net; None is the default net."""
+        return cls(**vars(input_type(net)), takes_arrays=net is None)
+
+    def seen(self, X: Any) -> "InputForm":
+        """Return the form of checked inputs of fit."""
+        return replace(self, n_axes=None if is_opaque(X) else len(X.shape))
+
+    @naming(X="X", y="y")
+    def check_samples(
+        self, owner: BaseEstimator, X: Any, y: Any, *, reset: bool, allow_nd: bool
+    ) -> tuple[Any, Any]:
+        """Return inputs, checked and cast, and targets, checked.
+
+        Parameters
+        ----------
+        owner : BaseEstimator
+            Keeps number and names of features for scikit-learn.
+        X, y
+            Samples as they were passed.
+        reset : bool
+            Whether they are samples of fit.
+        allow_nd : bool
+            Whether targets may have more than two axes.
+        """
+        check_loader(X)
+        check_arrays(X=X, y=y)
+        check_file(y, "y")
+        if is_opaque(X):
+            X, y = as_given(X, self.dtype), _as_targets(y, allow_nd=True)
+            check_length(X, y)
+            if reset:  # set by an earlier fit on arrays
+                for name in ("n_features_in_", "feature_names_in_"):
+                    vars(owner).pop(name, None)
+            return X, y
+        X = self._cast(owner, X, reset=reset)
+        y = _as_targets(y, allow_nd=allow_nd)
+        check_consistent_length(X, y)
         return X, y
-    X = _cast_inputs(model, X, reset=reset)
-    y = _as_targets(y, allow_nd=is_classifier(model))
-    check_consistent_length(X, y)
-    return X, y
 
-
-@naming(X="X")
-def check_inputs(model: Any, X: Any) -> Any:
-    """Return inputs to predict, checked and cast."""
-    check_loader(X)
-    check_arrays(X=X)
-    if is_opaque(X):
-        X = as_given(X, model._input_type.dtype)
+    @naming(X="X")
+    def check_inputs(self, owner: BaseEstimator, X: Any, net: NeuralNet) -> Any:
+        """Return inputs to predict by a trained net, checked and cast."""
+        check_loader(X)
+        check_arrays(X=X)
+        if not is_opaque(X):
+            return self._cast(owner, X, reset=False)
+        X = as_given(X, self.dtype)
         count_rows(X)  # refuses streams
-        return applicable(model, X)
-    return _cast_inputs(model, X, reset=False)
+        return applicable(net, X)
+
+    def _cast(
+        self, owner: BaseEstimator, X: Any, *, reset: bool
+    ) -> np.ndarray | StoredArray:
+        """Return array-like inputs in the dtype of the network, checked."""
+        check_file(X, "X")
+        if is_stored(X):
+            return self._stored(owner, X, reset=reset)
+        check_columns(X, "X")
+        X = np.asarray(X) if isinstance(X, SliceDataset) else detached(X)
+        if getattr(X, "ndim", 0) > 1:  # before their features are compared
+            self._check_axes(X)
+        # casting makes None and "nan" NaN, so that values are checked after it
+        options = {"dtype": None, "allow_nd": True, "ensure_all_finite": False}
+        X = validate_data(owner, X, reset=reset, **options)
+        self._check_axes(X)
+        return self.inputs(X)
+
+    def _stored(
+        self, owner: BaseEstimator, X: Any, *, reset: bool
+    ) -> np.ndarray | StoredArray:
+        """Return inputs that are cast as they are read; inputs of fit are checked."""
+        if X.ndim < 2:
+            raise ValueError(
+                f"X has the shape {X.shape}. Pass an array of shape (n, ...), one row "
+                "per sample."
+            )
+        self._check_axes(X)
+        inputs = StoredArray(X, self.inputs)
+        count_rows(inputs)
+        validate_data(owner, X, reset=reset, skip_check_array=True)
+        if reset and self.takes_arrays:
+            return np.asarray(inputs)
+        for _ in inputs.blocks() if reset else ():  # raises for values not finite
+            pass
+        return inputs
+
+    def _check_axes(self, X: Any) -> None:
+        """Raise for inputs with another number of axes than in fit, if it is known."""
+        if self.n_axes is not None and X.ndim != self.n_axes:
+            raise ValueError(
+                f"X has shape {tuple(X.shape)} with {X.ndim} axes, but X in fit had "
+                f"{self.n_axes}. Pass samples of the shape that they had in fit."
+            )
+
+    def cast_tensors(self, x: Any, module: nn.Module) -> Any:
+        """Return tensors in the dtype of a trained module, in their graph."""
+        parts = [] if issparse(x) else list(leaves(x))
+        if not parts or not all(isinstance(part, Tensor) for part in parts):
+            raise TypeError(
+                f"x is of type {type(x).__name__}; predictive needs tensors. Use "
+                "torch.as_tensor(x), or latent_mean_and_variance for arrays."
+            )
+        if any(part.ndim == 0 or len(part) == 0 for part in parts):
+            raise ValueError("x has no rows. Pass a tensor of shape (b, ...), b > 0.")
+        dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
+
+        def cast(leaf: Tensor) -> Tensor:
+            is_index = self.keeps_integers and not leaf.is_floating_point()
+            return leaf if is_index else leaf.to(dtype)
+
+        return mapped(cast, x)
 
 
 def check_loader(X: Any, method: str = "fit") -> None:
@@ -218,92 +365,10 @@ def check_loader(X: Any, method: str = "fit") -> None:
 
 
 @naming(X="X")
-def applicable(model: Any, X: Any) -> Any:
-    """Return checked inputs; raises where the fitted network cannot be applied."""
-    check_applicable(model.estimator_, X)
+def applicable(net: NeuralNet, X: Any) -> Any:
+    """Return checked inputs; raises where a trained net cannot be applied to them."""
+    check_applicable(net, X)
     return X
-
-
-def _cast_inputs(model: Any, X: Any, *, reset: bool) -> np.ndarray | StoredArray:
-    """Return array-like inputs in the dtype of the network, checked."""
-    check_file(X, "X")
-    if is_stored(X):
-        return _stored_inputs(model, X, reset=reset)
-    check_columns(X, "X")
-    X = np.asarray(X) if isinstance(X, SliceDataset) else detached(X)
-    n_axes = None if reset else getattr(model, "_n_axes", None)
-    if getattr(X, "ndim", 0) > 1:  # before their features are compared
-        _check_axes(X, n_axes)
-    if reset or not _is_as_in_fit(model, X):
-        # casting makes None and "nan" NaN, so that values are checked after it
-        options = {"dtype": None, "allow_nd": True, "ensure_all_finite": False}
-        X = validate_data(model, X, reset=reset, **options)
-    _check_axes(X, n_axes)
-    if reset:
-        model._n_axes = X.ndim
-    inputs: np.ndarray = model._input_type.inputs(X)
-    return inputs
-
-
-def _is_as_in_fit(model: Any, X: Any) -> bool:
-    """Whether `validate_data`, which takes long, would return an array as it is."""
-    is_numeric = type(X) is np.ndarray and X.dtype.kind in "fiu"
-    n_features = getattr(model, "n_features_in_", None)
-    names = getattr(model, "feature_names_in_", None)
-    return is_numeric and names is None and X.size > 0 and X.shape[1:2] == (n_features,)
-
-
-def _stored_inputs(model: Any, X: Any, *, reset: bool) -> np.ndarray | StoredArray:
-    """Return inputs that are cast as they are read; those of fit are checked here.
-
-    The default network is trained on all samples at once.
-    """
-    if X.ndim < 2:
-        raise ValueError(
-            f"X has the shape {X.shape}. Pass an array of shape (n, ...), one row per "
-            "sample."
-        )
-    _check_axes(X, None if reset else getattr(model, "_n_axes", None))
-    inputs = StoredArray(X, model._input_type.inputs)
-    count_rows(inputs)
-    validate_data(model, X, reset=reset, skip_check_array=True)
-    if reset:
-        model._n_axes = X.ndim
-        if inner_net(model.estimator) is None:
-            return np.asarray(inputs)
-        for _ in inputs.blocks():  # raises for values that are not finite
-            pass
-    return inputs
-
-
-def cast_tensors(model: Any, x: Any) -> Any:
-    """Return tensors in the dtype of the fitted network, in their graph."""
-    parts = [] if issparse(x) else list(leaves(x))
-    if not parts or not all(isinstance(part, Tensor) for part in parts):
-        raise TypeError(
-            f"x is of type {type(x).__name__}; predictive needs tensors. Use "
-            "torch.as_tensor(x), or latent_mean_and_variance for arrays."
-        )
-    if any(part.ndim == 0 or len(part) == 0 for part in parts):
-        raise ValueError("x has no rows. Pass a tensor of shape (b, ...), b > 0.")
-    parameters = model.estimator_.module_.parameters()
-    dtype = next(p.dtype for p in parameters if p.is_floating_point())
-    keeps_integers = model._input_type.keeps_integers
-
-    def cast(leaf: Tensor) -> Tensor:
-        is_index = keeps_integers and not leaf.is_floating_point()
-        return leaf if is_index else leaf.to(dtype)
-
-    return mapped(cast, x)
-
-
-def _check_axes(X: Any, expected: int | None) -> None:
-    """Raise for inputs with another number of axes than in fit, where that is known."""
-    if expected is not None and X.ndim != expected:
-        raise ValueError(
-            f"X has shape {tuple(X.shape)} with {X.ndim} axes, but X in fit had "
-            f"{expected}. Pass samples of the shape that they had in fit."
-        )
 
 
 def _as_targets(y: Any, *, allow_nd: bool) -> Any:
@@ -324,7 +389,7 @@ def _as_targets(y: Any, *, allow_nd: bool) -> Any:
 def draw_seed(random_state: Any) -> int:
     """Return a seed from ``random_state``, never from the global generator."""
     if random_state is None:  # entropy of the operating system
-        random_state = np.random.RandomState(int.from_bytes(os.urandom(4), "little"))
+        random_state = np.random.RandomState()
     generator: np.random.RandomState = check_random_state(random_state)
     return int(generator.randint(np.iinfo(np.int32).max))
 

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.base import clone
+from skorch import NeuralNet
+from skorch.dataset import Dataset
 from torch.utils.data import Subset
 
 from sklaplace.core import progress
@@ -119,7 +121,7 @@ class Trainer:
             return data, None
         return data.take(parts[0]), data.take(parts[1])
 
-    def own_split(self, net: Any, data: TrainingData) -> tuple[Any, Any] | None:
+    def own_split(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any] | None:
         """Return the samples that a frozen net has and has not seen, if it shows."""
         return None
 
@@ -131,7 +133,7 @@ class Trainer:
         return Descent(trained.net, trained.train, decays, self.seed)
 
     # ------------------------------------------------- what kinds of training change
-    def new_net(self, data: TrainingData) -> Any:
+    def new_net(self, data: TrainingData) -> NeuralNet:
         """Return the net to train: a clone, or a copy of a frozen one."""
         net = inner_net(self.estimator)
         if net is None:
@@ -142,12 +144,14 @@ class Trainer:
     def require_no_held_out(self) -> None:
         """Raise where held-out samples are required, and there are none."""
 
-    def infer_spec(self, net: Any, dataset: Any, *, is_trained: bool) -> OutputSpec:
+    def infer_spec(
+        self, net: NeuralNet, dataset: Any, *, is_trained: bool
+    ) -> OutputSpec:
         """Return the meaning of a net's outputs; raises for what does not fit."""
         samples = spread_rows(net, dataset)
         return infer_output_spec(net, samples, **self.spec_options(is_trained))
 
-    def before_training(self, net: Any, spec: OutputSpec, held_out: Any) -> None:
+    def before_training(self, net: NeuralNet, spec: OutputSpec, held_out: Any) -> None:
         """Check and prepare an initialised net before its first step."""
 
     def training_mixins(self) -> tuple[type, ...]:
@@ -156,7 +160,7 @@ class Trainer:
 
     def learn(
         self,
-        net: Any,
+        net: NeuralNet,
         data: TrainingData,
         validation: TrainingData | None,
         fit_params: dict[str, Any],
@@ -176,14 +180,14 @@ class Trainer:
     # ------------------------------------------------------------------- training
     def train_net(
         self,
-        net: Any,
+        net: NeuralNet,
         data: TrainingData,
         validation: TrainingData | None,
         fit_params: dict[str, Any],
     ) -> tuple[Any, Any]:
         """Train a net; all checks run on the initialised net before its first step."""
 
-        def check(dataset: Any, held_out: Any) -> None:
+        def check(dataset: Dataset, held_out: Dataset | None) -> None:
             if isinstance(held_out, Subset) and held_out.dataset is dataset:
                 require_choice(dataset)
             if not self.brings_encoded:
@@ -211,7 +215,7 @@ class Trainer:
         _check_history(net)
         return seen, held_out
 
-    def _accept_interrupt(self, net: Any, n_epochs: int) -> None:
+    def _accept_interrupt(self, net: NeuralNet, n_epochs: int) -> None:
         """Warn of weights that are learned in part, or raise KeyboardInterrupt."""
         epochs = [*net.history]
         has_learned = any("train_loss" in b for e in epochs for b in e["batches"])
@@ -235,7 +239,7 @@ class Trainer:
         }
 
 
-def check_applicable(net: Any, X: Any) -> None:
+def check_applicable(net: NeuralNet, X: Any) -> None:
     """Raise where a net cannot be applied to inputs that only it can check.
 
     Those are dicts and datasets: arrays have been compared with the training data.
@@ -245,14 +249,14 @@ def check_applicable(net: Any, X: Any) -> None:
             raw_outputs(net, first_rows(net, net.get_dataset(X)))
 
 
-def _check_validation(net: Any, validation: TrainingData | None) -> None:
+def _check_validation(net: NeuralNet, validation: TrainingData | None) -> None:
     """Raise where a net cannot be applied to samples that it is to be tuned on."""
     if validation is not None:
         with naming(X="X_val"):
             check_applicable(net, validation.X)
 
 
-def _match_axes(net: Any, dataset: Any) -> None:
+def _match_axes(net: NeuralNet, dataset: Dataset) -> None:
     """Give real-valued targets the number of axes that the module's outputs have.
 
     A criterion would broadcast (n,) against (n, 1) to (n, n), or refuse.
@@ -268,7 +272,7 @@ def _match_axes(net: Any, dataset: Any) -> None:
         dataset.y = y.reshape(-1, 1)
 
 
-def _check_history(net: Any) -> None:
+def _check_history(net: NeuralNet) -> None:
     """Raise, or warn, if the training loss shows that training has diverged."""
     losses = [row["train_loss"] for row in net.history if "train_loss" in row]
     if not losses:

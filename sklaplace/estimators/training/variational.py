@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sklearn.base import clone
+from skorch import NeuralNet
 from skorch.callbacks import ParamMapper
 
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.predicting.output_model import require_draws
-from sklaplace.estimators.training.prior_callback import PriorCallback
+from sklaplace.estimators.training.prior_callback import PriorCallback, given_callbacks
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import is_penalised, without_penalty
@@ -61,13 +62,13 @@ class VariationalTrainer(Trainer):
         found = vars(super().train(data, validation, fit_params))
         return VariationalNetwork(**found, posterior=self._posterior, noise=self._noise)
 
-    def new_net(self, data: TrainingData) -> Any:
+    def new_net(self, data: TrainingData) -> NeuralNet:
         """Return the net to train, without a penalty on its weights."""
         net = inner_net(self.estimator)
         net = self.targets.default_net(data) if net is None else clone(net)
         return without_penalty(net) if is_penalised(net) else net
 
-    def learn(self, net: Any, *args: Any) -> tuple[Any, Any]:
+    def learn(self, net: NeuralNet, *args: Any) -> tuple[Any, Any]:
         """Train the distributions; frozen nets are where they start."""
         _check_net(net, has_likelihood=self.likelihood is not None)
         samples, module = self.train_net(net, *args), net.module_
@@ -89,7 +90,7 @@ class VariationalTrainer(Trainer):
         """Return the mixin that computes the objective."""
         return (self.elbo.mixin(),)
 
-    def before_training(self, net: Any, spec: OutputSpec, held_out: Any) -> None:
+    def before_training(self, net: NeuralNet, spec: OutputSpec, held_out: Any) -> None:
         """Check the optimizer and the memory for draws, and start the objective."""
         _check_optimizer(net)
         require_draws(self.n_samples, net.module_.layout.n_parameters)
@@ -98,7 +99,7 @@ class VariationalTrainer(Trainer):
         self.elbo.begin(net.module_, spec)
 
 
-def _check_net(net: Any, *, has_likelihood: bool) -> None:
+def _check_net(net: NeuralNet, *, has_likelihood: bool) -> None:
     """Raise for nets with settings that Bayes by Backprop would not follow."""
     kind = type(net)
     owner = next(base for base in kind.__mro__ if "get_loss" in vars(base))
@@ -118,9 +119,7 @@ def _check_net(net: Any, *, has_likelihood: bool) -> None:
             "The net has max_epochs=0, so that no distribution would be learned. "
             "Choose 1 or more; distributions need more epochs than weights."
         )
-    callbacks = getattr(net, "callbacks", None)
-    for entry in [] if isinstance(callbacks, str) else callbacks or []:
-        callback = entry[1] if isinstance(entry, tuple) else entry
+    for callback in given_callbacks(net):
         if isinstance(callback, PriorCallback | ParamMapper):
             raise ValueError(
                 f"The callback {type(callback).__name__} is about parameters of the "
@@ -129,7 +128,7 @@ def _check_net(net: Any, *, has_likelihood: bool) -> None:
             )
 
 
-def _check_optimizer(net: Any) -> None:
+def _check_optimizer(net: NeuralNet) -> None:
     """Raise for line searches, whose losses have other draws, and weight decay."""
     for group in net.optimizer_.param_groups:
         if group.get("line_search_fn"):

@@ -1,0 +1,116 @@
+"""Constraints of constructor parameters, which scikit-learn validates.
+
+A parameter has one meaning in all estimators. An estimator declares what it allows in
+``_parameter_constraints``: this table, with the entries that differ.
+"""
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+
+import numpy as np
+from sklearn.utils._param_validation import Interval, StrOptions
+
+from sklaplace.curvature.ggn import CURVATURES
+from sklaplace.curvature.priors import PRIOR_STRUCTURES
+from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.curvature.subsets import SUBSETS
+from sklaplace.dirichlet import APPROXIMATIONS
+from sklaplace.dirichlet.links import LINKS
+from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.residual import RESIDUALS
+from sklaplace.posterior.tuning import TUNERS
+from sklaplace.posterior.variational.elbo import KL_SCHEDULES
+
+Constraints = dict[str, list[object]]
+
+
+class Number(Interval):
+    """An interval of numbers, to which booleans do not belong."""
+
+    def is_satisfied_by(self, val: object) -> bool:
+        """Return whether a value is a number of the interval."""
+        return not isinstance(val, bool) and bool(super().is_satisfied_by(val))
+
+
+class Finite(Interval):
+    """Finite numbers above a bound: one, or an array of so many axes.
+
+    Arrays and tensors without axes are numbers as well.
+    """
+
+    def __init__(
+        self, shown: str, low: float | None = None, ndims: Sequence[int] = range(64)
+    ) -> None:
+        super().__init__(Real, low, None, closed="neither")
+        self.shown, self.ndims = shown, ndims
+
+    def is_satisfied_by(self, val: object) -> bool:
+        """Return whether a value consists of such numbers."""
+        if val is None or isinstance(val, str | bool):
+            return False
+        try:
+            numbers = np.asarray(val, dtype=float)
+        except (TypeError, ValueError, RuntimeError):
+            return False
+        are_in = np.isfinite(numbers) & (self.left is None or numbers > self.left)
+        return numbers.ndim in self.ndims and numbers.size > 0 and bool(are_in.all())
+
+    def __str__(self) -> str:
+        return self.shown
+
+
+COUNT = Number(Integral, 1, None, closed="left")
+TWO_OR_MORE = Number(Integral, 2, None, closed="left")
+FRACTION = Number(Real, 0, 1, closed="neither")
+POSITIVE = Finite("a positive number", 0, [0])
+LEVELS = Finite("a positive number or one per column", 0, [0, 1])
+POSITIVE_ARRAY = Finite("a positive number or array", 0)
+AUTO = StrOptions({"auto"})
+
+CONSTRAINTS: Constraints = {
+    "subset_of_weights": [StrOptions(set(SUBSETS)), list, tuple],
+    "subset_params": [Mapping, None],
+    "hessian_structure": [StrOptions(set(STRUCTURES))],
+    "structure_params": [Mapping, None],
+    "curvature": [StrOptions(set(CURVATURES))],
+    "curvature_params": [Mapping, None],
+    "prior_precision": [StrOptions(set(TUNERS)), POSITIVE_ARRAY],
+    "prior_structure": [StrOptions(set(PRIOR_STRUCTURES))],
+    "prior_mean": [Finite("a finite number or array")],
+    "prior": [GaussianPosterior, None],
+    "refine": ["boolean", AUTO],
+    "residual": [StrOptions(set(RESIDUALS)), POSITIVE],
+    "temperature": [POSITIVE],
+    "validation_fraction": [FRACTION],
+    "sigma_noise": [StrOptions(set(TUNERS)), LEVELS],
+    "normalize_y": ["boolean"],
+    "class_weight": [StrOptions({"balanced"}), Mapping, None],
+    "pred_type": [StrOptions(set(OUTPUT_MODELS))],
+    "link_approx": [StrOptions({"auto", *LINKS})],
+    "dirichlet_approx": [StrOptions(set(APPROXIMATIONS))],
+    "n_samples": [COUNT],
+    "batch_size": [COUNT, None],
+    "n_shards": [COUNT, None],
+    "n_jobs": [COUNT, Number(Integral, None, -1, closed="right"), None],
+    "distributed": ["boolean"],
+    "random_state": ["random_state"],
+    "verbose": ["verbose"],
+    # of searches over priors
+    "prior_precisions": [Finite("an array of positive numbers", 0, [1]), None],
+    "scoring": [str, callable, None],
+    # of ensembles, SWAG and Bayes by Backprop
+    "n_estimators": [COUNT],
+    "max_rank": [TWO_OR_MORE],
+    "n_snapshots": [TWO_OR_MORE],
+    "steps_per_snapshot": [COUNT],
+    "lr": [POSITIVE],
+    "prior_scale": [POSITIVE],
+    "kl_weight": [POSITIVE],
+    "kl_schedule": [StrOptions(set(KL_SCHEDULES))],
+    "bound": [POSITIVE],
+    # of `MarglikTraining`
+    "n_burnin": [Number(Integral, 0, None, closed="left")],
+    "every": [COUNT],
+    "damping": [Number(Real, 0, 1, closed="left")],
+}
