@@ -7,7 +7,6 @@ moment ``Σ a aᵀ`` (i, i) is computed from the autocorrelation of the image.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from sklaplace.core.budget import CACHE
 from sklaplace.core.linalg import gram
+from sklaplace.core.parallel import cached_property
 
 # Autocorrelation pays where the products that it saves, (samples · positions · i²),
 # cost more than its many small ones, whose number grows with the cube of the kernel.

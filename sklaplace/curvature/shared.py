@@ -5,12 +5,12 @@ language model's head it would take gigabytes; products with it are sums.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.blocks import BaseBlock, Block
 
 # More outputs are not written out. A matrix of as many takes 8 MiB in float64.

@@ -7,12 +7,12 @@ linear map ``M`` (c, o) of a layer for all samples, the layer's curvature depend
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.linalg import gram
+from sklaplace.core.parallel import cached_property
 
 # More classes have their products summed in the dtype of the outputs.
 _MANY_CLASSES = 256

@@ -8,7 +8,6 @@ immutable class for all structures, subsets of weights and likelihoods.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import cast
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from sklaplace.core.budget import move, require_bytes
 from sklaplace.core.checks import as_generator
+from sklaplace.core.parallel import cached_property
 from sklaplace.core.random import RandomState
 from sklaplace.curvature import priors
 from sklaplace.curvature.layout import Layout

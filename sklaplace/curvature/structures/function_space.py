@@ -31,7 +31,6 @@ greedily so that this trace becomes small.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -40,6 +39,7 @@ from torch import Tensor
 
 from sklaplace.core.checks import check_count
 from sklaplace.core.linalg import symmetric_eigh
+from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.structures.base import Accumulator, Structure
@@ -77,7 +77,7 @@ class FunctionSpace(DualForm):
     priors = frozenset({"scalar", "layerwise"})
 
     @cached_property
-    def root(self) -> Root:  # type: ignore[override]
+    def root(self) -> Root:
         """``FR``; if it has more rows than parameters, the triangle of its QR."""
         if self.points.n_rows <= self.layout.n_parameters:
             return self.points

@@ -8,7 +8,6 @@ interpolation", section 4).
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch.autograd import grad
 
 from sklaplace.core.checks import warn_user
 from sklaplace.core.newton import ROUNDING
+from sklaplace.core.parallel import cached_property
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.tuning.problem import SMALLEST, TuningProblem, clamped
 
