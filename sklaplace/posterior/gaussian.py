@@ -100,7 +100,7 @@ class GaussianPosterior:
     hyperparameters : Hyperparameters
         Prior, noise and temperature.
     curvature_order : int
-        Power of the likelihood's scale in the factor of ``structure``.
+        Exponent of the likelihood's scale in the factor of ``structure``.
     earlier : GaussianPosterior or None
         Posterior of an earlier task that serves as the prior; see `under`.
         ``structure`` then holds the curvature of all tasks and is valid for these
@@ -341,7 +341,7 @@ class GaussianPosterior:
 
     @property
     def noise_proportions(self) -> Tensor:
-        """Relative noise levels ``r`` of the levels ``σ r``, (c,); (1,) if equal.
+        """Relative noise levels ``r`` (c,), for levels ``σ r``; (1,) if all are equal.
 
         See Also
         --------
@@ -512,7 +512,7 @@ class GaussianPosterior:
         Returns
         -------
         Tensor of shape ()
-            In nats.
+            Value in nats.
 
         See Also
         --------
@@ -532,12 +532,12 @@ class GaussianPosterior:
         return -loss * self.loss_scale - n_targets * normalizer
 
     def scatter(self) -> Tensor:
-        """Return the squared prior distance, ``(mean - μ₀)ᵀ P₀ (mean - μ₀)``.
+        """Return the squared distance to the prior, ``(mean - μ₀)ᵀ P₀ (mean - μ₀)``.
 
         Returns
         -------
         Tensor of shape ()
-            Squared distance of the mean from the prior ``N(μ₀, P₀⁻¹)``.
+            Squared distance under the prior ``N(μ₀, P₀⁻¹)``.
 
         See Also
         --------
@@ -565,7 +565,7 @@ class GaussianPosterior:
         Returns
         -------
         Tensor of shape ()
-            In nats.
+            Value in nats.
 
         See Also
         --------
@@ -597,7 +597,7 @@ class GaussianPosterior:
         Returns
         -------
         Tensor of shape ()
-            In nats.
+            Value in nats.
 
         See Also
         --------

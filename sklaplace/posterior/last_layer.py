@@ -33,8 +33,8 @@ from sklaplace.likelihoods.output_hessian import OutputHessian
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel, Operator
 
-# Number of samples per input, evenly spaced, for the preconditioner's block of an
-# output. More samples take longer and hardly save iterations.
+# Number of evenly spaced samples per input, used for each block of the preconditioner.
+# More samples take longer and hardly save iterations.
 SAMPLES_PER_INPUT = 8
 
 
@@ -96,7 +96,7 @@ class LastLayerModel(LinearModel):
         )
 
     def _in_weights(self, hidden: Tensor) -> Tensor:
-        """Return the gradient (P,) from gradients (N, o) of the layer's outputs."""
+        """Backpropagate gradients (N, o) of the layer's outputs to weights (P,)."""
         weight = (hidden.T @ self.features).flatten()
         return torch.cat([weight, hidden.sum(0)]) if self._has_bias else weight
 
@@ -139,7 +139,7 @@ class LastLayerModel(LinearModel):
         return Kron(self.layout, tuple((outputs, a) for a in inputs), counts)
 
     def structure_at(self, f: Tensor) -> Structure:
-        """Return the curvature at outputs ``f``; reuse Kronecker factors of inputs."""
+        """Return the curvature at outputs ``f``; Kronecker input factors are reused."""
         if isinstance(self.accumulator(self.layout), KronAccumulator):
             return self._kron(f, self.curvature)
         return super().structure_at(f)
@@ -147,7 +147,7 @@ class LastLayerModel(LinearModel):
     # ------------------------------------------------------------- preconditioners
     # Operators on rows take the weights (o, i), one row per output, with the bias last.
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """Return ``v -> M⁻¹ v`` with a block of ``M ≈ H + diag ρ`` for each output.
+        """Return ``v -> M⁻¹ v``, where ``M ≈ H + diag ρ`` has one block per output.
 
         Curvatures of outputs differ by orders of magnitude if some classes are better
         separated than others, and prior precisions may differ as much. A Kronecker
@@ -181,7 +181,7 @@ class LastLayerModel(LinearModel):
         ``M`` has the diagonal of ``H + ρ`` in this basis (George et al. 2018, "Fast
         approximate natural gradient descent in a Kronecker-factored eigenbasis"), for a
         single precision ``ρ`` of all weights. The basis is computed once, and the
-        diagonal takes one product with few rows.
+        diagonal is a matrix product with few rows.
         """
         n, i = self.features.shape
         low, high = rho.aminmax()
@@ -255,7 +255,7 @@ class LastLayerModel(LinearModel):
         return basis, (some @ basis) ** 2
 
     def _layer_curvatures(self, f: Tensor, stride: int = 1) -> Tensor:
-        """Return the curvature (n, o) in the layer's outputs, of spaced samples."""
+        """Return the loss curvature (n, o) in the layer's outputs at spaced samples."""
         hessian = ggn_hessian(self.likelihood, f[::stride], self.targets[::stride])
         return hessian.weighted(self.sample_weight[::stride]).diagonals(self._map)
 
@@ -263,7 +263,7 @@ class LastLayerModel(LinearModel):
         """Invert the block of ``H + diag ρ`` of each output, on a subsample.
 
         Return None if the blocks are too large, or singular due to rounding. Takes
-        O(o·i³) time and o·i² numbers of memory.
+        O(o·i³) time, and memory for o·i² numbers.
         """
         curvatures = self._layer_curvatures(f, self._stride)
         (n, i), o = self.features.shape, curvatures.shape[1]
@@ -285,8 +285,8 @@ class LastLayerModel(LinearModel):
     def _dual_blockwise(self, f: Tensor, rho: Tensor) -> Operator | None:
         """Invert the same blocks on all samples, by the Woodbury identity.
 
-        Return None if the matrices are too large. Takes O(o·N²·(N + i)) time and o·N²
-        numbers of memory.
+        Return None if the matrices are too large. Takes O(o·N²·(N + i)) time, and
+        memory for o·N² numbers.
         """
         roots = self._layer_curvatures(f).sqrt()
         n, o = roots.shape
@@ -303,8 +303,7 @@ class LastLayerModel(LinearModel):
         lower, failed = torch.linalg.cholesky_ex(blocks)
         if failed.any():
             return None
-        # the inverse Cholesky factor is more precise than the full inverse under a weak
-        # prior
+        # the inverse factor is more precise than the inverse under a weak prior
         halves = lower_inverse(lower)
 
         def inner(hidden: Tensor) -> Tensor:
@@ -316,7 +315,7 @@ class LastLayerModel(LinearModel):
     def _dual_kronecker(self, f: Tensor, rho: Tensor) -> Operator:
         """Invert a Kronecker product with as many input eigenvectors as samples.
 
-        Takes O(N²·(N + i)) time and N² numbers of memory.
+        Takes O(N²·(N + i)) time, and memory for N² numbers.
         """
         outputs, mean = self._output_factor(f, GGN), rho.mean()
         (values, vectors), curvatures = self._sample_eigh, outputs.values
@@ -333,7 +332,7 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _sample_eigh(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues (N,) of the mean of ``a aᵀ``; scaled eigenvectors of its dual."""
+        """Eigenvalues (N,) of the mean of ``a aᵀ``, and scaled dual eigenvectors."""
         roots = (self.sample_weight / self.sample_weight.sum()).sqrt()
         i = self.features.shape[1]
         products = self._sample_products(self.features.new_ones(i + self._has_bias))
@@ -385,7 +384,7 @@ def refit_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
 
 
 def _fit_budget(n_blocks: int, size: int) -> bool:
-    """Return whether square matrices, their Cholesky factors and inverses are small."""
+    """Return whether square matrices, Cholesky factors and inverses fit the budget."""
     return 3 * 8 * n_blocks * size**2 <= BUDGET
 
 

@@ -2,13 +2,13 @@
 
 In a group k of n_k training samples with mean ``μ_k``, features ``φ`` have the leverage
 
-    h(φ) = 1/n_k + (φ - μ_k)ᵀ (W + ε)⁻¹ (φ - μ_k),      W = Σ (φₙ - μ)(φₙ - μ)ᵀ,
+    h(φ) = 1/n_k + (φ - μ_k)ᵀ (W + ε)⁻¹ (φ - μ_k),      W = Σ (φₙ - μ)(φₙ - μ)ᵀ.
 
-It is the variance of the prediction of a linear regression on ``φ`` and an indicator of
-each group, in units of the noise variance. With one group, it is the usual leverage of
-a regression with an intercept. ``W`` is a sum over samples and depends on neither
-weights, prior nor likelihood. The leverage of a training sample among the other samples
-has a closed form.
+The leverage is the variance of the prediction of a linear regression on ``φ`` and an
+indicator of each group, in units of the noise variance. With one group, it is the usual
+leverage of a regression with an intercept. ``W`` is a sum over samples and depends on
+neither weights, prior nor likelihood. The leverage of a training sample among the other
+samples has a closed form.
 
 References: Zhdanov, Dereka and Kolesnikov (2023), "Identity curvature Laplace
 approximation for improved out-of-distribution detection" (leverage as a score); Lee et
@@ -26,7 +26,7 @@ from torch import Tensor
 from sklaplace.core.linalg import gram
 from sklaplace.core.serialise import FieldsOnly
 
-# Larger numbers of features are hashed to this number.
+# Maximum number of features; more features are hashed.
 MAX_FEATURES = 2048
 # Largest distance, because float32 cannot square all features.
 _LARGEST = 1e30
@@ -165,9 +165,10 @@ class Leverage(FieldsOnly):
         return self._inverse(counts).unsqueeze(1) + distances
 
     def whitened(self, features: Tensor, groups: Tensor) -> Tensor:
-        """Return ``ψ`` (b, i + 1), whose squared norm is the first leverage, float64.
+        """Return ``ψ`` (b, i + 1), whose squared norm is the leverage.
 
-        The result is differentiable if the features are.
+        The leverage uses the first ridge. The result is float64, and differentiable if
+        the features are.
         """
         deviations = features.double() - self.means[groups]
         whitened = deviations @ self._whitening(0, torch.float64)

@@ -135,7 +135,7 @@ class LinearModel(ABC):
     def accumulated(
         self, accumulator: Accumulator, f: Tensor, curvature: Curvature
     ) -> Structure:
-        """Return the curvature at outputs ``f``, from all passes it takes."""
+        """Accumulate the curvature at outputs ``f``, repeating passes if needed."""
         while True:
             for jacobian in self.jacobians_at(f, curvature, accumulator):
                 accumulator.update(jacobian)

@@ -1,6 +1,6 @@
 """LinearisedNetwork: a linear model in all selected weights of a network.
 
-The linearised predictive has its mean at the most probable weights of this model under
+The linearised predictive is centred at the most probable weights of this model under
 the prior, not at the network's own weights (Antorán et al. 2022, "Adapting the
 linearised Laplace model evidence for modern deep learning", section 4). Only products
 with the factored Jacobian are needed.
@@ -25,8 +25,8 @@ from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel, Operator
 from sklaplace.posterior.tuning.problem import LinearisedBatch
 
-# Largest fraction of free memory for cached Jacobians. Larger Jacobians are recomputed
-# in every pass.
+# Largest fraction of free memory for cached Jacobians. If they need more, every pass
+# recomputes them.
 MEMORY_FRACTION = 0.25
 
 
@@ -89,7 +89,7 @@ class LinearisedNetwork(LinearModel):
     def jacobians_at(
         self, f: Tensor, curvature: Curvature, accumulator: Accumulator
     ) -> Iterator[Jacobian]:
-        """Yield Jacobian rows ``Sᵀ J``, with ``S Sᵀ`` the loss Hessian at ``f``."""
+        """Yield Jacobian rows ``Sᵀ J``, with ``S Sᵀ`` the output Hessian at ``f``."""
         tensors = f, self.targets, self.sample_weight, self.keys
         start = 0
         for jacobian in self.jacobians:
@@ -116,7 +116,7 @@ class LinearisedNetwork(LinearModel):
 
 
 def _supported_prior(rho: Tensor, structure: Structure) -> Tensor:
-    """Average ``rho`` (P,) geometrically to the finest form the structure supports."""
+    """Return geometric means of ``rho`` (P,) in the finest supported form."""
     if "diag" in structure.priors:
         return rho
     if "layerwise" not in structure.priors:

@@ -2,12 +2,12 @@
 
 The score combines the leverages of the features among the training samples of the
 predicted class, under a small and a large ridge, with the network's indecision between
-the classes. The logarithm of each quantity is compared with a normal distribution that
-has the moments of the training samples. The leverage of a training sample leaves out
-the sample itself. The score is the sum of the logarithms of the tail probabilities.
+the classes. The logarithm of each quantity is compared with a normal distribution
+fitted to the training samples. The leverage of a training sample leaves out the sample
+itself. The score is the sum of the logarithms of the tail probabilities.
 
-Regression has one leverage, among all training samples. So does classification if the
-mean features of all classes would take too much memory.
+Regression has a single leverage, among all training samples. Classification also has a
+single leverage if the mean features of all classes would take much memory.
 
 References: Mukhoti, Kirsch, van Amersfoort, Torr and Gal (2023), "Deep deterministic
 uncertainty: a new simple baseline" (feature density and entropy of the classes); Fisher
@@ -204,8 +204,8 @@ class Distance:
     leverage : Leverage
         Leverage of this attribute.
     usual : float
-        Quantile `USUAL` of the training samples' leave-one-out leverages. Samples that
-        are alone in their group do not count.
+        The `USUAL` quantile of the training samples' leave-one-out leverages. Samples
+        that are alone in their group do not count.
     inflation : float
         See `Novelty`.
     """
@@ -339,12 +339,12 @@ class Novelty(FieldsOnly):
         return found
 
     def inflated(self, compared: list[Tensor]) -> "Novelty":
-        """Return the novelty with an ``inflation`` from held-out samples.
+        """Return the novelty with ``inflation`` estimated from held-out samples.
 
         Held-out samples can have larger leverages, because the network was fitted to
         the training samples. Each of ``compared`` has the shape (b, 2) or (b, 3): the
         leverages of held-out samples, see `Distance.compared`, and the sample weights
-        as the last column. They may come from similar networks.
+        as the last column. The values may come from similar networks.
         """
         n = len(self.distances) + 1 if compared else 0  # avoids slow decompositions
         compared = [values for values in compared if values.shape[1] == n]

@@ -137,8 +137,8 @@ def glm(
 
     Notes
     -----
-    Takes one forward pass. Unless only the last layer is selected, also takes a
-    backward pass with c columns down to the selected weights.
+    Takes one forward pass and, unless only the last layer is selected, a backward pass
+    with c columns down to the selected weights.
     """
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
     precision, parts = posterior.precision, []
@@ -222,8 +222,8 @@ def moments(
 ) -> Moments:
     """Return mean (b, c) and covariances (b, c, c), or variances (b, c), of draws.
 
-    ``draws`` is (b, c, s). For r > 1 blocks of K outputs, the covariances are (b, r, K,
-    K).
+    ``draws`` is (b, c, s). For r > 1 blocks of K outputs, the covariances are
+    (b, r, K, K).
     """
     blocks = draws.unflatten(1, (n_blocks, -1))
     if centred:

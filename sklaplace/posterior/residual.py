@@ -23,9 +23,9 @@ deviation of the targets. A Gaussian process similarly returns to its prior.
 
 References: Kristiadi, Hein and Hennig (2021), "An infinite-feature extension for
 Bayesian ReLU nets that fixes their asymptotic overconfidence" (a residual process whose
-variance is cubic in the distance of the inputs); Kristiadi, Hein and Hennig
-(2020), "Being Bayesian, even just a bit, fixes overconfidence in ReLU networks" (why
-the weights alone do not suffice).
+variance is cubic in the distance of the inputs); Kristiadi, Hein and Hennig (2020),
+"Being Bayesian, even just a bit, fixes overconfidence in ReLU networks" (why uncertain
+weights do not suffice).
 """
 
 from dataclasses import dataclass
@@ -78,8 +78,8 @@ class Residual:
     ) -> "Residual | None":
         """Build the residual with variance ``s²``.
 
-        Return None if the variance has no unit, as for counts, or if all samples are
-        alone in their class.
+        Return None if the variance has no unit, as for counts, or if each sample is the
+        only one in its class.
         """
         likelihood = posterior.likelihood
         has_unit = likelihood.is_classification or likelihood.has_noise
@@ -97,7 +97,7 @@ class Residual:
     def relative(self, features: Tensor, f: Tensor, x: object) -> Tensor:
         """Return the variances (b,) of ``g_k / s_k`` at samples ``x``.
 
-        The network has features (b, i) and outputs ``f`` (b, c) there.
+        ``features`` (b, i) and ``f`` (b, c) are the network's features and outputs.
         """
         batch = FeatureBatch.of(self.novelty.likelihood, features, f, x=x)
         parts = [part.relative(batch) for part in self.novelty.distances]

@@ -77,7 +77,7 @@ class SWAGPosterior:
         Returns
         -------
         Tensor of shape (n, P)
-            Float64.
+            With dtype float64.
 
         See Also
         --------
@@ -115,7 +115,7 @@ class SWAGPosterior:
         Returns
         -------
         Tensor of shape (P,)
-            Float64.
+            With dtype float64.
 
         See Also
         --------

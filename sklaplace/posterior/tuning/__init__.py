@@ -16,13 +16,13 @@ from sklaplace.posterior.tuning.levels import maximise_with_levels
 from sklaplace.posterior.tuning.problem import TuningProblem, clamped
 from sklaplace.posterior.tuning.validation import tune_on_validation
 
-# Standard deviation of the prior over the root mean square of the weights, if there are
-# no data to choose it: the uncertainty changes no prediction.
+# Ratio of the prior's standard deviation to the root mean square of the weights, if no
+# data can choose it. The uncertainty then changes no prediction.
 RELATIVE_STD = 1e-3
 
 
 def auto(problem: TuningProblem) -> GaussianPosterior:
-    """Tune on held-out data; without any, keep the network and warn.
+    """Tune on held-out data, or keep the network and warn if there are none.
 
     A prior precision learned during training is kept. Without held-out data, the
     evidence decides if ``refine`` is True or if only the noise is free.

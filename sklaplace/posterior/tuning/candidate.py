@@ -20,7 +20,7 @@ from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, c
 class Candidate:
     """Posterior with the negative log-likelihood of the held-out data, in nats.
 
-    ``score`` is infinite if it is not a number. ``n_targets`` counts target values.
+    ``score`` is infinite instead of NaN. ``n_targets`` counts target values.
     ``refitted`` contains the posteriors of all parts of the problem if they were
     refitted.
     """
@@ -127,7 +127,7 @@ def _with_noise(
     Parameters
     ----------
     problem : TuningProblem
-        Determines whether σ is fixed, follows from the prior, or has the best score.
+        Determines whether σ is fixed, follows from the prior, or is optimised.
     ratio : Tensor of shape (), (L,) or (P,)
         ``ρ = δ/scale``.
     weights : Tensor of shape (n,)

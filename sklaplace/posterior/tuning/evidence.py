@@ -26,15 +26,15 @@ __all__ = ["marglik"]
 
 # Bounds of log δ and log σ around typical values; see `NegativeEvidence`.
 LOG_BOUND = 20.0
-# Largest number of hyperparameters for Newton's method; L-BFGS finds larger numbers.
+# Newton's method is used up to this number of hyperparameters, L-BFGS above it.
 MAX_NEWTON_SIZE = 32
 MAX_EVALUATIONS = 100
 # Newton's method ends at steps in log δ and log σ shorter than this.
 STEP_TOLERANCE = 1e-6
 MAX_FIXED_POINT = 100
-# Bounds on the relative precision of the loss in refits, as long as a single prior
-# precision is far from its fixed point. The precision is the square of a tenth of the
-# last change in the logarithm of the prior precision. Near the fixed point, and for the
+# Bounds on the tolerance of refits, as long as a single prior precision is far from its
+# fixed point. The tolerance, relative to the loss, is the square of a tenth of the last
+# change in the logarithm of the prior precision. Near the fixed point, and for the
 # returned model, it is `ROUNDING`.
 COARSEST, FINEST = 1e-3, 1e-7
 FIXED_POINT_TOLERANCE = 3e-5
@@ -227,7 +227,10 @@ class NegativeEvidence:
 
 
 def _typical_precision(posterior: GaussianPosterior) -> Tensor:
-    """Return a scalar prior precision typical of the weights, ()."""
+    """Return a scalar prior precision typical of the weights, ().
+
+    If the weights equal the prior mean, it is typical of the curvature.
+    """
     scatter = ((posterior.mean - posterior.hyperparameters.prior_mean) ** 2).sum()
     if scatter > SMALLEST:
         return clamped(len(posterior.mean) / 2 / scatter)
@@ -356,7 +359,7 @@ def _may_accelerate(history: list[Tensor]) -> bool:
     """Return whether to take a secant step: always for one hyperparameter.
 
     Several hyperparameters alternate between secant and plain steps. Secant steps of
-    coupled hyperparameters can cycle, plain steps do not (Steffensen).
+    coupled hyperparameters can cycle; plain steps do not (Steffensen).
     """
     n = len(history)
     return history[0].shape[1] == 1 or n % (2 if n <= 30 else 4) == 0

@@ -17,7 +17,7 @@ from sklaplace.posterior.tuning.evidence import maximise_evidence
 from sklaplace.posterior.tuning.problem import TuningProblem
 
 MAX_ROUNDS = 20
-# The rounds end when the logarithm of no level changes by more.
+# Largest change in the logarithm of a level at which the rounds end.
 TOLERANCE = 1e-3
 # Smallest ratio of a level to the largest level. An output that is fitted exactly has
 # no noise.

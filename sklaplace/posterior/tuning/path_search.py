@@ -12,14 +12,14 @@ from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.candidate import Candidate, implied_variance, scored
 from sklaplace.posterior.tuning.problem import TuningProblem
 
-# The refitted model must raise the total log-likelihood of the held-out data by this
-# many nats, about the logarithm of the number of candidates, because the best score is
-# too optimistic ("strong" evidence: Kass and Raftery 1995).
+# To be preferred, the refitted model must raise the total log-likelihood of the
+# held-out data by this many nats, about the logarithm of the number of candidates: the
+# best score is too optimistic ("strong" evidence: Kass and Raftery 1995).
 MARGIN = 3.0
 # Relative precision of the loss in refits along the path: for all models, for the best
 # models, and for all models if they are sensitive; see `_Refits`.
 COARSE_TOLERANCE, FINE_TOLERANCE, EXACT_TOLERANCE = 2e-1, 1e-2, 1e-9
-# Largest relative difference between scores at the first and the second precision.
+# Largest relative difference between scores at the coarse and the fine tolerance.
 UNSURE = 0.02
 # Scores that are worse by more than this many nats are ruled out.
 CLOSE = 0.5
@@ -92,9 +92,9 @@ def _unsure(candidate: Candidate) -> float:
 class _Refits:
     """Candidates with refitted models, by their index on the path.
 
-    All models are refitted to a high precision if there is noise, because one model
-    determines its level, or if there are several prior precisions, because models then
-    differ more.
+    All models are refitted to a high precision in two cases: with noise, because one
+    model determines the noise level, and with several prior precisions, because models
+    then differ more.
     """
 
     problem: TuningProblem

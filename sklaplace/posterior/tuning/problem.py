@@ -41,8 +41,8 @@ class TuningProblem:
     posterior : GaussianPosterior
         Posterior at the network's weights, with initial hyperparameters.
     linear_model : LinearModel or None
-        Outputs on the training data as an affine function of the selected weights: in
-        the last layer, or in the linearised network.
+        Model of the training outputs that is affine in the selected weights, for the
+        last layer or the linearised network.
     validation : iterable of LinearisedBatch or None
         Held-out data, not used to train the network.
     log_proba : callable or None
@@ -57,7 +57,7 @@ class TuningProblem:
         Whether to choose the noise on held-out data, if there are any, even with a
         prior that maximises the evidence.
     is_given : bool
-        Whether the user passed the held-out data, instead of splitting them off.
+        Whether the held-out data were passed by the user, not split off.
     diagonal : bool
         Whether ``log_proba`` takes variances (b, c) instead of covariances.
     is_cheap : bool
@@ -126,10 +126,10 @@ class TuningProblem:
         return self.validation
 
     def batches(self) -> Iterator[tuple["TuningProblem", list[LinearisedBatch]]]:
-        """Yield each part with lists of its held-out batches.
+        """Yield pairs of a part and a list of its held-out batches.
 
-        A list has a single batch. If there are many weights and the batches are in
-        memory, it has all batches, so that the precision is computed once.
+        A list has one batch, or all batches if there are many weights and the batches
+        are in memory. The precision is then computed once.
         """
         for part in self.parts:
             held_out = part.held_out()

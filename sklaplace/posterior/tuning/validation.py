@@ -30,7 +30,7 @@ PATH = 10.0 ** np.arange(-4, 6.01, 0.5)
 # Predictions are uninformative if their loss is at least this fraction of the loss of
 # equal probabilities.
 UNIFORM = 0.99
-# Minimum number of held-out values to lower σ below the training data's σ.
+# Minimum number of held-out values needed to lower σ below the training data's σ.
 FEW = 10
 # Noise levels along the path under a fixed prior, as multiples of the network's
 # residual on held-out data, in descending order.
@@ -42,11 +42,11 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
 
     The score is the log loss for classification and the Gaussian negative
     log-likelihood for regression. Each point of the path is scored at the network's
-    weights and, unless ``refine`` is False, at the weights of the refitted linear
-    model. With ``refine="auto"``, the refitted model is chosen if it makes the held-out
-    data ``exp(MARGIN)`` times as probable: smaller gains are within the noise of a
-    hundred samples. In regression, a refitted model has the strongest prior whose score
-    is within ``MARGIN`` of the best.
+    weights (``refine=False``), at the weights of the refitted linear model
+    (``refine=True``), or at both (``refine="auto"``). With "auto", the refitted model
+    is chosen if it makes the held-out data ``exp(MARGIN)`` times as probable: smaller
+    gains are within the noise of a hundred samples. In regression, a refitted model has
+    the strongest prior whose score is within ``MARGIN`` of the best.
 
     Layerwise and diagonal priors keep the proportions that maximise the evidence. Only
     their common factor varies along the path.
@@ -95,8 +95,8 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
     weights. The unbiased variance is ``n/(n - 3)`` times the fitted variance. A new
     value has a Student t distribution with ν = n - 3 degrees of freedom, which
     multiplies the variance by ``ν/(ν - 2)``. The total factor is ``n/(n - 5)``, which
-    needs at least six values. Few values may also agree by chance, so that σ is then at
-    least the training data's σ.
+    needs at least six values. Few values may also agree by chance; σ is then at least
+    the training data's σ.
     """
     n = max(n, 6.0)
     sigma = posterior.hyperparameters.sigma_noise
@@ -110,7 +110,7 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
 
 
 def _warn_of_equal_probabilities(problem: TuningProblem, chosen: Candidate) -> None:
-    """Warn if held-out classes are predicted no better than at random.
+    """Warn if held-out predictions are no better than equal probabilities.
 
     Skip data that would have to be linearised again.
     """
@@ -169,7 +169,7 @@ def _noise_path(problem: TuningProblem) -> list[Tensor]:
 def _held_out_mean(
     problem: TuningProblem, values: Callable[[TuningProblem, LinearisedBatch], Tensor]
 ) -> Tensor:
-    """Average ``values`` (b, c) over held-out data and outputs, with weights, ()."""
+    """Return the weighted mean () of ``values`` (b, c) on held-out data and outputs."""
     pairs = ((part, b) for part, batches in problem.batches() for b in batches)
     batches = [(b.weights.double(), values(part, b).mean(1)) for part, b in pairs]
     weights, means = map(torch.cat, zip(*batches, strict=True))

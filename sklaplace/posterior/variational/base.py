@@ -376,8 +376,8 @@ class WeightPosterior(nn.Module, ABC):
 class LocationScale(WeightPosterior):
     """Weights ``w = μ + σ z`` with a standard variable ``z`` per weight.
 
-    Subclasses define the distribution of ``z``. `_start_shape` sets its parameters.
-    Their sizes are the ``options``.
+    Subclasses define the distribution of ``z``. `_start_shape` initialises its
+    parameters, whose sizes are the ``options``.
     """
 
     def __init__(
@@ -420,7 +420,10 @@ class LocationScale(WeightPosterior):
         return torch.addcmul(self.location, scale, z), log_p - scale.log()
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """Return log densities of weights (..., P), in nats; −inf off the support."""
+        """Return log densities of weights (..., P), in nats.
+
+        They are −inf outside of the support.
+        """
         scale = self.scale
         return self._standard_log_prob((w - self.location) / scale) - scale.log()
 
@@ -456,7 +459,7 @@ def inverse_softplus(x: Tensor) -> Tensor:
 
 
 def spread(n: int, outermost: float) -> Tensor:
-    """Return ``n`` even steps from ``-outermost`` to ``outermost``; 0 for ``n = 1``."""
+    """Return ``n`` even steps within ``±outermost``, (n,); zero if ``n`` is one."""
     if n == 1:
         return torch.zeros(1, dtype=torch.float64)
     return torch.linspace(-outermost, outermost, n, dtype=torch.float64)

@@ -71,9 +71,9 @@ class Density(LocationScale):
     Each weight has ``2 + K`` parameters: ``μ``, ``σ`` and the heights ``v_k``, in nats.
     The first layer has K Gaussian basis functions with centres from −2.5 to 2.5. The
     width of a basis function is the distance between centres, but at most one. All
-    weights share the basis. Drawing s samples takes O((G K + s) P) time and O((G + s)
-    P) memory, and log densities at s other points take O(s G P) memory. A training step
-    of 85,000 weights takes nine times as long as with Gaussians.
+    weights share the basis. Drawing s samples takes O((G K + s) P) time and
+    O((G + s) P) memory. Log densities at s other points take O(s G P) memory. A
+    training step of 85,000 weights takes nine times as long as with Gaussians.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Divergence ``KL(q ‖ p) = E_q[log q(w) − log p(w)]`` of posterior from prior.
+"""Divergence ``KL(q ‖ p) = E_q[log q(w) − log p(w)]`` of the posterior from the prior.
 
 The closed form is ``−Σ (entropy + E_q[log p])`` over weights. Otherwise, the divergence
 is estimated by the mean of ``Σ (log q − log p)`` over draws.
@@ -17,7 +17,7 @@ def divergence(
     """Return the divergence of a posterior from a prior, for training.
 
     The result is the closed form if it is cheaper than a draw, and an unbiased estimate
-    otherwise. For reports, `exact_divergence` is slower and free of noise.
+    otherwise. Reports use `exact_divergence`: noise matters there, and time does not.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def divergence(
 def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor | None:
     """Return the divergence of a posterior from a prior in closed form, or None.
 
-    The closed form has no noise, for reports and for comparisons of models. For a
+    The closed form has no noise. It serves reports and comparisons of models. For a
     Kumaraswamy posterior, it takes ten times as long as a draw.
 
     Parameters

@@ -6,8 +6,8 @@ The objective of a batch is in nats, with one draw of the weights. N is the numb
 training samples after skorch's split, or the sum of their weights. The KL schedule
 gives ``factor``, whose mean over an epoch is one. The observation noise of a regression
 is estimated from held-out samples at the medians of the weights. Without held-out
-samples, the noise is the running mean of squared residuals, which maximises the
-objective.
+samples, the noise variance is the running mean of squared residuals, which maximises
+the objective.
 """
 
 import copy
@@ -52,7 +52,7 @@ def uniform(batch: int, n_batches: int) -> float:
 
 
 def blundell(batch: int, n_batches: int) -> float:
-    """Return half for the first batch, a quarter for the second, and so on.
+    """Give half the divergence to the first batch, a quarter to the second, and so on.
 
     The factor is ``M 2^(M-i) / (2^M - 1)`` for batch i of M, counted from one (Blundell
     et al. 2015, section 3.4), computed without powers that overflow.
@@ -108,7 +108,7 @@ class Elbo:
         return type("_ElboTraining", (_ElboTraining,), {"_elbo": self})
 
     def wrapped(self, module: nn.Module) -> StochasticModule:
-        """Wrap a module, or `start`, into a module under drawn weights."""
+        """Wrap a module, or `start`, into a module with drawn weights."""
         base = unwrapped(module if self.start is None else copy.deepcopy(self.start))
         layout, own = random_weights(base), dict(base.named_parameters())
         values = [own[block.name].detach() for block in layout.blocks]

@@ -118,7 +118,7 @@ class Kumaraswamy(WeightPosterior):
         """Return weights and log densities, (s, P) each, from uniform noise (s, P)."""
         log_a, log_b = self._shape(noise.dtype)
         noise = (-torch.log1p(-noise)).clamp(min=torch.finfo(noise.dtype).tiny)
-        # a smaller y rounds in 1 + y, and its reciprocal overflows in the gradient
+        # a smaller y is lost in 1 + y, and its reciprocal overflows in the gradient
         y = (noise * (-log_b).exp()).clamp(min=torch.finfo(noise.dtype).eps)
         z_plus_log_b = noise.log() + (-(-y).expm1() / y).log()
         log_x = ((z_plus_log_b - log_b) / log_a.exp()).clamp(max=0)
@@ -126,7 +126,10 @@ class Kumaraswamy(WeightPosterior):
         return self.bound * (2 * log_x.exp() - 1), log_q
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """Return log densities of weights (..., P), in nats; −inf unless inside."""
+        """Return log densities of weights (..., P), in nats.
+
+        They are −inf at the bounds and beyond.
+        """
         log_a, log_b = self._shape(w.dtype)
         x = (w / self.bound + 1) / 2
         inside = (x > 0) & (x < 1)

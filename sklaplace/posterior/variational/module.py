@@ -206,11 +206,11 @@ class VariationalPosterior:
         Returns
         -------
         Tensor of shape (n, P)
-            Float64.
+            With dtype float64.
 
         See Also
         --------
-        sklaplace.posterior.variational.WeightPosterior.sample : With log densities.
+        sklaplace.posterior.variational.WeightPosterior.sample : Adds log densities.
 
         Notes
         -----
@@ -280,7 +280,7 @@ class VariationalPosterior:
         Returns
         -------
         Tensor of shape (P,)
-            Float64.
+            With dtype float64.
 
         See Also
         --------
@@ -323,7 +323,7 @@ class VariationalPosterior:
 
         See Also
         --------
-        sklaplace.posterior.variational.WeightPosterior.log_prob : With gradients.
+        sklaplace.posterior.variational.WeightPosterior.log_prob : Keeps gradients.
 
         Examples
         --------
