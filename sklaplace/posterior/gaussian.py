@@ -46,8 +46,8 @@ class Hyperparameters:
     Parameters
     ----------
     prior_precision : Tensor of shape (), (L,) or (P,)
-        Inverse prior variance of all weights, of each of L parameter tensors, or of
-        each weight.
+        Inverse prior variance: one value, one per parameter tensor (L), or one per
+        weight.
     prior_mean : Tensor of shape () or (P,)
         Prior mean of the weights.
     sigma_noise : Tensor of shape ()
@@ -309,7 +309,7 @@ class GaussianPosterior:
         Returns
         -------
         GaussianPosterior
-            New posterior, differentiable with respect to the values.
+            New posterior, differentiable in the values.
 
         Raises
         ------
@@ -360,20 +360,19 @@ class GaussianPosterior:
         return self.mean.new_tensor(relative or (1.0,))
 
     def with_noise_levels(self, levels: Tensor) -> "GaussianPosterior | None":
-        """Return a posterior with other noise levels of the outputs, but the same mean.
+        """Return the posterior with other noise levels, keeping the mean.
 
         Parameters
         ----------
         levels : Tensor of shape (c,)
-            Standard deviations. If each output has its own weights, the result is
-            differentiable with respect to each level, otherwise with respect to their
-            common factor.
+            Standard deviations. The result is differentiable in each level if each
+            output has its own weights, otherwise in their common factor.
 
         Returns
         -------
         GaussianPosterior or None
-            None if the proportions of the levels change and the curvature, summed under
-            the old proportions, cannot be converted to the new proportions.
+            None if the proportions change and the curvature, a sum under the old
+            proportions, cannot be converted.
 
         See Also
         --------
@@ -427,7 +426,7 @@ class GaussianPosterior:
         Returns
         -------
         Tensor of shape (n, P)
-            Draws in float64, on the device of the posterior.
+            Float64 draws on the posterior's device.
 
         See Also
         --------
@@ -516,7 +515,7 @@ class GaussianPosterior:
 
         See Also
         --------
-        log_marginal_likelihood : Log of the likelihood averaged over the prior.
+        log_marginal_likelihood : Log evidence.
 
         Examples
         --------
@@ -558,8 +557,8 @@ class GaussianPosterior:
         """Return the Laplace approximation of the log evidence ``log p(D)``.
 
         The value is ``log p(D|mean) - ½(log det P - log det diag δ + scatter)`` (MacKay
-        1992, "Bayesian interpolation", eq. 4.2). It is differentiable with respect to
-        the hyperparameters. If the prior is an earlier posterior, the value is
+        1992, "Bayesian interpolation", eq. 4.2). It is differentiable in the
+        hyperparameters. If the prior is an earlier posterior, the value is
         ``log p(new data | old data)``, so that the values of successive tasks add up.
 
         Returns
@@ -629,7 +628,7 @@ class GaussianPosterior:
 
         See Also
         --------
-        gradient : Half of the gradient of this distance.
+        gradient : Half of its gradient.
 
         Examples
         --------
@@ -655,7 +654,7 @@ class GaussianPosterior:
         Returns
         -------
         Tensor of shape (P,)
-            Gradient, which is zero at the mean.
+            Gradient; zero at the mean.
 
         See Also
         --------
@@ -719,7 +718,7 @@ class GaussianPosterior:
 
         See Also
         --------
-        sklaplace.LaplaceClassifier : Uses this method for its ``prior`` parameter.
+        sklaplace.LaplaceClassifier : Uses it for ``prior``.
 
         References
         ----------

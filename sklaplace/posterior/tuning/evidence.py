@@ -32,10 +32,9 @@ MAX_EVALUATIONS = 100
 # Newton's method ends at steps in log δ and log σ shorter than this.
 STEP_TOLERANCE = 1e-6
 MAX_FIXED_POINT = 100
-# Bounds on the tolerance of refits, as long as a single prior precision is far from its
-# fixed point. The tolerance, relative to the loss, is the square of a tenth of the last
-# change in the logarithm of the prior precision. Near the fixed point, and for the
-# returned model, it is `ROUNDING`.
+# Bounds on the relative tolerance of refits far from the fixed point of a single prior
+# precision. The tolerance is the square of a tenth of the last change in its logarithm.
+# Near the fixed point, and for the returned model, it is `ROUNDING`.
 COARSEST, FINEST = 1e-3, 1e-7
 FIXED_POINT_TOLERANCE = 3e-5
 # Smallest σ of a refitted linear model, as a fraction of the targets' standard
@@ -46,8 +45,8 @@ SMALLEST_NOISE = 1e-4
 def maximise_evidence(problem: TuningProblem) -> GaussianPosterior:
     """Maximise the evidence, for the refitted linear model or at the network's weights.
 
-    The network's weights are used if ``refine`` is False, or if it is "auto" and there
-    is no linear model.
+    The network's weights are used if ``refine`` is False, or "auto" without a linear
+    model.
     """
     structure, refine = problem.posterior.structure, problem.refine
     if structure.evidence_is_biased_up:
@@ -76,8 +75,8 @@ def marglik(
         Initial posterior. The shape of its prior precision is kept, and the search
         starts at its noise.
     free_prior, free_noise : bool, default=True
-        Whether to choose the prior precision and the noise. The noise is fixed if the
-        likelihood has none.
+        Whether to choose prior precision and noise. Noise is fixed if the likelihood
+        has none.
 
     Returns
     -------
@@ -96,9 +95,9 @@ def marglik(
 
     Notes
     -----
-    Uses Newton's method in the logarithms, with eigenvalues that are computed once. An
-    evaluation takes O(P) time, and more than ten are rarely needed. The result is
-    unreliable at weights that were not trained under the same prior; see `LinearModel`.
+    Newton's method in the logarithms takes O(P) time per evaluation, and rarely more
+    than ten evaluations. Eigenvalues are computed once. The result is unreliable at
+    weights trained under another prior; see `LinearModel`.
 
     Examples
     --------
@@ -131,9 +130,8 @@ def marglik(
 class NegativeEvidence:
     """Negative log evidence as a function of the logarithms of free hyperparameters.
 
-    Coordinates ``v`` are the logarithms of the free hyperparameters among δ and σ,
-    relative to typical values of the data set. Their bounds therefore do not depend on
-    the unit of the targets.
+    Coordinates ``v`` are logarithms of the free hyperparameters (δ, σ) over typical
+    values of the data set. Their bounds do not depend on the unit of the targets.
     """
 
     posterior: GaussianPosterior
@@ -194,9 +192,9 @@ class NegativeEvidence:
         """Return the derivatives for a scalar prior precision, in closed form.
 
         With eigenvalues ``k = scale·e``, ``w = k / (k + δ)`` and ``u = 1 - w``, the
-        log-determinant has the first derivatives ``Σu`` in log δ and ``Σw`` in log
-        scale, and the second derivatives ``±Σuw`` (MacKay 1992, "Bayesian
-        interpolation", section 4). The scale is proportional to ``σ^(-2·order)``.
+        log-determinant has first derivatives ``Σu`` in log δ and ``Σw`` in log scale,
+        and second derivatives ``±Σuw`` (MacKay 1992, "Bayesian interpolation", section
+        4). The scale is proportional to ``σ^(-2·order)``.
         """
         order = self.posterior.curvature_order
         first, k, delta, squares, loss, n, nll = self._initial
@@ -348,7 +346,7 @@ def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparame
 
 
 def _effective_parameters(posterior: GaussianPosterior) -> Tensor:
-    """Return MacKay's γ per prior precision, in the shape of the prior precision."""
+    """Return MacKay's γ per prior precision, in its shape."""
     if posterior.prior_precision.ndim == 0:
         return posterior.precision.effective_dimension()
     gamma = posterior.precision.effective_parameters()
@@ -358,8 +356,8 @@ def _effective_parameters(posterior: GaussianPosterior) -> Tensor:
 def _may_accelerate(history: list[Tensor]) -> bool:
     """Return whether to take a secant step: always for one hyperparameter.
 
-    Several hyperparameters alternate between secant and plain steps. Secant steps of
-    coupled hyperparameters can cycle; plain steps do not (Steffensen).
+    Several hyperparameters alternate between secant and plain steps, because coupled
+    secant steps can cycle and plain steps do not (Steffensen).
     """
     n = len(history)
     return history[0].shape[1] == 1 or n % (2 if n <= 30 else 4) == 0
@@ -395,6 +393,6 @@ def _group_sum(posterior: GaussianPosterior, values: Tensor) -> Tensor:
 
 
 def _group_scatter(posterior: GaussianPosterior) -> Tensor:
-    """Return ``‖θ - μ₀‖²`` per prior precision, in the shape of the prior precision."""
+    """Return ``‖θ - μ₀‖²`` per prior precision, in its shape."""
     squares = (posterior.mean - posterior.hyperparameters.prior_mean) ** 2
     return _group_sum(posterior, squares).clamp(min=SMALLEST)

@@ -30,7 +30,7 @@ class WeightPosterior(nn.Module, ABC):
     Base class for custom families, which `VariationalClassifier` accepts as
     ``posterior``. The constructor of a subclass takes ``location``, ``scale`` and
     ``bound``, and sets the parameters. A subclass defines `transform`, `log_prob`,
-    `median`, `mean` and `variance`. It also defines `noise` unless the noise is normal.
+    `median`, `mean` and `variance`, and `noise` unless the noise is normal.
 
     Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
 
@@ -56,8 +56,8 @@ class WeightPosterior(nn.Module, ABC):
     is_closed_form_cheap : bool
         Whether `closed_form` costs less than a draw. Training then uses it.
     checks : mapping of str to callable
-        Additional options of the constructor, set by ``posterior_params``, with their
-        checks. A check ``(name, value)`` raises an error for an invalid value.
+        Constructor options that ``posterior_params`` sets, with checks
+        ``(name, value)`` that raise an error for an invalid value.
 
     Raises
     ------
@@ -65,7 +65,7 @@ class WeightPosterior(nn.Module, ABC):
         If the shapes differ or are not (P,), if numbers are not finite, or if the
         scales or the bound are not positive.
     TypeError
-        If a tensor does not have a floating-point dtype.
+        If a tensor is not floating-point.
 
     See Also
     --------
@@ -74,10 +74,10 @@ class WeightPosterior(nn.Module, ABC):
 
     Notes
     -----
-    Before training, the initial draws of a custom family are checked. Shapes and dtypes
-    must be right, draws must be finite, differentiable and determined by the generator,
-    and `log_prob` must agree with the log densities of the draws. Moments must have the
-    right shapes and dtypes, and variances must be close to the variances of draws.
+    Before training, the initial draws of a custom family are checked: shapes, dtypes,
+    finite values, gradients, reproducibility, and agreement of `log_prob` with their
+    log densities. Moments must have the right shapes and dtypes, and variances must be
+    close to the variances of draws.
 
     References
     ----------
@@ -161,8 +161,8 @@ class WeightPosterior(nn.Module, ABC):
         w : Tensor of shape (s, P)
             Draws of the weights.
         log_q : Tensor of shape (s, P)
-            Log density of each weight in nats. It is differentiable with respect to the
-            parameters, both directly and through the draw.
+            Log density of each weight in nats, differentiable in the parameters
+            directly and through the draw.
 
         Raises
         ------
@@ -283,7 +283,7 @@ class WeightPosterior(nn.Module, ABC):
         Returns
         -------
         Tensor of shape (P,)
-            Medians, which the network uses as weights after training.
+            Medians, the network's weights after training.
 
         See Also
         --------

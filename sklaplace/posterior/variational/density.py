@@ -46,7 +46,7 @@ class Density(LocationScale):
     bound : float, default=3.0
         Ignored: location and scale determine the support.
     n_units : int, default=6
-        Number of units in each hidden layer of the network, K.
+        Number of units per hidden layer, K.
     n_layers : int, default=1
         Number of hidden layers. The first layer has fixed basis functions; the others
         are learned.
@@ -59,7 +59,7 @@ class Density(LocationScale):
     ValueError
         If shapes, numbers or the bound are invalid; see `WeightPosterior`.
     TypeError
-        If a tensor does not have a floating-point dtype.
+        If a tensor is not floating-point.
 
     See Also
     --------

@@ -33,7 +33,7 @@ class MeanFieldGaussian(LocationScale):
     ValueError
         If shapes, numbers or the bound are invalid; see `WeightPosterior`.
     TypeError
-        If a tensor is not of floating point.
+        If a tensor is not floating-point.
 
     See Also
     --------

@@ -55,7 +55,7 @@ class Kumaraswamy(WeightPosterior):
         If a location is not within the bound, or if shapes or numbers are invalid; see
         `WeightPosterior`.
     TypeError
-        If a tensor does not have a floating-point dtype.
+        If a tensor is not floating-point.
 
     See Also
     --------
@@ -68,9 +68,9 @@ class Kumaraswamy(WeightPosterior):
     training of ``log a`` and ``log b`` converged far more slowly. Drawing s samples
     takes O(s P) time and memory. A training step of 85,000 weights takes twice as long
     as with Gaussians. Entropy and moments have closed forms in gamma and digamma
-    functions, in float64. They cost ten times as much as a draw, and are used for
-    reports rather than training. Log densities of draws are functions of the noise, so
-    that all values are finite in float32, even if ``w`` rounds to a bound (unlike
+    functions, in float64. They cost ten times as much as a draw, and serve reports
+    rather than training. Log densities of draws are functions of the noise, so that all
+    values are finite in float32, even if ``w`` rounds to a bound (unlike
     ``torch.distributions.Kumaraswamy``, see pytorch issues 95548 and 139019).
 
     References

@@ -121,7 +121,7 @@ class GaussianPrior(WeightPrior):
 
     See Also
     --------
-    ScaleMixturePrior : Mixture of a wide and a narrow Gaussian.
+    ScaleMixturePrior : Mixture of two Gaussians.
     UniformPrior : Uniform prior on an interval.
 
     Examples

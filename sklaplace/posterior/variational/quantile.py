@@ -50,7 +50,7 @@ class Quantile(LocationScale):
     bound : float, default=3.0
         Ignored: the support is unbounded.
     n_units : int, default=4
-        Number of units in each hidden layer of the network, K.
+        Number of units per hidden layer, K.
     n_layers : int, default=1
         Number of hidden layers.
 
@@ -59,7 +59,7 @@ class Quantile(LocationScale):
     ValueError
         If shapes, numbers or the bound are invalid; see `WeightPosterior`.
     TypeError
-        If a tensor does not have a floating-point dtype.
+        If a tensor is not floating-point.
 
     See Also
     --------
