@@ -1,9 +1,9 @@
-"""Posteriors over the selected weights of a network and what follows from them.
+"""Posteriors over the selected weights of a network.
 
-`GaussianPosterior` is the Laplace approximation; ``predictive`` maps it to the outputs,
-and ``linear_model`` refits its mean, for the last layer or a linearised network.
-``tuning`` chooses its hyperparameters by the evidence or on held-out data.
-``variational`` holds the posteriors of Bayes by Backprop.
+`GaussianPosterior` is the Laplace approximation. ``predictive`` computes the predictive
+distribution of the outputs. ``linear_model`` refits the posterior mean for the last
+layer or a linearised network. ``tuning`` chooses hyperparameters by the evidence or on
+held-out data. ``variational`` contains the posteriors of Bayes by Backprop.
 """
 
 from sklaplace.posterior.gaussian import GaussianPosterior

@@ -1,9 +1,10 @@
 """GaussianPosterior: the Laplace approximation, a Gaussian over weights.
 
-``N(mean, (scale·H + diag δ)⁻¹)`` with the curvature ``H`` of the loss, the prior
-precision δ and, at temperature T, ``scale`` = 1/(σ²T) for Gaussian noise and 1/T else
-(MacKay 1992, "A practical Bayesian framework for backpropagation networks"). One
-immutable class for all structures, subsets of weights and likelihoods.
+The posterior is ``N(mean, (scale·H + diag δ)⁻¹)`` (MacKay 1992, "A practical Bayesian
+framework for backpropagation networks"). ``H`` is the curvature of the loss and δ the
+prior precision. At temperature T, ``scale`` is 1/(σ²T) for Gaussian noise and 1/T
+otherwise. One immutable class serves all structures, subsets of weights and
+likelihoods.
 """
 
 from collections.abc import Callable
@@ -30,32 +31,34 @@ from sklaplace.likelihoods.base import DataFit
 
 __all__ = ["GaussianPosterior", "Hyperparameters"]
 
-# Relative difference of noise levels that rounding to float32 explains.
+# Largest relative difference of noise levels that float32 rounding can cause.
 PROPORTIONAL = 1e-6
-# Matrices of P × P numbers: the curvature, times its scale, and with the prior.
+# Number of P × P matrices in memory: curvature, scaled curvature and precision.
 DENSE_COPIES = 3
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Hyperparameters that the curvature does not depend on. All float64.
+    """Hyperparameters that do not affect the curvature, all float64.
 
     Read more in the :doc:`User Guide </user_guide/prior>`.
 
     Parameters
     ----------
     prior_precision : Tensor of shape (), (L,) or (P,)
-        Inverse prior variance of the weights; L parameter tensors.
+        Inverse prior variance: one value, one per parameter tensor (L), or one per
+        weight.
     prior_mean : Tensor of shape () or (P,)
         Prior mean of the weights.
     sigma_noise : Tensor of shape ()
-        Standard deviation of the observation noise; ignored by likelihoods without.
+        Standard deviation of the observation noise. Likelihoods without noise ignore
+        it.
     temperature : Tensor of shape ()
-        Divides the log-likelihood; values below one sharpen the posterior.
+        Divisor of the log-likelihood. Values below one sharpen the posterior.
 
     See Also
     --------
-    GaussianPosterior : Has them.
+    GaussianPosterior : Posterior with these hyperparameters.
 
     Examples
     --------
@@ -75,7 +78,7 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class GaussianPosterior:
-    """Gaussian over the selected weights.
+    """Gaussian posterior over the selected weights.
 
     Read more in the :doc:`User Guide </user_guide/theory>`.
 
@@ -84,8 +87,8 @@ class GaussianPosterior:
     mean : Tensor of shape (P,)
         Most probable weights (MAP).
     weights : Tensor of shape (P,)
-        Weights of the network, at which it is linearised. They differ from ``mean``
-        if the linear model was refitted.
+        Weights at which the network is linearised. They differ from ``mean`` if the
+        linear model was refitted.
     structure : Structure
         Curvature ``H`` at ``mean``.
     layout : Layout
@@ -97,16 +100,16 @@ class GaussianPosterior:
     hyperparameters : Hyperparameters
         Prior, noise and temperature.
     curvature_order : int
-        Power of the likelihood's scale that multiplies ``structure``.
+        Exponent of the likelihood's scale in the factor of ``structure``.
     earlier : GaussianPosterior or None
-        The prior, if it is the posterior of an earlier task; see `under`. ``structure``
-        then holds the curvature of all tasks under exactly these hyperparameters, of
-        which ``prior_precision`` belongs to the first task.
+        Posterior of an earlier task that serves as the prior; see `under`.
+        ``structure`` then holds the curvature of all tasks and is valid for these
+        hyperparameters only. ``prior_precision`` belongs to the first task.
 
     See Also
     --------
-    sklaplace.LaplaceClassifier : Its ``posterior_``.
-    sklaplace.posterior.swag.SWAGPosterior : From iterates of gradient descent.
+    sklaplace.LaplaceClassifier : Stores this posterior as ``posterior_``.
+    sklaplace.posterior.swag.SWAGPosterior : Gaussian from iterates of gradient descent.
 
     Examples
     --------
@@ -129,7 +132,7 @@ class GaussianPosterior:
     earlier: "GaussianPosterior | None" = None
 
     def __repr__(self) -> str:
-        """Structure, number of weights and prior precision in one line."""
+        """Return structure, number of weights and prior precision in one line."""
         blocks = self.layout.blocks
         n = sum(block.layer is None for block in blocks)
         remark = f", {n} of {len(blocks)} tensors without a layer form" if n else ""
@@ -140,16 +143,16 @@ class GaussianPosterior:
         )
 
     def shown_precision(self) -> str:
-        """Prior precision as text: a number, or the range of several.
+        """Format the prior precision: one number, or the range of several.
 
         Returns
         -------
         str
-            With three digits.
+            Numbers with three digits.
 
         See Also
         --------
-        prior_precision : The numbers.
+        prior_precision : Prior precision as a tensor.
 
         Examples
         --------
@@ -170,7 +173,7 @@ class GaussianPosterior:
 
         See Also
         --------
-        replace : The posterior under another one.
+        replace : Change the prior precision.
 
         Examples
         --------
@@ -211,7 +214,7 @@ class GaussianPosterior:
 
         See Also
         --------
-        precision_matrix : The same as a matrix.
+        precision_matrix : Posterior precision as a matrix.
         variance : Variances of the weights.
 
         Examples
@@ -251,7 +254,7 @@ class GaussianPosterior:
 
         See Also
         --------
-        sklaplace.LaplaceClassifier : Its option ``refine`` says when they are.
+        sklaplace.LaplaceClassifier : Its ``refine`` parameter controls refitting.
 
         Examples
         --------
@@ -262,11 +265,11 @@ class GaussianPosterior:
         >>> model.fit(X, y).posterior_.is_refitted
         True
         """
-        is_same = self.mean is self.weights  # both are large
+        is_same = self.mean is self.weights  # avoids comparing large tensors
         return not (is_same or torch.equal(self.mean, self.weights))
 
     def check_resolved(self, dtype: torch.dtype) -> None:
-        """Raise if variances would be rounding errors.
+        """Raise ValueError if rounding errors would dominate the variances.
 
         Parameters
         ----------
@@ -276,7 +279,7 @@ class GaussianPosterior:
         Raises
         ------
         ValueError
-            If the prior precision is too small beside the curvature.
+            If the prior precision is too small relative to the curvature.
 
         See Also
         --------
@@ -296,17 +299,17 @@ class GaussianPosterior:
             raise ValueError(UNRESOLVED)
 
     def replace(self, **hyperparameters: Tensor) -> "GaussianPosterior":
-        """Posterior with the same mean and curvature under other hyperparameters.
+        """Return the posterior with other hyperparameters, keeping mean and curvature.
 
         Parameters
         ----------
         **hyperparameters : Tensor
-            Values in place of those in `Hyperparameters`, by their names.
+            New values for fields of `Hyperparameters`.
 
         Returns
         -------
         GaussianPosterior
-            A new one, differentiable in the values.
+            New posterior, differentiable in the values.
 
         Raises
         ------
@@ -315,8 +318,8 @@ class GaussianPosterior:
 
         See Also
         --------
-        with_noise_levels : Under noise levels of each output.
-        sklaplace.posterior.tuning.evidence.marglik : Finds the highest evidence.
+        with_noise_levels : Change the noise level of each output.
+        sklaplace.posterior.tuning.evidence.marglik : Maximise the evidence.
 
         Examples
         --------
@@ -338,11 +341,11 @@ class GaussianPosterior:
 
     @property
     def noise_proportions(self) -> Tensor:
-        """``r`` of noise levels ``σ r``, (c,); (1,) if they are equal.
+        """Relative noise levels ``r`` (c,), for levels ``σ r``; (1,) if all are equal.
 
         See Also
         --------
-        with_noise_levels : Changes them.
+        with_noise_levels : Change the noise levels.
 
         Examples
         --------
@@ -357,23 +360,23 @@ class GaussianPosterior:
         return self.mean.new_tensor(relative or (1.0,))
 
     def with_noise_levels(self, levels: Tensor) -> "GaussianPosterior | None":
-        """Posterior with the same mean under other noise levels of the outputs.
+        """Return the posterior with other noise levels, keeping the mean.
 
         Parameters
         ----------
         levels : Tensor of shape (c,)
-            Standard deviations. Where each output has weights of its own, the result
-            is differentiable in each, else in their common factor.
+            Standard deviations. The result is differentiable in each level if each
+            output has its own weights, otherwise in their common factor.
 
         Returns
         -------
         GaussianPosterior or None
-            None where the proportions are others than those under which the curvature
-            was summed, from which that under the new ones does not follow.
+            None if the proportions change and the curvature, a sum under the old
+            proportions, cannot be converted.
 
         See Also
         --------
-        replace : Other hyperparameters.
+        replace : Change other hyperparameters.
 
         Examples
         --------
@@ -391,7 +394,7 @@ class GaussianPosterior:
         before = self.noise_proportions.to(levels).expand_as(levels)
         ratio = levels / before
         sigma = ratio.log().mean().exp()
-        factors = sigma / ratio  # old over new proportions
+        factors = sigma / ratio  # old proportions divided by new proportions
         moved = self.replace(sigma_noise=sigma)
         is_same = bool((factors.detach() - 1).abs().max() < PROPORTIONAL)
         structure = None
@@ -418,12 +421,12 @@ class GaussianPosterior:
         n : int, default=1
             Number of draws.
         random_state : int, RandomState, torch.Generator or None, default=0
-            Source of the noise. None gives other draws in each call.
+            Source of randomness. With None, each call returns different draws.
 
         Returns
         -------
         Tensor of shape (n, P)
-            Float64, on the device of the posterior.
+            Float64 draws on the posterior's device.
 
         See Also
         --------
@@ -445,17 +448,17 @@ class GaussianPosterior:
         return self.mean + self.precision.sample(noise)
 
     def variance(self) -> Tensor:
-        """Marginal variances of the weights.
+        """Return the marginal variances of the weights.
 
         Returns
         -------
         Tensor of shape (P,)
-            The diagonal of the covariance.
+            Diagonal of the covariance matrix.
 
         See Also
         --------
-        precision_matrix : The inverse of the covariance.
-        sklaplace.plotting.WeightPosteriorDisplay : A plot of marginals.
+        precision_matrix : Inverse of the covariance matrix.
+        sklaplace.plotting.WeightPosteriorDisplay : Plot of the marginals.
 
         Examples
         --------
@@ -469,7 +472,7 @@ class GaussianPosterior:
         return self.precision.variance()
 
     def precision_matrix(self) -> Tensor:
-        """Posterior precision as a matrix; for small models.
+        """Return the posterior precision as a matrix; for small models.
 
         Returns
         -------
@@ -479,11 +482,11 @@ class GaussianPosterior:
         Raises
         ------
         ValueError
-            If memory does not suffice.
+            If there is not enough memory.
 
         See Also
         --------
-        precision : A linear operator, for models of any size.
+        precision : Linear operator for models of any size.
 
         Examples
         --------
@@ -503,16 +506,16 @@ class GaussianPosterior:
         return self.scale * self.structure.dense() + self.precision.delta.diag()
 
     def log_likelihood(self) -> Tensor:
-        """Log-likelihood of the training targets at ``mean``.
+        """Return the log-likelihood of the training targets at ``mean``.
 
         Returns
         -------
         Tensor of shape ()
-            In nats.
+            Value in nats.
 
         See Also
         --------
-        log_marginal_likelihood : Averaged over the prior.
+        log_marginal_likelihood : Log evidence.
 
         Examples
         --------
@@ -528,16 +531,16 @@ class GaussianPosterior:
         return -loss * self.loss_scale - n_targets * normalizer
 
     def scatter(self) -> Tensor:
-        """Squared distance from the mean of the prior, ``(mean - μ₀)ᵀ P₀ (mean - μ₀)``.
+        """Return the squared distance to the prior, ``(mean - μ₀)ᵀ P₀ (mean - μ₀)``.
 
         Returns
         -------
         Tensor of shape ()
-            Under the prior ``N(μ₀, P₀⁻¹)``.
+            Squared distance under the prior ``N(μ₀, P₀⁻¹)``.
 
         See Also
         --------
-        log_marginal_likelihood : Which half of it is a part of.
+        log_marginal_likelihood : Subtracts half of this distance.
 
         Examples
         --------
@@ -551,21 +554,21 @@ class GaussianPosterior:
         return self._prior.quadratic_form(self.mean)
 
     def log_marginal_likelihood(self) -> Tensor:
-        """Laplace approximation of the log evidence ``log p(D)``.
+        """Return the Laplace approximation of the log evidence ``log p(D)``.
 
-        ``log p(D|mean) - ½(log det P - log det diag δ + scatter)``
-        (MacKay 1992, "Bayesian interpolation", eq. 4.2); differentiable in the
-        hyperparameters. Under an earlier posterior it is
-        ``log p(new data | old data)``, so that values of successive tasks add up.
+        The value is ``log p(D|mean) - ½(log det P - log det diag δ + scatter)`` (MacKay
+        1992, "Bayesian interpolation", eq. 4.2). It is differentiable in the
+        hyperparameters. If the prior is an earlier posterior, the value is
+        ``log p(new data | old data)``, so that the values of successive tasks add up.
 
         Returns
         -------
         Tensor of shape ()
-            In nats.
+            Value in nats.
 
         See Also
         --------
-        sklaplace.posterior.tuning.evidence.marglik : Maximises it.
+        sklaplace.posterior.tuning.evidence.marglik : Maximise the evidence.
 
         Examples
         --------
@@ -588,12 +591,12 @@ class GaussianPosterior:
 
     # --------------------------------------------- the prior of the next task
     def logdet(self) -> Tensor:
-        """Log-determinant of the posterior precision, ``log det P``.
+        """Return the log-determinant of the posterior precision, ``log det P``.
 
         Returns
         -------
         Tensor of shape ()
-            In nats.
+            Value in nats.
 
         See Also
         --------
@@ -611,7 +614,7 @@ class GaussianPosterior:
         return self.precision.logdet()
 
     def quadratic_form(self, theta: Tensor) -> Tensor:
-        """Squared distance of weights from the mean, ``(θ - mean)ᵀ P (θ - mean)``.
+        """Return the squared distance to the mean, ``(θ - mean)ᵀ P (θ - mean)``.
 
         Parameters
         ----------
@@ -621,7 +624,7 @@ class GaussianPosterior:
         Returns
         -------
         Tensor of shape ()
-            With the posterior precision ``P``.
+            Distance under the posterior precision ``P``.
 
         See Also
         --------
@@ -639,9 +642,9 @@ class GaussianPosterior:
         return (theta - self.mean) @ self.gradient(theta)
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """Gradient of minus the log-density, ``P (θ - mean)``.
+        """Return the gradient of the negative log-density, ``P (θ - mean)``.
 
-        Without forming the posterior precision ``P``.
+        The posterior precision ``P`` is not formed.
 
         Parameters
         ----------
@@ -651,12 +654,12 @@ class GaussianPosterior:
         Returns
         -------
         Tensor of shape (P,)
-            Zero at the mean.
+            Gradient; zero at the mean.
 
         See Also
         --------
         quadratic_form : Minus twice the log-density, up to a constant.
-        sklaplace.PriorTraining : Trains with it.
+        sklaplace.PriorTraining : Uses this gradient in training.
 
         Examples
         --------
@@ -672,16 +675,16 @@ class GaussianPosterior:
         return self.scale * self.structure.product(offset) + delta * offset
 
     def as_prior(self) -> "GaussianPosterior":
-        """The posterior as a prior: without the prior of its own.
+        """Return the posterior without its own prior, to use it as a prior.
 
         Returns
         -------
         GaussianPosterior
-            With ``earlier`` None.
+            Copy with ``earlier=None``.
 
         See Also
         --------
-        under : The posterior of the next task.
+        under : Posterior of the next task.
 
         Examples
         --------
@@ -697,25 +700,25 @@ class GaussianPosterior:
     def under(
         self, earlier: "GaussianPosterior", accumulator: Callable[[Layout], Accumulator]
     ) -> "GaussianPosterior":
-        """Posterior with an earlier task's posterior as the prior, at the same mean.
+        """Return a posterior with the same mean and an earlier posterior as the prior.
 
         Parameters
         ----------
         earlier : GaussianPosterior
-            Over the same weights, with a structure of the same class.
+            Posterior over the same weights, with a structure of the same class.
         accumulator : callable
-            Returns an empty accumulator of that structure for a layout.
+            Returns an empty accumulator of this structure for a layout.
 
         Returns
         -------
         GaussianPosterior
-            With precision ``scale·H + scale₀·H₀ + diag δ₀``. Kronecker factors
-            equal one fit to the data of both tasks, where samples of the earlier ones
-            have weight scale₀/scale.
+            Posterior with precision ``scale·H + scale₀·H₀ + diag δ₀``. Its Kronecker
+            factors equal a single fit to the data of both tasks, with sample weights
+            scale₀/scale for the earlier task.
 
         See Also
         --------
-        sklaplace.LaplaceClassifier : Does this with its option ``prior``.
+        sklaplace.LaplaceClassifier : Uses it for ``prior``.
 
         References
         ----------
@@ -746,21 +749,21 @@ class GaussianPosterior:
         return replace(self, structure=structure, hyperparameters=h, earlier=earlier)
 
     def to(self, device: torch.device | str) -> "GaussianPosterior":
-        """Copy with all tensors on a device.
+        """Return a copy with all tensors on a device.
 
         Parameters
         ----------
         device : torch.device or str
-            Such as ``"cpu"`` or ``"cuda"``.
+            Target device, such as ``"cpu"`` or ``"cuda"``.
 
         Returns
         -------
         GaussianPosterior
-            Itself if the tensors are there already.
+            The posterior itself if its tensors are already on the device.
 
         See Also
         --------
-        sklaplace.LaplaceClassifier : Computes where the net is.
+        sklaplace.LaplaceClassifier : Computes on the device of the net.
 
         Examples
         --------

@@ -1,7 +1,7 @@
-"""LastLayerModel: the linear model of the last layer's weights.
+"""LastLayerModel: a linear model in the last layer's weights.
 
-Where the outputs are an affine map of the last layer's, ``f(θ) = f* + J (θ - θ*)`` is
-exact, and ``J`` follows from the inputs of the layer, the features.
+If the outputs are an affine map of the last layer's outputs, ``f(θ) = f* + J (θ - θ*)``
+is exact, and ``J`` follows from the inputs of the layer, the features.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,8 +33,8 @@ from sklaplace.likelihoods.output_hessian import OutputHessian
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel, Operator
 
-# Samples per input that the preconditioner's block of an output is made of, evenly
-# spaced: more hardly save iterations and take longer.
+# Number of evenly spaced samples per input, used for each block of the preconditioner.
+# More samples take longer and hardly save iterations.
 SAMPLES_PER_INPUT = 8
 
 
@@ -47,7 +47,8 @@ class LastLayerModel(LinearModel):
     features : Tensor of shape (N, i)
         Inputs of the last layer, float64.
     head_map : Tensor of shape (c, o), or IdentityMap
-        Gradient of the outputs in the layer's outputs, the same for all samples.
+        Jacobian of the outputs with respect to the layer's outputs, the same for all
+        samples.
     """
 
     features: Tensor
@@ -59,7 +60,7 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _map(self) -> Tensor | None:
-        """``head_map``; None for the identity."""
+        """``head_map``, or None for the identity."""
         m = self.head_map
         if isinstance(m, IdentityMap):
             return None
@@ -67,42 +68,42 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _in_own_dtype(self) -> "LastLayerModel":
-        """The model in the dtype of the network."""
+        """Model in the dtype of the network."""
         names = "features", "head_map", "sample_weight"
         return replace(self, **{k: getattr(self, k).to(self.dtype) for k in names})
 
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
-        """``v -> J v`` and ``u -> Jᵀ u``: products with the features."""
+        """Return ``v -> J v`` and ``u -> Jᵀ u``, products with the features."""
         model = self if dtype == torch.float64 else self._in_own_dtype
         return model.forward, model.backward
 
     def forward(self, direction: Tensor) -> Tensor:
-        """``J direction``, (N, c)."""
+        """Return ``J direction``, (N, c)."""
         hidden = self._layer_outputs(direction)
         return hidden if self._map is None else hidden @ self._map.T
 
     def _layer_outputs(self, direction: Tensor) -> Tensor:
-        """Outputs (N, o) of the layer with the weights ``direction``."""
+        """Return the layer's outputs (N, o) with the weights ``direction``."""
         weight, *bias = self.layout.split(direction)
         # o x N is faster than N x o, since there are few outputs and many samples
         hidden = (weight.reshape(-1, self.features.shape[1]) @ self.features.T).T
         return hidden + bias[0] if bias else hidden
 
     def backward(self, cotangent: Tensor) -> Tensor:
-        """``Jᵀ cotangent`` for (N, c), as (P,)."""
+        """Return ``Jᵀ cotangent`` (P,) for a cotangent (N, c)."""
         return self._in_weights(
             cotangent if self._map is None else cotangent @ self._map
         )
 
     def _in_weights(self, hidden: Tensor) -> Tensor:
-        """Gradient (P,) of gradients (N, o) in the layer's outputs."""
+        """Backpropagate gradients (N, o) of the layer's outputs to weights (P,)."""
         weight = (hidden.T @ self.features).flatten()
         return torch.cat([weight, hidden.sum(0)]) if self._has_bias else weight
 
     def jacobians_at(
         self, f: Tensor, curvature: Curvature, accumulator: Accumulator
     ) -> Iterator[Jacobian]:
-        """Jacobian rows as features and the Hessian of the loss at outputs ``f``."""
+        """Yield Jacobian rows, as features and the loss Hessian at outputs ``f``."""
         tensors = self.features, f, self.targets, self.sample_weight, self.keys
         elements = accumulator.row_elements(self.layout, f.shape[1])
         n_rows = batch_rows(8 * (elements + self.features.shape[1]))
@@ -116,9 +117,9 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _input_factors(self) -> tuple[tuple[Factor, Tensor], ...]:
-        """Kronecker factor of the inputs of each block, and how many it is the mean of.
+        """Kronecker factor of each block's inputs, and the number of averaged samples.
 
-        They do not depend on the weights.
+        The factors do not depend on the weights.
         """
         given = self.sample_weight, self.features.new_ones(())
         inputs = [self.features.unsqueeze(1), None][: len(self.layout.blocks)]
@@ -126,32 +127,32 @@ class LastLayerModel(LinearModel):
         return tuple((moment.mean(), moment.n) for moment in moments)
 
     def _output_factor(self, f: Tensor, curvature: Curvature) -> Factor:
-        """Kronecker factor of the layer's outputs, where the outputs are ``f``."""
+        """Return the Kronecker factor of the layer's outputs at outputs ``f``."""
         data = self.targets, self.sample_weight, self.keys
         hessian = output_hessian(curvature, self.likelihood, f, *data)
         return Factor(output_moment(HeadBlock(hessian, self._map)))
 
     def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
-        """Kronecker-factored curvature at outputs ``f``."""
+        """Return the Kronecker-factored curvature at outputs ``f``."""
         outputs = self._output_factor(f, curvature)
         inputs, counts = zip(*self._input_factors, strict=True)
         return Kron(self.layout, tuple((outputs, a) for a in inputs), counts)
 
     def structure_at(self, f: Tensor) -> Structure:
-        """Curvature at outputs ``f``; a Kronecker factor of the inputs is reused."""
+        """Return the curvature at outputs ``f``; Kronecker input factors are reused."""
         if isinstance(self.accumulator(self.layout), KronAccumulator):
             return self._kron(f, self.curvature)
         return super().structure_at(f)
 
     # ------------------------------------------------------------- preconditioners
-    # Operators on rows take the weights (o, i) of each output, with a bias at the end.
+    # Operators on rows take the weights (o, i), one row per output, with the bias last.
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """Return ``v -> M⁻¹ v`` with a block of ``M ≈ H + diag ρ`` for each output.
+        """Return ``v -> M⁻¹ v``, where ``M ≈ H + diag ρ`` has one block per output.
 
-        Where classes are separated unequally well, outputs differ in curvature by
-        orders of magnitude, and so may precisions; a Kronecker product describes
-        neither, but takes less memory. With fewer samples than inputs both have dual
-        forms, by products of samples with each other.
+        Curvatures of outputs differ by orders of magnitude if some classes are better
+        separated than others, and prior precisions may differ as much. A Kronecker
+        product represents neither, but takes less memory. With fewer samples than
+        inputs, both have dual forms based on inner products of samples.
         """
         n, i = self.features.shape
         if (blocks := self._blockwise(f, rho, dtype)) is not None:
@@ -175,12 +176,12 @@ class LastLayerModel(LinearModel):
     def quick_preconditioner_at(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
     ) -> Operator | None:
-        """Return ``v -> M⁻¹ v``, where ``M`` is diagonal in the inputs' eigenbasis.
+        """Return ``v -> M⁻¹ v`` for ``M`` diagonal in the inputs' eigenbasis.
 
-        Its entries are the diagonal of ``H + ρ`` in that basis (George et al. 2018,
-        "Fast approximate natural gradient descent in a Kronecker-factored eigenbasis"),
-        for one precision ``ρ`` of all weights. The basis is computed once, and the
-        entries are a product with few rows.
+        ``M`` has the diagonal of ``H + ρ`` in this basis (George et al. 2018, "Fast
+        approximate natural gradient descent in a Kronecker-factored eigenbasis"), for a
+        single precision ``ρ`` of all weights. The basis is computed once, and the
+        diagonal is a matrix product with few rows.
         """
         n, i = self.features.shape
         low, high = rho.aminmax()
@@ -197,7 +198,7 @@ class LastLayerModel(LinearModel):
         )
 
     def _on_weights(self, rows: Operator, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """Return an operator on rows as one on weights (P,), with the null space."""
+        """Convert an operator on rows to weights (P,), including the null space."""
         apply = self._with_null_space(rows, rho, dtype)
         return lambda v: self.from_outputs(apply(self.by_output(v)))
 
@@ -206,16 +207,17 @@ class LastLayerModel(LinearModel):
     ) -> Operator:
         """Combine an operator on rows with the prior on weights common to all classes.
 
-        Softmax ignores what is added to all logits: there ``H`` is zero, and what is
-        made of one output at a time would take an iteration for each such direction.
-        Where all classes have the same precisions, no other weights are affected.
+        Softmax ignores a constant added to all logits. In these directions ``H`` is
+        zero, and a preconditioner with a block per output would take an iteration for
+        each direction. If all classes have the same precisions, no other directions are
+        affected.
         """
         if self._map is not None or not self.likelihood.is_shift_invariant:
             return rows
         groups = self.likelihood.n_blocks, -1
         precisions = self.by_output(rho).unflatten(0, groups)
         common = precisions[:, :1].to(dtype)
-        # a prior that is lost in rounding errors of the gradient determines nothing
+        # a prior below the rounding errors of the gradient has no effect
         is_lost = common.min() < torch.finfo(dtype).eps * self._largest_curvature
         if is_lost or not (precisions == precisions[:, :1]).all():
             return rows
@@ -231,37 +233,37 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _largest_curvature(self) -> float:
-        """Curvature of the loss in a weight, for two classes of equal probability."""
+        """Curvature of the loss in a weight, for two equally probable classes."""
         return float(self.sample_weight @ self.features.square().mean(1)) / 4
 
     @property
     def _stride(self) -> int:
-        """Distance of the samples that preconditioners are made of."""
+        """Stride between the samples used for preconditioners."""
         n, i = self.features.shape
         return max(1, n // (SAMPLES_PER_INPUT * (i + self._has_bias)))
 
     def _some_inputs(self, dtype: torch.dtype) -> Tensor:
-        """Evenly spaced inputs, with a one for a bias, (n, i)."""
+        """Return evenly spaced inputs (n, i), with a column of ones for any bias."""
         some = self.features[:: self._stride].to(dtype)
         return pad(some, (0, int(self._has_bias)), value=1.0)
 
     @cached_property
     def _input_eigenbasis(self) -> tuple[Tensor, Tensor]:
-        """Eigenvectors (i, i) of the inputs' moment; squares (n, i) in that basis."""
+        """Eigenvectors (i, i) of the inputs' moment; squares (n, i) in this basis."""
         some = self._some_inputs(self.dtype)
         basis = symmetric_eigh(some.T @ some)[1].to(some)
         return basis, (some @ basis) ** 2
 
     def _layer_curvatures(self, f: Tensor, stride: int = 1) -> Tensor:
-        """Curvature of the loss in the layer's outputs, (n, o), of spaced samples."""
+        """Return the loss curvature (n, o) in the layer's outputs at spaced samples."""
         hessian = ggn_hessian(self.likelihood, f[::stride], self.targets[::stride])
         return hessian.weighted(self.sample_weight[::stride]).diagonals(self._map)
 
     def _blockwise(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator | None:
-        """Inverse of the blocks of ``H + diag ρ`` of each output, on a subsample.
+        """Invert the block of ``H + diag ρ`` of each output, on a subsample.
 
-        None if the blocks are too large or, by rounding, singular. O(o·i³) time and
-        o·i² numbers.
+        Return None if the blocks are too large, or singular due to rounding. Takes
+        O(o·i³) time, and memory for o·i² numbers.
         """
         curvatures = self._layer_curvatures(f, self._stride)
         (n, i), o = self.features.shape, curvatures.shape[1]
@@ -281,9 +283,10 @@ class LastLayerModel(LinearModel):
         return lambda rows: (rows.unsqueeze(1) @ inverses).squeeze(1)
 
     def _dual_blockwise(self, f: Tensor, rho: Tensor) -> Operator | None:
-        """Inverse of the same blocks, of all samples, by Woodbury's identity.
+        """Invert the same blocks on all samples, by the Woodbury identity.
 
-        None if the matrices are too large. O(o·N²·(N + i)) time and o·N² numbers.
+        Return None if the matrices are too large. Takes O(o·N²·(N + i)) time, and
+        memory for o·N² numbers.
         """
         roots = self._layer_curvatures(f).sqrt()
         n, o = roots.shape
@@ -300,7 +303,7 @@ class LastLayerModel(LinearModel):
         lower, failed = torch.linalg.cholesky_ex(blocks)
         if failed.any():
             return None
-        # half of the inverse, as all of it would be less precise under a weak prior
+        # the inverse factor is more precise than the inverse under a weak prior
         halves = lower_inverse(lower)
 
         def inner(hidden: Tensor) -> Tensor:
@@ -310,9 +313,9 @@ class LastLayerModel(LinearModel):
         return self._woodbury(rho, inner)
 
     def _dual_kronecker(self, f: Tensor, rho: Tensor) -> Operator:
-        """Inverse of a Kronecker product of as many inputs' eigenvectors as samples.
+        """Invert a Kronecker product with as many input eigenvectors as samples.
 
-        O(N²·(N + i)) time, N² numbers.
+        Takes O(N²·(N + i)) time, and memory for N² numbers.
         """
         outputs, mean = self._output_factor(f, GGN), rho.mean()
         (values, vectors), curvatures = self._sample_eigh, outputs.values
@@ -329,7 +332,7 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _sample_eigh(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues (N,) of the mean of ``a aᵀ``; scaled products' eigenvectors."""
+        """Eigenvalues (N,) of the mean of ``a aᵀ``, and scaled dual eigenvectors."""
         roots = (self.sample_weight / self.sample_weight.sum()).sqrt()
         i = self.features.shape[1]
         products = self._sample_products(self.features.new_ones(i + self._has_bias))
@@ -337,15 +340,16 @@ class LastLayerModel(LinearModel):
         return values, vectors * roots.unsqueeze(1)
 
     def _sample_products(self, scales: Tensor) -> Tensor:
-        """``aᵀ diag(scales) a`` of inputs ``a``, and a one for a bias, (N, N)."""
+        """Return ``aᵀ diag(scales) a`` (N, N); inputs ``a`` have a one for any bias."""
         i = self.features.shape[1]
         products = (self.features * scales[:i]) @ self.features.T
         return products + scales[i:].sum()
 
     def _woodbury(self, rho: Tensor, inner: Operator) -> Operator:
-        """``v -> D⁻¹ (v - Jᵀ inner(J D⁻¹ v))``, ``J`` of the layer's outputs, float64.
+        """Return ``v -> D⁻¹ (v - Jᵀ inner(J D⁻¹ v))``, ``J`` of the layer's outputs.
 
-        In float32 differences would be rounding errors under a weak prior.
+        The computation is in float64, because float32 differences would be rounding
+        errors under a weak prior.
         """
 
         def apply(v: Tensor) -> Tensor:
@@ -356,42 +360,43 @@ class LastLayerModel(LinearModel):
         return apply
 
     def by_output(self, v: Tensor) -> Tensor:
-        """Weights, and the bias, of each output in a row, (o, i), from (P,)."""
+        """Arrange weights (P,) in rows (o, i), one per output, with any bias last."""
         weight, *bias = self.layout.split(v)
         weight = weight.reshape(self.layout.blocks[0].factor_shape)
         return torch.cat([weight, bias[0].unsqueeze(1)], 1) if bias else weight
 
     def from_outputs(self, rows: Tensor) -> Tensor:
-        """Back from `by_output`, (P,)."""
+        """Invert `by_output`, to (P,)."""
         parts = [rows[:, :-1].flatten(), rows[:, -1]]
         return torch.cat(parts) if self._has_bias else rows.flatten()
 
 
 def refit_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
-    """Return the bytes for refitting the weights of a last layer on so many samples."""
+    """Return the memory in bytes to refit a last layer on ``n_rows`` samples."""
     i = layout.blocks[0].factor_shape[1]
     # inputs in float64 and in the dtype of the network; outputs, gradients and
     # intermediate results of a step
     per_row = 16 * i + 6 * 8 * n_outputs
-    # a factor, its eigenvectors and what it takes to compute them
+    # a factor, its eigenvectors and the memory to compute them
     width = min(n_rows, i) if n_rows < MAX_FACTOR or i <= MAX_FACTOR else 0
     # weights, gradient, direction and its product with the curvature
     return per_row * n_rows + 3 * 8 * width**2 + 4 * 8 * layout.n_parameters
 
 
 def _fit_budget(n_blocks: int, size: int) -> bool:
-    """Whether square matrices, their Cholesky factors and inverses are small enough."""
+    """Return whether square matrices, Cholesky factors and inverses fit the budget."""
     return 3 * 8 * n_blocks * size**2 <= BUDGET
 
 
 class LastLayerRecorder:
-    """Records the data of a `LastLayerModel` while the curvature is accumulated.
+    """Recorder of the data of a `LastLayerModel` during curvature accumulation.
 
     Parameters
     ----------
     head_map : Tensor of shape (c, o), IdentityMap or None
-        Gradient of the outputs in the last layer's outputs, if it was the same for a
-        few samples. Recording stops at the first sample where it differs.
+        Jacobian of the outputs with respect to the last layer's outputs, if it was the
+        same for a few samples. Recording stops at the first sample with another
+        Jacobian.
     """
 
     def __init__(self, head_map: Tensor | IdentityMap | None) -> None:
@@ -412,7 +417,7 @@ class LastLayerRecorder:
         weights: Tensor | None,
         keys: Tensor | None,
     ) -> None:
-        """Record a batch; ``jacobian`` has the rows ``SᵀJ``, ``columns`` its ``S``."""
+        """Record a batch; ``jacobian`` has rows ``SᵀJ``, and ``columns`` has ``S``."""
         if self.head_map is None:
             return
         block = jacobian.blocks[0]
@@ -425,16 +430,17 @@ class LastLayerRecorder:
             self.batches.append((block.a.squeeze(1), f, targets, w, k))
 
     def merge(self, other: "LastLayerRecorder") -> None:
-        """Add the samples of another, which follow; none if either has stopped."""
+        """Append the samples of another recorder; drop all if either has stopped."""
         if self.head_map is None or other.head_map is None:
             self.head_map, self.batches = None, []
         else:
             self.batches += other.batches
 
     def _agrees(self, block: Block, hessian: OutputHessian, jacobian: Jacobian) -> bool:
-        """Whether output gradients agree with the map, on one combination.
+        """Return whether output gradients agree with the map, for one combination.
 
-        One combination of outputs costs a c-th of all; a `HeadBlock` needs no check.
+        One combination of outputs costs 1/c of checking all outputs. A `HeadBlock`
+        needs no check.
         """
         m = self.head_map
         assert m is not None
@@ -451,7 +457,7 @@ class LastLayerRecorder:
         curvature: Curvature,
         accumulator: Callable[[Layout], Accumulator],
     ) -> LastLayerModel | None:
-        """Linear model of the last layer; None if the outputs are not affine in it."""
+        """Build the linear model; return None if the outputs are not affine in it."""
         if not self.is_linear:
             return None
         features = torch.cat([batch[0] for batch in self.batches]).double()

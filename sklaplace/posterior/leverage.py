@@ -1,13 +1,14 @@
-"""Leverage: how far features of the last layer are from the training samples.
+"""Leverage: the distance of last-layer features from the training samples.
 
-The leverage of features ``φ`` in a group k of n_k training samples with mean ``μ_k``,
+In a group k of n_k training samples with mean ``μ_k``, features ``φ`` have the leverage
 
-    h(φ) = 1/n_k + (φ - μ_k)ᵀ (W + ε)⁻¹ (φ - μ_k),      W = Σ (φₙ - μ)(φₙ - μ)ᵀ,
+    h(φ) = 1/n_k + (φ - μ_k)ᵀ (W + ε)⁻¹ (φ - μ_k),      W = Σ (φₙ - μ)(φₙ - μ)ᵀ.
 
-belongs to a linear regression on ``φ`` and an indicator of each group: the variance of
-its prediction, in units of the noise. With one group it is the usual leverage with a
-constant. ``W`` is a sum over samples and depends neither on weights, prior nor
-likelihood. The leverage of a training sample among the others has a closed form.
+The leverage is the variance of the prediction of a linear regression on ``φ`` and an
+indicator of each group, in units of the noise variance. With one group, it is the usual
+leverage of a regression with an intercept. ``W`` is a sum over samples and depends on
+neither weights, prior nor likelihood. The leverage of a training sample among the other
+samples has a closed form.
 
 References: Zhdanov, Dereka and Kolesnikov (2023), "Identity curvature Laplace
 approximation for improved out-of-distribution detection" (leverage as a score); Lee et
@@ -26,19 +27,19 @@ from sklaplace.core.linalg import gram
 from sklaplace.core.parallel import cached_property
 from sklaplace.core.serialise import FieldsOnly
 
-# more features than this are hashed
+# Maximum number of features; more features are hashed.
 MAX_FEATURES = 2048
-# of distances, for features that float32 cannot square
+# Largest distance, because float32 cannot square all features.
 _LARGEST = 1e30
 _SMALLEST = 1e-30
-# ridge as a fraction of the mean square of the features, where these are constant
+# Smallest ridge, as a fraction of the mean square of constant features.
 _ROUNDING = 1e-12
 
 
 @lru_cache(maxsize=8)
-@torch.inference_mode(False)  # else no gradients can be taken later
+@torch.inference_mode(False)  # else later gradients fail
 def _hashing(i: int, most: int) -> tuple[Tensor, Tensor]:
-    """Return the place and the sign of each of ``i`` features; always the same."""
+    """Return a fixed position and sign for each of ``i`` features."""
     generator = torch.Generator().manual_seed(i)
     places = torch.randint(most, (i,), generator=generator)
     signs = 2 * torch.randint(2, (i,), generator=generator) - 1
@@ -46,9 +47,9 @@ def _hashing(i: int, most: int) -> tuple[Tensor, Tensor]:
 
 
 def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
-    """Return features (b, i), or where there are too many, sums of some of them.
+    """Return features (b, i), hashed to ``most`` columns if there are more.
 
-    Products of samples are unbiased estimates of the products of all features.
+    Inner products of hashed features estimate the original inner products without bias.
     """
     i = features.shape[1]
     if i <= most:
@@ -60,14 +61,14 @@ def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
 
 @dataclass(frozen=True)
 class FeatureMoments:
-    """Sums over samples, which are added up in any order; float64.
+    """Sums over samples in any order, float64.
 
     Attributes
     ----------
     counts : Tensor of shape (K,)
-        Weight of the samples in each group.
+        Total weight of the samples in each group.
     sums : Tensor of shape (K, i)
-        Features of each group.
+        Weighted sum of the features in each group.
     squares : Tensor of shape (i, i)
         ``Σ φ φᵀ``.
     """
@@ -80,9 +81,9 @@ class FeatureMoments:
     def of(
         cls, features: Tensor, groups: Tensor, weights: Tensor, n_groups: int
     ) -> "FeatureMoments":
-        """Return moments of samples (b, i) in groups (b,) with weights (b,)."""
+        """Compute the moments of samples (b, i) in groups (b,) with weights (b,)."""
         features, weights = features.double(), weights.double()
-        if (weights == 1).all():  # a third of the time
+        if (weights == 1).all():  # takes a third of the time
             weighted, squares = features, gram(features)
         else:
             weighted = features * weights.unsqueeze(1)
@@ -92,7 +93,7 @@ class FeatureMoments:
         return cls(counts, zeros[:, :-1].index_add(0, groups, weighted), squares)
 
     def merged(self, other: "FeatureMoments") -> "FeatureMoments":
-        """Return moments of the samples of both."""
+        """Return the moments of both sets of samples."""
         return FeatureMoments(
             self.counts + other.counts,
             self.sums + other.sums,
@@ -102,7 +103,7 @@ class FeatureMoments:
 
 @dataclass(frozen=True)
 class Leverage(FieldsOnly):
-    """Leverages under each ridge, from sums over the training samples.
+    """Leverages under several ridges, from sums over the training samples.
 
     Attributes
     ----------
@@ -117,7 +118,7 @@ class Leverage(FieldsOnly):
 
     @cached_property
     def means(self) -> Tensor:
-        """Mean features of each group, (K, i); of all where a group is empty."""
+        """Mean features (K, i) of each group; an empty group has the overall mean."""
         counts, sums = self.moments.counts, self.moments.sums
         means = sums / counts.clamp(min=_SMALLEST).unsqueeze(1)
         overall = sums.sum(0) / counts.sum()
@@ -128,7 +129,7 @@ class Leverage(FieldsOnly):
         return {}
 
     def _whitening(self, ridge: int, dtype: torch.dtype) -> Tensor:
-        """Return ``M`` (i, i) with ``M Mᵀ = (W + ε)⁻¹`` for a ridge, in a dtype."""
+        """Return ``M`` (i, i) with ``M Mᵀ = (W + ε)⁻¹`` for a ridge, in ``dtype``."""
         key = ridge, torch.float64
         if key not in self._whitenings:
             roots = self.moments.counts.sqrt().unsqueeze(1)
@@ -146,7 +147,7 @@ class Leverage(FieldsOnly):
     def _distances(
         self, features: Tensor, groups: Tensor, n_ridges: int | None
     ) -> Tensor:
-        """Return ``(φ - μ)ᵀ (W + ε)⁻¹ (φ - μ)`` under ridges, (b, R), float64."""
+        """Return ``(φ - μ)ᵀ (W + ε)⁻¹ (φ - μ)`` for each ridge, (b, R), float64."""
         deviations = features - self.means.to(features.dtype)[groups]
         ridges = range(n_ridges or len(self.ridges))
         whitenings = [self._whitening(ridge, features.dtype) for ridge in ridges]
@@ -158,16 +159,17 @@ class Leverage(FieldsOnly):
     ) -> Tensor:
         """Return leverages (b, R) of new samples (b, i) in groups (b,), float64.
 
-        Under the first ``n_ridges``, or all.
+        Uses the first ``n_ridges`` ridges, by default all ridges.
         """
         counts = self.moments.counts[groups]
         distances = self._distances(features, groups, n_ridges)
         return self._inverse(counts).unsqueeze(1) + distances
 
     def whitened(self, features: Tensor, groups: Tensor) -> Tensor:
-        """Return ``ψ`` (b, i + 1), whose squared norm is the first leverage; float64.
+        """Return ``ψ`` (b, i + 1), whose squared norm is the leverage.
 
-        In the graph of the features, if they have one.
+        The leverage uses the first ridge. The result is float64, and differentiable if
+        the features are.
         """
         deviations = features.double() - self.means[groups]
         whitened = deviations @ self._whitening(0, torch.float64)
@@ -185,11 +187,12 @@ class Leverage(FieldsOnly):
         n_ridges: int | None = None,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """Return leverages (b, R) of training samples, each among the others.
+        """Return leave-one-out leverages (b, R) of training samples.
 
-        By Sherman and Morrison's formula; ``h / (1 - h)`` without a ridge, and exact
-        with one that stays the same. Of one count of a sample with a weight (b,) above
-        one; of samples alone in their group infinite.
+        The Sherman-Morrison formula gives ``h / (1 - h)`` without a ridge and is exact
+        for a constant ridge. If a sample has a weight (b,) above one, only one unit of
+        the weight is left out. A sample that is alone in its group has an infinite
+        leverage.
         """
         features = features.double()
         counts = self.moments.counts[groups].unsqueeze(1)

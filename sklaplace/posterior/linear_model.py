@@ -1,10 +1,10 @@
 """LinearModel: outputs on the training data that are affine in the weights.
 
-With ``f(θ) = f* + J (θ - θ*)`` the most probable weights under a prior minimise the
-convex function ``Σ w · loss(f(θ), y) + ½ (θ - μ₀)ᵀ diag(ρ) (θ - μ₀)``, ``ρ = δ/scale``.
-The evidence is reliable there, but not at weights that were trained under another prior
-(Antorán et al. 2022, "Adapting the linearised Laplace model evidence for modern deep
-learning").
+With ``f(θ) = f* + J (θ - θ*)``, the most probable weights under a prior minimise the
+convex function ``Σ w · loss(f(θ), y) + ½ (θ - μ₀)ᵀ diag(ρ) (θ - μ₀)`` with
+``ρ = δ/scale``. The evidence is reliable at these weights, but not at weights that were
+trained under another prior (Antorán et al. 2022, "Adapting the linearised Laplace model
+evidence for modern deep learning").
 """
 
 from abc import ABC, abstractmethod
@@ -30,7 +30,7 @@ Operator = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class LinearModel(ABC):
-    """Outputs on the training data, affine in the weights, in float64.
+    """Model whose outputs on the training data are affine in the weights, float64.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class LinearModel(ABC):
     outputs : Tensor of shape (N, c)
         Outputs ``f*`` at the network's weights.
     targets : Tensor
-        As `Likelihood.targets` returns them.
+        Targets from `Likelihood.targets`.
     sample_weight : Tensor of shape (N,)
         Sample weights.
     weights : Tensor of shape (P,)
@@ -51,11 +51,11 @@ class LinearModel(ABC):
     accumulator : callable
         Returns an empty accumulator of the posterior's structure for a layout.
     keys : Tensor of shape (N,)
-        Keys of the samples for random draws, see `row_hash`.
+        Keys of the samples for random draws; see `row_hash`.
     dtype : torch.dtype
-        Dtype of the network. Products within a Newton step, whose errors the next
-        gradient corrects, are made in this dtype, and so are losses and gradients of
-        refits to a low precision; all others are float64.
+        Dtype of the network. Products within a Newton step use this dtype, because the
+        next gradient corrects their errors. Losses and gradients of refits to a low
+        precision also use it. All other computations use float64.
     """
 
     layout: Layout
@@ -78,7 +78,7 @@ class LinearModel(ABC):
         accumulator: Callable[[Layout], Accumulator],
         **fields: Any,
     ) -> Self:
-        """Model of batches (outputs, targets, sample weights, keys)."""
+        """Build a model from batches (outputs, targets, sample weights, keys)."""
         f, targets, weights, keys = (torch.cat(p) for p in zip(*data, strict=True))
         return cls(
             layout=template.layout,
@@ -96,36 +96,36 @@ class LinearModel(ABC):
 
     @abstractmethod
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
-        """``v -> J v``, (P,) to (N, c), and ``u -> Jᵀ u`` back, in a dtype."""
+        """Return ``v -> J v``, (P,) to (N, c), and ``u -> Jᵀ u``, in ``dtype``."""
 
     @abstractmethod
     def jacobians_at(
         self, f: Tensor, curvature: Curvature, accumulator: Accumulator
     ) -> Iterator[Jacobian]:
-        """Jacobian rows ``Sᵀ J`` at outputs ``f``, in batches for an accumulator."""
+        """Yield Jacobian rows ``Sᵀ J`` at outputs ``f``, batched for an accumulator."""
 
     @abstractmethod
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """``v -> M⁻¹ v`` with ``M ≈ H + diag ρ`` at outputs ``f``."""
+        """Return ``v -> M⁻¹ v`` with ``M ≈ H + diag ρ`` at outputs ``f``."""
 
     def quick_preconditioner_at(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
     ) -> Operator | None:
-        """Return a less precise and cheaper preconditioner, if there is one."""
+        """Return a cheaper and less precise preconditioner, or None."""
         return None
 
     def at(self, weights: Tensor) -> Tensor:
-        """Outputs (N, c) at other weights."""
+        """Return the outputs (N, c) at other weights."""
         return self.outputs + self.products(torch.float64)[0](weights - self.weights)
 
     def target_variance(self) -> Tensor:
-        """Weighted variance of real-valued targets, the mean over columns, ()."""
+        """Return the weighted variance of real targets, averaged over columns, ()."""
         fractions = (self.sample_weight / self.sample_weight.sum()).unsqueeze(-1)
         mean = (fractions * self.targets).sum(0)
         return (fractions * (self.targets - mean) ** 2).sum(0).mean()
 
     def loss(self, f: Tensor) -> Tensor:
-        """Weighted sum of the loss, ()."""
+        """Return the weighted sum of the loss, ()."""
         return self._weighted(self.likelihood.loss(f, self.targets)).sum()
 
     def _weighted(self, values: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class LinearModel(ABC):
     def accumulated(
         self, accumulator: Accumulator, f: Tensor, curvature: Curvature
     ) -> Structure:
-        """Curvature at outputs ``f``, in as many passes as the accumulator needs."""
+        """Accumulate the curvature at outputs ``f``, repeating passes if needed."""
         while True:
             for jacobian in self.jacobians_at(f, curvature, accumulator):
                 accumulator.update(jacobian)
@@ -143,11 +143,11 @@ class LinearModel(ABC):
                 return accumulator.decompose()
 
     def structure_at(self, f: Tensor) -> Structure:
-        """Curvature at outputs ``f`` in the posterior's structure."""
+        """Return the curvature at outputs ``f`` in the posterior's structure."""
         return self.accumulated(self.accumulator(self.layout), f, self.curvature)
 
     def posterior(self, template: GaussianPosterior, mean: Tensor) -> GaussianPosterior:
-        """Posterior with another mean (P,): curvature and loss are evaluated there."""
+        """Return the posterior at another mean (P,), with its curvature and loss."""
         f = self.at(mean)
         given = self.likelihood, f, self.targets, self.sample_weight
         data_fit = DataFit.of(*given, template.data_fit.n_targets)
@@ -160,21 +160,21 @@ class LinearModel(ABC):
         start: Tensor | None = None,
         tolerance: float = ROUNDING,
     ) -> GaussianPosterior:
-        """Posterior at the most probable weights under the template's prior.
+        """Return the posterior at the most probable weights under the template's prior.
 
         Parameters
         ----------
         template : GaussianPosterior
-            Its prior, noise and temperature are used.
+            Posterior whose prior, noise and temperature are used.
         start : Tensor of shape (P,), optional
-            Initial weights; the template's mean if not given.
+            Initial weights. By default, the template's mean.
         tolerance : float
             Relative decrease of the regularised loss below which the search ends.
 
         Notes
         -----
-        Newton's method with preconditioned conjugate gradients; each inner iteration
-        takes two products with the Jacobian.
+        Uses Newton's method with preconditioned conjugate gradients. Each inner
+        iteration takes two products with the Jacobian.
         """
         rho = priors.expand(template.prior_precision, self.layout) / template.loss_scale
         prior_mean = template.hyperparameters.prior_mean.expand_as(rho)
@@ -190,9 +190,9 @@ class LinearModel(ABC):
         prior_mean: Tensor,
         dtype: torch.dtype = torch.float64,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Regularised loss, its gradient (P,), and the outputs (N, c), as float64.
+        """Return regularised loss, its gradient (P,) and outputs (N, c), in float64.
 
-        The computation is in ``dtype``.
+        The computation uses ``dtype``.
         """
         forward, backward = self.products(dtype)
         f = self.outputs.to(dtype) + forward((theta - self.weights).to(dtype))
@@ -202,12 +202,12 @@ class LinearModel(ABC):
         return value, backward(gradient).double() + rho * offset, f.double()
 
     def dense_curvature_at(self, f: Tensor, rho: Tensor) -> Tensor:
-        """``H + diag ρ`` at outputs ``f``, a dense (P, P), float64."""
+        """Return ``H + diag ρ`` at outputs ``f`` as a dense (P, P), float64."""
         full = self.accumulated(FullAccumulator(self.layout), f, GGN).dense()
         return full + rho.diag()
 
     def curvature_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """``v -> (H + diag ρ) v`` at outputs ``f``."""
+        """Return ``v -> (H + diag ρ) v`` at outputs ``f``."""
         (forward, backward), ridge = self.products(dtype), rho.to(dtype)
         hessian = self.likelihood.hessian_operator(f.to(dtype))
         weights = output_weights(self.likelihood, self.targets, f.shape[1])

@@ -1,9 +1,9 @@
-"""LinearisedNetwork: the linear model of all selected weights of a network.
+"""LinearisedNetwork: a linear model in all selected weights of a network.
 
-Its most probable weights under a prior are the mean that belongs to the linearised
-predictive; the network's own weights are not (Antorán et al. 2022, "Adapting the
+The linearised predictive is centred at the most probable weights of this model under
+the prior, not at the network's own weights (Antorán et al. 2022, "Adapting the
 linearised Laplace model evidence for modern deep learning", section 4). Only products
-with the unmultiplied Jacobian are needed.
+with the factored Jacobian are needed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,21 +25,21 @@ from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel, Operator
 from sklaplace.posterior.tuning.problem import LinearisedBatch
 
-# Fraction of the free memory that cached Jacobians may take; larger ones are computed
-# again in every pass.
+# Largest fraction of free memory for cached Jacobians. If they need more, every pass
+# recomputes them.
 MEMORY_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
 class LinearisedNetwork(LinearModel):
-    """Linear model of all selected weights, linearised on the training data.
+    """Network linearised in all selected weights, on the training data.
 
     Attributes
     ----------
     jacobians : iterable of Jacobian
-        Jacobians of all outputs in batches; iterated once per product.
+        Batches of the Jacobian of all outputs. Each product iterates over them once.
     structure : Structure
-        Curvature at the network's weights, for a preconditioner.
+        Curvature at the network's weights, used for preconditioning.
     """
 
     jacobians: Iterable[Jacobian]
@@ -53,7 +53,7 @@ class LinearisedNetwork(LinearModel):
         curvature: Curvature,
         accumulator: Callable[[Layout], Accumulator],
     ) -> "LinearisedNetwork":
-        """Model of batches that can be iterated any number of times."""
+        """Build a model from batches that can be iterated repeatedly."""
         jacobians = _Jacobians(batches)
         data = [
             (b.f, b.targets, b.weights, cast(Tensor, b.keys))
@@ -63,7 +63,10 @@ class LinearisedNetwork(LinearModel):
         return cls.of_batches(template, data, curvature, accumulator, **parts)
 
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
-        """``v -> J v`` and ``u -> Jᵀ u``: a pass over all samples each."""
+        """Return ``v -> J v`` and ``u -> Jᵀ u``.
+
+        Each call passes over all samples.
+        """
 
         def in_dtype() -> Iterator[Jacobian]:
             for jacobian in self.jacobians:
@@ -86,7 +89,7 @@ class LinearisedNetwork(LinearModel):
     def jacobians_at(
         self, f: Tensor, curvature: Curvature, accumulator: Accumulator
     ) -> Iterator[Jacobian]:
-        """Jacobian rows ``Sᵀ J`` with the Hessian of the loss at outputs ``f``."""
+        """Yield Jacobian rows ``Sᵀ J``, with ``S Sᵀ`` the output Hessian at ``f``."""
         tensors = f, self.targets, self.sample_weight, self.keys
         start = 0
         for jacobian in self.jacobians:
@@ -97,9 +100,10 @@ class LinearisedNetwork(LinearModel):
             yield replace(combined, weights=data[2], keys=data[3])
 
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """``v -> M⁻¹ v`` with ``M`` a structure that has an eigenbasis.
+        """Return ``v -> M⁻¹ v`` for a structure ``M`` with an eigenbasis.
 
-        The posterior's own structure if that has one, else Kronecker factors at ``f``.
+        ``M`` is the posterior's structure if it has an eigenbasis. Otherwise, ``M`` has
+        Kronecker factors at ``f``.
         """
         one = torch.ones((), dtype=torch.float64, device=rho.device)
         structure = self.structure
@@ -112,7 +116,7 @@ class LinearisedNetwork(LinearModel):
 
 
 def _supported_prior(rho: Tensor, structure: Structure) -> Tensor:
-    """Geometric means of ``rho`` (P,) in the finest form the structure supports."""
+    """Return geometric means of ``rho`` (P,) in the finest supported form."""
     if "diag" in structure.priors:
         return rho
     if "layerwise" not in structure.priors:
@@ -122,14 +126,14 @@ def _supported_prior(rho: Tensor, structure: Structure) -> Tensor:
 
 
 class _Jacobians:
-    """Jacobians of batches, cached if they fit into memory, else computed anew."""
+    """Jacobians of batches, cached if they fit in memory, otherwise recomputed."""
 
     def __init__(self, batches: Iterable[LinearisedBatch]) -> None:
         self._batches = batches
         self._cache: list[Jacobian] | None = []
 
     def first_pass(self) -> Iterator[LinearisedBatch]:
-        """All batches; their Jacobians are cached on the way."""
+        """Yield all batches and cache their Jacobians."""
         size = 0
         for batch in self._batches:
             size += _n_bytes(batch.jacobian)

@@ -1,19 +1,18 @@
-"""Novelty: how unlike the training samples a sample is, by the last layer's features.
+"""Novelty: dissimilarity of a sample to the training data, from last-layer features.
 
-Some quantities are put on one scale: the leverage of the features among the training
-samples of the class that the network predicts, under a small and a large ridge, and how
-undecided the network is between the classes. The logarithm of each is compared with a
-normal distribution with the moments of the training samples' logarithms; each training
-sample is left out of its own leverage. The logarithms of the tail probabilities are
-added up.
+The score combines the leverages of the features among the training samples of the
+predicted class, under a small and a large ridge, with the network's indecision between
+the classes. The logarithm of each quantity is compared with a normal distribution
+fitted to the training samples. The leverage of a training sample leaves out the sample
+itself. The score is the sum of the logarithms of the tail probabilities.
 
-For regression there is one leverage, of all training samples, and for so many classes
-that the mean features of each would take much memory.
+Regression has a single leverage, among all training samples. Classification also has a
+single leverage if the mean features of all classes would take much memory.
 
 References: Mukhoti, Kirsch, van Amersfoort, Torr and Gal (2023), "Deep deterministic
-uncertainty: a new simple baseline" (a density of features next to the entropy of the
-classes); Fisher (1932), "Statistical methods for research workers" (tail probabilities
-combined by the sum of their logarithms); see `leverage` for others.
+uncertainty: a new simple baseline" (feature density and entropy of the classes); Fisher
+(1932), "Statistical methods for research workers" (sum of the logarithms of tail
+probabilities). `leverage` lists more references.
 """
 
 import math
@@ -33,27 +32,28 @@ from sklaplace.posterior.leverage import (
     sketched,
 )
 
-# ε as fractions of the mean eigenvalue of W. Under the first, directions in which
-# features hardly vary count; under the second, the distance to the group's mean.
+# Ridges ε as fractions of the mean eigenvalue of W. The small ridge detects deviations
+# in directions where features hardly vary; the large ridge measures the distance to the
+# group's mean.
 RIDGES = 1e-3, 1.0
-# share of the samples that are no farther away than is usual
+# Fraction of the training samples whose distance counts as usual.
 USUAL = 0.99
-# training samples whose leverages are compared with, at most
+# Maximum number of training samples kept for comparison.
 MAX_KEPT = 256
-# standard deviation of logarithms, where all training samples agree
+# Smallest standard deviation of logarithms, for identical training samples.
 SMALLEST_STD = 1e-2
-# Of inputs, whose columns may have different units; more than this are hashed.
+# Ridge of inputs, whose columns may have different units. Inputs with more columns than
+# the maximum are hashed.
 INPUT_RIDGE, MAX_INPUTS = 1e-2, 256
-# Numbers of the sums over features of each class, at most: 32 MiB, which are copied for
-# each batch.
+# Maximum size of the feature sums of all classes: 32 MiB, copied for each batch.
 MAX_SUMS = 2**22
-# of mean log-probabilities
+# Largest magnitude of mean log-probabilities.
 _LARGEST = 1e6
 _TINY = 1e-300
 
 
 def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> float:
-    """Return the smallest value up to which there is a share of the weights."""
+    """Return the weighted quantile of the values at the fraction ``share``."""
     values, order = values.sort()
     totals = weights[order].cumsum(0)
     index = torch.searchsorted(totals, share * totals[-1])
@@ -63,12 +63,12 @@ def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> float:
 # ---------------------------------------------------------------------------- tails
 @dataclass(frozen=True)
 class NormalTails:
-    """Normal distributions of some quantities of the training samples.
+    """Normal distributions of q quantities over the training samples.
 
     Attributes
     ----------
     mean, std : Tensor of shape (q,)
-        Their moments.
+        Mean and standard deviation of each quantity.
     """
 
     mean: Tensor
@@ -76,7 +76,7 @@ class NormalTails:
 
     @classmethod
     def of(cls, values: Tensor, weights: Tensor) -> "NormalTails":
-        """Return tails of values (b, q) with weights (b,), without infinite ones."""
+        """Fit to values (b, q) with weights (b,), ignoring infinite values."""
         is_finite = values.isfinite()
         shares = torch.where(is_finite, weights.unsqueeze(1), 0.0)
         shares = shares / shares.sum(0).clamp(min=_TINY)
@@ -86,7 +86,7 @@ class NormalTails:
         return cls(mean, std.clamp(min=SMALLEST_STD))
 
     def log_survival(self, values: Tensor) -> Tensor:
-        """Return logarithms of the probabilities of larger values, (b, q)."""
+        """Return the log-probabilities of larger values, (b, q)."""
         return torch.special.log_ndtr((self.mean - values) / self.std)
 
 
@@ -94,10 +94,11 @@ class NormalTails:
 def _class_logits(
     likelihood: ClassificationLikelihood, f: Tensor, features: Tensor
 ) -> tuple[Tensor, int]:
-    """Return logits (b, labels, K), and the number of groups.
+    """Return logits (b, labels, K) and the number of groups.
 
-    Features (b, i) are compared with the features of the predicted class alone, unless
-    there are several labels or sums over each class take too much memory.
+    Each class is a group, so that features (b, i) are compared with the predicted
+    class. There is a single group if there are several labels or if sums over each
+    class take too much memory.
     """
     logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
     logits = logits.reshape(len(f), -1, logits.shape[1])
@@ -107,7 +108,7 @@ def _class_logits(
 
 
 def _table(x: object) -> Tensor | None:
-    """Return inputs that are rows of real numbers, None for others."""
+    """Return inputs that are rows of real numbers; return None for other inputs."""
     first, *others = leaves(x)
     is_table = isinstance(first, Tensor) and first.ndim == 2 and not others
     return first if is_table and first.is_floating_point() else None
@@ -115,24 +116,24 @@ def _table(x: object) -> Tensor | None:
 
 @dataclass(frozen=True)
 class FeatureBatch:
-    """Features of samples, and what else their novelty depends on.
+    """Features of samples, with other data that determine their novelty.
 
     Attributes
     ----------
     features : Tensor of shape (b, i)
-        Features.
+        Last-layer features.
     groups : Tensor of shape (b,)
-        The most probable class; zero where there is one group, see `_class_logits`.
+        Most probable class, or zero if there is a single group; see `_class_logits`.
     undecided : Tensor of shape (b, 1) or (b, 0)
-        Mean log-probability of all classes, for classes.
+        Mean log-probability over all classes, for classification.
     weights : Tensor of shape (b,)
-        Weights, float64.
+        Sample weights, float64.
     keys : Tensor of shape (b,)
         Hashes of the samples' inputs.
     targets : Tensor of shape (b, c) or (b, 0)
-        Targets, where they are numbers with a noise level.
+        Targets, if they are numbers with a noise level.
     inputs : Tensor of shape (b, d) or (b, 0)
-        Inputs of the network, where they are rows of real numbers.
+        Inputs of the network, if they are rows of real numbers.
     """
 
     features: Tensor
@@ -154,7 +155,7 @@ class FeatureBatch:
         x: object = None,
         targets: Tensor | None = None,
     ) -> "FeatureBatch":
-        """Return a batch from features (b, i), outputs (b, c), inputs and targets."""
+        """Build a batch from features (b, i), outputs (b, c), inputs and targets."""
         groups = torch.zeros(len(f), dtype=torch.long, device=f.device)
         undecided = torch.zeros(len(f), 0, dtype=torch.float64, device=f.device)
         table = _table(x)
@@ -173,13 +174,13 @@ class FeatureBatch:
         return cls(*found, targets.double(), inputs)
 
     def joined(self, other: "FeatureBatch") -> "FeatureBatch":
-        """Return the samples of both."""
+        """Return the samples of both batches."""
         names = [field.name for field in fields(self)]
         parts = ([getattr(part, name) for part in (self, other)] for name in names)
         return FeatureBatch(*map(torch.cat, parts))
 
     def kept(self) -> "FeatureBatch":
-        """Return the samples with the smallest hashes; equal ones are one, counted."""
+        """Return the samples with the smallest hashes, merging equal hashes."""
         if len(self.keys) <= MAX_KEPT:
             return self
         found, places = self.keys.unique(return_inverse=True)
@@ -194,17 +195,17 @@ class FeatureBatch:
 # -------------------------------------------------------------------------- novelty
 @dataclass(frozen=True)
 class Distance:
-    """Leverages of features or inputs, in units of what is usual.
+    """Leverages of features or inputs, relative to a usual leverage.
 
     Attributes
     ----------
     name : {"features", "inputs"}
         Attribute of a `FeatureBatch`.
     leverage : Leverage
-        Its leverages.
+        Leverage of this attribute.
     usual : float
-        Leverage that a share `USUAL` of the training samples do not exceed, each among
-        the others. Samples alone in their group do not count.
+        The `USUAL` quantile of the training samples' leave-one-out leverages. Samples
+        that are alone in their group do not count.
     inflation : float
         See `Novelty`.
     """
@@ -219,16 +220,16 @@ class Distance:
         return self.leverage(self._values(batch), batch.groups, 1)[:, 0] / self.usual
 
     def relative(self, batch: FeatureBatch) -> Tensor:
-        """Return leverages in units of the larger one of held-out samples, (b,)."""
+        """Return leverages in units of the inflated ``usual`` leverage, (b,)."""
         return self.compared(batch) / self.inflation
 
     def whitened(self, batch: FeatureBatch) -> Tensor:
-        """Return vectors whose squared norms are `relative`, (b, i + 1)."""
+        """Return vectors (b, i + 1) whose squared norms are `relative`."""
         found = self.leverage.whitened(self._values(batch), batch.groups)
         return found / (self.usual * self.inflation) ** 0.5
 
     def _values(self, batch: FeatureBatch) -> Tensor:
-        """Return features or inputs; raises where they are not as in training."""
+        """Return features or inputs; raise ValueError if they differ from training."""
         values, n = getattr(batch, self.name), self.leverage.moments.sums.shape[1]
         if values.shape[1] != n:
             raise ValueError(
@@ -241,21 +242,21 @@ class Distance:
 
 @dataclass(frozen=True)
 class Novelty(FieldsOnly):
-    """How unlike the training samples a sample is.
+    """Dissimilarity of a sample to the training data.
 
     Attributes
     ----------
     likelihood : Likelihood
-        What outputs mean.
+        Likelihood of the targets given the outputs.
     moments : FeatureMoments
-        Sums over the training samples.
+        Feature sums over the training samples.
     input_moments : FeatureMoments
-        The same of inputs.
+        Input sums over the training samples.
     samples : FeatureBatch
-        Some of them, to compare with.
+        Some training samples, for comparison.
     inflation : tuple of float
-        How many times larger the leverages of features and inputs are for samples that
-        the network has not seen; one where there are none.
+        Factors by which the leverages of features and inputs are larger for held-out
+        samples; one without held-out samples.
     """
 
     likelihood: Likelihood
@@ -266,7 +267,7 @@ class Novelty(FieldsOnly):
 
     @classmethod
     def of(cls, likelihood: Likelihood, batch: FeatureBatch, c: int) -> "Novelty":
-        """Return the novelty of a first batch, of a network with c outputs."""
+        """Build from a first batch, for a network with c outputs."""
         n_groups = 1
         if isinstance(likelihood, ClassificationLikelihood):
             zeros = batch.features.new_zeros(1, c)
@@ -277,21 +278,21 @@ class Novelty(FieldsOnly):
     def of_groups(
         cls, likelihood: Likelihood, batch: FeatureBatch, n_groups: int
     ) -> "Novelty":
-        """Return the novelty of a batch of samples in groups."""
+        """Build from a batch of samples in groups."""
         of = batch.groups, batch.weights, n_groups
         parts = batch.features, batch.inputs
         features, inputs = (FeatureMoments.of(part, *of) for part in parts)
         return cls(likelihood, features, inputs, batch.kept())
 
     def added(self, batch: FeatureBatch) -> "Novelty":
-        """Return the novelty after further training samples, whatever their order."""
+        """Return the novelty with more training samples, added in any order."""
         n_groups = len(self.moments.counts)
         return self.merged(self.of_groups(self.likelihood, batch, n_groups))
 
     def beside(self, inputs: Tensor) -> "Novelty":
-        """Return the novelty, without inputs where others have another width.
+        """Return the novelty, without its inputs if ``inputs`` have another width.
 
-        Such are no table, but sequences whose batches are padded.
+        Such inputs are not a table but sequences, padded per batch.
         """
         if inputs.shape[1] == self.samples.inputs.shape[1]:
             return self
@@ -301,7 +302,7 @@ class Novelty(FieldsOnly):
         return replace(self, input_moments=moments, samples=samples)
 
     def merged(self, other: "Novelty") -> "Novelty":
-        """Return the novelty of the training samples of both."""
+        """Merge with the novelty of other training samples."""
         own, others = self.samples.inputs, other.samples.inputs
         self, other = self.beside(others), other.beside(own)
         moments = self.moments.merged(other.moments)
@@ -313,15 +314,15 @@ class Novelty(FieldsOnly):
     def leverage(self) -> Leverage:
         """Leverage of features among the training samples.
 
-        The distance from the mean of all is no sign of novelty where there are classes
-        around it: of one group there is only that with the small ridge.
+        A single group has only the small ridge: the distance from the overall mean does
+        not indicate novelty if classes surround it.
         """
         n_groups = len(self.moments.counts)
         return Leverage(self.moments, RIDGES if n_groups > 1 else RIDGES[:1])
 
     @cached_property
     def distances(self) -> list["Distance"]:
-        """Leverages of the features, and of the inputs where these are a table."""
+        """Leverages of the features and, if the inputs are a table, of the inputs."""
         samples, groups = self.samples, self.samples.groups
         leverages = self.leverage, Leverage(self.input_moments, (INPUT_RIDGE,))
         found: list[Distance] = []
@@ -338,13 +339,14 @@ class Novelty(FieldsOnly):
         return found
 
     def inflated(self, compared: list[Tensor]) -> "Novelty":
-        """Return the novelty after a look at samples that the network has not seen.
+        """Return the novelty with ``inflation`` estimated from held-out samples.
 
-        A network has fitted its training samples, so that the leverages of others can
-        be larger. ``compared`` are theirs, see `Distance.compared`, beside weights,
-        (b, 2) or (b, 3); values of networks that are like this one will do.
+        Held-out samples can have larger leverages, because the network was fitted to
+        the training samples. Each of ``compared`` has the shape (b, 2) or (b, 3): the
+        leverages of held-out samples, see `Distance.compared`, and the sample weights
+        as the last column. The values may come from similar networks.
         """
-        n = len(self.distances) + 1 if compared else 0  # decompositions take time
+        n = len(self.distances) + 1 if compared else 0  # avoids slow decompositions
         compared = [values for values in compared if values.shape[1] == n]
         if not compared:
             return self
@@ -353,7 +355,7 @@ class Novelty(FieldsOnly):
         return replace(self, inflation=(*found, 1.0))
 
     def mean_leverage(self) -> Tensor:
-        """Return the mean leverage of the features of training samples, ()."""
+        """Return the mean leverage of the training samples' features, ()."""
         samples = self.samples
         values = self.leverage(samples.features, samples.groups, 1)[:, 0]
         return samples.weights @ values / samples.weights.sum()
@@ -367,7 +369,7 @@ class Novelty(FieldsOnly):
 
     @cached_property
     def tails(self) -> NormalTails:
-        """Distributions of what is compared, for the training samples."""
+        """Distributions of the compared quantities over the training samples."""
         samples = self.samples
         of = samples.features, samples.groups, None, samples.weights
         left_out = self.leverage.left_out(*of)
@@ -377,8 +379,8 @@ class Novelty(FieldsOnly):
     def log_tail_probability(self, features: Tensor, f: Tensor) -> Tensor:
         """Return scores (b,) of features (b, i) and outputs (b, c), float64.
 
-        Sums of logarithms of tail probabilities: the higher, the more like the training
-        samples.
+        A score is a sum of logarithms of tail probabilities. The higher the score, the
+        more similar is the sample to the training data.
         """
         batch = FeatureBatch.of(self.likelihood, features, f)
         leverages = self.leverage(batch.features, batch.groups)

@@ -1,9 +1,9 @@
-"""Predictives: from the posterior over weights to a distribution of the outputs.
+"""Predictive distributions of the outputs under a posterior over weights.
 
 The linearised predictive (``glm``) is exact for the linearised network:
-``f(x) ~ N(f* + J (mean - weights), J Σ Jᵀ)`` (Immer, Korzepa and Bauer 2021,
-"Improving predictions of Bayesian neural nets via local linearization"). The Monte
-Carlo predictive of the network itself (``nn``) evaluates it at weight samples.
+``f(x) ~ N(f* + J (mean - weights), J Σ Jᵀ)`` (Immer, Korzepa and Bauer 2021, "Improving
+predictions of Bayesian neural nets via local linearization"). The Monte Carlo
+predictive (``nn``) evaluates the network itself at weight samples.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -35,22 +35,22 @@ Moments = tuple[Tensor, Tensor]
 
 
 class WeightDistribution(Protocol):
-    """A distribution of the selected weights of a network."""
+    """Distribution over the selected weights of a network."""
 
     @property
     def layout(self) -> Layout:
-        """The weights."""
+        """Names and shapes of the weights."""
         ...
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draws of the weights, (n, P), float64."""
+        """Return draws of the weights, (n, P), float64."""
         ...
 
 
 def linearised_mean(
     posterior: GaussianPosterior, f: Tensor, jacobian: Jacobian
 ) -> Tensor:
-    """Mean of the linearised outputs, (b, c), float64.
+    """Return the mean of the linearised outputs, (b, c), float64.
 
     ``f`` and ``jacobian`` are evaluated at the network's weights.
     """
@@ -67,9 +67,9 @@ class Linearisation:
     Attributes
     ----------
     f : Tensor of shape (b, k)
-        Outputs; only the ``k`` columns of ``jacobian`` where these are a part.
+        Outputs that ``jacobian`` covers; all or part of them.
     jacobian : Jacobian
-        With k columns.
+        Jacobian of these k outputs.
     """
 
     f: Tensor
@@ -77,9 +77,9 @@ class Linearisation:
     _projection: Projection | None = None
 
     def projected(self, posterior: GaussianPosterior, *, diagonal: bool) -> Moments:
-        """Mean (b, k) and covariance (b, k, k), or variances (b, k).
+        """Return mean (b, k) and covariance (b, k, k), or variances (b, k).
 
-        The Jacobian is projected once for all prior precisions.
+        The projection of the Jacobian is reused for all prior precisions.
         """
         structure, known = posterior.structure, self._projection
         if known is None or known.structure is not structure:
@@ -96,9 +96,9 @@ def linearise(
     diagonal: bool,
     centring: Centring | None,
 ) -> Iterator[Linearisation]:
-    """Linearised outputs of a batch; in several parts if ``diagonal`` and c is large.
+    """Yield linearised outputs of a batch, in parts if ``diagonal`` and c is large.
 
-    ``centring`` subtracts means over outputs.
+    ``centring`` subtracts the mean over outputs.
     """
     parts = jac.backpropagate_in_parts(forward, x, layout, centring)
     if not diagonal:
@@ -117,14 +117,14 @@ def glm(
     diagonal: bool = False,
     centred: bool = False,
 ) -> Moments:
-    """Mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
+    """Return mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
 
-    For a likelihood with r > 1 blocks of K outputs the covariances are (b, r, K, K).
+    For a likelihood with r > 1 blocks of K outputs, the covariances are (b, r, K, K).
 
     Parameters
     ----------
     posterior : GaussianPosterior
-        Over the weights of the network.
+        Posterior over the network's weights.
     forward : Forward
         The network, inside ``forward.frozen()``.
     x : Tensor, or dict, list or tuple of tensors
@@ -132,13 +132,13 @@ def glm(
     diagonal : bool, default=False
         Return variances (b, c) without computing covariances.
     centred : bool, default=False
-        Subtract the mean over outputs, to which a softmax is invariant and whose
-        variance can exceed the variance of differences by orders of magnitude.
+        Subtract the mean over outputs. A softmax ignores this mean, whose variance can
+        exceed the variance of differences by orders of magnitude.
 
     Notes
     -----
-    One forward pass and, unless only the last layer is treated, a backward pass with
-    c columns down to the selected weights.
+    Takes one forward pass and, unless only the last layer is selected, a backward pass
+    with c columns down to the selected weights.
     """
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
     precision, parts = posterior.precision, []
@@ -154,7 +154,7 @@ def glm(
 
 
 def side_by_side(parts: Iterable[Moments]) -> Moments:
-    """Moments of all outputs; several parts have variances, a single one may not."""
+    """Join moments over outputs; several parts must have variances, not covariances."""
     means, covariances = zip(*parts, strict=True)
     if len(means) == 1:
         return means[0], covariances[0]
@@ -164,7 +164,7 @@ def side_by_side(parts: Iterable[Moments]) -> Moments:
 def linearised_draws(
     posterior: GaussianPosterior, forward: Forward, x: object, weights: Tensor
 ) -> Tensor:
-    """Outputs (b, c, s) of the linearised network at weights (s, P), float64."""
+    """Return outputs (b, c, s) of the linearised network at weights (s, P), float64."""
     f, jacobian = jac.backpropagate(forward, x, posterior.layout)
     shifts = (weights - posterior.weights).T
     return f.double().unsqueeze(-1) + jacobian.double().matmul(shifts)
@@ -173,10 +173,10 @@ def linearised_draws(
 def network_draws(
     posterior: WeightDistribution, forward: Forward, x: object, weights: Tensor
 ) -> Tensor:
-    """Outputs (b, c, s) of the network itself at weights (s, P), float64.
+    """Return outputs (b, c, s) of the network itself at weights (s, P), float64.
 
-    One forward pass per weight sample, or per group of samples that fits the caches;
-    the network's own weights are not changed.
+    Takes one forward pass per weight sample, or per group of samples that fits the
+    caches. The network's own weights do not change.
     """
     own = dict(forward.module.named_parameters())
     jac.require_seen_paths(forward, x, posterior.layout)
@@ -202,13 +202,13 @@ def network_draws(
 def _vectorised(
     outputs: Callable[[Tensor], Tensor], forward: Forward, parts: Iterable[Tensor]
 ) -> Tensor | None:
-    """Outputs (s, b, c) by vmap over samples; None if an operator has no batching."""
-    # attributes set in the forward pass would be vmap's wrapped tensors: restore them
+    """Return outputs (s, b, c) by vmap, or None if an operator has no batching rule."""
+    # restore attributes that the forward pass sets to vmap's wrapped tensors
     before = [(part, dict(vars(part))) for part in forward.module.modules()]
     try:
         with quiet_batching():
             return torch.cat([vmap(outputs)(part) for part in parts])
-    except RuntimeError:  # no batching rule: one sample after the other
+    except RuntimeError:  # no batching rule: evaluate samples one by one
         forward.takes_many = False
         return None
     finally:
@@ -220,9 +220,10 @@ def _vectorised(
 def moments(
     draws: Tensor, *, diagonal: bool, centred: bool, n_blocks: int = 1
 ) -> Moments:
-    """Mean (b, c) and covariances (b, c, c), or variances (b, c), of (b, c, s).
+    """Return mean (b, c) and covariances (b, c, c), or variances (b, c), of draws.
 
-    For r > 1 blocks of K outputs the covariances are (b, r, K, K).
+    ``draws`` is (b, c, s). For r > 1 blocks of K outputs, the covariances are
+    (b, r, K, K).
     """
     blocks = draws.unflatten(1, (n_blocks, -1))
     if centred:
@@ -241,15 +242,15 @@ def moments(
 def in_graph(
     posterior: GaussianPosterior, forward: Forward, x: object, n_joint: int = 1
 ) -> Moments:
-    """Mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
+    """Return mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
 
-    For groups of q = ``n_joint`` consecutive samples: mean (b/q, q·c) and covariance
-    (b/q, q·c, q·c), with the outputs of one sample after the outputs of the other.
-    Differentiable in ``x``, unlike `glm`, whose Jacobians are detached.
+    Groups of q = ``n_joint`` consecutive samples have mean (b/q, q·c) and covariance
+    (b/q, q·c, q·c); the outputs of one sample are adjacent. The result is
+    differentiable with respect to ``x``, unlike `glm`, which detaches its Jacobians.
 
     Notes
     -----
-    The Jacobian is dense: b·c·P numbers, and c backward passes per sample.
+    The dense Jacobian has b·c·P elements and takes c backward passes per sample.
     """
     own = {name: p.detach() for name, p in forward.module.named_parameters()}
     layout = posterior.layout
@@ -264,7 +265,7 @@ def in_graph(
     try:
         with quiet_batching():
             rows, f = vmap(linearised)(x)
-    except RuntimeError:  # an operator without a batching rule: one by one
+    except RuntimeError:  # no batching rule: evaluate samples one by one
         n_rows = len(next(leaves(x)))
         try:
             parts = [linearised(tree_rows(x, n)) for n in range(n_rows)]

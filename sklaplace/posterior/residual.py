@@ -1,31 +1,31 @@
-"""Residual: a Gaussian process that is added to the outputs far from the data.
+"""Residual: a Gaussian process added to the outputs, large far from the data.
 
 The outputs are ``f(x) + g(x)``. The process ``g`` has mean zero and is independent of
-the weights. Its variance for the output k is
+the weights. For output k, its variance is
 
     Var g_k(x) = s_k² (h(φ(x)) / h₀)⁴.
 
-A second term of this form has the leverage of the inputs, where these are a table.
-``h`` is the leverage of the features, see `leverage`. ``h₀`` is the leverage that 99 %
-of the samples do not exceed: the training samples, each among the others, and the
-held-out samples, if there are any. Far away a leverage grows as the square of the
-distance. Logits and their standard deviations grow as the distance (Hein,
-Andriushchenko and Bitterwolf 2019), the standard deviation of ``g`` as its fourth
-power: the probabilities of all classes become equal.
+If the inputs are a table, a second term of this form uses the leverage of the inputs.
+``h`` is the leverage of the features; see `leverage`. ``h₀`` is the leverage that 99 %
+of the training samples (leave-one-out) and 99 % of any held-out samples do not exceed.
+Far from the data, the leverage grows quadratically with the distance. Logits and their
+standard deviations grow linearly (Hein, Andriushchenko and Bitterwolf 2019), but the
+standard deviation of ``g`` grows with the fourth power, so that all classes become
+equally probable.
 
-With whitened features ``ψ``, for which ``h = ψᵀψ``, the process is linear in a random
-direction: ``g_k = s_k h₀⁻² h^{3/2} ψᵀω_k`` with ω_k ~ N(0, I). Draws, and covariances
-between samples, follow from it.
+With whitened features ``ψ`` such that ``h = ψᵀψ``, the process is linear in a random
+direction: ``g_k = s_k h₀⁻² h^{3/2} ψᵀω_k`` with ω_k ~ N(0, I). This form gives draws
+and covariances between samples.
 
-In regression the variance of the outputs, weights included, is bounded: it
-is ``v_k / (1 + v_k / τ_k²)`` in place of ``v_k``, with ``τ_k`` twice the standard
-deviation of the targets, as a Gaussian process returns to its prior.
+In regression, the total variance ``v_k`` of an output, including the weights, is
+bounded: ``v_k / (1 + v_k / τ_k²)`` replaces it, with ``τ_k`` twice the standard
+deviation of the targets. A Gaussian process similarly returns to its prior.
 
 References: Kristiadi, Hein and Hennig (2021), "An infinite-feature extension for
 Bayesian ReLU nets that fixes their asymptotic overconfidence" (a residual process whose
-variance is a cubic function of the distance of the inputs); Kristiadi, Hein and Hennig
-(2020), "Being Bayesian, even just a bit, fixes overconfidence in ReLU networks" (why
-the weights alone do not suffice).
+variance is cubic in the distance of the inputs); Kristiadi, Hein and Hennig (2020),
+"Being Bayesian, even just a bit, fixes overconfidence in ReLU networks" (why uncertain
+weights do not suffice).
 """
 
 from dataclasses import dataclass
@@ -36,22 +36,24 @@ from torch import Tensor
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.novelty import FeatureBatch, Novelty
 
-# Values of the parameter that are no numbers.
+# Values of the parameter that are not numbers.
 RESIDUALS = "auto", "none"
-# Default of ``s²``, of class logits; for numbers in units of the variance of the noise.
+# Default ``s²`` of class logits. For regression, ``s²`` is in units of the noise
+# variance.
 VARIANCE = 0.5
-# Power of the leverage. Smaller ones cost more near the data for the same uncertainty
-# far from them.
+# Power of the leverage. A smaller power disturbs predictions near the data more, for
+# the same uncertainty far from the data.
 EXPONENT = 4
-# The outputs of a regression have at most these standard deviations of the targets.
+# Largest standard deviation of a regression's outputs, in standard deviations of the
+# targets.
 SPREADS = 2.0
-# of leverages, so that their powers stay finite
+# Largest leverage, so that its powers stay finite.
 _LARGEST = 1e15
 
 
 @dataclass(frozen=True)
 class Residual:
-    """A Gaussian process of the features, for c outputs.
+    """Gaussian process on the features, for c outputs.
 
     Attributes
     ----------
@@ -62,7 +64,7 @@ class Residual:
     variances : Tensor of shape (c,) or (1,)
         ``s_k²``.
     bounds : Tensor of shape (c,) or None
-        ``τ_k²``; None where the variance is not bounded.
+        ``τ_k²``, or None if the variance is not bounded.
     """
 
     novelty: Novelty
@@ -74,10 +76,10 @@ class Residual:
     def of(
         cls, novelty: Novelty, posterior: GaussianPosterior, variance: float
     ) -> "Residual | None":
-        """Return the residual of a variance ``s²``.
+        """Build the residual with variance ``s²``.
 
-        None without a unit for it, as for counts, or where all samples are alone in
-        their class.
+        Return None if the variance has no unit, as for counts, or if each sample is the
+        only one in its class.
         """
         likelihood = posterior.likelihood
         has_unit = likelihood.is_classification or likelihood.has_noise
@@ -91,18 +93,18 @@ class Residual:
         bounds = SPREADS**2 * (novelty.target_variances + noise)
         return cls(novelty, variance, variance * noise, bounds)
 
-    # ----------------------------------------------------------------- of samples
+    # -------------------------------------------------------------------- samples
     def relative(self, features: Tensor, f: Tensor, x: object) -> Tensor:
-        """Return the variances of ``g_k / s_k``, (b,).
+        """Return the variances (b,) of ``g_k / s_k`` at samples ``x``.
 
-        Of samples ``x`` with features (b, i) and outputs (b, c) of the network.
+        ``features`` (b, i) and ``f`` (b, c) are the network's features and outputs.
         """
         batch = FeatureBatch.of(self.novelty.likelihood, features, f, x=x)
         parts = [part.relative(batch) for part in self.novelty.distances]
         return (torch.stack(parts).clamp(max=_LARGEST) ** EXPONENT).sum(0)
 
     def rows(self, features: Tensor, f: Tensor, x: object) -> Tensor:
-        """Return rows (b, p) whose products are covariances of ``g_k / s_k``."""
+        """Return rows (b, p) whose inner products are covariances of ``g_k / s_k``."""
         batch = FeatureBatch.of(self.novelty.likelihood, features, f, x=x)
         found = []
         for part in self.novelty.distances:
@@ -112,13 +114,13 @@ class Residual:
             found.append(whitened * (length * size.rsqrt()))
         return torch.cat(found, 1)
 
-    # ------------------------------------------------------------------ of outputs
+    # --------------------------------------------------------------------- outputs
     def added(
         self, cov: Tensor, relative: Tensor, n_blocks: int, *, centred: bool
     ) -> Tensor:
-        """Return covariances or variances (b, c) of outputs with the residual.
+        """Add the residual to covariances or to variances (b, c) of the outputs.
 
-        Covariances are (b, c, c), or (b, r, K, K) of r blocks.
+        Covariances are (b, c, c), or (b, r, K, K) for r blocks.
         """
         if cov.ndim == 2:
             k = cov.shape[1] // n_blocks
@@ -126,7 +128,7 @@ class Residual:
             cov = cov + own * (1 - 1 / k if centred else 1)
             return cov if self.bounds is None else cov / (1 + cov / self.bounds)
         identity = torch.eye(cov.shape[-1]).to(cov) * self.variances
-        if centred:  # all outputs have one variance
+        if centred:  # all outputs have the same variance
             identity = identity - identity.mean(-1, keepdim=True)
         cov = cov + relative.view(-1, *[1] * (cov.ndim - 1)) * identity
         return self._bounded(cov, self.bounds)
@@ -134,18 +136,18 @@ class Residual:
     def added_jointly(
         self, cov: Tensor, rows: Tensor, c: int, across_outputs: bool
     ) -> Tensor:
-        """Return covariances between samples with the residual.
+        """Add the residual to covariances between samples.
 
         Parameters
         ----------
         cov : Tensor of shape (n, n, c), or (..., n·c, n·c) if ``across_outputs``
-            Without it. The outputs of a sample are next to each other.
+            Covariances without the residual. The outputs of a sample are adjacent.
         rows : Tensor of shape (..., n, i + 1)
-            See `rows`.
+            Rows from `rows`.
         c : int
             Number of outputs.
         across_outputs : bool
-            Whether covariances are those between outputs, too.
+            Whether ``cov`` includes covariances between outputs.
         """
         relative, own = rows @ rows.mT, self.variances.expand(c)
         if not across_outputs:
@@ -157,7 +159,7 @@ class Residual:
         return self._bounded(cov + added.flatten(-4, -3).flatten(-2), bounds)
 
     def drawn(self, rows: Tensor, c: int, n_samples: int, seed: int) -> Tensor:
-        """Return draws (b, c, s) of ``g`` for rows (b, i + 1), jointly."""
+        """Return joint draws (b, c, s) of ``g`` for rows (b, i + 1)."""
         generator = torch.Generator().manual_seed(seed)
         shape = rows.shape[1], c * n_samples
         normals = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -165,14 +167,14 @@ class Residual:
         return found * self.variances.sqrt().unsqueeze(-1)
 
     def bounded_draws(self, draws: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        """Return draws (b, c, s) of outputs whose variance (b, c) was not bounded."""
+        """Shrink draws (b, c, s) with unbounded variance (b, c) to the bounds."""
         assert self.bounds is not None
         mean, shrink = mean.unsqueeze(-1), (1 + variance / self.bounds).rsqrt()
         return mean + (draws - mean) * shrink.unsqueeze(-1)
 
     @staticmethod
     def _bounded(cov: Tensor, bounds: Tensor | None) -> Tensor:
-        """Return covariances (..., q, q) within bounds (q,) of the variances."""
+        """Shrink covariances (..., q, q) so that the variances respect bounds (q,)."""
         if bounds is None:
             return cov
         shrink = (1 + cov.diagonal(dim1=-2, dim2=-1) / bounds).rsqrt()

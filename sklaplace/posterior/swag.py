@@ -1,8 +1,8 @@
 """SWAG: a Gaussian over weights from the iterates of stochastic gradient descent.
 
-``N(m, ½ diag(v) + ½ D Dᵀ / (K - 1))``, with mean ``m`` and variances ``v`` of the
-iterates, and K of their deviations as the columns of ``D`` (Maddox et al. 2019, "A
-simple baseline for Bayesian uncertainty in deep learning", section 3.3).
+The posterior is ``N(m, ½ diag(v) + ½ D Dᵀ / (K - 1))``. The iterates have mean ``m``
+and variances ``v``, and the columns of ``D`` are K of their deviations (Maddox et al.
+2019, "A simple baseline for Bayesian uncertainty in deep learning", section 3.3).
 """
 
 from dataclasses import dataclass
@@ -20,24 +20,24 @@ __all__ = ["SWAGPosterior"]
 
 @dataclass(frozen=True)
 class SWAGPosterior:
-    """The Gaussian over the weights of a network.
+    """Gaussian posterior over the weights of a network.
 
     Read more in the :ref:`User Guide <swag>`.
 
     Parameters
     ----------
     mean : Tensor of shape (P,)
-        Mean of the iterates, float64: the weights of stochastic weight averaging.
+        Mean of the iterates (stochastic weight averaging), float64.
     diagonal : Tensor of shape (P,)
         Variances of the iterates.
     deviations : Tensor of shape (K, P)
-        The last K iterates, each less the mean of those up to it.
+        Each of the last K iterates minus the running mean at that iterate.
     layout : Layout
         Names and shapes of the weights.
 
     See Also
     --------
-    sklaplace.SWAGClassifier : Its ``posterior_``.
+    sklaplace.SWAGClassifier : Stores this posterior as ``posterior_``.
     sklaplace.posterior.gaussian.GaussianPosterior : The Laplace approximation.
 
     Examples
@@ -57,7 +57,7 @@ class SWAGPosterior:
     layout: Layout
 
     def __repr__(self) -> str:
-        """One line without tensors."""
+        """Return a one-line summary without tensors."""
         rank = len(self.deviations)
         return f"SWAGPosterior({self.layout.n_parameters:,} weights, rank {rank})"
 
@@ -71,13 +71,13 @@ class SWAGPosterior:
         n : int, default=1
             Number of draws.
         random_state : int, RandomState, torch.Generator or None, default=0
-            Source of the noise; a generator on the CPU. None gives other draws in each
-            call.
+            Source of randomness. A generator must be on the CPU. With None, each call
+            returns different draws.
 
         Returns
         -------
         Tensor of shape (n, P)
-            Float64.
+            With dtype float64.
 
         See Also
         --------
@@ -85,8 +85,8 @@ class SWAGPosterior:
 
         Notes
         -----
-        O(n K P). Independent noise for the diagonal and for the deviations (Maddox et
-        al. 2019, eq. (1)).
+        Takes O(n K P) time. The diagonal and the deviations have independent noise
+        (Maddox et al. 2019, eq. (1)).
 
         Examples
         --------
@@ -110,16 +110,16 @@ class SWAGPosterior:
         return single.add_(self.mean)
 
     def variance(self) -> Tensor:
-        """Variances of the weights.
+        """Return the variances of the weights.
 
         Returns
         -------
         Tensor of shape (P,)
-            Float64.
+            With dtype float64.
 
         See Also
         --------
-        sample : Draws of the weights.
+        sample : Draw weights.
 
         Examples
         --------
@@ -136,6 +136,6 @@ class SWAGPosterior:
 
 
 def swag_posterior(moments: WeightMoments, layout: Layout) -> SWAGPosterior:
-    """Return the Gaussian with the moments of iterates."""
+    """Return the SWAG posterior with the moments of the iterates."""
     deviations = torch.stack(list(moments.deviations))
     return SWAGPosterior(moments.mean, moments.variance, deviations, layout)

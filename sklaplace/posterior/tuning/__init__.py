@@ -1,10 +1,10 @@
-"""Tuning: choose prior precision and noise, and whether to refit the linear model.
+"""Tuning: the choice of prior precision, noise and a refit of the linear model.
 
-A tuner is a function ``(TuningProblem) -> GaussianPosterior``: ``marglik`` maximises
-the evidence, and ``validation`` scores the predictive on held-out data. So does
-``auto`` if there is such data; else it keeps the network's own predictions near the
-data. The evidence prefers far too weak a prior at weights that do not minimise the
-regularised loss.
+A tuner is a function ``(TuningProblem) -> GaussianPosterior``. ``marglik`` maximises
+the evidence. ``validation`` scores the predictive distribution on held-out data.
+``auto`` does the same if there are held-out data; otherwise, it keeps the network's own
+predictions near the data. At weights that do not minimise the regularised loss, the
+evidence prefers far too weak a prior.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from sklaplace.posterior.tuning.levels import maximise_with_levels
 from sklaplace.posterior.tuning.problem import TuningProblem, clamped
 from sklaplace.posterior.tuning.validation import tune_on_validation
 
-# Standard deviation of the weights' prior over their root mean square, where there is
-# nothing to choose it by: their uncertainty changes no prediction.
+# Ratio of the prior's standard deviation to the root mean square of the weights, if no
+# data can choose it. The uncertainty then changes no prediction.
 RELATIVE_STD = 1e-3
 
 
 def auto(problem: TuningProblem) -> GaussianPosterior:
-    """Tune on held-out data if there is any, else keep the network, with a warning.
+    """Tune on held-out data, or keep the network and warn if there are none.
 
-    A prior precision that was learned while the network was trained is kept. The
-    evidence chooses where a refit, or the noise alone, was asked for.
+    A prior precision learned during training is kept. Without held-out data, the
+    evidence decides if ``refine`` is True or if only the noise is free.
     """
     if problem.learned is not None:
         problem = problem.under(problem.learned, refine=False)
@@ -47,9 +47,9 @@ def auto(problem: TuningProblem) -> GaussianPosterior:
 
 
 def network_alone(problem: TuningProblem) -> GaussianPosterior:
-    """Return a posterior under which predictions are the network's own.
+    """Return a posterior that leaves the network's predictions unchanged.
 
-    The prior's standard deviation is `RELATIVE_STD` of the root mean square of the
+    The prior's standard deviation is `RELATIVE_STD` times the root mean square of the
     weights. The noise is `TuningProblem.seen_noise`.
     """
     noise = ", and sigma_noise comes from the training rows" * problem.free_noise
@@ -76,7 +76,7 @@ _NOISE_OF_TRAINING = (
 
 
 def by_evidence(problem: TuningProblem) -> GaussianPosterior:
-    """Prior precision by the evidence; noise by held-out data if there is any."""
+    """Choose the prior by the evidence, and the noise on any held-out data."""
     is_asked = problem.free_noise and problem.noise_on_held_out
     if not (is_asked and problem.has_held_out):
         if is_asked:

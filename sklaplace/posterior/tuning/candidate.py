@@ -1,4 +1,4 @@
-"""Candidate: a posterior and how probable it makes held-out data."""
+"""Candidate: a posterior and its score on held-out data."""
 
 import math
 from dataclasses import dataclass
@@ -18,10 +18,11 @@ from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, c
 
 @dataclass(frozen=True)
 class Candidate:
-    """A posterior with the negative log-likelihood of the held-out data, in nats.
+    """Posterior with the negative log-likelihood of the held-out data, in nats.
 
-    ``score`` is infinite where it is not a number; ``n_targets`` counts values.
-    ``refitted`` are the posteriors of all parts of the problem if they were refitted.
+    ``score`` is infinite instead of NaN. ``n_targets`` counts target values.
+    ``refitted`` contains the posteriors of all parts of the problem if they were
+    refitted.
     """
 
     posterior: GaussianPosterior
@@ -31,19 +32,19 @@ class Candidate:
 
 
 def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
-    """Score a candidate per ratio, all with the same weights: one pass over the data.
+    """Score one candidate per ratio with the same weights, in one pass over the data.
 
     Parameters
     ----------
     problem : TuningProblem
-        Its posterior has the weights.
+        Problem whose posterior has the weights.
     path : list of Tensor of shape (), (L,) or (P,)
         Ratios ``ρ = δ/scale``.
 
     Returns
     -------
     list of Candidate
-        In the order of ``path``.
+        Candidates in the order of ``path``.
     """
     diagonal = problem.diagonal or problem.log_proba is None
     n_blocks = 1 if problem.diagonal else problem.posterior.likelihood.n_blocks
@@ -69,7 +70,7 @@ def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
 
 
 def implied_variance(posterior: GaussianPosterior, ratio: Tensor) -> Tensor:
-    """Return σ² from ``ρ = δ/scale`` under a fixed prior, ()."""
+    """Return the σ² () that ``ρ = δ/scale`` implies under a fixed prior."""
     h = posterior.hyperparameters
     inverse_scale = (ratio / h.prior_precision).mean() / h.temperature
     return inverse_scale ** (1 / posterior.curvature_order)
@@ -80,10 +81,11 @@ def _losses(
 ) -> tuple[Tensor, ...]:
     """Return losses (b,), or squared residuals (b, c) and variances (b, c).
 
-    With ``u = J (H + ρ)⁻¹ Jᵀ``, ``ρ = δ/scale``, the functional covariance is
-    ``u/scale``. For Gaussian noise ``scale = 1/(σ²T)``, so that the predictive variance
-    ``σ²(1 + T u)`` is proportional to σ², whose best value has a closed form. For a
-    curvature of order two it is ``σ²(1 + T σ² u)``, and a search finds σ².
+    With ``u = J (H + ρ)⁻¹ Jᵀ`` and ``ρ = δ/scale``, the functional covariance is
+    ``u/scale``. For Gaussian noise, ``scale = 1/(σ²T)``. The predictive variance
+    ``σ²(1 + T u)`` is then proportional to σ², and the best σ² has a closed form. For a
+    curvature of order two, the predictive variance is ``σ²(1 + T σ² u)``, and a search
+    finds σ².
     """
     posterior = problem.posterior
     if problem.log_density is not None:
@@ -120,12 +122,12 @@ def _with_noise(
     squares: Tensor,
     variances: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return σ² and the mean Gaussian negative log-likelihood under it, () each.
+    """Return σ² and its mean Gaussian negative log-likelihood, both ().
 
     Parameters
     ----------
     problem : TuningProblem
-        Tells whether σ is fixed, follows from the prior, or has the best score.
+        Determines whether σ is fixed, follows from the prior, or is optimised.
     ratio : Tensor of shape (), (L,) or (P,)
         ``ρ = δ/scale``.
     weights : Tensor of shape (n,)

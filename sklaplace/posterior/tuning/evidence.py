@@ -1,9 +1,8 @@
 """Evidence: the prior precision and noise that maximise the marginal likelihood.
 
-At the network's weights it is maximised by Newton's method in ``(log δ, log σ)``, at
-the weights of the refitted linear model by MacKay's fixed point
-``δ = γ / ‖θ(δ) - μ₀‖²``, ``σ² = ‖r‖² / (T (n - γ))`` (MacKay 1992, "Bayesian
-interpolation", section 4).
+At the network's weights, Newton's method in ``(log δ, log σ)`` finds the maximum. For
+the refitted linear model, MacKay's fixed point is ``δ = γ / ‖θ(δ) - μ₀‖²``,
+``σ² = ‖r‖² / (T (n - γ))`` (MacKay 1992, "Bayesian interpolation", section 4).
 """
 
 import math
@@ -25,28 +24,29 @@ from sklaplace.posterior.tuning.problem import SMALLEST, TuningProblem, clamped
 
 __all__ = ["marglik"]
 
-# Bounds of log δ and log σ around typical values, see `NegativeEvidence`.
+# Bounds of log δ and log σ around typical values; see `NegativeEvidence`.
 LOG_BOUND = 20.0
-# largest number of hyperparameters for Newton's method; L-BFGS above
+# Newton's method is used up to this number of hyperparameters, L-BFGS above it.
 MAX_NEWTON_SIZE = 32
 MAX_EVALUATIONS = 100
-# length of the last Newton step in log δ and log σ
+# Newton's method ends at steps in log δ and log σ shorter than this.
 STEP_TOLERANCE = 1e-6
 MAX_FIXED_POINT = 100
-# Relative precision of the loss of models that are refitted far from the fixed point of
-# a single precision: the square of a tenth of the last change in its logarithm, within
-# these bounds. Below them, as for the model that is returned, it is `ROUNDING`.
+# Bounds on the relative tolerance of refits far from the fixed point of a single prior
+# precision. The tolerance is the square of a tenth of the last change in its logarithm.
+# Near the fixed point, and for the returned model, it is `ROUNDING`.
 COARSEST, FINEST = 1e-3, 1e-7
 FIXED_POINT_TOLERANCE = 3e-5
-# Smallest σ at a refitted linear model, as a fraction of the targets' standard
-# deviation: a model that interpolates the training data would have none.
+# Smallest σ of a refitted linear model, as a fraction of the targets' standard
+# deviation. A model that interpolates the training data would have no noise.
 SMALLEST_NOISE = 1e-4
 
 
 def maximise_evidence(problem: TuningProblem) -> GaussianPosterior:
-    """Evidence at the refitted linear model, or at the network's weights.
+    """Maximise the evidence, for the refitted linear model or at the network's weights.
 
-    The latter if ``refine`` is False, or "auto" without a linear model.
+    The network's weights are used if ``refine`` is False, or "auto" without a linear
+    model.
     """
     structure, refine = problem.posterior.structure, problem.refine
     if structure.evidence_is_biased_up:
@@ -72,14 +72,16 @@ def marglik(
     Parameters
     ----------
     posterior : GaussianPosterior
-        The shape of its prior precision is kept; its noise is the initial value.
+        Initial posterior. The shape of its prior precision is kept, and the search
+        starts at its noise.
     free_prior, free_noise : bool, default=True
-        What to choose. Noise is fixed if the likelihood has none.
+        Whether to choose prior precision and noise. Noise is fixed if the likelihood
+        has none.
 
     Returns
     -------
     GaussianPosterior
-        Same curvature and mean under the best hyperparameters.
+        Posterior with the best hyperparameters and the same curvature and mean.
 
     Warns
     -----
@@ -88,14 +90,14 @@ def marglik(
 
     See Also
     --------
-    sklaplace.LaplaceClassifier : With ``prior_precision="marglik"``.
-    sklaplace.LaplaceClassifier.tune : Of a fitted estimator.
+    sklaplace.LaplaceClassifier : Uses this function for ``prior_precision="marglik"``.
+    sklaplace.LaplaceClassifier.tune : Tune a fitted estimator.
 
     Notes
     -----
-    Newton's method in the logarithms, on eigenvalues that are computed once:
-    O(P) and rarely more than ten evaluations. Unreliable at weights that were not
-    trained under this very prior; see `LinearModel`.
+    Newton's method in the logarithms takes O(P) time per evaluation, and rarely more
+    than ten evaluations. Eigenvalues are computed once. The result is unreliable at
+    weights trained under another prior; see `LinearModel`.
 
     Examples
     --------
@@ -128,8 +130,8 @@ def marglik(
 class NegativeEvidence:
     """Negative log evidence as a function of the logarithms of free hyperparameters.
 
-    Coordinates ``v`` are logarithms of the free ones of (δ, σ) over typical values of
-    the data set, so that their bounds do not depend on the unit of the targets.
+    Coordinates ``v`` are logarithms of the free hyperparameters (δ, σ) over typical
+    values of the data set. Their bounds do not depend on the unit of the targets.
     """
 
     posterior: GaussianPosterior
@@ -138,7 +140,7 @@ class NegativeEvidence:
 
     @cached_property
     def _typical(self) -> Tensor:
-        """Typical values of the free hyperparameters, logarithms, (n,)."""
+        """Logarithms (n,) of typical values of the free hyperparameters."""
         h = self.posterior.hyperparameters
         delta = _typical_precision(self.posterior).expand_as(h.prior_precision)
         return self._free_logs(replace(h, prior_precision=delta))
@@ -148,11 +150,11 @@ class NegativeEvidence:
         return torch.cat(parts + [h.sigma_noise.log().reshape(1)] * self.free_noise)
 
     def logs(self, h: Hyperparameters) -> Tensor:
-        """Coordinates (n,) of hyperparameters."""
+        """Return the coordinates (n,) of hyperparameters."""
         return self._free_logs(h) - self._typical
 
     def hyperparameters(self, v: ndarray | Tensor) -> Hyperparameters:
-        """Hyperparameters at coordinates ``v``."""
+        """Return the hyperparameters at coordinates ``v``."""
         values = (torch.as_tensor(v).to(self._typical) + self._typical).exp()
         h = self.posterior.hyperparameters
         if self.free_prior:
@@ -161,11 +163,11 @@ class NegativeEvidence:
         return replace(h, sigma_noise=values[-1]) if self.free_noise else h
 
     def at(self, v: ndarray | Tensor) -> GaussianPosterior:
-        """The posterior under the hyperparameters at ``v``."""
+        """Return the posterior under the hyperparameters at ``v``."""
         return self.posterior.replace(**vars(self.hyperparameters(v)))
 
     def start(self) -> GaussianPosterior:
-        """The posterior after a step of MacKay's fixed point from where γ = P/2."""
+        """Return the posterior after a step of MacKay's fixed point from γ = P/2."""
         posterior = self.posterior
         if not self.free_prior:
             return posterior
@@ -175,7 +177,7 @@ class NegativeEvidence:
         return posterior.replace(prior_precision=guess)
 
     def derivatives(self, v: ndarray) -> tuple[float, ndarray, ndarray]:
-        """Value, gradient and Hessian at ``v``."""
+        """Return value, gradient and Hessian at ``v``."""
         posterior = self.posterior
         if posterior.prior_precision.ndim == 0 and posterior.structure.is_spectral:
             return self._spectral_derivatives(v)
@@ -187,12 +189,12 @@ class NegativeEvidence:
         return value.item(), gradient.detach().numpy(), torch.stack(rows).numpy()
 
     def _spectral_derivatives(self, v: ndarray) -> tuple[float, ndarray, ndarray]:
-        """The derivatives for a scalar prior precision, in closed form.
+        """Return the derivatives for a scalar prior precision, in closed form.
 
         With eigenvalues ``k = scale·e``, ``w = k / (k + δ)`` and ``u = 1 - w``, the
-        logarithm of the determinant has the derivatives ``Σu`` in log δ and ``Σw`` in
-        log scale, and second ones ``±Σuw`` (MacKay 1992, "Bayesian interpolation",
-        section 4). The scale is proportional to ``σ^(-2·order)``.
+        log-determinant has first derivatives ``Σu`` in log δ and ``Σw`` in log scale,
+        and second derivatives ``±Σuw`` (MacKay 1992, "Bayesian interpolation", section
+        4). The scale is proportional to ``σ^(-2·order)``.
         """
         order = self.posterior.curvature_order
         first, k, delta, squares, loss, n, nll = self._initial
@@ -212,7 +214,7 @@ class NegativeEvidence:
 
     @cached_property
     def _initial(self) -> tuple[ndarray, ndarray, float, float, float, float, float]:
-        """Coordinates, ``scale·e``, δ, scatter / δ, loss, targets and their loss."""
+        """Coordinates, ``scale·e``, δ, scatter / δ, loss, number of targets and nll."""
         p = self.posterior
         eigenvalues = (p.scale * p.structure.eigenvalues).cpu().numpy()
         delta, loss = float(p.prior_precision), p.data_fit.loss * p.loss_scale
@@ -223,7 +225,10 @@ class NegativeEvidence:
 
 
 def _typical_precision(posterior: GaussianPosterior) -> Tensor:
-    """Scalar prior precision typical of the weights or, if zero, the curvature, ()."""
+    """Return a scalar prior precision typical of the weights, ().
+
+    If the weights equal the prior mean, it is typical of the curvature.
+    """
     scatter = ((posterior.mean - posterior.hyperparameters.prior_mean) ** 2).sum()
     if scatter > SMALLEST:
         return clamped(len(posterior.mean) / 2 / scatter)
@@ -232,10 +237,10 @@ def _typical_precision(posterior: GaussianPosterior) -> Tensor:
 
 
 def _newton(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
-    """Newton's method with absolute eigenvalues, short steps and bounds.
+    """Minimise by Newton's method with absolute eigenvalues, short steps and bounds.
 
-    Absolute eigenvalues make every step a descent direction, also at saddles and
-    where curvature is negative; steps that do not descend are halved.
+    Absolute eigenvalues make every step a descent direction, even at saddle points and
+    where curvature is negative. Steps that do not descend are halved.
     """
     value, gradient, hessian = objective.derivatives(v)
     for _ in range(MAX_EVALUATIONS):
@@ -251,14 +256,14 @@ def _newton(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
                 break
             step = step / 2
         else:
-            # short steps whose descent rounding hides: converged
+            # converged: rounding hides the descent of short steps
             return v, size <= math.sqrt(STEP_TOLERANCE)
         v, (value, gradient, hessian) = trial, found
     return v, False
 
 
 def _newton_step(gradient: ndarray, hessian: ndarray, at_bound: ndarray) -> ndarray:
-    """Descent step of length at most three in any logarithm, zero at bounds."""
+    """Return a descent step, at most three in any logarithm and zero at bounds."""
     values, vectors = np.linalg.eigh(hessian * np.outer(~at_bound, ~at_bound))
     sizes = np.abs(values).clip(1e-8 * max(np.abs(values).max(), 1e-300))
     step = -vectors @ ((vectors.T @ gradient) / sizes)
@@ -266,7 +271,7 @@ def _newton_step(gradient: ndarray, hessian: ndarray, at_bound: ndarray) -> ndar
 
 
 def _lbfgs(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
-    """Bounded L-BFGS for one precision per parameter or many layers."""
+    """Minimise by bounded L-BFGS, for one precision per weight or many layers."""
 
     def evaluate(x: ndarray) -> tuple[float, ndarray]:
         with torch.enable_grad():
@@ -283,13 +288,13 @@ def _lbfgs(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
 
 # ------------------------------------------------- at the refitted linear model
 def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
-    """Maximise the evidence at the linear model's MAP under each prior."""
+    """Maximise the evidence of the linear model, refitted under each prior."""
     model, posterior = problem.model, problem.posterior
     if not (problem.free_prior or problem.free_noise):
         return model.refit(posterior)
     evidence = NegativeEvidence(posterior, problem.free_prior, problem.free_noise)
     start = evidence.start()
-    # coupled precisions take more steps to the fixed point if they begin imprecisely
+    # coupled precisions take more steps if the first refits are imprecise
     is_single = len(evidence.logs(start.hyperparameters)) == 1
     tolerance = COARSEST if is_single else ROUNDING
     best = posterior = model.refit(start, tolerance=tolerance)
@@ -320,14 +325,14 @@ def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
 
 
 def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparameters:
-    """MacKay's updates of prior precision and noise."""
+    """Return MacKay's updates of prior precision and noise."""
     h = posterior.hyperparameters
     delta, order = h.prior_precision, posterior.curvature_order
     gamma = _effective_parameters(posterior)
     trace_correction = posterior.precision.trace_correction()
     if problem.free_prior:
         scatter = _group_scatter(posterior)
-        # δ² scatter = δ γ + δ trace_correction, whose last term does not depend on δ
+        # the last term of δ² scatter = δ γ + δ trace_correction does not depend on δ
         root = (gamma**2 + 4 * scatter * delta * trace_correction).sqrt()
         h = replace(h, prior_precision=clamped((gamma + root) / (2 * scatter)))
     if problem.free_noise:
@@ -341,7 +346,7 @@ def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparame
 
 
 def _effective_parameters(posterior: GaussianPosterior) -> Tensor:
-    """MacKay's γ of the weights that share a prior precision, shaped like it."""
+    """Return MacKay's γ per prior precision, in its shape."""
     if posterior.prior_precision.ndim == 0:
         return posterior.precision.effective_dimension()
     gamma = posterior.precision.effective_parameters()
@@ -349,19 +354,20 @@ def _effective_parameters(posterior: GaussianPosterior) -> Tensor:
 
 
 def _may_accelerate(history: list[Tensor]) -> bool:
-    """Whether to take a secant step: always for one hyperparameter, else in turn.
+    """Return whether to take a secant step: always for one hyperparameter.
 
-    Secant steps of coupled hyperparameters can cycle, plain steps do not (Steffensen).
+    Several hyperparameters alternate between secant and plain steps, because coupled
+    secant steps can cycle and plain steps do not (Steffensen).
     """
     n = len(history)
     return history[0].shape[1] == 1 or n % (2 if n <= 30 else 4) == 0
 
 
 def _accelerated(history: list[Tensor]) -> Tensor:
-    """Next point by a secant step, from pairs (point, image), (2, n) each.
+    """Return the next point by a secant step, from pairs (point, image), (2, n) each.
 
     A single hyperparameter is bracketed: its image is larger on one side of the fixed
-    point and smaller on the other, and steps that leave the bracket are bisected.
+    point and smaller on the other. Bisection replaces steps that leave the bracket.
     """
     now, then = history[-1].unbind()
     if len(history) == 1:
@@ -379,7 +385,7 @@ def _accelerated(history: list[Tensor]) -> Tensor:
 
 
 def _group_sum(posterior: GaussianPosterior, values: Tensor) -> Tensor:
-    """Sum of values (P,) over the weights that share a prior precision."""
+    """Sum values (P,) over the weights that share a prior precision."""
     shape = posterior.prior_precision.shape
     if not shape or shape == values.shape:
         return values if shape else values.sum()
@@ -387,6 +393,6 @@ def _group_sum(posterior: GaussianPosterior, values: Tensor) -> Tensor:
 
 
 def _group_scatter(posterior: GaussianPosterior) -> Tensor:
-    """``‖θ - μ₀‖²`` over the weights that share a prior precision, shaped like it."""
+    """Return ``‖θ - μ₀‖²`` per prior precision, in its shape."""
     squares = (posterior.mean - posterior.hyperparameters.prior_mean) ** 2
     return _group_sum(posterior, squares).clamp(min=SMALLEST)

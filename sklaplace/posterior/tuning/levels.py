@@ -1,10 +1,10 @@
-"""Levels: the noise of each output that maximises the marginal likelihood.
+"""Levels: noise levels of all outputs that maximise the marginal likelihood.
 
-At the maximum ``σ_k² = ‖r_k‖² / (T (n - γ_k))`` with the effective number of parameters
-``γ_k`` of the output (MacKay 1992, "Bayesian interpolation", section 4). The curvature
-``Σ_k J_kᵀJ_k / σ_k²`` is known under all levels where each output has weights of its
-own, as in a last layer. Weights that outputs share keep the proportions under which it
-was summed.
+At the maximum, ``σ_k² = ‖r_k‖² / (T (n - γ_k))``, where ``γ_k`` is the effective number
+of parameters of output k (MacKay 1992, "Bayesian interpolation", section 4). If each
+output has its own weights, as in a last layer, the curvature ``Σ_k J_kᵀJ_k / σ_k²`` is
+known for all levels. If outputs share weights, the levels keep the proportions that the
+curvature was computed with.
 """
 
 from dataclasses import replace
@@ -17,17 +17,18 @@ from sklaplace.posterior.tuning.evidence import maximise_evidence
 from sklaplace.posterior.tuning.problem import TuningProblem
 
 MAX_ROUNDS = 20
-# Largest change of a level's logarithm that ends the rounds.
+# Largest change in the logarithm of a level at which the rounds end.
 TOLERANCE = 1e-3
-# Smallest level over the largest: an output that is fitted exactly has none.
+# Smallest ratio of a level to the largest level. An output that is fitted exactly has
+# no noise.
 SMALLEST_RATIO = 1e-3
 
 
 def maximise_with_levels(problem: TuningProblem) -> GaussianPosterior:
-    """Maximise the evidence in the noise level of each output, too.
+    """Maximise the evidence, also in the noise level of each output.
 
-    Levels, and the hyperparameters under them, in turn: each round costs as much as
-    `maximise_evidence`, and no pass over data.
+    Rounds alternate between the levels and the other hyperparameters. Each round costs
+    as much as `maximise_evidence` and takes no pass over data.
     """
     posterior = maximise_evidence(problem)
     losses = posterior.data_fit.by_output
@@ -52,7 +53,7 @@ def maximise_with_levels(problem: TuningProblem) -> GaussianPosterior:
 
 
 def _most_probable_levels(posterior: GaussianPosterior, losses: Tensor) -> Tensor:
-    """Return noise levels (c,) by MacKay's update, from losses (c,) of outputs."""
+    """Return MacKay's update of noise levels (c,), from the outputs' losses (c,)."""
     squares = 2 * losses * posterior.noise_proportions**2
     gamma = posterior.precision.effective_parameters().clamp(min=0)
     pieces = posterior.layout.split(gamma)

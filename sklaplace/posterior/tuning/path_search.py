@@ -12,29 +12,30 @@ from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.candidate import Candidate, implied_variance, scored
 from sklaplace.posterior.tuning.problem import TuningProblem
 
-# The refitted model is preferred only if it raises the log-likelihood of the held-out
-# data by this many nats in total: about the logarithm of the number of candidates, the
-# best of which is too optimistic ("strong" evidence: Kass and Raftery 1995).
+# To be preferred, the refitted model must raise the total log-likelihood of the
+# held-out data by this many nats, about the logarithm of the number of candidates: the
+# best score is too optimistic ("strong" evidence: Kass and Raftery 1995).
 MARGIN = 3.0
-# Relative precision of the loss of models that are refitted along the path: of all
-# models, of the best ones, and of all models where they are sensitive, see `_Refits`.
+# Relative precision of the loss in refits along the path: for all models, for the best
+# models, and for all models if they are sensitive; see `_Refits`.
 COARSE_TOLERANCE, FINE_TOLERANCE, EXACT_TOLERANCE = 2e-1, 1e-2, 1e-9
-# Largest difference between scores of the first and the second precision, relative.
+# Largest relative difference between scores at the coarse and the fine tolerance.
 UNSURE = 0.02
-# nats by which a score has to be worse to be out of the question
+# Scores that are worse by more than this many nats are ruled out.
 CLOSE = 0.5
-# stride of a first search along the path, and the index at which refitting starts: a
-# prior under which outputs have unit variance, or noise as large as the residuals
+# Stride of the first search along the path, and index of the first refit: the prior
+# gives outputs unit variance there, or the noise is as large as the residuals.
 COARSE = 4
 MIDDLE = 8
 
 
 def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
-    """Return the best candidate with the network's weights.
+    """Return the best candidate that keeps the network's weights.
 
-    Where probabilities make a point expensive, scores are taken to have one minimum:
-    every fourth point but the ends is scored, then the points around the best, in three
-    passes over the data. Data that are linearised anew in every pass are passed once.
+    If class probabilities make points expensive, the score is assumed to have one
+    minimum. The search scores every fourth point except the ends, then the points
+    around the best, in three passes over the data. If every pass would linearise the
+    data again, a single pass scores all points.
     """
     is_cheap = problem.log_proba is None or problem.is_cheap
     is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
@@ -56,13 +57,13 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
 def best_refitted(
     problem: TuningProblem, path: list[Tensor], below: float = math.inf
 ) -> Candidate:
-    """Return the best candidate with the refitted model.
+    """Return the best candidate with a refitted model.
 
-    Any candidate is returned if none has a score ``below`` a limit.
+    Any candidate may be returned if no score is below the limit ``below``.
 
-    Held-out data do not show how far the outputs of a regression reach where there are
-    no data; under a weak prior that is far. There the result has the strongest prior
-    that is not clearly worse than the best.
+    In regression, the result has the strongest prior that is not clearly worse than the
+    best. Held-out data do not show how much outputs vary where there are no data, and
+    under a weak prior they vary a lot.
     """
     models = _Refits(problem, path)
     models.explore(below)
@@ -83,16 +84,17 @@ def _best_index(candidates: dict[int, Candidate]) -> int:
 
 
 def _unsure(candidate: Candidate) -> float:
-    """Return how much a score may fall at a higher precision, in nats."""
+    """Return by how many nats a more precise refit may lower a score."""
     return 1 + UNSURE * abs(candidate.score)
 
 
 @dataclass
 class _Refits:
-    """Candidates with the refitted model, by their index on the path.
+    """Candidates with refitted models, by their index on the path.
 
-    All models are refitted to a high precision with noise, whose level follows from one
-    of them, and with several precisions, for which models differ more.
+    All models are refitted to a high precision in two cases: with noise, because one
+    model determines the noise level, and with several prior precisions, because models
+    then differ more.
     """
 
     problem: TuningProblem
@@ -111,7 +113,7 @@ class _Refits:
         return _best_index(self.candidates)
 
     def at(self, index: int, tolerance: float, *starts: Candidate) -> Candidate:
-        """Refit a model halfway between others, or from the network."""
+        """Refit a model, starting halfway between others or from the network."""
         several: Iterable[tuple[GaussianPosterior, ...]]
         several = zip(*(start.refitted for start in starts), strict=True)
         if not starts:
@@ -123,9 +125,10 @@ class _Refits:
         return found
 
     def visit(self, index: int, *beyond: int) -> int:
-        """Refit a model that is new, and return the best index.
+        """Refit a new model and return the best index.
 
-        The refit starts at the best model, or halfway to the one ``beyond``.
+        The refit starts at the best model, or halfway between it and the model
+        ``beyond``.
         """
         if index in range(len(self.path)) and index not in self.candidates:
             near = [self.best, *beyond] if self.candidates else []
@@ -134,12 +137,13 @@ class _Refits:
         return self.best
 
     def explore(self, below: float) -> None:
-        """Refit models at the best index of the path and around it.
+        """Refit models at and around the best index of the path.
 
-        Steps of two points in both directions from the middle of the path, where prior
-        and data have equal weight, as long as the score improves. Then the neighbours
-        of the best, where a parabola through it and the two points around it does not
-        rise steeply, and may reach ``below``.
+        The search starts at the middle of the path, where prior and data have equal
+        weight. It moves by two points in both directions as long as the score improves.
+        It then refits the neighbours of the best model, unless a parabola through the
+        best score and the scores two points away rises steeply or cannot reach
+        ``below``.
         """
         best = middle = self.visit(min(MIDDLE, len(self.path) - 1))
         for index in (middle + 2, middle - 2):
@@ -152,7 +156,7 @@ class _Refits:
             for i in (best - 2, best + 2)
         )
         now = self.candidates[best]
-        # the parabola at the neighbours is now.score + convexity ± slope
+        # at the neighbours, the parabola is now.score + convexity ± slope
         slope, convexity = (high - low) / 4, (low + high - 2 * now.score) / 8
         rise = max(convexity / 2, CLOSE - convexity)
         if not now.score - abs(slope) - _unsure(now) > below:
@@ -161,10 +165,10 @@ class _Refits:
                     self.visit(best + stride, best + 2 * stride)
 
     def refine(self) -> int:
-        """Refit the best again, and the next where it is close; return the best index.
+        """Refit the best model, and a close second, precisely; return the best index.
 
-        Unless one is clearly best already. Scores that are compared have the same
-        precision then.
+        If one model is clearly best, nothing is refitted. Scores that are compared have
+        the same precision.
         """
         first, *others = sorted(self.candidates, key=lambda i: self.candidates[i].score)
         best = self.candidates[first]
@@ -178,7 +182,7 @@ class _Refits:
 
 
 def _between(posteriors: tuple[GaussianPosterior, ...]) -> GaussianPosterior:
-    """Return the first posterior, at the average of the means of all."""
+    """Return the first posterior, moved to the average of all means."""
     mean = torch.stack([posterior.mean for posterior in posteriors]).mean(0)
     return replace(posteriors[0], mean=mean)
 
@@ -189,7 +193,7 @@ def _refitted(
     ratio: Tensor,
     tolerance: float,
 ) -> Candidate:
-    """Return the candidate with models refitted under one ratio ``ρ = δ/scale``."""
+    """Return the candidate with models refitted at one ratio ``ρ = δ/scale``."""
     progress.count("prior path")
 
     def refit(part: TuningProblem, start: GaussianPosterior) -> TuningProblem:

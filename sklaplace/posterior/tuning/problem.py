@@ -11,17 +11,18 @@ from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel
 
-# More weights than this take longer than the held-out data, for each precision.
+# With more weights than this, a posterior precision takes longer to compute than a pass
+# over the held-out data.
 MANY_WEIGHTS = 2**22
-# Bounds of δ and σ within which their products neither overflow nor underflow.
+# Bounds of δ and σ that prevent overflow and underflow of their products.
 SMALLEST, LARGEST = math.exp(-100), math.exp(100)
 
 
 @dataclass(frozen=True)
 class LinearisedBatch:
-    """One batch linearised: outputs (b, c), Jacobian, targets, sample weights (b,).
+    """Linearised batch: outputs (b, c), Jacobian, targets, sample weights (b,).
 
-    ``keys`` (b,), of `row_hash`, are there for training data.
+    Training data also have ``keys`` (b,) from `row_hash`.
     """
 
     f: Tensor
@@ -33,44 +34,44 @@ class LinearisedBatch:
 
 @dataclass(frozen=True)
 class TuningProblem:
-    """A posterior, the data and the hyperparameters to choose.
+    """Posterior, data and the hyperparameters to choose.
 
     Attributes
     ----------
     posterior : GaussianPosterior
-        At the network's weights, with initial hyperparameters.
+        Posterior at the network's weights, with initial hyperparameters.
     linear_model : LinearModel or None
-        Outputs on the training data as an affine function of the selected weights: of
-        the last layer, or of the linearised network.
+        Model of the training outputs that is affine in the selected weights, for the
+        last layer or the linearised network.
     validation : iterable of LinearisedBatch or None
-        Held-out data, which the network was not trained on.
+        Held-out data, not used to train the network.
     log_proba : callable or None
         ``(mean (b, c), cov (b, c, c)) -> (b, K)`` log class probabilities; None
         for regression.
     free_prior, free_noise : bool
-        Whether prior precision and noise are to be chosen.
+        Whether to choose the prior precision and the noise.
     refine : bool or "auto"
-        Whether the linear model is refitted under the prior; "auto" leaves this to
+        Whether to refit the linear model under the prior; "auto" leaves the choice to
         the tuner.
     noise_on_held_out : bool
-        Whether noise is chosen by held-out data where there are any, also with a prior
-        that maximises the evidence.
+        Whether to choose the noise on held-out data, if there are any, even with a
+        prior that maximises the evidence.
     is_given : bool
-        Whether the held-out data were given, rather than split off.
+        Whether the held-out data were passed by the user, not split off.
     diagonal : bool
-        Whether ``log_proba`` takes variances (b, c) in place of covariances.
+        Whether ``log_proba`` takes variances (b, c) instead of covariances.
     is_cheap : bool
-        Whether ``log_proba`` takes no longer than the variances.
+        Whether ``log_proba`` takes no longer than computing the variances.
     log_density : callable or None
         ``(mean (b, c), variance (b, c), targets) -> (b,)`` for regression with a
         likelihood that has no noise level to choose.
     learned : Tensor or None
-        Prior precision that the network was trained under, where it was learned.
+        Prior precision learned while the network was trained, if any.
     seen_noise : Tensor or None
-        Noise level () by the training data, where there are no other data.
+        Noise level () from the training data, if there are no held-out data.
     folds : tuple of TuningProblem
-        Problems of networks that hold out a fold of the data each, where there is no
-        other held-out data: hyperparameters are scored on all folds together.
+        One problem per network trained without a fold of the data, if there are no
+        other held-out data. Hyperparameters are scored on all folds together.
     """
 
     posterior: GaussianPosterior
@@ -91,16 +92,16 @@ class TuningProblem:
 
     @property
     def parts(self) -> tuple["TuningProblem", ...]:
-        """Networks with the data that they hold out: the folds, or this one."""
+        """Problems with held-out data: the folds, or this problem without folds."""
         return self.folds or (self,)
 
     @property
     def has_held_out(self) -> bool:
-        """Whether there are data that the networks were not trained on."""
+        """Whether all parts have held-out data."""
         return all(part.validation is not None for part in self.parts)
 
     def under(self, prior_precision: Tensor, *, refine: bool) -> "TuningProblem":
-        """The problem of the noise alone, under a prior precision."""
+        """Return the problem with a fixed prior precision, to choose only the noise."""
         return replace(
             self,
             posterior=self.posterior.replace(prior_precision=prior_precision),
@@ -111,11 +112,11 @@ class TuningProblem:
 
     @property
     def model(self) -> LinearModel:
-        """The linear model, or an error that says what ``refine`` needs."""
+        """The linear model; raises ValueError if there is none."""
         return require_linear_model(self.linear_model)
 
     def held_out(self) -> Iterable[LinearisedBatch]:
-        """Held-out data, or an error that says how to provide some."""
+        """Return the held-out data; raise ValueError if there are none."""
         if self.validation is None:
             raise ValueError(
                 "prior_precision='validation' needs rows that the network did not see, "
@@ -125,10 +126,10 @@ class TuningProblem:
         return self.validation
 
     def batches(self) -> Iterator[tuple["TuningProblem", list[LinearisedBatch]]]:
-        """Iterate over the held-out data of all parts, each list with its part.
+        """Yield pairs of a part and a list of its held-out batches.
 
-        A list is one batch, or all batches of many weights that are in memory: their
-        precision is computed once then.
+        A list has one batch, or all batches if there are many weights and the batches
+        are in memory. The precision is then computed once.
         """
         for part in self.parts:
             held_out = part.held_out()
@@ -140,7 +141,7 @@ class TuningProblem:
 
 
 def require_linear_model(linear_model: LinearModel | None) -> LinearModel:
-    """Return the linear model, or raise an error that says what ``refine`` needs."""
+    """Return the linear model; raise ValueError if it is None."""
     if linear_model is None:
         raise ValueError(
             "refine=True needs outputs that are linear in the selected weights. Use "
@@ -151,5 +152,5 @@ def require_linear_model(linear_model: LinearModel | None) -> LinearModel:
 
 
 def clamped(value: Tensor) -> Tensor:
-    """δ, σ or σ², clamped to bounds within which their products stay finite."""
+    """Clamp δ, σ or σ² to bounds that keep their products finite."""
     return value.clamp(SMALLEST, LARGEST)

@@ -1,4 +1,4 @@
-"""Temperature: that under which held-out data are most probable."""
+"""Temperature: the value that maximises the likelihood of held-out data."""
 
 import math
 from dataclasses import replace
@@ -13,21 +13,21 @@ from sklaplace.posterior.tuning.candidate import Candidate
 from sklaplace.posterior.tuning.problem import TuningProblem
 from sklaplace.posterior.tuning.validation import accepted, best_candidate
 
-# logarithms of the temperatures that are scored, around the best of which a bounded
-# search finds the minimum to this precision
+# Logarithms of the temperatures to score. A bounded search around the best temperature
+# finds the minimum to this precision.
 LOG_GRID = np.log(4.0) * np.arange(-4, 5)
 PRECISION = 0.02
-# A temperature other than one has to raise the log-likelihood of the held-out data by
-# this many nats in total (Akaike 1974: one per parameter). Without variances to speak
-# of, all temperatures are alike.
+# A temperature other than one must raise the total log-likelihood of the held-out data
+# by this many nats (Akaike 1974: one per parameter). With negligible variances, all
+# temperatures are equivalent.
 GAIN = 1.0
 
 
 def tune_temperature(problem: TuningProblem) -> GaussianPosterior:
-    """Return the posterior with the best score on held-out data over temperatures.
+    """Return the posterior at the temperature with the best score on held-out data.
 
-    Under each of them the free ones of prior precision and noise have the best score.
-    Bayes' rule, a temperature of one, is kept where others are hardly better.
+    Free prior precision and noise are tuned at each temperature. Bayes' rule, a
+    temperature of one, is kept unless another temperature is clearly better.
     """
     candidates: dict[float, Candidate] = {}
 

@@ -1,7 +1,7 @@
 """Validation: the prior precision and noise with the best score on held-out data.
 
 A path of prior precisions is scored with the network's own weights and with the linear
-model's most probable weights under each of them.
+model's most probable weights under each prior precision.
 """
 
 import math
@@ -24,40 +24,41 @@ from sklaplace.posterior.tuning.path_search import (
 )
 from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, clamped
 
-# Prior variances of the outputs along the path: from a prior that changes no
-# prediction to one that leaves everything to the data.
+# Prior variances of the outputs along the path. The first prior changes no prediction,
+# and the last leaves everything to the data.
 PATH = 10.0 ** np.arange(-4, 6.01, 0.5)
-# Predictions tell nothing if their loss is at least this fraction of the loss of equal
-# probabilities.
+# Predictions are uninformative if their loss is at least this fraction of the loss of
+# equal probabilities.
 UNIFORM = 0.99
-# Fewer held-out values than this do not lower σ below the training data's.
+# Minimum number of held-out values needed to lower σ below the training data's σ.
 FEW = 10
-# Noise levels along the path under a fixed prior, as multiples of the held-out residual
-# of the network itself, in descending order.
+# Noise levels along the path under a fixed prior, as multiples of the network's
+# residual on held-out data, in descending order.
 NOISE_PATH = 2.0 ** np.arange(1, -4.01, -0.125)
 
 
 def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
-    """Best score on held-out data along a path of prior precisions.
+    """Find the best score on held-out data along a path of prior precisions.
 
-    Log loss for classification, Gaussian negative log-likelihood for regression,
-    at the network's weights and, unless ``refine`` is False, at the weights of the
-    linear model refitted at each point of the path. With ``refine="auto"`` the refitted
-    model is chosen if it makes the held-out data ``exp(MARGIN)`` times as probable:
-    smaller gains are within the noise of a hundred samples. In regression a refitted
-    model has the strongest prior that is not worse by as much.
+    The score is the log loss for classification and the Gaussian negative
+    log-likelihood for regression. Each point of the path is scored at the network's
+    weights (``refine=False``), at the weights of the refitted linear model
+    (``refine=True``), or at both (``refine="auto"``). With "auto", the refitted model
+    is chosen if it makes the held-out data ``exp(MARGIN)`` times as probable: smaller
+    gains are within the noise of a hundred samples. In regression, a refitted model has
+    the strongest prior whose score is within ``MARGIN`` of the best.
 
-    A layerwise or diagonal prior keeps the proportions that maximise the
-    evidence; the path is over their common factor.
+    Layerwise and diagonal priors keep the proportions that maximise the evidence. Only
+    their common factor varies along the path.
 
     With noise and a curvature of order two, a point of the path does not determine the
-    refitted model: then the network's weights are kept.
+    refitted model, so that the network's weights are kept.
     """
     return accepted(problem, best_candidate(problem))
 
 
 def best_candidate(problem: TuningProblem) -> Candidate:
-    """Return the candidate with the best score, see `tune_on_validation`."""
+    """Return the candidate with the best score; see `tune_on_validation`."""
     path = _path(problem)
     search = best_refitted if problem.refine is True else best_kept
     chosen = search(problem, path)
@@ -72,7 +73,7 @@ def best_candidate(problem: TuningProblem) -> Candidate:
 
 
 def accepted(problem: TuningProblem, chosen: Candidate) -> GaussianPosterior:
-    """Return the posterior of a candidate; raises if no score was finite."""
+    """Return the posterior of a candidate; raise ValueError if no score is finite."""
     if not math.isfinite(chosen.score):
         raise ValueError(
             "No prior precision gives a finite score on the held-out rows: the "
@@ -88,13 +89,14 @@ def accepted(problem: TuningProblem, chosen: Candidate) -> GaussianPosterior:
 
 
 def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
-    """Posterior with σ corrected for its estimation from ``n`` held-out values.
+    """Return the posterior with σ corrected for estimation from ``n`` held-out values.
 
-    Three quantities are fitted: prior precision, σ and kept or refitted weights. The
-    unbiased variance is ``n/(n - 3)`` times the fitted one, and the Student t
-    distribution of a new value has ``ν/(ν - 2)`` times that, ν = n - 3: ``n/(n - 5)``
-    in all, which fewer than six values leave undefined. Few values may also agree by
-    chance: then σ is at least the training data's.
+    Three quantities are fitted: prior precision, σ, and the choice of kept or refitted
+    weights. The unbiased variance is ``n/(n - 3)`` times the fitted variance. A new
+    value has a Student t distribution with ν = n - 3 degrees of freedom, which
+    multiplies the variance by ``ν/(ν - 2)``. The total factor is ``n/(n - 5)``, which
+    needs at least six values. Few values may also agree by chance; σ is then at least
+    the training data's σ.
     """
     n = max(n, 6.0)
     sigma = posterior.hyperparameters.sigma_noise
@@ -108,9 +110,9 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
 
 
 def _warn_of_equal_probabilities(problem: TuningProblem, chosen: Candidate) -> None:
-    """Warn where classes of held-out data are predicted as badly as with none.
+    """Warn if held-out predictions are no better than equal probabilities.
 
-    Not for data that would be linearised once more.
+    Skip data that would have to be linearised again.
     """
     is_class = problem.log_proba is not None
     if not (is_class and problem.is_given and isinstance(problem.validation, list)):
@@ -132,7 +134,7 @@ def _warn_of_equal_probabilities(problem: TuningProblem, chosen: Candidate) -> N
 
 # ---------------------------------------------------------------------- the path
 def _path(problem: TuningProblem) -> list[Tensor]:
-    """Ratios ``ρ = δ/scale`` to score, from the strongest prior to the weakest."""
+    """Return ratios ``ρ = δ/scale`` to score, starting with the strongest prior."""
     if not problem.free_prior:
         return _noise_path(problem)
     posterior = problem.posterior
@@ -150,7 +152,7 @@ def _path(problem: TuningProblem) -> list[Tensor]:
 
 
 def _noise_path(problem: TuningProblem) -> list[Tensor]:
-    """Ratios under a fixed prior, for noise levels around the held-out residuals."""
+    """Return ratios under a fixed prior, for noise levels around the residuals."""
     posterior, h = problem.posterior, problem.posterior.hyperparameters
     if not problem.free_noise:
         return [h.prior_precision / posterior.scale]
@@ -167,7 +169,7 @@ def _noise_path(problem: TuningProblem) -> list[Tensor]:
 def _held_out_mean(
     problem: TuningProblem, values: Callable[[TuningProblem, LinearisedBatch], Tensor]
 ) -> Tensor:
-    """Weighted mean over held-out data and outputs of ``values`` (b, c), ()."""
+    """Return the weighted mean () of ``values`` (b, c) on held-out data and outputs."""
     pairs = ((part, b) for part, batches in problem.batches() for b in batches)
     batches = [(b.weights.double(), values(part, b).mean(1)) for part, b in pairs]
     weights, means = map(torch.cat, zip(*batches, strict=True))

@@ -3,14 +3,14 @@
 The parameters of ``q(w) = Π_p q_p(w_p)`` minimise the negative evidence lower bound
 ``E_q[−log p(y | X, w)] + KL(q ‖ p)`` by stochastic gradients through draws
 ``w = g(parameters, noise)``. The registries `POSTERIORS` and `PRIORS` list the families
-of ``q`` and of the prior ``p``. All posteriors but the Gaussian are experimental.
+of ``q`` and of the prior ``p``. All posteriors except the Gaussian are experimental.
 `module` puts drawn weights into a network, and `elbo` makes skorch train the network.
 
 * ``'gaussian'``: ``w = μ + σ ε``, ``ε ~ N(0, 1)``.
 * ``'kumaraswamy'``: ``w = bound · (2x − 1)``, ``x = (1 − U^{1/b})^{1/a}``.
 * ``'quantile'``: ``w = μ + σ (ε + Σ_k v_k tanh(s_k (ε − c_k)))``.
 * ``'density'``: ``w = μ + σ z``, ``log q(z) = −z²/2 + Σ_k v_k φ_k(z) + constant`` at
-  the nodes of a grid, and ``q`` linear between them.
+  the nodes of a grid, and ``q`` is linear between them.
 
 References
 ----------
@@ -34,7 +34,7 @@ from sklaplace.posterior.variational.quantile import Quantile
 POSTERIORS: dict[str, type[WeightPosterior]] = {
     kind.name: kind for kind in (Density, MeanFieldGaussian, Kumaraswamy, Quantile)
 }
-"""Posteriors by the values of the parameter ``posterior``."""
+"""Posterior families, by the value of the parameter ``posterior``."""
 
 __all__ = [
     "POSTERIORS",

@@ -1,9 +1,10 @@
 """Mean-field distributions over weights, with reparameterised draws.
 
-``q(w) = Π_p q_p(w_p)`` over P weights. A draw ``w = g(ε)`` is a differentiable function
-of the parameters and of noise ``ε``, so that ``E_q[∇ f(g(ε))]`` is the gradient of
-``E_q[f(w)]`` (the pathwise, or reparameterisation, gradient). In a location-scale
-family, ``w = μ + σ z`` with ``σ = softplus(ρ)``, and ``log q(w) = log p(z) − log σ``.
+The distribution is ``q(w) = Π_p q_p(w_p)`` over P weights. A draw ``w = g(ε)`` is a
+differentiable function of the parameters and of noise ``ε``. ``E_q[∇ f(g(ε))]`` is
+therefore the gradient of ``E_q[f(w)]`` (the pathwise, or reparameterisation, gradient).
+In a location-scale family, ``w = μ + σ z`` with ``σ = softplus(ρ)``, and
+``log q(w) = log p(z) − log σ``.
 """
 
 import math
@@ -18,15 +19,15 @@ from torch.nn.functional import softplus
 from sklaplace.core.checks import Check, check_count, check_positive
 
 LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
-# Added to softplus, which rounds to zero far below zero, since logarithms are taken.
-# Its inverse does not overflow in float32.
+# Added to softplus, which rounds to zero for very negative values, to keep its
+# logarithm finite. Its reciprocal does not overflow in float32.
 _SMALLEST = 1e-30
 
 
 class WeightPosterior(nn.Module, ABC):
-    """A mean-field distribution over P weights, with learned parameters.
+    """Mean-field distribution over P weights, with learned parameters.
 
-    The base class for custom families, which `VariationalClassifier` takes as
+    Base class for custom families, which `VariationalClassifier` accepts as
     ``posterior``. The constructor of a subclass takes ``location``, ``scale`` and
     ``bound``, and sets the parameters. A subclass defines `transform`, `log_prob`,
     `median`, `mean` and `variance`, and `noise` unless the noise is normal.
@@ -36,47 +37,47 @@ class WeightPosterior(nn.Module, ABC):
     Parameters
     ----------
     location : Tensor of shape (P,)
-        Initial medians. Parameters have its dtype and device.
+        Initial medians. The parameters have the same dtype and device.
     scale : Tensor of shape (P,)
         Initial standard deviations, positive.
     bound : float, default=3.0
-        Where ``is_bounded``, the support is ``(-bound, bound)``; ignored otherwise.
+        If ``is_bounded``, the support is ``(-bound, bound)``; ignored otherwise.
 
     Attributes
     ----------
     n_weights : int
         Number of weights, P.
     name : str
-        Its key in `POSTERIORS`; by default the name of the class.
+        Key in `POSTERIORS`; by default, the name of the class.
     is_bounded : bool
         Whether the support is ``(-bound, bound)``.
     is_experimental : bool
         Whether no advantage over a Gaussian has been found.
     is_closed_form_cheap : bool
-        Whether `closed_form` costs less than a draw, so that training should use it.
+        Whether `closed_form` costs less than a draw. Training then uses it.
     checks : mapping of str to callable
-        Further options of the constructor, which ``posterior_params`` sets. Each has a
-        check ``(name, value)`` that raises an error for an invalid value.
+        Constructor options that ``posterior_params`` sets, with checks
+        ``(name, value)`` that raise an error for an invalid value.
 
     Raises
     ------
     ValueError
-        If the shapes differ or are not (P,), numbers are not finite, scales are not
-        positive, or the bound is not.
+        If the shapes differ or are not (P,), if numbers are not finite, or if the
+        scales or the bound are not positive.
     TypeError
-        If a tensor is not of floating point.
+        If a tensor is not floating-point.
 
     See Also
     --------
-    MeanFieldGaussian : The default.
-    sklaplace.VariationalClassifier : Learns one for the weights of a network.
+    MeanFieldGaussian : Default family.
+    sklaplace.VariationalClassifier : Learns a posterior over the weights of a network.
 
     Notes
     -----
-    Before a custom family is trained, its initial draws are checked: shapes and types
-    are right, draws are finite, differentiable and functions of the generator, and
-    `log_prob` agrees with their log densities. Moments must have the right shapes and
-    types, and variances must be close to the variances of draws.
+    Before training, the initial draws of a custom family are checked: shapes, dtypes,
+    finite values, gradients, reproducibility, and agreement of `log_prob` with their
+    log densities. Moments must have the right shapes and dtypes, and variances must be
+    close to the variances of draws.
 
     References
     ----------
@@ -146,22 +147,22 @@ class WeightPosterior(nn.Module, ABC):
     def sample(
         self, n: int = 1, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Draws, differentiable in the parameters, and their log densities.
+        """Return draws, differentiable in the parameters, and their log densities.
 
         Parameters
         ----------
         n : int, default=1
             Number of draws, s.
         generator : torch.Generator or None
-            Source of the noise, on any device. None takes the global one.
+            Source of randomness, on any device. None uses the global generator.
 
         Returns
         -------
         w : Tensor of shape (s, P)
-            The draws.
+            Draws of the weights.
         log_q : Tensor of shape (s, P)
-            Log density of each weight, in nats, differentiable as a function of the
-            parameters both directly and by way of the draw.
+            Log density of each weight in nats, differentiable in the parameters
+            directly and through the draw.
 
         Raises
         ------
@@ -185,23 +186,24 @@ class WeightPosterior(nn.Module, ABC):
         return self.transform(self.noise(n, generator))
 
     def noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Noise that `transform` takes.
+        """Draw noise for `transform`.
 
         Parameters
         ----------
         n : int
             Number of draws, s.
         generator : torch.Generator or None
-            Source of the noise, on whose device it is drawn. None takes the global one.
+            Source of randomness, which determines the device of the draw. None uses the
+            global generator.
 
         Returns
         -------
         Tensor of shape (s, P)
-            On the device of the parameters.
+            Noise, on the device of the parameters.
 
         See Also
         --------
-        sample : Noise, transformed.
+        sample : Draw noise and transform it.
 
         Examples
         --------
@@ -219,12 +221,12 @@ class WeightPosterior(nn.Module, ABC):
 
     @abstractmethod
     def transform(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights as a function of noise.
+        """Return weights as a function of noise.
 
         Parameters
         ----------
         noise : Tensor of shape (s, P)
-            From `noise`.
+            Noise from `noise`.
 
         Returns
         -------
@@ -235,7 +237,7 @@ class WeightPosterior(nn.Module, ABC):
 
         See Also
         --------
-        sample : Of noise that is drawn.
+        sample : Draw noise and transform it.
 
         Examples
         --------
@@ -249,7 +251,7 @@ class WeightPosterior(nn.Module, ABC):
 
     @abstractmethod
     def log_prob(self, w: Tensor) -> Tensor:
-        """Log density of each weight.
+        """Return the log density of each weight.
 
         Parameters
         ----------
@@ -259,7 +261,7 @@ class WeightPosterior(nn.Module, ABC):
         Returns
         -------
         Tensor of shape (..., P)
-            In nats; −inf outside of the support.
+            Log densities in nats; −inf outside of the support.
 
         See Also
         --------
@@ -276,16 +278,16 @@ class WeightPosterior(nn.Module, ABC):
 
     @abstractmethod
     def median(self) -> Tensor:
-        """Medians of the weights.
+        """Return the medians of the weights.
 
         Returns
         -------
         Tensor of shape (P,)
-            Where the network is evaluated after training.
+            Medians, the network's weights after training.
 
         See Also
         --------
-        mean : Means.
+        mean : Means of the weights.
 
         Examples
         --------
@@ -298,12 +300,12 @@ class WeightPosterior(nn.Module, ABC):
 
     @abstractmethod
     def mean(self) -> Tensor:
-        """Means of the weights.
+        """Return the means of the weights.
 
         Returns
         -------
         Tensor of shape (P,)
-            In closed form or by quadrature.
+            Computed in closed form or by quadrature.
 
         See Also
         --------
@@ -321,16 +323,16 @@ class WeightPosterior(nn.Module, ABC):
 
     @abstractmethod
     def variance(self) -> Tensor:
-        """Variances of the weights.
+        """Return the variances of the weights.
 
         Returns
         -------
         Tensor of shape (P,)
-            In closed form or by quadrature.
+            Computed in closed form or by quadrature.
 
         See Also
         --------
-        mean : Means.
+        mean : Means of the weights.
 
         Examples
         --------
@@ -342,16 +344,17 @@ class WeightPosterior(nn.Module, ABC):
         """
 
     def closed_form(self) -> tuple[Tensor, Tensor] | None:
-        """Entropy and second moment in closed form, if there are closed forms.
+        """Return entropies and second moments if there are closed forms.
 
         Returns
         -------
         tuple of two Tensors of shape (P,), or None
-            Entropies in nats, and ``E[w²]``; None, as by default, without closed forms.
+            Entropies in nats, and ``E[w²]``. None, the default, if there are no closed
+            forms.
 
         See Also
         --------
-        log_prob : The entropy is minus the expectation of its values.
+        log_prob : Log density, whose negative expectation is the entropy.
 
         Examples
         --------
@@ -365,7 +368,7 @@ class WeightPosterior(nn.Module, ABC):
         return None
 
     def extra_repr(self) -> str:
-        """Number of weights, and the bound where there is one."""
+        """Return the number of weights, and the bound if there is one."""
         bound = f", bound={self.bound:g}" if self.is_bounded else ""
         return f"n_weights={self.n_weights}{bound}"
 
@@ -373,8 +376,8 @@ class WeightPosterior(nn.Module, ABC):
 class LocationScale(WeightPosterior):
     """Weights ``w = μ + σ z`` with a standard variable ``z`` per weight.
 
-    Subclasses define the distribution of ``z``. `_start_shape` sets its parameters,
-    and takes their sizes as ``options``.
+    Subclasses define the distribution of ``z``. `_start_shape` initialises its
+    parameters, whose sizes are the ``options``.
     """
 
     def __init__(
@@ -394,11 +397,11 @@ class LocationScale(WeightPosterior):
 
     @property
     def scale(self) -> Tensor:
-        """Scales ``σ``, a Tensor of shape (P,).
+        """Scales ``σ`` of the weights, (P,).
 
         See Also
         --------
-        WeightPosterior.variance : Variances, which other families have, too.
+        WeightPosterior.variance : Variances, which all families have.
 
         Examples
         --------
@@ -411,56 +414,59 @@ class LocationScale(WeightPosterior):
         return positive(self.raw_scale)
 
     def transform(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights ``g(ε)`` and their log densities, (s, P) each, from noise (s, P)."""
+        """Return weights ``g(ε)`` and log densities, (s, P) each, from noise (s, P)."""
         z, log_p = self._standard(noise)
         scale = self.scale
         return torch.addcmul(self.location, scale, z), log_p - scale.log()
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """Log density of weights (..., P), in nats; −inf outside of the support."""
+        """Return log densities of weights (..., P), in nats.
+
+        They are −inf outside of the support.
+        """
         scale = self.scale
         return self._standard_log_prob((w - self.location) / scale) - scale.log()
 
     def mean(self) -> Tensor:
-        """Means, (P,)."""
+        """Return the means, (P,)."""
         return self.location + self.scale * self._moments()[0]
 
     def variance(self) -> Tensor:
-        """Variances, (P,)."""
+        """Return the variances, (P,)."""
         return self.scale.square() * self._moments()[1]
 
     @abstractmethod
     def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws of ``z`` and their log densities, (s, P) each, from noise (s, P)."""
+        """Return draws of ``z`` and log densities, (s, P) each, from noise (s, P)."""
 
     @abstractmethod
     def _standard_log_prob(self, z: Tensor) -> Tensor:
-        """Log density of ``z`` (..., P), in nats."""
+        """Return the log density of ``z`` (..., P), in nats."""
 
     @abstractmethod
     def _moments(self) -> tuple[Tensor | float, Tensor | float]:
-        """Mean and variance of ``z``, (P,) or one number for all weights."""
+        """Return mean and variance of ``z``, (P,) or one number for all weights."""
 
 
 def positive(raw: Tensor) -> Tensor:
-    """``softplus(raw)``, but never zero."""
+    """Return ``softplus(raw)``, but never zero."""
     return softplus(raw).add_(_SMALLEST)
 
 
 def inverse_softplus(x: Tensor) -> Tensor:
-    """``r`` with ``softplus(r) = x`` for positive ``x``, without overflow."""
+    """Return ``r`` with ``softplus(r) = x`` for positive ``x``, without overflow."""
     return x + (-torch.expm1(-x)).log()
 
 
 def spread(n: int, outermost: float) -> Tensor:
-    """``n`` numbers from ``-outermost`` to ``outermost``, (n,); a single one is 0."""
+    """Return ``n`` even steps within ``±outermost``, (n,); zero if ``n`` is one."""
     if n == 1:
         return torch.zeros(1, dtype=torch.float64)
     return torch.linspace(-outermost, outermost, n, dtype=torch.float64)
 
 
 def _check_start(location: Tensor, scale: Tensor) -> None:
-    """Refuse initial locations and scales that are not finite, (P,) and positive."""
+    """Check that locations and scales are finite and (P,), and scales positive."""
     for name, values in (("location", location), ("scale", scale)):
         if not values.is_floating_point():
             raise TypeError(f"{name} is of dtype {values.dtype}. Pass a float tensor.")

@@ -1,11 +1,11 @@
-"""The density posterior: a network as unnormalised density.
+"""Density posterior: a network represents an unnormalised density.
 
-``w = μ + σ z`` where ``z ∈ [−4, 4]`` has a density in proportion to ``p(z)``. At G
-nodes ``z_j``, ``p_j = exp(−z_j²/2 + Σ_k v_k φ_k(z_j))`` with Gaussian basis functions
-``φ_k``; between the nodes, ``p`` is linear. The trapezoidal rule normalises ``p``
-exactly, and a draw inverts the distribution function by a quadratic equation. In deeper
-networks, ``v`` weights the last of the layers ``φ^l = tanh(φ^{l−1} A^l + c^l)`` at the
-nodes, and all weights share ``A`` and ``c``.
+A weight is ``w = μ + σ z``, where ``z ∈ [−4, 4]`` has a density proportional to
+``p(z)``. At G nodes ``z_j``, ``p_j = exp(−z_j²/2 + Σ_k v_k φ_k(z_j))`` with Gaussian
+basis functions ``φ_k``; between the nodes, ``p`` is linear. The trapezoidal rule
+normalises ``p`` exactly, and a draw inverts the distribution function by solving a
+quadratic equation. Deeper networks have layers ``φ^l = tanh(φ^{l−1} A^l + c^l)`` at the
+nodes, and ``v`` weights the last layer. All weights share ``A`` and ``c``.
 """
 
 import math
@@ -23,16 +23,17 @@ from sklaplace.posterior.variational.base import LocationScale, spread
 EDGE, N_NODES, N_UNITS, N_LAYERS = 4.0, 16, 6, 1
 # Largest centre and largest width of the basis functions.
 _OUTERMOST, _WIDTH = 2.5, 1.0
-# Added to p, relative to its largest value: no draw has a density of zero.
+# Added to p, relative to its largest value, so that no draw has zero density.
 _FLOOR = 1e-7
 
 
 class Density(LocationScale):
-    """A learned density for each weight, on four scales around its location.
+    """Learned density for each weight, within four scales of its location.
 
-    The most flexible and the most expensive family, with up to three modes. The support
-    is ``μ ± 4 σ``. The entropy is estimated from draws. Experimental: on small
-    problems, differences from the Gaussian were within the variation among seeds.
+    This is the most flexible and most expensive family, with up to three modes. The
+    support is ``μ ± 4 σ``. The entropy is estimated from draws. The family is
+    experimental: on small problems, differences from the Gaussian were within the
+    variation between seeds.
 
     Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
 
@@ -45,33 +46,34 @@ class Density(LocationScale):
     bound : float, default=3.0
         Ignored: location and scale determine the support.
     n_units : int, default=6
-        Units of each hidden layer of the network, K.
+        Number of units per hidden layer, K.
     n_layers : int, default=1
-        Hidden layers. The first has fixed basis functions; further layers are learned.
+        Number of hidden layers. The first layer has fixed basis functions; the others
+        are learned.
     n_nodes : int, default=16
-        Nodes of the grid, G, four or more. Details finer than the distance between
+        Number of grid nodes, G, at least four. Details finer than the distance between
         nodes cannot be learned.
 
     Raises
     ------
     ValueError
-        If shapes, numbers or the bound are not valid; see `WeightPosterior`.
+        If shapes, numbers or the bound are invalid; see `WeightPosterior`.
     TypeError
-        If a tensor is not of floating point.
+        If a tensor is not floating-point.
 
     See Also
     --------
-    WeightPosterior : What all families have.
-    Quantile : Cheaper.
+    WeightPosterior : Interface of all families.
+    Quantile : Cheaper family.
 
     Notes
     -----
-    ``2 + K`` parameters per weight: ``μ``, ``σ`` and the heights ``v_k``, in nats. The
-    first layer has K Gaussian basis functions with centres from −2.5 to 2.5. The width
-    of a basis function is the distance between centres, but at most one; all weights
-    share the basis. O((G K + s) P) time and O((G + s) P) memory for s draws, and
-    O(s G P) memory for log densities of s other weights. A training step of 85,000
-    weights takes nine times as long as with Gaussians.
+    Each weight has ``2 + K`` parameters: ``μ``, ``σ`` and the heights ``v_k``, in nats.
+    The first layer has K Gaussian basis functions with centres from −2.5 to 2.5. The
+    width of a basis function is the distance between centres, but at most one. All
+    weights share the basis. Drawing s samples takes O((G K + s) P) time and
+    O((G + s) P) memory. Log densities at s other points take O(s G P) memory. A
+    training step of 85,000 weights takes nine times as long as with Gaussians.
 
     Examples
     --------
@@ -119,7 +121,7 @@ class Density(LocationScale):
         self.offsets = nn.ParameterList(like.new_zeros(k) for _ in range(n_further))
 
     def median(self) -> Tensor:
-        """Medians, (P,)."""
+        """Return the medians, (P,)."""
         return self.transform(torch.full_like(self.location, 0.5).unsqueeze(0))[0][0]
 
     def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,7 +147,7 @@ class Density(LocationScale):
         return density.where(inside, 1.0).log().masked_fill(~inside, -math.inf)
 
     def _density_at_nodes(self) -> Tensor:
-        """Density at the nodes, (G, P)."""
+        """Return the density at the nodes, (G, P)."""
         units = self.basis
         for mixing, offsets in zip(self.mixing, self.offsets, strict=True):
             units = (units @ mixing + offsets).tanh()
@@ -155,7 +157,7 @@ class Density(LocationScale):
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         p = self._density_at_nodes()
-        # a rule of Gauss with two points between nodes is exact up to degree three
+        # two-point Gauss quadrature between nodes is exact up to degree three
         parts = 0.5 + self.nodes.new_tensor([[[-1.0]], [[1.0]]]) / math.sqrt(12)
         pairs = ((self.nodes[:-1], self.nodes[1:]), (p[:-1], p[1:]))
         z, density = (torch.lerp(*pair, parts).flatten(0, 1) for pair in pairs)

@@ -1,7 +1,7 @@
-"""The divergence ``KL(q ‖ p) = E_q[log q(w) − log p(w)]`` of posterior from prior.
+"""Divergence ``KL(q ‖ p) = E_q[log q(w) − log p(w)]`` of the posterior from the prior.
 
-In closed form it is ``−Σ (entropy + E_q[log p])`` over weights; otherwise it is
-estimated by the mean of ``Σ (log q − log p)`` over draws.
+The closed form is ``−Σ (entropy + E_q[log p])`` over weights. Otherwise, the divergence
+is estimated by the mean of ``Σ (log q − log p)`` over draws.
 """
 
 from torch import Tensor
@@ -14,10 +14,10 @@ from sklaplace.posterior.variational.priors import PRIORS, WeightPrior
 def divergence(
     posterior: WeightPosterior, prior: WeightPrior, w: Tensor, log_q: Tensor
 ) -> Tensor:
-    """Divergence of a posterior from a prior, for training.
+    """Return the divergence of a posterior from a prior, for training.
 
-    The closed form if it is cheaper than a draw, and an unbiased estimate otherwise.
-    Reports, where noise matters and time does not, use `exact_divergence`.
+    The result is the closed form if it is cheaper than a draw, and an unbiased estimate
+    otherwise. Reports use `exact_divergence`: noise matters there, and time does not.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def divergence(
     w : Tensor of shape (s, P)
         Draws from the posterior.
     log_q : Tensor of shape (s, P)
-        Their log densities, as `WeightPosterior.sample` returns.
+        Log densities of the draws, from `WeightPosterior.sample`.
 
     Returns
     -------
@@ -37,8 +37,8 @@ def divergence(
 
     Notes
     -----
-    O(P) time in closed form, O(s P) from draws. Infinite where a draw is outside of the
-    support of the prior; `check_support` refuses such pairs.
+    Takes O(P) time in closed form and O(s P) from draws. The divergence is infinite if
+    a draw is outside of the prior's support; `check_support` rejects such pairs.
 
     References
     ----------
@@ -52,10 +52,10 @@ def divergence(
 
 
 def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor | None:
-    """Divergence of a posterior from a prior in closed form, if there is one.
+    """Return the divergence of a posterior from a prior in closed form, or None.
 
-    Free of noise, for reports and for comparisons of models. For a Kumaraswamy
-    posterior, the closed form takes ten times as long as a draw.
+    The closed form has no noise. It serves reports and comparisons of models. For a
+    Kumaraswamy posterior, it takes ten times as long as a draw.
 
     Parameters
     ----------
@@ -67,8 +67,8 @@ def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor |
     Returns
     -------
     Tensor of shape () or None
-        ``KL(q ‖ p)`` summed over weights, in nats; differentiable. None where the
-        entropy or second moment of the posterior has no closed form, or the prior's
+        ``KL(q ‖ p)`` summed over weights, in nats; differentiable. None if the entropy
+        or second moment of the posterior has no closed form, or if the prior's
         expectation is not a function of the second moment.
     """
     if (closed_form := posterior.closed_form()) is None:
@@ -81,7 +81,7 @@ def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor |
 def check_support(
     posterior: WeightPosterior | type[WeightPosterior], prior: WeightPrior
 ) -> None:
-    """Refuse a posterior whose support exceeds the prior's: KL would be infinite.
+    """Raise ValueError if the support of the posterior exceeds the prior's support.
 
     Parameters
     ----------

@@ -1,12 +1,13 @@
-"""The evidence lower bound as the objective of skorch's training loop.
+"""Evidence lower bound as the objective of skorch's training loop.
 
     loss = mean of nll over the batch + factor · kl_weight · KL(q ‖ prior) / N
 
-per batch, in nats, with one draw of the weights per batch; N is the number of training
-samples after skorch's split, or the sum of their weights. The KL schedule gives
-``factor``, whose mean over an epoch is one. The observation noise of a regression is
-estimated from held-out samples at the medians of the weights. Without held-out samples,
-the noise maximises the objective, as the running mean of squared residuals.
+The objective of a batch is in nats, with one draw of the weights. N is the number of
+training samples after skorch's split, or the sum of their weights. The KL schedule
+gives ``factor``, whose mean over an epoch is one. The observation noise of a regression
+is estimated from held-out samples at the medians of the weights. Without held-out
+samples, the noise variance is the running mean of squared residuals, which maximises
+the objective.
 """
 
 import copy
@@ -36,30 +37,30 @@ from sklaplace.posterior.variational.module import (
 )
 from sklaplace.posterior.variational.priors import WeightPrior
 
-# Least number of steps in the running mean of squared residuals: fewer would follow the
-# sampling noise of single draws.
+# Minimum number of steps in the running mean of squared residuals. Fewer steps would
+# follow the sampling noise of single draws.
 NOISE_STEPS = 20
-# Least number of steps between two estimates of the noise from held-out samples.
+# Minimum number of steps between two estimates of the noise from held-out samples.
 HELD_OUT_STEPS = 10
 # Lower limit of these estimates, as a fraction of the batch's mean squared residual.
 LEAST_VARIANCE = 0.1
 
 
 def uniform(batch: int, n_batches: int) -> float:
-    """One: all batches share the divergence equally."""
+    """Return one: all batches share the divergence equally."""
     return 1.0
 
 
 def blundell(batch: int, n_batches: int) -> float:
-    """Half the divergence in the first batch, a quarter in the second, and so on.
+    """Give half the divergence to the first batch, a quarter to the second, and so on.
 
-    ``M 2^(M-i) / (2^M - 1)`` for batch i of M, counted from one (Blundell et al. 2015,
-    section 3.4), without powers that overflow.
+    The factor is ``M 2^(M-i) / (2^M - 1)`` for batch i of M, counted from one (Blundell
+    et al. 2015, section 3.4), computed without powers that overflow.
     """
     return float(n_batches * 2.0**-batch / (2 - 2.0 ** (1 - n_batches)))
 
 
-# (batch from zero, batches in an epoch) -> factor of the divergence, of mean one
+# (batch from zero, batches per epoch) -> factor of the divergence, with mean one
 KL_SCHEDULES = {"uniform": uniform, "blundell": blundell}
 
 
@@ -80,10 +81,10 @@ class Elbo:
     sigma : float or None
         Standard deviation of the observation noise; None estimates it.
     start : nn.Module or None
-        A trained network whose weights are the initial medians; None takes the net's
-        own initialisation.
+        Trained network whose weights are the initial medians; None uses the net's own
+        initialisation.
     held_out : Dataset or None
-        Samples to estimate the noise from; None takes the samples of the batch.
+        Held-out samples to estimate the noise; None uses the samples of the batch.
     """
 
     family: PosteriorFamily
@@ -97,17 +98,17 @@ class Elbo:
     n_samples: int = 0
     n_batches: int = 1
     _n_updates: int = 0
-    # (nll, divergence, batch size) of each batch of the epoch; an optimiser that
-    # evaluates a batch several times counts as several batches
+    # (nll, divergence, batch size) of each batch of the epoch. If an optimiser
+    # evaluates a batch several times, it counts as several batches.
     _terms: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
     _total_weight: float = 0.0
 
     def mixin(self) -> type:
-        """The class that precedes a net's own one while it is trained."""
+        """Return the mixin class that trains a net with this objective."""
         return type("_ElboTraining", (_ElboTraining,), {"_elbo": self})
 
     def wrapped(self, module: nn.Module) -> StochasticModule:
-        """A module under drawn weights, initialised from a network or from `start`."""
+        """Wrap a module, or `start`, into a module with drawn weights."""
         base = unwrapped(module if self.start is None else copy.deepcopy(self.start))
         layout, own = random_weights(base), dict(base.named_parameters())
         values = [own[block.name].detach() for block in layout.blocks]
@@ -122,7 +123,7 @@ class Elbo:
             module.probability_map = "logit"
 
     def noise(self, module: StochasticModule) -> Tensor:
-        """Current standard deviation of the observation noise, (), float64."""
+        """Return the standard deviation of the observation noise, (), float64."""
         if self.sigma is not None:
             return torch.tensor(float(self.sigma), dtype=torch.float64)
         return module.noise_variance.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
@@ -130,7 +131,7 @@ class Elbo:
     def loss(
         self, net: NeuralNet, returned: object, y: Tensor, *, training: bool
     ) -> Tensor:
-        """Objective of a batch, in nats per sample; the mean nll where not training."""
+        """Return a batch's objective in nats per sample; the mean nll in evaluation."""
         likelihood, module = self.spec.likelihood, net.module_
         f = OUTPUT_MAPS[self.spec.output_map](as_columns(module.outputs(returned)))
         targets = likelihood.targets(y, f)
@@ -154,9 +155,9 @@ class Elbo:
     def _update_noise(self, net: NeuralNet, variance: Tensor) -> None:
         """Update the noise variance from the mean squared residual of a batch, ().
 
-        Estimates from held-out samples have a lower limit: constant targets have a
-        variance near zero before the first step, and the huge gradients would stay in
-        Adam's second moments.
+        Estimates from held-out samples have a lower limit. For constant targets, the
+        variance is near zero before the first step, and the huge gradients would stay
+        in Adam's second moments.
         """
         current, self._n_updates = net.module_.noise_variance, self._n_updates + 1
         if self.held_out is None:
@@ -168,7 +169,7 @@ class Elbo:
 
     @torch.no_grad()
     def _held_out_variance(self, net: NeuralNet) -> float:
-        """Mean squared residual of held-out samples at the medians of the weights."""
+        """Return the held-out mean squared residual at the medians of the weights."""
         assert self.held_out is not None
         likelihood, module = self.spec.likelihood, net.module_
         total, count = 0.0, 0.0
@@ -182,7 +183,7 @@ class Elbo:
         return 2 * total / count
 
     def summary(self) -> dict[str, float]:
-        """Mean divergence and evidence lower bound of the past epoch, in nats."""
+        """Return the past epoch's mean divergence and evidence lower bound, in nats."""
         if not self._terms:
             return {}
         nll, kl, sizes = zip(*self._terms, strict=True)
@@ -194,13 +195,13 @@ class Elbo:
 
 
 def nats(likelihood: Likelihood, losses: Tensor, sigma: Tensor, n: int) -> Tensor:
-    """Negative log-likelihoods of samples with n targets, from losses (b, ...)."""
+    """Convert losses (b, ...) of samples with n targets to negative log-likelihoods."""
     s = sigma.to(losses)
     return likelihood.scale(s) * losses + n * likelihood.log_normalizer(s)
 
 
 class _ElboTraining:
-    """Mixin that makes a skorch net train by an `Elbo`."""
+    """Mixin that trains a skorch net with an `Elbo`."""
 
     _elbo: Elbo
     device: str | torch.device | None

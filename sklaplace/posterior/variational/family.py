@@ -1,4 +1,4 @@
-"""The family of a weight posterior: a name, a class or an instance, and its options."""
+"""Family of weight posteriors: a name, a class or an instance, with its options."""
 
 import copy
 from collections.abc import Mapping
@@ -14,13 +14,14 @@ from sklaplace.posterior.variational.base import WeightPosterior
 from sklaplace.posterior.variational.divergence import check_support
 from sklaplace.posterior.variational.priors import WeightPrior
 
-# Largest median difference, in nats, between the log densities of draws and the values
-# of `log_prob` there: in float32 they differ by about 1e-5.
+# Largest median difference, in nats, between `log_prob` and the log densities of draws.
+# In float32, they differ by about 1e-5.
 _TOLERANCE = 1e-2
-# Largest median ratio of variances to variances of draws, either way. For two draws the
-# ratio is 2.2 under a Gaussian, and 23 under Student's t with 2.1 degrees of freedom.
+# Largest median ratio between variances and variances of draws, either way. For two
+# draws, the ratio is 2.2 for a Gaussian and 23 for a Student t distribution with 2.1
+# degrees of freedom.
 _LARGEST_RATIO = 30.0
-# Numbers that are drawn for the ratio.
+# Number of values drawn for the ratio.
 _DRAWN = 1_000_000
 _OTHERS = ", or a subclass or an instance of WeightPosterior"
 _ADVICE = "WeightPosterior describes what each method returns."
@@ -35,9 +36,9 @@ class PosteriorFamily:
     given : str, subclass or instance of WeightPosterior
         Key of ``POSTERIORS``, a class, or an instance for the weights of one network.
     bound : float
-        Bound of the weights in bounded families; an instance has a bound of its own.
+        Bound of the weights in bounded families; an instance has its own bound.
     options : mapping or None
-        Further arguments of the class.
+        Additional arguments of the class.
     """
 
     given: str | type[WeightPosterior] | WeightPosterior
@@ -46,13 +47,13 @@ class PosteriorFamily:
 
     @property
     def kind(self) -> type[Any]:
-        """The class, which is a WeightPosterior unless `check` refuses the family."""
+        """Class of the posterior; a WeightPosterior if `check` accepts the family."""
         if isinstance(self.given, str):
             return POSTERIORS.get(self.given, str)
         return self.given if isinstance(self.given, type) else type(self.given)
 
     def check(self, prior: WeightPrior) -> None:
-        """Raise for an unknown family, for its options, and for its support."""
+        """Raise for an unknown family, invalid options or an unsuitable support."""
         if not issubclass(self.kind, WeightPosterior):
             check_option("posterior", self.given, POSTERIORS, _OTHERS)
         check_positive("bound", self.bound)
@@ -66,8 +67,8 @@ class PosteriorFamily:
     def start(self, location: Tensor, scale: Tensor) -> WeightPosterior:
         """Return a posterior with initial medians and standard deviations, (P,) each.
 
-        A copy of an instance starts where the instance is. Draws and moments of the
-        user's own families are checked.
+        An instance is copied with its current parameters. Draws and moments of custom
+        families are checked.
         """
         if isinstance(self.given, WeightPosterior):
             posterior, n_weights = self.given, self.given.n_weights
@@ -90,7 +91,7 @@ class PosteriorFamily:
 
 @torch.enable_grad()
 def _fault(posterior: WeightPosterior, location: Tensor, scale: Tensor) -> str | None:
-    """Describe a result that training could not use; None if there is no such one."""
+    """Describe a result that prevents training; return None if there is none."""
 
     def drawn(n_draws: int) -> tuple[Tensor, Tensor]:
         return posterior.sample(n_draws, torch.Generator().manual_seed(0))

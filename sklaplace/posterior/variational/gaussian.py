@@ -1,6 +1,7 @@
-"""The mean-field Gaussian: ``w = μ + σ ε`` with ``ε ~ N(0, 1)``, ``σ = softplus(ρ)``.
+"""Mean-field Gaussian: ``w = μ + σ ε`` with ``ε ~ N(0, 1)``, ``σ = softplus(ρ)``.
 
-``log q(w) = −ε²/2 − log σ − log √(2π)``, entropy ``log σ + log √(2πe)``.
+The log density is ``log q(w) = −ε²/2 − log σ − log √(2π)``, and the entropy is
+``log σ + log √(2πe)``.
 """
 
 from typing import ClassVar
@@ -11,9 +12,9 @@ from sklaplace.posterior.variational.base import LOG_ROOT_TWO_PI, LocationScale
 
 
 class MeanFieldGaussian(LocationScale):
-    """A Gaussian for each weight: Bayes by Backprop as published.
+    """Independent Gaussian for each weight, as published for Bayes by Backprop.
 
-    The default and the cheapest family. Moments, entropy and the divergence from a
+    This is the default and cheapest family. Moments, entropy and the divergence from a
     Gaussian prior have closed forms. A Gaussian has a single mode and thin tails.
 
     Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
@@ -30,18 +31,18 @@ class MeanFieldGaussian(LocationScale):
     Raises
     ------
     ValueError
-        If shapes, numbers or the bound are not valid; see `WeightPosterior`.
+        If shapes, numbers or the bound are invalid; see `WeightPosterior`.
     TypeError
-        If a tensor is not of floating point.
+        If a tensor is not floating-point.
 
     See Also
     --------
-    WeightPosterior : What all families have.
-    Quantile : Other shapes.
+    WeightPosterior : Interface of all families.
+    Quantile : Family with other shapes.
 
     Notes
     -----
-    Two parameters per weight. O(s P) time and memory for s draws.
+    Each weight has two parameters. Drawing s samples takes O(s P) time and memory.
 
     References
     ----------
@@ -66,11 +67,11 @@ class MeanFieldGaussian(LocationScale):
         super().__init__(location, scale, bound)
 
     def median(self) -> Tensor:
-        """Medians, (P,)."""
+        """Return the medians, (P,)."""
         return self.location
 
     def closed_form(self) -> tuple[Tensor, Tensor]:
-        """Entropies in nats and ``E[w²]``, (P,) each, in closed form."""
+        """Return entropies in nats and ``E[w²]``, (P,) each, in closed form."""
         scale = self.scale
         entropy = scale.log() + (LOG_ROOT_TWO_PI + 0.5)
         return entropy, self.location.square() + scale.square()

@@ -1,15 +1,15 @@
-"""The Kumaraswamy posterior: on ``(−bound, bound)``, with one mode or two.
+"""Kumaraswamy posterior: on ``(−bound, bound)``, with one or two modes.
 
-``w = bound · (2x − 1)`` with ``P(X ≤ x) = 1 − (1 − x^a)^b``. By inversion of the
-survival function: with ``E ~ Exp(1)`` and ``y = E/b``,
+A weight is ``w = bound · (2x − 1)`` with ``P(X ≤ x) = 1 − (1 − x^a)^b``. Let
+``E ~ Exp(1)`` and ``y = E/b``. Inverting the survival function gives
 
 ``log x = z/a``, ``z = log(1 − e^{−y})``,
 ``log q = log a + log b + (1 − 1/a) z − (1 − 1/b) E − log(2 · bound)``.
 
-The parameters are ``logit m`` of the median ``m`` of ``x``, and ``log a``: with
-``t = a log m`` and ``L(t) = log(−log(1 − e^t))``, ``log b = log log 2 − L(t)``.
-In a narrow posterior, ``b`` overflows. Only ``log b`` is computed, and
-``z + log b = log E + log((1 − e^{−y})/y)`` takes the place of ``z``.
+The parameters are ``log a`` and ``logit m``, where ``m`` is the median of ``x``. With
+``t = a log m`` and ``L(t) = log(−log(1 − e^t))``, ``log b = log log 2 − L(t)``. In a
+narrow posterior, ``b`` overflows. The code therefore computes only ``log b``, and
+``z + log b = log E + log((1 − e^{−y})/y)`` instead of ``z``.
 """
 
 import math
@@ -24,18 +24,18 @@ from sklaplace.posterior.variational.base import WeightPosterior
 
 # Parameters are clamped to these magnitudes, so that nothing overflows in float32.
 _LARGEST_LOG_A, _LARGEST_LOGIT = 20.0, 80.0
-# Logarithms of b from which series replace the gamma and the digamma function.
+# Logarithms of b above which series replace the gamma and digamma functions.
 _STIRLING, _LOGARITHM = math.log(20), 32.0
 
 
 class Kumaraswamy(WeightPosterior):
-    """A Kumaraswamy distribution for each weight, stretched to ``(−bound, bound)``.
+    """Kumaraswamy distribution for each weight, stretched to ``(−bound, bound)``.
 
-    For weights on an interval, as under a uniform prior. The shape is similar to a beta
-    distribution, but samples and densities have closed forms. A narrow distribution has
-    a skewness of −1.1 (in ``x``), and a wide one can have modes at both bounds.
-    Experimental: on small problems, differences from the Gaussian were within the
-    variation among seeds.
+    This family is for weights on an interval, as under a uniform prior. The shape is
+    similar to a beta distribution, but samples and densities have closed forms. A
+    narrow distribution has a skewness of −1.1 (in ``x``), and a wide distribution can
+    have modes at both bounds. The family is experimental: on small problems,
+    differences from the Gaussian were within the variation between seeds.
 
     Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
 
@@ -44,33 +44,33 @@ class Kumaraswamy(WeightPosterior):
     location : Tensor of shape (P,)
         Initial medians, within ``(−bound, bound)``.
     scale : Tensor of shape (P,)
-        Initial standard deviations, positive. A deviation that the interval does not
-        admit is replaced by the largest from which training works well.
+        Initial standard deviations, positive. A deviation too large for the interval is
+        replaced by the largest deviation from which training works well.
     bound : float, default=3.0
         Largest magnitude of a weight.
 
     Raises
     ------
     ValueError
-        If a location is not within the bound, or shapes or numbers are not valid; see
+        If a location is not within the bound, or if shapes or numbers are invalid; see
         `WeightPosterior`.
     TypeError
-        If a tensor is not of floating point.
+        If a tensor is not floating-point.
 
     See Also
     --------
-    WeightPosterior : What all families have.
-    UniformPrior : The prior on the same interval.
+    WeightPosterior : Interface of all families.
+    UniformPrior : Prior on the same interval.
 
     Notes
     -----
-    Two parameters per weight. One of them changes the median alone: training of
-    ``log a`` and ``log b`` converged far more slowly. O(s P) time and memory for s
-    draws; a training step of 85,000 weights takes twice as long as with Gaussians.
-    Entropy and moments have closed forms in gamma and digamma functions, in float64,
-    which cost ten times as much as a draw: they serve reports rather than training. Log
-    densities of draws are functions of the noise, so that all values are finite in
-    float32, even where ``w`` rounds to a bound (unlike
+    Each weight has two parameters. One of them changes only the median, because
+    training of ``log a`` and ``log b`` converged far more slowly. Drawing s samples
+    takes O(s P) time and memory. A training step of 85,000 weights takes twice as long
+    as with Gaussians. Entropy and moments have closed forms in gamma and digamma
+    functions, in float64. They cost ten times as much as a draw, and serve reports
+    rather than training. Log densities of draws are functions of the noise, so that all
+    values are finite in float32, even if ``w`` rounds to a bound (unlike
     ``torch.distributions.Kumaraswamy``, see pytorch issues 95548 and 139019).
 
     References
@@ -108,17 +108,17 @@ class Kumaraswamy(WeightPosterior):
         self.logit_median = nn.Parameter(2 * start.atanh())
         self.log_a = nn.Parameter(torch.zeros_like(start))
         with torch.no_grad():
-            # a fixed point: the deviation is about proportional to 1/a
+            # a fixed-point iteration: the deviation is about proportional to 1/a
             for _ in range(14):
                 excess = (self.variance() + 1e-30).log() / 2 - scale.double().log()
                 self.log_a.add_(excess).clamp_(-2, _LARGEST_LOG_A - 1)
         self.to(location)
 
     def transform(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and their log densities, (s, P) each, from uniform noise (s, P)."""
+        """Return weights and log densities, (s, P) each, from uniform noise (s, P)."""
         log_a, log_b = self._shape(noise.dtype)
         noise = (-torch.log1p(-noise)).clamp(min=torch.finfo(noise.dtype).tiny)
-        # a smaller y rounds in 1 + y, and its reciprocal overflows in the gradient
+        # a smaller y is lost in 1 + y, and its reciprocal overflows in the gradient
         y = (noise * (-log_b).exp()).clamp(min=torch.finfo(noise.dtype).eps)
         z_plus_log_b = noise.log() + (-(-y).expm1() / y).log()
         log_x = ((z_plus_log_b - log_b) / log_a.exp()).clamp(max=0)
@@ -126,7 +126,10 @@ class Kumaraswamy(WeightPosterior):
         return self.bound * (2 * log_x.exp() - 1), log_q
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """Log density of weights (..., P), in nats; −inf at the bounds and beyond."""
+        """Return log densities of weights (..., P), in nats.
+
+        They are −inf at the bounds and beyond.
+        """
         log_a, log_b = self._shape(w.dtype)
         x = (w / self.bound + 1) / 2
         inside = (x > 0) & (x < 1)
@@ -137,22 +140,22 @@ class Kumaraswamy(WeightPosterior):
         return (log_q - math.log(2 * self.bound)).masked_fill(~inside, -math.inf)
 
     def median(self) -> Tensor:
-        """Medians, (P,)."""
+        """Return the medians, (P,)."""
         return self.bound * (self.logit_median / 2).tanh()
 
     def mean(self) -> Tensor:
-        """Means, (P,)."""
+        """Return the means, (P,)."""
         return self._moments()[0].to(self.log_a.dtype)
 
     def variance(self) -> Tensor:
-        """Variances, (P,)."""
+        """Return the variances, (P,)."""
         return self._moments()[1].to(self.log_a.dtype)
 
     def closed_form(self) -> tuple[Tensor, Tensor]:
-        """Entropies in nats and ``E[w²]``, (P,) each, in closed form."""
+        """Return entropies in nats and ``E[w²]``, (P,) each, in closed form."""
         log_a, log_b = self._shape(torch.float64)
         capped = log_b.clamp(max=_LOGARITHM)
-        # ψ(1 + b) + γ, where ψ(1 + b) is log b for b that overflow
+        # ψ(1 + b) + γ, where ψ(1 + b) is log b if b overflows
         harmonic = torch.digamma(1 + capped.exp()) + (log_b - capped) + np.euler_gamma
         entropy = (1 - (-log_b).exp()) + (1 - (-log_a).exp()) * harmonic
         entropy = entropy - (log_a + log_b) + math.log(2 * self.bound)
@@ -161,14 +164,14 @@ class Kumaraswamy(WeightPosterior):
         return entropy.to(dtype), (variance + mean.square()).to(dtype)
 
     def _shape(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """``log a`` and ``log b``, (P,) each, within range."""
+        """Return ``log a`` and ``log b``, (P,) each, clamped."""
         log_a = self.log_a.to(dtype).clamp(-_LARGEST_LOG_A, _LARGEST_LOG_A)
         logit = self.logit_median.to(dtype).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
         log_b = math.log(math.log(2)) - _log_decay(log_a.exp() * logsigmoid(logit))
         return log_a, log_b
 
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """Means and variances, (P,), float64, from moments of ``x`` (Jones 2009).
+        """Return means and variances, (P,), float64, by moments of ``x`` (Jones 2009).
 
         ``E[x^n] = Γ(1 + n/a) Γ(1 + b) / Γ(1 + b + n/a)``. The variance has a small
         relative error.
@@ -181,7 +184,7 @@ class Kumaraswamy(WeightPosterior):
 
 
 def _log_decay(t: Tensor) -> Tensor:
-    """``L(t) = log(−log(1 − e^t))`` for negative ``t``, to full precision."""
+    """Return ``L(t) = log(−log(1 − e^t))`` for negative ``t``, to full precision."""
     t = t.clamp(max=-torch.finfo(t.dtype).tiny)
     near = (-(-t.clamp(min=-1).expm1()).log()).log()
     # below −40, L(t) = t in every precision
@@ -190,10 +193,10 @@ def _log_decay(t: Tensor) -> Tensor:
 
 
 def _ratio(log_b: Tensor, d: Tensor) -> Tensor:
-    """``log(Γ(1 + b) / Γ(1 + b + d))``, also for ``b`` that overflows."""
+    """Return ``log(Γ(1 + b) / Γ(1 + b + d))``, even if ``b`` overflows."""
     b = log_b.clamp(max=_STIRLING).exp()
     direct = torch.lgamma(1 + b) - torch.lgamma(1 + b + d)
-    # Stirling's series in x = 1 + b, where terms of the size of x log x cancel
+    # Stirling's series in x = 1 + b, in which terms as large as x log x cancel
     log_x = torch.logaddexp(log_b, torch.zeros_like(log_b))
     x = log_x.clamp(max=600).exp()
     growth = (x + d - 0.5) * torch.log1p(d / x)
@@ -202,6 +205,9 @@ def _ratio(log_b: Tensor, d: Tensor) -> Tensor:
 
 
 def _tail(x: Tensor) -> Tensor:
-    """``log Γ(x)`` less the leading terms of Stirling's series; 5e-13 at 20."""
+    """Return ``log Γ(x)`` minus the leading terms of Stirling's series.
+
+    The error is 5e-13 at 20.
+    """
     square = x.square()
     return (1 / 12 - (1 / 360 - 1 / (1260 * square)) / square) / x

@@ -1,8 +1,7 @@
-"""A stochastic module: a network whose weights are drawn in each training pass.
+"""Stochastic module: a network whose weights are drawn in each training pass.
 
-The weights ``w ~ q`` are one vector (P,), and the network is called through
-`torch.func.functional_call` with it. Buffers, and parameters that do not require
-gradients, are not random.
+The weights ``w ~ q`` form one vector (P,), which `torch.func.functional_call` puts into
+the network. Buffers, and parameters that do not require gradients, are not random.
 """
 
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ INITIAL_FRACTION = 0.1
 
 
 def random_weights(module: nn.Module) -> Layout:
-    """Layout of the parameters that require gradients, one block for each tensor."""
+    """Return the layout of parameters that require gradients, one block per tensor."""
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     lazy = [name for name, p in named if nn.parameter.is_lazy(p)]
     if lazy:
@@ -52,7 +51,7 @@ def random_weights(module: nn.Module) -> Layout:
 
 
 def initial_scales(values: Sequence[Tensor]) -> Tensor:
-    """Initial standard deviations (P,) for tensors of weights; never zero."""
+    """Return initial standard deviations (P,) for tensors of weights; never zero."""
     flat = [value.reshape(-1) for value in values]
     overall = _root_mean_square(torch.cat(flat)) or 1.0
     sizes = ((x, _root_mean_square(x) or overall) for x in flat)
@@ -64,27 +63,27 @@ def _root_mean_square(x: Tensor) -> float:
 
 
 class StochasticModule(nn.Module):
-    """A network under drawn weights in training, under their medians in evaluation.
+    """Network with drawn weights in training and their medians in evaluation.
 
     Parameters
     ----------
     base : nn.Module
         The network. Its random parameters no longer require gradients.
     layout : Layout
-        The weights that are random.
+        Layout of the random weights.
     posterior : WeightPosterior
-        Their distribution.
+        Distribution of the random weights.
 
     Attributes
     ----------
     logit_layer : str or None
-        Name of the submodule whose outputs are the logits; None where they are what the
-        network returns.
+        Name of the submodule whose outputs are the logits; None if the network returns
+        the logits.
     drawn : tuple of Tensor
-        Weights (1, P) of the last pass in training, and their log densities.
+        Weights (1, P) of the last training pass, and their log densities.
     noise_variance : Tensor of shape ()
-        Estimated variance of the observation noise: a buffer, so that it is restored
-        along with the weights of an earlier epoch.
+        Estimated variance of the observation noise. As a buffer, it is restored along
+        with the weights of an earlier epoch.
     """
 
     noise_variance: Tensor
@@ -93,7 +92,7 @@ class StochasticModule(nn.Module):
         self, base: nn.Module, layout: Layout, posterior: WeightPosterior
     ) -> None:
         super().__init__()
-        # named as by torch.compile, so that `unwrapped` finds the network
+        # torch.compile uses the same name, so that `unwrapped` finds the network
         self._orig_mod = base
         self.posterior, self.layout = posterior, layout
         self.logit_layer: str | None = None
@@ -107,7 +106,7 @@ class StochasticModule(nn.Module):
             own[name].requires_grad_(False)
 
     def forward(self, *args: object, **kwargs: object) -> object:
-        """Outputs of the network under drawn weights, or under their medians."""
+        """Return the network's outputs under drawn weights, or under their medians."""
         if self.training:
             self.drawn = self.posterior.sample()
             weights = self.drawn[0][0]
@@ -123,19 +122,19 @@ class StochasticModule(nn.Module):
         return returned
 
     def outputs(self, returned: object) -> Tensor:
-        """Logits of the last pass, or its first output without a logit layer."""
+        """Return the last pass's logits, or its first output without a logit layer."""
         raw = first_tensor(returned)
         if self.logit_layer is None:
             return raw
         return read_logits(raw, self._logits, self.probability_map)
 
     def __getstate__(self) -> dict[str, object]:
-        """Attributes to copy or pickle: without the graph of the last pass."""
+        """Return attributes to copy or pickle, without the graph of the last pass."""
         return self.__dict__ | {"drawn": None, "_logits": []}
 
     @torch.no_grad()
     def at_medians(self) -> nn.Module:
-        """The network itself with its weights set to their medians, trainable again."""
+        """Return the network itself, with medians as weights and trainable again."""
         own = dict(self._orig_mod.named_parameters())
         for name, value in self.layout.unflatten(self.posterior.median()).items():
             own[name].copy_(value).requires_grad_(True)
@@ -144,7 +143,7 @@ class StochasticModule(nn.Module):
 
 @dataclass(frozen=True)
 class VariationalPosterior:
-    """The learned mean-field posterior over the weights of a network.
+    """Learned mean-field posterior over the weights of a network.
 
     Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
 
@@ -159,8 +158,8 @@ class VariationalPosterior:
 
     See Also
     --------
-    sklaplace.posterior.variational.WeightPosterior : Its ``distribution``.
-    sklaplace.VariationalClassifier : Fits it.
+    sklaplace.posterior.variational.WeightPosterior : Class of ``distribution``.
+    sklaplace.VariationalClassifier : Fits this posterior.
 
     Examples
     --------
@@ -187,7 +186,7 @@ class VariationalPosterior:
     layout: Layout
 
     def __repr__(self) -> str:
-        """One line without tensors."""
+        """Return a one-line summary without tensors."""
         weights = f"{self.distribution.name} over {self.layout.n_parameters:,} weights"
         return f"VariationalPosterior({weights}, {self.prior})"
 
@@ -202,21 +201,21 @@ class VariationalPosterior:
         n : int, default=1
             Number of draws.
         random_state : int, RandomState, torch.Generator or None, default=0
-            Source of the noise. None gives other draws in each call.
+            Source of randomness. With None, each call returns different draws.
 
         Returns
         -------
         Tensor of shape (n, P)
-            Float64.
+            With dtype float64.
 
         See Also
         --------
-        sklaplace.posterior.variational.WeightPosterior.sample : With log densities.
+        sklaplace.posterior.variational.WeightPosterior.sample : Adds log densities.
 
         Notes
         -----
-        In chunks: densities and noise of all draws would take several times the memory
-        of the draws.
+        Weights are drawn in chunks, because densities and noise of all draws would take
+        several times the memory of the draws.
 
         Examples
         --------
@@ -276,12 +275,12 @@ class VariationalPosterior:
 
     @torch.no_grad()
     def variance(self) -> Tensor:
-        """Variances of the weights.
+        """Return the variances of the weights.
 
         Returns
         -------
         Tensor of shape (P,)
-            Float64.
+            With dtype float64.
 
         See Also
         --------
@@ -310,7 +309,7 @@ class VariationalPosterior:
 
     @torch.no_grad()
     def log_prob(self, w: Tensor) -> Tensor:
-        """Log density of each weight.
+        """Return the log density of each weight.
 
         Parameters
         ----------
@@ -320,11 +319,11 @@ class VariationalPosterior:
         Returns
         -------
         Tensor of shape (..., P)
-            In nats, without gradients.
+            Log densities in nats, without gradients.
 
         See Also
         --------
-        sklaplace.posterior.variational.WeightPosterior.log_prob : With gradients.
+        sklaplace.posterior.variational.WeightPosterior.log_prob : Keeps gradients.
 
         Examples
         --------
@@ -349,23 +348,23 @@ class VariationalPosterior:
 
     @torch.no_grad()
     def kl(self, n_samples: int, generator: torch.Generator) -> Tensor:
-        """Kullback-Leibler divergence of the prior, ``KL(posterior ‖ prior)``.
+        """Return the Kullback-Leibler divergence ``KL(posterior ‖ prior)``.
 
         Parameters
         ----------
         n_samples : int
             Number of draws if there is no closed form.
         generator : torch.Generator
-            Source of their noise.
+            Source of randomness for the draws.
 
         Returns
         -------
         Tensor of shape ()
-            In nats, float64.
+            Divergence in nats, float64.
 
         See Also
         --------
-        sklaplace.posterior.variational.WeightPosterior.closed_form : Without draws.
+        sklaplace.posterior.variational.WeightPosterior.closed_form : Entropy.
 
         Examples
         --------

@@ -17,22 +17,22 @@ from sklaplace.posterior.variational.base import LOG_ROOT_TWO_PI
 
 
 class WeightPrior(ABC):
-    """The prior of each weight.
+    """Prior of each weight.
 
     Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
 
     Attributes
     ----------
     name : str
-        Its key in `PRIORS`.
+        Key in `PRIORS`.
     is_bounded : bool
         Whether the support is ``(-bound, bound)``.
     bound : float
-        Infinite where the support is unbounded.
+        Bound of the support; infinite if the support is unbounded.
 
     See Also
     --------
-    GaussianPrior : The default.
+    GaussianPrior : Default prior.
     WeightPosterior : Distributions over weights after training.
 
     Examples
@@ -48,7 +48,7 @@ class WeightPrior(ABC):
 
     @abstractmethod
     def log_prob(self, w: Tensor) -> Tensor:
-        """Log density of each weight.
+        """Return the log density of each weight.
 
         Parameters
         ----------
@@ -58,11 +58,11 @@ class WeightPrior(ABC):
         Returns
         -------
         Tensor
-            In nats, in the shape of ``w``; −inf outside of the support.
+            Log densities in nats, in the shape of ``w``; −inf outside of the support.
 
         See Also
         --------
-        expected_log_prob : The expectation, if it follows from a moment.
+        expected_log_prob : Expectation, if it follows from a moment.
 
         Examples
         --------
@@ -74,7 +74,7 @@ class WeightPrior(ABC):
         """
 
     def expected_log_prob(self, second_moment: Tensor) -> Tensor | None:
-        """Expected log density from second moments.
+        """Return the expected log density from second moments.
 
         Parameters
         ----------
@@ -103,9 +103,9 @@ class WeightPrior(ABC):
 
 @dataclass(frozen=True)
 class GaussianPrior(WeightPrior):
-    """``N(0, scale²)``.
+    """Gaussian prior ``N(0, scale²)``.
 
-    The default; the divergence from a Gaussian posterior has a closed form.
+    This is the default. With a Gaussian posterior, the divergence has a closed form.
 
     Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
 
@@ -121,8 +121,8 @@ class GaussianPrior(WeightPrior):
 
     See Also
     --------
-    ScaleMixturePrior : Two widths.
-    UniformPrior : On an interval.
+    ScaleMixturePrior : Mixture of two Gaussians.
+    UniformPrior : Uniform prior on an interval.
 
     Examples
     --------
@@ -140,11 +140,11 @@ class GaussianPrior(WeightPrior):
         check_positive("prior_scale", self.scale)
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """Log density of each weight, in nats, in the shape of ``w``."""
+        """Return the log density of each weight, in nats, in the shape of ``w``."""
         return (w / self.scale).square() * -0.5 - self._log_normalizer
 
     def expected_log_prob(self, second_moment: Tensor) -> Tensor:
-        """``E[log p(w)]`` from ``E[w²]``, (P,), in nats."""
+        """Return ``E[log p(w)]`` from ``E[w²]``, (P,), in nats."""
         return second_moment * (-0.5 / self.scale**2) - self._log_normalizer
 
     @property
@@ -154,9 +154,10 @@ class GaussianPrior(WeightPrior):
 
 @dataclass(frozen=True)
 class ScaleMixturePrior(WeightPrior):
-    """Spike and slab: ``weight · N(0, scale²) + (1 − weight) · N(0, narrow²)``.
+    """Spike-and-slab prior, a mixture of a wide and a narrow Gaussian.
 
-    Shrinks most weights to zero and a few hardly at all, which can help to prune. The
+    The density is ``weight · N(0, scale²) + (1 − weight) · N(0, narrow²)``. The prior
+    shrinks most weights to zero and a few hardly at all, which can help pruning. The
     divergence is estimated from draws, which adds variance to gradients.
 
     Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
@@ -173,18 +174,18 @@ class ScaleMixturePrior(WeightPrior):
     Raises
     ------
     ValueError
-        If a standard deviation is not positive and finite, or the fraction not between
-        0 and 1.
+        If a standard deviation is not positive and finite, or the fraction is not
+        between 0 and 1.
 
     See Also
     --------
-    GaussianPrior : One width.
+    GaussianPrior : Single Gaussian.
 
     References
     ----------
     Blundell, Cornebise, Kavukcuoglu, Wierstra (2015), "Weight uncertainty in neural
-    networks", ICML, eq. (7), who search fractions of 1/4, 1/2, 3/4, and ``−log`` of the
-    standard deviations among 0, 1, 2 and 6, 7, 8.
+    networks", ICML, eq. (7). The authors search fractions of 1/4, 1/2 and 3/4, and
+    standard deviations whose ``−log`` is 0, 1, 2 and 6, 7, 8.
 
     Examples
     --------
@@ -207,7 +208,7 @@ class ScaleMixturePrior(WeightPrior):
         check_positive("prior_params['narrow']", self.narrow)
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """Log density of each weight, in nats, in the shape of ``w``."""
+        """Return the log density of each weight, in nats, in the shape of ``w``."""
         wide = GaussianPrior(self.scale).log_prob(w) + math.log(self.weight)
         narrow = GaussianPrior(self.narrow).log_prob(w) + math.log1p(-self.weight)
         return torch.logaddexp(wide, narrow)
@@ -215,9 +216,10 @@ class ScaleMixturePrior(WeightPrior):
 
 @dataclass(frozen=True)
 class UniformPrior(WeightPrior):
-    """Uniform on ``(−bound, bound)``.
+    """Uniform prior on ``(−bound, bound)``.
 
-    For bounded posteriors; unbounded posteriors have an infinite divergence.
+    This prior is for bounded posteriors. Unbounded posteriors have an infinite
+    divergence.
 
     Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
 
@@ -233,8 +235,8 @@ class UniformPrior(WeightPrior):
 
     See Also
     --------
-    GaussianPrior : Without bounds.
-    Kumaraswamy : A posterior on an interval.
+    GaussianPrior : Prior without bounds.
+    Kumaraswamy : Posterior on an interval.
 
     Examples
     --------
@@ -253,14 +255,14 @@ class UniformPrior(WeightPrior):
         check_positive("bound", self.bound)
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """Log density of each weight, in nats; minus infinity beyond the bound."""
-        # a weight that rounding puts on the bound is within it
+        """Return the log density of each weight, in nats; −inf beyond the bound."""
+        # a weight that rounds to the bound is within it
         return self.expected_log_prob(w).masked_fill(w.abs() > self.bound, -math.inf)
 
     def expected_log_prob(self, second_moment: Tensor) -> Tensor:
-        """``E[log p(w)]`` of weights within the bound, (P,), in nats."""
+        """Return ``E[log p(w)]`` of weights within the bound, (P,), in nats."""
         return torch.full_like(second_moment, -math.log(2 * self.bound))
 
 
 PRIORS = {p.name: p for p in (GaussianPrior, ScaleMixturePrior, UniformPrior)}
-"""Priors by the values of the parameter ``prior``."""
+"""Prior classes, by the value of the parameter ``prior``."""

@@ -1,11 +1,12 @@
-"""The quantile posterior: a monotone network as quantile function.
+"""Quantile posterior: a monotone network represents the quantile function.
 
-``w = μ + σ h(ε)``, ``ε ~ N(0, 1)``, ``h(e) = e + Σ_k v_k tanh(s_k (e − c_k))`` with
-``v, s > 0``, so that ``h' = 1 + Σ_k v_k s_k (1 − tanh²) ≥ 1``:
-``log q(w) = log N(ε) − log σ − log h'(ε)``, without an inversion where ``ε`` is given.
-As ``v → 0``, ``q`` becomes a Gaussian. In deeper networks, ``v`` weights the last of
-the layers ``u¹ = tanh(s (e − c))``, ``u^l = tanh(A^l u^{l−1} − c^l)`` with ``A > 0``;
-all weights share all parameters but ``v``.
+A weight is ``w = μ + σ h(ε)``, with ``ε ~ N(0, 1)`` and
+``h(e) = e + Σ_k v_k tanh(s_k (e − c_k))``. For ``v, s > 0``,
+``h' = 1 + Σ_k v_k s_k (1 − tanh²) ≥ 1``. The log density
+``log q(w) = log N(ε) − log σ − log h'(ε)`` needs no inversion if ``ε`` is given. As
+``v → 0``, ``q`` becomes a Gaussian. Deeper networks have layers
+``u¹ = tanh(s (e − c))``, ``u^l = tanh(A^l u^{l−1} − c^l)`` with ``A > 0``, and ``v``
+weights the last layer. All weights share all parameters of the network except ``v``.
 """
 
 import math
@@ -23,20 +24,20 @@ from sklaplace.posterior.variational.base import (
     spread,
 )
 
-# Initial heights, the largest initial centre, and the initial weight of a unit of a
-# deeper layer for units other than that at its place.
+# Initial heights, the largest initial centre, and the initial weight between units at
+# different places in successive layers.
 _HEIGHT, _OUTERMOST, _MIXING = 0.05, 1.5, 0.05
 # Points and range of the quadrature over ε; its error is exp(−π²/(0.009 s)).
 _N_POINTS, _RANGE = 2001, 9.0
 
 
 class Quantile(LocationScale):
-    """A learned monotone function of a normal variable for each weight.
+    """Learned monotone function of a normal variable for each weight.
 
-    Represents several modes, skewness, and tails other than a Gaussian's. Log densities
-    of draws are cheap; log densities of other weights need a bisection. Experimental:
-    on small problems, differences from the Gaussian were within the variation among
-    seeds.
+    This family represents several modes, skewness and non-Gaussian tails. Log densities
+    of draws are cheap, but log densities of other weights need a bisection. The family
+    is experimental: on small problems, differences from the Gaussian were within the
+    variation between seeds.
 
     Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
 
@@ -49,29 +50,29 @@ class Quantile(LocationScale):
     bound : float, default=3.0
         Ignored: the support is unbounded.
     n_units : int, default=4
-        Units of each hidden layer of the network, K.
+        Number of units per hidden layer, K.
     n_layers : int, default=1
-        Hidden layers.
+        Number of hidden layers.
 
     Raises
     ------
     ValueError
-        If shapes, numbers or the bound are not valid; see `WeightPosterior`.
+        If shapes, numbers or the bound are invalid; see `WeightPosterior`.
     TypeError
-        If a tensor is not of floating point.
+        If a tensor is not floating-point.
 
     See Also
     --------
-    WeightPosterior : What all families have.
-    Density : More flexible, and more expensive.
+    WeightPosterior : Interface of all families.
+    Density : More flexible and more expensive family.
 
     Notes
     -----
-    ``2 + K`` parameters per weight: ``μ``, ``σ`` and the heights ``v_k``. Slopes
-    ``s_k`` and centres ``c_k`` are learned, too, but shared by all weights, which
-    leaves the moments of ``h`` to one quadrature for all weights. A training step of
-    85,000 weights takes twice as long as with Gaussians. O(s P K) time and memory for
-    s draws, and O(s P K²) time for each further layer.
+    Each weight has ``2 + K`` parameters: ``μ``, ``σ`` and the heights ``v_k``. All
+    weights share the learned slopes ``s_k`` and centres ``c_k``, so that one quadrature
+    gives the moments of ``h`` for all weights. A training step of 85,000 weights takes
+    twice as long as with Gaussians. Drawing s samples takes O(s P K) time and memory,
+    and O(s P K²) time for each additional layer.
 
     Examples
     --------
@@ -107,7 +108,7 @@ class Quantile(LocationScale):
         self.offsets = nn.ParameterList(like.new_zeros(k) for _ in range(n_further))
 
     def median(self) -> Tensor:
-        """Medians, (P,)."""
+        """Return the medians, (P,)."""
         return self.location + self.scale * self._h(torch.zeros_like(self.location))[0]
 
     def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,9 +116,9 @@ class Quantile(LocationScale):
         return z, noise.square() * -0.5 - LOG_ROOT_TWO_PI - slope.log()
 
     def _standard_log_prob(self, z: Tensor) -> Tensor:
-        """Log density of ``z`` (..., P), in nats, by bisection.
+        """Return the log density of ``z`` (..., P), in nats, by bisection.
 
-        O(60 P) time. It is as precise as ``z``, and differentiable.
+        Takes O(60 P) time. The result is as precise as ``z``, and differentiable.
         """
         with torch.no_grad():
             # |h(e) − e| < Σ v brackets the solution
@@ -126,19 +127,19 @@ class Quantile(LocationScale):
             for _ in range(int(-math.log2(torch.finfo(z.dtype).eps)) + 8):
                 low = (low + width).where(self._h(low + width)[0] <= z, low)
                 width = width / 2
-        # one step of Newton's method has the derivatives of the solution
+        # one step of Newton's method gives the derivatives of the solution
         h, slope = self._h(low)
         return self._standard(low - (h - z) / slope.detach())[1]
 
     def _h(self, e: Tensor) -> tuple[Tensor, Tensor]:
-        """``h(e)`` and ``h'(e)`` for ``e`` (..., P)."""
+        """Return ``h(e)`` and ``h'(e)`` for ``e`` (..., P)."""
         heights = positive(self.raw_heights)
         units, rises = self._last_layer(e)
         heights = heights.reshape(-1, *[1] * (e.ndim - 1), heights.shape[1])
         return e + (heights * units).sum(0), 1 + (heights * rises).sum(0)
 
     def _last_layer(self, e: Tensor) -> tuple[Tensor, Tensor]:
-        """Units of the last hidden layer at ``e``, (K, ...), and their derivatives."""
+        """Return units of the last hidden layer at ``e``, (K, ...), and derivatives."""
         column = (-1, *[1] * e.ndim)
         slopes = positive(self.raw_slopes).reshape(column)
         units = (slopes * (e - self.centres.reshape(column))).tanh()
@@ -150,7 +151,7 @@ class Quantile(LocationScale):
         return units, rises
 
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of ``h(ε)``, (P,) each, by a quadrature for all weights."""
+        """Return mean and variance of ``h(ε)``, (P,) each, by one quadrature."""
         heights = positive(self.raw_heights)
         e = spread(_N_POINTS, _RANGE).to(heights)
         density = (-e.square() / 2).softmax(0)
