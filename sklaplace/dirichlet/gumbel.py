@@ -144,7 +144,7 @@ def _all(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]
 def _with_leading(
     n_leading: int, mean: Tensor, variances: Tensor, n_nodes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return probabilities (b, K) by leading classes, and whether they are precise."""
+    """Return probabilities (b, K), and whether the leading classes suffice, (b,)."""
     tails = mean + variances / 2
     errors, leading = (tails + variances).detach().topk(n_leading, -1, sorted=False)
     few = mean.gather(-1, leading), variances.gather(-1, leading)

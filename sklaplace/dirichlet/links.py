@@ -343,10 +343,11 @@ def mc(
 ) -> Tensor:
     """Average the softmax over draws of the logits.
 
-    Only for this link does the error vanish, as the number of draws grows. For standard
-    deviations of two and random covariances, the absolute errors of a hundred draws sum
-    to 0.03 for ten classes, 0.05 for thirty and 0.2 for three hundred. For covariances
-    of rank two, they sum to less than 0.05 for each of these numbers of classes.
+    This is the only link whose error vanishes as the number of draws grows. For
+    standard deviations of two and random covariances, the absolute errors of a hundred
+    draws sum to 0.03 for ten classes, 0.05 for thirty and 0.2 for three hundred. For
+    covariances of rank two, they sum to less than 0.05 for each of these numbers of
+    classes.
 
     Read more in the :ref:`User Guide <link>`.
 

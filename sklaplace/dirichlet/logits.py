@@ -45,9 +45,9 @@ def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     Returns
     -------
     mean : Tensor of shape (b, K)
-        ``Cμ``, float64; rows sum to zero.
+        Centred means ``Cμ``, float64; rows sum to zero.
     cov : Tensor of shape (b, K, K)
-        ``CΣC``, float64; rows and columns sum to zero.
+        Centred covariances ``CΣC``, float64; rows and columns sum to zero.
 
     Notes
     -----

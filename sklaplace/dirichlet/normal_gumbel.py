@@ -104,5 +104,5 @@ class NormalGumbel:
         return torch.addcmul(log, u - inner, self._end_slope).exp()
 
     def upper_end(self, n: int) -> Tensor:
-        """Return where ``-log F`` is 1/n of its value at the upper bound, (...)."""
+        """Return points at which ``-log F`` is 1/n of its value at the upper bound."""
         return self.upper + math.log(n) / self._slope

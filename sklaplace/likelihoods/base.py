@@ -30,7 +30,7 @@ class Likelihood(ABC):
     See Also
     --------
     ClassificationLikelihood : Base class for class labels.
-    RegressionLikelihood : Base class for numbers.
+    RegressionLikelihood : Base class for numeric targets.
 
     Examples
     --------
@@ -339,7 +339,7 @@ class Likelihood(ABC):
 
         See Also
         --------
-        hessian : The Hessian.
+        hessian : Full Hessian.
 
         Examples
         --------
@@ -369,7 +369,7 @@ class Likelihood(ABC):
 
         See Also
         --------
-        hessian : The Hessian.
+        hessian : Full Hessian.
 
         Examples
         --------
@@ -595,7 +595,7 @@ class SeparableLikelihood(Likelihood):
 
         See Also
         --------
-        hessian : The Hessian.
+        hessian : Full Hessian.
 
         Examples
         --------

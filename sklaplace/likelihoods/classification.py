@@ -67,7 +67,7 @@ class ClassificationLikelihood(Likelihood):
         Raises
         ------
         ValueError
-            If not supported, which is the default.
+            If the likelihood does not support this, which is the default.
 
         See Also
         --------
@@ -102,7 +102,7 @@ class ClassificationLikelihood(Likelihood):
         Raises
         ------
         ValueError
-            If not supported, which is the default.
+            If the likelihood does not support this, which is the default.
 
         See Also
         --------
@@ -356,7 +356,7 @@ class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
         return f.sigmoid() - y
 
     def root_hessian(self, f: Tensor) -> Tensor:
-        """Return ``√(p (1 - p))``, computed by sigmoids, which is exact near p = 1."""
+        """Return ``√(p (1 - p))`` as a product of sigmoids, exact near p = 1."""
         return (f.sigmoid() * (-f).sigmoid()).sqrt()
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:

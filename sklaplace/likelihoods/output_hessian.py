@@ -234,7 +234,7 @@ class Softmax(OutputHessian):
         Probabilities, float64. In float32 ``p (1 - p)`` would vanish for confident
         predictions.
     weights : Tensor of shape (b,)
-        ``w``.
+        Weights ``w``.
     dtype : torch.dtype
         Dtype of the outputs and of large products.
     """

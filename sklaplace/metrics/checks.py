@@ -24,7 +24,7 @@ def average(values: np.ndarray, sample_weight: Given) -> float:
 
 
 def check_weights(sample_weight: Given, values: np.ndarray) -> Floats:
-    """Return one weight per value; raise ValueError unless their sum is positive."""
+    """Return weights, ones by default; raise ValueError unless the sum is positive."""
     if sample_weight is None:
         return np.ones(len(values))
     weights = as_vector(sample_weight, "sample_weight", ensure_non_negative=True)

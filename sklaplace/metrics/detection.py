@@ -118,7 +118,7 @@ def ood_fpr(
 def risk_coverage_curve(
     losses: Values, confidence: Values, *, sample_weight: Given = None
 ) -> tuple[Floats, Floats]:
-    """Compute the mean loss of the most confident samples by their fraction.
+    """Compute the mean loss of the most confident samples at each coverage.
 
     Selective prediction answers only above a confidence threshold. With a good
     confidence, the risk is small if only the most confident samples are answered.

@@ -130,8 +130,8 @@ def interval_coverage(
 ) -> float:
     """Compute the fraction of targets inside their predicted intervals.
 
-    Compare this fraction with the nominal coverage. Wide intervals also have high
-    coverage, so also report a proper scoring rule.
+    Compare this fraction with the nominal coverage. High coverage can come from wide
+    intervals, so also report a proper scoring rule.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 

@@ -58,7 +58,7 @@ def check_columns(frame: Any, name: str) -> None:
 
 
 def as_numbers(values: Any, name: str, advice: str = ENCODE) -> np.ndarray:
-    """Return numeric arrays unchanged, and others as float64 with NaN if missing.
+    """Return numeric arrays unchanged; convert others to float64, with NaN if missing.
 
     Raises
     ------

@@ -206,7 +206,7 @@ N_SPREAD = 16
 
 
 def spread_rows(net: NeuralNet, dataset: Samples, n: int = N_SPREAD) -> Any:
-    """Return the inputs of up to n samples spread over a dataset, with the first."""
+    """Return the inputs of up to n samples across a dataset, including the first."""
     m = min(n, len(dataset))
     even = np.linspace(0, len(dataset) - 1, m).round().astype(int)
     order = sorted(range(m), key=lambda place: place % 4)

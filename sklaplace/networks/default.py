@@ -84,7 +84,7 @@ class PenalisedNet(NeuralNet):
     module : type of nn.Module
         Module class with a method ``squared_norm()``.
     *args, **kwargs
-        As for `skorch.NeuralNet`.
+        Arguments of `skorch.NeuralNet`.
     penalty : float
         Factor of the squared norm.
     """
@@ -267,7 +267,7 @@ def _architecture(net: NeuralNet) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------- data
 def require_array(X: object) -> np.ndarray:
-    """Return an array; raise for inputs that default networks do not support."""
+    """Return X if it is an array, the only input that default networks support."""
     if isinstance(X, np.ndarray):
         return X
     raise ValueError(

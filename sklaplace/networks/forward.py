@@ -73,12 +73,12 @@ def read_logits(raw: Tensor, calls: list[Tensor], probability_map: str) -> Tenso
 
 
 class Forward(nn.Module):
-    """Function that calls a network and returns outputs (b, c); see `first_tensor`.
+    """Network as a function that returns outputs (b, c); see `first_tensor`.
 
     Parameters
     ----------
     module : nn.Module
-        Network whose parameters derivatives refer to.
+        Network; derivatives refer to its parameters.
     call : callable
         ``call(x)`` runs ``module`` on a batch, for instance ``net.infer``.
     output_map : str, default="identity"

@@ -16,7 +16,7 @@ _TOLERANCE = 1e-4
 def recorded_split(
     net: NeuralNet, X: object, y: np.ndarray
 ) -> tuple[Samples, Samples] | None:
-    """Return a trained net's training and validation data, if its history proves them.
+    """Return a trained net's training and validation data, confirmed by its history.
 
     The ``train_split`` of the net is applied again. The result is the net's own split
     if the history contains the validation loss at the current weights, from the last or

@@ -150,7 +150,7 @@ def _implied(raw: Tensor, likelihood: Likelihood) -> Tensor:
 
 
 def _are_equal(found: object, expected: Tensor) -> bool:
-    """Return whether predictions agree; two classes may have only the second."""
+    """Return whether predictions agree; for two classes, the second is enough."""
     if not isinstance(found, Tensor) or not found.is_floating_point():
         return False
     if expected.ndim == 2 and expected.shape[1] == 2 and found.numel() == len(expected):

@@ -26,7 +26,7 @@ class CosineAdam(torch.optim.Adam):
     n_steps : int, default=500
         Steps per batch.
     **options
-        As for `torch.optim.Adam`.
+        Options of `torch.optim.Adam`.
 
     References
     ----------

@@ -58,7 +58,7 @@ class OutputSpec:
     likelihood : Likelihood
         Likelihood of targets given outputs.
     output_map, logit_layer : str
-        As for `Forward`.
+        Arguments of `Forward`.
     n_outputs : int
         Number of outputs, c.
     row_bytes : int
@@ -365,7 +365,7 @@ def _logit_layer(
     binary: bool,
     tolerance: float,
 ) -> str | None:
-    """Return the last submodule whose outputs are the logits of ``raw``, by name.
+    """Return the name of the last submodule that outputs the logits of ``raw``.
 
     The outputs must match for ``x`` and, if inputs are floats, for inputs scaled
     towards zero, because probabilities near zero and one match many logits.
@@ -410,7 +410,7 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
 
 
 def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError for outputs whose shape does not fit classes at positions."""
+    """Raise ValueError if the shape of outputs does not match classes at positions."""
     if len(shape) > 1 and raw.shape[1:] != shape:
         is_one_hot = raw.shape[1:] == shape[1:]
         one_hot = " If y is one-hot, pass y.argmax(axis=1)." if is_one_hot else ""
@@ -432,7 +432,7 @@ def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
-    """Raise ValueError for outputs whose number does not fit the targets."""
+    """Raise ValueError if the number of outputs does not match the targets."""
     shape = likelihood.output_shape(n_targets)
     _check_map(raw, shape)
     if len(shape) > 1:

@@ -80,7 +80,7 @@ def some_of(dataset: Any, rows: list[int]) -> Any:
 
 
 def require_choice(X: object) -> None:
-    """Raise for streams, whose samples cannot be selected."""
+    """Raise ValueError for streams, whose samples cannot be selected."""
     if is_stream(X):
         raise ValueError(
             "X is an IterableDataset, of which no samples can be chosen or left out, "

@@ -132,7 +132,7 @@ class DropoutNetwork(TabularNetwork):
     Parameters
     ----------
     *args, **kwargs
-        As for `TabularNetwork`.
+        Arguments of `TabularNetwork`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -215,7 +215,8 @@ def noting_interrupts(note: Callable[[], None]) -> type:
 def _is_stop(error: KeyboardInterrupt) -> bool:
     """Return whether a callback stopped the training, such as `EarlyStopping`.
 
-    Ctrl-C during a callback raises the same exception, but without ``raise`` statement.
+    Ctrl-C during a callback raises the same exception, but without a ``raise``
+    statement.
     """
     # Limitation: a SIGINT handler written in Python has such a statement, so Ctrl-C
     # during a callback counts as a stop.

@@ -50,7 +50,7 @@ class NoveltyDisplay(Display):
     roc_ : matplotlib Line2D
         ROC curve, with known samples as the positive class.
     chance_ : matplotlib Line2D
-        Diagonal, which is chance.
+        Diagonal, which corresponds to chance.
 
     See Also
     --------

@@ -77,7 +77,7 @@ class RiskCoverageDisplay(Display):
     def from_estimator(
         cls, estimator: BaseEstimator, X: object, y: ArrayLike, **options: Any
     ) -> Self:
-        """Predict, and plot the risk.
+        """Predict with an estimator, and plot the risk.
 
         Parameters
         ----------

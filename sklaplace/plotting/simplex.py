@@ -12,7 +12,7 @@ from sklaplace.dirichlet import log_density, mean
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 
-# points of probability one for each class: an equilateral triangle
+# points at which each class has probability one: an equilateral triangle
 _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 
 

@@ -105,8 +105,8 @@ class WeightPosteriorDisplay(Display):
 
         See Also
         --------
-        sklaplace.posterior.gaussian.GaussianPosterior.variance : Variances of all
-        weights.
+        sklaplace.posterior.gaussian.GaussianPosterior.variance :
+            Variances of all weights.
 
         Examples
         --------
