@@ -63,9 +63,9 @@ def laplace_bridge(
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        Positive concentrations, float64, as an array if ``mean`` is an array. The total
-        is at most 1e9; larger totals are reduced without changing the mean. A single
-        class has concentration one.
+        Positive concentrations, float64, as an array if ``mean`` is an array. Totals
+        above 1e9 are reduced to 1e9 without changing the mean. A single class has
+        concentration one.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def laplace_bridge(
     See Also
     --------
     kl_projection : Closest Dirichlet.
-    inverse_bridge : Map from a Dirichlet to a Gaussian.
+    inverse_bridge : From a Dirichlet to a Gaussian.
 
     Notes
     -----
@@ -155,7 +155,7 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
 
     See Also
     --------
-    laplace_bridge : Map from a Gaussian to a Dirichlet.
+    laplace_bridge : From a Gaussian to a Dirichlet.
 
     Notes
     -----

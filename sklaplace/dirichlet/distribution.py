@@ -39,8 +39,8 @@ def mean(alpha: Array) -> Array:
 
     See Also
     --------
-    variance : Marginal variances of the probabilities.
-    interval : Central intervals of the probabilities.
+    variance : Marginal variances.
+    interval : Central intervals.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def variance(alpha: Array) -> Array:
     See Also
     --------
     mean : Expected probabilities.
-    interval : Central intervals of the probabilities.
+    interval : Central intervals.
 
     Examples
     --------
@@ -93,9 +93,8 @@ def variance(alpha: Array) -> Array:
 def entropy(alpha: Array) -> Array:
     """Compute the differential entropy of a Dirichlet, in nats.
 
-    This is the entropy of the distribution over probabilities. It is negative unless
-    the distribution is nearly uniform. For the entropy of the label, see
-    `expected_entropy`.
+    The entropy of a distribution over probabilities is negative unless the distribution
+    is nearly uniform. For the entropy of the label, see `expected_entropy`.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -117,7 +116,7 @@ def entropy(alpha: Array) -> Array:
     See Also
     --------
     expected_entropy : Expected entropy of the label.
-    uncertainty : Aleatoric and epistemic parts of the label's entropy.
+    uncertainty : Parts of the label's entropy.
 
     Examples
     --------
@@ -151,7 +150,7 @@ def expected_entropy(alpha: Array) -> Array:
 
     See Also
     --------
-    uncertainty : Total, aleatoric and epistemic parts of the entropy.
+    uncertainty : All parts of the entropy.
     entropy : Entropy of the probabilities.
 
     Examples
@@ -401,7 +400,7 @@ def plausible_classes(
 
     See Also
     --------
-    interval : Central intervals of the probabilities.
+    interval : Central intervals.
     sklaplace.LaplaceClassifier.predict_set : Sets of classes for predictions.
 
     Notes

@@ -436,9 +436,9 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Return the mean of the Dirichlet from the Laplace bridge.
 
     This link is for comparison with the literature. The probabilities do not depend on
-    the scale of the covariance. They equal the softmax for two classes, and do not
-    converge to the softmax for more classes. Only the concentrations of
-    ``dirichlet.laplace_bridge`` depend on the uncertainty.
+    the scale of the covariance. They equal the softmax for two classes, but do not
+    converge to it for more. Only the concentrations of ``dirichlet.laplace_bridge``
+    depend on the uncertainty.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -459,7 +459,7 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     See Also
     --------
     bridge_norm : Link with a correction for large variances.
-    sklaplace.dirichlet.laplace_bridge : Concentrations of the Dirichlet.
+    sklaplace.dirichlet.laplace_bridge : Dirichlet concentrations.
 
     Notes
     -----
@@ -506,8 +506,8 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     See Also
     --------
-    bridge : Link without the correction.
-    sklaplace.dirichlet.laplace_bridge : Concentrations of the Dirichlet.
+    bridge : Link without correction.
+    sklaplace.dirichlet.laplace_bridge : Dirichlet concentrations.
 
     Notes
     -----
@@ -592,8 +592,8 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
     * up to 2 classes: ``'mean_field'``, which is nearly exact and the cheapest;
     * 3 to 16 classes with 50 or more draws: ``'mc'``, which uses all covariances of the
       logits and is accurate in few dimensions;
-    * otherwise: ``'gumbel'``, because draws are less accurate in many dimensions. Draws
-      are accurate for covariances of low rank, but the rule does not check the rank.
+    * otherwise: ``'gumbel'``, because draws are less accurate in many dimensions,
+      except for covariances of low rank, which the rule does not check.
 
     Read more in the :ref:`User Guide <link>`.
 

@@ -184,12 +184,12 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     axes of the factor would concentrate all points on few classes. Random directions
     rarely sample a logit whose variance far exceeds all others, such as for a class
     without training data. Therefore the terms ``log(1 − p + p exp(f_k − m_k))`` of the
-    two largest variances are integrated in one dimension, and the rule is applied to
-    the remainder. Expectations of quadratic functions are exact. In many dimensions,
-    the rule uses only some directions of a basis, and a control variate makes these
-    expectations exact: the second-order term, whose expectation is known.
+    two largest variances are integrated in one dimension, and the rule handles the
+    remainder. Expectations of quadratic functions are exact. In many dimensions, with
+    only some directions of a basis, a control variate keeps them exact: the
+    second-order term, whose expectation is known.
 
-    The rule has 36 points for ten classes and at most 256 points. Each costs O(K²).
+    The rule has 36 points for ten classes and at most 256. Each costs O(K²).
 
     References
     ----------

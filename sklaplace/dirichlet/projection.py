@@ -46,9 +46,9 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        Positive concentrations, float64, as an array if ``mean`` is an array. The total
-        is at most 1e9; larger totals are reduced without changing the mean. A single
-        class has concentration one.
+        Positive concentrations, float64, as an array if ``mean`` is an array. Totals
+        above 1e9 are reduced to 1e9 without changing the mean. A single class has
+        concentration one.
 
     Raises
     ------
@@ -66,9 +66,9 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     ``log α``, with a Jacobian that is diagonal plus rank one. It takes three or four
     steps from ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})``. The Cholesky factor of the covariance
     costs O(K³) per sample. The expectation uses 36 points for ten classes and at most
-    256 points. Samples are processed in chunks, so the additional memory is a few MiB,
-    or a few covariances of one sample. Read-only arrays are copied. The result is
-    finite for all finite inputs below 1e300.
+    256. Samples are processed in chunks, so the additional memory is a few MiB, or a
+    few covariances of one sample. Read-only arrays are copied. The result is finite for
+    all finite inputs below 1e300.
 
     References
     ----------

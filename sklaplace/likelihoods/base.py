@@ -59,7 +59,7 @@ class Likelihood(ABC):
 
         See Also
         --------
-        n_outputs : Number of outputs in all groups.
+        n_outputs : Number of outputs.
 
         Examples
         --------
@@ -138,7 +138,7 @@ class Likelihood(ABC):
 
         See Also
         --------
-        label_weights : Weights of labels within a sample.
+        label_weights : Weights of labels.
 
         Examples
         --------
@@ -167,7 +167,7 @@ class Likelihood(ABC):
 
         See Also
         --------
-        loss_scale : Factors of the losses of samples.
+        loss_scale : Factor per sample.
 
         Examples
         --------
@@ -222,7 +222,7 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b, c), or None
-            Losses. None, the default, means that outputs have a common noise level.
+            Losses. None, the default, means a common noise level.
 
         See Also
         --------
@@ -424,7 +424,7 @@ class Likelihood(ABC):
 
         See Also
         --------
-        n_draws : Number of random numbers needed.
+        n_draws : Number of random numbers.
 
         Examples
         --------
@@ -503,7 +503,7 @@ class Likelihood(ABC):
 
         See Also
         --------
-        n_outputs : Number of outputs for given targets.
+        n_outputs : Number of outputs.
 
         Examples
         --------
@@ -625,7 +625,7 @@ class DataFit:
     loss : Tensor of shape ()
         Sum of `Likelihood.loss` over samples, weighted.
     n_targets : Tensor of shape ()
-        Sum over samples of weight times number of observed values.
+        Weighted number of observed values.
     by_output : Tensor of shape (c,) or None
         Loss of each output, if outputs can have separate noise levels.
     """

@@ -40,8 +40,8 @@ class ClassificationLikelihood(Likelihood):
 
     See Also
     --------
-    Categorical : Likelihood for logits of several classes.
-    Bernoulli : Likelihood for one logit of two classes.
+    Categorical : Several classes, with one logit each.
+    Bernoulli : Two classes with one logit.
 
     Examples
     --------
@@ -67,11 +67,11 @@ class ClassificationLikelihood(Likelihood):
         Raises
         ------
         ValueError
-            If the likelihood does not support this, which is the default.
+            If not supported (default).
 
         See Also
         --------
-        dense : Likelihood of labels at positions.
+        dense : Labels at positions.
 
         Examples
         --------
@@ -102,11 +102,11 @@ class ClassificationLikelihood(Likelihood):
         Raises
         ------
         ValueError
-            If the likelihood does not support this, which is the default.
+            If not supported (default).
 
         See Also
         --------
-        multilabel : Likelihood of labels that are 0 or 1.
+        multilabel : Labels that are 0 or 1.
 
         Examples
         --------
@@ -145,7 +145,7 @@ class ClassificationLikelihood(Likelihood):
 
         See Also
         --------
-        probabilities : Class probabilities without uncertainty.
+        probabilities : Probabilities without uncertainty.
 
         Examples
         --------
@@ -240,8 +240,8 @@ class Categorical(ClassificationLikelihood):
 
     See Also
     --------
-    CategoricalMap : Likelihood of one label at each position.
-    Bernoulli : Likelihood of two classes with one logit.
+    CategoricalMap : One label per position.
+    Bernoulli : Two classes with one logit.
 
     Examples
     --------
@@ -389,8 +389,8 @@ class Bernoulli(_Sigmoid):
 
     See Also
     --------
-    MultilabelBernoulli : Likelihood of several labels.
-    Categorical : Likelihood with one logit per class.
+    MultilabelBernoulli : Several labels.
+    Categorical : One logit per class.
 
     Examples
     --------
@@ -424,7 +424,7 @@ class Bernoulli(_Sigmoid):
         return 1 + (self.pos_weight - 1) * y.double().reshape(-1)
 
     def n_outputs(self, n_targets: int) -> int:
-        """Return the number of logits: one, for one or two classes."""
+        """Return one, the number of logits for one or two classes."""
         return 1 if n_targets <= 2 else n_targets
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
@@ -442,8 +442,7 @@ class Bernoulli(_Sigmoid):
 class MultilabelBernoulli(_Sigmoid):
     """Likelihood of L independent labels that are 0 or 1, with one logit each.
 
-    The loss of a sample is the sum over its labels. Losses of labels equal to 1 are
-    multiplied by their ``pos_weight``.
+    The loss is a sum over labels. Labels equal to 1 have weight ``pos_weight``.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
@@ -454,7 +453,7 @@ class MultilabelBernoulli(_Sigmoid):
 
     See Also
     --------
-    Bernoulli : Likelihood of one label.
+    Bernoulli : One label.
 
     Examples
     --------
@@ -522,7 +521,7 @@ class CategoricalMap(ClassificationLikelihood):
 
     See Also
     --------
-    Categorical : Likelihood of one label per sample.
+    Categorical : One label per sample.
 
     Examples
     --------

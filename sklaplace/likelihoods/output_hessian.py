@@ -259,8 +259,8 @@ class Softmax(OutputHessian):
 
         With ``q = √p``, ``diag p - p pᵀ = diag(q) (I - q qᵀ) diag(q)``. The last c - 1
         columns of the Householder reflection that maps the first unit vector to ``-q``
-        are an orthonormal basis of the complement of ``q``. A single class has no
-        curvature, and its factor is a column of zeros.
+        are an orthonormal basis of the complement of ``q``. The factor of a single
+        class is a column of zeros.
         """
         if self.p.shape[-1] == 1:
             return torch.zeros_like(self.p, dtype=self.dtype).unsqueeze(-1)

@@ -266,7 +266,7 @@ class RegressionLikelihood(Likelihood):
 
         See Also
         --------
-        quantiles : Quantiles of the same distribution.
+        quantiles : Predictive quantiles.
 
         Examples
         --------
@@ -291,7 +291,7 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
 
     See Also
     --------
-    HeteroscedasticGaussian : Likelihood with noise that the network returns.
+    HeteroscedasticGaussian : Noise from the network.
     Poisson : Likelihood of counts.
 
     Examples
@@ -466,7 +466,7 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
     See Also
     --------
     HeteroscedasticNLLLoss : Criterion of this likelihood.
-    Gaussian : Likelihood with a constant noise level.
+    Gaussian : Constant noise level.
 
     Examples
     --------

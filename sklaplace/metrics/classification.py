@@ -40,7 +40,7 @@ def reliability_curve(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. A 1d array holds
-        the probabilities of the second of two classes.
+        probabilities of the second of two classes.
     kind : {"top_label", "per_class"}, default="top_label"
         ``"top_label"`` uses the largest probability, and whether its class is the true
         class. ``"per_class"`` uses the probability of each class against all others.
@@ -50,8 +50,8 @@ def reliability_curve(
         Bins of equal width, closed on the right, or of equal weight. Samples with equal
         probability are in the same bin.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. The default is the
-        sorted values of ``y_true``, which must then contain all classes.
+        Classes in the order of the columns, such as ``classes_``. Default: sorted
+        values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -110,12 +110,11 @@ def expected_calibration_error(
     labels: Given = None,
     sample_weight: Given = None,
 ) -> float:
-    """Compute the mean difference of confidence and accuracy over bins (ECE).
+    """Compute the mean absolute difference of confidence and accuracy over bins.
 
-    The expected calibration error is the mean absolute difference over bins of
-    confidence. It is zero for a calibrated classifier and many samples. It is biased
-    upwards for few samples per bin and does not measure accuracy, so also report a
-    proper scoring rule (log loss, Brier score).
+    The error is zero for a calibrated classifier and many samples. It is biased upwards
+    for few samples per bin and does not measure accuracy, so also report a proper
+    scoring rule (log loss, Brier score).
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -125,12 +124,12 @@ def expected_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. A 1d array holds
-        the probabilities of the second of two classes.
+        probabilities of the second of two classes.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. The default is the
-        sorted values of ``y_true``, which must then contain all classes.
+        Classes in the order of the columns, such as ``classes_``. Default: sorted
+        values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -180,9 +179,8 @@ def maximum_calibration_error(
 ) -> float:
     """Compute the largest difference of confidence and accuracy over bins.
 
-    This metric is for applications in which no confidence may be far wrong. A bin with
-    few samples can determine the result, so also check the counts in a
-    `ReliabilityDisplay`.
+    Use this error if no confidence may be far wrong. A bin with few samples can
+    determine the result, so also check the counts in a `ReliabilityDisplay`.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -192,12 +190,12 @@ def maximum_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. A 1d array holds
-        the probabilities of the second of two classes.
+        probabilities of the second of two classes.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. The default is the
-        sorted values of ``y_true``, which must then contain all classes.
+        Classes in the order of the columns, such as ``classes_``. Default: sorted
+        values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights. Bins with zero weight do not count.
 
@@ -258,13 +256,13 @@ def adaptive_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. A 1d array holds
-        the probabilities of the second of two classes.
+        probabilities of the second of two classes.
     n_bins : int, default=15
         Number of bins per class. Samples with equal probability are in the same bin, so
         the result does not depend on the order of samples.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. The default is the
-        sorted values of ``y_true``, which must then contain all classes.
+        Classes in the order of the columns, such as ``classes_``. Default: sorted
+        values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -327,10 +325,10 @@ def class_sharpness(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. A 1d array holds
-        the probabilities of the second of two classes.
+        probabilities of the second of two classes.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. The default is the
-        sorted values of ``y_true``, which must then contain all classes.
+        Classes in the order of the columns, such as ``classes_``. Default: sorted
+        values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -393,10 +391,10 @@ def brier_score(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. A 1d array holds
-        the probabilities of the second of two classes.
+        probabilities of the second of two classes.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. The default is the
-        sorted values of ``y_true``, which must then contain all classes.
+        Classes in the order of the columns, such as ``classes_``. Default: sorted
+        values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 

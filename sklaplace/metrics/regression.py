@@ -23,8 +23,8 @@ def gaussian_nll(
 ) -> float:
     """Compute the negative log density of targets under a Gaussian prediction.
 
-    This is a proper scoring rule for comparing predictive distributions. Outliers with
-    confident predictions can dominate it; ``gaussian_crps`` is less sensitive.
+    This proper scoring rule compares predictive distributions. Outliers with confident
+    predictions can dominate it; ``gaussian_crps`` is less sensitive.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -76,8 +76,8 @@ def gaussian_crps(
     """Compute the continuous ranked probability score of a Gaussian prediction.
 
     The score is ``∫ (F(t) − 1{t ≥ y})² dt`` for the predicted distribution function
-    ``F``. It is a proper scoring rule that grows linearly with the error, and equals
-    the absolute error for a standard deviation of zero.
+    ``F``. This proper scoring rule grows linearly with the error, and equals the
+    absolute error for zero standard deviation.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -178,9 +178,9 @@ def interval_score(
 ) -> float:
     """Compute the width of central intervals plus a penalty for targets outside.
 
-    The score is ``(u − l) + 2/α (l − y)₊ + 2/α (y − u)₊`` with ``α = 1 − coverage``. It
-    is a proper scoring rule, minimised by the quantiles at ``α/2`` and ``1 − α/2``, and
-    also known as the Winkler score.
+    The score is ``(u − l) + 2/α (l − y)₊ + 2/α (y − u)₊`` with ``α = 1 − coverage``.
+    This proper scoring rule, also known as the Winkler score, is minimised by the
+    quantiles at ``α/2`` and ``1 − α/2``.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -214,7 +214,7 @@ def interval_score(
 
     Notes
     -----
-    The score is ``2/α`` times the sum of the pinball losses of both bounds.
+    The score is ``2/α`` times the sum of both bounds' pinball losses.
 
     References
     ----------
@@ -289,8 +289,7 @@ def empirical_frequency(
 def sharpness(y_std: Values, *, sample_weight: Given = None) -> float:
     """Compute the mean predicted variance of a regressor.
 
-    If two regressors are calibrated, the regressor with the smaller variance is sharper
-    and better.
+    If two regressors are calibrated, the sharper regressor is better.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 

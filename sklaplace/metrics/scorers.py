@@ -42,7 +42,7 @@ def neg_gaussian_nll_scorer(
 
     See Also
     --------
-    gaussian_nll : Metric behind the scorer.
+    gaussian_nll : Underlying metric.
     neg_gaussian_crps_scorer : Scorer less sensitive to outliers.
 
     Examples
@@ -63,10 +63,10 @@ def neg_gaussian_nll_scorer(
 def neg_gaussian_crps_scorer(
     estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
-    """Compute the negative CRPS of Gaussian predictions, as ``scoring``.
+    """Compute the negative CRPS of predictions, as ``scoring`` for model selection.
 
-    This scorer is for model selection, like ``neg_gaussian_nll_scorer``, but an outlier
-    with a confident prediction counts less.
+    Compared with ``neg_gaussian_nll_scorer``, an outlier with a confident prediction
+    counts less.
 
     Read more in the :doc:`User Guide </user_guide/search>`.
 
@@ -94,7 +94,7 @@ def neg_gaussian_crps_scorer(
 
     See Also
     --------
-    gaussian_crps : Metric behind the scorer.
+    gaussian_crps : Underlying metric.
 
     Examples
     --------
@@ -112,9 +112,9 @@ def neg_gaussian_crps_scorer(
 def neg_interval_score_scorer(
     estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
-    """Compute the negative interval score at coverage 0.9, as ``scoring``.
+    """Compute the negative 90 % interval score, as ``scoring`` for model selection.
 
-    This scorer is for model selection. For another coverage, write
+    For another coverage, write
     ``-interval_score(y, estimator.predict_interval(X, q), coverage=q)`` as a function
     of ``estimator``, ``X`` and ``y``.
 
@@ -143,7 +143,7 @@ def neg_interval_score_scorer(
 
     See Also
     --------
-    interval_score : Metric behind the scorer.
+    interval_score : Underlying metric.
 
     Examples
     --------
@@ -192,7 +192,7 @@ def neg_expected_calibration_error_scorer(
 
     See Also
     --------
-    expected_calibration_error : Metric behind the scorer.
+    expected_calibration_error : Underlying metric.
 
     Examples
     --------
@@ -242,7 +242,7 @@ def neg_area_under_risk_coverage_scorer(
 
     See Also
     --------
-    area_under_risk_coverage : Metric behind the scorer.
+    area_under_risk_coverage : Underlying metric.
 
     Examples
     --------

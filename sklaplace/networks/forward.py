@@ -59,10 +59,9 @@ def agreeing(
 
 
 def read_logits(raw: Tensor, calls: list[Tensor], probability_map: str) -> Tensor:
-    """Return a layer's outputs as logits (b, ...) of the probabilities ``raw``.
+    """Return logits (b, ...) of the probabilities ``raw`` from a layer's only call.
 
-    Samples whose probabilities disagree with the layer use ``probability_map`` instead,
-    and so do all samples if the layer was not called exactly once.
+    Samples whose probabilities disagree with the layer use ``probability_map`` instead.
     """
     mapped = OUTPUT_MAPS[probability_map](at_least_single(raw))
     if len(calls) != 1 or calls[0].numel() != raw.numel():

@@ -127,7 +127,7 @@ class NoveltyDisplay(Display):
             Fitted estimator with ``score_samples``: an estimator of this package, or an
             outlier detector of scikit-learn.
         X_in : array-like of shape (n, ...)
-            Held-out known samples, not used to train the estimator.
+            Held-out known samples.
         X_out : array-like of shape (m, ...)
             Unknown samples.
         **options : dict

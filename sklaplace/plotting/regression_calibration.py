@@ -99,13 +99,12 @@ class RegressionCalibrationDisplay(Display):
             Fitted regressor with ``predict(X, return_std=True)``. Quantiles come from
             ``predict_quantiles`` if available, otherwise from Gaussians.
         X : array-like of shape (n, ...)
-            Held-out samples, not used to train the regressor.
+            Held-out samples.
         y : array-like of shape (n,)
-            Targets of the samples.
+            Held-out targets.
         **options : dict
-            `name`: name in the legend, by default the name of the estimator's class.
-            `kind`, `levels`, `sample_weight`, `ax` and `line_kw`, as for
-            `from_predictions`.
+            `name`: name in the legend, by default the estimator's class. `kind`,
+            `levels`, `sample_weight`, `ax` and `line_kw`, as for `from_predictions`.
 
         Returns
         -------

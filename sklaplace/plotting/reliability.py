@@ -21,9 +21,8 @@ _MOST_CLASSES = 5
 class ReliabilityDisplay(Display):
     """Reliability diagram of a classifier, with the number of samples per bin.
 
-    The diagram is for the most probable class, or for each of two or more classes. Use
-    `from_estimator` or `from_predictions` to create the display. Parameters are stored
-    as attributes.
+    The diagram is for the most probable class, or for each class. Use `from_estimator`
+    or `from_predictions` to create the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -111,13 +110,13 @@ class ReliabilityDisplay(Display):
         classifier : object
             Fitted classifier with ``predict_proba`` and ``classes_``.
         X : array-like of shape (n, ...)
-            Held-out samples, not used to train the classifier.
+            Held-out samples.
         y : array-like of shape (n,)
-            Labels of the samples.
+            Held-out labels.
         **options : dict
-            `name`: name in the legend, by default the name of the estimator's class.
-            `kind`, `n_bins`, `strategy`, `sample_weight`, `ax`, `classes`, `line_kw`
-            and `bar_kw`, as for `from_predictions`.
+            `name`: name in the legend, by default the estimator's class. `kind`,
+            `n_bins`, `strategy`, `sample_weight`, `ax`, `classes`, `line_kw` and
+            `bar_kw`, as for `from_predictions`.
 
         Returns
         -------
@@ -174,10 +173,9 @@ class ReliabilityDisplay(Display):
             Class labels.
         y_proba : array-like of shape (n, K) or (n,)
             Probabilities, one column per class in the order of ``labels``. A 1d array
-            holds the probabilities of the second of two classes.
+            holds probabilities of the second of two classes.
         labels : array-like of shape (K,), default=None
-            Classes in the order of the columns. The default is the sorted values of
-            ``y_true``.
+            Classes in the order of the columns. Default: sorted values of ``y_true``.
         kind : {"top_label", "per_class"}, default="top_label"
             Diagram of the most probable class, or of each class against all others.
         n_bins : int, default=10

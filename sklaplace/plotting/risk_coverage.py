@@ -82,17 +82,16 @@ class RiskCoverageDisplay(Display):
         Parameters
         ----------
         estimator : object
-            A fitted classifier with ``predict_proba`` or a fitted regressor with
-            ``predict(X, return_std=True)``. For a classifier, the loss is the error of
-            the most probable class, and the confidence is its probability. For a
-            regressor, the loss is the squared error, and the confidence is the negative
-            standard deviation.
+            A fitted classifier with ``predict_proba``: the loss is the error of the
+            most probable class, and the confidence is its probability. Or a fitted
+            regressor with ``predict(X, return_std=True)``: the loss is the squared
+            error, and the confidence is the negative standard deviation.
         X : array-like of shape (n, ...)
-            Held-out samples, not used to train the estimator.
+            Held-out samples.
         y : array-like of shape (n,)
-            Targets of the samples.
+            Held-out targets.
         **options : dict
-            `name`: name in the legend, by default the name of the estimator's class.
+            `name`: name in the legend, by default the estimator's class.
             `sample_weight`, `ax` and `line_kw`, as for `from_predictions`.
 
         Returns
