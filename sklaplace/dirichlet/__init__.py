@@ -1,12 +1,12 @@
 """Dirichlet distributions over class probabilities, and Gaussians over logits.
 
 All functions take tensors or arrays with leading batch axes. The Gaussian over logits
-may come from a Laplace approximation, an ensemble or a variational network. `links` has
-the approximations of the expected softmax, by name in ``LINKS``.
+may come from a Laplace approximation, an ensemble or a variational network. `links`
+implements approximations of the expected softmax; ``LINKS`` lists them by name.
 
-* Gaussian to Dirichlet: `kl_projection`, the closest; `laplace_bridge`, the fastest;
-* Dirichlet to Gaussian: `inverse_bridge`;
-* properties of a Dirichlet: `mean`, `variance`, `entropy`, `expected_entropy`,
+* Gaussian to Dirichlet: `kl_projection` (closest) and `laplace_bridge` (fastest); *
+Dirichlet to Gaussian: `inverse_bridge`; * properties of a Dirichlet: `mean`,
+`variance`, `entropy`, `expected_entropy`,
   `uncertainty`, `interval`, `log_density`, `sample`, `plausible_classes`.
 """
 
@@ -37,14 +37,14 @@ from sklaplace.dirichlet.projection import kl_projection
 
 @dataclass(frozen=True)
 class Approximation:
-    """A Dirichlet approximation of Gaussian logits' softmax, and what it needs.
+    """Dirichlet approximation of the softmax of Gaussian logits, and its inputs.
 
     Attributes
     ----------
     function : callable
-        From means (b, K) and covariances (b, K, K) of logits to concentrations (b, K).
+        Maps means (b, K) and covariances (b, K, K) of logits to concentrations (b, K).
     diagonal : bool
-        Whether ``function`` also takes variances (b, K) in place of covariances.
+        Whether ``function`` also takes variances (b, K) instead of covariances.
     centred : bool
         Whether the logits are centred first.
     """
@@ -54,7 +54,7 @@ class Approximation:
     centred: bool = True
 
     def __call__(self, mean: Tensor, cov: Tensor) -> Tensor:
-        """Return concentrations (b, K) of Gaussian logits."""
+        """Return concentrations (b, K) for Gaussian logits."""
         return self.function(mean, cov)
 
 

@@ -1,4 +1,4 @@
-"""Conversion and checks of arrays and tensors; bounds on concentrations ``α``."""
+"""Conversion and checks of arrays and tensors, and bounds on concentrations ``α``."""
 
 import math
 from typing import TypeVar
@@ -9,21 +9,21 @@ from torch import Tensor
 
 Array = TypeVar("Array", Tensor, np.ndarray)
 
-# Total concentration of no uncertainty in practice; for larger ones differences of
-# digamma functions and Beta quantiles lose all digits.
+# Maximum total concentration, at which uncertainty is negligible. For larger totals,
+# differences of digamma functions and Beta quantiles lose all digits.
 MAX_TOTAL = 1e9
 # Keeps 1/α, its square and log α finite.
 MIN_CONCENTRATION = 1e-100
 # Sums of a thousand float32 probabilities differ from one by about 1e-6.
 _SUM_TOLERANCE = 1e-4
-# Negative variances smaller than this fraction of the largest are rounding errors.
+# Negative variances below this fraction of the largest count as rounding errors.
 _NEGATIVE = 1e-3
 
 
 def as_tensor(array: Tensor | np.ndarray) -> Tensor:
-    """Floating-point tensor; arrays are copied."""
+    """Return a floating-point tensor; arrays are copied."""
     if not isinstance(array, Tensor):
-        # a writable copy in the order of bytes and of axes that torch supports
+        # a writable copy, with the byte order and strides that torch supports
         array = np.array(array, order="C")
         native = array.dtype.newbyteorder("=")
         array = torch.from_numpy(array.astype(native, copy=False))
@@ -31,12 +31,12 @@ def as_tensor(array: Tensor | np.ndarray) -> Tensor:
 
 
 def like(result: Tensor, example: Array) -> Array:
-    """Result as a tensor or an array, like the example."""
+    """Return the result as a tensor or an array, like the example."""
     return result if isinstance(example, Tensor) else result.numpy()
 
 
 def check_shapes(mean: Tensor, cov: Tensor, hint: str = "") -> None:
-    """Raise unless cov (..., K, K) has a matrix for each mean (..., K)."""
+    """Raise ValueError unless the shapes are cov (..., K, K) and mean (..., K)."""
     if mean.ndim == 0:
         raise ValueError("mean is a scalar. Give logits of shape (..., K).")
     wanted = (*mean.shape, mean.shape[-1])
@@ -48,7 +48,7 @@ def check_shapes(mean: Tensor, cov: Tensor, hint: str = "") -> None:
 
 
 def check_finite(name: str, values: Tensor) -> None:
-    """Raise unless all values are finite."""
+    """Raise ValueError unless all values are finite."""
     if not bool(values.isfinite().all()):
         raise ValueError(
             f"{name} has entries that are not finite. Look for divisions by zero and "
@@ -57,9 +57,10 @@ def check_finite(name: str, values: Tensor) -> None:
 
 
 def check_variances(variances: Tensor, largest: Tensor) -> None:
-    """Raise unless variances (..., K) are finite and, up to rounding, not negative.
+    """Raise ValueError for variances that are not finite, or negative.
 
-    Rounding errors are relative to the variance ``largest`` (..., 1).
+    Negative variances (..., K) are allowed up to rounding errors, relative to the
+    variance ``largest`` (..., 1).
     """
     check_finite("cov", variances)
     if bool((variances < -_NEGATIVE * largest.abs()).any()):
@@ -70,7 +71,7 @@ def check_variances(variances: Tensor, largest: Tensor) -> None:
 
 
 def check_alpha(alpha: Tensor | np.ndarray) -> Tensor:
-    """Concentrations as a float64 tensor; raise unless all are positive."""
+    """Return concentrations, float64; raise ValueError unless all are positive."""
     concentrations = as_tensor(alpha).double()
     if concentrations.ndim == 0:
         raise ValueError("alpha is a scalar. Give concentrations of shape (..., K).")
@@ -80,12 +81,12 @@ def check_alpha(alpha: Tensor | np.ndarray) -> Tensor:
         raise ValueError(
             f"alpha has the entry {value}. Concentrations are positive and finite."
         )
-    # totals, their squares and inverses are finite, too
+    # totals, their squares and inverses are also finite
     return concentrations.clamp(MIN_CONCENTRATION, 1 / MIN_CONCENTRATION)
 
 
 def check_proba(proba: Tensor | np.ndarray, alpha: Tensor) -> Tensor:
-    """Probabilities as a float64 tensor; raise unless they fit the concentrations."""
+    """Return probabilities, float64; raise ValueError for invalid values or shapes."""
     p = as_tensor(proba).double().to(alpha.device)
     if p.ndim == 0 or p.shape[-1] != alpha.shape[-1]:
         raise ValueError(
@@ -102,6 +103,6 @@ def check_proba(proba: Tensor | np.ndarray, alpha: Tensor) -> Tensor:
 
 
 def capped(log_alpha: Tensor) -> Tensor:
-    """Concentrations (..., K) with total at most `MAX_TOTAL` and unchanged mean."""
+    """Return concentrations (..., K) with total up to `MAX_TOTAL` and the same mean."""
     log_total = log_alpha.logsumexp(-1, keepdim=True).clamp(max=math.log(MAX_TOTAL))
     return (log_alpha.softmax(-1) * log_total.exp()).clamp(min=MIN_CONCENTRATION)

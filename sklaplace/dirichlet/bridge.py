@@ -1,6 +1,6 @@
-"""The Laplace bridge: between Gaussians over logits and Dirichlet distributions.
+"""Laplace bridge between Gaussians over logits and Dirichlet distributions.
 
-It matches ``N(μ, Σ)`` with a Dirichlet of concentrations ``α``, by Laplace
+The bridge matches ``N(μ, Σ)`` with a Dirichlet of concentrations ``α``, by a Laplace
 approximation in the softmax basis:
 ``α_k = (1 − 2/K + e^{μ_k} Σ_l e^{−μ_l} / K²) / Σ_kk``.
 """
@@ -16,7 +16,7 @@ from sklaplace.dirichlet import arrays
 from sklaplace.dirichlet.arrays import Array, like
 from sklaplace.dirichlet.logits import MAX_LOGIT, centre, centred_moments
 
-# For smaller variances the total is far above MAX_TOTAL, for any mean.
+# For smaller variances, the total is far above MAX_TOTAL for any mean.
 _MIN_VARIANCE = 1e-200
 
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -29,14 +29,14 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
 def laplace_bridge(
     mean: Array, cov: Array, *, project: bool = True, norm: str | None = None
 ) -> Array:
-    """Concentrations of a Dirichlet by the Laplace bridge from a Gaussian over logits.
+    """Compute Dirichlet concentrations by the Laplace bridge from Gaussian logits.
 
-    The fastest approximation. Prefer it where speed matters more than accuracy: its
-    mean does not depend on the scale of the covariance (only the total concentration
-    does), does not converge to the softmax for more than two classes, and may have
-    another most probable class. Where variances differ much between classes, it is
-    overconfident in the class of the smallest variance. `kl_projection` has none of
-    these defects.
+    This is the fastest approximation. Prefer it if speed matters more than accuracy.
+    The mean does not depend on the scale of the covariance; only the total
+    concentration does. For more than two classes, the mean does not converge to the
+    softmax, and the most probable class may change. If variances differ much between
+    classes, the bridge is overconfident in the class with the smallest variance.
+    `kl_projection` has none of these defects.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -45,45 +45,45 @@ def laplace_bridge(
     mean : Tensor or ndarray of shape (..., K)
         Means of the logits.
     cov : Tensor or ndarray of shape (..., K, K) or (..., K)
-        Covariances of the logits, symmetric positive semidefinite; or variances,
-        with ``project=False``.
+        Covariances of the logits, symmetric positive semidefinite. With
+        ``project=False``, variances are also allowed.
     project : bool, default=True
-        Whether to condition the logits on a sum of zero first, the plane on
-        which the bridge is exact, as MacKay (1998) does. It changes the distribution
-        of the probabilities unless all logits have equal variances and covariances.
-        Centring (see `sklaplace.dirichlet.logits.centre`) does not change it and is
-        what ``predict_dirichlet`` does; centred Gaussians are not changed by
-        ``project``. The published examples do neither.
+        Whether to first condition the logits on a sum of zero, as MacKay (1998) does.
+        On this plane the bridge is exact. Conditioning changes the distribution of the
+        probabilities unless all logits have equal variances and covariances. Centring
+        (see `sklaplace.dirichlet.logits.centre`) does not change this distribution, and
+        ``predict_dirichlet`` uses centring. ``project`` does not change centred
+        Gaussians. The published examples use neither.
     norm : {'guarded', 'published'} or None, default=None
-        Correction for large variances: with ``c = mean_k Σ_kk / √(K/2)``, the
-        mean is divided by ``√c`` and the covariance by ``c``. ``'published'``
-        always does so, which makes predictions more confident where ``c < 1``;
-        ``'guarded'`` only where ``c > 1``.
+        Correction for large variances: with ``c = mean_k Σ_kk / √(K/2)``, the mean is
+        divided by ``√c`` and the covariance by ``c``. ``'published'`` always applies
+        the correction, which makes predictions more confident if ``c < 1``.
+        ``'guarded'`` applies it only if ``c > 1``.
 
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        Concentrations, float64, an array if ``mean`` is one. They are positive and
-        their total is at most 1e9; a larger one is reduced without changing the mean.
-        A single class has concentration one.
+        Positive concentrations, float64, as an array if ``mean`` is an array. Totals
+        above 1e9 are reduced to 1e9 without changing the mean. A single class has
+        concentration one.
 
     Raises
     ------
     ValueError
-        If ``norm`` is not known, the shapes do not fit, or there are numbers that are
-        not finite, or negative variances.
+        If ``norm`` is unknown, shapes are inconsistent, values are not finite, or
+        variances are negative.
 
     See Also
     --------
-    kl_projection : The closest Dirichlet.
+    kl_projection : Closest Dirichlet.
     inverse_bridge : From a Dirichlet to a Gaussian.
 
     Notes
     -----
-    O(K²) per sample, for the row sums of ``cov``; O(K) without ``project``.
-    Computed in log space, so that the result is finite for all finite inputs below
-    1e300, also for zero, singular and huge covariances. Variances below the rounding
-    error of ``cov`` are clamped to it.
+    Costs O(K²) per sample for the row sums of ``cov``, or O(K) without ``project``. The
+    computation is in log space. The result is finite for all finite inputs below 1e300,
+    including zero, singular and huge covariances. Variances below the rounding error of
+    ``cov`` are clamped to this error.
 
     References
     ----------
@@ -127,12 +127,12 @@ def laplace_bridge(
 
 
 def centred_bridge(mean: Tensor, cov: Tensor, norm: str | None = None) -> Tensor:
-    """`laplace_bridge` of the centred Gaussian; ``cov`` is (b, K, K) or (b, K)."""
+    """Apply `laplace_bridge` to the centred Gaussian; cov is (b, K, K) or (b, K)."""
     return laplace_bridge(*centred_moments(mean, cov), project=False, norm=norm)
 
 
 def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
-    """Gaussian over logits whose Laplace bridge is a given Dirichlet.
+    """Compute the Gaussian over logits whose Laplace bridge is a given Dirichlet.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -146,7 +146,7 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
     mean : Tensor or ndarray of shape (..., K)
         Means of the logits, summing to zero, float64.
     cov : Tensor or ndarray of shape (..., K, K)
-        Their covariances, with rows summing to zero, float64.
+        Covariances of the logits, with rows summing to zero, float64.
 
     Raises
     ------
@@ -159,8 +159,8 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
 
     Notes
     -----
-    O(K²) per sample. ``laplace_bridge`` is its inverse up to rounding, if the total of
-    ``alpha`` is at most 1e9.
+    Costs O(K²) per sample. ``laplace_bridge`` is the inverse up to rounding, if the
+    total of ``alpha`` is at most 1e9.
 
     References
     ----------
@@ -179,11 +179,11 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
 
 
 def _project(mean: Tensor, cov: Tensor, rounding: float) -> tuple[Tensor, Tensor]:
-    """Mean and variances, (..., K) each, conditional on a sum of zero."""
+    """Condition on a sum of zero; return mean and variances, (..., K) each."""
     row_sums = cov.sum(-1, dtype=torch.float64)  # Σ1
     total = row_sums.sum(-1, keepdim=True)  # 1ᵀΣ1
     variances = cov.diagonal(dim1=-2, dim2=-1).double()
-    # rounding error of a sum of K² entries that is zero
+    # rounding error of a sum of K² entries whose exact value is zero
     negligible = 8 * cov.shape[-1] ** 2 * rounding * variances.amax(-1, keepdim=True)
     on_plane = total <= negligible
     gain = (row_sums / total.masked_fill(on_plane, 1)).masked_fill(on_plane, 0)
@@ -191,7 +191,7 @@ def _project(mean: Tensor, cov: Tensor, rounding: float) -> tuple[Tensor, Tensor
 
 
 def _concentrations(mean: Tensor, variances: Tensor) -> Tensor:
-    """Bridge for K > 1 with bounded total, (..., K)."""
+    """Compute the bridge for K > 1 with bounded total, (..., K)."""
     n_classes = mean.shape[-1]
     mean = mean - mean.mean(-1, keepdim=True)
     constant = math.log1p(-2 / n_classes) if n_classes > 2 else -math.inf

@@ -13,12 +13,12 @@ from sklaplace.dirichlet.arrays import Array, check_alpha, like
 
 # Values of the option ``reference`` of `plausible_classes`.
 REFERENCES = ("top", "previous")
-# Larger totals change Beta quantiles by less than 1e-6, where scipy loses accuracy.
+# Larger totals, at which scipy is inaccurate, change Beta quantiles by less than 1e-6.
 _MAX_QUANTILE_TOTAL = 1e12
 
 
 def mean(alpha: Array) -> Array:
-    """Class probabilities expected under a Dirichlet.
+    """Compute the expected class probabilities of a Dirichlet.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -53,7 +53,7 @@ def mean(alpha: Array) -> Array:
 
 
 def variance(alpha: Array) -> Array:
-    """Marginal variances of the class probabilities of a Dirichlet.
+    """Compute the marginal variances of a Dirichlet's class probabilities.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -91,10 +91,10 @@ def variance(alpha: Array) -> Array:
 
 
 def entropy(alpha: Array) -> Array:
-    """Differential entropy of a Dirichlet, in nats.
+    """Compute the differential entropy of a Dirichlet, in nats.
 
-    The entropy of the distribution over probabilities; negative unless it is nearly
-    uniform. For the entropy of the label, see `expected_entropy`.
+    The entropy of a distribution over probabilities is negative unless the distribution
+    is nearly uniform. For the entropy of the label, see `expected_entropy`.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -115,8 +115,8 @@ def entropy(alpha: Array) -> Array:
 
     See Also
     --------
-    expected_entropy : Of the label, in place of the probabilities.
-    uncertainty : Parts of the entropy of the label.
+    expected_entropy : Expected entropy of the label.
+    uncertainty : Parts of the label's entropy.
 
     Examples
     --------
@@ -128,7 +128,7 @@ def entropy(alpha: Array) -> Array:
 
 
 def expected_entropy(alpha: Array) -> Array:
-    """Expected entropy of a label given its probabilities, in nats.
+    """Compute the expected entropy of a label given its probabilities, in nats.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -150,8 +150,8 @@ def expected_entropy(alpha: Array) -> Array:
 
     See Also
     --------
-    uncertainty : This part of the entropy next to the others.
-    entropy : Of the probabilities, in place of the label.
+    uncertainty : All parts of the entropy.
+    entropy : Entropy of the probabilities.
 
     Examples
     --------
@@ -166,7 +166,7 @@ def expected_entropy(alpha: Array) -> Array:
 
 
 def log_density(alpha: Array, proba: Array) -> Array:
-    """Logarithm of the density of a Dirichlet at class probabilities.
+    """Compute the log-density of a Dirichlet at class probabilities.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -175,24 +175,25 @@ def log_density(alpha: Array, proba: Array) -> Array:
     alpha : Tensor or ndarray of shape (..., K)
         Positive concentrations.
     proba : Tensor or ndarray of shape (..., K)
-        Probabilities, which sum to one; leading axes are broadcast.
+        Probabilities that sum to one. Leading axes are broadcast.
 
     Returns
     -------
     Tensor or ndarray of shape (...,)
-        With respect to the Lebesgue measure of the first K − 1 probabilities; float64.
-        Where a probability is zero: ``-inf``, or ``inf`` if its concentration is below
-        one; ``nan`` where both occur, as the density has no limit.
+        Log-density with respect to the Lebesgue measure of the first K − 1
+        probabilities, float64. If a probability is zero, the value is ``-inf``, or
+        ``inf`` for a concentration below one. The value is ``nan`` if both occur,
+        because the density has no limit.
 
     Raises
     ------
     ValueError
-        If a concentration is not positive, or ``proba`` are no probabilities.
+        If a concentration is not positive, or ``proba`` does not contain probabilities.
 
     See Also
     --------
-    sample : Draws from the density.
-    sklaplace.plotting.DirichletDisplay : The density over three probabilities.
+    sample : Draws from a Dirichlet.
+    sklaplace.plotting.DirichletDisplay : Plot of the density over three probabilities.
 
     Examples
     --------
@@ -206,7 +207,7 @@ def log_density(alpha: Array, proba: Array) -> Array:
 
 
 def interval(alpha: Array, coverage: float = 0.9) -> Array:
-    """Central credible intervals of the class probabilities.
+    """Compute central credible intervals of the class probabilities.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -215,12 +216,12 @@ def interval(alpha: Array, coverage: float = 0.9) -> Array:
     alpha : Tensor or ndarray of shape (..., K)
         Positive concentrations.
     coverage : float, default=0.9
-        Probability in (0, 1), for each class marginally.
+        Marginal probability of each interval, in (0, 1).
 
     Returns
     -------
     Tensor or ndarray of shape (..., K, 2)
-        Lower and upper ends: quantiles of the marginal ``Beta(α_k, A − α_k)``, float64.
+        Lower and upper ends, which are quantiles of ``Beta(α_k, A − α_k)``, float64.
 
     Raises
     ------
@@ -230,11 +231,11 @@ def interval(alpha: Array, coverage: float = 0.9) -> Array:
     See Also
     --------
     mean : Expected probabilities.
-    plausible_classes : Classes whose probabilities may be the largest.
+    plausible_classes : Classes that may be the most probable.
 
     Notes
     -----
-    Quantiles come from scipy, on the CPU: about a microsecond each.
+    scipy computes the quantiles on the CPU, in about a microsecond each.
 
     Examples
     --------
@@ -256,7 +257,7 @@ def sample(
     n_samples: int = 1,
     random_state: RandomState = 0,
 ) -> Array:
-    """Class probabilities drawn from a Dirichlet.
+    """Draw class probabilities from a Dirichlet.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -267,27 +268,27 @@ def sample(
     n_samples : int, default=1
         Number of draws.
     random_state : int, RandomState or None, default=0
-        Seed of the draws; None draws differently every time. Global generators are not
-        used.
+        Seed of the draws. None gives different draws every time. Global generators are
+        not used.
 
     Returns
     -------
     Tensor or ndarray of shape (n_samples, ..., K)
-        Rows sum to one; float64. Drawn on the CPU.
+        Draws, float64, from the CPU. Rows sum to one.
 
     Raises
     ------
     ValueError
-        If a concentration is not positive, or ``n_samples`` is not.
+        If a concentration or ``n_samples`` is not positive.
 
     See Also
     --------
-    log_density : The density of the draws.
+    log_density : Log-density of the distribution.
 
     Notes
     -----
-    Computed from logarithms of gamma variables, so that small concentrations give
-    one-hot probabilities instead of zero divided by zero.
+    Draws are computed from logarithms of gamma variables. Small concentrations
+    therefore give one-hot probabilities instead of zero divided by zero.
 
     Examples
     --------
@@ -321,9 +322,9 @@ def uncertainty(alpha: Array) -> Array:
     Returns
     -------
     Tensor or ndarray of shape (..., 3)
-        In nats, float64: the entropy of the mean (total), the `expected_entropy` given
-        the probabilities (aleatoric), and their difference, the mutual information of
-        label and probabilities (epistemic).
+        Entropies in nats, float64: the entropy of the mean (total), the
+        `expected_entropy` given the probabilities (aleatoric), and the difference
+        (epistemic), which is the mutual information between label and probabilities.
 
     Raises
     ------
@@ -332,8 +333,8 @@ def uncertainty(alpha: Array) -> Array:
 
     See Also
     --------
-    expected_entropy : The aleatoric part alone.
-    sklaplace.LaplaceClassifier.predict_uncertainty : The same for predictions.
+    expected_entropy : Aleatoric part.
+    sklaplace.LaplaceClassifier.predict_uncertainty : Uncertainty of predictions.
 
     References
     ----------
@@ -352,9 +353,9 @@ def uncertainty(alpha: Array) -> Array:
 
 
 def split_entropy(average: Tensor, aleatoric: Tensor) -> Tensor:
-    """Total, aleatoric and epistemic entropy, (..., 3).
+    """Return total, aleatoric and epistemic entropy, (..., 3).
 
-    From mean probabilities (..., K) and expected entropies (...).
+    The inputs are mean probabilities (..., K) and expected entropies (...).
     """
     total = -torch.special.xlogy(average, average).sum(-1)
     aleatoric = torch.minimum(aleatoric, total)  # up to rounding
@@ -365,7 +366,7 @@ def split_entropy(average: Tensor, aleatoric: Tensor) -> Tensor:
 def plausible_classes(
     alpha: Array, q: float = 0.05, k_max: int = 10, reference: str = "top"
 ) -> Array:
-    """Uncertainty-aware top-k: set of classes that may be the most probable one.
+    """Find the classes that may be the most probable: uncertainty-aware top-k.
 
     A class belongs to the set if the upper quantile of its marginal Beta distribution
     is at least the lower quantile of the most probable class's distribution.
@@ -377,20 +378,20 @@ def plausible_classes(
     alpha : Tensor or ndarray of shape (..., K)
         Positive concentrations.
     q : float, default=0.05
-        Tail probability of both quantiles. Larger values give smaller sets; from 0.5
-        on only the top class.
+        Tail probability of both quantiles. Larger values give smaller sets. For 0.5 and
+        above, the set is only the top class.
     k_max : int, default=10
-        Largest number of classes in a set.
+        Maximum number of classes in a set.
     reference : {"top", "previous"}, default="top"
-        What a class is compared with: the most probable class, or the preceding one in
-        descending order ("next class"), which gives larger sets: they end at the first
-        clear gap.
+        Class to compare with: the most probable class, or the preceding class in
+        descending order ("next class"). The latter gives larger sets, which end at the
+        first clear gap.
 
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        Boolean; the most probable class always belongs to the set. Ties
-        are broken by the order of the classes.
+        Boolean mask of the set, which always includes the most probable class. The
+        order of the classes breaks ties.
 
     Raises
     ------
@@ -399,13 +400,13 @@ def plausible_classes(
 
     See Also
     --------
-    interval : Central intervals of the probabilities.
-    sklaplace.LaplaceClassifier.predict_set : The same for predictions.
+    interval : Central intervals.
+    sklaplace.LaplaceClassifier.predict_set : Sets of classes for predictions.
 
     Notes
     -----
-    2 k_max Beta quantiles per sample. Beta(a, A − a) variables are stochastically
-    increasing in a, so that members come first in descending order.
+    Costs 2 k_max Beta quantiles per sample. Beta(a, A − a) variables are stochastically
+    increasing in a, so the members of the set come first in descending order.
 
     References
     ----------
@@ -426,7 +427,7 @@ def plausible_classes(
     upper = _marginal_quantile(leading[..., 1:], total, 1 - q)
     before = leading[..., :1] if reference == "top" else leading[..., :-1]
     above = upper >= _marginal_quantile(before, total, q)
-    # for q >= 0.5 the quantiles cross, also for equal classes
+    # for q >= 0.5 the quantiles cross, even for equal classes
     is_member = (above & (q < 0.5)).cumprod(-1).bool()
     members = torch.zeros_like(a, dtype=torch.bool)
     members.scatter_(-1, order[..., :1], True)
@@ -434,14 +435,14 @@ def plausible_classes(
 
 
 def check_set(q: float, k_max: int, reference: str) -> None:
-    """Raise for invalid options of `plausible_classes`."""
+    """Raise ValueError for invalid options of `plausible_classes`."""
     checks.check_fraction("q", q, "Choose a small tail probability, such as 0.05.")
     checks.check_count("k_max", k_max)
     checks.check_option("reference", reference, REFERENCES)
 
 
 def _marginal_quantile(a: Tensor, total: Tensor, q: float) -> Tensor:
-    """Quantile of ``Beta(a, A − a)``."""
+    """Return the quantile of ``Beta(a, A − a)``."""
     factor = (_MAX_QUANTILE_TOTAL / total).clamp(max=1)
     a, rest = a * factor, ((total - a) * factor).clamp(min=arrays.MIN_CONCENTRATION)
     found = betaincinv(a.detach().cpu().numpy(), rest.detach().cpu().numpy(), q)

@@ -1,8 +1,8 @@
 """Expected softmax of independent Gaussian logits, by the Gumbel-max identity.
 
 With independent Gumbel noise ``g``, ``E[softmax(f)]_k`` is the probability that
-``f_k + g_k`` is the largest of all: one integral, ``∫ F_k'(t) Π_{j≠k} F_j(t) dt``, for
-any number of classes.
+``f_k + g_k`` is the largest value. This is one integral,
+``∫ F_k'(t) Π_{j≠k} F_j(t) dt``, for any number of classes.
 """
 
 import math
@@ -15,23 +15,26 @@ from torch import Tensor
 from sklaplace.dirichlet.logits import chunks
 from sklaplace.dirichlet.normal_gumbel import LOWEST, NormalGumbel
 
-# First and largest number of nodes of the quadrature, and tolerance of the sum of
+# Initial and maximum number of quadrature nodes, and tolerance for the sum of
 # probabilities.
 _FIRST_NODES, _MAX_NODES, _TOLERANCE = 16, 2048, 3e-4
-# Largest ratio of spacing to distance of the nodes: for larger ones the errors of two
-# classes may cancel in the sum.
+# Maximum ratio of spacing to distance of the nodes. For larger ratios, the errors of
+# two classes may cancel in the sum.
 _MAX_RATIO = 0.35
-# The largest value is below the lower end with a log-probability of about -exp(_END).
+# The log-probability that the largest value is below the lower end is about -exp(_END).
 _END = -LOWEST
-# Variance of the noise that nodes must resolve for logits without variance.
+# Noise variance that nodes must resolve for logits without variance.
 _NOISE = 1.3
-# Of more classes, all but the leading ones are taken together: so many, or this part of
-# all. Largest relative error of ``-log F`` of the others, at the lower end, logarithm:
-# as `NormalGumbel` has, and less by e^LOWEST where the integrand is large.
+# Number of classes above which all but the leading classes are merged; minimum number
+# of leading classes; divisor of the number of classes that gives a larger number; and
+# log of the largest relative error of ``-log F`` for merged classes at the lower end.
+# This error is as large as in `NormalGumbel`, and smaller by e^LOWEST where the
+# integrand is large.
 MANY_CLASSES, _LEADING, _PART, _LOG_ERROR = 1024, 512, 32, math.log(1e-2)
-# Keeps quotients finite without variances.
+# Keeps quotients finite for zero variances.
 _TINY = 1e-300
-# Derivatives of the polynomial through so many points of unit distance, at each.
+# Number of points at unit distance, and derivatives of their interpolating polynomial
+# at each point.
 _STENCIL = 7
 _DERIVATIVES = np.array(
     [
@@ -45,7 +48,7 @@ _DERIVATIVES = np.array(
 
 
 def independent_variances(centred: Tensor) -> Tensor:
-    """Variances ``d ≥ 0`` of independent logits from variances of centred logits.
+    """Return variances ``d ≥ 0`` of independent logits, given centred variances.
 
     Parameters
     ----------
@@ -55,10 +58,10 @@ def independent_variances(centred: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Exact unless one would be negative.
+        Variances, exact unless one would be negative.
     """
     n_classes = centred.shape[-1]
-    if n_classes == 2:  # only the sum is determined
+    if n_classes == 2:  # only the sum is identifiable
         return 2 * centred
     total = centred.sum(-1, keepdim=True)
     variances = (n_classes * centred - total / (n_classes - 1)) / (n_classes - 2)
@@ -68,55 +71,56 @@ def independent_variances(centred: Tensor) -> Tensor:
 def argmax_proba(
     mean: Tensor, variances: Tensor, n_nodes: int = _FIRST_NODES
 ) -> Tensor:
-    """Probability that each of independent logits is the largest, with Gumbel noise.
+    """Return the probability that each logit is the largest, with Gumbel noise.
 
     Parameters
     ----------
     mean : Tensor of shape (b, K)
         Means of the logits, float64.
     variances : Tensor of shape (b, K)
-        Variances of the logits, float64, not negative.
+        Variances of the independent logits, float64, non-negative.
     n_nodes : int
         Initial number of nodes, at least seven.
 
     Returns
     -------
     Tensor of shape (b, K)
-        Rows sum to one.
+        Probabilities; rows sum to one.
 
     Notes
     -----
-    With ``S = -log Π F_j`` the integral is ``∫ -(log F_k)(t) (exp(-S))'(t) dt``, by
-    parts, for which one function per sample is differentiated, and none per class. The
-    trapezoidal rule between a lower and an upper end beyond which the largest value is
-    improbable, with differences of ``log S``, which is nearly linear. The spacing of
-    the nodes is determined by the smallest variance at the lower end, and proportional
-    to the distance from it further up, where only logits of large variance contribute:
-    others with a mean far above the lower end would have raised it. The number of nodes
-    is doubled for samples whose probabilities do not sum to one, or whose nodes are too
-    coarse. Nodes are constants to autograd, as an integral does not depend on them.
-    Small probabilities are bounded from above, since the tails of `NormalGumbel` are
-    too heavy.
+    With ``S = -log Π F_j``, integration by parts gives
+    ``∫ -(log F_k)(t) (exp(-S))'(t) dt``. Only one function per sample is
+    differentiated, instead of one per class. The trapezoidal rule runs between two ends
+    beyond which the largest value is improbable. It uses differences of ``log S``,
+    which is nearly linear. At the lower end, the smallest variance determines the
+    spacing of the nodes. Above, the spacing is proportional to the distance from the
+    lower end, because only logits with large variances contribute there: a logit with a
+    small variance and a mean far above the lower end would have raised this end. The
+    number of nodes is doubled for samples whose probabilities do not sum to one or
+    whose nodes are too coarse. Nodes are constants for autograd, because the integral
+    does not depend on them. Small probabilities are bounded from above, because the
+    tails of `NormalGumbel` are too heavy.
 
-    An exponential and a polynomial of degree seven for each class and node; memory
-    beyond the inputs is a few chunks of `logits.chunks`. Of many classes, most are
-    improbable and take an exponential each, see `_by_leading`.
+    The cost is one exponential and one polynomial of degree seven per class and node.
+    The additional memory is a few chunks of `logits.chunks`. With many classes, most
+    are improbable and cost only one exponential each; see `_by_leading`.
     """
-    # relative to the largest mean, where digits are needed
+    # relative to the largest mean, where precision matters
     mean = mean - mean.detach().amax(-1, keepdim=True)
     is_many = mean.shape[-1] > MANY_CLASSES
     return (_by_leading if is_many else _by_nodes)(mean, variances, n_nodes)
 
 
 def _by_leading(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
-    """`argmax_proba` of many classes, of which all but a few are improbable, (b, K).
+    """Return `argmax_proba` for many classes, most of them improbable, (b, K).
 
-    In its upper tail ``-log F_j(t) = e^(m_j - t)`` with ``m_j`` the mean plus half of
-    the variance ``v_j``, but for a relative error of at most ``e^(m_j + v_j - t) / 2``.
-    Logits for which that is small at the lower end of the quadrature are, together, one
-    logit without variance: the logsumexp of their ``m_j``, in proportion to whose
-    exponentials they share its probability. The others are integrated: a few, or some
-    more, or, where too many have large errors, all of them.
+    In the upper tail, ``-log F_j(t) = e^(m_j - t)`` up to a relative error of at most
+    ``e^(m_j + v_j - t) / 2``, where ``m_j`` is the mean plus half the variance ``v_j``.
+    Logits with a small error at the lower end of the quadrature are merged into one
+    logit without variance, the logsumexp of their ``m_j``. They share its probability
+    in proportion to ``e^m_j``. The other logits are integrated: a few, then more, and
+    finally all if too many have large errors.
     """
     n_more = max(_LEADING, mean.shape[-1] // _PART)
     kinds = partial(_with_leading, _LEADING), partial(_with_leading, n_more), _all
@@ -132,7 +136,7 @@ def _by_leading(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
 
 
 def _all(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
-    """`_by_nodes`, and that it is precise, (b,)."""
+    """Return `_by_nodes`, and True for each sample because it is precise, (b,)."""
     is_precise = torch.ones(len(mean), dtype=torch.bool, device=mean.device)
     return _by_nodes(mean, variances, n_nodes), is_precise
 
@@ -140,7 +144,7 @@ def _all(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]
 def _with_leading(
     n_leading: int, mean: Tensor, variances: Tensor, n_nodes: int
 ) -> tuple[Tensor, Tensor]:
-    """Probabilities (b, K) with so many leading classes, and where they are precise."""
+    """Return probabilities (b, K), and whether the leading classes suffice, (b,)."""
     tails = mean + variances / 2
     errors, leading = (tails + variances).detach().topk(n_leading, -1, sorted=False)
     few = mean.gather(-1, leading), variances.gather(-1, leading)
@@ -149,10 +153,10 @@ def _with_leading(
     shares = (rest - largest).exp()
     total = shares.sum(-1, keepdim=True)
     logit = total.log() + largest
-    # the largest value is probably above both
+    # the largest value probably exceeds both
     lowest = NormalGumbel(*(part.detach() for part in few)).lower.amax(-1)
     lowest = lowest.maximum(logit.detach().squeeze(-1) + LOWEST)
-    # false for what is not finite
+    # False for values that are not finite
     is_precise = errors.amin(-1) - math.log(2) - lowest < _LOG_ERROR
     joined = torch.cat([few[0], logit], -1), torch.cat([few[1], 0 * logit], -1)
     proba = torch.zeros_like(joined[0])
@@ -164,7 +168,7 @@ def _with_leading(
 
 
 def _by_nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
-    """`argmax_proba` by quadrature for each class."""
+    """Compute `argmax_proba` by quadrature for each class."""
     parts = [_integrals(*part, n_nodes) for part in chunks(mean, variances, n_nodes)]
     proba, ratio = map(torch.cat, zip(*parts, strict=True))
     is_coarse = ((proba.sum(-1) - 1).abs() > _TOLERANCE) | (ratio > _MAX_RATIO)
@@ -177,7 +181,7 @@ def _by_nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
 
 
 def _integrals(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
-    """Sums (b, K) of the quadrature, and ratios (b,) of `_nodes`."""
+    """Return sums (b, K) of the quadrature, and ratios (b,) of `_nodes`."""
     # samples last: operations on long rows are faster
     classes = NormalGumbel(mean.T.contiguous(), variances.T.contiguous())
     nodes, ratio = _nodes(classes, variances, n_nodes)
@@ -192,17 +196,17 @@ def _integrals(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, T
 def _nodes(
     classes: NormalGumbel, variances: Tensor, n_nodes: int
 ) -> tuple[Tensor, Tensor]:
-    """Nodes of the quadrature (t, b), and ratios (b,).
+    """Return the nodes of the quadrature (t, b), and ratios (b,).
 
-    For classes (K, b) and their variances (b, K). A ratio is the spacing over the
-    distance from the lower end, for distant nodes.
+    The inputs are classes (K, b) and their variances (b, K). A ratio is the spacing of
+    distant nodes divided by their distance from the lower end.
     """
     scale = (variances.amin(1) + _NOISE).sqrt()
     high = classes.upper_end(variances.shape[1]).amax(0)
     # a product of probabilities does not exceed its smallest factor
     nodes, _ = _spaced(classes.lower.amax(0), high, scale, max(6, n_nodes // 3))
     minus_log = classes.minus_log(nodes.unsqueeze(1)).sum(1).log()
-    # the last node before which the product is too small
+    # the last node up to which the product is too small
     index = (minus_log > _END).cumprod(0).sum(0).sub_(1).clamp_(0, len(nodes) - 2)
     index = torch.stack([index, index + 1])
     (first, second), (above, below) = nodes.gather(0, index), minus_log.gather(0, index)
@@ -211,14 +215,14 @@ def _nodes(
 
 
 def _spaced(low: Tensor, high: Tensor, scale: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Nodes (n, b) between ends, spaced by ``scale`` at the lower one, and ratios."""
+    """Return nodes (n, b), spaced by about ``scale`` at the lower end, and ratios."""
     even = torch.linspace(0, 1, n, dtype=low.dtype, device=low.device)
     end = ((high - low) / scale).asinh()
     return low + scale * (end * even.unsqueeze(1)).sinh(), end / (n - 1)
 
 
 def _differences(values: Tensor) -> Tensor:
-    """Derivatives (t, b) of values at points of unit distance."""
+    """Return derivatives (t, b) of values at points of unit distance."""
     derivatives = torch.as_tensor(_DERIVATIVES).to(values)
     middle = _STENCIL // 2
     inner = values.unfold(0, _STENCIL, 1) @ derivatives[middle]
@@ -228,9 +232,9 @@ def _differences(values: Tensor) -> Tensor:
 
 
 def _upper_bound(mean: Tensor, variances: Tensor) -> Tensor:
-    """Chernoff's bound of the probabilities of independent logits, (b, K).
+    """Return Chernoff's bound on the probabilities of independent logits, (b, K).
 
-    With the largest mean ``m_j``, ``p_k ≤ E[exp(s (f_k - f_j))]`` for s from 0 to 1.
+    If ``m_j`` is the largest mean, ``p_k ≤ E[exp(s (f_k - f_j))]`` for s from 0 to 1.
     """
     largest = mean.argmax(-1, keepdim=True)
     gaps = mean.gather(-1, largest) - mean

@@ -1,8 +1,9 @@
-"""Link approximations: from a Gaussian over logits to class probabilities.
+"""Link approximations: class probabilities from a Gaussian over logits.
 
-All approximate ``p = E[softmax(f)]``, ``f ~ N(μ, Σ)``, which depends only on the
-centred Gaussian ``N(m, S)``; see `sklaplace.dirichlet.logits`. A `Link` says what an
-approximation needs: some take the logits as they are, as some publications do.
+All links approximate ``p = E[softmax(f)]`` for ``f ~ N(μ, Σ)``. This expectation
+depends only on the centred Gaussian ``N(m, S)``; see `sklaplace.dirichlet.logits`. A
+`Link` describes the inputs of an approximation. Some links do not centre the logits, as
+in some publications.
 """
 
 import math
@@ -37,22 +38,22 @@ __all__ = [
 
 Probabilities = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# Up to this largest variance the second-order expansion is more accurate than the
+# Up to this largest variance, the second-order expansion is more accurate than
 # quadrature.
 _SMALL_VARIANCE = 0.09
-# Variances of the samples that `gumbel` takes at once, of many classes: several have a
-# quadrature together, and arrays stay in the caches.
+# Bytes of variances that `gumbel` processes at once for many classes. Several samples
+# share a quadrature, and arrays stay in the caches.
 _MANY_BYTES = 2**23
-# Logits of draws in single precision, whose sums over classes are finite.
+# Bound on single-precision logits of draws that keeps sums over classes finite.
 _LARGE = 1e30
 
 
 def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Probabilities from the pairwise differences of logits, in closed form.
+    """Compute probabilities from pairwise differences of logits, in closed form.
 
-    Nearly exact for two classes, where it is MacKay's approximation of the
-    logistic-Gaussian integral. For many classes with small variances it can be
-    less accurate than the softmax of the mean.
+    This link is nearly exact for two classes, for which it equals MacKay's
+    approximation of the logistic-Gaussian integral. For many classes with small
+    variances, it can be less accurate than the softmax of the mean.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -72,12 +73,12 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     See Also
     --------
-    probit : Cheaper, without covariances.
-    choose_link : Where this one is chosen.
+    probit : Cheaper link without covariances.
+    choose_link : Rule for the default link.
 
     Notes
     -----
-    ``p_k ∝ 1 / Σ_j exp(−(μ_k − μ_j) / √(1 + π Var(f_k − f_j) / 8))``. O(K²) time
+    ``p_k ∝ 1 / Σ_j exp(−(μ_k − μ_j) / √(1 + π Var(f_k − f_j) / 8))``. Costs O(K²) time
     and memory per sample.
 
     References
@@ -103,10 +104,10 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 
 def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Softmax of the mean logits, each divided by ``√(1 + π/8 · variance)``.
+    """Compute the softmax of mean logits divided by ``√(1 + π/8 · variance)``.
 
-    The cheapest link that depends on the variances, and the most widely used. It
-    neglects covariances between logits. For tens of classes and more, and standard
+    This is the cheapest link that depends on the variances, and the most widely used.
+    It neglects covariances between logits. For tens of classes or more and standard
     deviations up to about one, its error exceeds the error of the softmax of the mean.
 
     Read more in the :ref:`User Guide <link>`.
@@ -116,7 +117,7 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     mean : Tensor of shape (b, K)
         Means of the logits.
     cov : Tensor of shape (b, K, K) or (b, K)
-        Covariances of the logits, or variances alone of centred ones.
+        Covariances of the logits, or variances of centred logits.
     draws : Tensor of shape (s, K)
         Ignored.
 
@@ -127,13 +128,13 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     See Also
     --------
-    probit_uncentred : As published.
-    mean_field : With covariances.
+    probit_uncentred : Probit link as published.
+    mean_field : Link with covariances.
 
     Notes
     -----
-    ``softmax(m_k / √(1 + π S_kk / 8))`` with the centred ``m`` and ``S``. O(K)
-    per sample for variances, O(K²) time to centre covariances.
+    ``softmax(m_k / √(1 + π S_kk / 8))`` with the centred ``m`` and ``S``. Costs O(K)
+    per sample for variances, and O(K²) time to centre covariances.
 
     References
     ----------
@@ -155,13 +156,13 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 
 def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """`probit` of logits as they are, without centring: the published extension.
+    """Apply `probit` to logits without centring, as in the published extension.
 
-    For comparison with the literature, where it is called probit, or extended MacKay,
-    approximation. Unlike the expected softmax it depends on a shift that all logits
-    have in common: where the variance of that is large, as with Kronecker-factored
-    curvature or a bias in the last layer, it is far too uncertain. For independent
-    logits of two to four classes it is more accurate than `probit`.
+    This link is for comparison with the literature, which calls it the probit or
+    extended MacKay approximation. Unlike the expected softmax, it depends on a shift
+    common to all logits. If this shift has a large variance, as with Kronecker-factored
+    curvature or a bias in the last layer, predictions are far too uncertain. For
+    independent logits of two to four classes, this link is more accurate than `probit`.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -170,7 +171,7 @@ def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     mean : Tensor of shape (b, K)
         Means of the logits.
     cov : Tensor of shape (b, K, K) or (b, K)
-        Covariances of the logits, or variances alone.
+        Covariances of the logits, or variances.
     draws : Tensor of shape (s, K)
         Ignored.
 
@@ -181,11 +182,11 @@ def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     See Also
     --------
-    probit : Of centred logits, which depends on no shift of all of them.
+    probit : Probit of centred logits, invariant to a common shift.
 
     Notes
     -----
-    ``softmax(μ_k / √(1 + π Σ_kk / 8))``. O(K) per sample.
+    ``softmax(μ_k / √(1 + π Σ_kk / 8))``. Costs O(K) per sample.
 
     References
     ----------
@@ -207,10 +208,10 @@ def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 
 def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Second-order expansion of the softmax around the mean of the logits.
+    """Expand the softmax to second order around the mean of the logits.
 
-    The most accurate closed form for standard deviations below 0.3, and not to be used
-    above one. Prefer it for small posterior variances without sampling.
+    This is the most accurate closed form for standard deviations below 0.3. Do not use
+    it above one. Prefer it for small posterior variances without sampling.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -230,14 +231,14 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     See Also
     --------
-    mean_field : For larger variances.
-    mc : For any variances, by draws.
+    mean_field : Link for larger variances.
+    mc : Link for any variances, by draws.
 
     Notes
     -----
     ``p ∘ (1 + pᵀΣp − Σp + ½ diagΣ − ½ pᵀdiagΣ)`` with ``p = softmax(μ)``, which sums to
-    one and has an error of O(Σ²). Negative entries, which occur for large variances,
-    are set to zero and the rest is divided by its sum. O(K²) per sample.
+    one and has an error of O(Σ²). Large variances can give negative entries. These are
+    set to zero, and the rest is divided by its sum. Costs O(K²) per sample.
 
     References
     ----------
@@ -259,14 +260,14 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 
 def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Probabilities of logits assumed independent, by one-dimensional quadrature.
+    """Compute probabilities of independent logits by one-dimensional quadrature.
 
-    The softmax is the probability that a logit is the largest after independent Gumbel
-    noise was added to each. For independent logits this is one integral over the
-    largest value, for any number of classes. Prefer it for weakly correlated logits,
-    and from thirty classes on for standard deviations above two. Covariances are used
-    only to find independent logits with the same centred variances: for logits with few
-    common factors `mc` is far more accurate.
+    The softmax is the probability that a logit is the largest after adding independent
+    Gumbel noise to each. For independent logits, this is one integral over the largest
+    value, for any number of classes. Prefer this link for weakly correlated logits, and
+    for thirty or more classes with standard deviations above two. Covariances are used
+    only to find independent logits with the same centred variances. For logits with few
+    common factors, `mc` is far more accurate.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -275,7 +276,7 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     mean : Tensor of shape (b, K)
         Means of the logits.
     cov : Tensor of shape (b, K, K) or (b, K)
-        Covariances of the logits, or variances alone of centred ones.
+        Covariances of the logits, or variances of centred logits.
     draws : Tensor of shape (s, K)
         Ignored.
 
@@ -286,20 +287,20 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     See Also
     --------
-    mc : Accurate for correlated logits, too.
-    choose_link : Where this one is chosen.
+    mc : Link that is also accurate for correlated logits.
+    choose_link : Rule for the default link.
 
     Notes
     -----
-    ``p_k = ∫ F_k'(t) Π_{j≠k} F_j(t) dt`` with the distribution ``F_j`` of a normal plus
-    a Gumbel variable, where ``-log(-log F_j)`` is approximated by a polynomial. The
-    variances ``d`` are chosen so that ``C diag(d) C`` has the diagonal of ``S``, which
-    is exact for two classes (and for three, unless one would be negative). For
-    independent logits, the error of the polynomial is about 0.0003 per class, and that
-    of the quadrature less than 0.001 over all of them. Samples with all variances below
-    0.09 use the expansion of `sodpp` for independent logits. O(K) per sample: about 20
-    exponentials and polynomials of degree seven per class, two to four times as many
-    where variances differ by orders of magnitude.
+    ``p_k = ∫ F_k'(t) Π_{j≠k} F_j(t) dt``, where ``F_j`` is the distribution function of
+    a normal plus a Gumbel variable. A polynomial approximates ``-log(-log F_j)``. The
+    variances ``d`` are chosen so that ``C diag(d) C`` has the diagonal of ``S``. This
+    is exact for two classes, and for three classes unless a variance would be negative.
+    For independent logits, the polynomial has an error of about 0.0003 per class, and
+    the quadrature has an error below 0.001 over all classes. Samples with all variances
+    below 0.09 use the expansion of `sodpp` for independent logits. Costs O(K) per
+    sample: about 20 exponentials and polynomials of degree seven per class, and two to
+    four times more if variances differ by orders of magnitude.
 
     References
     ----------
@@ -323,7 +324,7 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 
 def _gumbel(mean: Tensor, cov: Tensor) -> Tensor:
-    """`gumbel` of a few samples."""
+    """Apply `gumbel` to a few samples."""
     mean, centred = centred_moments(mean, cov)
     if mean.shape[-1] == 1:
         return torch.ones_like(mean)
@@ -340,12 +341,13 @@ def _gumbel(mean: Tensor, cov: Tensor) -> Tensor:
 def mc(
     mean: Tensor, cov: Tensor, draws: Tensor, dtype: torch.dtype = torch.float64
 ) -> Tensor:
-    """Average softmax over draws of the logits.
+    """Average the softmax over draws of the logits.
 
-    The only link whose error vanishes with the number of draws. For standard deviations
-    of two and random covariances, the absolute errors of a hundred draws sum to 0.03
-    for ten classes, 0.05 for thirty and 0.2 for three hundred; for covariances of rank
-    two, to less than 0.05 for any of them.
+    This is the only link whose error vanishes as the number of draws grows. For
+    standard deviations of two and random covariances, the absolute errors of a hundred
+    draws sum to 0.03 for ten classes, 0.05 for thirty and 0.2 for three hundred. For
+    covariances of rank two, they sum to less than 0.05 for each of these numbers of
+    classes.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -356,11 +358,11 @@ def mc(
     cov : Tensor of shape (b, K, K)
         Covariances of the logits.
     draws : Tensor of shape (s, K)
-        Standard-normal points, such as from `sklaplace.core.random.sobol_normals`,
-        the same for all samples: the probabilities of one do not depend on the others.
+        Standard-normal points, such as from `sklaplace.core.random.sobol_normals`. All
+        samples use the same points, so their probabilities do not depend on each other.
     dtype : torch.dtype
-        Of the draws. In float32 they take half the time, and probabilities have errors
-        of 1e-7, which depend on the other samples.
+        Dtype of the draws. float32 takes half the time, but gives probabilities with
+        errors of 1e-7 that depend on the other samples.
 
     Returns
     -------
@@ -369,13 +371,13 @@ def mc(
 
     See Also
     --------
-    gumbel : Without draws, for many classes.
-    choose_link : Where this one is chosen.
+    gumbel : Link without draws, for many classes.
+    choose_link : Rule for the default link.
 
     Notes
     -----
-    O(K³ + s K²) per sample. Samples are processed in chunks, so that memory beyond the
-    inputs is about 2 MiB, or the draws of one sample if they take more.
+    Costs O(K³ + s K²) per sample. Samples are processed in chunks, so the additional
+    memory is about 2 MiB, or the size of one sample's draws if larger.
 
     Examples
     --------
@@ -392,7 +394,7 @@ def mc(
 
 
 def mc_uncertainty(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """`uncertainty_of_draws` of Gaussian logits, with the points of `mc`.
+    """Apply `uncertainty_of_draws` to Gaussian logits, with the points of `mc`.
 
     Parameters
     ----------
@@ -406,14 +408,14 @@ def mc_uncertainty(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, 3)
-        In nats, float64.
+        Entropies in nats, float64.
     """
     parts = (_sampled_proba(*part, draws) for part in chunks(mean, cov, len(draws)))
     return torch.cat([uncertainty_of_draws(proba) for proba in parts])
 
 
 def uncertainty_of_draws(proba: Tensor) -> Tensor:
-    """Total, aleatoric and epistemic entropy from draws of the probabilities.
+    """Return total, aleatoric and epistemic entropy from draws of the probabilities.
 
     Parameters
     ----------
@@ -423,20 +425,20 @@ def uncertainty_of_draws(proba: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, 3)
-        In nats: entropy of the mean (total), mean of the entropies (aleatoric), and
-        their difference (epistemic).
+        Entropies in nats: entropy of the mean (total), mean of the entropies
+        (aleatoric), and their difference (epistemic).
     """
     entropies = -torch.special.xlogy(proba, proba).sum(-2)
     return split_entropy(proba.mean(-1), entropies.mean(-1))
 
 
 def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Mean of the Dirichlet from the Laplace bridge.
+    """Return the mean of the Dirichlet from the Laplace bridge.
 
-    For comparison with the literature. The probabilities do not depend on the
-    scale of the covariance, equal the softmax for two classes and do not converge
-    to it for more; only the concentrations of ``dirichlet.laplace_bridge`` depend on
-    the uncertainty.
+    This link is for comparison with the literature. The probabilities do not depend on
+    the scale of the covariance. They equal the softmax for two classes, but do not
+    converge to it for more. Only the concentrations of ``dirichlet.laplace_bridge``
+    depend on the uncertainty.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -445,7 +447,7 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     mean : Tensor of shape (b, K)
         Means of the logits.
     cov : Tensor of shape (b, K, K) or (b, K)
-        Covariances of the logits, or variances alone of centred ones.
+        Covariances of the logits, or variances of centred logits.
     draws : Tensor of shape (s, K)
         Ignored.
 
@@ -456,12 +458,12 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     See Also
     --------
-    bridge_norm : With a correction for large variances.
-    sklaplace.dirichlet.laplace_bridge : The Dirichlet itself.
+    bridge_norm : Link with a correction for large variances.
+    sklaplace.dirichlet.laplace_bridge : Dirichlet concentrations.
 
     Notes
     -----
-    O(K) per sample for variances, O(K²) to centre covariances.
+    Costs O(K) per sample for variances, and O(K²) to centre covariances.
 
     References
     ----------
@@ -481,10 +483,10 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 
 def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Mean of the Dirichlet from the Laplace bridge, corrected for large variances.
+    """Return the mean of the Laplace bridge, corrected for large variances.
 
-    Like ``bridge``, but less confident where variances are large. The correction
-    is left out where it would make the prediction more confident.
+    This link is like ``bridge``, but less confident for large variances. The correction
+    is omitted if it would make the prediction more confident.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -493,7 +495,7 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     mean : Tensor of shape (b, K)
         Means of the logits.
     cov : Tensor of shape (b, K, K) or (b, K)
-        Covariances of the logits, or variances alone of centred ones.
+        Covariances of the logits, or variances of centred logits.
     draws : Tensor of shape (s, K)
         Ignored.
 
@@ -504,12 +506,12 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     See Also
     --------
-    bridge : Without the correction.
-    sklaplace.dirichlet.laplace_bridge : The Dirichlet itself.
+    bridge : Link without correction.
+    sklaplace.dirichlet.laplace_bridge : Dirichlet concentrations.
 
     Notes
     -----
-    O(K) per sample for variances, O(K²) to centre covariances.
+    Costs O(K) per sample for variances, and O(K²) to centre covariances.
 
     References
     ----------
@@ -529,22 +531,22 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Link:
-    """An approximation of the expected softmax, and what it needs.
+    """Approximation of the expected softmax, and its inputs.
 
     Attributes
     ----------
     function : callable
-        ``(mean (b, K), cov (b, K, K), draws (s, K)) -> (b, K)``.
+        Function ``(mean (b, K), cov (b, K, K), draws (s, K)) -> (b, K)``.
     diagonal : bool
-        Whether ``function`` also takes variances (b, K) in place of covariances.
+        Whether ``function`` also takes variances (b, K) instead of covariances.
     centred : bool
         Whether the logits are centred first.
     draws : bool
         Whether draws are used.
     cheap : bool
-        Whether ``function`` takes no longer than the computation of the variances.
+        Whether ``function`` takes no more time than computing the variances.
     single : callable or None
-        Single-precision version of ``function``, which is faster, if there is one.
+        Faster single-precision version of ``function``, if any.
     """
 
     function: Probabilities
@@ -555,11 +557,11 @@ class Link:
     single: Probabilities | None = None
 
     def __call__(self, mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-        """Return probabilities (b, K) of Gaussian logits."""
+        """Return probabilities (b, K) for Gaussian logits."""
         return self.function(mean, cov, draws)
 
     def score(self, mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-        """Return probabilities for sums over many samples: single precision will do."""
+        """Return less precise probabilities, which suffice for sums over samples."""
         return (self.single or self.function)(mean, cov, draws)
 
 
@@ -578,20 +580,20 @@ LINKS: dict[str, Link] = {
 """Links by their name in ``link_approx``."""
 
 
-# Largest numbers of classes for `mean_field` and `mc`, and fewest draws for the latter
+# Maximum numbers of classes for `mean_field` and `mc`, and minimum draws for `mc`
 _CLASSES_OF_MEAN_FIELD, _CLASSES_OF_MC, _DRAWS_OF_MC = 2, 16, 50
 
 
 def choose_link(n_classes: int, n_samples: int = 100) -> str:
-    """Name of the link for a number of classes.
+    """Choose the link for a number of classes.
 
-    The rule behind ``link_approx='auto'``:
+    This is the rule for ``link_approx='auto'``:
 
-    * up to 2 classes ``'mean_field'``: nearly exact, and the cheapest;
-    * 3 to 16 classes ``'mc'``, with 50 draws or more: accurate in few dimensions, with
-      all covariances of the logits;
-    * otherwise ``'gumbel'``: in many dimensions draws are less accurate, unless the
-      covariance is of low rank, which the rule does not check.
+    * up to 2 classes: ``'mean_field'``, which is nearly exact and the cheapest;
+    * 3 to 16 classes with 50 or more draws: ``'mc'``, which uses all covariances of the
+      logits and is accurate in few dimensions;
+    * otherwise: ``'gumbel'``, because draws are less accurate in many dimensions,
+      except for covariances of low rank, which the rule does not check.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -600,26 +602,26 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
     n_classes : int
         Number of classes, K.
     n_samples : int, default=100
-        Draws that ``'mc'`` would take.
+        Number of draws for ``'mc'``.
 
     Returns
     -------
     str
-        A key of ``LINKS``.
+        Key of ``LINKS``.
 
     See Also
     --------
-    mean_field : For two classes.
-    mc : For a few.
-    gumbel : For many.
+    mean_field : Link for two classes.
+    mc : Link for a few classes.
+    gumbel : Link for many classes.
 
     Notes
     -----
-    Not the best link in every case, but its error did not exceed the error of
-    ``'probit'`` (by more than 1e-4) for four kinds of covariances from 2 to 256 classes
-    and for 1000 independent logits: with standard deviations of logits from 0.01 to 8,
-    means of two and ten times standard normal, and 4, 16 and 100 draws. The gallery has
-    a table.
+    The chosen link is not always the best. In tests, its error did not exceed the error
+    of ``'probit'`` by more than 1e-4. The tests had four kinds of covariances with 2 to
+    256 classes, and 1000 independent logits, with standard deviations of logits from
+    0.01 to 8, means of two and ten times standard normal, and 4, 16 and 100 draws. The
+    gallery has a table.
 
     Examples
     --------
@@ -635,10 +637,10 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
 
 
 def _expanded(softmax: Tensor, variances: Tensor, products: Tensor) -> Tensor:
-    """Second-order expansion from ``p``, ``diagΣ`` and ``Σp``, (b, K) each."""
+    """Compute the second-order expansion from ``p``, ``diagΣ`` and ``Σp``."""
     change = variances / 2 - products
     change = change - (softmax * change).sum(-1, keepdim=True)
-    # larger changes are outside the range of the expansion, and could overflow
+    # larger changes are outside the expansion's range, and could overflow
     proba = softmax * (1 + change.clamp(-1, 1e100))
     return proba / proba.sum(-1, keepdim=True)
 
@@ -646,18 +648,18 @@ def _expanded(softmax: Tensor, variances: Tensor, products: Tensor) -> Tensor:
 def _sampled_proba(
     mean: Tensor, cov: Tensor, draws: Tensor, dtype: torch.dtype = torch.float64
 ) -> Tensor:
-    """Softmax of drawn logits: (b, K), (b, K, K), (s, K) -> (b, K, s)."""
+    """Compute the softmax of drawn logits: (b, K), (b, K, K), (s, K) -> (b, K, s)."""
     mean, centred = centre(mean, cov)
     factor = centred_factor(centred, cov)  # (b, K, K - 1)
     if dtype != mean.dtype:
-        # within the range and, of the largest, the digits of the other dtype
+        # within the other dtype's range, and precise for the largest logits
         mean = (mean - mean.amax(-1, keepdim=True)).clamp(min=-_LARGE).to(dtype)
         factor = factor.clamp(-_LARGE, _LARGE).to(dtype)
     points = draws[:, : factor.shape[-1]].to(factor)
-    # draws on the last axis: a softmax over short contiguous rows is slow
+    # draws on the last axis, because a softmax over short contiguous rows is slow
     return (factor @ points.T + mean.unsqueeze(-1)).softmax(-2)
 
 
 def _probit_scale(variances: Tensor) -> Tensor:
-    """``√(1 + π v / 8)``: divisor of a logit of variance ``v``."""
+    """Return ``√(1 + π v / 8)``, the divisor of a logit with variance ``v``."""
     return (1 + math.pi / 8 * variances.clamp(min=0)).sqrt()

@@ -13,27 +13,27 @@ from torch import Tensor
 
 from sklaplace.dirichlet.arrays import check_finite, check_variances
 
-# Larger logits have a one-hot softmax in any case, and their sums must not overflow.
+# Larger logits are clamped to avoid overflow in sums; their softmax is one-hot anyway.
 MAX_LOGIT = 1e100
-# Added to diagonals, as a fraction of the largest variance, which is clamped to the
-# second number: the pivots of a covariance of zero must not vanish.
+# Jitter added to diagonals, as a fraction of the largest variance, and lower bound on
+# this variance, which keeps the pivots of a zero covariance positive.
 _JITTER, _MIN_VARIANCE = 1e-10, 1e-200
-# Smaller gaps are taken as zero.
+# Smaller gaps count as zero.
 _MIN_UNIT = 1e-100
-# Memory for the tensors of a chunk of samples: larger ones do not fit into the cache of
-# a core and take half as long again.
+# Memory for the tensors of a chunk of samples. Larger chunks exceed the cache of a core
+# and take 50 % longer.
 _CHUNK_BYTES = 2**21
-# Points of `logsumexp_gap`: smallest and largest number of directions, and up to how
-# many dimensions they are taken at three radii instead of two.
+# Points of `logsumexp_gap`: minimum and maximum number of directions, and the maximum
+# dimension for three radii instead of two.
 _MIN_DIRECTIONS, _MAX_DIRECTIONS, _MAX_DIM_OF_THREE = 8, 64, 8
-# Number of logits of the largest variance that are integrated separately, and
-# the nodes of these one-dimensional integrals by the trapezoidal rule.
+# Number of logits with the largest variances to integrate separately, and the nodes of
+# these one-dimensional integrals by the trapezoidal rule.
 _N_WIDEST = 2
 _NODES = torch.linspace(-8, 8, 33, dtype=torch.float64)
 
 
 def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Centred Gaussian, without the direction to which the softmax is invariant.
+    """Centre a Gaussian: remove the direction to which the softmax is invariant.
 
     Parameters
     ----------
@@ -45,15 +45,15 @@ def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     Returns
     -------
     mean : Tensor of shape (b, K)
-        ``Cμ``, float64; rows sum to zero.
+        Centred means ``Cμ``, float64; rows sum to zero.
     cov : Tensor of shape (b, K, K)
-        ``CΣC``, float64; rows and columns sum to zero.
+        Centred covariances ``CΣC``, float64; rows and columns sum to zero.
 
     Notes
     -----
-    O(K²) per sample. The all-ones direction has no curvature, so it keeps its
-    prior variance, which may be larger than all others by orders of
-    magnitude. A ``CΣC`` that consists of its rounding errors alone is set to zero.
+    Costs O(K²) per sample. The all-ones direction has no curvature and keeps its prior
+    variance, which may exceed all other variances by orders of magnitude. If ``CΣC``
+    consists only of rounding errors, it is set to zero.
     """
     rows = cov.mean(-1, keepdim=True, dtype=torch.float64)  # (b, K, 1)
     columns = cov.mean(-2, keepdim=True, dtype=torch.float64)  # (b, 1, K)
@@ -65,18 +65,18 @@ def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Centred means and variances, (b, K) each, float64.
+    """Return centred means and variances, (b, K) each, float64.
 
     Parameters
     ----------
     mean : Tensor of shape (b, K)
         Means of the logits.
     cov : Tensor of shape (b, K, K) or (b, K)
-        Covariances of the logits, or variances alone of centred ones.
+        Covariances of the logits, or variances of centred logits.
 
     Notes
     -----
-    O(K²) time and O(K) memory per sample.
+    Costs O(K²) time and O(K) memory per sample.
     """
     if cov.ndim == mean.ndim:
         return _centre_mean(mean), cov.double()
@@ -87,19 +87,19 @@ def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def centred_factor(cov: Tensor, given: Tensor | None = None) -> Tensor:
-    """Factor of a centred covariance.
+    """Return a factor of a centred covariance.
 
     Parameters
     ----------
     cov : Tensor of shape (b, K, K)
         Centred covariances, float64.
     given : Tensor of shape (b, K, K), optional
-        Covariances before they were centred, whose rounding errors may be left.
+        Covariances before centring, which determine the size of rounding errors.
 
     Returns
     -------
     Tensor of shape (b, K, K - 1)
-        ``F`` with ``F Fᵀ`` the covariance.
+        Factor ``F``, where ``F Fᵀ`` is the covariance.
 
     Raises
     ------
@@ -108,16 +108,17 @@ def centred_factor(cov: Tensor, given: Tensor | None = None) -> Tensor:
 
     Notes
     -----
-    The Cholesky factor of all classes but the last, whose logit is minus the sum of
-    the others. Jitter on the diagonal makes singular matrices factorisable, and the
-    factor a smooth function of them. Where it is too small, as for singular matrices
-    that were rounded to single precision, the factor comes from the eigenvectors.
+    The factor is a Cholesky factor of all classes except the last, whose logit is minus
+    the sum of the others. Jitter on the diagonal makes singular matrices factorisable,
+    and the factor a smooth function of the covariance. If the jitter is too small, for
+    example for singular matrices rounded to single precision, the factor comes from the
+    eigenvectors.
     """
     leading = cov[:, :-1, :-1]
     largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1)
     jitter = _JITTER * largest.clamp(min=_MIN_VARIANCE)
     identity = torch.eye(leading.shape[-1], dtype=cov.dtype, device=cov.device)
-    # without a name for the sum, which would keep another (K, K)
+    # no variable for the sum, which would keep another (K, K) in memory
     factor, failed = torch.linalg.cholesky_ex(
         leading + jitter[:, None, None] * identity
     )
@@ -131,9 +132,9 @@ def centred_factor(cov: Tensor, given: Tensor | None = None) -> Tensor:
 
 
 def _semidefinite_cholesky(cov: Tensor, noise: Tensor) -> Tensor:
-    """Cholesky factor (b, k, k) after clamping negative eigenvalues to zero.
+    """Return the Cholesky factor (b, k, k) after clamping negative eigenvalues.
 
-    Those that are less than ``noise`` (b, 1) below zero are rounding errors.
+    Negative eigenvalues up to ``noise`` (b, 1) in size count as rounding errors.
     """
     check_finite("cov", cov)
     values, vectors = torch.linalg.eigh(cov)
@@ -145,7 +146,7 @@ def _semidefinite_cholesky(cov: Tensor, noise: Tensor) -> Tensor:
 
 
 def chunks(mean: Tensor, cov: Tensor, n_points: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Chunks of samples that fit into a core's cache.
+    """Yield chunks of samples that fit into a core's cache.
 
     Parameters
     ----------
@@ -160,35 +161,35 @@ def chunks(mean: Tensor, cov: Tensor, n_points: int) -> Iterator[tuple[Tensor, T
 
 
 def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
-    """Jensen gap ``E[logsumexp(f)] − logsumexp(E[f])`` of Gaussian logits.
+    """Compute the Jensen gap ``E[logsumexp(f)] − logsumexp(E[f])`` of Gaussian logits.
 
     Parameters
     ----------
     log_proba : Tensor of shape (b, K)
         Mean of the logits minus its ``logsumexp``.
     factor : Tensor of shape (b, K, d)
-        ``F`` with ``F Fᵀ`` the covariance of the logits.
+        Factor ``F``, where ``F Fᵀ`` is the covariance of the logits.
 
     Returns
     -------
     Tensor of shape (b, 1)
-        Not negative, up to rounding, as logsumexp is convex.
+        Gap, non-negative up to rounding because logsumexp is convex.
 
     Notes
     -----
-    A spherical-radial rule: ``f = log p ± r_j F q``, with nodes ``r_j²/2`` of
-    Gauss-Laguerre quadrature, exact to degree three in ``r²`` for two radii and to
-    degree five for three, and orthonormal directions ``q`` (several bases in few
-    dimensions). The bases are random with a fixed seed: the axes of the factor itself
-    would concentrate all points on few classes. Random directions rarely sample a logit
-    whose variance is far larger than all others, as for a class without training
-    data. The terms ``log(1 − p + p exp(f_k − m_k))`` of the two largest
-    variances are therefore integrated in one dimension, and the rule is applied to the
-    remainder. Expectations of quadratic functions are exact; in many dimensions, where
-    only some directions of a basis are used, by a control variate: the second-order
-    term, whose expectation is known.
+    This is a spherical-radial rule with points ``f = log p ± r_j F q``. The nodes
+    ``r_j²/2`` are from Gauss-Laguerre quadrature, exact to degree three in ``r²`` for
+    two radii and to degree five for three. The directions ``q`` are orthonormal, with
+    several bases in few dimensions. The bases are random with a fixed seed, because the
+    axes of the factor would concentrate all points on few classes. Random directions
+    rarely sample a logit whose variance far exceeds all others, such as for a class
+    without training data. Therefore the terms ``log(1 − p + p exp(f_k − m_k))`` of the
+    two largest variances are integrated in one dimension, and the rule handles the
+    remainder. Expectations of quadratic functions are exact. In many dimensions, with
+    only some directions of a basis, a control variate keeps them exact: the
+    second-order term, whose expectation is known.
 
-    36 points for ten classes, at most 256; O(K²) for each.
+    The rule has 36 points for ten classes and at most 256. Each costs O(K²).
 
     References
     ----------
@@ -207,7 +208,7 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     average = _expected_gaps_of_one(log_p, wide) + (gaps @ weights).unsqueeze(-1)
     if factor.shape[-1] <= _MAX_DIRECTIONS:
         return average
-    # second-order term, without the part of the widest logits alone
+    # second-order term, without the separate part of the widest logits
     proba, slope = log_proba.exp(), log_p.exp() * (1 - log_p.exp())
     quadratic = _variance(proba, shifts) - (slope.unsqueeze(-1) * shift**2).sum(-2)
     expected = _variance(proba, factor).sum(-1, keepdim=True)
@@ -216,16 +217,16 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
 
 
 def _gap_of_one(log_proba: Tensor, shifts: Tensor) -> Tensor:
-    """Change of logsumexp by a shift of one logit: (b, r), (b, r, s) -> (b, r, s)."""
+    """Return changes of logsumexp by shifts: (b, r), (b, r, s) -> (b, r, s)."""
     log_p = log_proba.unsqueeze(-1)
     has_others = log_p < -torch.finfo(log_p.dtype).tiny
     others = (-log_p.where(has_others, -log_p.new_ones(())).expm1()).log()
-    # without others, the change is the shift itself
+    # if other logits do not matter, the change equals the shift
     return torch.logaddexp(others.where(has_others, -torch.inf), log_p + shifts)
 
 
 def _expected_gaps_of_one(log_proba: Tensor, variances: Tensor) -> Tensor:
-    """Expected change by each of r normal logits, summed: (b, r), (b, r) -> (b, 1)."""
+    """Sum the expected changes by r normal logits: (b, r), (b, r) -> (b, 1)."""
     nodes = _NODES.to(variances)
     deviations = variances.clamp(min=_MIN_VARIANCE).sqrt().unsqueeze(-1)
     mass = (-(nodes**2) / 2).softmax(-1)
@@ -235,8 +236,8 @@ def _expected_gaps_of_one(log_proba: Tensor, variances: Tensor) -> Tensor:
 def _correction(
     gaps: Tensor, variates: Tensor, expected: Tensor, weights: Tensor
 ) -> Tensor:
-    """Correction (b, 1) of a weighted mean by control variates (b, s) of known mean."""
-    # in units in which neither squares nor their derivatives overflow or vanish
+    """Return a correction (b, 1) of a weighted mean by control variates (b, s)."""
+    # scaled so that squares and their derivatives neither overflow nor vanish
     unit = expected.clamp(min=_MIN_UNIT)
     expected, variates = expected / unit, variates / unit
     error = expected - (variates @ weights).unsqueeze(-1)
@@ -249,16 +250,16 @@ def _correction(
 
 
 def _variance(proba: Tensor, columns: Tensor) -> Tensor:
-    """Variance of each column (b, K, s) under class probabilities, (b, s)."""
+    """Return the variance of columns (b, K, s) under class probabilities, (b, s)."""
     p = proba.unsqueeze(-1)
     mean = (p * columns).sum(-2, keepdim=True)
     return (p * (columns - mean) ** 2).sum(-2)
 
 
 @lru_cache(maxsize=32)
-@torch.inference_mode(False)  # else no gradients can be taken later
+@torch.inference_mode(False)  # otherwise later gradients would fail
 def _rule(dim: int) -> tuple[Tensor, Tensor]:
-    """Points (s, d) of the rule, up to sign, and their weights (s,)."""
+    """Return the points (s, d) of the rule, up to sign, and weights (s,)."""
     generator = torch.Generator().manual_seed(0)
     n_bases = max(1, math.ceil(_MIN_DIRECTIONS / dim))
     columns = min(dim, _MAX_DIRECTIONS)
@@ -277,17 +278,17 @@ def _rule(dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _centre_mean(mean: Tensor) -> Tensor:
-    """``Cμ`` in float64."""
+    """Return ``Cμ`` in float64."""
     mean = mean.double().clamp(-MAX_LOGIT, MAX_LOGIT)
     return mean - mean.mean(-1, keepdim=True)
 
 
 def _is_rounding(variances: Tensor, cov: Tensor) -> Tensor:
-    """Whether the centred variances are rounding errors of cov, (b, 1)."""
+    """Return whether the centred variances are rounding errors of cov, (b, 1)."""
     return variances.abs().amax(-1, keepdim=True) <= _rounding(cov)
 
 
 def _rounding(cov: Tensor) -> Tensor:
-    """Rounding errors of covariances, (b, 1)."""
+    """Return the size of rounding errors of covariances, (b, 1)."""
     largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).double()
     return 16 * torch.finfo(cov.dtype).eps * largest

@@ -1,7 +1,8 @@
-"""NormalGumbel: distribution of a normal plus an independent standard Gumbel variable.
+"""NormalGumbel: distribution of a normal plus a standard Gumbel variable.
 
-It has no closed form. Here ``-log(-log F)``, which is linear for a Gumbel variable
-alone and smooth for all variances, is a polynomial.
+The distribution function F has no closed form. This module approximates
+``-log(-log F)`` by a polynomial. The function is linear for a Gumbel variable without
+normal noise, and smooth for all variances.
 """
 
 import math
@@ -15,10 +16,11 @@ _MEAN, _VARIANCE = 0.5772156649015329, math.pi**2 / 6
 LOWEST, HIGHEST = -2.7, 9.0
 # fmt: off
 # Coefficients of powers of ``u``, which is -1 at the lower and 1 at the upper bound.
-# Each is a polynomial of ``q``, 2 times the Gumbel variable's part in the standard
-# deviation minus 1. Fitted by least squares to numerical integrals, at 61 Chebyshev
-# points of ``q``, from no variance to an infinite one, and 121 of ``u``, with weights
-# that make the largest errors equal: 0.0021 from -1 to 7, and up to 0.009 beyond.
+# Each coefficient is a polynomial of ``q``, which is twice the Gumbel variable's share
+# of the standard deviation, minus 1. The fit is by least squares to numerical integrals
+# at 61 Chebyshev points of ``q``, from zero to infinite variance, and 121 points of
+# ``u``. The weights make the largest errors equal: 0.0021 from -1 to 7, and up to 0.009
+# beyond.
 _COEFFICIENTS = (
     (0.141855, 1.37084, 1.39068, 0.6189, 0.185447,
      -0.642496, -0.78581, 0.375241, 0.489419),
@@ -37,13 +39,14 @@ _COEFFICIENTS = (
     (0.819236, -0.412782, -9.25138, -3.63735, 26.4848,
      11.6313, -26.3255, -7.8786, 8.30102),
 )
-# Middle and half of the distance of the bounds, in standard deviations from the mean.
+# Midpoint and half width of the bounds, in standard deviations from the mean.
 _MIDDLE = (-0.218798, 1.21591, 0.871825, -0.0923967, 0.0869022,
            0.0512535, -0.375712, 0.150401, 0.312763)
 _HALF = (4.46126, 0.483155, 0.283401, -0.524331, -0.413502,
          0.521482, 0.392926, -0.355158, -0.284562)
-# Slope at the upper bound over the Gumbel variable's part in the standard deviation,
-# within 1 %. What exceeds one in the end counts as one, the slope far above it.
+# Slope at the upper bound divided by the Gumbel variable's share of the standard
+# deviation, within 1 %. A final slope above one is set to one, the slope far above the
+# bound.
 _SLOPE = (2.01067, -1.81965, 1.05883, 1.17782, -2.91149,
           -0.185338, 2.90576, -0.195612, -1.02795)
 # fmt: on
@@ -56,18 +59,19 @@ class NormalGumbel:
     Parameters
     ----------
     mean, variances : Tensor of shape (...)
-        Of the normal variables, float64; variances are not negative.
+        Means and non-negative variances of the normal variables, float64.
 
     Attributes
     ----------
     lower, upper : Tensor of shape (...)
-        Where ``-log F`` is ``exp(-LOWEST)`` and ``exp(-HIGHEST)``.
+        Points at which ``-log F`` is ``exp(-LOWEST)`` and ``exp(-HIGHEST)``.
 
     Notes
     -----
-    The relative error of ``-log F`` is at most 0.0025 where it is between 0.001 and 2,
-    and 0.01 up to the upper bound. From there on the tail is exponential, as it is in
-    the end, which for variances above 5 is too early: the tail is too heavy then.
+    The relative error of ``-log F`` is at most 0.0025 for values between 0.001 and 2,
+    and 0.01 up to the upper bound. Beyond, the approximation has an exponential tail.
+    The exact tail is exponential only farther out, so for variances above 5 the
+    approximate tail is too heavy.
     """
 
     def __init__(self, mean: Tensor, variances: Tensor) -> None:
@@ -86,12 +90,12 @@ class NormalGumbel:
         self._factor = 1 / half
         self._offset = -centre * self._factor
         self._slope = (slope * part).clamp(max=1)
-        # of log(-log F) as a function of u
+        # coefficients of log(-log F) as a function of u
         self._coefficients = [-coefficient for coefficient in coefficients]
         self._end_slope = -self._slope * half
 
     def minus_log(self, t: Tensor) -> Tensor:
-        """``-log F(t)`` at points that broadcast against the means."""
+        """Return ``-log F(t)`` at points that broadcast against the means."""
         u = torch.addcmul(self._offset, t, self._factor)
         inner = u.clamp(-1, 1)
         *lower, log = self._coefficients
@@ -100,5 +104,5 @@ class NormalGumbel:
         return torch.addcmul(log, u - inner, self._end_slope).exp()
 
     def upper_end(self, n: int) -> Tensor:
-        """Where ``-log F`` is an n-th of that at the upper bound, (...)."""
+        """Return points at which ``-log F`` is 1/n of its value at the upper bound."""
         return self.upper + math.log(n) / self._slope

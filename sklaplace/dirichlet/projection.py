@@ -1,7 +1,7 @@
 """KL projection of the softmax of Gaussian logits onto Dirichlet distributions.
 
-``KL(p ‖ Dir(α))`` is minimal for the Dirichlet with the same ``E[log π]`` as ``p``, for
-Gaussian logits ``μ_k − E[logsumexp(f)]``:
+``KL(p ‖ Dir(α))`` is minimal for the Dirichlet with the same ``E[log π]`` as ``p``. For
+Gaussian logits, ``E[log π_k] = μ_k − E[logsumexp(f)]``. The equations to solve are
 ``ψ(α_k) − ψ(A) = E[log π_k]``, ``A = Σ α_k``.
 """
 
@@ -13,25 +13,26 @@ from sklaplace.dirichlet import arrays
 from sklaplace.dirichlet.arrays import Array, like
 from sklaplace.dirichlet.logits import centre, centred_factor, chunks, logsumexp_gap
 
-# Newton's method converges quadratically: after such a step the error is about 1e-8.
+# Newton's method converges quadratically: after a step this small the error is about
+# 1e-8.
 _TOLERANCE = 1e-4
 _MAX_STEPS = 100
-# For larger gaps trigamma overflows at the resulting concentrations.
+# For larger gaps, trigamma overflows at the resulting concentrations.
 _MAX_GAP = 1e99
-# A sample takes about as much memory as so many points.
+# A sample takes about as much memory as this number of points.
 _N_POINTS = 36
 
 
 def kl_projection(mean: Array, cov: Array) -> Array:
-    """Concentrations of the Dirichlet closest to the softmax of a Gaussian.
+    """Compute the Dirichlet closest to the softmax of a Gaussian.
 
-    Closest in ``KL(p ‖ Dir)``, where ``p`` is the distribution of ``softmax(f)``,
-    ``f ~ N(μ, Σ)``. The mean logits have the same most probable class, the mean
-    converges to their softmax as the covariance vanishes, and the result is invariant
-    to a shift common to all logits. It matches ``E[log π]`` and not the mean, which is
-    closer to uniform than the mean of ``p`` where variances are large. It takes a few
-    milliseconds per thousand samples; `laplace_bridge` is ten times faster, and may be
-    far off.
+    The result minimises ``KL(p ‖ Dir)``, where ``p`` is the distribution of
+    ``softmax(f)`` for ``f ~ N(μ, Σ)``. The Dirichlet has the same most probable class
+    as the mean logits. As the covariance vanishes, its mean converges to their softmax.
+    A shift common to all logits does not change the result. The projection matches
+    ``E[log π]`` but not the mean: for large variances, the mean of the Dirichlet is
+    closer to uniform than the mean of ``p``. The projection takes a few milliseconds
+    per thousand samples. `laplace_bridge` is ten times faster, but may be far off.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -45,29 +46,29 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        Concentrations, float64, an array if ``mean`` is one. They are positive and
-        their total is at most 1e9; a larger one is reduced without changing the mean.
-        A single class has concentration one.
+        Positive concentrations, float64, as an array if ``mean`` is an array. Totals
+        above 1e9 are reduced to 1e9 without changing the mean. A single class has
+        concentration one.
 
     Raises
     ------
     ValueError
-        If the shapes do not fit, or there are numbers that are not finite, or negative
-        variances.
+        If shapes are inconsistent, values are not finite, or variances are negative.
 
     See Also
     --------
-    laplace_bridge : Faster, and less accurate.
+    laplace_bridge : Faster but less accurate.
 
     Notes
     -----
-    Only ``E[logsumexp(f)]`` is approximated: see
-    `sklaplace.dirichlet.logits.logsumexp_gap`. The equations are solved for ``log α``
-    by Newton's method, with a Jacobian that is diagonal plus rank one: three or four
-    steps from ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})``. O(K³) per sample for the Cholesky factor
-    of the covariance; 36 points for ten classes, at most 256. Samples are processed in
-    chunks: memory beyond the inputs is a few MiB, or some covariances of one sample;
-    read-only arrays are copied. Finite for all finite inputs below 1e300.
+    Only ``E[logsumexp(f)]`` is approximated; see
+    `sklaplace.dirichlet.logits.logsumexp_gap`. Newton's method solves the equations for
+    ``log α``, with a Jacobian that is diagonal plus rank one. It takes three or four
+    steps from ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})``. The Cholesky factor of the covariance
+    costs O(K³) per sample. The expectation uses 36 points for ten classes and at most
+    256. Samples are processed in chunks, so the additional memory is a few MiB, or a
+    few covariances of one sample. Read-only arrays are copied. The result is finite for
+    all finite inputs below 1e300.
 
     References
     ----------
@@ -87,7 +88,7 @@ def kl_projection(mean: Array, cov: Array) -> Array:
         return like(torch.ones_like(logits, dtype=torch.float64), mean)
     arrays.check_finite("mean", logits)
     variances = covariances.diagonal(dim1=-2, dim2=-1)
-    # centring would hide negative ones
+    # centring would hide negative variances
     arrays.check_variances(variances, variances.amax(-1, keepdim=True))
     rows = logits.reshape(-1, n_classes)
     matrices = covariances.reshape(-1, n_classes, n_classes)
@@ -98,19 +99,19 @@ def kl_projection(mean: Array, cov: Array) -> Array:
 
 
 def _expected_log_proba(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-    """``log p`` (b, K) and ``gap`` (b, 1) with ``E[log π] = log p − gap``."""
+    """Return ``log p`` (b, K) and ``gap`` (b, 1) with ``E[log π] = log p − gap``."""
     mean, centred = centre(mean, cov)
     log_proba = mean.log_softmax(-1)
     gap = logsumexp_gap(log_proba, centred_factor(centred, cov))
-    # smaller gaps would give a larger total than allowed
+    # smaller gaps would give a total above the limit
     return log_proba, gap.clamp((mean.shape[-1] - 1) / (2 * arrays.MAX_TOTAL), _MAX_GAP)
 
 
 def _solve_log_alpha(log_proba: Tensor, gap: Tensor) -> Tensor:
-    """``log α`` (b, K) with ``E[log π] = log p − gap``."""
+    """Return ``log α`` (b, K) with ``E[log π] = log p − gap``."""
     expected = log_proba - gap
     with torch.no_grad():
-        # asymptotic for large totals, and a good start for others
+        # asymptotic for large totals, and a good start otherwise
         total = (log_proba.shape[-1] - 1) / (2 * gap)
         log_alpha = -softplus(-total.digamma() - expected).log()
         rows = torch.arange(len(gap), device=gap.device)
@@ -120,13 +121,13 @@ def _solve_log_alpha(log_proba: Tensor, gap: Tensor) -> Tensor:
             rows = rows[step.abs().amax(-1) > _TOLERANCE]
             if not len(rows):
                 break
-    if expected.requires_grad:  # a last step, for the derivative at the solution
+    if expected.requires_grad:  # one last step, for the derivative at the solution
         log_alpha = log_alpha - _newton_step(log_alpha, expected)
     return log_alpha
 
 
 def _newton_step(log_alpha: Tensor, expected: Tensor) -> Tensor:
-    """Newton step for ``log α``, clamped to [-2, 2], (b, K)."""
+    """Return the Newton step for ``log α``, clamped to [-2, 2], (b, K)."""
     alpha = log_alpha.exp()
     total = alpha.sum(-1, keepdim=True)
     residual = alpha.digamma() - total.digamma() - expected

@@ -1,8 +1,8 @@
-"""Likelihoods: what the outputs of a network and its targets make of a loss.
+"""Likelihoods: distributions of targets given the outputs of a network.
 
-`CRITERIA` is the registry: the likelihood of each criterion of a skorch net. Others
-derive from `ClassificationLikelihood` or `RegressionLikelihood`. `output_hessian` has
-the closed forms of the Hessian in the outputs.
+`CRITERIA` maps each criterion of a skorch net to its likelihood. Custom likelihoods
+derive from `ClassificationLikelihood` or `RegressionLikelihood`. `output_hessian`
+implements closed forms of the Hessian with respect to the outputs.
 """
 
 from torch import nn

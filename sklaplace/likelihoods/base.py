@@ -1,10 +1,9 @@
 """Base class of likelihoods, and the weights that a criterion implies.
 
-Every likelihood has the form
-``log p(y | f) = -scale · loss(f, y) - log_normalizer`` per sample, where only
-``scale`` and ``log_normalizer`` depend on the observation noise. The Hessian of
-``loss`` in the outputs, ``Λ = S Sᵀ``, is therefore independent of the noise, which can
-be tuned after the curvature has been accumulated.
+Every likelihood has the form ``log p(y | f) = -scale · loss(f, y) - log_normalizer``
+per sample, where only ``scale`` and ``log_normalizer`` depend on the observation noise.
+The Hessian of ``loss`` with respect to the outputs, ``Λ = S Sᵀ``, is therefore
+independent of the noise. The noise can be tuned after the curvature is computed.
 """
 
 from abc import ABC, abstractmethod
@@ -23,14 +22,15 @@ Weights = Tensor | None
 class Likelihood(ABC):
     """Distribution of targets ``y`` given outputs ``f`` (b, c) of the network.
 
-    To write one, derive it from `ClassificationLikelihood` or `RegressionLikelihood`.
+    To write a custom likelihood, derive it from `ClassificationLikelihood` or
+    `RegressionLikelihood`.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
     See Also
     --------
     ClassificationLikelihood : Base class for class labels.
-    RegressionLikelihood : Base class for numbers.
+    RegressionLikelihood : Base class for numeric targets.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class Likelihood(ABC):
 
         See Also
         --------
-        n_outputs : Outputs of all groups.
+        n_outputs : Number of outputs.
 
         Examples
         --------
@@ -70,7 +70,7 @@ class Likelihood(ABC):
         return 1
 
     def configured(self, criterion: nn.Module) -> "Likelihood":
-        """Copy of the likelihood with the options of a criterion.
+        """Return a copy of the likelihood with the options of a criterion.
 
         Parameters
         ----------
@@ -80,7 +80,7 @@ class Likelihood(ABC):
         Returns
         -------
         Likelihood
-            Itself, by default.
+            By default, the likelihood itself.
 
         See Also
         --------
@@ -97,23 +97,23 @@ class Likelihood(ABC):
 
     @abstractmethod
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
-        """Targets in the shape and dtype that `loss` takes.
+        """Convert targets to the shape and dtype that `loss` expects.
 
         Parameters
         ----------
         y : Tensor
-            Targets, as the net is given them.
+            Targets, as passed to the net.
         f : Tensor of shape (b, c)
             Outputs of the network.
 
         Returns
         -------
         Tensor
-            With b samples.
+            Targets of b samples.
 
         See Also
         --------
-        loss : Takes them.
+        loss : Loss of converted targets.
 
         Examples
         --------
@@ -124,7 +124,7 @@ class Likelihood(ABC):
         """
 
     def loss_scale(self, y: Tensor) -> Weights:
-        """Factor of each sample's loss.
+        """Return the factor of each sample's loss.
 
         Parameters
         ----------
@@ -134,11 +134,11 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b,), or None
-            Float64; None is one for all.
+            Factors, float64. None means one for all samples.
 
         See Also
         --------
-        label_weights : Weights within a sample.
+        label_weights : Weights of labels.
 
         Examples
         --------
@@ -150,9 +150,10 @@ class Likelihood(ABC):
         return None
 
     def label_weights(self, y: Tensor) -> Weights:
-        """Weight of each label of a sample.
+        """Return the weight of each label of a sample.
 
-        `loss` and `gradient` include it. `hessian` does not, as it takes no targets.
+        `loss` and `gradient` include these weights. `hessian` does not, because it has
+        no targets.
 
         Parameters
         ----------
@@ -162,11 +163,11 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b, r), or None
-            Float64, for r labels; None is one for all.
+            Weights for r labels, float64. None means one for all labels.
 
         See Also
         --------
-        loss_scale : Factors of whole samples.
+        loss_scale : Factor per sample.
 
         Examples
         --------
@@ -180,7 +181,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """Loss per sample.
+        """Return the loss per sample.
 
         Parameters
         ----------
@@ -192,12 +193,12 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b,)
-            In nats after multiplication by `scale`.
+            Losses, in nats after multiplication by `scale`.
 
         See Also
         --------
-        gradient : Its gradient.
-        hessian : Its second derivatives.
+        gradient : Gradient of the loss.
+        hessian : Second derivatives of the loss.
 
         Examples
         --------
@@ -209,7 +210,7 @@ class Likelihood(ABC):
         """
 
     def output_losses(self, f: Tensor, y: Tensor) -> Tensor | None:
-        """Loss of each output, for noise levels of their own.
+        """Return the loss of each output, for a separate noise level per output.
 
         Parameters
         ----------
@@ -221,11 +222,11 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b, c), or None
-            None, as by default, where they cannot have levels of their own.
+            Losses. None, the default, means a common noise level.
 
         See Also
         --------
-        loss : Their sum.
+        loss : Sum of these losses.
 
         Examples
         --------
@@ -238,7 +239,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """Gradient of `loss` in the outputs.
+        """Return the gradient of `loss` with respect to the outputs.
 
         Parameters
         ----------
@@ -250,11 +251,11 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b, c)
-            Of the loss of each sample.
+            Gradient for each sample.
 
         See Also
         --------
-        score : Without weights.
+        score : Gradient without weights.
         hessian : Second derivatives.
 
         Examples
@@ -267,7 +268,7 @@ class Likelihood(ABC):
         """
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
-        """Gradient at targets from `draw`, without weights and smoothing.
+        """Return the gradient at targets from `draw`, without weights or smoothing.
 
         Parameters
         ----------
@@ -279,11 +280,11 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b, c)
-            Of the loss of each sample.
+            Gradient for each sample.
 
         See Also
         --------
-        gradient : With weights and smoothing.
+        gradient : Gradient with weights and smoothing.
 
         Examples
         --------
@@ -297,7 +298,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def hessian(self, f: Tensor) -> OutputHessian:
-        """Hessian ``Λ`` of `loss` in the outputs, in closed form.
+        """Return the Hessian ``Λ`` of `loss` with respect to the outputs.
 
         Parameters
         ----------
@@ -307,12 +308,12 @@ class Likelihood(ABC):
         Returns
         -------
         OutputHessian
-            One (c, c) matrix for each sample.
+            One (c, c) matrix per sample, in closed form.
 
         See Also
         --------
-        hessian_factor : A factor of it.
-        hessian_operator : Products with it.
+        hessian_factor : Factor of the Hessian.
+        hessian_operator : Products with the Hessian.
 
         Examples
         --------
@@ -324,7 +325,7 @@ class Likelihood(ABC):
         """
 
     def hessian_factor(self, f: Tensor) -> Tensor:
-        """Factor ``S`` of the Hessian, ``S Sᵀ = Λ``.
+        """Return a factor ``S`` of the Hessian, ``S Sᵀ = Λ``.
 
         Parameters
         ----------
@@ -334,11 +335,11 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b, c, k)
-            With k columns, as few as the rank allows.
+            Factors with the smallest number of columns k that the rank allows.
 
         See Also
         --------
-        hessian : The Hessian.
+        hessian : Full Hessian.
 
         Examples
         --------
@@ -354,7 +355,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """Products with the Hessian, without its factor.
+        """Return a function that multiplies by the Hessian.
 
         Parameters
         ----------
@@ -364,11 +365,11 @@ class Likelihood(ABC):
         Returns
         -------
         callable
-            From a Tensor ``u`` (b, c) to ``Λ u``, in O(b·c) time and memory.
+            Maps a Tensor ``u`` (b, c) to ``Λ u``, in O(b·c) time and memory.
 
         See Also
         --------
-        hessian : The Hessian.
+        hessian : Full Hessian.
 
         Examples
         --------
@@ -380,7 +381,7 @@ class Likelihood(ABC):
         """
 
     def n_draws(self, n_outputs: int) -> int:
-        """Number of uniform random numbers that `draw` takes per sample.
+        """Return the number of uniform random numbers that `draw` needs per sample.
 
         Parameters
         ----------
@@ -390,11 +391,11 @@ class Likelihood(ABC):
         Returns
         -------
         int
-            That of observed values, by default.
+            By default, the number of observed values.
 
         See Also
         --------
-        draw : Takes them.
+        draw : Draws of targets.
 
         Examples
         --------
@@ -407,7 +408,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Targets at unit scale, by inversion of the distribution function.
+        """Draw targets at unit scale, by inverting the distribution function.
 
         Parameters
         ----------
@@ -419,11 +420,11 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor
-            Targets, as `loss` takes them.
+            Targets, as `loss` expects them.
 
         See Also
         --------
-        n_draws : How many random numbers that takes.
+        n_draws : Number of random numbers.
 
         Examples
         --------
@@ -435,7 +436,7 @@ class Likelihood(ABC):
         """
 
     def scale(self, sigma_noise: Tensor) -> Tensor:
-        """Factor from `loss` to the negative log-likelihood.
+        """Return the factor between `loss` and the negative log-likelihood.
 
         Parameters
         ----------
@@ -445,11 +446,11 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape ()
-            One for likelihoods without noise.
+            Factor; one for likelihoods without noise.
 
         See Also
         --------
-        log_normalizer : The part without outputs.
+        log_normalizer : Part that does not depend on the outputs.
 
         Examples
         --------
@@ -461,7 +462,7 @@ class Likelihood(ABC):
         return torch.ones_like(sigma_noise)
 
     def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
-        """Part of the negative log-likelihood that does not depend on the outputs.
+        """Return the negative log-likelihood's part that does not depend on outputs.
 
         Parameters
         ----------
@@ -471,7 +472,7 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape ()
-            Per observed value, in nats; zero where `loss` is normalised.
+            Value per observation, in nats. Zero if `loss` is normalised.
 
         See Also
         --------
@@ -488,7 +489,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def n_targets(self, n_outputs: int) -> int:
-        """Number of observed values per sample.
+        """Return the number of observed values per sample.
 
         Parameters
         ----------
@@ -498,11 +499,11 @@ class Likelihood(ABC):
         Returns
         -------
         int
-            One for class labels, and one per column of numbers.
+            One for class labels; for numbers, one per target column.
 
         See Also
         --------
-        n_outputs : The reverse.
+        n_outputs : Number of outputs.
 
         Examples
         --------
@@ -512,7 +513,7 @@ class Likelihood(ABC):
         """
 
     def n_outputs(self, n_targets: int) -> int:
-        """Number of outputs that the network has to have.
+        """Return the number of outputs that the network needs.
 
         Parameters
         ----------
@@ -522,11 +523,11 @@ class Likelihood(ABC):
         Returns
         -------
         int
-            The same number, by default.
+            By default, ``n_targets``.
 
         See Also
         --------
-        output_shape : The same with axes.
+        output_shape : Shape of the outputs.
 
         Examples
         --------
@@ -537,7 +538,7 @@ class Likelihood(ABC):
         return n_targets
 
     def output_shape(self, n_targets: int) -> tuple[int, ...]:
-        """Shape of the module's output per sample.
+        """Return the shape of the module's output per sample.
 
         Parameters
         ----------
@@ -547,11 +548,11 @@ class Likelihood(ABC):
         Returns
         -------
         tuple of int
-            One axis, by default.
+            By default, a single axis.
 
         See Also
         --------
-        n_outputs : The number of entries.
+        n_outputs : Number of entries.
 
         Examples
         --------
@@ -563,13 +564,13 @@ class Likelihood(ABC):
 
 
 class SeparableLikelihood(Likelihood):
-    """Likelihood whose loss is a sum over outputs: ``Λ`` is diagonal.
+    """Likelihood whose loss is a sum over outputs, so that ``Λ`` is diagonal.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
     See Also
     --------
-    Likelihood : Of any form.
+    Likelihood : General base class.
 
     Examples
     --------
@@ -580,7 +581,7 @@ class SeparableLikelihood(Likelihood):
 
     @abstractmethod
     def root_hessian(self, f: Tensor) -> Tensor:
-        """Square roots of the diagonal of the Hessian, which has no other entries.
+        """Return the square roots of the diagonal Hessian's entries.
 
         Parameters
         ----------
@@ -590,11 +591,11 @@ class SeparableLikelihood(Likelihood):
         Returns
         -------
         Tensor of shape (b, c)
-            Not negative.
+            Square roots, non-negative.
 
         See Also
         --------
-        hessian : The Hessian.
+        hessian : Full Hessian.
 
         Examples
         --------
@@ -606,27 +607,27 @@ class SeparableLikelihood(Likelihood):
         """
 
     def hessian(self, f: Tensor) -> OutputHessian:
-        """Diagonal Hessian of ``loss`` in the outputs."""
+        """Return the diagonal Hessian of ``loss`` with respect to the outputs."""
         return Diagonal(self.root_hessian(f))
 
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """``u -> Λ u`` for (b, c)."""
+        """Return the function ``u -> Λ u`` for ``u`` of shape (b, c)."""
         diagonal = self.root_hessian(f) ** 2
         return lambda u: diagonal * u
 
 
 @dataclass(frozen=True)
 class DataFit:
-    """Training loss of the network, over the data of the curvature.
+    """Training loss of the network on the data used for the curvature.
 
     Attributes
     ----------
     loss : Tensor of shape ()
-        Sum over samples of weight times `Likelihood.loss`.
+        Sum of `Likelihood.loss` over samples, weighted.
     n_targets : Tensor of shape ()
-        Sum of weights times observed values per sample.
+        Weighted number of observed values.
     by_output : Tensor of shape (c,) or None
-        The loss of each output, where the noise can have a level for each.
+        Loss of each output, if outputs can have separate noise levels.
     """
 
     loss: Tensor
@@ -642,7 +643,7 @@ class DataFit:
         weights: Tensor,
         n_targets: Tensor,
     ) -> "DataFit":
-        """Loss of one batch with sample weights (b,)."""
+        """Compute the loss of one batch with sample weights (b,)."""
         losses = likelihood.loss(f, targets)
         weights, each = weights.to(losses), likelihood.output_losses(f, targets)
         by_output = None if each is None else weights @ each
@@ -650,7 +651,7 @@ class DataFit:
 
     @classmethod
     def total(cls, parts: Sequence["DataFit"]) -> "DataFit":
-        """Loss of all parts."""
+        """Return the total loss of all parts."""
         each = [part.by_output for part in parts if part.by_output is not None]
         return cls(
             torch.stack([part.loss for part in parts]).sum(),
@@ -659,18 +660,18 @@ class DataFit:
         )
 
     def __add__(self, other: "DataFit") -> "DataFit":
-        """Loss of both data sets."""
+        """Return the total loss of two data sets."""
         return self.total([self, other])
 
     def with_output_factors(self, factors: Tensor) -> "DataFit":
-        """Loss with the loss of each output multiplied by a factor, (c,)."""
+        """Multiply the loss of each output by a factor, (c,)."""
         assert self.by_output is not None
         by_output = self.by_output * factors
         return DataFit(by_output.sum(), self.n_targets, by_output)
 
 
 def weighted(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weights:
-    """Sample weights (b,) times the factors that the criterion implies; None: one."""
+    """Return sample weights (b,) times the criterion's factors; None means one."""
     scale = likelihood.loss_scale(targets)
     if scale is None:
         return weights
@@ -678,7 +679,7 @@ def weighted(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weigh
 
 
 def output_weights(likelihood: Likelihood, targets: Tensor, n_outputs: int) -> Weights:
-    """Weights of the second derivatives in each output, (b, c); None: one."""
+    """Return weights (b, c) of each output's second derivative; None means one."""
     weights = likelihood.label_weights(targets)
     if weights is None:
         return None

@@ -16,32 +16,32 @@ from torch import Tensor, nn
 from sklaplace.likelihoods.base import Likelihood, SeparableLikelihood, output_weights
 from sklaplace.likelihoods.output_hessian import BlockDiagonal, OutputHessian, Softmax
 
-# Up to this many classes a softmax over the columns of the transpose is faster: torch
-# takes short contiguous rows without vector instructions.
+# Up to this many classes, a softmax over columns of the transpose is faster, because
+# torch does not vectorise short contiguous rows.
 FEW_CLASSES = 20
 
 
 def _softmax(f: Tensor) -> Tensor:
-    """``softmax(f)`` of each row, (b, K)."""
+    """Return ``softmax(f)`` of each row, (b, K)."""
     is_narrow = f.shape[-1] <= FEW_CLASSES
     return f.mT.softmax(-2).mT if is_narrow else f.softmax(-1)
 
 
 def _log_softmax(f: Tensor) -> Tensor:
-    """``log softmax(f)`` of each row, (b, K)."""
+    """Return ``log softmax(f)`` of each row, (b, K)."""
     is_narrow = f.shape[-1] <= FEW_CLASSES
     return f.mT.log_softmax(-2).mT if is_narrow else f.log_softmax(-1)
 
 
 class ClassificationLikelihood(Likelihood):
-    """Likelihood of class labels, to derive others from: one label per sample.
+    """Base class for likelihoods of class labels, with one label per sample.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
     See Also
     --------
-    Categorical : For logits of several classes.
-    Bernoulli : For one logit of two classes.
+    Categorical : Several classes, with one logit each.
+    Bernoulli : Two classes with one logit.
 
     Examples
     --------
@@ -57,21 +57,21 @@ class ClassificationLikelihood(Likelihood):
     "dense" (one label at each position), or "" where they are refused."""
 
     def multilabel(self) -> "ClassificationLikelihood":
-        """Likelihood of a matrix of labels that are 0 or 1.
+        """Return the likelihood of a matrix of labels that are 0 or 1.
 
         Returns
         -------
         Likelihood
-            Of all columns.
+            Likelihood of all columns.
 
         Raises
         ------
         ValueError
-            If there is none, as by default.
+            If not supported (default).
 
         See Also
         --------
-        dense : For labels at positions.
+        dense : Labels at positions.
 
         Examples
         --------
@@ -87,7 +87,7 @@ class ClassificationLikelihood(Likelihood):
         )
 
     def dense(self, positions: tuple[int, ...]) -> "ClassificationLikelihood":
-        """Likelihood of one label at each position.
+        """Return the likelihood of one label at each position.
 
         Parameters
         ----------
@@ -97,16 +97,16 @@ class ClassificationLikelihood(Likelihood):
         Returns
         -------
         Likelihood
-            Of all positions.
+            Likelihood of all positions.
 
         Raises
         ------
         ValueError
-            If there is none, as by default.
+            If not supported (default).
 
         See Also
         --------
-        multilabel : For labels that are 0 or 1.
+        multilabel : Labels that are 0 or 1.
 
         Examples
         --------
@@ -121,30 +121,31 @@ class ClassificationLikelihood(Likelihood):
         )
 
     def n_targets(self, n_outputs: int) -> int:
-        """One label per sample."""
+        """Return the number of labels per sample: one."""
         return 1
 
     @abstractmethod
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Gaussian over one logit per class, from one over the outputs.
+        """Convert a Gaussian over the outputs to one logit per class.
 
         Parameters
         ----------
         mean : Tensor of shape (b, c)
             Means of the outputs.
         cov : Tensor of shape (b, c, c), (b, c) or (b, r, K, K)
-            Their covariances, their variances, or covariances for r labels.
+            Covariances of the outputs, their variances, or covariances for each of r
+            labels.
 
         Returns
         -------
         mean : Tensor of shape (b·r, K)
             Means of the logits of K classes.
         cov : Tensor of shape (b·r, K, K) or (b·r, K)
-            Their covariances, or variances.
+            Covariances or variances of the logits.
 
         See Also
         --------
-        probabilities : Without uncertainty.
+        probabilities : Probabilities without uncertainty.
 
         Examples
         --------
@@ -158,7 +159,7 @@ class ClassificationLikelihood(Likelihood):
 
     @abstractmethod
     def probabilities(self, f: Tensor) -> Tensor:
-        """Class probabilities of outputs.
+        """Return the class probabilities of outputs.
 
         Parameters
         ----------
@@ -168,11 +169,11 @@ class ClassificationLikelihood(Likelihood):
         Returns
         -------
         Tensor of shape (..., K) or (..., r, K)
-            For K classes, or for each of r labels.
+            Probabilities of K classes, for one label or for each of r labels.
 
         See Also
         --------
-        class_logits : Logits with their uncertainty.
+        class_logits : Logits with uncertainty.
 
         Examples
         --------
@@ -184,23 +185,23 @@ class ClassificationLikelihood(Likelihood):
         """
 
     def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
-        """Loss per sample under given log-probabilities.
+        """Return the loss per sample for given log-probabilities.
 
         Parameters
         ----------
         log_proba : Tensor of shape (b·r, K)
-            Of the classes of each label.
+            Log-probabilities of the classes of each label.
         y : Tensor
             Targets, as `targets` returns them.
 
         Returns
         -------
         Tensor of shape (b,)
-            Summed over labels with their weights, in nats.
+            Weighted sum over labels, in nats.
 
         See Also
         --------
-        loss : Of outputs.
+        loss : Loss for given outputs.
 
         Examples
         --------
@@ -214,7 +215,7 @@ class ClassificationLikelihood(Likelihood):
         return -self._weighted_sum(chosen.reshape(len(y), -1), y)
 
     def _weighted_sum(self, values: Tensor, y: Tensor) -> Tensor:
-        """Sum of values (b, r) over the labels of each sample, weighted, (b,)."""
+        """Sum values (b, r) over the labels of each sample with label weights, (b,)."""
         weights = self.label_weights(y)
         return (values if weights is None else values * weights.to(values)).sum(1)
 
@@ -223,24 +224,24 @@ class ClassificationLikelihood(Likelihood):
 class Categorical(ClassificationLikelihood):
     """Softmax over K logits; targets are class indices 0 … K-1.
 
-    With class weights ``w`` and label smoothing ``ε`` the criterion is
+    With class weights ``w`` and label smoothing ``ε``, the criterion is
     ``(1 - ε) w_y CE(y) + ε/K Σ w_k CE(k) = h_y CE(t)`` for smoothed targets ``t`` and
-    ``h_y = (1 - ε) w_y + ε/K Σ w_k``: loss and curvature of a sample are
-    ``h_y`` times the loss and the curvature of ``CE(t)``.
+    ``h_y = (1 - ε) w_y + ε/K Σ w_k``. The loss and curvature of a sample are ``h_y``
+    times the loss and curvature of ``CE(t)``.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
     Parameters
     ----------
     weight : tuple of float or None
-        One per class.
+        Weight of each class.
     label_smoothing : float
-        Probability that targets distribute uniformly over all classes.
+        Probability that targets spread uniformly over all classes.
 
     See Also
     --------
-    CategoricalMap : One label at each position.
-    Bernoulli : Two classes from one logit.
+    CategoricalMap : One label per position.
+    Bernoulli : Two classes with one logit.
 
     Examples
     --------
@@ -258,25 +259,25 @@ class Categorical(ClassificationLikelihood):
     multi_target: ClassVar[str] = "dense"
 
     def dense(self, positions: tuple[int, ...]) -> "CategoricalMap":
-        """One categorical distribution at each position."""
+        """Return one categorical distribution per position."""
         return CategoricalMap(positions, self)
 
     def configured(self, criterion: nn.Module) -> "Categorical":
-        """Copy with ``weight`` and ``label_smoothing`` of a criterion."""
+        """Return a copy with ``weight`` and ``label_smoothing`` of a criterion."""
         weight = getattr(criterion, "weight", None)
         smoothing = float(getattr(criterion, "label_smoothing", 0.0))
         weights = None if weight is None else tuple(weight.tolist())
         return Categorical(weights, smoothing)
 
     def loss_scale(self, y: Tensor) -> Tensor | None:
-        """``h_y``, (b,), float64."""
+        """Return ``h_y``, (b,), float64."""
         if self.weight is None:
             return None
         w = torch.tensor(self.weight, dtype=torch.float64, device=y.device)
         return (1 - self.label_smoothing) * w[y] + self.label_smoothing * w.mean()
 
     def _smoothed(self, f: Tensor, y: Tensor) -> Tensor:
-        """Smoothed targets, (b, K)."""
+        """Return smoothed targets, (b, K)."""
         one_hot = nn.functional.one_hot(y, f.shape[-1]).to(f)
         if not self.label_smoothing:
             return one_hot
@@ -288,84 +289,85 @@ class Categorical(ClassificationLikelihood):
         return mixed / mixed.sum(-1, keepdim=True)
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
-        """Class indices, (b,), int64."""
+        """Return class indices, (b,), int64."""
         return y.reshape(len(f)).long()
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy per sample, (b,)."""
+        """Return the cross-entropy per sample, (b,)."""
         if self.label_smoothing:
             return -(self._smoothed(f, y) * _log_softmax(f)).sum(-1)
         return nn.functional.nll_loss(_log_softmax(f), y, reduction="none")
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """``softmax(f) - t`` with the smoothed target ``t``, (b, c)."""
+        """Return ``softmax(f) - t`` for the smoothed target ``t``, (b, c)."""
         return _softmax(f) - self._smoothed(f, y)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
-        """``softmax(f) - onehot(y)``, (b, c)."""
+        """Return ``softmax(f) - onehot(y)``, (b, c)."""
         return f.softmax(-1) - nn.functional.one_hot(y, f.shape[-1]).to(f)
 
     def hessian(self, f: Tensor) -> OutputHessian:
-        """``diag p - p pᵀ``."""
+        """Return ``diag p - p pᵀ``."""
         p = _softmax(f.double())
         return Softmax(p, p.new_ones(len(p)), f.dtype)
 
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """``u -> p ∘ (u - pᵀu)``."""
+        """Return the function ``u -> p ∘ (u - pᵀu)``."""
         p = _softmax(f)
         return lambda u: p * (u - (p * u).sum(-1, keepdim=True))
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Class indices, (b,)."""
-        # the last class takes what rounding leaves
+        """Draw class indices, (b,)."""
+        # the last class absorbs rounding errors
         return (f.double().softmax(-1).cumsum(-1)[:, :-1] < u).sum(-1)
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Gaussian over one logit per class: the outputs themselves."""
+        """Return the Gaussian over the outputs, which are the logits."""
         return mean, cov
 
     def probabilities(self, f: Tensor) -> Tensor:
-        """Class probabilities (..., K) of outputs (..., c)."""
+        """Return class probabilities (..., K) of outputs (..., c)."""
         return f.softmax(-1)
 
 
 class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
-    """Independent labels that are 0 or 1, with one logit each."""
+    """Likelihood of independent labels that are 0 or 1, with one logit each."""
 
     options: ClassVar[frozenset[str]] = frozenset({"pos_weight"})
     multi_target: ClassVar[str] = "multilabel"
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
-        """Zeros and ones, (b, c), in the dtype of the outputs."""
+        """Return zeros and ones, (b, c), in the dtype of the outputs."""
         return y.reshape(f.shape).to(f)
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """Weighted binary cross-entropy per sample, summed over labels, (b,)."""
+        """Return the weighted binary cross-entropy, summed over labels, (b,)."""
         losses = nn.functional.binary_cross_entropy_with_logits(f, y, reduction="none")
         return self._weighted_sum(losses, y)
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """``sigmoid(f) - y``, times the label's weight, (b, c)."""
+        """Return ``sigmoid(f) - y`` times the label's weight, (b, c)."""
         weights = self.label_weights(y)
         score = self.score(f, y)
         return score if weights is None else score * weights.to(score)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
-        """``sigmoid(f) - y``, (b, c)."""
+        """Return ``sigmoid(f) - y``, (b, c)."""
         return f.sigmoid() - y
 
     def root_hessian(self, f: Tensor) -> Tensor:
-        """``√(p (1 - p))``, by a product of sigmoids, exact where p rounds to one."""
+        """Return ``√(p (1 - p))`` as a product of sigmoids, exact near p = 1."""
         return (f.sigmoid() * (-f).sigmoid()).sqrt()
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Zeros and ones, (b, c)."""
+        """Draw zeros and ones, (b, c)."""
         return (u < f.double().sigmoid()).to(f)
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Gaussian over two logits ``(-f/2, f/2)`` for each label, (b·L, 2).
+        """Return the Gaussian over logits ``(-f/2, f/2)`` for each label, (b·L, 2).
 
-        Covariances between labels are left out: labels are predicted independently.
+        Covariances between labels are omitted, because labels are predicted
+        independently.
         """
         if cov.ndim > mean.ndim:
             cov = cov.diagonal(dim1=-2, dim2=-1)
@@ -376,14 +378,14 @@ class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
 
 @dataclass(frozen=True)
 class Bernoulli(_Sigmoid):
-    """Two classes from one logit, of the second class.
+    """Likelihood of two classes, with one logit for the second class.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
     Parameters
     ----------
     pos_weight : float
-        Factor of the loss of samples of the second class.
+        Factor of the loss for samples of the second class.
 
     See Also
     --------
@@ -402,7 +404,7 @@ class Bernoulli(_Sigmoid):
     pos_weight: float = 1.0
 
     def configured(self, criterion: nn.Module) -> "Bernoulli":
-        """Copy with ``pos_weight`` of a criterion."""
+        """Return a copy with ``pos_weight`` of a criterion."""
         weight = getattr(criterion, "pos_weight", None)
         if weight is not None and weight.numel() > 1:
             raise ValueError(
@@ -412,43 +414,42 @@ class Bernoulli(_Sigmoid):
         return Bernoulli(1.0 if weight is None else float(weight.reshape(-1)[0]))
 
     def multilabel(self) -> "MultilabelBernoulli":
-        """One Bernoulli distribution for each column of ``y``."""
+        """Return one Bernoulli distribution per column of ``y``."""
         return MultilabelBernoulli((self.pos_weight,))
 
     def loss_scale(self, y: Tensor) -> Tensor | None:
-        """One, or the weight of the second class, (b,), float64."""
+        """Return one, or the weight of the second class, (b,), float64."""
         if self.pos_weight == 1:
             return None
         return 1 + (self.pos_weight - 1) * y.double().reshape(-1)
 
     def n_outputs(self, n_targets: int) -> int:
-        """One logit for one or two classes."""
+        """Return one, the number of logits for one or two classes."""
         return 1 if n_targets <= 2 else n_targets
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Gaussian over two logits ``(-f/2, f/2)``, whose softmax is the sigmoid."""
+        """Return the Gaussian over ``(-f/2, f/2)``, whose softmax is the sigmoid."""
         signs = mean.new_tensor([-0.5, 0.5])
         products = signs**2 if cov.ndim == mean.ndim else torch.outer(signs, signs)
         return mean * signs, cov * products
 
     def probabilities(self, f: Tensor) -> Tensor:
-        """Class probabilities (..., 2) of outputs (..., 1)."""
+        """Return class probabilities (..., 2) of outputs (..., 1)."""
         return torch.cat([(-f).sigmoid(), f.sigmoid()], -1)
 
 
 @dataclass(frozen=True)
 class MultilabelBernoulli(_Sigmoid):
-    """L independent labels that are 0 or 1, with a logit for each.
+    """Likelihood of L independent labels that are 0 or 1, with one logit each.
 
-    Losses of a sample's labels are summed, each times its ``pos_weight`` where the
-    label is 1.
+    The loss is a sum over labels. Labels equal to 1 have weight ``pos_weight``.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
     Parameters
     ----------
     pos_weight : tuple of float
-        One per label, or one for all.
+        Weight of each label, or one weight for all.
 
     See Also
     --------
@@ -466,7 +467,7 @@ class MultilabelBernoulli(_Sigmoid):
     noun = "label"
 
     def configured(self, criterion: nn.Module) -> "MultilabelBernoulli":
-        """Copy with ``pos_weight`` of a criterion."""
+        """Return a copy with ``pos_weight`` of a criterion."""
         weight = getattr(criterion, "pos_weight", None)
         if weight is None:
             return self
@@ -477,11 +478,11 @@ class MultilabelBernoulli(_Sigmoid):
         return self
 
     def n_targets(self, n_outputs: int) -> int:
-        """One label per logit."""
+        """Return the number of labels: one per logit."""
         return n_outputs
 
     def n_outputs(self, n_targets: int) -> int:
-        """One logit per label; raises if there are more or fewer weights."""
+        """Return the number of logits, one per label; check the number of weights."""
         n = len(self.pos_weight)
         if n not in (1, n_targets):
             raise ValueError(
@@ -491,30 +492,30 @@ class MultilabelBernoulli(_Sigmoid):
         return n_targets
 
     def label_weights(self, y: Tensor) -> Tensor | None:
-        """One, or the label's weight where it is 1, (b, L), float64."""
+        """Return the weights of labels that are 1, else one, (b, L), float64."""
         if set(self.pos_weight) == {1.0}:
             return None
         weights = torch.tensor(self.pos_weight, dtype=torch.float64, device=y.device)
         return 1 + (weights - 1) * y.double()
 
     def probabilities(self, f: Tensor) -> Tensor:
-        """Probabilities (..., L, 2) of labels being 0 and 1."""
+        """Return probabilities (..., L, 2) that labels are 0 and 1."""
         return torch.stack([(-f).sigmoid(), f.sigmoid()], -1)
 
 
 @dataclass(frozen=True)
 class CategoricalMap(ClassificationLikelihood):
-    """One label at each of r positions, independent given K logits for each.
+    """Likelihood of one label at each of r positions, independent given K logits.
 
-    Outputs are (b, r·K), position by position; targets (b, r). Losses of positions are
-    summed; positions with a negative label are left out.
+    Outputs are (b, r·K), ordered by position. Targets are (b, r). The loss is a sum
+    over positions, without positions that have a negative label.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
     Parameters
     ----------
     positions : tuple of int
-        Shape of a map, of r positions in all.
+        Shape of a map with r positions in total.
     categorical : Categorical
         Likelihood at each position.
 
@@ -537,39 +538,39 @@ class CategoricalMap(ClassificationLikelihood):
 
     @property
     def n_blocks(self) -> int:
-        """Number r of positions."""
+        """Number of positions, r."""
         return math.prod(self.positions)
 
     def configured(self, criterion: nn.Module) -> "CategoricalMap":
-        """Copy with the options of a criterion."""
+        """Return a copy with the options of a criterion."""
         return replace(self, categorical=self.categorical.configured(criterion))
 
     def dense(self, positions: tuple[int, ...]) -> "CategoricalMap":
-        """Copy for other positions."""
+        """Return a copy for other positions."""
         return replace(self, positions=positions)
 
     def n_targets(self, n_outputs: int) -> int:
-        """One label per position."""
+        """Return the number of labels: one per position."""
         return self.n_blocks
 
     def n_outputs(self, n_targets: int) -> int:
-        """One logit per class and position."""
+        """Return the number of logits: one per class and position."""
         return n_targets * self.n_blocks
 
     def output_shape(self, n_targets: int) -> tuple[int, ...]:
-        """``(K, *positions)``, as in torch."""
+        """Return ``(K, *positions)``, as in torch."""
         return (n_targets, *self.positions)
 
     def _flat(self, f: Tensor) -> Tensor:
-        """Outputs (b, r·K) as outputs of positions, (b·r, K)."""
+        """Reshape outputs (b, r·K) to outputs of positions, (b·r, K)."""
         return f.reshape(-1, f.shape[-1] // self.n_blocks)
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
-        """Class indices, (b, r), int64."""
+        """Return class indices, (b, r), int64."""
         return y.reshape(len(f), self.n_blocks).long()
 
     def label_weights(self, y: Tensor) -> Tensor | None:
-        """Weight of each position, (b, r), float64; None: one."""
+        """Return the weight of each position, (b, r), float64; None means one."""
         scale = self.categorical.loss_scale(y.clamp(min=0))
         if scale is None and bool((y >= 0).all()):
             return None
@@ -577,36 +578,36 @@ class CategoricalMap(ClassificationLikelihood):
         return is_labelled if scale is None else is_labelled * scale
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """Weighted cross-entropy per sample, summed over positions, (b,)."""
+        """Return the weighted cross-entropy, summed over positions, (b,)."""
         losses = self.categorical.loss(self._flat(f), y.clamp(min=0).flatten())
         return self._weighted_sum(losses.reshape(y.shape), y)
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """``softmax(f) - t`` at each position, times its weight, (b, r·K)."""
+        """Return ``softmax(f) - t`` at each position times its weight, (b, r·K)."""
         gradient = self.categorical.gradient(self._flat(f), y.clamp(min=0).flatten())
         gradient = gradient.reshape(f.shape)
         weights = output_weights(self, y, f.shape[1])
         return gradient if weights is None else gradient * weights.to(gradient)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
-        """``softmax(f) - onehot(y)`` at each position, (b, r·K)."""
+        """Return ``softmax(f) - onehot(y)`` at each position, (b, r·K)."""
         return self.categorical.score(self._flat(f), y.flatten()).reshape(f.shape)
 
     def hessian(self, f: Tensor) -> OutputHessian:
-        """Block-diagonal, with ``diag p - p pᵀ`` for each position."""
+        """Return a block-diagonal Hessian, with ``diag p - p pᵀ`` per position."""
         return BlockDiagonal(self.categorical.hessian(self._flat(f)), self.n_blocks)
 
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """``u -> p ∘ (u - pᵀu)`` at each position."""
+        """Return the function ``u -> p ∘ (u - pᵀu)`` at each position."""
         product = self.categorical.hessian_operator(self._flat(f))
         return lambda u: product(self._flat(u)).reshape(u.shape)
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Class indices, (b, r)."""
+        """Draw class indices, (b, r)."""
         return self.categorical.draw(self._flat(f), u.reshape(-1, 1)).reshape(u.shape)
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Gaussian over the K logits of each position, (b·r, K)."""
+        """Return the Gaussian over the K logits of each position, (b·r, K)."""
         logits = self._flat(mean)
         if cov.ndim == mean.ndim:
             return logits, self._flat(cov)
@@ -618,5 +619,5 @@ class CategoricalMap(ClassificationLikelihood):
         return logits, cov.reshape(-1, n_classes, n_classes)
 
     def probabilities(self, f: Tensor) -> Tensor:
-        """Class probabilities (..., r, K) of outputs (..., r·K)."""
+        """Return class probabilities (..., r, K) of outputs (..., r·K)."""
         return f.reshape(*f.shape[:-1], self.n_blocks, -1).softmax(-1)

@@ -1,8 +1,8 @@
 """Poisson-log-normal distribution: counts whose log-rate is Gaussian.
 
-``P(y) = ∫ Poisson(y | exp f) N(f | m, v) df``, for rates as large as double precision
-holds (Aitchison and Ho 1989, "The multivariate Poisson-log normal distribution").
-Means, variances and counts of one shape, or of shapes that are broadcast.
+``P(y) = ∫ Poisson(y | exp f) N(f | m, v) df``, for all rates that double precision can
+represent (Aitchison and Ho 1989, "The multivariate Poisson-log normal distribution").
+Means, variances and counts are broadcast to a common shape.
 """
 
 import math
@@ -18,20 +18,21 @@ from sklaplace.likelihoods.quadrature import WEIGHTS, exp_at_nodes
 
 Array = np.ndarray
 
-# Up to this standard deviation of the log-rate, in units of the standard deviation of a
-# gamma variable's logarithm, quadrature is over the log-rate: see `cdf`.
+# Quadrature is over the log-rate up to this standard deviation of the log-rate, in
+# units of the standard deviation of a gamma variable's logarithm; see `cdf`.
 _NARROW = 1.0
 # Nodes of the trapezoidal rule for the logarithm of a gamma variable, in units of its
-# standard deviation: below exp(-36) outside, also with one degree of freedom.
+# standard deviation. Outside, the density is below exp(-36), even with one degree of
+# freedom.
 _STEPS = np.linspace(-38.0, 9.0, 95)
-# Rates above which quantiles of Poisson variables are expanded, and above which numpy
-# draws none.
+# Rates above which Poisson quantiles use an expansion, and above which numpy cannot
+# draw Poisson variables.
 _LARGE, _LARGEST = 1e8, 1e18
 _MAX = np.finfo(np.float64).max
-# Quantiles at a time, to bound the memory that nodes take.
+# Number of quantiles to compute at a time, to bound the memory of the nodes.
 _CHUNK = 10_000
-# Gauss-Legendre nodes on (0, 1) and their weights, and what the logarithm of the
-# integrand falls by up to one.
+# Gauss-Legendre nodes on (0, 1) with weights, and the decrease of the log-integrand at
+# one.
 _X, _W = np.polynomial.legendre.leggauss(32)
 _LEGENDRE = (1 + _X) / 2, _W / 2
 _FALL = 30.0
@@ -40,14 +41,15 @@ _LOG_2PI = math.log(2 * math.pi)
 
 
 def cdf(y: Array, mean: Array, variance: Array) -> Array:
-    """Probability of counts up to ``y``, a whole number of at least -1.
+    """Compute the probability of counts up to ``y``, an integer of at least -1.
 
     Notes
     -----
-    A count is at most y where a gamma variable G with y + 1 degrees of freedom exceeds
-    its rate. Where ``log G`` is wide beside the log-rate, ``P(G > exp f)`` is smooth in
-    f: Gauss-Hermite quadrature. Elsewhere ``P(f < log G)`` is smooth in ``log G``: the
-    trapezoidal rule. Either is accurate to 1e-8.
+    The probability of at most y events equals the probability that a gamma variable G
+    with y + 1 degrees of freedom exceeds the rate. If ``log G`` is wider than the
+    log-rate, ``P(G > exp f)`` is smooth in f, and Gauss-Hermite quadrature applies.
+    Otherwise ``P(f < log G)`` is smooth in ``log G``, and the trapezoidal rule applies.
+    Both are accurate to 1e-8.
     """
     y, mean, std = np.broadcast_arrays(y, mean, np.sqrt(np.maximum(variance, 0)))
     found = np.zeros(y.shape)
@@ -65,7 +67,7 @@ def cdf(y: Array, mean: Array, variance: Array) -> Array:
 
 
 def quantiles(mean: Array, variance: Array, levels: Array) -> Array:
-    """Smallest counts ``y`` with ``cdf(y) ≥ level``; infinite beyond 1e308."""
+    """Return the smallest counts ``y`` with ``cdf(y) ≥ level``; inf beyond 1e308."""
     arrays = np.broadcast_arrays(mean, variance, levels)
     n_chunks = max(1, arrays[0].size // _CHUNK)
     chunks = zip(*(np.array_split(a.ravel(), n_chunks) for a in arrays), strict=True)
@@ -80,9 +82,9 @@ def _quantiles(mean: Array, variance: Array, levels: Array) -> Array:
 
 
 def poisson_quantiles(rates: Array, levels: Array) -> Array:
-    """Smallest counts ``y`` with ``P(Y ≤ y) ≥ level`` of Poisson variables.
+    """Return the smallest counts ``y`` with ``P(Y ≤ y) ≥ level`` for Poisson ``Y``.
 
-    Of large rates by a Cornish-Fisher expansion: scipy's search fails for these.
+    Large rates use a Cornish-Fisher expansion, because scipy's search fails for them.
     """
     z = ndtri(levels)
     large = np.ceil(rates + z * np.sqrt(rates) + (z**2 - 1) / 6 - 0.5)
@@ -91,7 +93,7 @@ def poisson_quantiles(rates: Array, levels: Array) -> Array:
 
 
 def draw(rates: Array, generator: np.random.Generator) -> Array:
-    """Poisson variables, float64; of the largest rates, normal ones."""
+    """Draw Poisson variables, float64; the largest rates use a normal distribution."""
     is_large = rates > _LARGEST
     found = generator.poisson(np.where(is_large, 0.0, rates)).astype(np.float64)
     large = rates[is_large]
@@ -101,17 +103,17 @@ def draw(rates: Array, generator: np.random.Generator) -> Array:
 
 
 def log_mass(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """``log P(y)`` of counts, in nats.
+    """Compute ``log P(y)`` of counts, in nats.
 
     Notes
     -----
-    With the maximum f* of the logarithm of the integrand, and ``r = exp f*``, the
-    integrand at ``f* + u`` is its maximum times ``exp(-r (exp(u) - 1 - u) - u²/2v)``.
-    Gauss-Legendre quadrature on either side of the maximum, up to where this is less
-    than ``exp(-30)``; accurate to 1e-8, and to 3e-7 for variances of 10,000.
+    Let f* maximise the logarithm of the integrand, and ``r = exp f*``. The integrand at
+    ``f* + u`` is its maximum times ``exp(-r (exp(u) - 1 - u) - u²/2v)``. Gauss-Legendre
+    quadrature on each side of the maximum extends until this factor is less than
+    ``exp(-30)``. It is accurate to 1e-8, and to 3e-7 for variances of 10,000.
     """
     v = variance.clamp(min=1e-12)
-    size = y.clamp(min=1)  # f = log(size) + d, so that f needs fewer digits
+    size = y.clamp(min=1)  # f = log(size) + d, to save digits of f
     expected = mean - size.log()
     d = _mode(y, size, expected, v)
     rate = size * d.exp()
@@ -127,10 +129,10 @@ def log_mass(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
-    """Counts below and above the quantiles.
+    """Return counts below and above the quantiles.
 
-    Half of a tail's probability belongs to the log-rate; the other half is Chernoff's
-    bound on a Poisson variable of that rate.
+    Half of a tail's probability covers the log-rate. The other half covers the Poisson
+    variable at this rate, by Chernoff's bound.
     """
     ends = []
     for tail, sign in ((levels, -1), (1 - levels, 1)):
@@ -143,24 +145,25 @@ def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
 
 
 def _middle(low: Array, high: Array) -> Array:
-    """Geometric means of counts that differ by orders of magnitude, else means."""
+    """Return geometric means of counts that differ much, and arithmetic means else."""
     arithmetic = np.floor(low / 2 + high / 2)
-    # shifted, as counts start at -1
+    # shifted, because counts start at -1
     geometric = np.floor(np.sqrt(low + 2) * np.sqrt(high + 2) - 2)
     return np.where(high / 4 > low + 2, geometric, arithmetic)
 
 
 def _exp_remainder(u: Tensor) -> Tensor:
-    """``exp(u) - 1 - u`` without cancellation."""
+    """Compute ``exp(u) - 1 - u`` without cancellation."""
     series = u**2 / 2 * (1 + u / 3 * (1 + u / 4 * (1 + u / 5 * (1 + u / 6))))
     return torch.where(u.abs() < 1e-2, series, u.expm1() - u)
 
 
 def _mode(y: Tensor, size: Tensor, expected: Tensor, v: Tensor) -> Tensor:
-    """Maximum d of ``y d - size·exp(d) - (d - expected)² / (2v)``, which is concave.
+    """Return the d that maximises ``y d - size·exp(d) - (d - expected)² / (2v)``.
 
-    With ``x = d + log(v·size)`` it is where ``x + exp(x)`` has a known value: Newton's
-    method for this convex function converges from the right in a few steps.
+    The function is concave. At its maximum, ``x + exp(x)`` with ``x = d + log(v·size)``
+    has a known value. Newton's method for this convex function converges from the right
+    in a few steps.
     """
     shift = (v * size).log()
     value = shift + expected + v * y
@@ -168,16 +171,16 @@ def _mode(y: Tensor, size: Tensor, expected: Tensor, v: Tensor) -> Tensor:
     for _ in range(_NEWTON_STEPS):
         x = x - (x + x.exp() - value) / (1 + x.exp())
     d = x - shift
-    # the digits that the shift has cost
+    # recover digits lost to the shift
     gradient = size * d.expm1() + (size - y) + (d - expected) / v
     return d - gradient / (size * d.exp() + 1 / v)
 
 
 def _reach(rate: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances from the maximum to where the integrand is below ``exp(-30)`` of it.
+    """Return distances at which the integrand is below ``exp(-30)`` of its maximum.
 
-    By ``exp(-u) - 1 + u ≥ u²/(2 + 2u/3)`` on the left; by ``exp(u) - 1 - u``, which is
-    at least ``u²/2``, and ``exp(u)/4`` from 1.5 on, on the right.
+    The left distance uses ``exp(-u) - 1 + u ≥ u²/(2 + 2u/3)``. The right distance uses
+    ``exp(u) - 1 - u ≥ u²/2``, and ``exp(u) - 1 - u ≥ exp(u)/4`` for u above 1.5.
     """
     half = _FALL / 3
     left = (half + (half**2 + 2 * _FALL * rate).sqrt()) / rate
@@ -187,7 +190,7 @@ def _reach(rate: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_base(y: Tensor, size: Tensor) -> Tensor:
-    """``y log(size) - size - log y!`` for the larger of y and one as the size."""
+    """Compute ``y log(size) - size - log y!`` for ``size = max(y, 1)``."""
     exact = y * size.log() - size - torch.lgamma(y + 1)
     stirling = (1 / 12 - (1 / 360 - 1 / 1260 / size**2) / size**2) / size
     return torch.where(y < 30, exact, -(size.log() + _LOG_2PI) / 2 - stirling)

@@ -1,8 +1,8 @@
-"""Hessians ``Λ`` (c, c) of the loss in the outputs, in closed form.
+"""Hessians ``Λ`` (c, c) of the loss with respect to the outputs, in closed form.
 
-For a thousand classes ``Λ`` takes 8 MB per sample. Where the outputs are the same
-linear map ``M`` (c, o) of a layer for all samples, the layer's curvature depends on
-``MᵀΛM`` alone: structures need its sum over samples or its diagonals.
+For a thousand classes ``Λ`` takes 8 MB per sample. If the outputs are the same linear
+map ``M`` (c, o) of a layer for all samples, the layer's curvature depends only on
+``MᵀΛM``. Structures need the sum of ``MᵀΛM`` over samples, or its diagonals.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from torch import Tensor
 from sklaplace.core.linalg import gram
 from sklaplace.core.parallel import cached_property
 
-# More classes have their products summed in the dtype of the outputs.
+# For more classes, products are summed in the dtype of the outputs.
 _MANY_CLASSES = 256
 
 # M, or None for the identity
@@ -22,12 +22,12 @@ Map = Tensor | None
 
 
 class OutputHessian(ABC):
-    """One matrix ``Λ = S Sᵀ`` for each of b samples, times a weight.
+    """One weighted matrix ``Λ = S Sᵀ`` for each of b samples.
 
     Attributes
     ----------
     n_rows, n_outputs, n_columns : int
-        Samples b, outputs c and columns k of ``S``.
+        Number of samples b, outputs c and columns k of ``S``.
     """
 
     n_rows: int
@@ -35,55 +35,55 @@ class OutputHessian(ABC):
     n_columns: int
 
     def weighted(self, weights: Tensor | None) -> "OutputHessian":
-        """``wΛ`` for sample weights ``w`` (b,); None: one."""
+        """Return ``wΛ`` for sample weights ``w`` (b,); None means one."""
         return self if weights is None else self._weighted(weights)
 
     def scaled(self, weights: Tensor | None) -> "OutputHessian":
-        """``√D Λ √D`` with ``D`` the diagonal matrix of weights (b, c); None: one."""
+        """Return ``√D Λ √D`` for diagonal weights ``D`` (b, c); None means one."""
         return self if weights is None else self._scaled(weights)
 
     @abstractmethod
     def _weighted(self, weights: Tensor) -> "OutputHessian":
-        """``wΛ``."""
+        """Return ``wΛ``."""
 
     def _scaled(self, weights: Tensor) -> "OutputHessian":
-        """``√D Λ √D``."""
+        """Return ``√D Λ √D``."""
         factor = self.factor()
         return Factored(factor * weights.sqrt().to(factor).unsqueeze(-1))
 
     @abstractmethod
     def double(self) -> "OutputHessian":
-        """``Λ`` in float64."""
+        """Return ``Λ`` in float64."""
 
     @abstractmethod
     def factor(self) -> Tensor:
-        """``S`` (b, c, k) with ``S Sᵀ = Λ``."""
+        """Return ``S`` (b, c, k) with ``S Sᵀ = Λ``."""
 
     @abstractmethod
     def total(self) -> Tensor:
-        """Sum of ``Λ`` over samples, (c, c)."""
+        """Return the sum of ``Λ`` over samples, (c, c)."""
 
     def moment(self, m: Map) -> Tensor:
-        """Sum of ``MᵀΛM`` over samples, (o, o), in the dtype of `total`."""
+        """Return the sum of ``MᵀΛM`` over samples, (o, o), in the dtype of `total`."""
         total = self.total()
         return total if m is None else m.to(total).T @ total @ m.to(total)
 
     def diagonals(self, m: Map) -> Tensor:
-        """Diagonal of ``MᵀΛM`` per sample, (b, o)."""
+        """Return the diagonal of ``MᵀΛM`` per sample, (b, o)."""
         return (self.rows(m) ** 2).sum(1)
 
     def grams(self, m: Map) -> Tensor:
-        """``MᵀΛM`` per sample, (b, o, o)."""
+        """Return ``MᵀΛM`` per sample, (b, o, o)."""
         g = self.rows(m)
         return g.mT @ g
 
     def rows(self, m: Map) -> Tensor:
-        """Jacobian rows ``SᵀM``, (b, k, o)."""
+        """Return Jacobian rows ``SᵀM``, (b, k, o)."""
         factor = self.factor().mT
         return factor if m is None else factor @ m
 
     def products(self, m: Map, u: Tensor) -> Tensor:
-        """``MᵀΛM u`` for ``u`` (b, o, q) or (1, o, q), (b, o, q)."""
+        """Return ``MᵀΛM u``, (b, o, q), for ``u`` (b, o, q) or (1, o, q)."""
         rows = self.rows(m)
         return rows.mT @ (rows @ u)
 
@@ -94,7 +94,7 @@ class OutputHessian(ABC):
 
 @dataclass(frozen=True)
 class _SquareRoot(OutputHessian):
-    """``Λ`` by square roots, with the samples on the first axis."""
+    """``Λ`` represented by square roots, with samples on the first axis."""
 
     sqrt: Tensor
 
@@ -108,69 +108,69 @@ class _SquareRoot(OutputHessian):
         return replace(self, sqrt=self.sqrt * roots)
 
     def double(self) -> "OutputHessian":
-        """``Λ`` in float64."""
+        """Return ``Λ`` in float64."""
         return replace(self, sqrt=self.sqrt.double())
 
 
 @dataclass(frozen=True)
 class Factored(_SquareRoot):
-    """``Λ = S Sᵀ`` by its factor.
+    """``Λ = S Sᵀ`` represented by its factor.
 
     Attributes
     ----------
     sqrt : Tensor of shape (b, c, k)
-        ``S``.
+        Factor ``S``.
     """
 
     def factor(self) -> Tensor:
-        """``S`` (b, c, k) with ``S Sᵀ = Λ``."""
+        """Return ``S`` (b, c, k) with ``S Sᵀ = Λ``."""
         return self.sqrt
 
     def total(self) -> Tensor:
-        """Sum of ``Λ`` over samples, (c, c)."""
+        """Return the sum of ``Λ`` over samples, (c, c)."""
         return gram(self.sqrt.mT.flatten(0, 1))
 
 
 @dataclass(frozen=True)
 class Diagonal(_SquareRoot):
-    """``Λ = diag(d)``: a separate loss for each output.
+    """``Λ = diag(d)``, for a separate loss per output.
 
     Attributes
     ----------
     sqrt : Tensor of shape (b, c)
-        ``√d``.
+        Square roots ``√d``.
     """
 
     def _scaled(self, weights: Tensor) -> "Diagonal":
         return Diagonal(self.sqrt * weights.sqrt().to(self.sqrt))
 
     def factor(self) -> Tensor:
-        """``diag(√d)``, (b, c, c)."""
+        """Return ``diag(√d)``, (b, c, c)."""
         return self.sqrt.diag_embed()
 
     def total(self) -> Tensor:
-        """Sum of ``Λ`` over samples, (c, c), float64."""
+        """Return the sum of ``Λ`` over samples, (c, c), float64."""
         return (self.sqrt.double() ** 2).sum(0).diag()
 
     def diagonals(self, m: Map) -> Tensor:
-        """Diagonal of ``MᵀΛM`` per sample, (b, o)."""
+        """Return the diagonal of ``MᵀΛM`` per sample, (b, o)."""
         return self.sqrt**2 if m is None else self.sqrt**2 @ m**2
 
     def rows(self, m: Map) -> Tensor:
-        """Jacobian rows ``SᵀM``, (b, k, o)."""
+        """Return Jacobian rows ``SᵀM``, (b, k, o)."""
         return self.factor() if m is None else self.sqrt.unsqueeze(-1) * m
 
 
 @dataclass(frozen=True)
 class BlockDiagonal(OutputHessian):
-    """Blocks on the diagonal: a separate loss for each of r groups of outputs.
+    """Block-diagonal ``Λ``, for a separate loss of each of r groups of outputs.
 
     Attributes
     ----------
     blocks : OutputHessian
-        The b·r blocks, with the blocks of a sample side by side.
+        The b·r blocks, with the blocks of a sample next to each other.
     n_blocks : int
-        Number r of groups.
+        Number of groups, r.
     """
 
     blocks: OutputHessian
@@ -189,7 +189,7 @@ class BlockDiagonal(OutputHessian):
         return replace(self, blocks=self.blocks.scaled(of_blocks))
 
     def double(self) -> "BlockDiagonal":
-        """``Λ`` in float64."""
+        """Return ``Λ`` in float64."""
         return replace(self, blocks=self.blocks.double())
 
     @cached_property
@@ -199,25 +199,25 @@ class BlockDiagonal(OutputHessian):
         return factors.reshape(self.n_rows, self.n_blocks, *factors.shape[1:])
 
     def factor(self) -> Tensor:
-        """Block-diagonal ``S``, (b, r·K, r·j)."""
+        """Return the block-diagonal ``S``, (b, r·K, r·j)."""
         whole = self._factors.movedim(1, -1).diag_embed(
             dim1=1, dim2=3
         )  # (b, r, K, r, j)
         return whole.flatten(3).flatten(1, 2)
 
     def total(self) -> Tensor:
-        """Sum of ``Λ`` over samples, (c, c), float64."""
+        """Return the sum of ``Λ`` over samples, (c, c), float64."""
         factors = self._factors.double()
         return torch.block_diag(*torch.einsum("brkj,brlj->rkl", factors, factors))
 
     def diagonals(self, m: Map) -> Tensor:
-        """Diagonal of ``MᵀΛM`` per sample, (b, o)."""
+        """Return the diagonal of ``MᵀΛM`` per sample, (b, o)."""
         if m is None:
             return self.blocks.diagonals(None).reshape(self.n_rows, -1)
         return super().diagonals(m)
 
     def rows(self, m: Map) -> Tensor:
-        """Jacobian rows ``SᵀM``, (b, k, o)."""
+        """Return Jacobian rows ``SᵀM``, (b, k, o)."""
         if m is None:
             return self.factor().mT
         groups = m.unflatten(0, (self.n_blocks, -1))  # (r, K, o)
@@ -226,17 +226,17 @@ class BlockDiagonal(OutputHessian):
 
 @dataclass(frozen=True)
 class Softmax(OutputHessian):
-    """``Λ = w (diag p - p pᵀ)`` of class probabilities ``p``.
+    """``Λ = w (diag p - p pᵀ)`` for class probabilities ``p``.
 
     Attributes
     ----------
     p : Tensor of shape (b, c)
-        Probabilities, float64: in float32 ``p (1 - p)`` would vanish where the network
-        is confident.
+        Probabilities, float64. In float32 ``p (1 - p)`` would vanish for confident
+        predictions.
     weights : Tensor of shape (b,)
-        ``w``.
+        Weights ``w``.
     dtype : torch.dtype
-        That of the outputs, in which large products are computed.
+        Dtype of the outputs and of large products.
     """
 
     p: Tensor
@@ -251,16 +251,16 @@ class Softmax(OutputHessian):
         return replace(self, weights=self.weights * weights.to(self.weights))
 
     def double(self) -> "Softmax":
-        """``Λ`` in float64."""
+        """Return ``Λ`` in float64."""
         return replace(self, dtype=torch.float64)
 
     def factor(self) -> Tensor:
-        """Exact factor with c - 1 columns, (b, c, c - 1).
+        """Return an exact factor with c - 1 columns, (b, c, c - 1).
 
-        With ``q = √p``, ``diag p - p pᵀ = diag(q) (I - q qᵀ) diag(q)``, and the
-        last c - 1 columns of the Householder reflection that maps the first unit
-        vector to ``-q`` are an orthonormal basis of the complement of ``q``.
-        A single class has no curvature: one column of zeros.
+        With ``q = √p``, ``diag p - p pᵀ = diag(q) (I - q qᵀ) diag(q)``. The last c - 1
+        columns of the Householder reflection that maps the first unit vector to ``-q``
+        are an orthonormal basis of the complement of ``q``. The factor of a single
+        class is a column of zeros.
         """
         if self.p.shape[-1] == 1:
             return torch.zeros_like(self.p, dtype=self.dtype).unsqueeze(-1)
@@ -272,13 +272,13 @@ class Softmax(OutputHessian):
         return (scales * q.unsqueeze(-1) * reflection)[:, :, 1:]
 
     def total(self) -> Tensor:
-        """``diag(Σ w p) - Pᵀ diag(w) P``, (c, c), float64.
+        """Return ``diag(Σ w p) - Pᵀ diag(w) P``, (c, c), float64.
 
-        The diagonal is summed as ``w p (1 - p)``: as a difference it would be rounding
-        error where the network is confident. For many classes the off-diagonal entries
-        are summed in the dtype of the outputs: the variance of a shift common to all
-        logits, which no softmax depends on, is then only as accurate as the prior is
-        strong.
+        The diagonal is a sum of ``w p (1 - p)``, because a difference would lose all
+        digits for confident predictions. For many classes the off-diagonal entries are
+        summed in the dtype of the outputs. The variance of a shift common to all logits
+        is then accurate only under a strong prior, but the softmax does not depend on
+        this shift.
         """
         scales = self.weights.sqrt().unsqueeze(1)
         dtype = torch.float64 if self.n_outputs <= _MANY_CLASSES else self.dtype
@@ -287,7 +287,7 @@ class Softmax(OutputHessian):
         return total
 
     def diagonals(self, m: Map) -> Tensor:
-        """Variance of each column of ``M`` under ``p``, times ``w``, (b, o)."""
+        """Return ``w`` times the variance of columns of ``M`` under ``p``, (b, o)."""
         if m is None:
             return self._variances
         m = m.double()
@@ -295,9 +295,10 @@ class Softmax(OutputHessian):
         return (variances * self.weights.unsqueeze(1)).to(self.dtype)
 
     def grams(self, m: Map) -> Tensor:
-        """``MᵀΛM`` per sample, (b, o, o).
+        """Return ``MᵀΛM`` per sample, (b, o, o).
 
-        Rows of ``Λ`` sum to zero: ``1 - p`` would lose its digits.
+        Rows of ``Λ`` sum to zero, which gives the diagonal; ``1 - p`` would lose
+        digits.
         """
         if m is not None:
             return super().grams(m)
@@ -307,10 +308,11 @@ class Softmax(OutputHessian):
         return products.to(self.dtype)
 
     def products(self, m: Map, u: Tensor) -> Tensor:
-        """``MᵀΛM u`` for ``u`` (b, o, q) or (1, o, q), (b, o, q), in O(b·c·q).
+        """Return ``MᵀΛM u``, (b, o, q), for ``u`` (b, o, q) or (1, o, q), in O(b·c·q).
 
-        ``Λ`` ignores a shift of ``u``. Without the entry of the most probable class,
-        ``p ∘ u - p pᵀu`` has no differences of large terms where ``p`` is close to one.
+        ``Λ`` ignores a shift of ``u``. Subtracting the most probable class's entry of
+        ``u`` avoids differences of large terms in ``p ∘ u - p pᵀu`` for ``p`` close to
+        one.
         """
         u = u if m is None else m.to(u) @ u
         p = self.p.to(self.dtype).unsqueeze(2)
@@ -322,5 +324,5 @@ class Softmax(OutputHessian):
 
     @cached_property
     def _variances(self) -> Tensor:
-        """``w p (1 - p)``, cached as weight and bias of a layer both need it."""
+        """``w p (1 - p)``, cached because a layer's weight and bias both need it."""
         return (self.p * (1 - self.p) * self.weights.unsqueeze(1)).to(self.dtype)

@@ -1,7 +1,8 @@
-"""Likelihoods of numbers: real values and counts.
+"""Likelihoods of numeric targets: real values and counts.
 
-The predictive distribution of new targets is ``∫ p(y | f) N(f | m, v) df`` with the
-Gaussian over the outputs, by Gauss-Hermite quadrature where there is no closed form.
+The predictive distribution of new targets is ``∫ p(y | f) N(f | m, v) df`` for a
+Gaussian over the outputs, computed by Gauss-Hermite quadrature if there is no closed
+form.
 """
 
 import math
@@ -25,18 +26,18 @@ _LOG_2PI = math.log(2 * math.pi)
 
 
 class RegressionLikelihood(Likelihood):
-    """Likelihood of numbers, to derive others from: one output per target column.
+    """Base class for likelihoods of numeric targets, with one output per column.
 
-    Outputs (n, c) are Gaussian with mean and variance ``var``; ``noise`` is σ, ignored
-    by likelihoods without noise parameter. `log_density` takes tensors, the other
-    predictive methods take arrays.
+    Outputs (n, c) are Gaussian with mean ``mean`` and variance ``var``. ``noise`` is σ;
+    likelihoods without a noise parameter ignore it. `log_density` takes tensors, and
+    the other predictive methods take arrays.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
     See Also
     --------
-    Gaussian : For real numbers.
-    Poisson : For counts.
+    Gaussian : Likelihood of real numbers.
+    Poisson : Likelihood of counts.
 
     Examples
     --------
@@ -49,7 +50,7 @@ class RegressionLikelihood(Likelihood):
     noun = "column"
 
     def check_targets(self, y: Array) -> None:
-        """Raise for targets outside of the support; by default none are.
+        """Raise ValueError for targets outside the support; by default, never.
 
         Parameters
         ----------
@@ -59,11 +60,11 @@ class RegressionLikelihood(Likelihood):
         Raises
         ------
         ValueError
-            Saying which targets are allowed.
+            If targets are invalid; the message says which targets are allowed.
 
         See Also
         --------
-        targets : Targets as `loss` takes them.
+        targets : Conversion of targets for `loss`.
 
         Examples
         --------
@@ -73,31 +74,31 @@ class RegressionLikelihood(Likelihood):
         """
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
-        """Targets, (b, c), in the dtype of the outputs."""
+        """Return targets, (b, c), in the dtype of the outputs."""
         return y.reshape(f.shape).to(f)
 
     def n_targets(self, n_outputs: int) -> int:
-        """One observed value per output."""
+        """Return the number of observed values: one per output."""
         return n_outputs
 
     def rescaled_outputs(self, center: Array, scale: Array) -> Pair | None:
-        """Map of the outputs under which targets become ``center + scale · y``.
+        """Return the map of outputs that turns targets into ``center + scale · y``.
 
         Parameters
         ----------
         center, scale : ndarray of shape (t,)
-            Map of the targets.
+            Affine map of the targets.
 
         Returns
         -------
         tuple of two ndarrays of shape (c,), or None
-            ``shift`` and ``factor``: outputs become ``shift + factor · f``, and the
-            noise of a likelihood that has one is multiplied by ``scale``. None, as by
-            default, if there are no such outputs: targets then cannot be normalised.
+            ``shift`` and ``factor``. Outputs become ``shift + factor · f``, and the
+            noise, if any, is multiplied by ``scale``. None, the default, means that no
+            such map exists and targets cannot be normalised.
 
         See Also
         --------
-        moments : Of targets in their own units.
+        moments : Moments of targets in their original units.
 
         Examples
         --------
@@ -113,14 +114,14 @@ class RegressionLikelihood(Likelihood):
 
     @abstractmethod
     def moments(self, mean: Array, var: Array, noise: float) -> Pair:
-        """Mean and variance of new targets.
+        """Return the mean and variance of new targets.
 
         Parameters
         ----------
         mean : ndarray of shape (n, c)
             Means of the outputs.
         var : ndarray of shape (n, c)
-            Their variances.
+            Variances of the outputs.
         noise : float
             Standard deviation ``σ``; ignored by likelihoods without noise.
 
@@ -129,7 +130,7 @@ class RegressionLikelihood(Likelihood):
         mean : ndarray of shape (n, t)
             Means.
         variance : ndarray of shape (n, t)
-            Variances, noise included.
+            Variances, including noise.
 
         See Also
         --------
@@ -146,7 +147,7 @@ class RegressionLikelihood(Likelihood):
 
     @abstractmethod
     def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
-        """Mean and covariance of new targets across samples.
+        """Return the mean and covariance of new targets across samples.
 
         Parameters
         ----------
@@ -166,7 +167,7 @@ class RegressionLikelihood(Likelihood):
 
         See Also
         --------
-        moments : Variances alone.
+        moments : Means and variances.
 
         Examples
         --------
@@ -179,23 +180,23 @@ class RegressionLikelihood(Likelihood):
 
     @abstractmethod
     def quantiles(self, mean: Array, var: Array, noise: float, levels: Array) -> Array:
-        """Quantiles of new targets.
+        """Return quantiles of new targets.
 
         Parameters
         ----------
         mean : ndarray of shape (n, c)
             Means of the outputs.
         var : ndarray of shape (n, c)
-            Their variances.
+            Variances of the outputs.
         noise : float
             Standard deviation ``σ``; ignored by likelihoods without noise.
         levels : ndarray of shape (q,)
-            Between 0 and 1.
+            Levels between 0 and 1.
 
         Returns
         -------
         ndarray of shape (n, t, q)
-            Noise included.
+            Quantiles, including noise.
 
         See Also
         --------
@@ -212,7 +213,7 @@ class RegressionLikelihood(Likelihood):
 
     @abstractmethod
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
-        """Draws of new targets.
+        """Draw new targets.
 
         Parameters
         ----------
@@ -226,7 +227,7 @@ class RegressionLikelihood(Likelihood):
         Returns
         -------
         ndarray of shape (n, t, s)
-            One target for each draw.
+            One target per draw of the outputs.
 
         See Also
         --------
@@ -245,14 +246,14 @@ class RegressionLikelihood(Likelihood):
 
     @abstractmethod
     def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
-        """Predictive log-density of targets.
+        """Return the predictive log-density of targets.
 
         Parameters
         ----------
         mean : Tensor of shape (b, c)
             Means of the outputs.
         var : Tensor of shape (b, c)
-            Their variances.
+            Variances of the outputs.
         y : Tensor of shape (b, t)
             Targets.
         noise : float
@@ -261,11 +262,11 @@ class RegressionLikelihood(Likelihood):
         Returns
         -------
         Tensor of shape (b,)
-            Summed over columns, in nats.
+            Sum over columns, in nats.
 
         See Also
         --------
-        quantiles : Of the same distribution.
+        quantiles : Predictive quantiles.
 
         Examples
         --------
@@ -279,19 +280,19 @@ class RegressionLikelihood(Likelihood):
 
 @dataclass(frozen=True)
 class Gaussian(SeparableLikelihood, RegressionLikelihood):
-    """Normal targets with the outputs as means and noise σ.
+    """Likelihood of normal targets, with the outputs as means and noise σ.
 
     Read more in the :ref:`User Guide <noise>`.
 
     Parameters
     ----------
     relative : tuple of float or None
-        ``r``: the noise of output k is ``σ r_k``. None: σ for all.
+        Relative noise ``r``. The noise of output k is ``σ r_k``. None means σ for all.
 
     See Also
     --------
-    HeteroscedasticGaussian : Noise that the network returns.
-    Poisson : Counts.
+    HeteroscedasticGaussian : Noise from the network.
+    Poisson : Likelihood of counts.
 
     Examples
     --------
@@ -305,68 +306,68 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
     has_noise = True
 
     def _squares(self, f: Tensor) -> Tensor:
-        """``r²``, (c,) or (1,)."""
+        """Return ``r²``, (c,) or (1,)."""
         return f.new_tensor([r**2 for r in self.relative or (1.0,)])
 
     def _noises(self, noise: float) -> Array:
-        """Variances of the noise, (c,) or (1,)."""
+        """Return the variances of the noise, (c,) or (1,)."""
         return noise**2 * np.array(self.relative or (1.0,)) ** 2
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """``Σ_k (f_k - y_k)² / (2 r_k²)`` per sample, (b,)."""
+        """Return ``Σ_k (f_k - y_k)² / (2 r_k²)`` per sample, (b,)."""
         return ((f - y) ** 2 / self._squares(f)).sum(-1) / 2
 
     def output_losses(self, f: Tensor, y: Tensor) -> Tensor | None:
-        """``(f - y)² / (2 r²)``, (b, c); None for one output."""
+        """Return ``(f - y)² / (2 r²)``, (b, c), or None for one output."""
         if f.shape[1] == 1:
             return None
         return (f - y) ** 2 / self._squares(f) / 2
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """``(f - y) / r²``, (b, c)."""
+        """Return ``(f - y) / r²``, (b, c)."""
         return (f - y) / self._squares(f)
 
     def root_hessian(self, f: Tensor) -> Tensor:
-        """``1/r``."""
+        """Return ``1/r``."""
         return self._squares(f).rsqrt().expand(f.shape)
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Normal values, (b, c)."""
+        """Draw normal values, (b, c)."""
         return f + torch.special.ndtri(u).to(f) * self._squares(f).sqrt()
 
     def scale(self, sigma_noise: Tensor) -> Tensor:
-        """``1/σ²``."""
+        """Return ``1/σ²``."""
         return sigma_noise**-2
 
     def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
-        """``log(σ √(2π))`` plus the mean of ``log r``."""
+        """Return ``log(σ √(2π))`` plus the mean of ``log r``."""
         extra = np.log(self.relative).mean() if self.relative else 0.0
         return sigma_noise.log() + _LOG_2PI / 2 + float(extra)
 
     def rescaled_outputs(self, center: Array, scale: Array) -> Pair:
-        """Outputs are means."""
+        """Return the map of the targets, because outputs are means."""
         return center, scale
 
     def moments(self, mean: Array, var: Array, noise: float) -> Pair:
-        """``m`` and ``v + σ² r²``."""
+        """Return ``m`` and ``v + σ² r²``."""
         return mean, var + self._noises(noise)
 
     def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
-        """``m`` and ``C + σ² r² I``."""
+        """Return ``m`` and ``C + σ² r² I``."""
         return mean, cov + self._noises(noise) * np.eye(len(cov))[:, :, None]
 
     def quantiles(self, mean: Array, var: Array, noise: float, levels: Array) -> Array:
-        """Quantiles of ``N(m, v + σ² r²)``, (n, t, q)."""
+        """Return quantiles of ``N(m, v + σ² r²)``, (n, t, q)."""
         std = np.sqrt(var + self._noises(noise))
         return mean[..., None] + std[..., None] * norm.ppf(levels)
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
-        """Outputs plus noise."""
+        """Return outputs plus noise."""
         std = np.sqrt(self._noises(noise))[:, None]
         return f + std * generator.standard_normal(f.shape)
 
     def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
-        """``log N(y | m, v + σ² r²)``, summed over columns, (b,)."""
+        """Return ``log N(y | m, v + σ² r²)``, summed over columns, (b,)."""
         total = var + noise**2 * self._squares(mean)
         terms = (y - mean) ** 2 / total + total.log() + _LOG_2PI
         return -terms.sum(-1) / 2
@@ -374,13 +375,13 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
 
 @dataclass(frozen=True)
 class Poisson(SeparableLikelihood, RegressionLikelihood):
-    """Counts with rates ``exp(f)``.
+    """Likelihood of counts with rates ``exp(f)``.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
     See Also
     --------
-    Gaussian : Real numbers.
+    Gaussian : Likelihood of real numbers.
 
     Examples
     --------
@@ -391,7 +392,7 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
     """
 
     def check_targets(self, y: Array) -> None:
-        """Raise for targets that are not counts."""
+        """Raise ValueError for targets that are not counts."""
         if (y < 0).any() or (y != np.round(y)).any():
             raise ValueError(
                 "y has entries that are not counts (0, 1, 2, …), which "
@@ -399,7 +400,7 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
             )
 
     def configured(self, criterion: nn.Module) -> "Poisson":
-        """Return the likelihood; raise unless outputs are logarithms of rates."""
+        """Return the likelihood; raise ValueError unless outputs are log-rates."""
         if not getattr(criterion, "log_input", True):
             raise ValueError(
                 "criterion__log_input=False lets the module return rates, which a "
@@ -409,63 +410,63 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
         return self
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """``exp(f) - y f + log y!`` per sample, summed over outputs, (b,)."""
+        """Return ``exp(f) - y f + log y!`` per sample, summed over outputs, (b,)."""
         return (f.exp() - y * f + torch.lgamma(y + 1)).sum(-1)
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """``exp(f) - y``, (b, c)."""
+        """Return ``exp(f) - y``, (b, c)."""
         return f.exp() - y
 
     def root_hessian(self, f: Tensor) -> Tensor:
-        """``exp(f/2)``."""
+        """Return ``exp(f/2)``."""
         return (f / 2).exp()
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Counts, (b, c)."""
+        """Draw counts, (b, c)."""
         rates = f.detach().double().exp().cpu().numpy()
         return torch.from_numpy(counts.poisson_quantiles(rates, u.cpu().numpy())).to(f)
 
     def moments(self, mean: Array, var: Array, noise: float) -> Pair:
-        """``λ = exp(m + v/2)`` and ``λ + λ² (exp(v) - 1)``: rates are log-normal."""
+        """Return ``λ = exp(m + v/2)`` and ``λ + λ² (exp(v) - 1)``: log-normal rates."""
         with np.errstate(over="ignore"):  # infinite far from the data
             rate = np.exp(mean + var / 2)
             return rate, rate + rate**2 * np.expm1(var)
 
     def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
-        """``λ`` and ``λᵢ λⱼ (exp(Cᵢⱼ) - 1)``, plus ``λᵢ`` on the diagonal."""
+        """Return ``λ`` and ``λᵢ λⱼ (exp(Cᵢⱼ) - 1)``, plus ``λᵢ`` on the diagonal."""
         with np.errstate(over="ignore"):
             rate = np.exp(mean + np.einsum("nnc->nc", cov) / 2)
             between = rate[:, None] * rate[None] * np.expm1(cov)
         return rate, between + np.eye(len(cov))[:, :, None] * rate
 
     def quantiles(self, mean: Array, var: Array, noise: float, levels: Array) -> Array:
-        """Smallest counts with ``P(Y ≤ count) ≥ level``, (n, t, q)."""
+        """Return the smallest counts with ``P(Y ≤ count) ≥ level``, (n, t, q)."""
         return counts.quantiles(mean[..., None], var[..., None], levels)
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
-        """Poisson counts with rates ``exp(f)``."""
+        """Draw Poisson counts with rates ``exp(f)``."""
         return counts.draw(np.exp(f), generator)
 
     def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
-        """``log ∫ Poisson(y | exp f) N(f | m, v) df``, summed over columns, (b,)."""
+        """Return ``log ∫ Poisson(y | exp f) N(f | m, v) df`` summed over columns."""
         return counts.log_mass(y, mean, var).sum(-1)
 
 
 @dataclass(frozen=True)
 class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
-    """Normal targets whose mean and variance are both outputs of the network.
+    """Likelihood of normal targets with mean and variance from the network.
 
-    The first half of 2·t outputs are means μ, the second half logarithms s of
+    The network has 2·t outputs: first the means μ, then the logarithms s of the
     variances. `hessian` is the Fisher information ``diag(exp(-s), ½)``, the expected
-    Hessian of the loss, which is positive definite where the Hessian itself may be
-    indefinite.
+    Hessian of the loss. The Fisher information is positive definite, but the Hessian
+    may be indefinite.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
     See Also
     --------
-    HeteroscedasticNLLLoss : The criterion.
-    Gaussian : One level of noise.
+    HeteroscedasticNLLLoss : Criterion of this likelihood.
+    Gaussian : Constant noise level.
 
     Examples
     --------
@@ -478,50 +479,50 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
     is_convex = False
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
-        """Targets (b, t) in the dtype of the outputs."""
+        """Return targets (b, t) in the dtype of the outputs."""
         return y.reshape(len(f), -1).to(f)
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """``((y - μ)² exp(-s) + s + log 2π) / 2``, summed over targets, (b,)."""
+        """Return ``((y - μ)² exp(-s) + s + log 2π) / 2``, summed over targets, (b,)."""
         return _normal_losses(f, y).sum(-1)
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """``(μ - y) exp(-s)`` and ``(1 - (y - μ)² exp(-s)) / 2``, (b, c)."""
+        """Return ``(μ - y) exp(-s)`` and ``(1 - (y - μ)² exp(-s)) / 2``, (b, c)."""
         mean, log_variance = f.chunk(2, -1)
         precision = (-log_variance).exp()
         residual = y - mean
         return torch.cat([-residual * precision, (1 - residual**2 * precision) / 2], -1)
 
     def root_hessian(self, f: Tensor) -> Tensor:
-        """``exp(-s/2)`` and ``√½``."""
+        """Return ``exp(-s/2)`` and ``√½``."""
         roots = (f.chunk(2, -1)[1] / -2).exp()
         return torch.cat([roots, torch.full_like(roots, math.sqrt(0.5))], -1)
 
     def n_targets(self, n_outputs: int) -> int:
-        """One observed value per pair of outputs."""
+        """Return the number of observed values: one per pair of outputs."""
         return n_outputs // 2
 
     def n_outputs(self, n_targets: int) -> int:
-        """A mean and a log-variance per target column."""
+        """Return the number of outputs: a mean and a log-variance per target column."""
         return 2 * n_targets
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Normal values, (b, t)."""
+        """Draw normal values, (b, t)."""
         mean, log_variance = f.chunk(2, -1)
         return mean + (log_variance / 2).exp() * torch.special.ndtri(u).to(f)
 
     def rescaled_outputs(self, center: Array, scale: Array) -> Pair:
-        """Variances are multiplied by the squares of ``scale``."""
+        """Return the map; it multiplies variances by the squares of ``scale``."""
         shift = np.concatenate([center, 2 * np.log(scale)])
         return shift, np.concatenate([scale, np.ones_like(scale)])
 
     def moments(self, mean: Array, var: Array, noise: float) -> Pair:
-        """``m_μ`` and ``v_μ + E exp(s)``, ``E exp(s) = exp(m_s + v_s / 2)``."""
+        """Return ``m_μ`` and ``v_μ + E exp(s)``, ``E exp(s) = exp(m_s + v_s / 2)``."""
         (mu, s), (v_mu, v_s) = (np.split(a, 2, -1) for a in (mean, var))
         return mu, v_mu + np.exp(s + v_s / 2)
 
     def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
-        """``m_μ`` and ``C_μ``, plus ``E exp(s)`` on the diagonal."""
+        """Return ``m_μ`` and ``C_μ``, plus ``E exp(s)`` on the diagonal."""
         var = np.einsum("nnc->nc", cov)
         mu, total = self.moments(mean, var, noise)
         between = np.split(cov, 2, -1)[0]
@@ -529,9 +530,9 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         return mu, between + np.eye(len(cov))[:, :, None] * noise_variance[:, None]
 
     def quantiles(self, mean: Array, var: Array, noise: float, levels: Array) -> Array:
-        """Quantiles (n, t, q) of the mixture of normals over s, by bisection.
+        """Return quantiles (n, t, q) of the mixture of normals over s, by bisection.
 
-        μ and s are taken as independent.
+        μ and s are assumed independent.
         """
         (mu, s), (v_mu, v_s) = (np.split(a, 2, -1) for a in (mean, var))
         variances = exp_at_nodes(s, v_s)[..., None, :]  # (n, t, 1, k)
@@ -545,12 +546,12 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         return mu[..., None] + first_where(is_reached, -reach, reach)
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
-        """Drawn means plus noise of the drawn variances."""
+        """Return drawn means plus noise with the drawn variances."""
         mean, log_variance = np.split(f, 2, 1)
         return mean + np.exp(log_variance / 2) * generator.standard_normal(mean.shape)
 
     def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
-        """Log-density of the mixture of normals over s, summed over columns, (b,)."""
+        """Return the log-density of the mixture over s, summed over columns, (b,)."""
         (mu, s), (v_mu, v_s) = (a.unsqueeze(-1).chunk(2, -2) for a in (mean, var))
         z, w = (torch.as_tensor(a).to(mean) for a in (NODES, WEIGHTS))
         total = v_mu + (s + v_s.clamp(min=0).sqrt() * z).exp()  # (b, t, k)
@@ -559,21 +560,21 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
 
 
 class HeteroscedasticNLLLoss(nn.Module):
-    """Criterion of a module that returns means and logarithms of variances.
+    """Criterion for a module that returns means and logarithms of variances.
 
-    Negative log-likelihood of normal targets. Of 2·t outputs the first half are means,
-    the second half logarithms of variances, for t target columns.
+    The loss is the negative log-likelihood of normal targets. For t target columns, the
+    module has 2·t outputs: first the means, then the logarithms of the variances.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
     Parameters
     ----------
     reduction : {"mean", "sum", "none"}, default="mean"
-        Of the losses of samples and target columns.
+        Reduction over samples and target columns.
 
     See Also
     --------
-    HeteroscedasticGaussian : The likelihood of this criterion.
+    HeteroscedasticGaussian : Likelihood of this criterion.
 
     References
     ----------
@@ -599,18 +600,18 @@ class HeteroscedasticNLLLoss(nn.Module):
         Parameters
         ----------
         outputs : Tensor of shape (b, 2·t)
-            Means, and logarithms of variances.
+            Means and logarithms of variances.
         y : Tensor of shape (b, t)
             Targets.
 
         Returns
         -------
         Tensor of shape () or (b, t)
-            In nats; of each target with ``reduction="none"``.
+            Loss in nats; one per target with ``reduction="none"``.
 
         See Also
         --------
-        HeteroscedasticGaussian.loss : The same per sample.
+        HeteroscedasticGaussian.loss : Loss per sample.
 
         Examples
         --------
@@ -626,7 +627,7 @@ class HeteroscedasticNLLLoss(nn.Module):
 
 
 def _normal_losses(f: Tensor, y: Tensor) -> Tensor:
-    """Negative log-likelihood (b, t) of means and log-variances (b, 2·t)."""
+    """Return the negative log-likelihood (b, t), given outputs ``f`` (b, 2·t)."""
     mean, log_variance = f.chunk(2, -1)
     squares = (y - mean) ** 2
     return (squares * (-log_variance).exp() + log_variance + _LOG_2PI) / 2

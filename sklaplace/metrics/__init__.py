@@ -1,9 +1,9 @@
-"""Metrics of uncertainty that scikit-learn lacks, with its signatures.
+"""Metrics of uncertainty that scikit-learn lacks, in the style of scikit-learn.
 
-Classification: calibration errors, sharpness, Brier score. Regression: scores of a
-Gaussian prediction ``N(mean, std²)``, of quantiles and of intervals. Confidence:
-detection of out-of-distribution samples, selective prediction. Functions that end in
-``_scorer`` are for ``scoring=``.
+Classification metrics are calibration errors, sharpness and the Brier score. Regression
+metrics score Gaussian predictions ``N(mean, std²)``, quantiles and intervals.
+Confidence metrics score out-of-distribution detection and selective prediction.
+Functions that end in ``_scorer`` are for ``scoring=``.
 """
 
 from sklaplace.metrics.classification import (

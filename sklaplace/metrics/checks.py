@@ -9,7 +9,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
 Floats = NDArray[np.float64]
-# arguments, and arguments that may be left out
+# required arguments, and optional arguments
 Values = ArrayLike
 Given = ArrayLike | None
 
@@ -18,13 +18,13 @@ _SUM_TOLERANCE = 1e-4
 
 
 def average(values: np.ndarray, sample_weight: Given) -> float:
-    """Weighted mean over samples."""
+    """Return the weighted mean over samples."""
     weights = check_weights(sample_weight, values)
     return float(values @ weights / weights.sum())
 
 
 def check_weights(sample_weight: Given, values: np.ndarray) -> Floats:
-    """One weight per value, ones by default; raise unless their sum is positive."""
+    """Return weights, ones by default; raise ValueError unless the sum is positive."""
     if sample_weight is None:
         return np.ones(len(values))
     weights = as_vector(sample_weight, "sample_weight", ensure_non_negative=True)
@@ -37,7 +37,7 @@ def check_weights(sample_weight: Given, values: np.ndarray) -> Floats:
 def check_proba(
     y_true: Values, y_proba: Values, labels: Given
 ) -> tuple[Floats, NDArray[np.intp]]:
-    """Probabilities (n, K) and the columns of the true classes (n,)."""
+    """Return probabilities (n, K) and the columns of the true classes (n,)."""
     proba = as_floats(y_proba, "y_proba")
     if proba.ndim == 1:
         proba = np.column_stack([1 - proba, proba])
@@ -48,7 +48,7 @@ def check_proba(
 
 
 def _check_sums(proba: Floats) -> None:
-    """Raise unless the rows are probabilities."""
+    """Raise ValueError unless the rows are probabilities."""
     sums = proba.sum(axis=1)
     is_between = proba.min() >= 0 and proba.max() <= 1 + _SUM_TOLERANCE
     if not is_between or np.abs(sums - 1).max() > _SUM_TOLERANCE:
@@ -60,7 +60,7 @@ def _check_sums(proba: Floats) -> None:
 
 
 def _encode(truth: np.ndarray, labels: Given, n_columns: int) -> NDArray[np.intp]:
-    """Column of each true class; raise where labels and columns differ."""
+    """Return the column of each true class; raise ValueError for other classes."""
     classes = np.unique(truth) if labels is None else as_column(labels)
     if len(classes) != n_columns:
         source = "y_true" if labels is None else "labels"
@@ -82,7 +82,7 @@ def _encode(truth: np.ndarray, labels: Given, n_columns: int) -> NDArray[np.intp
 def check_gaussian(
     y_true: Values, y_mean: Values, y_std: Values
 ) -> tuple[Floats, Floats]:
-    """Residuals and standard deviations, (n, C) each."""
+    """Return residuals and standard deviations, (n, C) each."""
     given = {"y_true": y_true, "y_mean": y_mean, "y_std": y_std}
     arrays = [as_floats(values, name) for name, values in given.items()]
     truth, mean, std = (a.reshape(-1, 1) if a.ndim == 1 else a for a in arrays)
@@ -98,7 +98,7 @@ def check_gaussian(
 
 
 def check_std(std: Floats) -> None:
-    """Raise unless all standard deviations are positive."""
+    """Raise ValueError unless all standard deviations are positive."""
     if std.min() <= 0:
         raise ValueError(
             f"y_std has the value {std.min()}. Standard deviations are positive; "
@@ -107,19 +107,19 @@ def check_std(std: Floats) -> None:
 
 
 def as_floats(values: Values, name: str, **options: Any) -> Floats:
-    """Finite numbers as a float64 array."""
+    """Return finite numbers as a float64 array."""
     options = {"ensure_2d": False, "input_name": name} | options
     with config_context(array_api_dispatch=False):  # tensors become arrays
         return check_array(values, dtype=np.float64, **options)
 
 
 def as_vector(values: Values, name: str, **options: Any) -> Floats:
-    """Finite numbers as a float64 vector."""
+    """Return finite numbers as a float64 vector."""
     return as_column(as_floats(values, name, **options))
 
 
 def as_column(values: Values) -> np.ndarray:
-    """Values of any type as a vector."""
+    """Return values of any type as a vector."""
     with config_context(array_api_dispatch=False):
         return column_or_1d(values)
 
@@ -127,7 +127,7 @@ def as_column(values: Values) -> np.ndarray:
 def misclassified(
     classifier: BaseEstimator, proba: np.ndarray, y: Values
 ) -> NDArray[np.bool_]:
-    """Whether the most probable class differs from the sample's own, (n,)."""
+    """Return whether the most probable class differs from the true class, (n,)."""
     labels = as_column(y)
     check_consistent_length(labels, proba)
     predicted = np.asarray(classifier.classes_)[proba.argmax(axis=1)]

@@ -27,10 +27,10 @@ def reliability_curve(
     labels: Given = None,
     sample_weight: Given = None,
 ) -> tuple[Floats, Floats, Floats]:
-    """Empirical frequency and mean probability over bins of predicted probability.
+    """Compute empirical frequency and mean probability per bin of probability.
 
-    What a reliability diagram shows, for two or more classes. The two are equal for a
-    calibrated classifier and many samples.
+    A reliability diagram shows these values, for two or more classes. They are equal
+    for a calibrated classifier and many samples.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -39,41 +39,41 @@ def reliability_curve(
     y_true : array-like of shape (n,)
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
-        Probabilities, one column per class in the order of ``labels``; a 1d
-        array has the probabilities of the second of two classes.
+        Probabilities, one column per class in the order of ``labels``. A 1d array holds
+        probabilities of the second of two classes.
     kind : {"top_label", "per_class"}, default="top_label"
-        ``"top_label"``: the largest probability, and whether its class is the true
-        one. ``"per_class"``: the probability of each class against all others.
+        ``"top_label"`` uses the largest probability, and whether its class is the true
+        class. ``"per_class"`` uses the probability of each class against all others.
     n_bins : int, default=15
         Number of bins.
     strategy : {"uniform", "quantile"}, default="uniform"
-        Bins of equal width, closed on the right, or of equal weight. Samples of
-        equal probability are in one bin.
+        Bins of equal width, closed on the right, or of equal weight. Samples with equal
+        probability are in the same bin.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. By default
-        the sorted values of ``y_true``, which then must contain all classes.
+        Classes in the order of the columns, such as ``classes_``. Default: sorted
+        values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     frequency : ndarray of shape (n_bins,), or (K, n_bins) per class
-        Fraction of samples of the bin that have the class; nan in empty bins.
+        Fraction of samples in the bin that have the class; nan in empty bins.
     mean_proba : ndarray of the same shape
         Mean predicted probability; nan in empty bins.
     weight : ndarray of the same shape
-        Sum of sample weights; without weights the number of samples.
+        Sum of sample weights. Without weights, the number of samples.
 
     Raises
     ------
     ValueError
-        If shapes or classes are inconsistent, ``y_proba`` has no probabilities, or an
-        option is not known.
+        If shapes or classes are inconsistent, ``y_proba`` does not hold probabilities,
+        or an option is unknown.
 
     See Also
     --------
-    sklaplace.plotting.ReliabilityDisplay : Plots the curve.
-    sklearn.calibration.calibration_curve : For two classes, without empty bins.
+    sklaplace.plotting.ReliabilityDisplay : Plot of the curve.
+    sklearn.calibration.calibration_curve : Curve for two classes, without empty bins.
 
     References
     ----------
@@ -110,10 +110,10 @@ def expected_calibration_error(
     labels: Given = None,
     sample_weight: Given = None,
 ) -> float:
-    """Mean absolute difference of confidence and accuracy over bins of confidence.
+    """Compute the mean absolute difference of confidence and accuracy over bins.
 
-    Zero for a calibrated classifier and many samples. It is biased upwards for few
-    samples per bin and does not measure accuracy, so report it next to a proper
+    The error is zero for a calibrated classifier and many samples. It is biased upwards
+    for few samples per bin and does not measure accuracy, so also report a proper
     scoring rule (log loss, Brier score).
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
@@ -123,31 +123,32 @@ def expected_calibration_error(
     y_true : array-like of shape (n,)
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
-        Probabilities, one column per class in the order of ``labels``; a 1d
-        array has the probabilities of the second of two classes.
+        Probabilities, one column per class in the order of ``labels``. A 1d array holds
+        probabilities of the second of two classes.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. By default
-        the sorted values of ``y_true``, which then must contain all classes.
+        Classes in the order of the columns, such as ``classes_``. Default: sorted
+        values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     float
-        Between 0 (best) and 1.
+        Error between 0 (best) and 1.
 
     Raises
     ------
     ValueError
-        If shapes or classes are inconsistent, or ``y_proba`` has no probabilities.
+        If shapes or classes are inconsistent, or ``y_proba`` does not hold
+        probabilities.
 
     See Also
     --------
-    adaptive_calibration_error : Of all classes, over bins of equal weight.
-    maximum_calibration_error : The largest difference in place of the mean.
-    reliability_curve : Frequencies and mean probabilities of the bins.
+    adaptive_calibration_error : Error of all classes, over bins of equal weight.
+    maximum_calibration_error : Largest difference instead of the mean.
+    reliability_curve : Frequency and mean probability per bin.
 
     References
     ----------
@@ -164,7 +165,7 @@ def expected_calibration_error(
     hits, confidence, weight = _bin_sums(
         y_true, y_proba, "top_label", n_bins, "uniform", labels, sample_weight
     )
-    # A difference of sums is the difference of the means times the bin's weight.
+    # A difference of sums equals the difference of means times the bin's weight.
     return float(np.abs(hits - confidence).sum() / weight.sum())
 
 
@@ -176,10 +177,10 @@ def maximum_calibration_error(
     labels: Given = None,
     sample_weight: Given = None,
 ) -> float:
-    """Largest difference of confidence and accuracy over bins of confidence.
+    """Compute the largest difference of confidence and accuracy over bins.
 
-    For applications where no confidence may be wrong by much. A bin of few samples
-    can decide it: look at the counts in a `ReliabilityDisplay`, too.
+    Use this error if no confidence may be far wrong. A bin with few samples can
+    determine the result, so also check the counts in a `ReliabilityDisplay`.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -188,30 +189,31 @@ def maximum_calibration_error(
     y_true : array-like of shape (n,)
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
-        Probabilities, one column per class in the order of ``labels``; a 1d
-        array has the probabilities of the second of two classes.
+        Probabilities, one column per class in the order of ``labels``. A 1d array holds
+        probabilities of the second of two classes.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. By default
-        the sorted values of ``y_true``, which then must contain all classes.
+        Classes in the order of the columns, such as ``classes_``. Default: sorted
+        values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
-        Sample weights. Bins of weight zero do not count.
+        Sample weights. Bins with zero weight do not count.
 
     Returns
     -------
     float
-        Between 0 (best) and 1; at least the expected calibration error.
+        Error between 0 (best) and 1, at least the expected calibration error.
 
     Raises
     ------
     ValueError
-        If shapes or classes are inconsistent, or ``y_proba`` has no probabilities.
+        If shapes or classes are inconsistent, or ``y_proba`` does not hold
+        probabilities.
 
     See Also
     --------
-    expected_calibration_error : The mean difference.
-    sklaplace.plotting.ReliabilityDisplay : Plots the differences.
+    expected_calibration_error : Mean difference.
+    sklaplace.plotting.ReliabilityDisplay : Plot of the differences.
 
     References
     ----------
@@ -240,11 +242,11 @@ def adaptive_calibration_error(
     labels: Given = None,
     sample_weight: Given = None,
 ) -> float:
-    """Mean calibration error of the classes, over bins of equal weight.
+    """Compute the mean calibration error of all classes, over bins of equal weight.
 
-    Where most probabilities are close to zero and one, bins of equal width are nearly
-    empty in between, and the expected calibration error depends on few samples. Here
-    each bin has about as many samples as the others, and all classes count.
+    If most probabilities are close to zero and one, the other bins of equal width are
+    nearly empty, and the expected calibration error depends on few samples. With this
+    metric, all bins have about the same number of samples, and all classes count.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -253,36 +255,37 @@ def adaptive_calibration_error(
     y_true : array-like of shape (n,)
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
-        Probabilities, one column per class in the order of ``labels``; a 1d
-        array has the probabilities of the second of two classes.
+        Probabilities, one column per class in the order of ``labels``. A 1d array holds
+        probabilities of the second of two classes.
     n_bins : int, default=15
-        Number of bins of each class. Samples of equal probability are in one bin,
-        so that the result does not depend on the order of samples.
+        Number of bins per class. Samples with equal probability are in the same bin, so
+        the result does not depend on the order of samples.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. By default
-        the sorted values of ``y_true``, which then must contain all classes.
+        Classes in the order of the columns, such as ``classes_``. Default: sorted
+        values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     float
-        Between 0 (best) and 1. Bins count by their weight where ties or the number
-        of samples make the weights unequal.
+        Error between 0 (best) and 1. Bins count by weight, which can be unequal because
+        of ties or the number of samples.
 
     Raises
     ------
     ValueError
-        If shapes or classes are inconsistent, or ``y_proba`` has no probabilities.
+        If shapes or classes are inconsistent, or ``y_proba`` does not hold
+        probabilities.
 
     See Also
     --------
-    expected_calibration_error : Of the most probable class, bins of equal width.
-    reliability_curve : Frequencies and mean probabilities of the bins.
+    expected_calibration_error : Error of the most probable class, bins of equal width.
+    reliability_curve : Frequency and mean probability per bin.
 
     Notes
     -----
-    O(K n log n).
+    Costs O(K n log n).
 
     References
     ----------
@@ -309,10 +312,10 @@ def class_sharpness(
     labels: Given = None,
     sample_weight: Given = None,
 ) -> Floats:
-    """Mean predicted probability of each class among the samples that have it.
+    """Compute the mean predicted probability of each class over its samples.
 
-    One for a classifier that is certain and right. To be read next to calibration: of
-    two calibrated classifiers the sharper one is better.
+    The value is one for a classifier that is certain and correct. Also check
+    calibration: if two classifiers are calibrated, the sharper is better.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -321,28 +324,29 @@ def class_sharpness(
     y_true : array-like of shape (n,)
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
-        Probabilities, one column per class in the order of ``labels``; a 1d
-        array has the probabilities of the second of two classes.
+        Probabilities, one column per class in the order of ``labels``. A 1d array holds
+        probabilities of the second of two classes.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. By default
-        the sorted values of ``y_true``, which then must contain all classes.
+        Classes in the order of the columns, such as ``classes_``. Default: sorted
+        values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     ndarray of shape (K,)
-        Between 0 and 1 (sharpest); nan for classes of no sample.
+        Sharpness between 0 and 1 (sharpest); nan for classes without samples.
 
     Raises
     ------
     ValueError
-        If shapes or classes are inconsistent, or ``y_proba`` has no probabilities.
+        If shapes or classes are inconsistent, or ``y_proba`` does not hold
+        probabilities.
 
     See Also
     --------
-    reliability_curve : Whether the probabilities are calibrated.
-    sharpness : The mean predicted variance of a regression.
+    reliability_curve : Calibration of the probabilities.
+    sharpness : Mean predicted variance of a regressor.
 
     References
     ----------
@@ -371,12 +375,13 @@ def brier_score(
     labels: Given = None,
     sample_weight: Given = None,
 ) -> float:
-    """Squared distance between probabilities and outcome, summed over classes.
+    """Compute the squared distance of probabilities and outcome, summed over classes.
 
-    A proper scoring rule that, unlike the log loss, is bounded for confident errors.
-    For two classes it is twice the Brier score of one of them. It equals
-    ``sklearn.metrics.brier_score_loss`` with ``scale_by_half=False``, where columns are
-    in sorted order of the labels. Here they may be in any order.
+    The Brier score is a proper scoring rule that, unlike the log loss, is bounded for
+    confident errors. For two classes it is twice the Brier score of one class. It
+    equals ``sklearn.metrics.brier_score_loss`` with ``scale_by_half=False``, which
+    requires columns in sorted order of the labels. Here the columns may be in any
+    order.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -385,28 +390,29 @@ def brier_score(
     y_true : array-like of shape (n,)
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
-        Probabilities, one column per class in the order of ``labels``; a 1d
-        array has the probabilities of the second of two classes.
+        Probabilities, one column per class in the order of ``labels``. A 1d array holds
+        probabilities of the second of two classes.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. By default
-        the sorted values of ``y_true``, which then must contain all classes.
+        Classes in the order of the columns, such as ``classes_``. Default: sorted
+        values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     float
-        Mean over samples, between 0 (best) and 2.
+        Mean score over samples, between 0 (best) and 2.
 
     Raises
     ------
     ValueError
-        If shapes or classes are inconsistent, or ``y_proba`` has no probabilities.
+        If shapes or classes are inconsistent, or ``y_proba`` does not hold
+        probabilities.
 
     See Also
     --------
-    sklearn.metrics.brier_score_loss : The score of scikit-learn.
-    expected_calibration_error : Calibration alone.
+    sklearn.metrics.brier_score_loss : Brier score in scikit-learn.
+    expected_calibration_error : Calibration only.
 
     References
     ----------
@@ -435,7 +441,7 @@ def _bin_sums(
     labels: Given,
     sample_weight: Given,
 ) -> Floats:
-    """Sums of hits, probabilities and weights in each bin, (3, K or 1, n_bins)."""
+    """Return sums of hits, probabilities and weights per bin, (3, K or 1, n_bins)."""
     check_count("n_bins", n_bins)
     proba, codes = check_proba(y_true, y_proba, labels)
     weights = check_weights(sample_weight, codes)
@@ -457,7 +463,7 @@ def _bin_sums(
 def _bins_of_equal_weight(
     values: Floats, weights: Floats, n_bins: int
 ) -> NDArray[np.intp]:
-    """Bin of each value, by the middle of its weight in ascending order."""
+    """Return the bin of each value, by its midpoint in cumulative weight."""
     _, groups = np.unique(values, return_inverse=True)  # equal values share a bin
     totals = np.bincount(groups, weights)
     middles = (totals.cumsum() - totals / 2) / totals.sum()

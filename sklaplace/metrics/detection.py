@@ -1,4 +1,4 @@
-"""Metrics of a confidence: detection of unknown samples, selective prediction."""
+"""Metrics of a confidence: out-of-distribution detection, selective prediction."""
 
 import numpy as np
 from sklearn.metrics import roc_auc_score, roc_curve
@@ -9,25 +9,25 @@ from sklaplace.metrics.checks import Floats, Given, Values, as_vector, check_wei
 
 
 def ood_auroc(confidence_in: Values, confidence_out: Values) -> float:
-    """Area under the ROC curve of out-of-distribution detection by confidence.
+    """Compute the area under the ROC curve of out-of-distribution detection.
 
-    The probability that the confidence of an in-distribution sample is larger than
-    the confidence of an out-of-distribution sample; ties count half.
+    The area is the probability that an in-distribution sample has a larger confidence
+    than an out-of-distribution sample. Ties count half.
 
     Read more in the :ref:`User Guide <novelty>`.
 
     Parameters
     ----------
     confidence_in : array-like of shape (n,)
-        Confidence of in-distribution samples: any score that should be larger for them
-        than for others, such as the largest probability or the negative entropy.
+        Confidence of in-distribution samples: any score that should be larger for these
+        samples, such as the largest probability or the negative entropy.
     confidence_out : array-like of shape (m,)
         Confidence of out-of-distribution samples.
 
     Returns
     -------
     float
-        Between 0 and 1 (best); 0.5 is chance.
+        Area between 0 and 1 (best); 0.5 is chance.
 
     Raises
     ------
@@ -36,12 +36,12 @@ def ood_auroc(confidence_in: Values, confidence_out: Values) -> float:
 
     See Also
     --------
-    ood_fpr : Error at one threshold.
-    sklaplace.plotting.NoveltyDisplay : Plots both distributions and the ROC curve.
+    ood_fpr : False-positive rate at one threshold.
+    sklaplace.plotting.NoveltyDisplay : Plot of both distributions and the ROC curve.
 
     Notes
     -----
-    O((n + m) log(n + m)).
+    Costs O((n + m) log(n + m)).
 
     References
     ----------
@@ -60,19 +60,19 @@ def ood_auroc(confidence_in: Values, confidence_out: Values) -> float:
 def ood_fpr(
     confidence_in: Values, confidence_out: Values, *, tpr: float = 0.95
 ) -> float:
-    """False-positive rate of out-of-distribution detection at a true-positive rate.
+    """Compute the false-positive rate of out-of-distribution detection.
 
-    Of the thresholds that at least a fraction ``tpr`` of the in-distribution samples
-    reach, the highest is taken; the result is the fraction of out-of-distribution
-    samples that reach it, too. At the default it is known as FPR95.
+    The threshold is the highest that at least a fraction ``tpr`` of the in-distribution
+    samples reach. The result is the fraction of out-of-distribution samples that reach
+    this threshold. With the default, this metric is known as FPR95.
 
     Read more in the :ref:`User Guide <novelty>`.
 
     Parameters
     ----------
     confidence_in : array-like of shape (n,)
-        Confidence of in-distribution samples: any score that should be larger for them
-        than for others, such as ``score_samples(X)``.
+        Confidence of in-distribution samples: any score that should be larger for these
+        samples, such as ``score_samples(X)``.
     confidence_out : array-like of shape (m,)
         Confidence of out-of-distribution samples.
     tpr : float, default=0.95
@@ -81,7 +81,7 @@ def ood_fpr(
     Returns
     -------
     float
-        Between 0 (best) and 1; about ``tpr`` by chance.
+        Rate between 0 (best) and 1; about ``tpr`` by chance.
 
     Raises
     ------
@@ -91,12 +91,12 @@ def ood_fpr(
 
     See Also
     --------
-    ood_auroc : Over all thresholds.
-    sklaplace.plotting.NoveltyDisplay : Plots both distributions and the ROC curve.
+    ood_auroc : Area under the curve over all thresholds.
+    sklaplace.plotting.NoveltyDisplay : Plot of both distributions and the ROC curve.
 
     Notes
     -----
-    O((n + m) log(n + m)).
+    Costs O((n + m) log(n + m)).
 
     References
     ----------
@@ -118,30 +118,30 @@ def ood_fpr(
 def risk_coverage_curve(
     losses: Values, confidence: Values, *, sample_weight: Given = None
 ) -> tuple[Floats, Floats]:
-    """Mean loss of the most confident samples, by their fraction of all samples.
+    """Compute the mean loss of the most confident samples at each coverage.
 
-    Selective prediction answers only above a threshold of confidence. A good confidence
-    makes the risk of few answers small.
+    Selective prediction answers only above a confidence threshold. With a good
+    confidence, the risk is small if only the most confident samples are answered.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
     losses : array-like of shape (n,)
-        Loss of each sample: ``y != y_pred``, a squared error, or any other.
+        Loss of each sample, such as ``y != y_pred`` or a squared error.
     confidence : array-like of shape (n,)
-        The larger, the earlier a sample is answered: the largest probability, minus
-        the standard deviation, or any other score.
+        Confidence score, such as the largest probability or the negative standard
+        deviation. Samples with larger scores are answered first.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     coverage : ndarray of shape (m,)
-        Fraction of samples that are answered, ascending to 1; one entry per distinct
-        confidence of positive weight.
+        Fraction of answered samples, ascending to 1. There is one entry per distinct
+        confidence with positive weight.
     risk : ndarray of shape (m,)
-        Mean loss of the samples that are answered.
+        Mean loss of the answered samples.
 
     Raises
     ------
@@ -151,12 +151,12 @@ def risk_coverage_curve(
 
     See Also
     --------
-    area_under_risk_coverage : The curve as one number.
-    sklaplace.plotting.RiskCoverageDisplay : Plots the curve.
+    area_under_risk_coverage : Area under the curve.
+    sklaplace.plotting.RiskCoverageDisplay : Plot of the curve.
 
     Notes
     -----
-    O(n log n). Samples of equal confidence are answered together.
+    Costs O(n log n). Samples with equal confidence are answered together.
 
     References
     ----------
@@ -179,28 +179,28 @@ def risk_coverage_curve(
 def area_under_risk_coverage(
     losses: Values, confidence: Values, *, sample_weight: Given = None
 ) -> float:
-    """Mean risk of selective prediction over all thresholds (AURC).
+    """Compute the mean risk of selective prediction over all thresholds (AURC).
 
-    Every sample's confidence is a threshold once. The result depends on the loss as
-    well as on the order of the confidences: compare results of one model, or report
-    the risk of all samples next to it.
+    The confidence of every sample serves as a threshold once. The result depends on the
+    loss and on the order of the confidences. Therefore compare results of the same
+    model, or also report the risk of all samples.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
     losses : array-like of shape (n,)
-        Loss of each sample: ``y != y_pred``, a squared error, or any other.
+        Loss of each sample, such as ``y != y_pred`` or a squared error.
     confidence : array-like of shape (n,)
-        The larger, the earlier a sample is answered.
+        Confidence score. Samples with larger scores are answered first.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     float
-        In the unit of the loss; lower is better. Equal to the mean loss where all
-        confidences are equal.
+        Area in units of the loss; lower is better. If all confidences are equal, the
+        area is the mean loss.
 
     Raises
     ------
@@ -210,8 +210,8 @@ def area_under_risk_coverage(
 
     See Also
     --------
-    neg_area_under_risk_coverage_scorer : For model selection.
-    risk_coverage_curve : The curve.
+    neg_area_under_risk_coverage_scorer : Scorer for model selection.
+    risk_coverage_curve : Risk at each coverage.
 
     References
     ----------
@@ -229,7 +229,7 @@ def area_under_risk_coverage(
 
 
 def _labelled(confidence_in: Values, confidence_out: Values) -> tuple[Floats, Floats]:
-    """One for in-distribution samples and zero for others, and all confidences."""
+    """Return labels (one for in-distribution samples, else zero) and confidences."""
     inside = as_vector(confidence_in, "confidence_in")
     outside = as_vector(confidence_out, "confidence_out")
     truth = np.repeat([1.0, 0.0], [len(inside), len(outside)])
@@ -239,7 +239,7 @@ def _labelled(confidence_in: Values, confidence_out: Values) -> tuple[Floats, Fl
 def _risk_coverage(
     losses: Values, confidence: Values, sample_weight: Given
 ) -> tuple[Floats, Floats, Floats]:
-    """Coverage, risk and weight at each distinct confidence, in descending order."""
+    """Return coverage, risk and weight at distinct confidences, in descending order."""
     loss = as_vector(losses, "losses")
     score = as_vector(confidence, "confidence")
     check_consistent_length(loss, score)

@@ -21,10 +21,10 @@ from sklaplace.metrics.checks import (
 def gaussian_nll(
     y_true: Values, y_mean: Values, y_std: Values, *, sample_weight: Given = None
 ) -> float:
-    """Negative log density of the targets under a Gaussian prediction.
+    """Compute the negative log density of targets under a Gaussian prediction.
 
-    A proper scoring rule to compare predictive distributions; dominated by outliers
-    that were predicted confidently (``gaussian_crps`` less so).
+    This proper scoring rule compares predictive distributions. Outliers with confident
+    predictions can dominate it; ``gaussian_crps`` is less sensitive.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -35,14 +35,14 @@ def gaussian_nll(
     y_mean : array-like of shape (n,) or (n, C)
         Predicted means.
     y_std : array-like of shape (n,) or (n, C)
-        Predicted standard deviations, observation noise included; positive.
+        Predicted standard deviations, positive and including observation noise.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     float
-        Nats per target value; lower is better.
+        Score in nats per target value; lower is better.
 
     Raises
     ------
@@ -51,8 +51,8 @@ def gaussian_nll(
 
     See Also
     --------
-    gaussian_crps : Less dominated by outliers.
-    neg_gaussian_nll_scorer : For model selection.
+    gaussian_crps : Score less sensitive to outliers.
+    neg_gaussian_nll_scorer : Scorer for model selection.
 
     References
     ----------
@@ -73,11 +73,11 @@ def gaussian_nll(
 def gaussian_crps(
     y_true: Values, y_mean: Values, y_std: Values, *, sample_weight: Given = None
 ) -> float:
-    """Continuous ranked probability score of a Gaussian prediction.
+    """Compute the continuous ranked probability score of a Gaussian prediction.
 
-    ``∫ (F(t) − 1{t ≥ y})² dt`` for the predicted distribution function ``F``: a
-    proper scoring rule that grows linearly with the error, and equals the absolute
-    error for a standard deviation of zero.
+    The score is ``∫ (F(t) − 1{t ≥ y})² dt`` for the predicted distribution function
+    ``F``. This proper scoring rule grows linearly with the error, and equals the
+    absolute error for zero standard deviation.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -88,14 +88,14 @@ def gaussian_crps(
     y_mean : array-like of shape (n,) or (n, C)
         Predicted means.
     y_std : array-like of shape (n,) or (n, C)
-        Predicted standard deviations, observation noise included; positive.
+        Predicted standard deviations, positive and including observation noise.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     float
-        Mean over target values, in the unit of the target; lower is better.
+        Mean score over target values, in units of the target; lower is better.
 
     Raises
     ------
@@ -104,8 +104,8 @@ def gaussian_crps(
 
     See Also
     --------
-    gaussian_nll : The log score.
-    neg_gaussian_crps_scorer : For model selection.
+    gaussian_nll : Logarithmic score.
+    neg_gaussian_crps_scorer : Scorer for model selection.
 
     References
     ----------
@@ -128,10 +128,10 @@ def gaussian_crps(
 def interval_coverage(
     y_true: Values, y_interval: Values, *, sample_weight: Given = None
 ) -> float:
-    """Fraction of targets inside their predicted intervals.
+    """Compute the fraction of targets inside their predicted intervals.
 
-    To be compared with the nominal coverage. Wide intervals have a high coverage, too,
-    so report it next to a proper scoring rule.
+    Compare this fraction with the nominal coverage. High coverage can come from wide
+    intervals, so also report a proper scoring rule.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -140,7 +140,7 @@ def interval_coverage(
     y_true : array-like of shape (n,)
         Targets.
     y_interval : array-like of shape (n, 2)
-        Lower and upper bounds, both included.
+        Lower and upper bounds, both inclusive.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -156,8 +156,8 @@ def interval_coverage(
 
     See Also
     --------
-    empirical_frequency : The same for quantiles.
-    interval_score : A proper scoring rule for intervals.
+    empirical_frequency : Fraction of targets below predicted quantiles.
+    interval_score : Proper scoring rule for intervals.
 
     Examples
     --------
@@ -176,11 +176,11 @@ def interval_score(
     coverage: float = 0.9,
     sample_weight: Given = None,
 ) -> float:
-    """Width of central intervals plus a penalty for targets outside.
+    """Compute the width of central intervals plus a penalty for targets outside.
 
-    ``(u − l) + 2/α (l − y)₊ + 2/α (y − u)₊`` with ``α = 1 − coverage``: a proper
-    scoring rule, minimised by the quantiles at ``α/2`` and ``1 − α/2``. Also known as
-    Winkler score.
+    The score is ``(u − l) + 2/α (l − y)₊ + 2/α (y − u)₊`` with ``α = 1 − coverage``.
+    This proper scoring rule, also known as the Winkler score, is minimised by the
+    quantiles at ``α/2`` and ``1 − α/2``.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -198,7 +198,7 @@ def interval_score(
     Returns
     -------
     float
-        Mean over samples, in the unit of the target; lower is better.
+        Mean score over samples, in units of the target; lower is better.
 
     Raises
     ------
@@ -208,13 +208,13 @@ def interval_score(
 
     See Also
     --------
-    interval_coverage : Fraction of targets inside.
-    neg_interval_score_scorer : For model selection.
+    interval_coverage : Fraction of targets inside the intervals.
+    neg_interval_score_scorer : Scorer for model selection.
     sklearn.metrics.mean_pinball_loss : Score of one quantile.
 
     Notes
     -----
-    ``2/α`` times the sum of the pinball losses of both bounds.
+    The score is ``2/α`` times the sum of both bounds' pinball losses.
 
     References
     ----------
@@ -236,9 +236,10 @@ def interval_score(
 def empirical_frequency(
     y_true: Values, y_quantiles: Values, *, sample_weight: Given = None
 ) -> Floats:
-    """Fraction of targets that are at most their predicted quantile.
+    """Compute the fraction of targets that do not exceed their predicted quantile.
 
-    For a calibrated regression and many samples it equals the level of the quantile.
+    For a calibrated regressor and many samples, this fraction equals the quantile
+    level.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -263,9 +264,9 @@ def empirical_frequency(
 
     See Also
     --------
-    interval_coverage : The same for intervals.
-    sharpness : To be read next to it.
-    sklaplace.plotting.RegressionCalibrationDisplay : Plots it against the levels.
+    interval_coverage : Fraction of targets inside predicted intervals.
+    sharpness : Mean predicted variance.
+    sklaplace.plotting.RegressionCalibrationDisplay : Plot against the levels.
 
     References
     ----------
@@ -286,9 +287,9 @@ def empirical_frequency(
 
 
 def sharpness(y_std: Values, *, sample_weight: Given = None) -> float:
-    """Mean predicted variance of a regression.
+    """Compute the mean predicted variance of a regressor.
 
-    Of two calibrated regressions the one of smaller variance is sharper, and better.
+    If two regressors are calibrated, the sharper regressor is better.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -302,7 +303,7 @@ def sharpness(y_std: Values, *, sample_weight: Given = None) -> float:
     Returns
     -------
     float
-        In the squared unit of the target; lower is sharper.
+        Mean variance, in squared units of the target; lower is sharper.
 
     Raises
     ------
@@ -311,8 +312,8 @@ def sharpness(y_std: Values, *, sample_weight: Given = None) -> float:
 
     See Also
     --------
-    class_sharpness : The sharpness of a classification.
-    empirical_frequency : Whether the predictions are calibrated.
+    class_sharpness : Sharpness of a classifier.
+    empirical_frequency : Calibration of the predictions.
 
     References
     ----------
@@ -333,7 +334,7 @@ def sharpness(y_std: Values, *, sample_weight: Given = None) -> float:
 def _check_interval(
     y_true: Values, y_interval: Values
 ) -> tuple[Floats, Floats, Floats]:
-    """Targets, lower and upper bounds, (n,) each."""
+    """Return targets, lower and upper bounds, (n,) each."""
     targets = as_vector(y_true, "y_true")
     interval = as_floats(y_interval, "y_interval", ensure_2d=True)
     check_consistent_length(targets, interval)

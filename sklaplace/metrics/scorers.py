@@ -11,29 +11,29 @@ from sklaplace.metrics.regression import gaussian_crps, gaussian_nll, interval_s
 def neg_gaussian_nll_scorer(
     estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
-    """Log density of held-out targets, a ``scoring`` for model selection.
+    """Compute the log density of held-out targets, as ``scoring`` for model selection.
 
-    Prefer it to R² for the selection of a prior precision: in linearised predictions
-    only the standard deviation depends on the prior.
+    Prefer this scorer to R² for selecting a prior precision, because in linearised
+    predictions only the standard deviation depends on the prior.
 
     Read more in the :doc:`User Guide </user_guide/search>`.
 
     Parameters
     ----------
     estimator : fitted regressor
-        One whose ``predict`` takes ``return_std=True``, with standard
-        deviations that include observation noise.
+        Regressor with ``predict(X, return_std=True)``, whose standard deviations
+        include observation noise.
     X : array-like of shape (n, n_features)
         Held-out samples.
     y : array-like of shape (n,) or (n, C)
-        Their targets.
+        Targets of the samples.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     float
-        Minus ``gaussian_nll``: nats per target value; higher is better.
+        Negative ``gaussian_nll``, in nats per target value; higher is better.
 
     Raises
     ------
@@ -42,8 +42,8 @@ def neg_gaussian_nll_scorer(
 
     See Also
     --------
-    gaussian_nll : The metric.
-    neg_gaussian_crps_scorer : Less dominated by outliers.
+    gaussian_nll : Underlying metric.
+    neg_gaussian_crps_scorer : Scorer less sensitive to outliers.
 
     Examples
     --------
@@ -63,9 +63,9 @@ def neg_gaussian_nll_scorer(
 def neg_gaussian_crps_scorer(
     estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
-    """Minus the CRPS of Gaussian predictions, a ``scoring`` for model selection.
+    """Compute the negative CRPS of predictions, as ``scoring`` for model selection.
 
-    Like ``neg_gaussian_nll_scorer``, but one outlier that was predicted confidently
+    Compared with ``neg_gaussian_nll_scorer``, an outlier with a confident prediction
     counts less.
 
     Read more in the :doc:`User Guide </user_guide/search>`.
@@ -73,19 +73,19 @@ def neg_gaussian_crps_scorer(
     Parameters
     ----------
     estimator : fitted regressor
-        One whose ``predict`` takes ``return_std=True``, with standard
-        deviations that include observation noise.
+        Regressor with ``predict(X, return_std=True)``, whose standard deviations
+        include observation noise.
     X : array-like of shape (n, n_features)
         Held-out samples.
     y : array-like of shape (n,) or (n, C)
-        Their targets.
+        Targets of the samples.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     float
-        Minus ``gaussian_crps``, in the unit of the target; higher is better.
+        Negative ``gaussian_crps``, in units of the target; higher is better.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def neg_gaussian_crps_scorer(
 
     See Also
     --------
-    gaussian_crps : The metric.
+    gaussian_crps : Underlying metric.
 
     Examples
     --------
@@ -112,28 +112,29 @@ def neg_gaussian_crps_scorer(
 def neg_interval_score_scorer(
     estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
-    """Minus the interval score at coverage 0.9, a ``scoring`` for model selection.
+    """Compute the negative 90 % interval score, as ``scoring`` for model selection.
 
-    For another coverage, write ``-interval_score(y, estimator.predict_interval(X, q),
-    coverage=q)`` as a function of ``estimator``, ``X`` and ``y``.
+    For another coverage, write
+    ``-interval_score(y, estimator.predict_interval(X, q), coverage=q)`` as a function
+    of ``estimator``, ``X`` and ``y``.
 
     Read more in the :doc:`User Guide </user_guide/search>`.
 
     Parameters
     ----------
     estimator : fitted regressor
-        One with ``predict_interval(X, coverage)``, such as `LaplaceRegressor`.
+        Regressor with ``predict_interval(X, coverage)``, such as `LaplaceRegressor`.
     X : array-like of shape (n, n_features)
         Held-out samples.
     y : array-like of shape (n,)
-        Their targets.
+        Targets of the samples.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     float
-        Minus ``interval_score``, in the unit of the target; higher is better.
+        Negative ``interval_score``, in units of the target; higher is better.
 
     Raises
     ------
@@ -142,7 +143,7 @@ def neg_interval_score_scorer(
 
     See Also
     --------
-    interval_score : The metric.
+    interval_score : Underlying metric.
 
     Examples
     --------
@@ -161,37 +162,37 @@ def neg_interval_score_scorer(
 def neg_expected_calibration_error_scorer(
     estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
-    """Minus the expected calibration error, for ``scoring`` in evaluations.
+    """Compute the negative expected calibration error, as ``scoring``.
 
-    To compare calibration over folds. It is not a proper scoring rule: to select a
-    model, prefer ``"neg_log_loss"``.
+    Use this scorer to compare calibration over folds. It is not a proper scoring rule;
+    prefer ``"neg_log_loss"`` for model selection.
 
     Read more in the :doc:`User Guide </user_guide/search>`.
 
     Parameters
     ----------
     estimator : fitted classifier
-        One with ``predict_proba`` and ``classes_``.
+        Classifier with ``predict_proba`` and ``classes_``.
     X : array-like of shape (n, n_features)
         Held-out samples.
     y : array-like of shape (n,)
-        Their labels.
+        Labels of the samples.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     float
-        Minus ``expected_calibration_error`` with 15 bins; higher is better.
+        Negative ``expected_calibration_error`` with 15 bins; higher is better.
 
     Raises
     ------
     ValueError
-        If a label is none of the classes.
+        If a label is not one of the classes.
 
     See Also
     --------
-    expected_calibration_error : The metric.
+    expected_calibration_error : Underlying metric.
 
     Examples
     --------
@@ -211,27 +212,28 @@ def neg_expected_calibration_error_scorer(
 def neg_area_under_risk_coverage_scorer(
     estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
-    """Minus the AURC of a classifier, a ``scoring`` for model selection.
+    """Compute the negative AURC of a classifier, as ``scoring`` for model selection.
 
-    The loss is the error of the most probable class, the confidence its probability.
+    The loss is the error of the most probable class, and the confidence is its
+    probability.
 
     Read more in the :doc:`User Guide </user_guide/search>`.
 
     Parameters
     ----------
     estimator : fitted classifier
-        One with ``predict_proba`` and ``classes_``.
+        Classifier with ``predict_proba`` and ``classes_``.
     X : array-like of shape (n, n_features)
         Held-out samples.
     y : array-like of shape (n,)
-        Their labels.
+        Labels of the samples.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     float
-        Minus ``area_under_risk_coverage``; higher is better.
+        Negative ``area_under_risk_coverage``; higher is better.
 
     Raises
     ------
@@ -240,7 +242,7 @@ def neg_area_under_risk_coverage_scorer(
 
     See Also
     --------
-    area_under_risk_coverage : The metric.
+    area_under_risk_coverage : Underlying metric.
 
     Examples
     --------

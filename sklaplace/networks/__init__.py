@@ -1,7 +1,7 @@
-"""A skorch net as a function: outputs of a batch, and how its weights are trained.
+"""Networks: a skorch net as a function of a batch, and the training of its weights.
 
-`Forward` maps a batch to outputs (b, c) and `OutputSpec` says which likelihood they
-parametrise; both leave the network unchanged. The other files hold the data sets, the
-training loop with sample weights, the split into training and validation data, and the
-default networks for tables.
+`Forward` maps a batch to outputs (b, c). `OutputSpec` describes the likelihood that
+these outputs parametrise. Both leave the network unchanged. The other modules implement
+data sets, training with sample weights, the split into training and validation data,
+and the default networks for tables.
 """

@@ -1,7 +1,7 @@
-"""Arrays of numbers and of labels, from what users pass, with messages that name it.
+"""Conversion of user input to arrays of numbers or labels, with clear errors.
 
-numpy itself converts None and ``"nan"`` to NaN and dates to integers; missing values of
-pandas and labels of several types raise errors about comparisons.
+numpy converts None and ``"nan"`` to NaN, and dates to integers. Missing values of
+pandas and labels of mixed types raise obscure errors about comparisons.
 """
 
 import datetime as dt
@@ -16,9 +16,9 @@ from torch import Tensor
 from sklaplace.core.checks import check_unmasked
 
 _DATES = np.datetime64, np.timedelta64, dt.date, dt.time, dt.timedelta
-# pandas has types of its own, and is not imported here
+# types of pandas, by name, because pandas is not imported here
 _DATE_TYPES, _MISSING_TYPES = ("NaTType", "Period"), ("NAType", "NaTType")
-# parts of the names of dtypes of dates in pandas, polars and Arrow
+# substrings of the names of date dtypes in pandas, polars and Arrow
 _DATE_DTYPES = "date", "time", "duration", "period"
 
 LEAVE_OUT = "Leave out these samples."
@@ -33,7 +33,7 @@ ENCODE = (
 
 
 def detached(values: Any) -> Any:
-    """Return tensors without their graph, in a dtype of numpy; others as they are."""
+    """Detach tensors, in a dtype that numpy has; return other values unchanged."""
     if not isinstance(values, Tensor):
         return values
     values = values.detach()
@@ -41,7 +41,7 @@ def detached(values: Any) -> Any:
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
-    """Return an array; raises for data that has no common dtype, or no shape."""
+    """Return an array; raise ValueError for ragged or otherwise invalid data."""
     check_unmasked(values, name)
     try:
         return np.asarray(detached(values))
@@ -50,7 +50,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
 
 
 def check_columns(frame: Any, name: str) -> None:
-    """Raise for a data frame with dates, which numpy may convert to integers."""
+    """Raise TypeError for a data frame with dates, which numpy may cast to integers."""
     dtypes = getattr(frame, "dtypes", ())
     for column, dtype in zip(getattr(frame, "columns", ()), dtypes, strict=False):
         if any(part in str(dtype).lower() for part in _DATE_DTYPES):
@@ -58,13 +58,13 @@ def check_columns(frame: Any, name: str) -> None:
 
 
 def as_numbers(values: Any, name: str, advice: str = ENCODE) -> np.ndarray:
-    """Return numbers: as they are, or converted to float64. Missing ones are NaN.
+    """Return numeric arrays unchanged; convert others to float64, with NaN if missing.
 
     Raises
     ------
     ValueError, TypeError
-        For dates, and for other entries that are not numbers; ``advice`` ends the
-        message.
+        For dates and other entries that are not numbers. The message ends with
+        ``advice``.
     """
     values = as_array(values, name)
     if values.dtype.kind in "fiubc":
@@ -87,7 +87,7 @@ def as_numbers(values: Any, name: str, advice: str = ENCODE) -> np.ndarray:
 
 
 def check_finite(values: np.ndarray, name: str) -> None:
-    """Raise for numbers that are NaN or infinite."""
+    """Raise ValueError for NaN or infinite numbers."""
     if np.isnan(values).any():
         raise ValueError(f"{name} contains NaN. {_advice(name)}")
     if not np.isfinite(values).all():
@@ -103,7 +103,7 @@ def as_labels(values: Any, name: str) -> np.ndarray:
     Raises
     ------
     ValueError
-        For missing labels, and for labels of several types.
+        For missing labels and labels of mixed types.
     """
     labels = as_array(values, name)
     if labels.dtype.kind == "f":
@@ -130,7 +130,7 @@ def as_labels(values: Any, name: str) -> np.ndarray:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is None, NaN, or a missing value of numpy or pandas."""
+    """Return whether a value is None, NaN, or a missing value of numpy or pandas."""
     if value is None or type(value).__name__ in _MISSING_TYPES:
         return True
     if isinstance(value, np.datetime64 | np.timedelta64):
@@ -139,12 +139,12 @@ def is_missing(value: Any) -> bool:
 
 
 def _advice(name: str) -> str:
-    """What to do about missing values, which only inputs can be given."""
+    """Return advice about missing values; only inputs can be imputed."""
     return LEAVE_OUT if name.startswith("y") else IMPUTE
 
 
 def _one_of_each_type(values: np.ndarray) -> list[Any]:
-    """Return one entry of each type of an array; one that is missing, if there is."""
+    """Return one entry of each type in an array, a missing value if possible."""
     if values.dtype.kind in "mM":
         absent = values[np.isnat(values)]
         return [*absent.flat[:1], *values.flat[:1]][:1]

@@ -1,8 +1,7 @@
-"""Data sets: samples with targets and sample weights, batches and dtypes of them.
+"""Data sets: samples with targets and sample weights, their batches and dtypes.
 
-Array-likes are validated by the estimators. Dicts of arrays, tuples and torch datasets
-are passed to skorch unchanged; the net's own
-validation loader makes the batches.
+The estimators validate array-likes. They pass dicts of arrays, tuples and torch
+datasets to skorch unchanged. The net's own validation loader makes the batches.
 """
 
 import math
@@ -36,17 +35,17 @@ from sklaplace.networks.streams import (
 )
 
 Batch = tuple[Any, Any, Tensor | None]
-# Options by which a loader leaves out, repeats or permutes samples. Evaluation needs
-# each one once, in order.
+# Loader options that leave out, repeat or permute samples. Evaluation needs every
+# sample once, in order.
 _CHOOSING_OPTIONS = {"shuffle", "drop_last", "sampler", "batch_sampler"}
-# Options of a loader under which its batches are slices of the arrays.
+# A loader with only these options makes batches that are slices of the arrays.
 _SLICING_OPTIONS = {"batch_size", "num_workers", "pin_memory"}
 
 
 class RowDataset(Dataset):
-    """Inputs of another dataset with targets, and sample weights, given as arrays.
+    """Inputs of another dataset, with targets and sample weights from arrays.
 
-    Items are ``(X, y)``, or ``(X, (y, weight))`` where there are weights.
+    Items are ``(X, y)``, or ``(X, (y, weight))`` with sample weights.
     """
 
     def __init__(
@@ -60,14 +59,14 @@ class RowDataset(Dataset):
         return len(self.y)
 
     def __getitem__(self, index: int) -> tuple[object, object]:
-        X, _ = unpack_data(self.dataset[index])  # explains what is missing
+        X, _ = unpack_data(self.dataset[index])  # raises if y is missing
         if self.weights is None:
             return X, self.y[index]
         return X, (self.y[index], self.weights[index])
 
 
 def sample_weights(dataset: object) -> np.ndarray | None:
-    """Sample weights (n,) of a dataset or of a subset of one, where it has any."""
+    """Return the sample weights (n,) of a dataset or subset, or None."""
     if isinstance(dataset, Subset):
         weights = sample_weights(dataset.dataset)
         indices = np.asarray(dataset.indices, dtype=int)
@@ -80,7 +79,7 @@ def sample_weights(dataset: object) -> np.ndarray | None:
 def with_targets(
     dataset: Any, y: np.ndarray, weights: np.ndarray | None
 ) -> RowStream | RowDataset:
-    """Inputs of a dataset with targets, and sample weights, given as arrays."""
+    """Return the inputs of a dataset with the given targets and sample weights."""
     kind = RowStream if is_stream(dataset) else RowDataset
     return kind(dataset, y, weights)
 
@@ -88,22 +87,22 @@ def with_targets(
 def collate_weighted(
     collate: Callable[[list[Any]], Any], items: list[Any]
 ) -> tuple[Any, Any]:
-    """Batch ``X, (y, weights)``; inputs and targets as the net's loader collates."""
+    """Collate ``X, (y, weights)``; the loader's ``collate`` batches X and y."""
     X, y = unpack_data(collate([(X, y) for X, (y, _) in items]))
     return X, (y, default_collate([weight for *_, (_, weight) in items]))
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches ``(x, y, weights)`` of a dataset, in order; can be iterated repeatedly.
+    """Batches ``(x, y, weights)`` of a dataset, in order; a reusable iterable.
 
     Attributes
     ----------
     net : skorch.NeuralNet
-        Its ``iterator_valid`` and its options are used, but for those that leave out
-        or permute samples.
+        Provides ``iterator_valid`` and its options, except options that leave out or
+        permute samples.
     dataset : Dataset
-        With or without sample weights.
+        Samples, with or without sample weights.
     batch_size : int
         Samples per batch.
     """
@@ -126,10 +125,10 @@ class Batches:
         return math.ceil(len(self.dataset) / self.batch_size)
 
     def _sliced(self, arrays: "_Arrays") -> Iterator[Batch]:
-        """Batches of arrays, without a loop over samples."""
+        """Yield batches of arrays without a loop over samples."""
         for start in range(0, len(self.dataset), self.batch_size):
             batch = slice(start, start + self.batch_size)
-            # take copies, so that no in-place layer writes to the user's arrays
+            # take() copies, so that in-place layers cannot modify the user's arrays
             x, y, w = (
                 None if v is None else torch.from_numpy(_copied(v, rows[batch]))
                 for v, rows in arrays
@@ -137,10 +136,10 @@ class Batches:
             yield x, y, w
 
     def _loaded(self, options: dict[str, object]) -> Iterator[Batch]:
-        """Batches of the net's loader."""
+        """Yield the batches of the net's loader."""
         options["batch_size"] = self.batch_size
         loader = self.net.iterator_valid(self.dataset, **options)
-        if isinstance(loader, DataLoader):  # else seeds its workers by the global one
+        if isinstance(loader, DataLoader):  # else it uses the global generator
             loader.generator = torch.Generator()
         weighted = sample_weights(self.dataset) is not None
         if weighted:
@@ -148,7 +147,7 @@ class Batches:
         n_left = len(self.dataset)
         for batch in loader:
             x, y = unpack_data(batch)
-            # targets first: packed sequences have another number of entries
+            # targets first: the length of packed sequences is not the number of samples
             n_left -= next(len(v) for v in leaves((y, x)) if np.ndim(v))
             if n_left < 0:
                 break
@@ -164,17 +163,17 @@ class Batches:
     def _on_device(self, value: Any) -> Any:
         if value is None:
             return None
-        # None is legal: wherever the module is
+        # device=None means the device of the module
         device = self.net.device or next(self.net.module_.parameters()).device
         return to_tensor(value, device=device)
 
 
-# inputs, targets and weights, each with the positions of the dataset's samples in it
+# inputs, targets and weights, each with the positions of the dataset's samples
 _Arrays = list[tuple[np.ndarray | StoredArray | None, np.ndarray]]
 
 
 def _arrays(dataset: Any) -> _Arrays | None:
-    """Arrays that a dataset consists of; None for datasets with code of their own."""
+    """Return the arrays of a dataset; None for a dataset with custom code."""
     if type(dataset) is Dataset:
         X, y, rows = dataset.X, dataset.y, np.arange(len(dataset))
         is_array = isinstance(X, np.ndarray | StoredArray)
@@ -196,18 +195,18 @@ def _copied(array: np.ndarray | StoredArray, rows: np.ndarray) -> np.ndarray:
 
 
 def first_rows(net: NeuralNet, dataset: Samples, n: int = 3) -> Any:
-    """Inputs of the first n samples of a dataset, as one batch."""
+    """Return the inputs of the first n samples of a dataset as one batch."""
     n = n if is_stream(dataset) else min(n, len(dataset))
     first = some_of(dataset, list(range(n)))
     return next(iter(Batches(net, first, n)))[0]
 
 
-# samples that the form of a network is inferred from, at most
+# maximum number of samples used to infer the outputs of a network
 N_SPREAD = 16
 
 
 def spread_rows(net: NeuralNet, dataset: Samples, n: int = N_SPREAD) -> Any:
-    """Inputs of up to n samples from across a dataset, the first few as well."""
+    """Return the inputs of up to n samples across a dataset, including the first."""
     m = min(n, len(dataset))
     even = np.linspace(0, len(dataset) - 1, m).round().astype(int)
     order = sorted(range(m), key=lambda place: place % 4)
@@ -215,9 +214,9 @@ def spread_rows(net: NeuralNet, dataset: Samples, n: int = N_SPREAD) -> Any:
 
 
 def take_rows(X: Any, indices: np.ndarray) -> Any:
-    """Selected samples of any data that skorch can index, torch datasets included.
+    """Select samples of any data that skorch can index, including torch datasets.
 
-    Those of stored arrays are not read.
+    Samples of stored arrays are not read.
     """
     require_choice(X)
     if _is_dataset(X):
@@ -234,12 +233,12 @@ class TrainingData:
     sample_weight: np.ndarray | None
 
     def take(self, rows: np.ndarray) -> "TrainingData":
-        """Samples at the given positions."""
+        """Select the samples at the given positions."""
         w = None if self.sample_weight is None else self.sample_weight[rows]
         return TrainingData(take_rows(self.X, rows), self.y[rows], w)
 
     def weighted(self, sample_weight: np.ndarray) -> "TrainingData":
-        """Data with sample weights, without the samples of weight zero."""
+        """Set sample weights, and drop samples with weight zero."""
         kept = np.flatnonzero(sample_weight)
         if len(kept) == 0:
             raise ValueError(
@@ -249,7 +248,7 @@ class TrainingData:
         return data if len(kept) == len(sample_weight) else data.take(kept)
 
     def dataset(self, net: NeuralNet) -> Samples:
-        """Dataset of the net, with sample weights where there are any."""
+        """Return the net's dataset, with sample weights if any."""
         dataset = net.get_dataset(self.X, self.y)
         is_complete = self.sample_weight is None and not _is_dataset(self.X)
         if is_complete:
@@ -262,28 +261,28 @@ def _is_dataset(X: object) -> bool:
 
 
 def is_opaque(X: object) -> bool:
-    """Whether X is passed to skorch as given: a dict, a dataset, a tuple of arrays.
+    """Return whether X is passed to skorch as given: a dict, dataset or tuple.
 
-    A tuple of tuples of numbers holds rows, as everywhere in scikit-learn.
+    A tuple of tuples of numbers counts as rows, as in scikit-learn.
     """
     if isinstance(X, tuple) and all(isinstance(row, tuple) for row in X):
         return not isinstance(next(leaves(X), None), Real)
     is_known = _is_dataset(X) or isinstance(X, (Mapping, tuple, SliceDict))
-    return is_known and not issparse(X)  # one of scipy's formats is a dict
+    return is_known and not issparse(X)  # scipy's DOK format is a dict
 
 
 def as_given(X: object, dtype: np.dtype) -> Any:
-    """Data that is passed to skorch unchanged, as skorch and torch can take it.
+    """Prepare data that is passed to skorch without validation.
 
-    Tensors leave their graph, which a second backward pass would not find. Indices of
-    subsets are integers. Mappings, such as a tokenizer's, become dicts of arrays, and
-    floats in lists get the dtype of the network.
+    Tensors are detached, because a second backward pass through their graph would fail.
+    Indices of subsets become integers. Mappings, such as a tokenizer's output, become
+    dicts of arrays. Floats in lists get the dtype of the network.
 
     Raises
     ------
     ValueError
-        For a subset by a mask, whose entries are no positions, and for a mapping whose
-        arrays have different numbers of samples, or lists of different lengths.
+        For a subset by a boolean mask, and for a mapping with arrays of different
+        numbers of samples or lists of different lengths.
     """
     if isinstance(X, Mapping):
         X = _as_dict(X, dtype)
@@ -296,10 +295,10 @@ def as_given(X: object, dtype: np.dtype) -> Any:
 
 
 def _as_dict(X: Mapping[str, Any], dtype: np.dtype) -> dict[str, Any]:
-    """A dict of arrays, with those that are given as lists written as arrays."""
+    """Return a dict of arrays, with lists converted to arrays."""
     if not isinstance(X, dict) or any(isinstance(v, list) for v in X.values()):
         X = {key: _as_array(key, value, dtype) for key, value in X.items()}
-    # skorch counts the samples of `input_ids` alone
+    # skorch counts only the samples of `input_ids`
     lengths = {key: get_len(value) for key, value in X.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(
@@ -323,7 +322,7 @@ def _as_array(key: object, value: object, dtype: np.dtype) -> Any:
 
 
 def _with_integer_indices(X: object) -> Any:
-    """Data with the positions of a subset as integers; skorch takes no tensors."""
+    """Convert the indices of a subset to integers; skorch does not take tensors."""
     if type(X) is not Subset:
         return X
     indices = np.asarray(X.indices)
@@ -336,7 +335,7 @@ def _with_integer_indices(X: object) -> Any:
 
 
 def count_rows(X: Any) -> int:
-    """Number of samples in any data that skorch can index; refuses empty data."""
+    """Return the number of samples; raise ValueError for empty data."""
     if is_stream(X):
         raise ValueError(
             "X is an IterableDataset, whose number of samples is not known. Use "
@@ -349,7 +348,10 @@ def count_rows(X: Any) -> int:
 
 
 def check_length(X: object, y: np.ndarray) -> None:
-    """Refuse samples and targets of different number; streams are counted later."""
+    """Raise ValueError if the numbers of samples and targets differ.
+
+    The length of a stream is checked later.
+    """
     if not is_stream(X) and (n := count_rows(X)) != len(y):
         raise ValueError(
             f"X has {n} rows, but y has {len(y)}. Pass one target per row."
@@ -363,23 +365,23 @@ class InputType:
     Attributes
     ----------
     dtype : numpy.dtype
-        Of the first floating-point parameter.
+        Dtype of the first floating-point parameter.
     keeps_integers : bool
-        Whether integer inputs stay integers, as embedding layers need them.
+        Whether integer inputs stay integers, as embedding layers require.
     """
 
     dtype: np.dtype
     keeps_integers: bool
 
     def inputs(self, X: np.ndarray, name: str = "X") -> np.ndarray:
-        """Inputs in the network's dtype, or int64 for an embedding."""
+        """Convert inputs to the network's dtype, or to int64 for an embedding."""
         X = as_numbers(X, name)
         if self.keeps_integers and X.dtype.kind in "iu":
             return X.astype(np.int64)
         return self.floats(X, name)
 
     def floats(self, values: np.ndarray, name: str) -> np.ndarray:
-        """Values in the network's dtype; refuses those that are not finite in it."""
+        """Cast values to the network's dtype; raise ValueError if not finite."""
         with np.errstate(over="ignore"):
             cast = values.astype(self.dtype)
         if not np.isfinite(cast).all():
@@ -393,7 +395,7 @@ class InputType:
 
 
 def input_type(net: NeuralNet) -> InputType:
-    """`InputType` of a skorch net; None stands for the default network."""
+    """Return the `InputType` of a skorch net; None means the default network."""
     if net is None:
         return InputType(np.dtype(np.float64), False)
     module = _module(net)
@@ -401,12 +403,12 @@ def input_type(net: NeuralNet) -> InputType:
     name = str([*floating, torch.float32][0]).removeprefix("torch.")
     kinds = nn.Embedding | nn.EmbeddingBag
     embeds = any(isinstance(m, kinds) for m in module.modules())
-    # numpy has no bfloat16; float32 holds all of its values
+    # numpy has no bfloat16, but float32 represents all its values
     return InputType(np.dtype(name if hasattr(np, name) else "float32"), embeds)
 
 
 def _module(net: NeuralNet) -> nn.Module:
-    """Module of a net, or of an initialised clone; empty if that needs the data."""
+    """Return the module of a net or of a clone; an empty one if that needs data."""
     module = getattr(net, "module_", net.module)
     if isinstance(module, nn.Module):
         return module
@@ -416,4 +418,4 @@ def _module(net: NeuralNet) -> nn.Module:
         try:
             return scratch.initialize().module_
         except (TypeError, ValueError, RuntimeError):
-            return nn.Module()  # a callback sets the sizes when training begins
+            return nn.Module()  # a callback sets sizes when training begins

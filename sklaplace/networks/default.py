@@ -1,12 +1,12 @@
-"""The default networks: for small tables, without settings, trained deterministically.
+"""Default networks for small tables, without settings, trained deterministically.
 
 The weights of a `TabularNetwork` minimise, with ``lambda = strength * noise``,
 
     sum_n w_n loss_n + lambda / 2 * (||A||^2 + ||a||^2 + ||B||^2).
 
 ``noise`` is the fraction of the target variance that a linear model on the untrained
-features leaves unexplained, at the maximum of its evidence (MacKay 1992). So the
-regularisation follows the noise in the data, without a validation set.
+features leaves unexplained, at the maximum of the evidence (MacKay 1992). The
+regularisation therefore adapts to the noise in the data without a validation set.
 """
 
 from typing import Any
@@ -19,32 +19,32 @@ from torch import Tensor, nn
 from sklaplace.networks.optimizer import CosineAdam
 from sklaplace.networks.tabular import Array, DropoutNetwork, TabularNetwork
 
-# Rounding errors (samples in another order) grow by a factor of about 1.3 per iteration
-# of L-BFGS: this many keep them near 1e-11 and almost always below 1e-7, where hundreds
-# would end in another minimum. The first iterations do most of the work: 15 more
-# changed the log loss of ten small tables by at most 0.02.
+# Rounding errors, such as from a reordering of the samples, grow by a factor of about
+# 1.3 per iteration of L-BFGS. This limit keeps them near 1e-11 and almost always below
+# 1e-7; hundreds of iterations would end in a different minimum. The first iterations do
+# most of the work: 15 more changed the log loss of ten small tables by at most 0.02.
 MAX_ITERATIONS = 35
 
-# Well above rounding in float64, below which the line search compares noise with noise.
+# Well above rounding errors in float64, at which the line search becomes meaningless.
 GRADIENT_TOLERANCE = 1e-7
 
 # Half the squared error plus noise / 2 * ||weights||^2 is the negative log posterior
-# under a standard normal prior, in units of the noise. The prior needs no other scale.
+# under a standard normal prior, in units of the noise. This prior needs no rescaling.
 REGRESSION_STRENGTH = 1.0
 
-# Cross-entropy includes its own noise model, so that this factor is empirical. The log
-# loss of most small tables hardly changes between 0.2 and 0.5; but 0.2 overfits pure
-# noise, and 0.5 underfits a curved decision boundary.
+# Cross-entropy includes its own noise model, so this factor is empirical. The log loss
+# of most small tables hardly changes between 0.2 and 0.5, but 0.2 overfits pure noise
+# and 0.5 underfits a curved decision boundary.
 CLASSIFICATION_STRENGTH = 0.3
 
 # Below one per cent of the variance, evidence cannot distinguish noise from
 # nonlinearity, and a vanishing penalty would leave the weights undetermined.
 MIN_NOISE = 0.01
 
-# The fixed point of the evidence is needed to a few digits only.
+# A few digits of the fixed point of the evidence suffice.
 EVIDENCE_ITERATIONS = 50
 
-# Gradients under sampled weights or dropout masks need more and smaller steps.
+# Stochastic gradients (sampled weights, dropout masks) need more, smaller steps.
 STOCHASTIC_STEPS, STOCHASTIC_RATE = 500, 0.05
 
 _FULL_BATCH: dict[str, Any] = {
@@ -61,12 +61,12 @@ _LBFGS: dict[str, Any] = {
     "optimizer__max_iter": MAX_ITERATIONS,
     "optimizer__max_eval": 4 * MAX_ITERATIONS,
     "optimizer__tolerance_grad": GRADIENT_TOLERANCE,
-    # Only small gradients end the training, not small changes of the loss.
+    # Training stops at small gradients, not at small changes of the loss.
     "optimizer__tolerance_change": 0.0,
     "optimizer__history_size": 20,
     "optimizer__line_search_fn": "strong_wolfe",
 }
-# L-BFGS compares losses, which differ from step to step under sampled weights.
+# L-BFGS compares losses between steps, but sampled weights change the loss.
 _ADAM: dict[str, Any] = {
     **_FULL_BATCH,
     "optimizer": CosineAdam,
@@ -82,9 +82,9 @@ class PenalisedNet(NeuralNet):
     Parameters
     ----------
     module : type of nn.Module
-        Its instances have ``squared_norm()``.
+        Module class with a method ``squared_norm()``.
     *args, **kwargs
-        As for `skorch.NeuralNet`.
+        Arguments of `skorch.NeuralNet`.
     penalty : float
         Factor of the squared norm.
     """
@@ -102,9 +102,9 @@ class PenalisedNet(NeuralNet):
     def get_loss(
         self, y_pred: Tensor, y_true: Tensor, *args: object, **kwargs: object
     ) -> Tensor:
-        """Criterion plus penalty, (), or (b, ...) if unreduced.
+        """Return the criterion plus the penalty, (), or (b, ...) if unreduced.
 
-        The penalty is added to every entry, so that any weighted mean has it once.
+        Every entry includes the penalty, so that a weighted mean includes it once.
         """
         loss = super().get_loss(y_pred, y_true, *args, **kwargs)
         return loss + self.penalty * self.module_.squared_norm()
@@ -115,17 +115,17 @@ class PenalisedClassifier(PenalisedNet, NeuralNetClassifier):
 
 
 class PenalisedRegressor(PenalisedNet, NeuralNetRegressor):
-    """Regressor with a penalty, and a loss in standardised units of the targets.
+    """Regressor with a penalty and a loss in standardised units of the targets.
 
     Targets in different units count equally, and the fit does not depend on the units.
-    Parameters as for `PenalisedNet`; the module has ``target_center`` and
-    ``target_scale``.
+    Parameters are as for `PenalisedNet`. The module has attributes ``target_center``
+    and ``target_scale``.
     """
 
     def get_loss(
         self, y_pred: Tensor, y_true: Tensor, *args: object, **kwargs: object
     ) -> Tensor:
-        """Criterion in standardised units plus penalty, as for `PenalisedNet`."""
+        """Return the criterion in standardised units plus the penalty."""
         center, scale = self.module_.target_center, self.module_.target_scale
         y_pred, y_true = (y_pred - center) / scale, (y_true - center) / scale
         return super().get_loss(y_pred, y_true, *args, **kwargs)
@@ -135,32 +135,32 @@ class PenalisedRegressor(PenalisedNet, NeuralNetRegressor):
 def default_classifier(
     X: object, y: np.ndarray, sample_weight: Array | None, n_classes: int
 ) -> PenalisedClassifier:
-    """Unfitted default network for classification.
+    """Build the unfitted default network for classification.
 
-    Prefer a network of your own for images, text and sequences, or where hundreds of
-    thousands of samples deserve more capacity.
+    Prefer a custom network for images, text and sequences, or for hundreds of thousands
+    of samples, which justify more capacity.
 
     Parameters
     ----------
     X : ndarray of shape (n_samples, n_features)
-        Training inputs, float64; they fix the standardisation and the penalty.
+        Training inputs, float64, which determine the standardisation and the penalty.
     y : ndarray of shape (n_samples,)
         Classes encoded as 0 .. n_classes - 1.
     sample_weight : ndarray of shape (n_samples,) or None
-        Weights, not negative. A weight counts repetitions of its sample.
+        Non-negative weights. A weight counts repetitions of its sample.
     n_classes : int
         Number of outputs (logits).
 
     Returns
     -------
     PenalisedClassifier
-        With `torch.nn.CrossEntropyLoss`. The network is initialised and trained by
-        ``fit``, from torch's global generator.
+        A net with `torch.nn.CrossEntropyLoss`. Its ``fit`` initialises and trains the
+        network, with torch's global generator.
 
     Notes
     -----
-    The factory costs O(n p min(n, p)) for p = features + hidden units; ``fit`` costs
-    about `MAX_ITERATIONS` forward and backward passes over all samples.
+    Building costs O(n p min(n, p)) for p = features + hidden units. ``fit`` costs about
+    `MAX_ITERATIONS` forward and backward passes over all samples.
 
     References
     ----------
@@ -174,11 +174,11 @@ def default_classifier(
 def default_multilabel(
     X: object, Y: Array, sample_weight: Array | None
 ) -> PenalisedClassifier:
-    """Unfitted default network for binary labels Y (n_samples, n_labels).
+    """Build the unfitted default network for binary labels Y (n_samples, n_labels).
 
-    As `default_classifier`, with `torch.nn.BCEWithLogitsLoss`.
+    Like `default_classifier`, but with `torch.nn.BCEWithLogitsLoss`.
     """
-    criterion, factor = nn.BCEWithLogitsLoss, 1 / Y.shape[1]  # a mean over labels, too
+    criterion, factor = nn.BCEWithLogitsLoss, 1 / Y.shape[1]  # also a mean over labels
     return penalised_classifier(X, Y.astype(float), sample_weight, criterion, factor)
 
 
@@ -190,27 +190,27 @@ def penalised_classifier(
     factor: float = 1.0,
     module: type[nn.Module] = TabularNetwork,
 ) -> PenalisedClassifier:
-    """Unfitted default network for targets that are zeros and ones.
+    """Build the unfitted default network for targets of zeros and ones.
 
     Parameters
     ----------
     X : ndarray of shape (n_samples, n_features)
-        Inputs that fix the standardisation and the penalty.
+        Inputs that determine the standardisation and the penalty.
     Y : ndarray of shape (n_samples, n_outputs)
         Zeros and ones.
     sample_weight : ndarray of shape (n_samples,) or None
-        Weights, not negative.
+        Non-negative weights.
     criterion : type of nn.Module
-        Of one logit for each column.
+        Loss of one logit per column.
     factor : float, default=1.0
         Factor of a sample's loss, summed over columns, in the criterion.
     module : type of nn.Module
-        `TabularNetwork`, or one that takes its arguments and has ``squared_norm()``.
+        `TabularNetwork`, or a class with the same arguments and ``squared_norm()``.
 
     Returns
     -------
     PenalisedClassifier
-        The network is initialised and trained by ``fit``.
+        A net whose ``fit`` initialises and trains the network.
     """
     Y, weight, noise, settings = _prepared(X, Y, sample_weight)
     penalty = factor * CLASSIFICATION_STRENGTH * noise / (2 * weight.sum())
@@ -220,16 +220,16 @@ def penalised_classifier(
 def default_regressor(
     X: object, Y: Array, sample_weight: Array | None
 ) -> PenalisedRegressor:
-    """Unfitted default network for regression targets Y (n_samples, n_outputs).
+    """Build the unfitted default network for targets Y (n_samples, n_outputs).
 
-    As `default_classifier`, with `torch.nn.MSELoss`; targets may have any units.
+    Like `default_classifier`, but with `torch.nn.MSELoss`. Targets may have any units.
     """
     Y, weight, noise, settings = _prepared(X, Y, sample_weight)
     target_center, target_scale = center_and_scale(Y, weight)
     return PenalisedRegressor(
         TabularNetwork,
         criterion=nn.MSELoss,
-        # MSELoss is twice the loss above, and a mean over samples and outputs.
+        # MSELoss is twice the above loss, averaged over samples and outputs.
         penalty=REGRESSION_STRENGTH * noise / (weight.sum() * Y.shape[1]),
         module__target_center=target_center,
         module__target_scale=target_scale,
@@ -239,25 +239,25 @@ def default_regressor(
 
 # ------------------------------------------------------- variants for other estimators
 def is_penalised(net: NeuralNet) -> bool:
-    """Whether a net is one of the default networks, whose loss has a penalty."""
+    """Return whether a net is a default network, whose loss has a penalty."""
     return isinstance(net, PenalisedNet)
 
 
 def without_penalty(net: PenalisedNet) -> NeuralNet:
-    """Unfitted default network without its penalty, trained by `CosineAdam`."""
+    """Return the unfitted net without its penalty, to be trained by `CosineAdam`."""
     is_regressor = isinstance(net, PenalisedRegressor)
     kind = NeuralNetRegressor if is_regressor else NeuralNetClassifier
     return kind(**_architecture(net), **_ADAM)
 
 
 def with_dropout(net: PenalisedNet) -> PenalisedNet:
-    """Unfitted default network with dropout and penalty, trained by `CosineAdam`."""
+    """Return the unfitted net with dropout added, to be trained by `CosineAdam`."""
     settings = _architecture(net) | {"module": DropoutNetwork}
     return type(net)(**settings, penalty=net.penalty, **_ADAM)
 
 
 def _architecture(net: NeuralNet) -> dict[str, Any]:
-    """Parameters of a net that determine its module and its criterion."""
+    """Return the parameters of a net that determine its module and criterion."""
     return {
         name: value
         for name, value in net.get_params(deep=False).items()
@@ -267,7 +267,7 @@ def _architecture(net: NeuralNet) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------- data
 def require_array(X: object) -> np.ndarray:
-    """Return an array; raise for inputs that no default network takes."""
+    """Return X if it is an array, the only input that default networks support."""
     if isinstance(X, np.ndarray):
         return X
     raise ValueError(
@@ -279,7 +279,7 @@ def require_array(X: object) -> np.ndarray:
 def _prepared(
     X: object, Y: np.ndarray, weight: Array | None
 ) -> tuple[np.ndarray, Array, float, dict[str, Any]]:
-    """Targets and weights that are not zero, the noise, and common settings."""
+    """Return targets, nonzero weights, the noise level and common settings."""
     X = require_array(X)
     if X.ndim != 2:
         raise ValueError(
@@ -296,9 +296,9 @@ def _prepared(
 
 
 def center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
-    """Weighted mean and standard deviation per column; scale 1 where constant."""
-    # Divided by the largest value nothing overflows, and without the first row
-    # constant columns are exactly zero.
+    """Return the weighted mean and scale per column; constant columns have scale 1."""
+    # Dividing by the largest value avoids overflow. Subtracting the first row makes
+    # constant columns exactly zero.
     largest = np.abs(values).max(axis=0)
     largest[largest == 0] = 1.0
     values = values / largest
@@ -315,11 +315,11 @@ def center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
 def _noise_fraction(
     X: Array, Y: Array, weight: Array, center: Array, scale: Array
 ) -> float:
-    """Noise variance over target variance, of a linear model on untrained features."""
+    """Estimate noise over target variance by a linear model on untrained features."""
     target_center, target_scale = center_and_scale(Y, weight)
     Y = (Y - target_center) / target_scale
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        # a fixed seed: the features depend on nothing but the inputs
+        # a fixed seed, so that the features depend only on the inputs
         torch.default_generator.manual_seed(0)
         network = TabularNetwork(center, scale, n_outputs=1)
         features = network.features(torch.from_numpy(X)).numpy()
@@ -329,12 +329,12 @@ def _noise_fraction(
     total = weight @ Y**2
     noise = _evidence_noise(eigenvalues, projections, total, weight.sum())
     varying = noise[total > 0]
-    # Constant targets carry no information about the noise of the others.
+    # Constant targets say nothing about the noise of other targets.
     return float(np.clip(varying.mean(), MIN_NOISE, 1.0)) if varying.size else 1.0
 
 
 def _spectrum(features: Array, Y: Array) -> tuple[Array, Array]:
-    """Eigenvalues of F'F and squares of Q'F'Y, from the smaller Gram matrix."""
+    """Return eigenvalues of F'F and squares of Q'F'Y, from the smaller Gram matrix."""
     if len(features) > features.shape[1]:
         eigenvalues, vectors = np.linalg.eigh(features.T @ features)
         return eigenvalues.clip(0), (vectors.T @ (features.T @ Y)) ** 2
@@ -346,12 +346,12 @@ def _spectrum(features: Array, Y: Array) -> tuple[Array, Array]:
 def _evidence_noise(
     eigenvalues: Array, projections: Array, total: Array, n_samples: float
 ) -> Array:
-    """Noise variance (c,) of each output, by MacKay's fixed point.
+    """Estimate the noise variance (c,) of each output by MacKay's fixed point.
 
     Parameters
     ----------
     eigenvalues : ndarray of shape (p,)
-        Of F'F = Q diag(e) Q', for features F (n, p).
+        Eigenvalues e of F'F = Q diag(e) Q', for features F (n, p).
     projections : ndarray of shape (p, c)
         Squares of Q'F'Y.
     total : ndarray of shape (c,)
@@ -359,8 +359,8 @@ def _evidence_noise(
     n_samples : float
         Sum of the weights.
     """
-    # MacKay (1992), section 4: ||w||^2 belongs to gamma well-determined parameters, the
-    # residuals to the other n - gamma degrees of freedom.
+    # MacKay (1992), section 4: ||w||^2 corresponds to gamma well-determined parameters,
+    # and the residuals to the remaining n - gamma degrees of freedom.
     e = eigenvalues[:, None]  # (p, 1)
     noise, precision = np.full(len(total), 0.5), np.ones(len(total))
     for _ in range(EVIDENCE_ITERATIONS):
@@ -369,7 +369,7 @@ def _evidence_noise(
         norm = (projections / (e + ridge) ** 2).sum(axis=0)
         explained = (projections * (e + 2 * ridge) / (e + ridge) ** 2).sum(axis=0)
         residual = (total - explained).clip(0)
-        # The bounds matter for constant targets and for more directions than samples.
+        # The bounds matter for constant targets, and if parameters outnumber samples.
         precision = (gamma / norm.clip(1e-12)).clip(1e-6, 1e6)
         noise = (residual / (n_samples - gamma).clip(1e-12)).clip(1e-6, 1.0)
     return noise

@@ -1,7 +1,7 @@
-"""Forward: the user's network as a function from a batch to outputs (b, c).
+"""Forward: a network as a function from a batch to outputs (b, c).
 
-Modules return logits, log-probabilities, probabilities or a squeezed axis. `Forward`
-returns the parameters of the likelihood, without a change to the module.
+Modules return logits, log-probabilities or probabilities, and may squeeze an axis.
+`Forward` converts them to parameters of the likelihood. The module stays unchanged.
 """
 
 import copy
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from sklaplace.core.trees import copied
 
-# Modes, hooks and gradient flags belong to the network, not to the thread.
+# Modes, hooks and gradient flags belong to the network, which threads share.
 _EVALUATION = RLock()
 if hasattr(os, "register_at_fork"):  # not on Windows
-    # a child process has no other thread that would restore a network or the lock
+    # after a fork no other thread exists to restore a network or release the lock
     os.register_at_fork(
         before=_EVALUATION.acquire,
         after_in_parent=_EVALUATION.release,
@@ -46,9 +46,9 @@ OUTPUT_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 def agreeing(
     logits: Tensor, raw: Tensor, is_binary: bool, tolerance: float = 0.0
 ) -> Tensor:
-    """Whether probabilities ``raw`` (b, ...) agree with logits, by sample, (b,).
+    """Return whether each sample's probabilities (b, ...) match its logits, (b,).
 
-    The relative ``tolerance`` of their logarithms is some roundings at least.
+    The relative ``tolerance`` of log-probabilities is at least a few rounding errors.
     Probabilities close to zero are not compared.
     """
     tolerance = max(1e-4, 4 * rounding([raw, logits]), tolerance)
@@ -59,9 +59,9 @@ def agreeing(
 
 
 def read_logits(raw: Tensor, calls: list[Tensor], probability_map: str) -> Tensor:
-    """Logits (b, ...) of probabilities ``raw``, the output of the only call of a layer.
+    """Return logits (b, ...) of the probabilities ``raw`` from a layer's only call.
 
-    Samples whose probabilities disagree with this layer take the map instead.
+    Samples whose probabilities disagree with the layer use ``probability_map`` instead.
     """
     mapped = OUTPUT_MAPS[probability_map](at_least_single(raw))
     if len(calls) != 1 or calls[0].numel() != raw.numel():
@@ -72,35 +72,34 @@ def read_logits(raw: Tensor, calls: list[Tensor], probability_map: str) -> Tenso
 
 
 class Forward(nn.Module):
-    """Calls a network and returns its outputs as (b, c), see `first_tensor`.
+    """Network as a function that returns outputs (b, c); see `first_tensor`.
 
     Parameters
     ----------
     module : nn.Module
-        The network; its parameters are the ones that are differentiated.
+        Network; derivatives refer to its parameters.
     call : callable
         ``call(x)`` runs ``module`` on a batch, for instance ``net.infer``.
     output_map : str, default="identity"
-        Key of ``OUTPUT_MAPS``, applied to what the network returns.
+        Key of ``OUTPUT_MAPS``, the map applied to the network's outputs.
     logit_layer : str or None, default=None
-        Name of the submodule whose outputs are the logits, such as the layer before a
-        softmax; they are then read there, to full precision, for all samples whose
-        probabilities agree.
+        Name of the submodule that returns the logits, such as the layer before a
+        softmax. Logits are read there, at full precision, for all samples with matching
+        probabilities.
     shape : tuple of int or None, default=None
-        Outputs of one sample, where known: a network for images accepts other sizes,
-        whose outputs would belong to other positions.
+        Output shape of one sample, if known. Some image networks accept other sizes,
+        but their outputs then belong to other positions.
     probability_map : str, default="log"
         Key of ``OUTPUT_MAPS`` for probabilities that disagree with the logit layer.
 
     Attributes
     ----------
     trainable : frozenset of str
-        Names of the parameters that had ``requires_grad`` when this was made.
+        Names of the parameters that had ``requires_grad`` at construction.
     rounding : float
-        Relative rounding error of the outputs of its layers, where known.
+        Relative rounding error of the layers' outputs, if known.
     takes_many : bool
-        False once an operator has refused to run under ``torch.func.vmap`` over
-        weights.
+        False after an operator failed to run under ``torch.func.vmap`` over weights.
     """
 
     def __init__(
@@ -121,13 +120,13 @@ class Forward(nn.Module):
         self.trainable = frozenset(name for name, p in named if p.requires_grad)
 
     def with_output_map(self, output_map: str, logit_layer: str | None) -> "Forward":
-        """`Forward` of the same network with another output map and logit layer."""
+        """Return a `Forward` of the network with another output map and logit layer."""
         other = copy.copy(self)
         other.output_map, other.logit_layer = output_map, logit_layer
         return other
 
     def twin(self) -> "Forward":
-        """`Forward` of a copy of the network."""
+        """Return a `Forward` of a copy of the network."""
         module = copy.deepcopy(self.module)
         net = getattr(self.call, "__self__", None)  # call is net.infer, or the module
         call = module if net is None else with_module(net, module).infer
@@ -135,16 +134,16 @@ class Forward(nn.Module):
         return Forward(module, call, *given)
 
     def returned(self, x: object) -> object:
-        """Apply the network to a batch, which does not change.
+        """Apply the network to a batch, and leave the batch unchanged.
 
-        The network may write to its input, or differentiate inside: it gets a copy, and
-        gradients are enabled.
+        The network gets a copy of the batch, because it may modify its input. Gradients
+        are enabled, because the network may use them internally.
         """
         with torch.enable_grad():
             return self.call(copied(x))
 
     def forward(self, x: object) -> Tensor:
-        """Outputs (b, c) of a batch; in their graph where gradients are enabled."""
+        """Return the outputs (b, c) of a batch, in a graph if gradients are enabled."""
         outputs = self._columns(x)
         return outputs if torch.is_grad_enabled() else outputs.detach()
 
@@ -167,10 +166,10 @@ class Forward(nn.Module):
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Evaluation mode without parameter gradients; restored in any case.
+        """Enter evaluation mode without parameter gradients; always restore the state.
 
-        One thread at a time, outside of inference mode and of autocast: results
-        depend neither on other threads nor on the contexts of the caller.
+        Only one thread may enter at a time. Inference mode and autocast are off inside.
+        Results therefore depend neither on other threads nor on the caller's contexts.
         """
         with _EVALUATION, torch.inference_mode(False), ExitStack() as stack:
             modules = list(self.module.modules())
@@ -181,7 +180,7 @@ class Forward(nn.Module):
             before: list[Any] = list(computed_tensors(modules))
             before += [(owner, "training", owner.training) for owner in modules]
             before += [(p, "requires_grad", p.requires_grad) for p in parameters]
-            # gradients that are scaled by frequencies in a batch are no derivatives
+            # gradients scaled by frequencies in a batch are not derivatives
             scaled = [m for m in modules if getattr(m, "scale_grad_by_freq", False)]
             before += [(owner, "scale_grad_by_freq", True) for owner in scaled]
             try:
@@ -194,7 +193,7 @@ class Forward(nn.Module):
                 yield
             finally:
                 for owner, name, value in reversed(before):
-                    # setting an attribute of a module takes long
+                    # setting an attribute of a module is slow
                     if getattr(owner, name, None) is not value:
                         setattr(owner, name, value)
 
@@ -202,9 +201,9 @@ class Forward(nn.Module):
 def computed_tensors(
     modules: Iterable[nn.Module],
 ) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Modules, names and values of attributes that are neither parameter nor buffer.
+    """Yield module, name and value of tensors that are not parameters or buffers.
 
-    Such as weights that a hook of ``weight_norm`` computes in each forward pass.
+    An example is a weight that a ``weight_norm`` hook computes in each forward pass.
     """
     for owner in modules:
         for name, value in vars(owner).items():
@@ -216,7 +215,7 @@ def computed_tensors(
 def recorded_outputs(
     module: nn.Module, names: Iterable[str]
 ) -> Iterator[dict[str, list[Tensor]]]:
-    """Outputs of submodules in the order of their first call, one per call."""
+    """Record the outputs of submodules, ordered by first call, one per call."""
     recorded: dict[str, list[Tensor]] = {}
 
     def hook(name: str) -> Callable[..., None]:
@@ -230,39 +229,39 @@ def recorded_outputs(
 
 
 def with_module(net: NeuralNet, module: nn.Module) -> NeuralNet:
-    """A skorch net that shares all but its module with another."""
+    """Return a skorch net with another module; other attributes are shared."""
     bare = object.__new__(type(net))
     vars(bare).update(vars(net), module_=module)
     return bare
 
 
 def at_least_single(values: Tensor) -> Tensor:
-    """Values in float32 where they are less precise, as under ``torch.autocast``."""
+    """Convert less precise values to float32, as from ``torch.autocast``."""
     is_short = values.is_floating_point() and values.element_size() < 4
     return values.float() if is_short else values
 
 
 def rounding(values: Iterable[object]) -> float:
-    """Relative rounding error of the least precise of some tensors.
+    """Return the relative rounding error of the least precise tensor.
 
-    Outputs of layers show the precision that a network computes in.
+    The dtypes of layer outputs reveal the precision of a network's computations.
     """
     dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
     return max((torch.finfo(d).eps for d in dtypes if d.is_floating_point), default=0.0)
 
 
 def as_columns(outputs: Tensor) -> Tensor:
-    """Outputs as (b, c); outputs of maps position by position."""
+    """Reshape outputs to (b, c); outputs of maps are ordered by position."""
     if outputs.ndim > 2:
         return outputs.movedim(1, -1).flatten(1)
     return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
 
 
 def first_tensor(outputs: Any) -> Tensor:
-    """The output that predictions are made from.
+    """Return the output used for predictions.
 
-    The first of a tuple, as skorch takes it; else the tensor `logits` of a mapping or
-    an object, such as the outputs of transformers, if there is one.
+    This is the first element of a tuple, as in skorch. For a mapping or object, such as
+    the outputs of transformers, it is the tensor `logits` if present.
     """
     if isinstance(outputs, tuple):
         return outputs[0]
@@ -273,7 +272,7 @@ def first_tensor(outputs: Any) -> Tensor:
 
 @contextmanager
 def requiring_grad(leaves: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let parameters of a frozen network require gradients."""
+    """Temporarily make parameters of a frozen network require gradients."""
     leaves = list(leaves)
     for leaf in leaves:
         leaf.requires_grad_()

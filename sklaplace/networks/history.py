@@ -1,4 +1,4 @@
-"""History: what the training of a skorch net has recorded of its own split."""
+"""History: recover a skorch net's own split from its training history."""
 
 from collections.abc import Iterator
 
@@ -9,25 +9,25 @@ from skorch.dataset import unpack_data
 from sklaplace.core.random import private_rng
 from sklaplace.networks.streams import Samples
 
-# relative difference of losses that order of sums and instructions explain
+# relative difference of losses due to the order of sums and CPU instructions
 _TOLERANCE = 1e-4
 
 
 def recorded_split(
     net: NeuralNet, X: object, y: np.ndarray
 ) -> tuple[Samples, Samples] | None:
-    """Training and validation data of a trained net, where its history proves them.
+    """Return a trained net's training and validation data, confirmed by its history.
 
-    The ``train_split`` of the net is applied anew. It gives the samples that the net
-    held out if the history has recorded their loss at its weights, in the last epoch or
-    in the best one.
+    The ``train_split`` of the net is applied again. The result is the net's own split
+    if the history contains the validation loss at the current weights, from the last or
+    the best epoch.
 
     Parameters
     ----------
     net : skorch.NeuralNet
-        Trained; a copy, whose mode may change.
+        Copy of a trained net; its mode may change.
     X, y : data
-        What it may have been trained on, without weights.
+        Candidate training data, without weights.
 
     Returns
     -------
@@ -35,8 +35,8 @@ def recorded_split(
 
     Notes
     -----
-    One forward pass over the validation data. A split that draws at random anew each
-    time is not recognised.
+    Costs one forward pass over the validation data. A split that is random on every
+    call is not recognised.
     """
     losses = list(_recorded_losses(net))
     if not (losses and callable(net.train_split)):
@@ -53,7 +53,7 @@ def recorded_split(
 
 
 def _recorded_losses(net: NeuralNet) -> Iterator[float]:
-    """Validation loss of each epoch, as skorch averages it over batches."""
+    """Yield the validation loss of each epoch, averaged over batches as in skorch."""
     for epoch in getattr(net, "history_", None) or []:
         if any("valid_loss" in batch for batch in epoch["batches"]):
             names = "valid_loss", "valid_batch_size"
@@ -63,11 +63,11 @@ def _recorded_losses(net: NeuralNet) -> Iterator[float]:
 
 
 def _validation_loss(net: NeuralNet, valid: Samples) -> float:
-    """Return the validation loss at the weights of the net."""
+    """Return the validation loss at the net's weights."""
     losses, sizes, is_flat = [], [], None
     for batch in net.get_iterator(valid, training=False):
         X, y = unpack_data(batch)
-        if is_flat is None:  # or criteria would broadcast (b,) against (b, 1)
+        if is_flat is None:  # criteria would broadcast (b,) against (b, 1)
             outputs = net.evaluation_step(batch, training=False)
             is_flat = getattr(outputs, "ndim", 2) == 1 and y.shape[1:] == (1,)
         step = net.validation_step((X, y[:, 0] if is_flat else y))

@@ -1,4 +1,4 @@
-"""Lazy modules, whose parameters have no sizes before the first batch."""
+"""Lazy modules, whose parameters have no shapes before the first batch."""
 
 from skorch import NeuralNet
 from torch import nn
@@ -11,7 +11,8 @@ from sklaplace.networks.outputs import as_forward
 def initialise_lazy_modules(net: NeuralNet, x: object) -> None:
     """Run an initialised skorch net on a few samples if it has lazy modules.
 
-    As its first training step would do. Other state, such as running means, stays.
+    The first training step would do the same. Other state, such as running means, does
+    not change.
     """
     if _lazy_names(net.module_):
         forward = as_forward(net)
@@ -20,12 +21,12 @@ def initialise_lazy_modules(net: NeuralNet, x: object) -> None:
 
 
 def check_no_lazy_modules(net: NeuralNet) -> None:
-    """Refuse a network with parameters that have no sizes.
+    """Raise ValueError if parameters of a network have no shapes.
 
     Raises
     ------
     ValueError
-        If there are some.
+        If a parameter or buffer has no shape.
     """
     if names := _lazy_names(net.module_):
         raise ValueError(
@@ -36,6 +37,6 @@ def check_no_lazy_modules(net: NeuralNet) -> None:
 
 
 def _lazy_names(module: nn.Module) -> list[str]:
-    """Names of parameters and buffers without sizes."""
+    """Return the names of parameters and buffers without shapes."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return [name for name, tensor in named if is_lazy(tensor)]

@@ -1,4 +1,4 @@
-"""Refusals of skorch nets whose own code or device predictions would ignore."""
+"""Checks for skorch nets whose custom code or device is not supported."""
 
 from typing import cast
 
@@ -17,12 +17,12 @@ from sklaplace.networks.forward import recorded_outputs
 
 
 def check_one_module(net: NeuralNet, x: object) -> None:
-    """Refuse a net whose outputs depend on a further module than ``module_``.
+    """Raise ValueError if a net's outputs depend on modules other than ``module_``.
 
     Raises
     ------
     ValueError
-        If ``infer`` calls one for a few samples ``x``.
+        If ``infer`` calls another module for a few samples ``x``.
     """
     for name in set(getattr(net, "_modules", ())) - {"module"}:
         part = getattr(net, f"{name}_")
@@ -38,13 +38,13 @@ def check_one_module(net: NeuralNet, x: object) -> None:
 
 
 def check_device(net: NeuralNet) -> None:
-    """Refuse a net on a device that is not there, or has no float64.
+    """Raise ValueError for a device that is missing or has no float64.
 
     Raises
     ------
     ValueError
-        If it is to be trained on a GPU that torch does not see, or on Apple's, or is
-        there already.
+        If an untrained net needs a GPU that torch does not see, or if a net is on an
+        Apple GPU.
     """
     module = getattr(net, "module_", net.module)
     parameters = module.parameters() if isinstance(module, nn.Module) else ()
@@ -56,7 +56,7 @@ def check_device(net: NeuralNet) -> None:
             "net. Allowed are 'cpu' and 'cuda'. Train the net with device='cpu'; move "
             "a trained one by net.set_params(device='cpu') and net.module_.to('cpu')."
         )
-    is_new = not getattr(net, "initialized_", False)  # others may have been loaded
+    is_new = not getattr(net, "initialized_", False)  # a loaded net is allowed
     is_on_gpu = str(net.device).startswith("cuda")
     if is_new and is_on_gpu and not torch.cuda.is_available():
         raise ValueError(
@@ -67,12 +67,12 @@ def check_device(net: NeuralNet) -> None:
 
 
 def check_scripted(net: NeuralNet) -> None:
-    """Refuse modules of TorchScript, whose weights and hooks torch does not let change.
+    """Raise TypeError for TorchScript modules, whose weights and hooks are fixed.
 
     Raises
     ------
     TypeError
-        If the module of the net, or a part of it, is one.
+        If the net's module, or a submodule, is in TorchScript.
     """
     module = getattr(net, "module_", net.module)
     module = getattr(module, "_orig_mod", module)
@@ -86,13 +86,13 @@ def check_scripted(net: NeuralNet) -> None:
 
 
 def check_wrapper(net: NeuralNet) -> None:
-    """Refuse a net of skorch's AccelerateMixin that stays in mixed precision.
+    """Raise ValueError for an AccelerateMixin net that stays in mixed precision.
 
     Raises
     ------
     ValueError
-        If the module is wrapped after training, too: copies of it, also those that
-        workers and files get, are not.
+        If the module stays wrapped after training. Copies of the module, including
+        copies for workers and files, are not wrapped.
     """
     accelerator = getattr(net, "accelerator", None)
     precision = getattr(accelerator, "mixed_precision", "no")
@@ -107,12 +107,12 @@ def check_wrapper(net: NeuralNet) -> None:
 
 
 def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> None:
-    """Refuse a ``predict_nonlinearity`` that is not the one of the criterion.
+    """Raise ValueError if ``predict_nonlinearity`` does not match the criterion.
 
     Raises
     ------
     ValueError
-        If it maps the outputs of a few samples elsewhere.
+        If it maps the outputs of a few samples to other predictions.
     """
     given = getattr(net, "predict_nonlinearity", None)
     if not callable(given):  # None or "auto"
@@ -139,7 +139,7 @@ def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> N
 
 
 def _implied(raw: Tensor, likelihood: Likelihood) -> Tensor:
-    """Return probabilities of classes, or means of targets, given the outputs."""
+    """Return class probabilities or target means, given the outputs."""
     if isinstance(likelihood, ClassificationLikelihood):
         return likelihood.probabilities(raw)
     f, known = (
@@ -150,7 +150,7 @@ def _implied(raw: Tensor, likelihood: Likelihood) -> Tensor:
 
 
 def _are_equal(found: object, expected: Tensor) -> bool:
-    """Whether predictions agree; for two classes, the second may stand alone."""
+    """Return whether predictions agree; for two classes, the second is enough."""
     if not isinstance(found, Tensor) or not found.is_floating_point():
         return False
     if expected.ndim == 2 and expected.shape[1] == 2 and found.numel() == len(expected):

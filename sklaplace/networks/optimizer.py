@@ -1,7 +1,7 @@
-"""CosineAdam: Adam with cosine annealing that takes all its steps on one batch.
+"""CosineAdam: Adam with cosine annealing and many steps per batch.
 
-skorch iterates over its data set once per epoch, which costs more than a step of a
-small network. In full-batch training one epoch is then the whole training. The step
+skorch iterates over the data set once per epoch, which costs more than a step of a
+small network. With many steps per batch, full-batch training takes a single epoch. The
 size of step t of T is ``lr (1 + cos(π t / T)) / 2``.
 """
 
@@ -15,18 +15,18 @@ from torch.optim.optimizer import ParamsT
 
 
 class CosineAdam(torch.optim.Adam):
-    """Adam under a cosine schedule, with n steps for each batch.
+    """Adam with a cosine schedule over ``n_steps`` steps on each batch.
 
     Parameters
     ----------
     params : iterable
-        Parameters, or groups of them.
+        Parameters or parameter groups.
     lr : float, default=0.01
-        Step size of the first step; the last step size is near zero.
+        Size of the first step. The last step size is near zero.
     n_steps : int, default=500
-        Steps for each batch.
+        Steps per batch.
     **options
-        As for `torch.optim.Adam`.
+        Options of `torch.optim.Adam`.
 
     References
     ----------
@@ -41,7 +41,7 @@ class CosineAdam(torch.optim.Adam):
         self.n_steps = n_steps
 
     def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
-        """Take all steps.
+        """Take ``n_steps`` steps.
 
         Parameters
         ----------

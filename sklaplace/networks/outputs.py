@@ -1,7 +1,8 @@
-"""OutputSpec: the likelihood of a skorch net and how to read its outputs.
+"""OutputSpec: the likelihood of a skorch net, and the form of its outputs.
 
-The criterion determines the likelihood and what the module should return; the outputs
-for a few samples are compared with that. Contradictions are refused before training.
+The criterion determines the likelihood and the expected outputs of the module. The
+outputs for a few samples are checked against this expectation. Contradictions raise
+errors before training.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,11 +37,11 @@ from sklaplace.networks.net_checks import check_nonlinearity, check_one_module
 LIKELIHOODS = "sklaplace.likelihoods"
 # arguments of criteria that change the likelihood, with their defaults
 _OPTIONS = {"weight": None, "pos_weight": None, "label_smoothing": 0.0}
-# likelihoods of this package, whose gradients need no check
+# built-in likelihoods, whose gradients need no check
 _BUILT_IN = {type(likelihood) for likelihood, _ in CRITERIA.values()}
 _BUILT_IN |= {CategoricalMap, MultilabelBernoulli}
-# Copies of the outputs in memory at once: about as many as the means, variances and
-# probabilities in float64 that are computed from them.
+# Copies of the outputs in memory at once: about the size of the float64 means,
+# variances and probabilities computed from them.
 OUTPUT_COPIES = 14
 ONE_CLASS = (
     "Pass samples of two classes or more; where others come later, begin with "
@@ -50,22 +51,22 @@ ONE_CLASS = (
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSpec:
-    """Likelihood of a network's outputs, how they are read, and what they take.
+    """Likelihood, form and memory use of a network's outputs.
 
     Attributes
     ----------
     likelihood : Likelihood
-        Of targets given outputs.
+        Likelihood of targets given outputs.
     output_map, logit_layer : str
-        As for `Forward`.
+        Arguments of `Forward`.
     n_outputs : int
-        Number c of outputs.
+        Number of outputs, c.
     row_bytes : int
-        Memory of one sample of a batch.
+        Bytes of memory per sample of a batch.
     has_two_softmaxes : bool
         Whether the criterion applies a softmax to probabilities.
     output_shape : tuple of int or None
-        Shape of what the module returns for one sample.
+        Shape of the module's output for one sample.
     """
 
     likelihood: Likelihood
@@ -78,28 +79,28 @@ class OutputSpec:
 
     @property
     def covariance_size(self) -> int:
-        """Entries of the output covariance of one sample, by blocks of outputs."""
+        """Number of entries of one sample's output covariance, summed over blocks."""
         return self.n_outputs**2 // self.likelihood.n_blocks
 
     def batch_size(
         self, *, row_elements: int = 0, with_covariance: bool = False
     ) -> int:
-        """Samples that fit into the memory budget, at least one.
+        """Return the number of samples that fit into the memory budget, at least one.
 
         Parameters
         ----------
         row_elements : int, default=0
-            Further float64 numbers per sample.
+            Additional float64 numbers per sample.
         with_covariance : bool, default=False
-            Whether there are (c, c) covariances of the outputs: in float64, centred,
-            and their roots.
+            Whether to allow for (c, c) output covariances: in float64, centred, and
+            their roots.
         """
         covariances = 3 * self.covariance_size if with_covariance else 0
         return batch_rows(self.row_bytes + 8 * (row_elements + covariances))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Module inside a `StochasticModule` or ``torch.compile``."""
+    """Return the module inside a `StochasticModule` or ``torch.compile``."""
     return getattr(module, "_orig_mod", module)
 
 
@@ -109,7 +110,7 @@ def as_forward(
     logit_layer: str | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> Forward:
-    """`Forward` of a skorch net, which is not changed; parameters as there."""
+    """Return a `Forward` of a skorch net, with the parameters of `Forward`."""
     module, bare = unwrapped(net.module_), net
     if module is not net.module_:
         bare = with_module(net, module)
@@ -122,7 +123,7 @@ def as_forward(
 def infer_output_spec(
     net: NeuralNet, x: object, *expected: Any, **options: Any
 ) -> OutputSpec:
-    """`OutputSpec` of a net; parameters as for `measure_outputs`."""
+    """Return the `OutputSpec` of a net; parameters as for `measure_outputs`."""
     with as_forward(net).frozen():
         return measure_outputs(net, x, *expected, **options)[0]
 
@@ -137,12 +138,12 @@ def measure_outputs(
     adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
     other: str = "",
 ) -> tuple[OutputSpec, Tensor, dict[str, int]]:
-    """Outputs of a net for a few samples, and what they mean by its criterion.
+    """Compute a net's outputs for a few samples, and their meaning by its criterion.
 
     Parameters
     ----------
     net : skorch.NeuralNet
-        Initialised, trained or not, and frozen as by ``Forward.frozen()``.
+        Initialised net, trained or not, frozen as by ``Forward.frozen()``.
     x : batch
         Inputs of a few samples.
     allowed : tuple of types
@@ -150,26 +151,27 @@ def measure_outputs(
     n_targets : int or None
         Number of classes or target columns; None if unknown.
     is_trained : bool
-        Whether non-finite outputs are due to training, for messages.
+        Whether non-finite outputs are due to training, for error messages.
     likelihood : Likelihood, optional
-        In place of the criterion's; the module then returns its parameters.
+        Likelihood to use instead of the criterion's. The module then returns its
+        parameters.
     adapted : callable, optional
-        Maps the criterion's likelihood to that for the given type of targets.
+        Maps the criterion's likelihood to the likelihood for the type of targets.
     other : str, optional
-        Estimator that supports the criteria not allowed here, for messages.
+        Estimator that supports the other criteria, for error messages.
 
     Returns
     -------
     spec : OutputSpec
     raw : Tensor of shape (b,) or (b, c, ...)
-        What the module returns.
+        Outputs of the module.
     sizes : dict
-        Number of elements that each module without children returns, by name.
+        Number of output elements of each module without children, by name.
 
     Raises
     ------
     ValueError
-        If criterion or outputs do not fit.
+        If the criterion or the outputs are not suitable.
     """
     has_criterion = likelihood is None
     if likelihood is None:
@@ -185,7 +187,7 @@ def measure_outputs(
         check_nonlinearity(net, raw, likelihood)
     sums_to_one = likelihood.is_shift_invariant and raw.ndim > 1 and raw.shape[1] > 1
     computed = [first_tensor(out) for calls in leaves.values() for out in calls]
-    # of probabilities and their logarithms, some roundings more than one
+    # of probabilities and their logarithms, a few rounding errors
     tolerance = max(1e-4, 4 * rounding([raw, *computed]))
     is_distribution = _is_distribution(raw, sums_to_one, tolerance)
     output_map, logit_layer = "identity", None
@@ -222,7 +224,7 @@ _NO_PROBABILITIES = (
 
 
 def warn_if_double_softmax(net: NeuralNet, spec: OutputSpec) -> None:
-    """Warn of a module that returns probabilities to a criterion for logits."""
+    """Warn if a module returns probabilities but the criterion expects logits."""
     if spec.has_two_softmaxes:
         warn_user(
             "The module returns probabilities, of which criterion="
@@ -237,7 +239,7 @@ def _likelihood(
     adapted: Callable[[Likelihood], Likelihood],
     other: str,
 ) -> tuple[Likelihood, str]:
-    """Likelihood of the criterion, and "logits" or "probabilities", which it takes."""
+    """Return the criterion's likelihood and its input: "logits" or "probabilities"."""
     criterion = unwrapped(net.criterion_)
     name = type(criterion).__name__
     likelihood, convention = CRITERIA.get(type(criterion), (None, ""))
@@ -270,7 +272,7 @@ def _likelihood(
 def _no_likelihood(
     name: str, known: Likelihood | None, allowed: tuple[type, ...], other: str
 ) -> str:
-    """Return what to do about a criterion whose likelihood is not supported."""
+    """Return an error message for a criterion whose likelihood is not supported."""
     criteria = ", ".join(
         sorted(
             f"{'torch.nn' if hasattr(nn, k.__name__) else LIKELIHOODS}.{k.__name__}"
@@ -297,7 +299,7 @@ def _no_likelihood(
 
 
 def raw_outputs(net: NeuralNet, x: object) -> Tensor:
-    """First tensor that the module returns for a few samples, (b,) or (b, c, ...)."""
+    """Return the module's output for a few samples, (b,) or (b, c, ...)."""
     shown = f"rows given as {type(x).__name__}"
     if isinstance(x, Tensor):
         shown = f"rows of shape {tuple(x.shape[1:])} and type {x.dtype}"
@@ -320,7 +322,7 @@ def raw_outputs(net: NeuralNet, x: object) -> Tensor:
 
 
 def _recorded(net: NeuralNet, x: object) -> tuple[Tensor, dict[str, list[Tensor]]]:
-    """`raw_outputs`, and the outputs of modules without children, by name."""
+    """Return `raw_outputs` and the outputs of modules without children, by name."""
     module = as_forward(net).module
     leaves = [name for name, m in module.named_modules() if not any(m.children())]
     with recorded_outputs(module, leaves) as recorded:
@@ -333,7 +335,7 @@ def _numel(out: object) -> int:
 
 
 def _check_finite(raw: Tensor, is_trained: bool) -> None:
-    """Refuse outputs that are not finite."""
+    """Raise ValueError for outputs that are not finite."""
     if raw.isfinite().all():
         return
     if is_trained:
@@ -348,7 +350,7 @@ def _check_finite(raw: Tensor, is_trained: bool) -> None:
 
 
 def _is_distribution(raw: Tensor, sums_to_one: bool, tolerance: float) -> bool:
-    """Whether outputs lie in [0, 1] and, if they must, sum to one over classes."""
+    """Return whether outputs lie in [0, 1] and, if required, sum to one."""
     inside = bool(((raw >= 0) & (raw <= 1)).all())
     total = raw.sum(1) if sums_to_one else torch.ones(1)
     ones = torch.ones_like(total)
@@ -363,10 +365,10 @@ def _logit_layer(
     binary: bool,
     tolerance: float,
 ) -> str | None:
-    """Name of the last submodule that returns the logits of probabilities ``raw``.
+    """Return the name of the last submodule that outputs the logits of ``raw``.
 
-    It must do so for ``x`` and, where the inputs are real, for inputs scaled towards
-    zero: probabilities near zero and one agree with too many logits.
+    The outputs must match for ``x`` and, if inputs are floats, for inputs scaled
+    towards zero, because probabilities near zero and one match many logits.
     """
     passes = [(raw, leaves)]
     if isinstance(x, Tensor) and x.is_floating_point():
@@ -381,7 +383,7 @@ def _logit_layer(
 def _are_logits(
     calls: Sequence[Tensor], raw: Tensor, binary: bool, tolerance: float
 ) -> bool:
-    """Whether there is one output, and its log-softmax or log-sigmoid is log raw."""
+    """Return whether the only output has a log-softmax or log-sigmoid of log raw."""
     out = calls[0] if len(calls) == 1 else None
     if not isinstance(out, Tensor):
         return False
@@ -391,7 +393,7 @@ def _are_logits(
 
 
 def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
-    """Refuse a likelihood whose gradient contradicts its loss."""
+    """Raise ValueError for a likelihood whose gradient contradicts its loss."""
     f = raw.detach().double().reshape(len(raw), -1)
     u = torch.linspace(0.05, 0.95, len(f), dtype=f.dtype, device=f.device)
     y = likelihood.draw(f, u.unsqueeze(1).expand(-1, likelihood.n_draws(f.shape[1])))
@@ -408,7 +410,7 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
 
 
 def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse outputs of another shape than classes at every position need."""
+    """Raise ValueError if the shape of outputs does not match classes at positions."""
     if len(shape) > 1 and raw.shape[1:] != shape:
         is_one_hot = raw.shape[1:] == shape[1:]
         one_hot = " If y is one-hot, pass y.argmax(axis=1)." if is_one_hot else ""
@@ -430,7 +432,7 @@ def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
-    """Refuse outputs of another number than the classes or target columns need."""
+    """Raise ValueError if the number of outputs does not match the targets."""
     shape = likelihood.output_shape(n_targets)
     _check_map(raw, shape)
     if len(shape) > 1:

@@ -1,7 +1,7 @@
 """Shards: consecutive samples of a dataset, in whole batches.
 
-Sums over samples are sums over shards, each of which is computed alone, and added in
-order. So the result is the same wherever a shard is computed.
+Sums over samples are computed separately for each shard and added in order. The result
+is therefore the same on any number of workers.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from sklaplace.networks.data import RowDataset
 from sklaplace.networks.stored import StoredArray
 from sklaplace.networks.streams import Samples, is_stream
 
-# Batches of a shard, at least: what a shard costs beside them is little then.
+# Minimum number of batches in a shard, so that the overhead of a shard is small.
 MIN_BATCHES = 4
-# Shards, unless more are requested: each has sums of its own, which are added up.
+# Default maximum number of shards. Each shard holds separate sums in memory.
 MAX_SHARDS = 32
 
 
@@ -40,10 +40,10 @@ class Shards(Sequence[Any]):
 
     @classmethod
     def of(cls, dataset: Samples, batch_size: int, n_shards: int | None) -> "Shards":
-        """Return a number of shards of nearly equal size.
+        """Split a dataset into shards of nearly equal size.
 
-        None depends on the number of batches alone. There are no more shards than
-        batches, and there is one of a stream.
+        With ``n_shards=None`` the number of shards depends only on the number of
+        batches. It never exceeds the number of batches, and a stream is one shard.
         """
         n_samples = len(dataset)
         n_batches = -(-n_samples // batch_size)
@@ -60,7 +60,7 @@ class Shards(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         """Return the dataset of a shard, or several shards.
 
-        A shard of all samples is the dataset itself.
+        If a shard contains all samples, this is the dataset itself.
         """
         if isinstance(index, slice):
             return replace(self, rows=self.rows[index])
@@ -71,7 +71,7 @@ class Shards(Sequence[Any]):
 
 
 def cut(dataset: Any, chosen: slice | np.ndarray) -> Any:
-    """Return some samples, without the others where these are in arrays."""
+    """Return some samples; arrays are cut and other datasets become a `Subset`."""
     if type(dataset) is RowDataset:
         weights = None if dataset.weights is None else dataset.weights[chosen]
         return RowDataset(cut(dataset.dataset, chosen), dataset.y[chosen], weights)

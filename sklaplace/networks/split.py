@@ -1,8 +1,8 @@
-"""Hash-based train/validation split: a hash of its inputs assigns each sample.
+"""Hash-based train/validation split: a hash of the inputs assigns each sample.
 
-A split by position changes with the order of the samples and puts copies of a sample
-on both sides. A split by hash is the same for every order and keeps copies together, so
-that a sample of weight two is equivalent to two samples.
+A split by position changes with the order of the samples, and can put copies of a
+sample on both sides. A split by hash does not depend on the order and keeps copies
+together. A sample of weight two is therefore equivalent to two samples.
 """
 
 from hashlib import blake2b
@@ -11,14 +11,14 @@ import numpy as np
 
 from sklaplace.networks.stored import StoredArray
 
-# with fewer distinct samples than this, all are needed for training
+# minimum number of distinct samples for a split; fewer are all used for training
 MIN_ROWS = 50
 
 
 def are_few(X: object, n_rows: int, limit: int = MIN_ROWS) -> bool:
-    """Whether fewer than ``limit`` of the samples are distinct.
+    """Return whether fewer than ``limit`` of the samples are distinct.
 
-    More samples are hashed only as long as that is not known.
+    Hashing stops at ``limit`` distinct samples.
     """
     n = 0
     while n < n_rows:
@@ -32,32 +32,32 @@ def are_few(X: object, n_rows: int, limit: int = MIN_ROWS) -> bool:
 def hash_split(
     X: object, y: np.ndarray, fraction: float, seed: int, *, stratify: bool
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Indices of training and of validation samples.
+    """Return the indices of training and validation samples.
 
     Parameters
     ----------
     X : ndarray of shape (n, ...) or other data
-        Inputs. Samples of data that is no array are hashed by their position.
+        Inputs. If X is not an array, samples are hashed by position.
     y : ndarray of shape (n,) or (n, c)
-        Targets; used for the stratification only.
+        Targets, used only for stratification.
     fraction : float
         Fraction of the distinct samples in the validation set.
     seed : int
         Different seeds give different splits.
     stratify : bool
-        Whether to take that fraction of every class.
+        Whether to hold out the same fraction of every class.
 
     Returns
     -------
     train, validation : ndarray of int
-        Or None if there are fewer than ``MIN_ROWS`` distinct samples.
+        Indices, or None if fewer than ``MIN_ROWS`` samples are distinct.
     """
     strata, inverse = _distinct(X, y, seed, stratify)
     if len(strata) < MIN_ROWS:
         return None
     is_held_out = np.zeros(len(strata), dtype=bool)
     for stratum in np.unique(strata):
-        members = np.flatnonzero(strata == stratum)  # in the order of their hash
+        members = np.flatnonzero(strata == stratum)  # ordered by hash
         n_held_out = min(round(fraction * len(members)), len(members) - 1)
         is_held_out[members[:n_held_out]] = True
     is_held_out = is_held_out[inverse]
@@ -69,16 +69,16 @@ def hash_split(
 def hash_folds(
     X: object, y: np.ndarray, n_folds: int, seed: int, *, stratify: bool
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Indices of training and of validation samples of each fold.
+    """Return the indices of training and validation samples of each fold.
 
-    Parameters as for `hash_split`; copies of a sample are in one fold. There are as
-    many folds as distinct samples, if these are fewer. The order of the
-    samples does not change the order of the folds.
+    Parameters are as for `hash_split`. Copies of a sample are in the same fold. The
+    number of folds is at most the number of distinct samples. The order of the folds
+    does not depend on the order of the samples.
     """
     strata, inverse = _distinct(X, y, seed, stratify)
     fold = np.empty(len(strata), dtype=int)
     fold[np.argsort(strata, kind="stable")] = np.arange(len(strata)) % n_folds
-    # in the order of their hash, in which networks are then trained on them
+    # ordered by hash, which is then the order of training samples
     order = np.argsort(inverse, kind="stable")
     fold = fold[inverse[order]]
     kinds = range(min(n_folds, len(strata)))
@@ -88,9 +88,9 @@ def hash_folds(
 def _distinct(
     X: object, y: np.ndarray, seed: int, stratify: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Strata of the distinct samples, in the order of their hash; their indices, (n,).
+    """Return strata of distinct samples, ordered by hash, and sample indices (n,).
 
-    There is one stratum unless ``stratify``, else one for each class.
+    Strata are classes if ``stratify``; otherwise there is a single stratum.
     """
     hashes = _split_hash(X, len(y), seed)
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
@@ -98,14 +98,14 @@ def _distinct(
 
 
 def _split_hash(X: object, n_rows: int, seed: int) -> np.ndarray:
-    """Hash of each sample, (n,), uint64."""
+    """Return a hash of each sample, (n,), uint64."""
     if isinstance(X, StoredArray):
         blocks = [_split_hash(block, len(block), seed) for block in X.blocks()]
         return np.concatenate(blocks)
     key = seed.to_bytes(8, "little")
     rows = np.arange(n_rows).reshape(-1, 1)
     if isinstance(X, np.ndarray):
-        # adding zero turns -0.0 into 0.0, which are equal but differ in their bytes
+        # adding zero turns -0.0 into 0.0; the two are equal but their bytes differ
         rows = np.ascontiguousarray(X.reshape(len(X), -1) + 0)
     hashes = [blake2b(row.tobytes(), digest_size=8, key=key).digest() for row in rows]
     return np.frombuffer(b"".join(hashes), dtype=np.uint64)

@@ -1,8 +1,8 @@
-"""StoredArray: an array on a disk or in a cluster, of which a batch is read at a time.
+"""StoredArray: an array on disk or in a cluster, read batch by batch.
 
-The array is a memory-mapped file of numpy, or an array in chunks, such as an array of
-zarr, HDF5 and dask. It has a shape, a dtype and slices. Values are cast and checked
-when they are read.
+The array is a memory-mapped numpy file or a chunked array, such as from zarr, HDF5 or
+dask. It has a shape and a dtype and supports slices. Values are cast and checked on
+reading.
 """
 
 import mmap
@@ -17,25 +17,25 @@ import numpy as np
 
 from sklaplace.core.budget import BUDGET, require_bytes
 
-# A memory-mapped array of at most so many bytes is read at once.
+# Maximum size in bytes of a memory-mapped array that is read at once.
 MAX_LOADED = BUDGET
-# Bytes to read at once, to check or hash all values.
+# Bytes to read at a time to check or hash all values.
 _BLOCK = 16 * 2**20
 
 Cast = Callable[[np.ndarray], np.ndarray]
 
 
 def is_stored(X: Any) -> bool:
-    """Whether an array is read in parts: a large file in a memory map, or chunks."""
+    """Return whether an array is read in parts: a large memory map, or chunks."""
     if isinstance(X, np.ndarray):
         array, _ = _memory_map(X)
-        # releasing the pages of a private map would lose the changes to it
+        # releasing the pages of a copy-on-write map would lose its changes
         return X.nbytes > MAX_LOADED and array is not None and array.mode != "c"
     return all(hasattr(X, name) for name in ("chunks", "shape", "dtype", "ndim"))
 
 
 def check_file(array: Any, name: str) -> None:
-    """Raise if the file of a memory map became shorter.
+    """Raise OSError if the file of a memory map became shorter.
 
     Reading past the end of the file crashes the process.
     """
@@ -51,7 +51,7 @@ def check_file(array: Any, name: str) -> None:
 
 
 def _memory_map(array: Any) -> tuple[np.memmap | None, Any]:
-    """Return the `numpy.memmap` that an array is a view of, and its map of the file."""
+    """Return the `numpy.memmap` behind an array, and its map of the file."""
     found = None
     while isinstance(array, np.ndarray):
         found = array if isinstance(array, np.memmap) else found
@@ -60,18 +60,18 @@ def _memory_map(array: Any) -> tuple[np.memmap | None, Any]:
 
 
 class StoredArray:
-    """Samples of an array that is not in memory.
+    """Samples of an array that is not loaded into memory.
 
     Parameters
     ----------
     source : array
-        A `numpy.memmap` or a view of one; or an array with ``shape``, ``dtype`` and
-        slices that `numpy.asarray` takes.
+        A `numpy.memmap`, a view of a memmap, or an array with ``shape``, ``dtype`` and
+        slices that `numpy.asarray` accepts.
     cast : callable
-        Returns the values that were read in the dtype of the network, or raises an
-        error for values that the network does not take.
+        Converts values to the dtype of the network, or raises an error for values that
+        the network does not accept.
     rows : ndarray of int, optional
-        Positions of the samples in ``source``. None is all positions.
+        Positions of the samples in ``source``. None means all.
     """
 
     def __init__(self, source: Any, cast: Cast, rows: np.ndarray | None = None) -> None:
@@ -84,17 +84,17 @@ class StoredArray:
         self.source, self.cast = source, cast
         self.rows = np.arange(n) if rows is None else rows
         self._row_bytes = max(1, source.dtype.itemsize * prod(source.shape[1:]))
-        chunks = getattr(source, "chunks", None)  # dask has the sizes of all chunks
+        chunks = getattr(source, "chunks", None)  # dask lists the sizes of all chunks
         size = int(np.max(chunks[0])) if chunks else 0
         self._chunk_rows = size if size * self._row_bytes <= BUDGET else 0
-        # all parts share the chunk that was read last
+        # all parts share the last chunk read
         self._chunk = lru_cache(1)(
             lambda k: np.array(source[k * size : (k + 1) * size])
         )
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Number of samples, and shape of each."""
+        """Number of samples, followed by the shape of a sample."""
         return (len(self.rows), *self.source.shape[1:])
 
     def __len__(self) -> int:
@@ -107,8 +107,8 @@ class StoredArray:
         return self.part([chosen]).read()[0]
 
     def part(self, chosen: Any) -> "StoredArray":
-        """Return some of the samples, without reading them."""
-        part = object.__new__(StoredArray)  # a copy would read them, as pickle does
+        """Return some of the samples without reading them."""
+        part = object.__new__(StoredArray)  # copying would read them, like pickling
         vars(part).update(vars(self), rows=self.rows[chosen])
         return part
 
@@ -120,12 +120,12 @@ class StoredArray:
         OSError
             If the array cannot be read.
         ValueError, TypeError
-            If it has values that the network does not take.
+            If it has values that the network does not accept.
         """
         return self.cast(self._raw())
 
     def _raw(self) -> np.ndarray:
-        """Return all samples as they are stored, in memory."""
+        """Read all samples into memory, in their stored dtype."""
         check_file(self.source, "X")
         try:
             found = self._taken()
@@ -144,7 +144,7 @@ class StoredArray:
         span, size = self._span(), self._chunk_rows
         if span is None:
             distinct, places = np.unique(self.rows, return_inverse=True)
-            # HDF5 takes increasing positions alone
+            # HDF5 accepts only increasing positions
             return np.asarray(self.source[distinct])[places]
         if not 0 < len(self) < size:
             return np.array(self.source[span])
@@ -154,19 +154,19 @@ class StoredArray:
         return np.concatenate([self._chunk(k)[max(0, a) : b] for k, (a, b) in parts])
 
     def _span(self) -> slice | None:
-        """Return consecutive samples as a slice, which is read in one piece."""
+        """Return consecutive positions as a slice to read in one piece, or None."""
         if not (np.diff(self.rows) == 1).all():
             return None
         first = int(self.rows[0]) if len(self) else 0
         return slice(first, first + len(self))
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Read all samples, some at a time."""
+        """Read all samples in blocks."""
         step = max(1, _BLOCK // self._row_bytes)
         return (self[start : start + step] for start in range(0, len(self), step))
 
     def digest(self) -> bytes:
-        """Return a SHA-256 of all samples."""
+        """Return the SHA-256 hash of all samples."""
         state = sha256(repr(self.shape).encode())
         for block in self.blocks():
             state.update(block.dtype.str.encode())
@@ -174,20 +174,20 @@ class StoredArray:
         return state.digest()
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        """All samples in memory, where they fit."""
+        """Read all samples into memory, or raise an error if they do not fit."""
         subject = f"X with {len(self):,} rows, read at once,"
         advice = "pass a net of your own as estimator, which is trained on batches"
         require_bytes(3 * 8 * prod(self.shape), "cpu", subject, advice)
         return np.asarray(self.read(), dtype=dtype)
 
     def __reduce__(self) -> Any:
-        """The samples by value, unless another process can read or compute them.
+        """Pickle the samples by value, unless other processes can read or compute them.
 
-        Blocks of dask are computed where this is unpickled. Later would be too late: a
-        worker of dask that waits for a block takes on other tasks meanwhile, which may
-        wait for what it holds.
+        Blocks of dask are computed at unpickling, not later. A dask worker that waits
+        for a block starts other tasks, which may wait for a resource that the worker
+        holds.
         """
-        if type(self.source).__module__.startswith("zarr."):  # by the name of its store
+        if type(self.source).__module__.startswith("zarr."):  # by the store's name
             return StoredArray, (self.source, self.cast, self.rows)
         if not hasattr(self.source, "__dask_graph__"):
             return StoredArray, (self._raw(), self.cast)

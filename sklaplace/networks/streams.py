@@ -1,7 +1,7 @@
-"""RowStream: samples of an iterable dataset, which come one after another, in order.
+"""RowStream: samples of an iterable dataset, read one after another, in order.
 
-They can be added up in each pass, and trained on. There is no access to single ones,
-so that they cannot be split, drawn or left out.
+Each pass can sum over the samples or train on them. Single samples are not accessible,
+so they cannot be split, drawn or left out.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,21 +22,21 @@ class Samples(Protocol):
 
 
 def is_stream(X: object) -> TypeGuard[IterableDataset[object]]:
-    """Whether samples come one after another."""
+    """Return whether samples can only be read one after another."""
     return isinstance(X, IterableDataset)
 
 
 class RowStream(IterableDataset[tuple[object, object]]):
-    """Inputs of an iterable dataset with targets, and weights, given as arrays.
+    """Inputs of an iterable dataset, with targets and weights from arrays.
 
-    Items are ``(X, y)``, or ``(X, (y, weight))`` where there are weights.
+    Items are ``(X, y)``, or ``(X, (y, weight))`` with sample weights.
 
     Parameters
     ----------
     dataset : IterableDataset
-        Its items are ``(X, y)``; it is iterated once in each pass.
+        Dataset with items ``(X, y)``, iterated once per pass.
     y : ndarray of shape (n, ...)
-        Targets, in its order.
+        Targets, in the order of the dataset.
     weights : ndarray of shape (n,) or None
         Sample weights.
     """
@@ -73,14 +73,14 @@ class RowStream(IterableDataset[tuple[object, object]]):
 
 
 def some_of(dataset: Any, rows: list[int]) -> Any:
-    """Return some samples of a dataset; of a stream, as many of the first ones."""
+    """Return samples of a dataset; a stream gives its first ``len(rows)`` samples."""
     if not is_stream(dataset):
         return Subset(dataset, rows)
     return list(islice(dataset, len(rows)))
 
 
 def require_choice(X: object) -> None:
-    """Raise for samples that cannot be chosen from."""
+    """Raise ValueError for streams, whose samples cannot be selected."""
     if is_stream(X):
         raise ValueError(
             "X is an IterableDataset, of which no samples can be chosen or left out, "

@@ -1,7 +1,7 @@
 """TabularNetwork: the module of the default networks, one hidden layer for tables.
 
-With standardised inputs ``z = (x - center) / scale / sqrt(features)`` it is one tanh
-layer beside a linear path, followed by one linear head,
+For standardised inputs ``z = (x - center) / scale / sqrt(features)``, a tanh layer and
+a parallel linear path feed one linear head,
 
     f(x) = B [gain / sqrt(H) * tanh(A z + a), z] + b.
 """
@@ -15,13 +15,13 @@ from torch import nn
 
 Array = NDArray[np.float64]
 
-# Enough for tables of a few thousand samples. 64 units predicted no better and needed
-# more iterations for the same fit.
+# Enough for tables of a few thousand samples. Networks of 64 units predicted no better
+# and needed more iterations for the same fit.
 HIDDEN_UNITS = 32
 
-# tanh has a mean square of about 1/2 at initialisation, so that with this gain the
-# hidden features have twice the variance of the linear ones: one common penalty is a
-# suitable prior for both. A gain of 1 underfits, one of 4 overfits linear data.
+# tanh has a mean square of about 1/2 at initialisation. With this gain the hidden
+# features have twice the variance of the linear features, so that one penalty is a
+# suitable prior for both. A gain of 1 underfits, and a gain of 4 overfits linear data.
 HIDDEN_GAIN = 2.0
 
 # Fraction of the hidden units that dropout sets to zero.
@@ -29,16 +29,16 @@ DROPOUT_RATE = 0.1
 
 
 class TabularNetwork(nn.Module):
-    """Standardise, one tanh layer beside a linear path, one linear head.
+    """Standardisation, one tanh layer with a parallel linear path, and a linear head.
 
-    All quantities that depend on the units of the data are buffers, so that the weights
-    do not depend on them. The head is the last layer with weights; a fixed affine map
-    to the units of the targets follows it.
+    All quantities that depend on the units of the data are buffers, so the weights do
+    not depend on the units. The head is the last layer with weights. A fixed affine map
+    to the units of the targets follows.
 
     Parameters
     ----------
     center, scale : ndarray of shape (n_features,)
-        Subtracted from the inputs, and divisor of the differences.
+        Offset and divisor that standardise the inputs.
     n_outputs : int
         Number of outputs: logits or regression targets.
     target_center, target_scale : float or ndarray of shape (n_outputs,)
@@ -49,7 +49,7 @@ class TabularNetwork(nn.Module):
     Notes
     -----
     A pass costs O(b (features + n_outputs) hidden_units + b features n_outputs). The
-    weights are float64 and drawn from torch's global generator.
+    weights are float64, and torch's global generator initialises them.
     """
 
     center: torch.Tensor
@@ -80,36 +80,36 @@ class TabularNetwork(nn.Module):
         self.head = nn.Linear(hidden_units + n_features, n_outputs, dtype=torch.float64)
         nn.init.normal_(self.hidden.weight)
         nn.init.normal_(self.hidden.bias)
-        # Training starts from a constant prediction; the random hidden weights break
-        # the symmetry of the units.
+        # Training starts from a constant prediction. The random hidden weights break
+        # the symmetry between units.
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def features(self, X: torch.Tensor) -> torch.Tensor:
-        """Inputs of the head: hidden activations, then scaled inputs.
+        """Return the inputs of the head: hidden activations, then scaled inputs.
 
         Parameters
         ----------
         X : Tensor of shape (b, n_features)
-            Inputs in their own units.
+            Inputs in their original units.
 
         Returns
         -------
         Tensor of shape (b, hidden_units + n_features)
-            Initially the squares of the hidden activations of a sample sum to about
-            two, the squares of its scaled inputs to about one.
+            At initialisation, the squares of a sample's hidden activations sum to about
+            two, and the squares of its scaled inputs to about one.
         """
         z = (X - self.center) / self.scale / self.hidden.in_features**0.5
         gain = HIDDEN_GAIN / self.hidden.out_features**0.5
         return torch.cat([gain * torch.tanh(self.hidden(z)), z], dim=1)
 
     def forward(self, X: torch.Tensor) -> torch.Tensor:
-        """Logits, or targets in their own units, (b, n_outputs)."""
+        """Return logits, or predictions in units of the targets, (b, n_outputs)."""
         head: torch.Tensor = self.head(self.features(X))
         return self.target_center + self.target_scale * head
 
     def squared_norm(self) -> torch.Tensor:
-        """Sum of squares of all weights but the head's bias, the base rate, ()."""
+        """Return the sum of squares of all weights except the head's bias, ()."""
         penalised = (self.hidden.weight, self.hidden.bias, self.head.weight)
         return torch.stack([weight.square().sum() for weight in penalised]).sum()
 
@@ -117,22 +117,22 @@ class TabularNetwork(nn.Module):
 class JointDropout(nn.Dropout):
     """Dropout with one mask for all samples of a batch.
 
-    Each step of full-batch training then trains one smaller network, and neither the
-    order of samples nor their repetition changes the result of the training.
+    Each step of full-batch training then trains one smaller network. The result does
+    not depend on the order or the repetition of samples.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Units (b, ...), some of them zero in training."""
+        """Return units (b, ...), with some set to zero in training."""
         return x * super().forward(torch.ones_like(x[:1]))
 
 
 class DropoutNetwork(TabularNetwork):
-    """`TabularNetwork` with dropout of a fraction `DROPOUT_RATE` of the hidden units.
+    """`TabularNetwork` with dropout of hidden units at rate `DROPOUT_RATE`.
 
     Parameters
     ----------
     *args, **kwargs
-        As for `TabularNetwork`.
+        Arguments of `TabularNetwork`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -140,7 +140,7 @@ class DropoutNetwork(TabularNetwork):
         self.dropout = JointDropout(DROPOUT_RATE)
 
     def features(self, X: torch.Tensor) -> torch.Tensor:
-        """Inputs of the head, (b, hidden_units + n_features), after dropout."""
+        """Return the head's inputs (b, hidden_units + n_features) after dropout."""
         features = super().features(X)
         hidden, linear = features.tensor_split([self.hidden.out_features], 1)
         return torch.cat([self.dropout(hidden), linear], 1)

@@ -1,4 +1,4 @@
-"""TrainedNetwork: a trained skorch net, what its outputs mean, and its samples."""
+"""TrainedNetwork: a trained skorch net with its output specification and samples."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,17 +14,16 @@ from sklaplace.networks.streams import Samples
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A trained skorch net, what its outputs mean, and its samples.
+    """Trained skorch net with its output specification and samples.
 
     Attributes
     ----------
     net : skorch.NeuralNet
-        Initialised and trained.
+        Trained net.
     spec : OutputSpec
-        Meaning of its outputs.
+        Specification of its outputs.
     train, held_out : Dataset or None
-        Samples that the net was trained on, and that it was not; None where there are
-        none, or they are not needed any more.
+        Training samples and held-out samples. None if missing or no longer needed.
     """
 
     net: NeuralNet
@@ -43,7 +42,7 @@ class TrainedNetwork:
         return self.spec.likelihood
 
     def forward(self) -> Forward:
-        """Return the network as a function to differentiate."""
+        """Return the network as a differentiable function."""
         net, spec = self.net, self.spec
         return as_forward(net, spec.output_map, spec.logit_layer, spec.output_shape)
 
@@ -63,15 +62,15 @@ class TrainedNetwork:
         dataset : Dataset
             Samples, with or without targets and weights.
         batch_size : int or None
-            Samples per batch; None computes it from what follows.
+            Samples per batch. None computes it from the arguments below.
         row_elements : int
-            Float64 numbers that are computed for each sample.
+            Float64 numbers computed per sample.
         with_covariance : bool
-            Whether covariances between outputs are computed.
+            Whether to allow for covariances between outputs.
         n_draws : int
             Number of draws of the outputs.
         """
-        # the outputs of each draw, and what is computed from them
+        # the outputs of each draw, and quantities computed from them
         row_elements += 3 * n_draws * self.spec.n_outputs
         batch_size = batch_size or self.spec.batch_size(
             row_elements=row_elements, with_covariance=with_covariance
@@ -85,5 +84,5 @@ def device_of(net: NeuralNet) -> torch.device:
 
 
 def n_epochs(net: NeuralNet) -> int:
-    """Return the number of epochs a net was trained for, at least one."""
+    """Return the number of training epochs of a net, at least one."""
     return max(1, len(getattr(net, "history_", None) or []))

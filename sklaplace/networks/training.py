@@ -1,8 +1,8 @@
-"""Training: the fit of a skorch net, with what skorch itself does not offer.
+"""Training: fit a skorch net with sample weights and checks that skorch lacks.
 
-For the time of one ``fit`` the net can have sample weights, a check of the data
-before the first step, and a record of the train/validation split. The weighted loss
-of a batch is ``Σ w · loss / (b · mean(w))``, with the mean over all training data.
+During one ``fit``, a net uses sample weights, checks the data before the first step,
+and records the train/validation split. The weighted loss of a batch is
+``Σ w · loss / (b · mean(w))``, where the mean is over all training data.
 """
 
 import copy
@@ -29,7 +29,7 @@ from sklaplace.networks.forward import computed_tensors, first_tensor
 from sklaplace.networks.outputs import as_forward, unwrapped
 from sklaplace.networks.streams import Samples
 
-# Methods of a skorch net that get the module's outputs.
+# Methods of a skorch net that receive the module's outputs.
 _STEPS = "train_step", "train_step_single", "validation_step"
 
 
@@ -43,21 +43,21 @@ def train(
     /,
     **fit_params: object,
 ) -> tuple[Samples, Samples | None]:
-    """Fit a skorch net in place; return its training and its validation data.
+    """Fit a skorch net in place; return its training and validation data.
 
     Parameters
     ----------
     net : skorch.NeuralNet
         A clone of the user's net.
     X, y : data
-        As skorch takes them. Where X is a dataset, y replaces its targets.
+        Data in any form that skorch accepts. If X is a dataset, y replaces its targets.
     weights : ndarray of shape (n,) or None
         Sample weights.
     check : callable
-        Called before the first step with the dataset and its validation part or None;
-        may raise.
+        Called before the first step with the dataset and its validation part, or None.
+        May raise an error.
     changes : tuple of types
-        Mixins that precede the net's own class during the training.
+        Mixins that precede the net's class during training.
 
     Returns
     -------
@@ -73,18 +73,18 @@ def train(
     except (TypeError, ValueError):
         if state.has_begun:
             raise
-        with naming(estimator="estimator"):  # its initialisation
+        with naming(estimator="estimator"):  # initialisation failed
             raise
     return state.parts or (state.dataset or net.get_dataset(X, y), None)
 
 
 @contextmanager
 def logits_alone(net: NeuralNet, x: object) -> Iterator[None]:
-    """Let the module of a net return the logits of its outputs, as losses take them.
+    """Make a net's module return only the logits among its outputs.
 
-    For outputs with logits among others, as transformers return, and for tuples, see
-    `first_tensor`; skorch's nets, its criteria and its scoring callbacks take tensors.
-    A net with a ``get_loss`` of its own gets what the module returns. ``x`` are a few
+    skorch's nets, criteria and scoring callbacks expect tensors, but transformers
+    return several outputs; `first_tensor` selects the logits. A net with a custom
+    ``get_loss`` receives the module's outputs unchanged. ``x`` is a batch of a few
     samples.
     """
     with ExitStack() as hooks:
@@ -95,15 +95,15 @@ def logits_alone(net: NeuralNet, x: object) -> Iterator[None]:
 
 
 def _overrides(net: NeuralNet, *names: str) -> bool:
-    """Whether a class of the user's defines one of these methods."""
+    """Return whether a user-defined class overrides one of these methods."""
     owners = [k.__module__ for k in type(net).__mro__ if vars(k).keys() & set(names)]
     return not all(owner.startswith(("skorch.", "sklaplace.")) for owner in owners)
 
 
 def _takes_logits(net: NeuralNet, x: object) -> bool:
-    """Whether outputs are no tensor, which the criterion takes.
+    """Return whether outputs are not tensors but the criterion expects a tensor.
 
-    skorch hands tuples on, which another criterion, or a step of the user's, may take.
+    skorch passes on tuples, which a custom criterion or training step may accept.
     """
     forward = as_forward(net)
     with forward.frozen():
@@ -120,10 +120,10 @@ def _logits(_module: nn.Module, _args: object, outputs: object) -> Tensor:
 
 @dataclass
 class _TrainingState:
-    """Data of a training, and sample weights of the current batch and their mean.
+    """Data sets of a training run, and sample weights of the current batch.
 
-    ``dataset`` takes the place of X, and ``parts`` are its training and its validation
-    part, once they are split.
+    ``dataset`` replaces X. ``parts`` holds its training and validation parts after the
+    split. ``mean_weight`` is the mean over the data set of the current batch.
     """
 
     X: object = None
@@ -139,9 +139,10 @@ class _TrainingState:
 def _training_class(
     net: NeuralNet, state: _TrainingState, changes: tuple[type, ...]
 ) -> Iterator[None]:
-    """Put mixins before the class of a net.
+    """Temporarily add mixins before the class of a net.
 
-    A class, since every attribute of a skorch net becomes a parameter.
+    The state is a class attribute, because attributes of a skorch net become
+    parameters.
     """
     original = type(net)
     names = "__qualname__", "__module__"
@@ -156,13 +157,13 @@ def _training_class(
 
 
 class _ForTraining:
-    """Mixin of nets that have another class during their training."""
+    """Mixin for nets that change class during training."""
 
     _original: type
     _training_state: _TrainingState
 
     def __reduce_ex__(self, protocol: Any) -> tuple[object, ...]:
-        # callbacks that pickle the net store one of the user's class
+        # callbacks that pickle the net store it with the user's class
         return object.__new__, (self._original,), self.__getstate__()
 
     def get_dataset(self, X: object, y: object = None) -> Samples:
@@ -174,7 +175,7 @@ class _ForTraining:
     def get_split_datasets(
         self, X: object, y: object = None, **params: object
     ) -> tuple[Samples, Samples | None]:
-        # Once the net and all callbacks are initialised, just before the first step.
+        # skorch calls this after all initialisation, just before the first step.
         state, split = self._training_state, super().get_split_datasets  # type: ignore[misc]
         state.has_begun = True
         state.dataset = dataset = self.get_dataset(X, y)
@@ -194,9 +195,9 @@ class _ForTraining:
 
 
 def noting_interrupts(note: Callable[[], None]) -> type:
-    """Return a mixin of nets that call ``note`` when Ctrl-C ends their training.
+    """Return a mixin for nets that calls ``note`` if Ctrl-C ends the training.
 
-    skorch ends the training without an exception, as if all epochs were done.
+    skorch then stops without an exception, as if all epochs were complete.
     """
 
     class NotingInterrupts:
@@ -212,12 +213,13 @@ def noting_interrupts(note: Callable[[], None]) -> type:
 
 
 def _is_stop(error: KeyboardInterrupt) -> bool:
-    """Whether a callback has raised an exception to stop early, as `EarlyStopping`.
+    """Return whether a callback stopped the training, such as `EarlyStopping`.
 
-    Ctrl-C during a callback raises the same exception, but by no ``raise`` statement.
+    Ctrl-C during a callback raises the same exception, but without a ``raise``
+    statement.
     """
-    # Limit: a handler of SIGINT that is written in Python has such a statement, so that
-    # Ctrl-C during a callback counts as a stop.
+    # Limitation: a SIGINT handler written in Python has such a statement, so Ctrl-C
+    # during a callback counts as a stop.
     names, trace = set[str](), error.__traceback__
     while trace is not None:
         code, last = trace.tb_frame.f_code, trace.tb_lasti
@@ -227,17 +229,17 @@ def _is_stop(error: KeyboardInterrupt) -> bool:
 
 
 def batch_weights(net: NeuralNet) -> Tensor | None:
-    """Sample weights (b,) of the batch that a net is being trained on, if any."""
+    """Return the sample weights (b,) of the current training batch, or None."""
     return getattr(net, "_training_state", _TrainingState()).weights
 
 
 def mean_weight(net: NeuralNet) -> float:
-    """Mean sample weight of the data that a net is being trained or validated on."""
+    """Return the mean sample weight of the current training or validation data."""
     return getattr(net, "_training_state", _TrainingState()).mean_weight
 
 
 class _WeightedTraining:
-    """Mixin of nets that train on a given dataset, with its sample weights."""
+    """Mixin for nets that train on a given dataset with sample weights."""
 
     _training_state: _TrainingState
     criterion_: nn.Module
@@ -271,22 +273,22 @@ def weighted_loss(
     weights: Tensor,
     mean_weight: float | Tensor,
 ) -> Tensor:
-    """Weighted loss of a batch, (), in the reduction of the criterion.
+    """Compute the weighted loss of a batch, (), with the criterion's reduction.
 
     Parameters
     ----------
     criterion : nn.Module
-        Its reduction is changed, and restored.
+        Criterion; its reduction is changed and then restored.
     compute : callable
-        Computes the loss by the criterion.
+        Computes the loss by calling the criterion.
     y : Tensor
         Targets.
     weights : Tensor of shape (b,)
         Sample weights.
     mean_weight : float or Tensor of shape ()
-        Their mean over all training data.
+        Mean sample weight of all training data.
     """
-    criterion = unwrapped(criterion)  # torch.compile wraps criteria, too
+    criterion = unwrapped(criterion)  # torch.compile also wraps criteria
     reduction = criterion.reduction
     criterion.reduction = "none"
     try:
@@ -302,7 +304,7 @@ def weighted_loss(
 
 
 def _class_weights(criterion: nn.Module, y: Tensor, losses: Tensor) -> Tensor:
-    """Class weights (b,) of labels, whose sum torch divides a mean of losses by."""
+    """Return class weights (b,) of labels; torch divides a mean loss by their sum."""
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss):
         return torch.ones_like(losses)
     labelled, weight = (y >= 0).to(losses), criterion.weight
@@ -312,7 +314,7 @@ def _class_weights(criterion: nn.Module, y: Tensor, losses: Tensor) -> Tensor:
 
 
 class _UnweightedLoader:
-    """A loader that yields ``(X, y)`` and stores the weights in a `_TrainingState`."""
+    """Loader that yields ``(X, y)`` and stores the weights in a `_TrainingState`."""
 
     def __init__(
         self,
@@ -337,17 +339,17 @@ class _UnweightedLoader:
 
 
 def copied(net: NeuralNet) -> NeuralNet:
-    """Copy of a skorch net with its own modules; all other attributes are shared.
+    """Copy a skorch net and its modules; all other attributes are shared.
 
-    ``copy.deepcopy`` of a skorch net goes through pickle, which refuses modules
-    that were defined inside a function.
+    ``copy.deepcopy`` of a skorch net uses pickle, which fails for modules defined
+    inside a function.
     """
     twin = object.__new__(type(net))
     memo: dict[int, object] = {}
     for name, value in vars(net).items():
         is_module = isinstance(value, nn.Module) and name.endswith("_")
         if is_module:
-            # torch does not copy tensors with a graph, which hooks may have left
+            # torch cannot copy tensors with a graph, which hooks may have stored
             tensors = (tensor for _, _, tensor in computed_tensors(value.modules()))
             memo |= {id(tensor): tensor.detach().clone() for tensor in tensors}
             value = copy.deepcopy(value, memo)

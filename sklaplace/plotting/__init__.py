@@ -1,4 +1,4 @@
-"""Displays of predictions and of their uncertainty.
+"""Displays of predictions and their uncertainty.
 
 Displays work as in scikit-learn: ``from_estimator`` predicts and plots,
 ``from_predictions`` plots predictions, and ``plot`` plots the stored data again.

@@ -1,4 +1,4 @@
-"""Colours, labels, legends and reference lines on axes of matplotlib."""
+"""Colours, labels, legends and reference lines on matplotlib axes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,26 +18,26 @@ BLUE = "#0072B2"
 VERMILION = "#D55E00"
 PALETTE = (BLUE, "#E69F00", "#009E73", "#CC79A7", "#56B4E9", VERMILION, "black")
 
-# styles of lines to compare with, and of lines through few points
+# styles of reference lines, and of lines through few points
 REFERENCE: dict[str, Any] = {"color": "grey", "linestyle": ":"}
 MARKED: dict[str, Any] = {"marker": "o", "markersize": 4}
 
 
 def styled(style: Style, **defaults: Any) -> dict[str, Any]:
-    """Return keywords for matplotlib: the defaults, overridden by the user's style."""
+    """Return keywords for matplotlib: defaults, overridden by the user's style."""
     return defaults | dict(style or {})
 
 
 def draw_line(
     ax: "Axes", x: ArrayLike, y: ArrayLike, style: Style, **defaults: object
 ) -> "Line2D":
-    """Draw one line, in blue by default; return it."""
+    """Draw and return one line, blue by default."""
     (line,) = ax.plot(x, y, **styled(style, **{"color": BLUE} | defaults))
     return line
 
 
 def draw_diagonal(ax: "Axes") -> "Line2D":
-    """Draw the line of perfect calibration once; return it."""
+    """Draw the line of perfect calibration, at most once, and return it."""
     label = "perfectly calibrated"
     for line in ax.lines:
         if line.get_label() == label:
@@ -46,26 +46,26 @@ def draw_diagonal(ax: "Axes") -> "Line2D":
 
 
 def label_axes(ax: "Axes", *labels: str | None) -> None:
-    """Label the axes x and y; None leaves a label as it is."""
+    """Label the x and y axes; None leaves a label unchanged."""
     for axis, label in zip((ax.xaxis, ax.yaxis), labels, strict=False):
         if label is not None:
             axis.set_label_text(label)
 
 
 def curve_label(name: str | None, number: str) -> str:
-    """Return the label of a curve: its name, if there is one, and a number."""
+    """Return the label of a curve: the name, if any, and a number."""
     return number if name is None else f"{name} ({number})"
 
 
 def three_digits(value: float) -> str:
-    """Write a number with three significant digits, and without an exponent."""
+    """Format a number with three significant digits and without an exponent."""
     return np.format_float_positional(value, precision=3, fractional=False, trim="-")
 
 
 def draw_legend(ax: "Axes", handles: "Sequence[Artist] | None" = None) -> None:
-    """Draw a legend below the label of the horizontal axis, where it hides nothing."""
+    """Draw a legend below the label of the horizontal axis, outside the plot."""
     handles = ax.get_legend_handles_labels()[0] if handles is None else handles
-    # Space is given in lines of text, for the ticks, their labels and the label.
+    # Space in lines of text, for the ticks, tick labels and axis label.
     ax.legend(
         handles=handles,
         loc="upper center",

@@ -1,6 +1,6 @@
-"""PredictiveBandDisplay: mean and intervals of a regression over one feature.
+"""PredictiveBandDisplay: mean and intervals of a regressor over one feature.
 
-A band of coverage ``q`` is ``mean ± z std`` with ``z`` the normal quantile at
+A band with coverage ``q`` is ``mean ± z std``, where ``z`` is the normal quantile at
 ``(1 + q) / 2``.
 """
 
@@ -23,10 +23,10 @@ _HINT = "Choose a probability, such as 0.9."
 
 
 class PredictiveBandDisplay(Display):
-    """Mean of a regression over one feature, with nested bands of uncertainty.
+    """Mean of a regressor over one feature, with nested bands of uncertainty.
 
-    For one feature and one target. Use `from_estimator` to create the display.
-    Parameters are stored as attributes.
+    The regressor must have one feature and one target. Use `from_estimator` to create
+    the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -41,7 +41,7 @@ class PredictiveBandDisplay(Display):
     coverage : float or sequence of float, default=(0.5, 0.9)
         Coverages of the bands, each in (0, 1).
     points : tuple of two ndarrays of shape (m,), default=None
-        Feature and target of data points.
+        Features and targets of data points.
     feature_name : str, default=None
         Label of the horizontal axis.
 
@@ -50,17 +50,17 @@ class PredictiveBandDisplay(Display):
     ax_ : matplotlib Axes
         Axes of the plot.
     figure_ : matplotlib Figure
-        The figure of `ax_`.
+        Figure of `ax_`.
     line_ : matplotlib Line2D
-        The mean.
+        Line of the mean.
     bands_ : list of matplotlib PolyCollection
-        The bands, from the widest to the narrowest.
+        Bands, from the widest to the narrowest.
     points_ : matplotlib PathCollection or None
-        The data points.
+        Data points.
 
     See Also
     --------
-    ConfidenceDisplay : Confidence of a classifier over a plane.
+    ConfidenceDisplay : Confidence of a classifier over two features.
 
     Examples
     --------
@@ -94,21 +94,21 @@ class PredictiveBandDisplay(Display):
         eps: float = 0.0,
         **options: Any,
     ) -> Self:
-        """Predict over the range of one feature and plot the result.
+        """Predict over the range of one feature, and plot the result.
 
         Parameters
         ----------
         regressor : object
-            Fitted, with ``predict(X, return_std=True)``: a `LaplaceRegressor`, a
-            pipeline that ends in one, or one of scikit-learn's Bayesian regressors.
+            Fitted regressor with ``predict(X, return_std=True)``: a `LaplaceRegressor`,
+            a pipeline that ends in one, or a Bayesian regressor of scikit-learn.
         X : array-like of shape (m, 1)
-            Samples whose range is plotted.
+            Samples that determine the plotted range.
         y : array-like of shape (m,), default=None
-            Targets of the samples. If given, the samples are plotted as points.
+            Targets. If given, the samples are plotted as points.
         coverage : float or sequence of float, default=(0.5, 0.9)
             Coverages of the bands, each in (0, 1).
         grid_resolution : int, default=200
-            Number of values at which to predict.
+            Number of feature values at which to predict.
         eps : float, default=0.0
             Extension of the range of `X` on each side, in units of `X`.
         **options : dict
@@ -124,8 +124,8 @@ class PredictiveBandDisplay(Display):
         Raises
         ------
         ValueError
-            If `X` has more than one feature, the regressor more than one target,
-            or an option is out of range.
+            If `X` has more than one feature, the regressor has more than one target, or
+            an option is out of range.
         TypeError
             If the regressor cannot predict standard deviations.
         ImportError
@@ -133,7 +133,7 @@ class PredictiveBandDisplay(Display):
 
         See Also
         --------
-        plot : Plots the stored data.
+        plot : Plot the stored data.
 
         Examples
         --------
@@ -165,7 +165,7 @@ class PredictiveBandDisplay(Display):
     def _draw(
         self, *, line_kw: Style = None, band_kw: Style = None, points_kw: Style = None
     ) -> None:
-        """Draw the bands, the mean, and the data points if there are any."""
+        """Draw the bands, the mean, and the data points, if any."""
         levels = np.sort(as_levels("coverage", self.coverage, _HINT))[::-1]
         mean, std = np.asarray(self.mean), np.asarray(self.std)
         self.bands_ = []

@@ -1,4 +1,4 @@
-"""The base of displays, which plots their data on axes of matplotlib."""
+"""Base class of displays, which plots data on matplotlib axes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ Style = Mapping[str, object] | None
 class Display:
     """Base class of displays, as in scikit-learn.
 
-    Subclasses become dataclasses. Their fields are the data, their class methods
-    compute the data, and `_draw` draws on `axes_`, of which `ax_` is the first, and
-    sets the artists as attributes.
+    Subclasses become dataclasses. Their fields hold the data, and their class methods
+    compute the data. `_draw` draws on `axes_` and stores the artists as attributes.
+    `ax_` is the first of `axes_`.
     """
 
     n_axes: ClassVar[int] = 1
@@ -49,7 +49,7 @@ class Display:
         Parameters
         ----------
         ax : matplotlib Axes or sequence of Axes, default=None
-            Axes to plot on, as many as the display has. None creates a figure.
+            Axes to plot on, one for each part of the display. None creates a figure.
         **options : dict
             Drawing options of the display, described under `from_estimator`.
 
@@ -61,7 +61,7 @@ class Display:
         Raises
         ------
         ValueError
-            If `ax` has another number of axes, or an option is out of range.
+            If `ax` has the wrong number of axes, or an option is out of range.
         TypeError
             If the display does not have an option.
         ImportError
@@ -69,7 +69,7 @@ class Display:
 
         See Also
         --------
-        from_estimator : Computes the data as well.
+        from_estimator : Compute the data and plot it.
 
         Examples
         --------

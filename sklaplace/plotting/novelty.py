@@ -1,4 +1,4 @@
-"""NoveltyDisplay: how well a score separates known from unknown samples."""
+"""NoveltyDisplay: separation of known from unknown samples by a score."""
 
 from typing import Any, Self
 
@@ -12,16 +12,16 @@ from sklaplace.metrics.checks import as_vector
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 
-# quantiles between which the bins of the histograms are
+# quantiles that bound the bins of the histograms
 _TAILS = 0.005, 0.995
 
 
 class NoveltyDisplay(Display):
-    """Histograms of a confidence for known and unknown samples, and its ROC curve.
+    """Histograms and ROC curve of a confidence for known and unknown samples.
 
-    For any score that should be larger for samples that resemble the training data. Use
-    `from_estimator` or `from_predictions` to create the display. Parameters are stored
-    as attributes.
+    The confidence is any score that should be larger for samples similar to the
+    training data. Use `from_estimator` or `from_predictions` to create the display.
+    Parameters are stored as attributes.
 
     Read more in the :ref:`User Guide <novelty>`.
 
@@ -39,24 +39,24 @@ class NoveltyDisplay(Display):
     auroc : float
         Area under the ROC curve.
     fpr95 : float
-        Fraction of unknown samples that are accepted where 95 % of the known are.
+        Fraction of unknown samples accepted if 95 % of known samples are accepted.
     axes_ : list of two matplotlib Axes
-        Axes of histograms and ROC curve.
+        Axes of the histograms and the ROC curve.
     figure_ : matplotlib Figure
-        The figure of `axes_`.
+        Figure of `axes_`.
     histograms_ : list of two tuples
-        Densities, edges and patches from matplotlib's ``hist``, for known and for
-        unknown samples.
+        Densities, edges and patches from matplotlib's ``hist``, for known and unknown
+        samples.
     roc_ : matplotlib Line2D
-        The ROC curve; known samples are the positive class.
+        ROC curve, with known samples as the positive class.
     chance_ : matplotlib Line2D
-        The diagonal.
+        Diagonal, which corresponds to chance.
 
     See Also
     --------
-    RiskCoverageDisplay : Whether a confidence tells errors apart.
-    sklaplace.metrics.ood_auroc : The area under the curve.
-    sklaplace.metrics.ood_fpr : The error at one threshold.
+    RiskCoverageDisplay : Risk of the most confident predictions.
+    sklaplace.metrics.ood_auroc : Area under the ROC curve.
+    sklaplace.metrics.ood_fpr : False-positive rate at one threshold.
 
     References
     ----------
@@ -87,7 +87,7 @@ class NoveltyDisplay(Display):
 
         See Also
         --------
-        sklaplace.metrics.ood_auroc : Without a plot.
+        sklaplace.metrics.ood_auroc : Compute the area without a plot.
 
         Examples
         --------
@@ -104,7 +104,7 @@ class NoveltyDisplay(Display):
 
         See Also
         --------
-        sklaplace.metrics.ood_fpr : Without a plot.
+        sklaplace.metrics.ood_fpr : Compute the rate without a plot.
 
         Examples
         --------
@@ -119,15 +119,15 @@ class NoveltyDisplay(Display):
     def from_estimator(
         cls, estimator: BaseEstimator, X_in: object, X_out: object, **options: Any
     ) -> Self:
-        """Score known and unknown samples and plot the result.
+        """Score known and unknown samples, and plot the result.
 
         Parameters
         ----------
         estimator : object
-            Fitted, with ``score_samples``: the estimators of this package, or an
+            Fitted estimator with ``score_samples``: an estimator of this package, or an
             outlier detector of scikit-learn.
         X_in : array-like of shape (n, ...)
-            Known samples, which the estimator was not trained on.
+            Held-out known samples.
         X_out : array-like of shape (m, ...)
             Unknown samples.
         **options : dict
@@ -143,7 +143,7 @@ class NoveltyDisplay(Display):
         Raises
         ------
         ValueError
-            If a score is not finite or not one number per sample.
+            If scores are not finite, or not one number per sample.
         TypeError
             If the estimator has no ``score_samples``.
         ImportError
@@ -151,7 +151,7 @@ class NoveltyDisplay(Display):
 
         See Also
         --------
-        from_predictions : Plots scores from elsewhere.
+        from_predictions : Plot given scores.
 
         Examples
         --------
@@ -177,7 +177,7 @@ class NoveltyDisplay(Display):
         name: str | None = None,
         **options: Any,
     ) -> Self:
-        """Plot any confidence of known and unknown samples.
+        """Plot a confidence of known and unknown samples.
 
         Parameters
         ----------
@@ -188,11 +188,10 @@ class NoveltyDisplay(Display):
         name : str, default=None
             Label of the confidence.
         **options : dict
-            `ax`: axes to plot on; None creates a figure.
-            `bins`, default 30: number of bins between the quantiles of 0.005 and 0.995
-            of all scores, or edges of bins. The first and the last bin count the scores
-            beyond, too. `hist_kw` and `line_kw`: dicts of keywords for matplotlib's
-            ``hist`` and ``plot``.
+            `ax`: axes to plot on; None creates a figure. `bins`, default 30: number of
+            bins between the 0.005 and 0.995 quantiles of all scores, or edges of bins.
+            The first and last bins include all scores beyond. `hist_kw` and `line_kw`:
+            dicts of keywords for matplotlib's ``hist`` and ``plot``.
 
         Returns
         -------
@@ -208,7 +207,7 @@ class NoveltyDisplay(Display):
 
         See Also
         --------
-        from_estimator : Computes the scores.
+        from_estimator : Compute the scores and plot them.
 
         Examples
         --------
@@ -233,7 +232,7 @@ class NoveltyDisplay(Display):
         """Draw the histograms and the ROC curve."""
         known, unknown = self.confidence_in, self.confidence_out
         scores = np.concatenate([known, unknown])
-        # A few extreme values would leave one bin for all others.
+        # A few extreme values would squeeze all others into one bin.
         low, high = np.quantile(scores, _TAILS)
         edges = np.histogram_bin_edges(scores, bins, (low, high))
         histogram, roc = self.axes_
@@ -247,7 +246,7 @@ class NoveltyDisplay(Display):
             part = part.clip(edges[0], edges[-1])
             self.histograms_.append(histogram.hist(part, **style))
         histogram.set(xlabel=self.name or "confidence", ylabel="density")
-        histogram.locator_params(axis="x", nbins=6)  # labels that do not overlap
+        histogram.locator_params(axis="x", nbins=6)  # avoid overlapping labels
         truth = np.repeat([1, 0], [len(known), len(unknown)])
         false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
         (self.chance_,) = roc.plot([0, 1], [0, 1], **axes.REFERENCE)

@@ -1,4 +1,4 @@
-"""Displays of a classifier over the plane of its two features."""
+"""Displays of a classifier over two features."""
 
 from typing import Any, Self
 
@@ -14,10 +14,11 @@ KINDS = ("total", "aleatoric", "epistemic")
 
 
 class ConfidenceDisplay(Display):
-    """Confidence of a classifier over the plane of its two features.
+    """Confidence of a classifier over two features.
 
-    Filled contours show the largest class probability, lines the decision boundaries.
-    Use `from_estimator` to create the display. Parameters are stored as attributes.
+    Filled contours show the largest class probability, and lines show the decision
+    boundaries. Use `from_estimator` to create the display. Parameters are stored as
+    attributes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -37,21 +38,21 @@ class ConfidenceDisplay(Display):
     ax_ : matplotlib Axes
         Axes of the plot.
     figure_ : matplotlib Figure
-        The figure of `ax_`.
+        Figure of `ax_`.
     surface_ : matplotlib QuadContourSet
-        The filled contours, to pass to ``figure.colorbar``.
+        Filled contours, to pass to ``figure.colorbar``.
     boundaries_ : list of matplotlib QuadContourSet
-        Decision boundaries: one for two classes, else one per class.
+        Decision boundaries: one for two classes, otherwise one per class.
 
     See Also
     --------
-    PredictiveBandDisplay : Mean and bands of a regression.
+    PredictiveBandDisplay : Mean and bands of a regressor.
     sklearn.inspection.DecisionBoundaryDisplay : Predicted classes.
 
     Notes
     -----
-    The colours always span 1/K to 1, so that one colour bar serves the plots of
-    different classifiers.
+    The colours always span 1/K to 1, so plots of different classifiers can share a
+    colour bar.
 
     Examples
     --------
@@ -76,7 +77,7 @@ class ConfidenceDisplay(Display):
 
         See Also
         --------
-        from_estimator : Predicts and plots the probabilities.
+        from_estimator : Predict and plot the probabilities.
 
         Examples
         --------
@@ -101,15 +102,15 @@ class ConfidenceDisplay(Display):
         eps: float = 1.0,
         **options: Any,
     ) -> Self:
-        """Predict over a plane and plot the confidence.
+        """Predict on a grid over two features, and plot the confidence.
 
         Parameters
         ----------
         classifier : object
-            Fitted, with ``predict_proba``: a `LaplaceClassifier`, a pipeline, a skorch
-            net or any other classifier.
+            Fitted classifier with ``predict_proba``: a `LaplaceClassifier`, a pipeline,
+            a skorch net or any other classifier.
         X : array-like of shape (m, 2)
-            Samples whose range is plotted. The grid has their dtype.
+            Samples that determine the range and dtype of the grid.
         grid_resolution : int, default=100
             Number of values per feature.
         eps : float, default=1.0
@@ -135,7 +136,7 @@ class ConfidenceDisplay(Display):
 
         See Also
         --------
-        plot : Plots the stored data.
+        plot : Plot the stored data.
 
         Examples
         --------
@@ -162,13 +163,13 @@ class ConfidenceDisplay(Display):
         """Draw the confidence and the decision boundaries."""
         proba = np.asarray(self.proba)
         n_classes = proba.shape[-1]
-        # Values that rounding puts outside of [1/K, 1] would be left blank.
+        # Values that rounding moves outside [1/K, 1] would stay blank.
         confidence = self.confidence.clip(1 / n_classes, 1)
         levels = np.linspace(1 / max(n_classes, 2), 1, 11)
         style = axes.styled(surface_kw, cmap="cividis", levels=levels)
         self.surface_ = self.ax_.contourf(self.xx0, self.xx1, confidence, **style)
         style = axes.styled(boundary_kw, colors="white", linewidths=1.5)
-        # Each class against the best other; of two classes, one against the other.
+        # Each class against the best other class; one boundary for two classes.
         ones = range(n_classes if n_classes > 2 else n_classes - 1)
         margins = [
             proba[..., k] - np.delete(proba, k, axis=-1).max(axis=-1) for k in ones
@@ -182,11 +183,12 @@ class ConfidenceDisplay(Display):
 
 
 class UncertaintyDisplay(Display):
-    """Uncertainty of a classifier over the plane of its two features.
+    """Uncertainty of a classifier over two features.
 
-    Three maps on one scale. Total uncertainty is the sum of an aleatoric part, which
-    more samples do not reduce, and an epistemic part, which more samples reduce. Use
-    `from_estimator` to create the display. Parameters are stored as attributes.
+    The display has three maps on one scale. Total uncertainty is the sum of an
+    aleatoric part, which more samples do not reduce, and an epistemic part, which more
+    samples reduce. Use `from_estimator` to create the display. Parameters are stored as
+    attributes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -204,21 +206,21 @@ class UncertaintyDisplay(Display):
     axes_ : list of three matplotlib Axes
         Axes of total, aleatoric and epistemic uncertainty.
     figure_ : matplotlib Figure
-        The figure of `axes_`.
+        Figure of `axes_`.
     surfaces_ : list of three matplotlib QuadContourSet
-        The filled contours.
+        Filled contours.
     colorbar_ : matplotlib Colorbar or None
-        The scale of all three maps, in nats; None with ``colorbar=False``.
+        Scale of all three maps, in nats; None with ``colorbar=False``.
 
     See Also
     --------
-    ConfidenceDisplay : The largest class probability.
-    DirichletDisplay : The distribution behind one prediction.
+    ConfidenceDisplay : Largest class probability.
+    DirichletDisplay : Distribution of the probabilities of one sample.
     sklearn.inspection.DecisionBoundaryDisplay : Predicted classes.
 
     Notes
     -----
-    The colours span zero to the largest total uncertainty on the grid.
+    The colours range from zero to the largest total uncertainty on the grid.
 
     References
     ----------
@@ -255,17 +257,17 @@ class UncertaintyDisplay(Display):
         eps: float = 1.0,
         **options: Any,
     ) -> Self:
-        """Predict over a plane and plot the uncertainty.
+        """Predict on a grid over two features, and plot the uncertainty.
 
         Parameters
         ----------
         classifier : object
-            Fitted, with ``predict_uncertainty``: `LaplaceClassifier` or another
-            classifier of this package, with one label per sample.
+            Fitted classifier with ``predict_uncertainty`` and one label per sample:
+            `LaplaceClassifier` or another classifier of this package.
         X : array-like of shape (m, 2)
-            Samples whose range is plotted. The grid has their dtype.
+            Samples that determine the range and dtype of the grid.
         method : str, default=None
-            As for ``predict_uncertainty``.
+            Option of ``predict_uncertainty``.
         grid_resolution : int, default=100
             Number of values per feature.
         eps : float, default=1.0
@@ -292,7 +294,7 @@ class UncertaintyDisplay(Display):
 
         See Also
         --------
-        sklaplace.LaplaceClassifier.predict_uncertainty : Computes the uncertainty.
+        sklaplace.LaplaceClassifier.predict_uncertainty : Compute the uncertainty.
 
         Examples
         --------
@@ -321,8 +323,8 @@ class UncertaintyDisplay(Display):
         ).plot(**options)
 
     def _draw(self, *, colorbar: bool = True, surface_kw: Style = None) -> None:
-        """Draw the three maps and their scale."""
-        # Zero everywhere would leave no levels; rounding can make parts negative.
+        """Draw the three maps and the scale."""
+        # All-zero uncertainty would leave no levels. Rounding can make parts negative.
         top = max(float(np.max(self.uncertainty)), np.finfo(np.float64).tiny)
         values = np.moveaxis(np.clip(self.uncertainty, 0, top), -1, 0)
         style = axes.styled(surface_kw, cmap="cividis", levels=np.linspace(0, top, 11))

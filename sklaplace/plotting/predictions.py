@@ -1,4 +1,4 @@
-"""Points over the range of features, and predictions of a regressor."""
+"""Grids over the range of features, and predictions of a regressor."""
 
 from numbers import Real
 from typing import NamedTuple
@@ -13,16 +13,16 @@ from sklaplace.core.checks import check_count
 
 
 class Grid(NamedTuple):
-    """Evenly spaced points over the range of d features.
+    """Grid of evenly spaced points over the range of d features.
 
     Attributes
     ----------
     samples : ndarray of shape (m, d)
-        Samples whose range the grid covers.
+        Samples that determine the range of the grid.
     mesh : tuple of d ndarrays of shape (resolution,) * d
         Values of each feature.
     points : ndarray or data frame of shape (resolution ** d, d)
-        All points, as a data frame if the samples are one.
+        All points, as a data frame if the samples are a data frame.
     names : tuple of d str or None
         Names of the features; None for arrays.
     """
@@ -34,7 +34,7 @@ class Grid(NamedTuple):
 
 
 def grid_over(X: ArrayLike, n_features: int, resolution: int, eps: float) -> Grid:
-    """Return the grid over the range of each feature, extended by eps on each side."""
+    """Return the grid over the range of each feature, plus eps on each side."""
     samples = check_array(X, input_name="X")
     if samples.shape[1] != n_features:
         raise ValueError(
@@ -50,7 +50,7 @@ def grid_over(X: ArrayLike, n_features: int, resolution: int, eps: float) -> Gri
     points = np.stack([values.ravel() for values in mesh], axis=1)
     if not hasattr(X, "columns"):
         return Grid(samples, tuple(mesh), points, (None,) * n_features)
-    # Estimators check the names of features, so that points become a data frame, too.
+    # Estimators check feature names, so the points also become a data frame.
     keyword = "schema" if hasattr(X, "schema") else "columns"  # polars, pandas
     names = {keyword: list(X.columns)}
     return Grid(samples, tuple(mesh), type(X)(points, **names), tuple(X.columns))
@@ -60,7 +60,7 @@ def mean_and_std(regressor: BaseEstimator, X: object) -> tuple[np.ndarray, np.nd
     """Predict means (n,) and standard deviations (n,)."""
     try:
         mean, std = regressor.predict(X, return_std=True)
-    except NotFittedError:  # an AttributeError, too
+    except NotFittedError:  # also an AttributeError
         raise
     except (AttributeError, TypeError) as error:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""PriorPathDisplay: score and evidence along prior precisions."""
+"""PriorPathDisplay: score and evidence over prior precisions."""
 
 from typing import Any, Self
 
@@ -13,11 +13,11 @@ from sklaplace.plotting.display import Display, Style
 
 
 class PriorPathDisplay(Display):
-    """Score of cross-validation and log evidence along prior precisions.
+    """Cross-validation score and log evidence over prior precisions.
 
-    Shows how much the choice of the prior precision matters, and whether both criteria
-    agree. Use `from_estimator` to create the display. Parameters are stored as
-    attributes.
+    The display shows how much the choice of the prior precision matters, and whether
+    both criteria agree. Use `from_estimator` to create the display. Parameters are
+    stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/prior>`.
 
@@ -26,40 +26,40 @@ class PriorPathDisplay(Display):
     prior_precisions : ndarray of shape (G,)
         Prior precisions.
     evidence : ndarray of shape (G,)
-        Log marginal likelihood of the training data under each, in nats.
+        Log marginal likelihood of the training data for each prior precision, in nats.
     score : ndarray of shape (G,), default=None
         Mean score over folds.
     score_std : ndarray of shape (G,), default=None
-        Its standard deviation over folds.
+        Standard deviation of the score over folds.
     chosen : float, default=None
-        The fitted prior precision; None where there are several.
+        Fitted prior precision; None if there are several.
 
     Attributes
     ----------
     ax_ : matplotlib Axes
-        Axes of the score if there is one, else of the evidence.
+        Axes of the score, or of the evidence if there is no score.
     evidence_ax_ : matplotlib Axes
-        Axes of the evidence, on the right if there is a score.
+        Axes of the evidence, on the right side if there is a score.
     figure_ : matplotlib Figure
-        The figure of `ax_`.
+        Figure of `ax_`.
     evidence_line_ : matplotlib Line2D
-        The evidence.
+        Line of the evidence.
     score_line_ : matplotlib Line2D or None
-        The score.
+        Line of the score.
     score_band_ : matplotlib PolyCollection or None
-        One standard deviation on either side.
+        Band of one standard deviation on each side.
     chosen_ : matplotlib Line2D or None
-        The fitted prior precision, as a vertical line.
+        Vertical line at the fitted prior precision.
 
     See Also
     --------
-    sklaplace.LaplaceClassifierCV : Chooses the prior precision by cross-validation.
-    sklaplace.LaplaceRegressorCV : Chooses the prior precision of a regression.
+    sklaplace.LaplaceClassifierCV : Classifier that cross-validates the prior precision.
+    sklaplace.LaplaceRegressorCV : Regressor that cross-validates the prior precision.
 
     Notes
     -----
-    Where the evidence falls steeply, the axis ends at three times the difference of the
-    largest and the median evidence, below the largest.
+    If the evidence falls steeply, its axis starts below the largest evidence by three
+    times the difference between the largest and the median evidence.
 
     References
     ----------
@@ -93,26 +93,25 @@ class PriorPathDisplay(Display):
         prior_precisions: ArrayLike | None = None,
         **options: Any,
     ) -> Self:
-        """Compute the evidence along prior precisions and plot it with the scores.
+        """Compute the evidence over prior precisions, and plot it with the scores.
 
-        Nothing is trained. The evidence uses the fitted network and curvature.
+        No network is trained. The evidence uses the fitted network and curvature.
 
         Parameters
         ----------
         estimator : object
             A fitted `LaplaceClassifierCV` or `LaplaceRegressorCV`, whose
-            ``cv_results_`` has the scores, or a fitted `LaplaceClassifier` or
-            `LaplaceRegressor`, of which the evidence alone is plotted.
+            ``cv_results_`` holds the scores, or a fitted `LaplaceClassifier` or
+            `LaplaceRegressor`, for which only the evidence is plotted.
         prior_precisions : array-like of shape (G,), default=None
-            Prior precisions, each one for all weights. With
-            ``cv_results_``, its prior precisions are plotted, and this parameter has to
-            be None. Without, None takes 25 values from a thousandth of the fitted prior
-            precision to a thousand times; several fitted prior precisions are replaced
-            by their geometric mean.
+            Prior precisions, each used for all weights. With ``cv_results_``, this
+            parameter must be None, and the prior precisions come from ``cv_results_``.
+            Otherwise, None takes 25 values from a thousandth to a thousand times the
+            fitted prior precision. If there are several fitted prior precisions, their
+            geometric mean is used.
         **options : dict
-            `ax`: axes to plot on; None creates a figure.
-            `score_kw` and `evidence_kw`: dicts of keywords for matplotlib's ``plot`` of
-            score and evidence.
+            `ax`: axes to plot on; None creates a figure. `score_kw` and `evidence_kw`:
+            dicts of keywords for matplotlib's ``plot`` of the score and the evidence.
 
         Returns
         -------
@@ -122,22 +121,22 @@ class PriorPathDisplay(Display):
         Raises
         ------
         ValueError
-            If a prior precision is not positive, is given for an estimator that has
-            scores of others, or the prior is the posterior of an earlier task.
+            If a prior precision is not positive, if ``prior_precisions`` is given for
+            an estimator with scores, or if the prior is the posterior of an earlier
+            task.
         TypeError
-            If the estimator has no evidence.
+            If the estimator does not have an evidence.
         ImportError
             If matplotlib is not installed.
 
         See Also
         --------
-        sklaplace.LaplaceClassifier.log_marginal_likelihood : The evidence.
+        sklaplace.LaplaceClassifier.log_marginal_likelihood : Compute the evidence.
 
         Notes
         -----
-        Noise, temperature and the mean of the posterior are the fitted ones under every
-        prior precision, in the evidence; scores have the noise that was chosen with
-        each.
+        The evidence uses the fitted noise, temperature and posterior mean for every
+        prior precision. The scores use the noise chosen for each prior precision.
 
         Examples
         --------
@@ -176,7 +175,7 @@ class PriorPathDisplay(Display):
         ).plot(**options)
 
     def _draw(self, *, score_kw: Style = None, evidence_kw: Style = None) -> None:
-        """Draw score and evidence, and the fitted prior precision."""
+        """Draw the score, the evidence and the fitted prior precision."""
         ax, x, evidence = self.ax_, self.prior_precisions, self.evidence
         self.evidence_ax_ = right = ax if self.score is None else ax.twinx()
         self.score_line_ = self.score_band_ = self.chosen_ = None

@@ -1,4 +1,4 @@
-"""RegressionCalibrationDisplay: empirical against nominal coverage of a regression."""
+"""RegressionCalibrationDisplay: empirical against nominal coverage of a regressor."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,11 +24,11 @@ _LABELS = {
 
 
 class RegressionCalibrationDisplay(Display):
-    """Empirical against nominal coverage of a regression, with its sharpness.
+    """Empirical against nominal coverage of a regressor, with its sharpness.
 
-    Below the diagonal intervals are too narrow, above it too wide. For one target.
-    Use `from_estimator` or `from_predictions` to create the display. Parameters are
-    stored as attributes.
+    Intervals are too narrow below the diagonal, and too wide above it. The regressor
+    must have one target. Use `from_estimator` or `from_predictions` to create the
+    display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -37,7 +37,7 @@ class RegressionCalibrationDisplay(Display):
     levels : ndarray of shape (n_levels,)
         Nominal coverages, or levels of quantiles, ascending.
     frequency : ndarray of shape (n_levels,)
-        Fraction of targets inside the intervals, or at most the quantiles.
+        Fraction of targets inside the intervals, or not above the quantiles.
     sharpness : float
         Mean predicted variance.
     kind : {"interval", "quantile"}, default="interval"
@@ -50,17 +50,17 @@ class RegressionCalibrationDisplay(Display):
     ax_ : matplotlib Axes
         Axes of the plot.
     figure_ : matplotlib Figure
-        The figure of `ax_`.
+        Figure of `ax_`.
     line_ : matplotlib Line2D
-        The curve.
+        Calibration curve.
     reference_ : matplotlib Line2D
-        The diagonal.
+        Diagonal of perfect calibration.
 
     See Also
     --------
-    PredictiveBandDisplay : The intervals themselves.
-    sklaplace.metrics.empirical_frequency : Computes the curve of quantiles.
-    sklaplace.metrics.sharpness : The number in the legend.
+    PredictiveBandDisplay : Intervals over one feature.
+    sklaplace.metrics.empirical_frequency : Compute the curve of quantiles.
+    sklaplace.metrics.sharpness : Number in the legend.
 
     References
     ----------
@@ -91,21 +91,20 @@ class RegressionCalibrationDisplay(Display):
     def from_estimator(
         cls, regressor: BaseEstimator, X: object, y: ArrayLike, **options: Any
     ) -> Self:
-        """Predict quantiles and plot how many targets are below them.
+        """Predict quantiles, and plot the fraction of targets below them.
 
         Parameters
         ----------
         regressor : object
-            Fitted, with ``predict(X, return_std=True)``. A regressor with
-            ``predict_quantiles`` predicts the quantiles; else they are Gaussian.
+            Fitted regressor with ``predict(X, return_std=True)``. Quantiles come from
+            ``predict_quantiles`` if available, otherwise from Gaussians.
         X : array-like of shape (n, ...)
-            Samples that the regressor was not trained on.
+            Held-out samples.
         y : array-like of shape (n,)
-            Their targets.
+            Held-out targets.
         **options : dict
-            `name`: name in the legend, by default of the estimator's class.
-            `kind`, `levels`, `sample_weight`, `ax` and `line_kw`, as for
-            `from_predictions`.
+            `name`: name in the legend, by default the estimator's class. `kind`,
+            `levels`, `sample_weight`, `ax` and `line_kw`, as for `from_predictions`.
 
         Returns
         -------
@@ -123,7 +122,7 @@ class RegressionCalibrationDisplay(Display):
 
         See Also
         --------
-        from_predictions : Plots predictions from elsewhere.
+        from_predictions : Plot given predictions.
 
         Examples
         --------
@@ -163,13 +162,13 @@ class RegressionCalibrationDisplay(Display):
         y_true : array-like of shape (n,)
             Targets.
         y_mean, y_std : array-like of shape (n,)
-            Predicted means and standard deviations, observation noise included.
+            Predicted means and standard deviations, including observation noise.
         kind : {"interval", "quantile"}, default="interval"
-            Coverage of central intervals, or frequency of targets below quantiles. The
-            second also shows whether targets are too often on one side.
+            Coverage of central intervals, or frequency of targets below quantiles.
+            Quantiles also show whether targets are too often on one side.
         levels : array-like of shape (n_levels,), default=None
-            Nominal coverages or levels, each in (0, 1). None takes 0.05, 0.1 and so on
-            to 0.95.
+            Nominal coverages or levels, each in (0, 1). None takes 0.05, 0.1, ...,
+            0.95.
         quantiles : callable, default=None
             Function of levels (m,) that returns the predicted quantiles (n, m). None
             takes the quantiles of Gaussians.
@@ -196,7 +195,7 @@ class RegressionCalibrationDisplay(Display):
 
         See Also
         --------
-        from_estimator : Predicts means and standard deviations.
+        from_estimator : Predict and plot the calibration.
 
         Examples
         --------
@@ -216,7 +215,7 @@ class RegressionCalibrationDisplay(Display):
         hint = "Choose probabilities, such as 0.9."
         levels = np.arange(1, 20) / 20 if levels is None else levels
         levels = np.sort(as_levels("levels", levels, hint))
-        # of intervals, all lower before all upper ends
+        # for intervals, all lower ends come before all upper ends
         ends = [levels] if kind == "quantile" else [(1 - levels) / 2, (1 + levels) / 2]
         tails = np.concatenate(ends)
         if quantiles is None:

@@ -14,16 +14,15 @@ from sklaplace.plotting.display import Display, Style
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# curves that can be told apart on one plot
+# maximum number of curves that are distinguishable on one plot
 _MOST_CLASSES = 5
 
 
 class ReliabilityDisplay(Display):
     """Reliability diagram of a classifier, with the number of samples per bin.
 
-    For two or more classes: of the most probable class, or of each. Use
-    `from_estimator` or `from_predictions` to create the display. Parameters are stored
-    as attributes.
+    The diagram is for the most probable class, or for each class. Use `from_estimator`
+    or `from_predictions` to create the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -35,35 +34,35 @@ class ReliabilityDisplay(Display):
     mean_proba : ndarray of the same shape
         Mean predicted probability per bin.
     weight : ndarray of the same shape
-        Number of samples per bin, or their sum of weights.
+        Number of samples per bin, or sum of their weights.
     class_names : sequence of K str, default=None
         Names of the classes in the legend.
     name : str, default=None
-        Name in the legend where there is one curve.
+        Name in the legend if there is only one curve.
 
     Attributes
     ----------
     calibration_error : float
-        Mean difference of frequency and probability, weighted by the bins. For the most
-        probable class, the expected calibration error.
+        Mean absolute difference of frequency and probability, weighted by bins. For the
+        most probable class, this is the expected calibration error.
     ax_ : matplotlib Axes
         Axes of the plot.
     count_ax_ : matplotlib Axes
-        Axes of the counts, which share the horizontal axis.
+        Axes of the counts, with the same horizontal axis.
     figure_ : matplotlib Figure
-        The figure of `ax_`.
+        Figure of `ax_`.
     lines_ : list of matplotlib Line2D
-        One curve, or one per class that is plotted.
+        One curve, or one per plotted class.
     reference_ : matplotlib Line2D
-        The diagonal.
+        Diagonal of perfect calibration.
     bars_ : list of matplotlib BarContainer
-        Numbers of samples, for each curve.
+        Bars of sample counts, for each curve.
 
     See Also
     --------
-    sklaplace.metrics.expected_calibration_error : The curve as one number.
-    sklaplace.metrics.reliability_curve : Computes the curves.
-    sklearn.calibration.CalibrationDisplay : For two classes, without counts.
+    sklaplace.metrics.expected_calibration_error : Summary of the curve.
+    sklaplace.metrics.reliability_curve : Compute the curves.
+    sklearn.calibration.CalibrationDisplay : Display for two classes, without counts.
 
     Examples
     --------
@@ -85,11 +84,11 @@ class ReliabilityDisplay(Display):
 
     @property
     def calibration_error(self) -> float:
-        """Mean difference of frequency and probability, weighted by the bins.
+        """Mean absolute difference of frequency and probability, weighted by bins.
 
         See Also
         --------
-        sklaplace.metrics.expected_calibration_error : Without a plot.
+        sklaplace.metrics.expected_calibration_error : Compute the error without a plot.
 
         Examples
         --------
@@ -104,20 +103,20 @@ class ReliabilityDisplay(Display):
     def from_estimator(
         cls, classifier: BaseEstimator, X: object, y: ArrayLike, **options: Any
     ) -> Self:
-        """Predict probabilities and plot the reliability diagram.
+        """Predict probabilities, and plot the reliability diagram.
 
         Parameters
         ----------
         classifier : object
-            Fitted, with ``predict_proba`` and ``classes_``.
+            Fitted classifier with ``predict_proba`` and ``classes_``.
         X : array-like of shape (n, ...)
-            Samples that the classifier was not trained on.
+            Held-out samples.
         y : array-like of shape (n,)
-            Their labels.
+            Held-out labels.
         **options : dict
-            `name`: name in the legend, by default of the estimator's class.
-            `kind`, `n_bins`, `strategy`, `sample_weight`, `ax`, `classes`, `line_kw`
-            and `bar_kw`, as for `from_predictions`.
+            `name`: name in the legend, by default the estimator's class. `kind`,
+            `n_bins`, `strategy`, `sample_weight`, `ax`, `classes`, `line_kw` and
+            `bar_kw`, as for `from_predictions`.
 
         Returns
         -------
@@ -127,7 +126,7 @@ class ReliabilityDisplay(Display):
         Raises
         ------
         ValueError
-            If shapes or classes are inconsistent, or an option is not known.
+            If shapes or classes are inconsistent, or an option is unknown.
         TypeError
             If the classifier has no ``predict_proba``.
         ImportError
@@ -135,7 +134,7 @@ class ReliabilityDisplay(Display):
 
         See Also
         --------
-        from_predictions : Plots probabilities from elsewhere.
+        from_predictions : Plot given probabilities.
 
         Examples
         --------
@@ -173,13 +172,12 @@ class ReliabilityDisplay(Display):
         y_true : array-like of shape (n,)
             Class labels.
         y_proba : array-like of shape (n, K) or (n,)
-            Probabilities, one column per class in the order of ``labels``; a 1d
-            array has the probabilities of the second of two classes.
+            Probabilities, one column per class in the order of ``labels``. A 1d array
+            holds probabilities of the second of two classes.
         labels : array-like of shape (K,), default=None
-            Classes in the order of the columns. By default the sorted values of
-            ``y_true``.
+            Classes in the order of the columns. Default: sorted values of ``y_true``.
         kind : {"top_label", "per_class"}, default="top_label"
-            Of the most probable class, or of each class against all others.
+            Diagram of the most probable class, or of each class against all others.
         n_bins : int, default=10
             Number of bins.
         strategy : {"uniform", "quantile"}, default="uniform"
@@ -189,9 +187,9 @@ class ReliabilityDisplay(Display):
         name : str, default=None
             Name in the legend.
         **options : dict
-            `ax`: axes to plot on; None creates a figure.
-            `classes`: classes to plot with ``kind="per_class"``, by default all, or the
-            five with the largest calibration errors. `line_kw` and `bar_kw`: dicts of
+            `ax`: axes to plot on; None creates a figure. `classes`: classes to plot
+            with ``kind="per_class"``. The default is all classes, or the five classes
+            with the largest calibration errors. `line_kw` and `bar_kw`: dicts of
             keywords for matplotlib's ``plot`` and ``bar``.
 
         Returns
@@ -202,13 +200,13 @@ class ReliabilityDisplay(Display):
         Raises
         ------
         ValueError
-            If shapes or classes are inconsistent, or an option is not known.
+            If shapes or classes are inconsistent, or an option is unknown.
         ImportError
             If matplotlib is not installed.
 
         See Also
         --------
-        from_estimator : Predicts the probabilities.
+        from_estimator : Predict and plot the probabilities.
 
         Examples
         --------
@@ -246,7 +244,7 @@ class ReliabilityDisplay(Display):
         line_kw: Style = None,
         bar_kw: Style = None,
     ) -> None:
-        """Draw curves, and counts in the lower third of the plot on a log scale."""
+        """Draw the curves, and the counts on a log scale in the lower third."""
         ax, is_single = self.ax_, np.ndim(self.frequency) == 1
         if is_single:
             names = [axes.curve_label(self.name, f"ECE {self.calibration_error:.3f}")]
@@ -261,7 +259,7 @@ class ReliabilityDisplay(Display):
         self.count_ax_ = ax.twinx()
         self.lines_, self.bars_ = [], []
         for k, curve in enumerate(zip(*curves, strict=True)):
-            # A line stops at nan, which empty bins have.
+            # Empty bins contain nan, which would interrupt a line.
             x, frequency, weight = (values[curve[-1] > 0] for values in curve)
             color = axes.PALETTE[k % len(axes.PALETTE)]
             style = axes.MARKED | {"color": color, "label": names[rows[k]]}
@@ -272,20 +270,20 @@ class ReliabilityDisplay(Display):
         if len(rows) < len(names):
             x_label += f" ({len(rows)} of {len(names)} classes)"
         y_label = "accuracy" if is_single else "empirical frequency"
-        limits = -0.03, 1.03  # markers at zero and one are seen in full
+        limits = -0.03, 1.03  # fully show markers at zero and one
         ax.set(xlabel=x_label, ylabel=y_label, xlim=limits, ylim=limits)
         _scale_counts(self.count_ax_, curves[-1])
-        ax.set_zorder(self.count_ax_.get_zorder() + 1)  # lines before bars
+        ax.set_zorder(self.count_ax_.get_zorder() + 1)  # lines in front of bars
         ax.patch.set_visible(False)
         axes.draw_legend(ax)
 
     def _errors(self) -> np.ndarray:
-        """Return the sum of weighted differences of each curve, (K,) or ()."""
+        """Return the sum of weighted differences for each curve, (K,) or ()."""
         gaps = np.nan_to_num(np.subtract(self.frequency, self.mean_proba))
         return np.asarray((np.abs(gaps) * self.weight).sum(axis=-1))
 
     def _rows(self, classes: ArrayLike | None, names: list[str]) -> list[int]:
-        """Return the rows of the curves to draw."""
+        """Return the row indices of the curves to draw."""
         if classes is None:
             worst = np.argsort(-np.atleast_1d(self._errors()), kind="stable")
             return sorted(worst[:_MOST_CLASSES].tolist())
@@ -299,7 +297,7 @@ class ReliabilityDisplay(Display):
 
 
 def _scale_counts(ax: "Axes", weight: np.ndarray) -> None:
-    """Scale the axes of counts so that the bars take the lower third."""
+    """Scale the axes of counts so that the bars fill the lower third."""
     fewest, most = weight[weight > 0].min(), weight.max()
     low = fewest / 2
     ax.set(yscale="log", ylim=(low, low * (most / low) ** 3))

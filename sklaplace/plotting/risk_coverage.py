@@ -16,22 +16,22 @@ from sklaplace.plotting.predictions import mean_and_std
 class RiskCoverageDisplay(Display):
     """Mean loss of the most confident predictions against their fraction.
 
-    Shows what is gained where a model may leave samples unanswered. A useful confidence
-    makes the curve rise to the right. Use `from_estimator` or `from_predictions` to
-    create the display. Parameters are stored as attributes.
+    The display shows the benefit of leaving samples unanswered. With a useful
+    confidence, the curve rises to the right. Use `from_estimator` or `from_predictions`
+    to create the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
     coverage : ndarray of shape (m,)
-        Fraction of samples that are answered, ascending.
+        Fraction of answered samples, ascending.
     risk : ndarray of shape (m,)
-        Mean loss of the samples that are answered.
+        Mean loss of the answered samples.
     area : float
         Area under the curve (AURC).
     loss_name : str, default="loss"
-        Name of the loss, whose mean is the risk.
+        Name of the loss; its mean is the risk.
     name : str, default=None
         Name in the legend.
 
@@ -40,15 +40,15 @@ class RiskCoverageDisplay(Display):
     ax_ : matplotlib Axes
         Axes of the plot.
     figure_ : matplotlib Figure
-        The figure of `ax_`.
+        Figure of `ax_`.
     line_ : matplotlib Line2D
-        The curve.
+        Risk-coverage curve.
 
     See Also
     --------
-    NoveltyDisplay : Whether a score separates unknown samples.
-    sklaplace.metrics.area_under_risk_coverage : The curve as one number.
-    sklaplace.metrics.risk_coverage_curve : Computes the curve.
+    NoveltyDisplay : Separation of unknown samples by a score.
+    sklaplace.metrics.area_under_risk_coverage : Area under the curve.
+    sklaplace.metrics.risk_coverage_curve : Compute the curve.
 
     References
     ----------
@@ -77,21 +77,21 @@ class RiskCoverageDisplay(Display):
     def from_estimator(
         cls, estimator: BaseEstimator, X: object, y: ArrayLike, **options: Any
     ) -> Self:
-        """Predict and plot the risk.
+        """Predict with an estimator, and plot the risk.
 
         Parameters
         ----------
         estimator : object
             A fitted classifier with ``predict_proba``: the loss is the error of the
-            most probable class, the confidence its probability. Or a fitted regressor
-            with ``predict(X, return_std=True)``: the squared error, and minus the
-            standard deviation.
+            most probable class, and the confidence is its probability. Or a fitted
+            regressor with ``predict(X, return_std=True)``: the loss is the squared
+            error, and the confidence is the negative standard deviation.
         X : array-like of shape (n, ...)
-            Samples that the estimator was not trained on.
+            Held-out samples.
         y : array-like of shape (n,)
-            Their targets.
+            Held-out targets.
         **options : dict
-            `name`: name in the legend, by default of the estimator's class.
+            `name`: name in the legend, by default the estimator's class.
             `sample_weight`, `ax` and `line_kw`, as for `from_predictions`.
 
         Returns
@@ -110,7 +110,7 @@ class RiskCoverageDisplay(Display):
 
         See Also
         --------
-        from_predictions : Plots losses and confidences from elsewhere.
+        from_predictions : Plot given losses and confidences.
 
         Examples
         --------
@@ -147,18 +147,18 @@ class RiskCoverageDisplay(Display):
         name: str | None = None,
         **options: Any,
     ) -> Self:
-        """Plot the risk from losses and confidences of samples.
+        """Plot the risk for given losses and confidences of samples.
 
         Parameters
         ----------
         losses : array-like of shape (n,)
             Loss of each sample.
         confidence : array-like of shape (n,)
-            The larger, the earlier a sample is answered.
+            Confidence score. Samples with larger scores are answered first.
         sample_weight : array-like of shape (n,), default=None
             Sample weights.
         loss_name : str, default="loss"
-            Name of the loss, whose mean is the risk.
+            Name of the loss; its mean is the risk.
         name : str, default=None
             Name in the legend.
         **options : dict
@@ -173,13 +173,13 @@ class RiskCoverageDisplay(Display):
         Raises
         ------
         ValueError
-            If shapes are inconsistent or values not finite.
+            If shapes are inconsistent, or values are not finite.
         ImportError
             If matplotlib is not installed.
 
         See Also
         --------
-        from_estimator : Predicts losses and confidences.
+        from_estimator : Predict and plot the risk.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""DirichletDisplay: density of a Dirichlet over the probabilities of three classes."""
+"""DirichletDisplay: density of a Dirichlet over probabilities of three classes."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -12,16 +12,16 @@ from sklaplace.dirichlet import log_density, mean
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 
-# where the probabilities of the three classes are one: an equilateral triangle
+# points at which each class has probability one: an equilateral triangle
 _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 
 
 class DirichletDisplay(Display):
     """Density of a Dirichlet on the simplex of three classes.
 
-    A point of the triangle is a vector of three probabilities: a corner is certainty,
-    the centre is ``(1/3, 1/3, 1/3)``. Use `from_estimator` or `from_predictions` to
-    create the display. Parameters are stored as attributes.
+    A point of the triangle is a vector of three probabilities. A corner means
+    certainty, and the centre is ``(1/3, 1/3, 1/3)``. Use `from_estimator` or
+    `from_predictions` to create the display. Parameters are stored as attributes.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -30,8 +30,8 @@ class DirichletDisplay(Display):
     proba : ndarray of shape (n, 3)
         Points of the simplex.
     log_density : ndarray of shape (n,)
-        Logarithm of the density there, with respect to the Lebesgue measure of two of
-        the probabilities.
+        Logarithm of the density at these points, with respect to the Lebesgue measure
+        of two probabilities.
     mean : ndarray of shape (3,)
         Mean of the Dirichlet.
     class_names : sequence of three str, default=None
@@ -42,27 +42,27 @@ class DirichletDisplay(Display):
     ax_ : matplotlib Axes
         Axes of the plot.
     figure_ : matplotlib Figure
-        The figure of `ax_`.
+        Figure of `ax_`.
     surface_ : matplotlib TriContourSet
-        The filled contours, to pass to ``figure.colorbar``.
+        Filled contours, to pass to ``figure.colorbar``.
     mean_ : matplotlib Line2D
-        The mean, as a point.
+        Point at the mean.
     edges_ : matplotlib Line2D
-        The triangle.
+        Edges of the triangle.
     texts_ : list of matplotlib Text
-        The labels of the corners.
+        Labels of the corners.
 
     See Also
     --------
-    UncertaintyDisplay : Uncertainty of all predictions over a plane.
-    sklaplace.dirichlet.log_density : Computes the density.
+    UncertaintyDisplay : Uncertainty of a classifier over two features.
+    sklaplace.dirichlet.log_density : Compute the log-density.
 
     Notes
     -----
-    Colours show the density divided by its largest value on the grid. Where a
-    concentration is below one the density is infinite on an edge; it is evaluated
-    inside only. A distribution that is narrower than ``1 / grid_resolution`` is drawn
-    as wide as that.
+    Colours show the density divided by its largest value on the grid. If a
+    concentration is below one, the density is infinite on an edge, so it is evaluated
+    only inside the triangle. A distribution narrower than ``1 / grid_resolution`` is
+    drawn with this width.
 
     Examples
     --------
@@ -90,14 +90,14 @@ class DirichletDisplay(Display):
         method: str | None = None,
         **options: Any,
     ) -> Self:
-        """Predict the Dirichlet of one sample and plot it.
+        """Predict and plot the Dirichlet of one sample.
 
         Parameters
         ----------
         classifier : object
-            Fitted, with ``predict_dirichlet`` and three classes.
+            Fitted classifier with ``predict_dirichlet`` and three classes.
         X : array-like of shape (1, ...)
-            The sample.
+            Sample to predict.
         method : str, default=None
             Dirichlet approximation, as for ``predict_dirichlet``.
         **options : dict
@@ -112,7 +112,8 @@ class DirichletDisplay(Display):
         Raises
         ------
         ValueError
-            If there are not three classes or not one sample, or an option is not known.
+            If there are not exactly three classes and one sample, or an option is
+            unknown.
         TypeError
             If the classifier has no ``predict_dirichlet``.
         ImportError
@@ -120,7 +121,7 @@ class DirichletDisplay(Display):
 
         See Also
         --------
-        from_predictions : Plots the density for concentrations.
+        from_predictions : Plot the density for given concentrations.
 
         Examples
         --------
@@ -149,12 +150,12 @@ class DirichletDisplay(Display):
         grid_resolution: int = 100,
         **options: Any,
     ) -> Self:
-        """Plot the density for concentrations.
+        """Plot the density for given concentrations.
 
         Parameters
         ----------
         alpha : array-like of shape (3,)
-            Concentrations, positive.
+            Positive concentrations.
         class_names : sequence of three str, default=("0", "1", "2")
             Labels of the corners.
         grid_resolution : int, default=100
@@ -172,13 +173,13 @@ class DirichletDisplay(Display):
         Raises
         ------
         ValueError
-            If there are not three concentrations, or one is not positive.
+            If there are not exactly three concentrations, or if one is not positive.
         ImportError
             If matplotlib is not installed.
 
         See Also
         --------
-        from_estimator : Predicts the concentrations.
+        from_estimator : Predict the concentrations and plot the density.
 
         Examples
         --------
@@ -202,9 +203,10 @@ class DirichletDisplay(Display):
         ).plot(**options)
 
     def _draw(self, *, surface_kw: Style = None, point_kw: Style = None) -> None:
-        """Draw the density, the mean, and the triangle with its labels."""
+        """Draw the density, the mean, and the labelled triangle."""
         x, y = (np.asarray(self.proba) @ _CORNERS).T
-        # Relative to the largest value, as densities of narrow distributions underflow.
+        # Relative to the largest value, because densities of narrow distributions
+        # underflow.
         density = np.exp(self.log_density - np.max(self.log_density))
         style = axes.styled(surface_kw, cmap="cividis", levels=np.linspace(0, 1, 21))
         self.surface_ = self.ax_.tricontourf(x, y, density, **style)

@@ -1,4 +1,4 @@
-"""WeightPosteriorDisplay: marginal posteriors of chosen weights."""
+"""WeightPosteriorDisplay: marginal posteriors of selected weights."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -13,15 +13,16 @@ from sklaplace.curvature.layout import Layout
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 
-# half width of a marginal in standard deviations, and its height in rows
+# half width of a marginal in standard deviations, and height in rows
 _REACH, _HEIGHT = 4.0, 0.85
 
 
 class WeightPosteriorDisplay(Display):
-    """Marginal posteriors of chosen weights: one Gaussian per row.
+    """Marginal posteriors of selected weights, one Gaussian per row.
 
-    All marginals have the same height, so that narrow and wide ones are seen together.
-    Use `from_estimator` to create the display. Parameters are stored as attributes.
+    All marginals have the same height, so that narrow and wide marginals are both
+    visible. Use `from_estimator` to create the display. Parameters are stored as
+    attributes.
 
     Read more in the :doc:`User Guide </user_guide/theory>`.
 
@@ -39,16 +40,16 @@ class WeightPosteriorDisplay(Display):
     ax_ : matplotlib Axes
         Axes of the plot.
     figure_ : matplotlib Figure
-        The figure of `ax_`.
+        Figure of `ax_`.
     densities_ : list of m matplotlib PolyCollection
-        The marginals, from top to bottom.
+        Marginals, from top to bottom.
     zero_ : matplotlib Line2D
-        The vertical line at zero.
+        Vertical line at zero.
 
     See Also
     --------
-    PriorPathDisplay : Criteria that choose the width of the prior.
-    sklaplace.LaplaceClassifier : Fits ``posterior_``.
+    PriorPathDisplay : Criteria for choosing the prior precision.
+    sklaplace.LaplaceClassifier : Classifier with a ``posterior_``.
 
     Examples
     --------
@@ -74,16 +75,16 @@ class WeightPosteriorDisplay(Display):
         weights: ArrayLike | None = None,
         **options: Any,
     ) -> Self:
-        """Plot marginals of ``posterior_``.
+        """Plot the marginals of ``posterior_``.
 
         Parameters
         ----------
         estimator : object
-            Fitted, with a ``posterior_`` that has means and variances of weights: a
-            Laplace estimator or SWAG.
+            Fitted Laplace or SWAG estimator, with a ``posterior_`` that has means and
+            variances of weights.
         weights : sequence of int, default=None
-            Positions among the weights of the posterior. None takes eight, evenly
-            spaced from the first to the last, or all if there are fewer.
+            Positions among the weights of the posterior. None takes eight positions,
+            evenly spaced from first to last, or all if there are fewer.
         **options : dict
             `ax`: axes to plot on; None creates a figure.
             `density_kw`: dict of keywords for matplotlib's ``fill_between``.
@@ -96,7 +97,7 @@ class WeightPosteriorDisplay(Display):
         Raises
         ------
         ValueError
-            If there is no weight at one of the positions.
+            If a position does not belong to a weight.
         TypeError
             If the estimator has no such posterior.
         ImportError
@@ -104,7 +105,8 @@ class WeightPosteriorDisplay(Display):
 
         See Also
         --------
-        sklaplace.posterior.gaussian.GaussianPosterior.variance : Of all weights.
+        sklaplace.posterior.gaussian.GaussianPosterior.variance :
+            Variances of all weights.
 
         Examples
         --------
@@ -154,7 +156,7 @@ class WeightPosteriorDisplay(Display):
 
 
 def _name(layout: Layout, position: int) -> str:
-    """Return parameter and index of a weight, such as ``"weight[0, 3]"``."""
+    """Return the parameter and index of a weight, such as ``"weight[0, 3]"``."""
     for block in layout.blocks:
         if position < block.size:
             break
