@@ -142,7 +142,7 @@ def readable(n_bytes: float) -> str:
     return f"{n_bytes:,.{0 if n_bytes >= 10 else 1}f} {units[0]}"
 
 
-def move(value: Any, device: torch.device | str) -> Any:
+def move(value: object, device: torch.device | str) -> Any:
     """Move tensors, modules, sequences and dataclasses to a device.
 
     Values already on the device are returned unchanged; others are copied. A value
@@ -159,14 +159,14 @@ def moved_entries(
     return {**state, **moved}
 
 
-def _moved(value: Any, device: torch.device, known: dict[int, Any]) -> Any:
+def _moved(value: object, device: torch.device, known: dict[int, Any]) -> Any:
     """Move a value; ``known`` maps the ``id`` of an original to its moved value."""
     if id(value) not in known:
         known[id(value)] = _copied(value, device, known)
     return known[id(value)]
 
 
-def _copied(value: Any, device: torch.device, known: dict[int, Any]) -> Any:
+def _copied(value: object, device: torch.device, known: dict[int, Any]) -> Any:
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, nn.Module):

@@ -116,7 +116,7 @@ def warn_without_memory(error: Exception) -> None:
     )
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: object) -> str:
     """Return a hexadecimal hash of a value, equal in all processes.
 
     The hash includes the versions of libraries, and torch's default dtype, device and
@@ -183,14 +183,14 @@ class _Hasher(NumpyHasher):
         place = number, tensor.storage_offset()
         return kind, tensor.requires_grad, values, place, hooks, vars(tensor)
 
-    def save_global(self, value: Any, name: str | None = None) -> None:
+    def save_global(self, value: object, name: str | None = None) -> None:
         """Save a class or function by name, and the user's code by source as well."""
         super().save_global(value, name)
         for part in getattr(value, "__mro__", [value]):
             if isinstance(part, (type, types.FunctionType)) and _is_of_user(part):
                 self.save(_code(part))
 
-    def _batch_setitems(self, items: Iterable[Any], *args: Any) -> None:
+    def _batch_setitems(self, items: Iterable[Any], *args: object) -> None:
         # unlike joblib, keep the order, because a module's layers are ordered
         super(Hasher, self)._batch_setitems(items, *args)
 
@@ -212,11 +212,11 @@ def _parameters(net: skorch.NeuralNet) -> dict[str, Any]:
     return {name: found[name] for name in sorted(found) if name not in dropped}
 
 
-def _is_of_user(value: Any) -> bool:
+def _is_of_user(value: object) -> bool:
     return str(value.__module__).partition(".")[0] not in _LIBRARIES
 
 
-def _code(value: Any) -> tuple[str, list[bytes]]:
+def _code(value: object) -> tuple[str, list[bytes]]:
     """Return the source and the loaded bytecode of a class or function.
 
     They differ if the file was edited after its import.
@@ -228,7 +228,7 @@ def _code(value: Any) -> tuple[str, list[bytes]]:
     return _source(value, file, stamp), [marshal.dumps(code, 2) for code in codes]
 
 
-def _codes(value: Any) -> list[types.CodeType]:
+def _codes(value: object) -> list[types.CodeType]:
     functions = [value, *vars(value).values()]
     return [f.__code__ for f in functions if isinstance(f, types.FunctionType)]
 

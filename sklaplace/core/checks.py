@@ -28,7 +28,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def check_option(
-    name: str, value: Any, allowed: Iterable[str], others: str = ""
+    name: str, value: object, allowed: Iterable[str], others: str = ""
 ) -> None:
     """Raise ValueError unless a value is allowed; ``others`` extends the message."""
     allowed = list(allowed)
@@ -42,7 +42,7 @@ def check_option(
     )
 
 
-def check_positive(name: str, value: Any, *, scalar: bool = True) -> None:
+def check_positive(name: str, value: object, *, scalar: bool = True) -> None:
     """Raise ValueError unless a value is positive and finite."""
     kind = "a positive number" if scalar else "a positive number or array"
     if isinstance(value, (str, bool)) or value is None:
@@ -66,7 +66,9 @@ def check_count(name: str, value: Any, smallest: int = 1) -> None:
         )
 
 
-def check_params(name: str, value: Any, checks: Mapping[str, Check], of: str) -> None:
+def check_params(
+    name: str, value: object, checks: Mapping[str, Check], of: str
+) -> None:
     """Raise an error for unknown options and for invalid values."""
     if value is None:
         return
@@ -94,7 +96,7 @@ def check_below_one(
         raise ValueError(f"{name}={value!r} is not a number from 0 to below 1. {hint}")
 
 
-def _is_number(value: Any, kind: type = Real) -> bool:
+def _is_number(value: object, kind: type = Real) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
@@ -122,7 +124,7 @@ def check_unmasked(values: Any, name: str) -> None:
         )
 
 
-def check_arrays(**arrays: Any) -> None:
+def check_arrays(**arrays: object) -> None:
     """Raise an error for masked arrays, and for non-numpy arrays under dispatch.
 
     Under array API dispatch, scikit-learn expects results from the library of the
@@ -185,7 +187,7 @@ def check_seed(name: str, value: Any) -> None:
         )
 
 
-def as_seed(name: str, value: Any) -> int:
+def as_seed(name: str, value: object) -> int:
     """Return a seed for a private generator; None gives a new seed each time."""
     check_seed(name, value)
     if value is None:

@@ -41,7 +41,7 @@ class cached_property(functools.cached_property[T]):  # noqa: N801
         self.lock = nullcontext()
 
 
-def dumps(value: Any, left_out: Sequence[str] = ()) -> bytes:
+def dumps(value: object, left_out: Sequence[str] = ()) -> bytes:
     """Pickle a value; classes and functions of a script are pickled by value.
 
     Parameters
@@ -63,7 +63,7 @@ class _Pickler(get_loky_pickler()):  # type: ignore[misc]
 
     left_out: Sequence[str] = ()
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if isinstance(value, NeuralNet):
             return reduced_net(value, self.left_out)
         return super().reducer_override(value)
@@ -81,7 +81,7 @@ def n_workers(n_jobs: int | None) -> int:
 class _Result:
     """A worker's result, which `dumps` pickles."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
     def __reduce__(self) -> Any:
@@ -92,7 +92,7 @@ def _loaded(content: bytes) -> _Result:
     return _Result(pickle.loads(content))
 
 
-def _called(function: Callable[..., Any], *args: Any) -> _Result:
+def _called(function: Callable[..., Any], *args: object) -> _Result:
     return _Result(function(*args))
 
 
@@ -152,7 +152,7 @@ def ordered_map(
 
 
 def _on_one_thread(function: Callable[[Any], T]) -> Callable[[Any], T]:
-    def computed(part: Any) -> T:
+    def computed(part: object) -> T:
         with torch_threads(1):
             return function(part)
 

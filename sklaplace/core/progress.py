@@ -80,7 +80,7 @@ def _bars() -> Callable[..., Any] | None:
 
 
 @contextmanager
-def reporting(title: str, verbose: Any) -> Iterator[Reporter]:
+def reporting(title: str, verbose: object) -> Iterator[Reporter]:
     """Open a scope, and restore the enclosing scope afterwards.
 
     The bar is closed even after an error.

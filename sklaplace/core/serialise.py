@@ -113,11 +113,11 @@ def from_portable(state: dict[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-def _written(value: Any, values: list[Any]) -> np.ndarray:
+def _written(value: object, values: list[Any]) -> np.ndarray:
     """Return a value as bytes; append the parts that skops stores to ``values``."""
 
     class Pickler(pickle.Pickler):
-        def reducer_override(self, value: Any) -> Any:
+        def reducer_override(self, value: object) -> Any:
             return _reduced(value, values)
 
     file = BytesIO()
@@ -141,7 +141,7 @@ def _refused(value: Any, path: str) -> tuple[str, Any]:
     return path, value
 
 
-def _reduced(value: Any, values: list[Any]) -> Any:
+def _reduced(value: object, values: list[Any]) -> Any:
     """Return a function that rebuilds an object, and the function's arguments."""
     if name := trusted_name(value):
         return by_trusted_name, (name,)
@@ -211,7 +211,7 @@ def _by_name() -> dict[str, Any]:
     }
 
 
-def trusted_name(value: Any) -> str | None:
+def trusted_name(value: object) -> str | None:
     """Return the name of a value that a file may name, or None for other values."""
     if not isinstance(value, type):
         return next((name for name, v in _by_name().items() if v is value), None)
@@ -306,7 +306,7 @@ def worker_state(state: dict[str, Any], sent_apart: Iterable[str]) -> dict[str, 
     return {k: v for k, v in state.items() if k not in {*sent_apart}}
 
 
-def pickled(value: Any, state: dict[str, Any]) -> Any:
+def pickled(value: object, state: dict[str, Any]) -> Any:
     """Return the value of ``__reduce_ex__`` for an object with a given state.
 
     The ``__getstate__`` of a user's subclass takes precedence.

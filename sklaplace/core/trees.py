@@ -16,7 +16,7 @@ Inputs: TypeAlias = (
 Batch: TypeAlias = Tensor | dict[str, Any] | list[Any] | tuple[Any, ...]
 
 
-def leaves(x: Any) -> Iterator[Any]:
+def leaves(x: object) -> Iterator[Any]:
     """Yield the leaves of a tree; dicts are read in the order of their sorted keys."""
     if isinstance(x, (dict, list, tuple)):
         parts = [x[key] for key in sorted(x)] if isinstance(x, dict) else x
@@ -25,7 +25,7 @@ def leaves(x: Any) -> Iterator[Any]:
         yield x
 
 
-def mapped(function: Callable[[Any], Any], x: Any) -> Any:
+def mapped(function: Callable[[Any], Any], x: object) -> Any:
     """Apply a function to each leaf of a tree."""
     if isinstance(x, dict):
         return {key: mapped(function, value) for key, value in x.items()}
@@ -34,17 +34,17 @@ def mapped(function: Callable[[Any], Any], x: Any) -> Any:
     return function(x)
 
 
-def _maker(x: Any) -> Callable[[Any], Any]:
+def _maker(x: object) -> Callable[[Any], Any]:
     """Return the constructor for a list, tuple or named tuple."""
     return getattr(type(x), "_make", type(x))
 
 
-def copied(x: Any) -> Any:
+def copied(x: object) -> Any:
     """Copy a tree and its tensors."""
     return mapped(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
 
 
-def tree_rows(x: Any, rows: slice | int | Tensor) -> Any:
+def tree_rows(x: object, rows: slice | int | Tensor) -> Any:
     """Select samples from a batch, which is a tree of tensors."""
     return mapped(lambda leaf: leaf[rows], x)
 
@@ -58,7 +58,7 @@ def joined_rows(x: Any, y: Any) -> Any:
     return torch.cat([x, y])
 
 
-def without_groups(x: Any) -> tuple[Any, int]:
+def without_groups(x: object) -> tuple[Any, int]:
     """Flatten tensors (b, q, ...) to samples (b·q, ...); return them and q."""
     sizes = {tuple(leaf.shape[1:2]) for leaf in leaves(x)}
     if len(sizes) > 1 or sizes & {(), (0,)}:

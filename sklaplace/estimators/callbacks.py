@@ -217,7 +217,7 @@ class MarglikTraining(PriorCallback):
         h = self.hyperparameters_
         return self.training_.spec.likelihood.scale(h.sigma_noise) / h.temperature
 
-    def on_epoch_end(self, net: NeuralNet, **kw: Any) -> None:
+    def on_epoch_end(self, net: NeuralNet, **kw: object) -> None:
         """Update the hyperparameters if an update is due, and store the best epoch."""
         self.epoch_ += 1
         epoch = self.epoch_ - self.n_burnin - 1
@@ -239,7 +239,7 @@ class MarglikTraining(PriorCallback):
         net: NeuralNet,
         X: Inputs | None = None,
         y: ArrayLike | None = None,
-        **kw: Any,
+        **kw: object,
     ) -> None:
         """Load the weights with the highest evidence into the module."""
         layout = self.training_.layout
@@ -430,7 +430,7 @@ class PriorTraining(PriorCallback):
         net: NeuralNet,
         X: Inputs | None = None,
         y: ArrayLike | None = None,
-        **kw: Any,
+        **kw: object,
     ) -> None:
         """Delete attributes that are needed only during training."""
         super().on_train_end(net, X=X, y=y, **kw)

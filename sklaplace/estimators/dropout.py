@@ -116,7 +116,7 @@ class DropoutTrainer(Trainer):
         return with_dropout(net) if self.estimator is None else net
 
     def infer_spec(
-        self, net: NeuralNet, dataset: Any, *, is_trained: bool
+        self, net: NeuralNet, dataset: object, *, is_trained: bool
     ) -> OutputSpec:
         """Return the output specification; raise ValueError without dropout layers."""
         spec = super().infer_spec(net, dataset, is_trained=is_trained)

@@ -135,7 +135,7 @@ class BaseLaplace:
         *,
         X_val: Inputs | None = None,
         y_val: ArrayLike | None = None,
-        **fit_params: Any,
+        **fit_params: object,
     ) -> Any:
         """Train the network, unless it is frozen, and fit the posterior.
 
@@ -490,7 +490,7 @@ class BaseLaplace:
         return posterior.log_marginal_likelihood() - log_unit
 
     def log_marginal_likelihood(
-        self, prior_precision: Any = None, sigma_noise: Any = None
+        self, prior_precision: object = None, sigma_noise: object = None
     ) -> Any:
         """Return the Laplace approximation of ``log p(D)`` of the training data.
 
@@ -546,7 +546,7 @@ class BaseLaplace:
         y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         *,
-        parameters: Any = None,
+        parameters: object = None,
     ) -> Any:
         """Tune prior precision, noise or temperature again, without training samples.
 
@@ -713,7 +713,7 @@ class BaseLaplace:
             return self._targets.restored_outputs(self._likelihood, *found)
 
     # ------------------------------------------------------------- persistence
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         """Pickle the estimator with tensors on the CPU; skorch pickles the network."""
         state = worker_state(vars(self), _SENT_APART)
         return pickled(self, moved_entries(state, _WITH_TENSORS, "cpu"))

@@ -83,7 +83,7 @@ class BradleyTerry(nn.Module):
             )
         self.scorer = scorer
 
-    def forward(self, X: Inputs | None = None, **named: Any) -> Tensor:
+    def forward(self, X: Inputs | None = None, **named: object) -> Tensor:
         """Return the second item's score minus the first's, or a single item's score.
 
         Parameters
@@ -141,12 +141,12 @@ class BradleyTerry(nn.Module):
         return score.reshape(-1, 1)
 
 
-def _n_items(samples: Any) -> set[int]:
+def _n_items(samples: object) -> set[int]:
     """Return the sizes of the arrays' second axes; zero for a missing axis."""
     return {leaf.shape[1] if np.ndim(leaf) > 1 else 0 for leaf in leaves(samples)}
 
 
-def _item(samples: Any, k: int) -> Any:
+def _item(samples: object, k: int) -> Any:
     """Return the first or second item of each pair."""
     return mapped(lambda leaf: leaf[:, k], samples)
 
@@ -368,7 +368,7 @@ class LaplaceRanker(LaplaceClassifier):
 
     @naming(items="items")
     def predict_score(
-        self, items: Any, return_std: bool = False, return_cov: bool = False
+        self, items: object, return_std: bool = False, return_cov: bool = False
     ) -> Any:
         """Predict scores of single items; their differences are the logits of pairs.
 
@@ -437,7 +437,7 @@ class LaplaceRanker(LaplaceClassifier):
             return mean[:, 0], np.sqrt(np.maximum(variance[:, 0], 0))
         return mean[:, 0]
 
-    def _single_items(self, items: Any) -> Any:
+    def _single_items(self, items: object) -> Any:
         """Return validated items (n, ...) in the network's shape (n, 1, ...)."""
         check_arrays(items=items)
         if isinstance(items, Mapping):

@@ -68,7 +68,7 @@ class BaseSampling(ABC):
         def _validate_params(self) -> None: ...
         def _infer_targets(self, y: ArrayLike, given: samples.Samples) -> Any: ...
 
-        def _check_dirichlet(self, name: str, value: Any) -> None: ...
+        def _check_dirichlet(self, name: str, value: object) -> None: ...
         def _check_loss(self, loss: float, rate: str = ...) -> None: ...
         def _set_noise(self, sigma: float) -> None: ...
 
@@ -88,7 +88,7 @@ class BaseSampling(ABC):
         *,
         X_val: Inputs | None = None,
         y_val: ArrayLike | None = None,
-        **fit_params: Any,
+        **fit_params: object,
     ) -> Any:
         """Train the network, and estimate the noise unless it is given.
 
@@ -255,7 +255,7 @@ class BaseSampling(ABC):
         return self._input_type.check_inputs(self, X, self.estimator_)
 
     # ------------------------------------------------------------- persistence
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         """Pickle the estimator with tensors on the CPU; skorch pickles the networks."""
         return pickled(self, moved_entries(vars(self), _WITH_TENSORS, "cpu"))
 

@@ -131,7 +131,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
         X: Inputs,
         y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
-        **fit_params: Any,
+        **fit_params: object,
     ) -> "LaplaceClassifierCV":
         """Choose the prior precision by cross-validation, then fit on all samples.
 
@@ -330,7 +330,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         X: Inputs,
         y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
-        **fit_params: Any,
+        **fit_params: object,
     ) -> "LaplaceRegressorCV":
         """Choose the prior precision by cross-validation, then fit on all samples.
 

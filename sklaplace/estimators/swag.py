@@ -76,7 +76,7 @@ class SWAGTrainer(Trainer):
         return SWAGNetwork(**vars(trained), posterior=posterior)
 
     def infer_spec(
-        self, net: NeuralNet, dataset: Any, *, is_trained: bool
+        self, net: NeuralNet, dataset: object, *, is_trained: bool
     ) -> OutputSpec:
         """Return the output specification; raise if the net is not supported."""
         self._random_weights(net)
@@ -146,7 +146,7 @@ class BaseSWAG(BaseSampling):
 
     _trainer_kind = SWAGTrainer
 
-    def _trainer(self, **options: Any) -> Trainer:
+    def _trainer(self, **options: object) -> Trainer:
         schedule = Schedule(**{name: getattr(self, name) for name in SCHEDULE_CHECKS})
         return super()._trainer(
             schedule=schedule, max_rank=self.max_rank, n_samples=self.n_samples

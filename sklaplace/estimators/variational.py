@@ -90,7 +90,7 @@ class BaseVariational(BaseSampling):
         return geometric_mean(noise) / self._targets.noise_unit
 
     # ------------------------------------------------------------- collaborators
-    def _trainer(self, **options: Any) -> Trainer:
+    def _trainer(self, **options: object) -> Trainer:
         elbo = Elbo(
             family=self._family,
             prior=self._weight_prior(),

@@ -1,7 +1,5 @@
 """Checks of targets, predictions and weights."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn import config_context
@@ -106,14 +104,14 @@ def check_std(std: Floats) -> None:
         )
 
 
-def as_floats(values: Values, name: str, **options: Any) -> Floats:
+def as_floats(values: Values, name: str, **options: object) -> Floats:
     """Return finite numbers as a float64 array."""
     options = {"ensure_2d": False, "input_name": name} | options
     with config_context(array_api_dispatch=False):  # tensors become arrays
         return check_array(values, dtype=np.float64, **options)
 
 
-def as_vector(values: Values, name: str, **options: Any) -> Floats:
+def as_vector(values: Values, name: str, **options: object) -> Floats:
     """Return finite numbers as a float64 vector."""
     return as_column(as_floats(values, name, **options))
 

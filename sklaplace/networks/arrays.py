@@ -32,7 +32,7 @@ ENCODE = (
 )
 
 
-def detached(values: Any) -> Any:
+def detached(values: object) -> Any:
     """Detach tensors, in a dtype that numpy has; return other values unchanged."""
     if not isinstance(values, Tensor):
         return values
@@ -40,7 +40,7 @@ def detached(values: Any) -> Any:
     return values.float() if values.dtype == torch.bfloat16 else values
 
 
-def as_array(values: Any, name: str) -> np.ndarray:
+def as_array(values: object, name: str) -> np.ndarray:
     """Return an array; raise ValueError for ragged or otherwise invalid data."""
     check_unmasked(values, name)
     try:
@@ -49,7 +49,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
         raise ValueError(f"{name} cannot be converted to an array: {error}") from error
 
 
-def check_columns(frame: Any, name: str) -> None:
+def check_columns(frame: object, name: str) -> None:
     """Raise TypeError for a data frame with dates, which numpy may cast to integers."""
     dtypes = getattr(frame, "dtypes", ())
     for column, dtype in zip(getattr(frame, "columns", ()), dtypes, strict=False):
@@ -57,7 +57,7 @@ def check_columns(frame: Any, name: str) -> None:
             raise _no_dates(name, f"in column {column!r} ({dtype})")
 
 
-def as_numbers(values: Any, name: str, advice: str = ENCODE) -> np.ndarray:
+def as_numbers(values: object, name: str, advice: str = ENCODE) -> np.ndarray:
     """Return numeric arrays unchanged; convert others to float64, with NaN if missing.
 
     Raises
@@ -97,7 +97,7 @@ def check_finite(values: np.ndarray, name: str) -> None:
         )
 
 
-def as_labels(values: Any, name: str) -> np.ndarray:
+def as_labels(values: object, name: str) -> np.ndarray:
     """Return labels of one type: numbers, strings or dates.
 
     Raises
@@ -129,7 +129,7 @@ def as_labels(values: Any, name: str) -> np.ndarray:
     return np.array(labels.tolist()) if "number" in kinds else labels
 
 
-def is_missing(value: Any) -> bool:
+def is_missing(value: object) -> bool:
     """Return whether a value is None, NaN, or a missing value of numpy or pandas."""
     if value is None or type(value).__name__ in _MISSING_TYPES:
         return True
@@ -158,7 +158,7 @@ def _one_of_each_type(values: np.ndarray) -> list[Any]:
     return list(found.values())
 
 
-def _kind(label: Any) -> str:
+def _kind(label: object) -> str:
     if isinstance(label, bool | int | float | np.number | np.bool_):
         return "number"
     return "string" if isinstance(label, str) else type(label).__name__

@@ -160,7 +160,7 @@ class Batches:
                 "samples. Use a loader that yields each one once, in order."
             )
 
-    def _on_device(self, value: Any) -> Any:
+    def _on_device(self, value: object) -> Any:
         if value is None:
             return None
         # device=None means the device of the module

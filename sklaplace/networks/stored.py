@@ -25,7 +25,7 @@ _BLOCK = 16 * 2**20
 Cast = Callable[[np.ndarray], np.ndarray]
 
 
-def is_stored(X: Any) -> bool:
+def is_stored(X: object) -> bool:
     """Return whether an array is read in parts: a large memory map, or chunks."""
     if isinstance(X, np.ndarray):
         array, _ = _memory_map(X)
@@ -34,7 +34,7 @@ def is_stored(X: Any) -> bool:
     return all(hasattr(X, name) for name in ("chunks", "shape", "dtype", "ndim"))
 
 
-def check_file(array: Any, name: str) -> None:
+def check_file(array: object, name: str) -> None:
     """Raise OSError if the file of a memory map became shorter.
 
     Reading past the end of the file crashes the process.
@@ -50,7 +50,7 @@ def check_file(array: Any, name: str) -> None:
         )
 
 
-def _memory_map(array: Any) -> tuple[np.memmap | None, Any]:
+def _memory_map(array: object) -> tuple[np.memmap | None, Any]:
     """Return the `numpy.memmap` behind an array, and its map of the file."""
     found = None
     while isinstance(array, np.ndarray):
@@ -196,5 +196,5 @@ class StoredArray:
         return _computed, (blocks, self.cast)
 
 
-def _computed(source: Any, cast: Cast) -> StoredArray:
+def _computed(source: object, cast: Cast) -> StoredArray:
     return StoredArray(np.asarray(source), cast)

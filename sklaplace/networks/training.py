@@ -162,7 +162,7 @@ class _ForTraining:
     _original: type
     _training_state: _TrainingState
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[object, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         # callbacks that pickle the net store it with the user's class
         return object.__new__, (self._original,), self.__getstate__()
 

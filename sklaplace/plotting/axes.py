@@ -23,7 +23,7 @@ REFERENCE: dict[str, Any] = {"color": "grey", "linestyle": ":"}
 MARKED: dict[str, Any] = {"marker": "o", "markersize": 4}
 
 
-def styled(style: Style, **defaults: Any) -> dict[str, Any]:
+def styled(style: Style, **defaults: object) -> dict[str, Any]:
     """Return keywords for matplotlib: defaults, overridden by the user's style."""
     return defaults | dict(style or {})
 

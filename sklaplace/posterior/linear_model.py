@@ -10,7 +10,7 @@ evidence for modern deep learning").
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class LinearModel(ABC):
         data: Iterable[Sequence[Tensor]],
         curvature: Curvature,
         accumulator: Callable[[Layout], Accumulator],
-        **fields: Any,
+        **fields: object,
     ) -> Self:
         """Build a model from batches (outputs, targets, sample weights, keys)."""
         f, targets, weights, keys = (torch.cat(p) for p in zip(*data, strict=True))

@@ -52,7 +52,7 @@ class Diagram:
             "single", self, names=name, name_details=str(self), name_caption=caption
         )
 
-    def _get_fitted_attr_html(self: Any, doc_link: str = "") -> Any:
+    def _get_fitted_attr_html(self: object, doc_link: str = "") -> Any:
         """Return the table of fitted attributes, without misleading ones.
 
         If the prior was not chosen by the evidence, the evidence at weights that were

@@ -96,7 +96,7 @@ class FitWork:
 
 
 def cached_fit(
-    work: FitWork, memory: Any, random_state: RandomState, settings: dict[str, Any]
+    work: FitWork, memory: object, random_state: RandomState, settings: dict[str, Any]
 ) -> LaplaceFit:
     """Return a fit from ``memory``, or compute a new fit.
 

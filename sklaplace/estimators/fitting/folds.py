@@ -67,7 +67,7 @@ class FoldWork:
         fit = self.model._train_and_accumulate(options, self.samples)
         return self.model, options, fit.stored()
 
-    def scored(self, candidates: list[Params], scorer: Any) -> list[float]:
+    def scored(self, candidates: list[Params], scorer: object) -> list[float]:
         """Return the scores of the fold, and keep nothing else."""
         fold = Fold(self.trained(), self.held_out)
         return fold.scores(candidates, scorer, in_pieces=True)
@@ -183,7 +183,7 @@ def _takes_weights(scorer: Any) -> bool:
     return "sample_weight" in inspect.signature(scorer).parameters
 
 
-def _number(score: Any) -> float:
+def _number(score: object) -> float:
     """Return a score as a float; raise ValueError if it is not a number."""
     if not isinstance(score, (Real, np.number)):
         raise ValueError(

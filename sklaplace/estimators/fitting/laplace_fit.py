@@ -278,7 +278,7 @@ class LaplaceSolver:
         layout = network.spec.layout
         weights = layout.read(as_forward(network.net).module)
 
-        def number(value: Any) -> Tensor:
+        def number(value: object) -> Tensor:
             return torch.as_tensor(value, dtype=torch.float64, device=weights.device)
 
         prior, noise = options.prior_precision, options.sigma_noise

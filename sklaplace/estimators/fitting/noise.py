@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from scipy.optimize import minimize_scalar
@@ -24,7 +23,7 @@ from sklaplace.posterior.tuning.problem import LinearisedBatch
 _LOG_BOUNDS = math.log(1e-4), math.log(1e1)
 
 
-def most_probable_noise(outputs: BatchedOutputs, dataset: Any) -> float:
+def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float:
     """Return the noise that maximises the likelihood of a dataset's targets.
 
     Maximises ``Σ w log N(y | mean, variance + σ²)`` over σ, with the means and

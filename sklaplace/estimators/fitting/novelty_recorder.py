@@ -85,7 +85,7 @@ def novelty_scores(
         If the network has no features.
     """
 
-    def scores(features: Tensor | None, f: Tensor, _x: Any) -> Tensor:
+    def scores(features: Tensor | None, f: Tensor, _x: object) -> Tensor:
         if novelty is None or features is None:
             raise ValueError(
                 "score_samples needs features: the inputs of the last layer that has "

@@ -128,7 +128,7 @@ class PriorSearch:
         return _results(candidates, np.array(scores).T), len(splits)
 
     def _scores(
-        self, jobs: list[FoldWork], candidates: list[Params], scorer: Any
+        self, jobs: list[FoldWork], candidates: list[Params], scorer: object
     ) -> tuple[list[Params], list[list[float]]]:
         """Return candidates and their scores in each fold."""
         n_jobs = self.estimator.n_jobs
@@ -212,7 +212,7 @@ def _check_split(number: int, split: Split, weights: np.ndarray | None) -> None:
             )
 
 
-def _check_scores_columns(scorer: Any) -> None:
+def _check_scores_columns(scorer: object) -> None:
     """Raise ValueError for scores that would read several labels as one-hot classes."""
     score = getattr(scorer, "_score_func", None)
     if score in (log_loss, brier_score_loss):

@@ -60,7 +60,7 @@ class SampleRecorder(Recorder):
         self._head_rows = LastLayerRecorder(head_map)
         self._novelty = NoveltyRecorder(network.spec, forward)
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         """Remove the hooks from the network."""
         self._novelty.close()
 

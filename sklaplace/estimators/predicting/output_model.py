@@ -308,7 +308,7 @@ class BatchedOutputs:
         redrawn = replace(self, model=self.model.redrawn(n_samples, seed))
         return redrawn.map_draws(X).numpy()
 
-    def draws_of(self, dataset: Any) -> Iterator[tuple[Tensor, Any, Tensor | None]]:
+    def draws_of(self, dataset: object) -> Iterator[tuple[Tensor, Any, Tensor | None]]:
         """Yield draws (b, c, s), targets and weights of each batch of a dataset.
 
         The caller must freeze the network.
@@ -317,7 +317,7 @@ class BatchedOutputs:
         for x, y, weights in self._batches(dataset, n_draws=self.model.n_samples):
             yield self.model.draws(forward, x), y, weights
 
-    def losses_of(self, dataset: Any) -> Iterator[tuple[Tensor, Tensor, int]]:
+    def losses_of(self, dataset: object) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Yield losses (b, s), weights (b,) and targets per sample of each batch.
 
         The caller must freeze the network.
@@ -374,7 +374,7 @@ class BatchedOutputs:
         return self.network.net.get_dataset(X)
 
     @contextmanager
-    def evaluation(self, X: Inputs, **sizes: Any) -> Iterator[tuple[Forward, Any]]:
+    def evaluation(self, X: Inputs, **sizes: object) -> Iterator[tuple[Forward, Any]]:
         """Yield the network in evaluation mode, and batches of inputs or a dataset.
 
         Modes and hooks are restored even after an error.

@@ -19,7 +19,7 @@ def iter_predictions(
     method: str = "predict_proba",
     *,
     block_size: int = 10_000,
-    **params: Any,
+    **params: object,
 ) -> Iterator[Any]:
     """Iterate over predictions of consecutive samples, block by block.
 
