@@ -41,7 +41,7 @@ MUTATIONS = [
     Mutation(
         "points of the projection made in inference mode",
         "sklaplace/dirichlet/logits.py",
-        "@torch.inference_mode(False)  # else no gradients can be taken later\n",
+        "@torch.inference_mode(False)  # otherwise later gradients would fail\n",
         "",
         "dirichlet/test_projection.py::test_gradients_after_inference_mode",
     ),
