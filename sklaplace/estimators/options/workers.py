@@ -228,12 +228,12 @@ def data_to_agree_on(data: TrainingData) -> dict[str, Any]:
 
 
 def _to_own_device(storage: Any, location: str) -> Any:
-    """Return a storage from another process on the CPU or GPU of this process."""
+    """Move a storage of another process to the CPU or GPU of this process."""
     return storage if location == "cpu" else storage.cuda()
 
 
 def _bytes(value: Any) -> Any:
-    """Return the bytes of a tensor, and other values unchanged.
+    """Return dtype, shape and bytes of a tensor; return other values unchanged.
 
     Equal tensors can have different pickles.
     """

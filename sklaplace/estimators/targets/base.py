@@ -1,4 +1,4 @@
-"""Targets: the interface of class labels and numeric targets for training."""
+"""Targets: the common interface of class labels and regression targets."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -36,7 +36,7 @@ class Targets(ABC):
 
     @abstractmethod
     def adapt(self, likelihood: Likelihood) -> Likelihood:
-        """Return the likelihood for the shape of the targets."""
+        """Return the likelihood, adapted to the shape of the targets."""
 
     @abstractmethod
     def default_net(self, data: TrainingData) -> NeuralNet:

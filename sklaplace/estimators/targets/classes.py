@@ -192,7 +192,7 @@ class ClassTargets(Targets):
                 f"{name} has labels that y in fit does not: {unknown[:5].tolist()}. "
                 "Use rows of the classes that the network knows."
             )
-        # within a sample that has other labels too, the criterion skips this index
+        # the criterion itself skips this index in samples that have other labels
         index = _ignore_index(self.net)
         codes = np.full(labels.shape, -1 if index is None else min(index, -1))
         codes[~ignored] = self.target_type.encode(labels[~ignored], self.classes)

@@ -121,7 +121,7 @@ class MultiLabel(TargetType):
     has_class_names = False
 
     def check(self, y: Any, name: str) -> np.ndarray:
-        """Return zeros and ones, (n, L)."""
+        """Return labels of zero or one, (n, L)."""
         labels = y.toarray() if issparse(y) else np.asarray(y)
         if labels.ndim != 2 or labels.shape[1] != self.n_labels:
             raise ValueError(
@@ -146,7 +146,7 @@ class MultiLabel(TargetType):
         return labels.astype(np.int64)
 
     def n_classes(self, classes: np.ndarray) -> int:
-        """Return two: zero and one."""
+        """Return 2, the number of classes per label."""
         return 2
 
     def adapt(self, likelihood: Any) -> Likelihood:
@@ -154,7 +154,7 @@ class MultiLabel(TargetType):
         return likelihood.multilabel()
 
     def unflatten(self, values: np.ndarray) -> np.ndarray:
-        """Return (n, L, k)."""
+        """Return values in shape (n, L, k)."""
         return values.reshape(-1, self.n_labels, values.shape[-1])
 
     def probabilities(self, values: np.ndarray) -> np.ndarray:
@@ -164,7 +164,7 @@ class MultiLabel(TargetType):
     def predict(
         self, proba: np.ndarray, classes: np.ndarray, threshold: float | None
     ) -> np.ndarray:
-        """Return zeros and ones, (n, L)."""
+        """Return labels of zero or one, (n, L)."""
         return (proba > 0.5).astype(np.int64)
 
     def latent_moments(
@@ -227,13 +227,13 @@ class DenseLabel(TargetType):
         return moved.reshape(len(rows), *shape, *self.positions)
 
     def unflatten(self, values: np.ndarray) -> np.ndarray:
-        """Return (n, K, *positions)."""
+        """Return values in shape (n, K, *positions)."""
         return self._positions_last(values, 1)
 
     def latent_moments(
         self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return (n, K, *positions), and (n, K, K, *positions) for covariances."""
+        """Return arrays (n, K, *positions); covariances are (n, K, K, *positions)."""
         logits, cov = likelihood.class_logits(mean, cov)
         return self._positions_last(logits, 1), self._positions_last(cov, cov.ndim - 1)
 

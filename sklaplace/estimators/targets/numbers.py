@@ -1,4 +1,4 @@
-"""NumberTargets: regression targets, in columns as the network returns them."""
+"""NumberTargets: regression targets, encoded in columns for the network."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -131,7 +131,10 @@ class NumberTargets(Targets):
 
     @property
     def noise_proportions(self) -> float | np.ndarray:
-        """Noise per column over its geometric mean, for equal noise in the network."""
+        """Ratio of each column's noise to the geometric mean over columns.
+
+        The ratios assume equal noise in the units of the network.
+        """
         return self.scaling.scale / self.noise_unit
 
     def restored_outputs(

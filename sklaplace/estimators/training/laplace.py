@@ -147,10 +147,10 @@ class LaplaceTrainer(Trainer):
     ) -> list[TrainedNetwork]:
         """Return networks that are each trained without one fold, and hold it out.
 
-        The list is empty if the net is frozen and so never trained, if ``trained`` has
-        samples to tune on or enough samples to hold some out, if networks cannot be
-        trained on so few samples, or if callbacks may write files. For many samples,
-        a few of the folds are enough.
+        The list is empty for a frozen net, for enough samples to hold some out, and if
+        ``trained`` has samples to tune on. It is also empty if callbacks may write
+        files, or if networks cannot be trained on so few samples. For many samples, a
+        few of the folds are enough.
         """
         net, is_few = self.estimator, split.are_few(data.X, len(data.y), FEW)
         can_train = not self.is_frozen and _is_silent(net)

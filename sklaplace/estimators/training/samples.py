@@ -111,7 +111,7 @@ def encode_samples(
     owner : str
         Name of the estimator, for messages.
     check : callable
-        ``check(X, y, reset=...)`` returns inputs and targets, checked.
+        ``check(X, y, reset=...)`` returns checked inputs and targets.
     infer : callable
         ``infer(y, samples)`` returns the encoding of checked targets.
     """
@@ -148,7 +148,7 @@ def encode_samples(
 
 
 def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
-    """Warn if held-out samples seem to have other units than training samples.
+    """Warn if held-out samples seem to have different units from training samples.
 
     The median of a held-out column then lies outside the range of the training column
     by more than half the width of the range.
@@ -170,7 +170,7 @@ def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
 def weighted_data(
     targets: Targets, X: Any, y: Any, sample_weight: ArrayLike | None, name: str = "y"
 ) -> TrainingData:
-    """Return encoded samples with any weights; drop samples of weight zero.
+    """Return encoded samples and weights; drop samples of weight zero.
 
     Parameters
     ----------
