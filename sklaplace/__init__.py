@@ -1,21 +1,21 @@
 """sklaplace: Bayesian uncertainty for skorch networks as scikit-learn estimators.
 
-`LaplaceClassifier` and `LaplaceRegressor` are all that most people need. The
-subpackages that they are made of, from the lowest:
+Most users need only `LaplaceClassifier` and `LaplaceRegressor`. They are built from
+these subpackages, lowest level first:
 
 * ``core``: linear algebra, Newton's method, option checks, random numbers, memory
   budget, cache
 * ``metrics``: scores that scikit-learn lacks
 * ``dirichlet``: Gaussians over logits, links, Dirichlet distributions
-* ``likelihoods``: targets given the outputs of a network
-* ``networks``: a skorch net as a function, its training and its data
+* ``likelihoods``: distributions of targets given the outputs of a network
+* ``networks``: skorch nets as functions, their training and their data
 * ``curvature``: layouts, Jacobians, subsets of weights, structures of the Hessian
-* ``posterior``: the Gaussian over weights, its predictives and its tuning; variational
-  posteriors
-* ``estimators``: everything with ``fit``
+* ``posterior``: Gaussian posteriors over weights, their predictive distributions and
+  their tuning; variational posteriors
+* ``estimators``: all classes with a ``fit`` method
 * ``plotting``: displays
 
-A module imports only from its own subpackage and from those above it in this
+A module imports only from its own subpackage and from subpackages above it in this
 list.
 """
 
@@ -62,8 +62,8 @@ TRUSTED_TYPES = [
     if isinstance(globals().get(name), type)
     and issubclass(globals()[name], _BaseEstimator)
 ]
-"""Names of the estimators, for the ``trusted`` of ``skops.io.load``.
+"""Names of the estimators, for the ``trusted`` parameter of ``skops.io.load``.
 
-To load one of them runs no code of whoever made the file. Add the names of your own
-modules and functions, which the file refers to.
+Loading one of these estimators runs no code from the author of the file. Add the names
+of your own modules and functions that the file refers to.
 """

@@ -1,1 +1,1 @@
-"""Options: constructor parameters, checked once before any training."""
+"""Options: validation of constructor parameters before any training."""

@@ -1,7 +1,7 @@
-"""Constraints of constructor parameters, which scikit-learn validates.
+"""Constraints on constructor parameters, validated by scikit-learn.
 
-A parameter has one meaning in all estimators. An estimator declares what it allows in
-``_parameter_constraints``: this table, with the entries that differ.
+A parameter means the same in all estimators. Each estimator sets
+``_parameter_constraints`` to this table, with its own changes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,17 +26,18 @@ Constraints = dict[str, list[object]]
 
 
 class Number(Interval):
-    """An interval of numbers, to which booleans do not belong."""
+    """Interval of numbers that excludes booleans."""
 
     def is_satisfied_by(self, val: object) -> bool:
-        """Return whether a value is a number of the interval."""
+        """Return whether a value is a number in the interval."""
         return not isinstance(val, bool) and bool(super().is_satisfied_by(val))
 
 
 class Finite(Interval):
-    """Finite numbers above a bound: one, or an array of so many axes.
+    """Finite number above a bound, or an array of such numbers.
 
-    Arrays and tensors without axes are numbers as well.
+    ``ndims`` lists the allowed numbers of axes. A number has zero axes, as does an
+    array or tensor of shape ().
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Finite(Interval):
         self.shown, self.ndims = shown, ndims
 
     def is_satisfied_by(self, val: object) -> bool:
-        """Return whether a value consists of such numbers."""
+        """Return whether a value has an allowed shape and only allowed numbers."""
         if val is None or isinstance(val, str | bool):
             return False
         try:
@@ -96,10 +97,10 @@ CONSTRAINTS: Constraints = {
     "distributed": ["boolean"],
     "random_state": ["random_state"],
     "verbose": ["verbose"],
-    # of searches over priors
+    # searches over priors
     "prior_precisions": [Finite("an array of positive numbers", 0, [1]), None],
     "scoring": [str, callable, None],
-    # of ensembles, SWAG and Bayes by Backprop
+    # ensembles, SWAG and Bayes by Backprop
     "n_estimators": [COUNT],
     "max_rank": [TWO_OR_MORE],
     "n_snapshots": [TWO_OR_MORE],
@@ -109,7 +110,7 @@ CONSTRAINTS: Constraints = {
     "kl_weight": [POSITIVE],
     "kl_schedule": [StrOptions(set(KL_SCHEDULES))],
     "bound": [POSITIVE],
-    # of `MarglikTraining`
+    # `MarglikTraining`
     "n_burnin": [Number(Integral, 0, None, closed="left")],
     "every": [COUNT],
     "damping": [Number(Real, 0, 1, closed="left")],

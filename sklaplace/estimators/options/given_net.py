@@ -1,4 +1,4 @@
-"""The net that is passed as ``estimator``: checked before any training."""
+"""Checks of the net passed as ``estimator``, before any training."""
 
 from typing import Any
 
@@ -10,26 +10,26 @@ from sklaplace.networks.net_checks import check_device, check_scripted, check_wr
 
 
 def inner_net(estimator: Any) -> Any:
-    """Return the skorch net inside a `FrozenEstimator`; None is the default net."""
+    """Return the net without its `FrozenEstimator`; None stands for the default net."""
     return estimator.estimator if is_frozen(estimator) else estimator
 
 
 def is_frozen(estimator: Any) -> bool:
-    """Whether the network keeps its weights."""
+    """Return whether the network is frozen and keeps its weights."""
     return isinstance(estimator, FrozenEstimator)
 
 
 def check_net(estimator: Any, example: str, *, keeps_weights: bool = True) -> None:
-    """Raise for an ``estimator`` that is no skorch net, or cannot be used.
+    """Raise if ``estimator`` is not a skorch net or cannot be used.
 
     Parameters
     ----------
     estimator : object
-        As passed to the constructor.
+        Value passed to the constructor.
     example : str
-        A skorch net around a torch module, ``{}``, for messages.
+        Code of a skorch net around a torch module ``{}``, for messages.
     keeps_weights : bool
-        Whether a frozen net can be used.
+        Whether frozen nets are supported.
     """
     net = inner_net(estimator)
     if net is None:

@@ -1,8 +1,8 @@
-"""LaplaceOptions: constructor values, checked against each other and resolved.
+"""LaplaceOptions: constructor parameters, checked for compatibility and resolved.
 
-`CONSTRAINTS` says what each value may be. This file checks values that depend on others
-before any training, and values that depend on the layers of the network as soon as the
-layers are known, with the network still untrained.
+`CONSTRAINTS` declares the valid values of each parameter. This module checks
+combinations of values before any training. It checks values that depend on the layers
+of the network as soon as the layers are known, still before training.
 """
 
 import copy
@@ -34,22 +34,22 @@ from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import refit_bytes
 from sklaplace.posterior.residual import VARIANCE
 
-# Vectors of as many float64 numbers as weights, beside the structure: mean,
-# eigenvalues, variances and what they are computed from.
+# Number of float64 vectors with one entry per weight, in addition to the structure:
+# mean, eigenvalues, variances and intermediate results.
 WEIGHT_COPIES = 5
 
 PARAMS = "subset_params", "structure_params", "curvature_params"
-# an earlier posterior replaces these parameters, which then have their defaults
+# an earlier posterior replaces these parameters, which must keep their defaults
 REPLACED = "prior_precision", "prior_structure", "prior_mean"
 
 
 @dataclass(frozen=True)
 class LaplaceOptions:
-    """Constructor values of a Laplace approximation, checked.
+    """Validated constructor parameters of a Laplace approximation.
 
-    Attributes are the parameters of `LaplaceClassifier` and `LaplaceRegressor` that
-    decide on training, curvature and tuning. ``refine`` is True, False or "auto";
-    ``sigma_noise`` is one number, or the name of a tuner.
+    The attributes are the parameters of `LaplaceClassifier` and `LaplaceRegressor` that
+    control training, curvature and tuning. ``refine`` is True, False or "auto".
+    ``sigma_noise`` is a number or the name of a tuner.
     """
 
     likelihood: Likelihood | None
@@ -78,19 +78,19 @@ class LaplaceOptions:
     def of(
         cls, values: Mapping[str, Any], defaults: Mapping[str, ArrayLike]
     ) -> "LaplaceOptions":
-        """Return the options; raises for values that do not go together.
+        """Return the options; raise for incompatible values.
 
         Parameters
         ----------
         values : mapping
-            Values of all attributes but ``sigma_noise``, each of which satisfies its
+            Values of all attributes except ``sigma_noise``. Each value satisfies its
             constraint.
         defaults : mapping
             Default values of the parameters that an earlier posterior replaces.
         """
         copied = {k: copy.deepcopy(values[k] or {}) for k in PARAMS}
         subset = copy.deepcopy(values["subset_of_weights"])
-        # numpy's booleans are not True or False
+        # NumPy booleans are not the objects True and False
         refine = "auto" if values["refine"] == "auto" else bool(values["refine"])
         given = {**values, **copied, "subset_of_weights": subset, "refine": refine}
         options = cls(**given)
@@ -101,7 +101,7 @@ class LaplaceOptions:
         return options
 
     def _check_structure(self) -> None:
-        """Raise for options of structure and curvature, or a pair, that are invalid."""
+        """Raise for invalid or incompatible options of structure and curvature."""
         accumulator, _ = STRUCTURES[self.hessian_structure]
         curvature = CURVATURES[self.curvature]
         of = f"hessian_structure={self.hessian_structure!r}"
@@ -122,7 +122,7 @@ class LaplaceOptions:
     def _check_earlier(
         self, earlier: GaussianPosterior, defaults: Mapping[str, ArrayLike]
     ) -> None:
-        """Raise for an earlier posterior that does not match the other parameters."""
+        """Raise if the earlier posterior does not match the other parameters."""
         given = [
             name
             for name, default in defaults.items()
@@ -159,14 +159,14 @@ class LaplaceOptions:
 
     @property
     def selects_weights(self) -> bool:
-        """Whether single weights are selected by the trained network."""
-        # a list of names is compared with a name, and is not equal
+        """Whether individual weights are selected after training."""
+        # a list of names never equals a string
         is_subnetwork = self.subset_of_weights == "subnetwork"
         return is_subnetwork and "indices" not in self.subset_params
 
     @property
     def is_exact(self) -> bool:
-        """Whether the curvature is the exact Hessian, which is computed as a matrix."""
+        """Whether the curvature is the exact Hessian, computed as a matrix."""
         return CURVATURES[self.curvature].is_exact
 
     @property
@@ -176,18 +176,18 @@ class LaplaceOptions:
 
     @property
     def free_noise(self) -> bool:
-        """Whether the noise is tuned, if the likelihood has any."""
+        """Whether the noise level is tuned, if the likelihood has one."""
         return self.prior is None and isinstance(self.sigma_noise, str)
 
     @property
     def tuner(self) -> str | None:
-        """Name of the tuner: the more specific one, where two are given; or None."""
+        """Name of the tuner, or None; an explicit name overrides ``'auto'``."""
         values = [self.prior_precision, self.sigma_noise]
         names = [v for v in values if isinstance(v, str) and self.prior is None]
         return min(names, key=lambda name: name == "auto", default=None)
 
     def residual_variance(self, residual: str | float) -> float:
-        """Return the variance of a residual, zero where there is none."""
+        """Return the variance of the residual, or zero without a residual."""
         if not isinstance(residual, str):
             return float(residual)
         is_on = residual == "auto" and self.free_prior
@@ -195,24 +195,24 @@ class LaplaceOptions:
 
     @property
     def noise_on_held_out(self) -> bool:
-        """Whether noise is tuned on held-out samples where there are any."""
+        """Whether the noise level is tuned on held-out samples, if available."""
         return self.free_noise and self.sigma_noise != "marglik"
 
     @property
     def tunes_on_held_out(self) -> bool:
-        """Whether held-out samples are used where there are any."""
+        """Whether tuning uses held-out samples, if available."""
         return self.tuner in ("auto", "validation") or self.noise_on_held_out
 
     @property
     def holds_out(self) -> bool:
-        """Whether samples are held out from a net that does not do so itself."""
+        """Whether to hold out samples if the net itself holds out none."""
         is_marglik = self.free_prior and self.prior_precision == "marglik"
         only_if_there = is_marglik and self.sigma_noise != "validation"
         return self.tunes_on_held_out and not only_if_there
 
     @property
     def uses_folds(self) -> bool:
-        """Whether folds are held out where samples are too few for anything else."""
+        """Whether to use folds if there are too few samples to hold some out."""
         names = self.prior_precision, self.sigma_noise
         asks = any(isinstance(n, str) and n == "validation" for n in names)
         return self.tunes_on_held_out and not asks
@@ -223,9 +223,9 @@ class LaplaceOptions:
         return self.refine is True or (self.refine == "auto" and self.tuner is not None)
 
     def refits(self, spec: NetworkSpec, n_samples: int) -> bool:
-        """Return whether a last layer may be refitted on so many samples.
+        """Return whether the last layer may be refitted on ``n_samples`` samples.
 
-        By default it is not on more samples than a fixed amount of memory takes.
+        Unless ``refine`` is True, the refit must fit into a fixed amount of memory.
         """
         if spec.head_map is None or not self.may_refit:
             return False
@@ -237,16 +237,16 @@ class LaplaceOptions:
         return CURVATURES[self.curvature].configured(self.curvature_params, seed)
 
     def accumulator(self, layout: Layout) -> Accumulator:
-        """Return an empty accumulator of the structure."""
+        """Return an empty accumulator for the Hessian structure."""
         return STRUCTURES[self.hessian_structure][0](layout, **self.structure_params)
 
     def row_elements(self, spec: NetworkSpec) -> int:
-        """Return the float64 numbers that the structure computes for each sample."""
+        """Return how many float64 values the structure computes per sample."""
         kind, given = STRUCTURES[self.hessian_structure][0], self.structure_params
         return kind.row_elements(spec.layout, spec.n_outputs, **given)
 
     def curvature_settings(self) -> dict[str, Any]:
-        """Return the options that decide which curvature is kept, and how."""
+        """Return the options that determine the weights, structure and curvature."""
         names = "subset_of_weights", "hessian_structure", "curvature"
         return {name: getattr(self, name) for name in (*names, *PARAMS)}
 
@@ -259,9 +259,9 @@ def sibling(name: str, is_classifier: bool) -> str:
 
 
 def check_likelihood(given: Any, is_classification: bool, other: str) -> None:
-    """Raise for a likelihood that lacks methods, or is of the other kind of targets.
+    """Raise for a likelihood that lacks methods or models the other kind of targets.
 
-    ``other`` is the name of the estimator for those targets.
+    ``other`` is the name of the estimator for the other kind of targets.
     """
     if given is None:
         return
@@ -287,7 +287,7 @@ def check_likelihood(given: Any, is_classification: bool, other: str) -> None:
 
 
 def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
-    """Raise for a list that is not of names, and for options of the subset."""
+    """Raise for a list with entries other than names, and for invalid options."""
     if not isinstance(subset, str):
         if not subset or not all(isinstance(name, str) for name in subset):
             raise ValueError(
@@ -311,7 +311,7 @@ def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
 
 
 def check_prior_structure(prior_structure: str, hessian_structure: str) -> None:
-    """Raise for a prior that the structure of the Hessian does not support."""
+    """Raise for a prior structure that the Hessian structure does not support."""
     _, structure = STRUCTURES[hessian_structure]
     if prior_structure not in structure.priors:
         raise ValueError(
@@ -324,7 +324,7 @@ def check_prior_structure(prior_structure: str, hessian_structure: str) -> None:
 def check_earlier_layout(
     earlier: GaussianPosterior | None, layout: Layout, name: str = "prior"
 ) -> None:
-    """Raise for an earlier posterior over other weights, naming the first."""
+    """Raise if an earlier posterior is over other weights; name the first mismatch."""
     if earlier is None:
         return
     blocks = earlier.layout.blocks
@@ -358,7 +358,7 @@ def check_structure_bytes(
     is_last_layer: bool = False,
     params: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise if the structure of the Hessian does not fit into memory.
+    """Raise if the Hessian structure does not fit into memory.
 
     Parameters
     ----------
@@ -367,14 +367,14 @@ def check_structure_bytes(
     layout : Layout
         The selected weights.
     device : torch.device
-        Where the structure is.
+        Device of the structure.
     n_rows : int or None
-        Number of rows of the Jacobian of the training data; None for the exact Hessian,
+        Number of rows of the Jacobian of the training data. None for the exact Hessian,
         which is computed as a matrix.
     n_columns : int
-        Number of outputs of each sample.
+        Number of outputs per sample.
     is_last_layer : bool
-        Whether fewer weights cannot be selected.
+        Whether only the last layer is selected, which rules out smaller subsets.
     params : mapping or None
         Options of the structure.
     """
@@ -392,7 +392,7 @@ def check_structure_bytes(
 def check_prior_shape(
     value: str | ArrayLike, prior_structure: str, layout: Layout
 ) -> None:
-    """Raise for a prior precision whose shape is not that of its structure."""
+    """Raise if the shape of the prior precision does not match its structure."""
     expected = PRIOR_STRUCTURES[prior_structure](layout)
     shape = np.shape(value)
     if isinstance(value, str) or shape in ((), expected):

@@ -1,7 +1,7 @@
 """Group: the processes of ``torch.distributed`` that fit one estimator together.
 
-Each sums the curvature over a part of the shards, and one all-reduce gives all of them
-the sums over all shards. Without a group there is one process.
+Each process sums the curvature over some of the shards. One all-reduce then gives every
+process the sums over all shards. Without a group there is one process.
 """
 
 import io
@@ -20,22 +20,22 @@ from sklaplace.curvature.accumulation import CurvatureSums, OrderedMap, total
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.trained import TrainedNetwork
 
-# Parameters that each process may have of its own.
+# Parameters that may differ between processes.
 _OWN = "n_jobs", "distributed", "likelihood", "prior"
 
 
 class OtherProcessError(RuntimeError):
-    """An error in another process of the group."""
+    """Error in another process of the group."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Processes that compute one result together.
+    """Group of processes that compute one result together.
 
     Attributes
     ----------
     rank : int
-        Number of this process.
+        Rank of this process.
     size : int
         Number of processes.
     """
@@ -45,12 +45,12 @@ class Group:
 
     @classmethod
     def of(cls, distributed: bool) -> "Group":
-        """Return the default group of ``torch.distributed``, or this process alone.
+        """Return the default group of ``torch.distributed``, or only this process.
 
         Raises
         ------
         ValueError
-            If ``distributed`` is True where there is no group.
+            If ``distributed`` is True but there is no process group.
         """
         if not distributed:
             return cls()
@@ -68,23 +68,23 @@ class Group:
         function: Callable[[Any], CurvatureSums],
         parts: Sequence[Any],
     ) -> Iterator[CurvatureSums]:
-        """Yield sums over parts; with several processes, their total in each process.
+        """Yield the sums over each part, or their total for several processes.
 
-        Each process takes consecutive parts, as many as others.
+        Each process takes an equal share of consecutive parts.
 
         Parameters
         ----------
         own_map : callable
-            Ordered map of this process.
+            Ordered map within this process.
         function : callable
-            Computes the sums over a part.
+            Function that computes the sums over a part.
         parts : sequence
-            Parts.
+            Parts to sum over.
 
         Raises
         ------
         OtherProcessError
-            If another process has failed; this one would wait for it without end.
+            If another process has failed. This process would wait for it forever.
         """
         if self.size == 1:
             yield from own_map(function, parts)
@@ -96,10 +96,10 @@ class Group:
         yield self._reduced(own)
 
     def _reduced(self, own: CurvatureSums | None) -> CurvatureSums:
-        """Return the sums of all processes, of which some may have no parts.
+        """Return the total over all processes; some processes may have no parts.
 
-        Tensors that are added entry by entry are sent in one reduction; what has
-        another form, such as samples that are kept, is sent to all by each.
+        One reduction adds up tensors of equal shapes. Each process sends other sums,
+        such as kept samples, to all processes.
         """
         summands = None if own is None else own.accumulator.summands()
         form = None if summands is None else [some.shape for some in summands]
@@ -124,7 +124,7 @@ class Group:
             tensor.copy_(part.reshape(tensor.shape))
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes, in their order."""
+        """Return the values of all processes, ordered by rank."""
         if self.size == 1:
             return [value]
         file = io.BytesIO()
@@ -138,15 +138,14 @@ class Group:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Raise an error in all processes if there is one in any of them.
+        """Raise an error in all processes if any process fails.
 
-        Each would wait without end for one that has failed and does not take part in
-        what comes next.
+        Otherwise the remaining processes would wait forever for the failed process.
 
         Raises
         ------
         OtherProcessError
-            If another process has failed, and this one has not.
+            If another process has failed, but this process has not.
         """
         error = None
         try:
@@ -165,13 +164,14 @@ class Group:
                 )
 
     def agree(self, values: Mapping[str, Any]) -> None:
-        """Raise an error in all processes if one has other values.
+        """Raise an error in all processes if their values differ.
 
         Parameters
         ----------
         values : mapping
-            Values by their names, which the message has. Those of ``_OWN``, which
-            change no result or may be of any code, are not compared.
+            Values by name. The error message contains the names. Parameters in
+            ``_OWN`` are not compared: they do not change results, or can be arbitrary
+            objects.
 
         Raises
         ------
@@ -192,10 +192,10 @@ class Group:
             )
 
     def agree_on_network(self, network: TrainedNetwork) -> None:
-        """Raise unless all processes have the same weights, and numbers of samples.
+        """Raise unless all processes have the same weights and number of samples.
 
-        Buffers, such as running means of batches, are made those of the first: each
-        process has seen other batches in training.
+        Buffers, such as running means of batches, are copied from the first process,
+        because each process was trained on different batches.
         """
         if self.size == 1:
             return
@@ -210,7 +210,7 @@ class Group:
 
 
 def check_workers(distributed: bool, memory: Any) -> None:
-    """Raise for a memory that several processes would share."""
+    """Raise if several processes would share ``memory``."""
     if Group.of(distributed).size > 1 and memory is not None:
         raise ValueError(
             "distributed=True cannot be used with memory: what one process finds there "
@@ -219,21 +219,24 @@ def check_workers(distributed: bool, memory: Any) -> None:
 
 
 def data_to_agree_on(data: TrainingData) -> dict[str, Any]:
-    """Return what all processes have to be given, by its name, for `Group.agree`.
+    """Return the data that `Group.agree` compares between processes, by name.
 
-    Inputs may be too large to be compared, or not be known before they are read.
+    Inputs are left out: they may be too large to compare, or unknown until read.
     """
     own = {"targets": data.y, "sample_weight": data.sample_weight}
     return {"number of samples": len(data.y)} | own
 
 
 def _to_own_device(storage: Any, location: str) -> Any:
-    """Return numbers from another process, of its CPU or its GPU, on those here."""
+    """Move a storage of another process to the CPU or GPU of this process."""
     return storage if location == "cpu" else storage.cuda()
 
 
 def _bytes(value: Any) -> Any:
-    """Return the bytes of a tensor, whose pickles differ; and other values as given."""
+    """Return dtype, shape and bytes of a tensor; return other values unchanged.
+
+    Equal tensors can have different pickles.
+    """
     if not isinstance(value, Tensor):
         return value
     return value.dtype, value.shape, value.cpu().flatten().view(torch.uint8).numpy()

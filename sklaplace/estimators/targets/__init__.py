@@ -1,1 +1,1 @@
-"""Targets: from what users pass as `y` to tensors, and back."""
+"""Targets: conversion of ``y`` to tensors and back."""

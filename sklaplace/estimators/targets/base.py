@@ -1,4 +1,4 @@
-"""Targets: what training needs to know of targets, of classes or of numbers."""
+"""Targets: the common interface of class labels and regression targets."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -16,14 +16,14 @@ from sklaplace.networks.data import TrainingData
 
 
 class Targets(ABC):
-    """Targets in fit: `ClassTargets` or `NumberTargets`."""
+    """Base class of training targets: `ClassTargets` and `NumberTargets`."""
 
     likelihoods: ClassVar[tuple[type, ...]]
-    """Types of likelihoods that such targets can have."""
+    """Likelihood classes that support these targets."""
     example_net: ClassVar[str]
-    """A skorch net around a torch module, ``{}``, for messages."""
+    """Code of a skorch net around a torch module ``{}``, for messages."""
     stratify = False
-    """Whether samples are held out class by class."""
+    """Whether held-out samples are stratified by class."""
     n_outputs: Any
     """Number of classes or target columns."""
 
@@ -32,49 +32,49 @@ class Targets(ABC):
 
     @abstractmethod
     def encode(self, y: ArrayLike, name: str = "y") -> np.ndarray:
-        """Return targets as the criterion takes them."""
+        """Return targets in the form that the criterion expects."""
 
     @abstractmethod
     def adapt(self, likelihood: Likelihood) -> Likelihood:
-        """Return the likelihood for the shape of the targets."""
+        """Return the likelihood, adapted to the shape of the targets."""
 
     @abstractmethod
     def default_net(self, data: TrainingData) -> NeuralNet:
         """Return the default skorch net."""
 
     def sample_weight(self, y: np.ndarray) -> np.ndarray | None:
-        """Return weights (n,) that encoded targets have by themselves, or None."""
+        """Return the weights (n,) implied by encoded targets, or None."""
         return None
 
     @property
     def noise_unit(self) -> float:
-        """Noise in the units of ``y`` over that which the likelihood takes."""
+        """Ratio of the noise in units of ``y`` to the noise of the likelihood."""
         return 1.0
 
     def restored_outputs(
         self, likelihood: Any, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (b, q·c) and covariance of outputs in the units of ``y``."""
+        """Return the mean (b, q·c) and covariance of outputs in units of ``y``."""
         return mean, cov
 
     def check_net(self, net: NeuralNet) -> None:  # noqa: B027
-        """Raise for a net that cannot be trained on such targets."""
+        """Raise for a net that cannot be trained on these targets."""
 
     def check_values(self, net: NeuralNet, y: np.ndarray) -> None:  # noqa: B027
-        """Raise for encoded targets that the criterion does not take."""
+        """Raise for encoded targets that the criterion does not support."""
 
     def check_held_out(self, dataset: Dataset, held_out: Dataset | None) -> None:  # noqa: B027
-        """Raise for a ``train_split`` whose targets are not encoded alike."""
+        """Raise if ``train_split`` brings targets in a different encoding."""
 
 
 def brings_targets(dataset: Dataset, held_out: Dataset | None) -> bool:
-    """Whether a ``train_split`` holds out samples that are not of the dataset."""
+    """Return whether ``train_split`` holds out samples from outside the dataset."""
     dataset, held_out = _whole(dataset), _whole(held_out)
     return held_out is not None and held_out is not dataset
 
 
 def _whole(dataset: Any) -> Any:
-    """Return the dataset of a subset."""
+    """Return the dataset that a subset selects from."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return dataset

@@ -1,7 +1,7 @@
 """ClassTargets: class labels, encoded for the criterion of the network.
 
-Labels of any type become codes from zero, samples are weighted by class, and labels
-that the criterion ignores have weight zero.
+Labels of any type become codes from zero. Samples are weighted by class. Labels that
+the criterion ignores have weight zero.
 """
 
 from collections.abc import Mapping
@@ -25,27 +25,27 @@ from sklaplace.networks.arrays import as_labels
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import unwrapped
 
-# weights of classes
+# class weights
 Weights = Mapping[object, float] | str | None
 
-# torch's default, which is an ordinary label where nobody has set it
+# torch's default ``ignore_index``, an ordinary label unless set explicitly
 _NO_INDEX = -100
 
 
 @dataclass(frozen=True)
 class ClassTargets(Targets):
-    """Classes of the targets in fit, and their codes.
+    """Classes of the training targets, and their codes.
 
     Attributes
     ----------
     target_type : TargetType
-        Whether samples have one label, several, or one at every position.
+        Type for one label per sample, several labels, or one label per position.
     net : skorch.NeuralNet or None
-        As passed to the constructor; None is the default network.
+        Net passed to the constructor; None stands for the default network.
     classes : ndarray of shape (K,)
         The value of ``classes_``.
     are_of_labels : bool
-        Whether classes were found in the targets, rather than given.
+        Whether the classes were found in the targets rather than passed.
     class_weights : ndarray of shape (K,) or None
         Weight of each class.
     """
@@ -70,27 +70,28 @@ class ClassTargets(Targets):
         is_frozen: bool = False,
         classes: np.ndarray | None = None,
     ) -> "ClassTargets":
-        """Return the classes of the targets in fit.
+        """Infer the classes of the training targets.
 
         Parameters
         ----------
         y : array-like
-            Targets in fit.
+            Training targets.
         net : skorch.NeuralNet or None
-            Its criterion decides what targets may be; None is the default network.
+            Net whose criterion determines the supported targets; None stands for the
+            default network.
         likelihood : ClassificationLikelihood or None
-            In place of that of the criterion.
+            Likelihood that overrides the criterion's likelihood.
         class_weight : dict, "balanced" or None
-            Weights of classes.
+            Class weights.
         is_frozen : bool
-            Whether classes that the net was trained on are taken, if it has them.
+            Whether to use the classes that the net was trained on, if it has any.
         classes : ndarray, optional
-            All classes, where ``y`` may lack some.
+            All classes, including classes missing from ``y``.
 
         Raises
         ------
         ValueError
-            If the targets are no labels of one type, or all of them are ignored.
+            If the targets are not labels of one type, or all labels are ignored.
         """
         y = y if issparse(y) else as_labels(y, "y")
         target_type = infer_target_type(y, likelihood or likelihood_of(net))
@@ -119,7 +120,7 @@ class ClassTargets(Targets):
         return targets._weighted(y, class_weight)
 
     def _weighted(self, y: ArrayLike, class_weight: Weights) -> "ClassTargets":
-        """Return the same classes with weights; those without samples weigh one."""
+        """Return a copy with class weights; classes without samples have weight one."""
         if class_weight is None:
             return self
         if not self.target_type.is_single:
@@ -131,7 +132,7 @@ class ClassTargets(Targets):
         codes = self.encode(y).astype(np.int64)
         codes = codes[codes >= 0]
         weights = np.ones(len(self.classes))
-        if isinstance(class_weight, Mapping):  # also of classes yet to come
+        if isinstance(class_weight, Mapping):  # also weights classes without samples
             codes = np.arange(len(weights))
         present = np.unique(codes)
         try:
@@ -152,22 +153,22 @@ class ClassTargets(Targets):
 
     # ------------------------------------------------------------------- encoding
     def check(self, y: ArrayLike, name: str = "y") -> np.ndarray:
-        """Return targets as an array; raises for targets of another type."""
+        """Return targets as an array; raise for targets of another type."""
         labels = y if issparse(y) else as_labels(y, name)
         return self.target_type.check(labels, name)
 
     def is_ignored(self, labels: np.ndarray) -> np.ndarray:
-        """Return a mask of labels that the criterion ignores, in their shape."""
+        """Return a mask of ignored labels, in the shape of the labels."""
         return is_ignored(labels, self.net)
 
     def accuracy(
         self, y: ArrayLike, predicted: np.ndarray, sample_weight: ArrayLike | None
     ) -> float:
-        """Return the weighted fraction of correct labels that are not ignored."""
+        """Return the weighted accuracy on labels that are not ignored."""
         labels = self.check(y)
         check_consistent_length(predicted, labels, sample_weight)
         known = ~self.is_ignored(labels)
-        if not self.target_type.has_class_names:  # all labels of a sample
+        if not self.target_type.has_class_names:  # subset accuracy
             labels, known = labels.astype(predicted.dtype), known[:, 0]
         if not known.any():
             raise ValueError(
@@ -182,7 +183,7 @@ class ClassTargets(Targets):
         return float(found)
 
     def encode(self, y: ArrayLike, name: str = "y") -> np.ndarray:
-        """Return codes 0 … K-1 in the dtype of the criterion; negative if ignored."""
+        """Return codes 0 … K-1 in the criterion's dtype, negative if ignored."""
         labels = self.check(y, name)
         ignored = self.is_ignored(labels)
         unknown = np.setdiff1d(labels[~ignored], self.classes)
@@ -191,7 +192,7 @@ class ClassTargets(Targets):
                 f"{name} has labels that y in fit does not: {unknown[:5].tolist()}. "
                 "Use rows of the classes that the network knows."
             )
-        # the criterion skips its own index, where a sample has other labels as well
+        # the criterion itself skips this index in samples that have other labels
         index = _ignore_index(self.net)
         codes = np.full(labels.shape, -1 if index is None else min(index, -1))
         codes[~ignored] = self.target_type.encode(labels[~ignored], self.classes)
@@ -199,14 +200,14 @@ class ClassTargets(Targets):
 
     @property
     def dtype(self) -> type:
-        """Dtype of codes that the criterion takes."""
+        """Dtype of codes that the criterion expects."""
         binary = (torch.nn.BCEWithLogitsLoss, torch.nn.BCELoss)
         has_names = self.target_type.has_class_names
         is_real = not has_names or issubclass(_criterion(self.net), binary)
         return np.float32 if is_real else np.int64
 
     def sample_weight(self, codes: np.ndarray) -> np.ndarray | None:
-        """Return weights (n,) by class, zero where all labels are ignored, or None."""
+        """Return weights (n,) by class, zero if all labels are ignored, or None."""
         codes = codes.astype(np.int64)
         weights = None if self.class_weights is None else self.class_weights[codes]
         known: np.ndarray = (codes >= 0).reshape(len(codes), -1).max(1)
@@ -215,7 +216,7 @@ class ClassTargets(Targets):
         return known.astype(np.float64) if weights is None else weights * known
 
     def missing_classes(self, labels: np.ndarray) -> np.ndarray:
-        """Return the classes that a part of the targets in fit lacks."""
+        """Return the classes missing from a part of the training targets."""
         if not self.are_of_labels:
             return self.classes[:0]
         found = self.target_type.classes(labels[~self.is_ignored(labels)])
@@ -224,21 +225,21 @@ class ClassTargets(Targets):
     # ----------------------------------------------------------------- the network
     @property
     def n_outputs(self) -> int:
-        """Number of classes, or of labels of a matrix."""
+        """Number of classes, or number of label columns."""
         return len(self.classes)
 
     @property
     def n_classes(self) -> int:
-        """Number K of classes of one label."""
+        """Number K of classes per label."""
         return self.target_type.n_classes(self.classes)
 
     @property
     def stratify(self) -> bool:  # type: ignore[override]
-        """Whether samples are held out class by class."""
+        """Whether held-out samples are stratified by class."""
         return self.target_type.is_single
 
     def adapt(self, likelihood: Likelihood) -> Likelihood:
-        """Return the likelihood of targets of this type."""
+        """Return the likelihood for targets of this type."""
         return self.target_type.adapt(likelihood)
 
     def default_net(self, data: TrainingData) -> NeuralNet:
@@ -246,7 +247,7 @@ class ClassTargets(Targets):
         return self.target_type.default_net(data, self.n_outputs)
 
     def check_values(self, net: NeuralNet, y: np.ndarray) -> None:
-        """Raise for weights of classes that the criterion cannot apply to them."""
+        """Raise for class weights that the criterion cannot apply."""
         criterion = unwrapped(net.criterion_)
         weight = getattr(criterion, "weight", None)
         of_classes = torch.nn.CrossEntropyLoss, torch.nn.NLLLoss
@@ -263,7 +264,7 @@ class ClassTargets(Targets):
             )
 
     def check_net(self, net: NeuralNet) -> None:
-        """Raise for a net that skorch itself limits to one label per sample."""
+        """Raise if samples have several labels, but skorch limits the net to one."""
         kind = type(net).__name__
         if self.target_type.is_single:
             return
@@ -282,7 +283,7 @@ class ClassTargets(Targets):
             )
 
     def check_held_out(self, dataset: Dataset, held_out: Dataset | None) -> None:
-        """Raise for a split with targets of its own that are not coded alike."""
+        """Raise if ``train_split`` brings targets and the classes are not 0 … K-1."""
         are_codes = np.array_equal(self.classes, np.arange(len(self.classes)))
         if brings_targets(dataset, held_out) and not are_codes:
             raise ValueError(
@@ -293,7 +294,7 @@ class ClassTargets(Targets):
 
 
 def likelihood_of(net: NeuralNet) -> Likelihood | None:
-    """Return the likelihood that a net's criterion implies; None if unknown."""
+    """Return the likelihood implied by a net's criterion, or None if unknown."""
     return CRITERIA.get(_criterion(net), (None, ""))[0]
 
 
@@ -304,7 +305,7 @@ def _criterion(net: NeuralNet) -> type:
 
 
 def _ignore_index(net: NeuralNet) -> int | None:
-    """Return the label to ignore, where a net's criterion has been given one."""
+    """Return the ``ignore_index`` set for a net's criterion, or None."""
     criterion = getattr(net, "criterion", None)
     if isinstance(criterion, torch.nn.Module):
         index = getattr(criterion, "ignore_index", _NO_INDEX)
@@ -313,7 +314,7 @@ def _ignore_index(net: NeuralNet) -> int | None:
 
 
 def is_ignored(labels: np.ndarray, net: NeuralNet) -> np.ndarray:
-    """Return a mask of labels that a net's criterion ignores, in their shape."""
+    """Return a mask of labels that the criterion ignores, shaped like the labels."""
     index = _ignore_index(net)
     if index is None or labels.dtype.kind not in "iuf":
         return np.zeros(labels.shape, dtype=bool)
@@ -321,7 +322,7 @@ def is_ignored(labels: np.ndarray, net: NeuralNet) -> np.ndarray:
 
 
 def _classes_of_net(net: NeuralNet, found: np.ndarray) -> np.ndarray | None:
-    """Return the classes that a fitted net has, if all that were found are in them."""
+    """Return a fitted net's classes if they include all classes found, or None."""
     try:
         known = np.asarray(net.classes_)
     except AttributeError:

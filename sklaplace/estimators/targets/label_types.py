@@ -1,11 +1,11 @@
-"""Target types: the kinds of targets of a classifier, and the shapes of its results.
+"""Target types: the kinds of classification targets, and the shapes of predictions.
 
-A sample has r labels, each of one of K classes. The likelihoods work on class codes and
-probabilities (n·r, K); a target type converts targets to codes and probabilities to
-the arrays that are returned:
+A sample has r labels, each from K classes. Likelihoods work on class codes and on
+probabilities of shape (n·r, K). A target type converts targets to codes, and
+probabilities to the arrays that estimators return:
 
 * ``SingleLabel``: one label of any type per sample, (n,);
-* ``MultiLabel``: L labels that are zero or one, (n, L);
+* ``MultiLabel``: L labels per sample, each zero or one, (n, L);
 * ``DenseLabel``: one label at every position, (n, *positions).
 """
 
@@ -28,22 +28,22 @@ from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import default_classifier, default_multilabel
 from sklaplace.networks.outputs import ONE_CLASS
 
-# Rows from which one label in each is hardly chance: fair coins, of two labels or more,
-# show that with a probability of 1e-3 at most.
+# Number of rows that suggest one-hot targets if each row has exactly one label. By
+# chance, fair coins for two or more labels produce such rows with probability <= 1e-3.
 ENOUGH_ROWS = 10
 
 
 class TargetType(ABC):
-    """One kind of classification targets; defaults are those of class labels."""
+    """Kind of classification targets; the default methods suit class labels."""
 
     has_class_names: ClassVar[bool] = True
-    """Whether ``classes_`` are the distinct targets, rather than column numbers."""
+    """Whether ``classes_`` contains the distinct targets rather than column numbers."""
     is_single: ClassVar[bool] = False
-    """Whether a sample has one label, so that classes can be weighted."""
+    """Whether samples have one label each, which allows class weights."""
 
     @abstractmethod
     def check(self, y: Any, name: str) -> np.ndarray:
-        """Return targets as an array; raises for targets of another type."""
+        """Return targets as an array; raise for targets of another type."""
 
     @abstractmethod
     def default_net(self, data: TrainingData, n_classes: int) -> NeuralNet:
@@ -59,25 +59,25 @@ class TargetType(ABC):
         return codes.reshape(labels.shape)
 
     def n_classes(self, classes: np.ndarray) -> int:
-        """Return the number K of classes of one label."""
+        """Return the number K of classes per label."""
         return len(classes)
 
     def adapt(self, likelihood: Any) -> Likelihood:
-        """Return the likelihood of targets of this type."""
+        """Return the likelihood for targets of this type."""
         return likelihood
 
     def unflatten(self, values: np.ndarray) -> np.ndarray:
-        """Reshape values (n·r, k), such as one per class, to the returned array."""
+        """Reshape values (n·r, k), such as one per class, to the estimator's output."""
         return values
 
     def probabilities(self, values: np.ndarray) -> np.ndarray:
-        """Reshape probabilities (n·r, K) to those that ``predict_proba`` returns."""
+        """Reshape probabilities (n·r, K) to the output of ``predict_proba``."""
         return self.unflatten(values)
 
     def predict(
         self, proba: np.ndarray, classes: np.ndarray, threshold: float | None
     ) -> np.ndarray:
-        """Return the most probable class; the second of two if above a threshold."""
+        """Return the most probable classes, or threshold the second of two classes."""
         indices = proba.argmax(1)
         if threshold is not None and proba.shape[1] == 2:
             indices = (proba[:, 1] > threshold).astype(int)
@@ -86,7 +86,7 @@ class TargetType(ABC):
     def latent_moments(
         self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return mean and (co)variance of the logits in the returned shape."""
+        """Return mean and (co)variance of the logits, in the estimator's shape."""
         return likelihood.class_logits(mean, cov)
 
 
@@ -101,7 +101,7 @@ class SingleLabel(TargetType):
         return column_or_1d(y, warn=True)
 
     def default_net(self, data: TrainingData, n_classes: int) -> NeuralNet:
-        """Return a classifier that ends in a softmax; raises for a single class."""
+        """Return a classifier that ends in a softmax; raise for a single class."""
         if n_classes == 1:
             raise ValueError(f"y has 1 class. {ONE_CLASS}")
         return default_classifier(data.X, data.y, data.sample_weight, n_classes)
@@ -114,14 +114,14 @@ class MultiLabel(TargetType):
     Attributes
     ----------
     n_labels : int
-        L.
+        Number L of labels.
     """
 
     n_labels: int
     has_class_names = False
 
     def check(self, y: Any, name: str) -> np.ndarray:
-        """Return zeros and ones, (n, L)."""
+        """Return labels of zero or one, (n, L)."""
         labels = y.toarray() if issparse(y) else np.asarray(y)
         if labels.ndim != 2 or labels.shape[1] != self.n_labels:
             raise ValueError(
@@ -146,37 +146,37 @@ class MultiLabel(TargetType):
         return labels.astype(np.int64)
 
     def n_classes(self, classes: np.ndarray) -> int:
-        """Return two: zero and one."""
+        """Return 2, the number of classes per label."""
         return 2
 
     def adapt(self, likelihood: Any) -> Likelihood:
-        """Return the likelihood of one logit per label."""
+        """Return the likelihood with one logit per label."""
         return likelihood.multilabel()
 
     def unflatten(self, values: np.ndarray) -> np.ndarray:
-        """Return (n, L, k)."""
+        """Return values in shape (n, L, k)."""
         return values.reshape(-1, self.n_labels, values.shape[-1])
 
     def probabilities(self, values: np.ndarray) -> np.ndarray:
-        """Return probabilities (n, L) that labels are one."""
+        """Return the probabilities (n, L) of label one."""
         return self.unflatten(values)[..., 1]
 
     def predict(
         self, proba: np.ndarray, classes: np.ndarray, threshold: float | None
     ) -> np.ndarray:
-        """Return zeros and ones, (n, L)."""
+        """Return labels of zero or one, (n, L)."""
         return (proba > 0.5).astype(np.int64)
 
     def latent_moments(
         self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return moments of the outputs, which are one logit per label."""
+        """Return the moments of the outputs: one logit per label."""
         return mean, cov
 
     def default_net(self, data: TrainingData, n_classes: int) -> NeuralNet:
         """Return a classifier that ends in one sigmoid per label.
 
-        Warns of what may be meant as one label.
+        Warn if the targets look one-hot encoded.
         """
         if len(data.y) >= ENOUGH_ROWS and (data.y.sum(axis=1) == 1).all():
             warn_user(
@@ -216,47 +216,47 @@ class DenseLabel(TargetType):
         return labels
 
     def adapt(self, likelihood: Any) -> Likelihood:
-        """Return the likelihood of K logits at every position."""
+        """Return the likelihood with K logits at every position."""
         return likelihood.dense(self.positions)
 
     def _positions_last(self, values: Any, n_axes: int) -> Any:
-        """Move positions, which come first, behind ``n_axes`` axes of classes."""
+        """Move positions from the first axis to behind the ``n_axes`` class axes."""
         shape = values.shape[-n_axes:]
         rows = values.reshape(-1, math.prod(self.positions), *shape)
         moved = rows.swapaxes(1, 2) if n_axes == 1 else rows.movedim(1, -1)
         return moved.reshape(len(rows), *shape, *self.positions)
 
     def unflatten(self, values: np.ndarray) -> np.ndarray:
-        """Return (n, K, *positions)."""
+        """Return values in shape (n, K, *positions)."""
         return self._positions_last(values, 1)
 
     def latent_moments(
         self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return (n, K, *positions), and (n, K, K, *positions) for covariances."""
+        """Return arrays (n, K, *positions); covariances are (n, K, K, *positions)."""
         logits, cov = likelihood.class_logits(mean, cov)
         return self._positions_last(logits, 1), self._positions_last(cov, cov.ndim - 1)
 
     def default_net(self, data: TrainingData, n_classes: int) -> NeuralNet:
-        """Raise: there is no default net for dense labels."""
+        """Raise, because dense labels have no default net."""
         raise ValueError("estimator=None has no network for maps. Pass a skorch net.")
 
 
 def infer_target_type(y: Any, likelihood: Any) -> TargetType:
-    """Return the target type, by the shape of targets and the likelihood.
+    """Infer the target type from the shape of the targets and the likelihood.
 
     Parameters
     ----------
     y : array-like of shape (n,), (n, 1) or (n, ...)
         Targets.
     likelihood : ClassificationLikelihood or None
-        That of the criterion, or of the constructor; None where it is unknown.
+        Likelihood of the criterion or the constructor; None if unknown.
 
     Raises
     ------
     ValueError
-        If the likelihood supports one label per sample alone, or y has more axes than
-        it supports.
+        If the likelihood supports only one label per sample, or fewer axes than ``y``
+        has.
     """
     shape = y.shape[1:] if issparse(y) else np.shape(y)[1:]
     if shape in ((), (1,)):

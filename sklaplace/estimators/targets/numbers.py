@@ -1,4 +1,4 @@
-"""NumberTargets: regression targets, in columns as the network returns them."""
+"""NumberTargets: regression targets, encoded in columns for the network."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,36 +27,36 @@ from sklaplace.networks.arrays import as_numbers, check_finite
 from sklaplace.networks.data import InputType, TrainingData
 from sklaplace.networks.default import default_regressor
 
-# Largest absolute values of targets between which results do not depend on their unit:
-# noise and prior precision have bounds, see `sklaplace.posterior.tuning.problem`.
+# Bounds on the largest absolute target. Within them, results do not depend on the unit
+# of ``y``. `sklaplace.posterior.tuning.problem` bounds noise and prior precision.
 SMALLEST, LARGEST = 1e-15, 1e20
-# A network is warned of if its targets are larger than this, or smaller than its
-# inverse, and its loss is at least this fraction of that of the mean.
+# Warn about a network if the size of its targets is above the first number, or below
+# its inverse, and its loss is at least the second number times the loss of the mean.
 LARGEST_UNIT, NOTABLE_LOSS = 10.0, 0.99
 
 
 @dataclass(frozen=True)
 class NumberTargets(Targets):
-    """Shape and dtype of the targets in fit, and the noise that was given for them.
+    """Shape, dtype, scaling and noise of the training targets.
 
     Attributes
     ----------
     ndim : int
-        Number of axes of the targets in fit.
+        Number of axes of the training targets.
     n_outputs : int
         Number of target columns.
     input_type : InputType
         Dtype of the network.
     likelihood : RegressionLikelihood or None
-        In place of that of the criterion.
+        Likelihood that overrides the criterion's likelihood.
     sigma_noise : float, array or str
-        Value of the constructor.
+        Constructor parameter.
     classifier : str
-        Name of the estimator for labels, for messages.
+        Name of the classifier to suggest for labels, for messages.
     distribution : TargetScaling
-        Mean and standard deviation of the columns in fit.
+        Mean and standard deviation of the columns of the training targets.
     normalizes : bool
-        Whether the network takes targets in these units.
+        Whether the network is trained on targets in these units.
     """
 
     ndim: int
@@ -87,12 +87,12 @@ class NumberTargets(Targets):
         sample_weight: np.ndarray | None = None,
         normalizes: bool = False,
     ) -> "NumberTargets":
-        """Return shape, mean and standard deviation of the targets in fit.
+        """Infer shape, mean and standard deviation of the training targets.
 
         Raises
         ------
         ValueError
-            If ``sigma_noise`` has another number of columns.
+            If ``sigma_noise`` and ``y`` have different numbers of columns.
         """
         y = _as_numbers(y, "y", classifier)
         _check_size(y, "y", SMALLEST, np.inf)
@@ -118,28 +118,31 @@ class NumberTargets(Targets):
     # ------------------------------------------------------------------- units of y
     @property
     def scaling(self) -> TargetScaling:
-        """Map from targets as the network takes them to those that were passed."""
+        """Map from the targets of the network to the targets passed to fit."""
         return self.distribution if self.normalizes else TargetScaling()
 
     @property
     def noise_unit(self) -> float:
-        """Noise in the units of ``y`` over that which the likelihood takes.
+        """Ratio of the noise in units of ``y`` to the noise of the likelihood.
 
-        A geometric mean over columns, as that of noise levels.
+        The ratio is a geometric mean over columns, like the noise level.
         """
         return geometric_mean(self.scaling.scale)
 
     @property
     def noise_proportions(self) -> float | np.ndarray:
-        """Noise of each column over their geometric mean, if equal in the network."""
+        """Ratio of each column's noise to the geometric mean over columns.
+
+        The ratios assume equal noise in the units of the network.
+        """
         return self.scaling.scale / self.noise_unit
 
     def restored_outputs(
         self, likelihood: Any, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (b, q·c) and covariance of outputs in the units of ``y``.
+        """Return the mean (b, q·c) and covariance of outputs in units of ``y``.
 
-        The covariance is (b, q·c, q·c), or (b, c) if it is diagonal.
+        The covariance has shape (b, q·c, q·c), or (b, c) if diagonal.
         """
         if not self.normalizes:
             return mean, cov
@@ -153,7 +156,7 @@ class NumberTargets(Targets):
     def noise_of_columns(
         self, sigma: float, relative: Sequence[float] | None
     ) -> float | np.ndarray:
-        """Return the noise in the units of ``y``: one number, or one per column."""
+        """Return the noise in units of ``y``, as one number or one per column."""
         levels = sigma if relative is None else sigma * np.array(relative)
         return levels * self.scaling.scale
 
@@ -171,9 +174,9 @@ class NumberTargets(Targets):
                 f"{name} has {columns.shape[1]} columns, but y has {self.n_outputs} "
                 "in fit. Pass the same targets in both."
             )
-        # normalised before they are rounded to the dtype of the network
+        # normalise before rounding to the dtype of the network
         values = self.input_type.floats(self.scaling.normalized(columns), name)
-        # small ones of fit have been refused; later ones, maybe few, may be small
+        # fit has rejected small targets; a few later targets may happen to be small
         _check_size(columns, name, 0.0 if name == "y" else SMALLEST, LARGEST)
         return values
 
@@ -182,12 +185,12 @@ class NumberTargets(Targets):
         return _as_numbers(y, name, self.classifier)
 
     def drop_axis(self, values: np.ndarray) -> np.ndarray:
-        """Drop the axis of outputs, the second, where targets in fit had none."""
+        """Drop the second axis, the outputs, if the training targets were 1D."""
         return values[:, 0] if self.ndim == 1 else values
 
     # ----------------------------------------------------------------- the network
     def adapt(self, likelihood: Likelihood) -> Likelihood:
-        """Return the likelihood with the given proportions of noise levels."""
+        """Return the likelihood with the given ratios between noise levels."""
         if isinstance(self.sigma_noise, str) or not isinstance(likelihood, Gaussian):
             return likelihood
         levels = np.asarray(self.sigma_noise, dtype=float) / self.scaling.scale
@@ -200,10 +203,10 @@ class NumberTargets(Targets):
         return default_regressor(data.X, data.y, data.sample_weight)
 
     def check_values(self, net: NeuralNet, y: np.ndarray) -> None:
-        """Raise for targets, or noise, that the likelihood does not have."""
+        """Raise for targets or noise that the likelihood does not support."""
         likelihood = self.likelihood or likelihood_of(net)
         if likelihood is None:
-            return  # raises soon, naming the criterion
+            return  # a later check raises and names the criterion
         if self.normalizes:
             _check_normalizable(likelihood, self.n_outputs)
         likelihood.check_targets(y)
@@ -217,9 +220,9 @@ class NumberTargets(Targets):
             _warn_of_constants(y)
 
     def check_loss(self, likelihood: RegressionLikelihood, loss: float) -> None:
-        """Warn of a network that explains nothing of targets of another size than one.
+        """Warn if the network explains nothing and the targets are far from unit size.
 
-        ``loss`` is the mean of `Likelihood.loss` per target of the training samples.
+        ``loss`` is the mean of `Likelihood.loss` over the training targets.
         """
         if self.normalizes or not likelihood.has_noise:
             return
@@ -239,7 +242,7 @@ class NumberTargets(Targets):
         )
 
     def check_held_out(self, dataset: Dataset, held_out: Dataset | None) -> None:
-        """Raise for a split with targets of its own, which are not normalised."""
+        """Raise if ``train_split`` brings targets, which are not normalised."""
         if self.normalizes and brings_targets(dataset, held_out):
             raise ValueError(
                 "train_split brings rows with targets of their own, which "
@@ -249,7 +252,7 @@ class NumberTargets(Targets):
 
 
 def check_normalize_y(value: bool, is_frozen: bool) -> None:
-    """Raise where targets cannot be normalised, as the network is not trained."""
+    """Raise if ``normalize_y`` is set for a frozen network, which is not trained."""
     if value and is_frozen:
         raise ValueError(
             "normalize_y=True cannot be used with a frozen network, which predicts in "
@@ -260,7 +263,7 @@ def check_normalize_y(value: bool, is_frozen: bool) -> None:
 
 
 def _check_normalizable(likelihood: RegressionLikelihood, n_outputs: int) -> None:
-    """Raise for targets that are no multiples of a unit, such as counts."""
+    """Raise for targets without a unit, such as counts."""
     if likelihood.rescaled_outputs(np.zeros(n_outputs), np.ones(n_outputs)) is None:
         raise ValueError(
             f"normalize_y=True cannot be used with {type(likelihood).__name__}, whose "
@@ -279,7 +282,7 @@ def _as_numbers(y: ArrayLike, name: str, classifier: str) -> np.ndarray:
 
 
 def likelihood_of(net: NeuralNet) -> RegressionLikelihood | None:
-    """Return the likelihood that a net's criterion implies; None for others."""
+    """Return the likelihood implied by a net's criterion, or None if unknown."""
     criterion = getattr(net, "criterion", None)
     kind = criterion if isinstance(criterion, type) else type(criterion)
     likelihood, _ = CRITERIA.get(kind, (None, ""))
@@ -288,13 +291,13 @@ def likelihood_of(net: NeuralNet) -> RegressionLikelihood | None:
 
 
 def has_noise(likelihood: Any, net: NeuralNet) -> bool:
-    """Whether a noise level can be chosen; True where the likelihood is unknown."""
+    """Return whether a noise level can be chosen; True if the likelihood is unknown."""
     known = likelihood or likelihood_of(net)
     return known is None or bool(known.has_noise)
 
 
 def _check_size(y: np.ndarray, name: str, low: float, high: float) -> None:
-    """Raise for targets whose size leaves no digits to variances and the prior."""
+    """Raise for targets too large or too small for accurate variances and priors."""
     size = float(np.abs(y.astype(np.float64)).max(initial=0))
     if size and not low <= size <= high:
         raise ValueError(
@@ -305,7 +308,7 @@ def _check_size(y: np.ndarray, name: str, low: float, high: float) -> None:
 
 
 def _warn_of_constants(y: np.ndarray) -> None:
-    """Warn of target columns from which no noise can be estimated."""
+    """Warn about target columns from which no noise can be estimated."""
     if len(y) > 1 and (y == y[0]).all(axis=0).any():
         warn_user(
             "y is constant, or a column of it, so that there is no noise to estimate: "
@@ -315,7 +318,7 @@ def _warn_of_constants(y: np.ndarray) -> None:
 
 
 def _warn_of_unequal_scales(y: np.ndarray) -> None:
-    """Warn of target columns whose scales one loss cannot serve."""
+    """Warn about target columns whose scales differ too much for a single loss."""
     with np.errstate(over="ignore"):  # sizes are checked later
         std = y.std(axis=0) if y.dtype.kind in "fiub" else np.ones(1)
     std = std[std > 0]

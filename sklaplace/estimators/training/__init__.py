@@ -1,1 +1,1 @@
-"""Training: samples held out, and a network trained."""
+"""Training: holding out samples and training a network."""

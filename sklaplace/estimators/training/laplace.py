@@ -1,7 +1,7 @@
 """LaplaceTrainer: training of a network for a Laplace approximation.
 
-Samples are held out where a tuner uses them, the specification of the network includes
-its Jacobian, and single weights are selected once it has been trained.
+The trainer holds out samples if a tuner uses them. The specification of the network
+includes its Jacobian. Individual weights are selected after training.
 """
 
 import math
@@ -58,37 +58,37 @@ from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork, device_of
 from sklaplace.posterior.last_layer import refit_bytes
 
-# Folds of the samples, where they are too few to hold some out.
+# Number of folds if there are too few samples to hold some out.
 N_FOLDS = 5
-# Fewer distinct samples are held out in turn, by networks of folds, under "auto".
+# With fewer distinct samples, the tuner "auto" trains networks on folds.
 FEW = 100
-# Held-out samples from which more would tell hardly more: further folds are not used.
+# Number of held-out samples that suffices for tuning; it limits the number of folds.
 ENOUGH = 200
-# callbacks that only watch or steer the training
+# callbacks that only monitor or control the training
 SILENT = {
     *(BatchScoring, EarlyStopping, EpochScoring, EpochTimer, Freezer, Initializer),
     *(GradientNormClipping, LRScheduler, ParamMapper, PassthroughScoring, PrintLog),
     *(ProgressBar, Unfreezer, WarmRestartLR),
 }
-# what modules raise that cannot be trained on so few samples
+# errors from modules that cannot be trained on so few samples
 UNTRAINABLE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError),
     *(TypeError, ValueError),
 )
-# Fewer samples that a frozen net held out, or a net brings, would choose by chance.
+# Minimum number of samples, held out or brought by a net, for reliable tuning.
 MIN_HELD_OUT = 10
 
 
 @dataclass(kw_only=True)
 class LaplaceTrainer(Trainer):
-    """Trains a skorch net for a Laplace approximation.
+    """Trainer of a skorch net for a Laplace approximation.
 
     Attributes
     ----------
     options : LaplaceOptions
         Options of the approximation.
     takes_covariances : bool
-        Whether tuning and predictions need those between the outputs of a sample.
+        Whether tuning and predictions need covariances between a sample's outputs.
     """
 
     options: LaplaceOptions
@@ -100,7 +100,7 @@ class LaplaceTrainer(Trainer):
         validation: TrainingData | None,
         fit_params: dict[str, Any],
     ) -> TrainedNetwork:
-        """Return the trained network with the samples it has and has not seen."""
+        """Return the trained network with its training and held-out samples."""
         trained = super().train(data, validation, fit_params)
         if not self.options.selects_weights:
             return trained
@@ -108,9 +108,9 @@ class LaplaceTrainer(Trainer):
         return self.including(trained, [])
 
     def hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
-        """Split samples for tuning off, if there are enough and the net is trained.
+        """Hold out samples for tuning, if there are enough and the net is trained.
 
-        Few are left to networks of folds, if these can be trained.
+        Small data are not split if networks can be trained on folds instead.
         """
         on_folds = self.options.uses_folds and _is_silent(self.estimator)
         if is_stream(data.X):
@@ -122,7 +122,7 @@ class LaplaceTrainer(Trainer):
         return super().hold_out(data)
 
     def own_split(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any] | None:
-        """Return the samples that a frozen net has and has not seen, if it shows."""
+        """Return a frozen net's training and held-out samples, or None if unknown."""
         is_used = self.is_frozen and self.options.tunes_on_held_out
         if not is_used or data.sample_weight is not None or is_stream(data.X):
             return None
@@ -135,7 +135,7 @@ class LaplaceTrainer(Trainer):
         validation: TrainingData | None,
         fit_params: dict[str, Any],
     ) -> tuple[TrainedNetwork, list[TrainedNetwork]]:
-        """Return the trained network, and those of folds where they are of use."""
+        """Return the trained network, and networks of folds if tuning needs them."""
         trained = self.train(data, validation, fit_params)
         on_folds = self.options.uses_folds and not is_stream(data.X)
         if validation is not None or not on_folds or self.is_interrupted:
@@ -145,12 +145,12 @@ class LaplaceTrainer(Trainer):
     def _train_on_folds(
         self, trained: TrainedNetwork, data: TrainingData, fit_params: dict[str, Any]
     ) -> list[TrainedNetwork]:
-        """Return networks trained without a fold of the samples each, which they hold.
+        """Return networks that are each trained without one fold, and hold it out.
 
-        There are none for a frozen net, which is never trained; where ``trained`` has
-        samples to tune on, or enough to hold some out; and where networks cannot be
-        trained on so few, or callbacks may write files. Of many samples, some folds
-        are enough.
+        The list is empty for a frozen net, for enough samples to hold some out, and if
+        ``trained`` has samples to tune on. It is also empty if callbacks may write
+        files, or if networks cannot be trained on so few samples. For many samples, a
+        few of the folds are enough.
         """
         net, is_few = self.estimator, split.are_few(data.X, len(data.y), FEW)
         can_train = not self.is_frozen and _is_silent(net)
@@ -170,11 +170,11 @@ class LaplaceTrainer(Trainer):
     def _train_each(
         self, folds: list[Any], data: TrainingData, fit_params: dict[str, Any]
     ) -> list[TrainedNetwork]:
-        """Return a network of each fold, which it holds out."""
+        """Return one network per fold, with the fold held out."""
         networks, device = [], getattr(self.estimator, "device", "cpu")
         for n, fold in enumerate(progress.tracked(folds, "folds", len(folds))):
             seen, held_out = map(data.take, fold)
-            # warnings of the training on all samples would be repeated
+            # the training on all samples has already raised the same warnings
             ignored = warnings.catch_warnings(action="ignore")
             with private_rng((self.seed + n) % 2**32, device), ignored:
                 trainer = self._quiet(held_out)
@@ -182,14 +182,15 @@ class LaplaceTrainer(Trainer):
         return networks
 
     def _quiet(self, held_out: TrainingData) -> "LaplaceTrainer":
-        """Return a trainer of the same net, which prints nothing.
+        """Return a trainer of the same net that prints nothing.
 
-        It stops early by the samples that are held out, if it does.
+        A net with a ``train_split`` validates on the held-out samples, for example to
+        stop early.
         """
         if self.estimator is None:
             return replace(self, is_part=True)
         net = clone(self.estimator).set_params(verbose=0)
-        if kinds := _kinds(net):  # bars are shown whatever verbose is
+        if kinds := _kinds(net):  # progress bars ignore verbose
             entries = zip(net.callbacks, kinds, strict=True)
             net.set_params(callbacks=[e for e, kind in entries if kind != ProgressBar])
         if net.train_split:
@@ -197,7 +198,7 @@ class LaplaceTrainer(Trainer):
         return replace(self, estimator=net, brings_encoded=True, is_part=True)
 
     def require_no_held_out(self) -> None:
-        """Raise, before training, if the tuner requires held-out samples."""
+        """Raise before training if the tuner requires held-out samples."""
         reason = "the network is frozen, so that only you know what it has seen"
         if not self.is_frozen:
             reason = f"fewer than {split.MIN_ROWS} distinct rows are too few to share"
@@ -210,7 +211,7 @@ class LaplaceTrainer(Trainer):
 
     # ----------------------------------------------------------------- subnetworks
     def _warn_of_all_weights(self, trained: TrainedNetwork) -> None:
-        """Warn where a subnetwork of the default size is the whole network."""
+        """Warn if a subnetwork of the default size is the whole network."""
         n = trained.spec.layout.n_parameters
         if "n_weights" not in self.options.subset_params and n < N_WEIGHTS:
             warn_user(
@@ -243,7 +244,7 @@ class LaplaceTrainer(Trainer):
 
     # --------------------------------------------------------------- specification
     def including(self, network: TrainedNetwork, batches: list[Any]) -> TrainedNetwork:
-        """Return a network whose layout is inferred from further batches as well."""
+        """Return the network, with its layout inferred from ``batches`` too."""
         options = None
         if self.options.selects_weights:
             options = {"indices": self._selected_weights(network)}
@@ -260,7 +261,7 @@ class LaplaceTrainer(Trainer):
         options: dict[str, Any] | None = None,
         further: Iterable[Any] = (),
     ) -> NetworkSpec:
-        """Return the meaning of outputs, and the layout; raises for what is invalid."""
+        """Return the network's specification; raise for options that do not fit."""
         spec = infer_network_spec(
             net,
             reduce(joined_rows, [*further, spread_rows(net, dataset)]),
@@ -292,17 +293,17 @@ class LaplaceTrainer(Trainer):
         return spec
 
     def check_trained(self, network: TrainedNetwork) -> None:
-        """Raise for options that a network does not allow, also one from a cache.
+        """Raise for options that a trained or cached network does not support.
 
-        It may have been trained under other values of those options that are not part
-        of the key.
+        A cached network may have been trained with other values of options that are
+        not part of the cache key.
         """
         self._check_spec(network.spec)
         if network.held_out is None:
             self.require_no_held_out()
 
     def _check_spec(self, spec: NetworkSpec) -> None:
-        """Raise for options that do not match the layers, or the likelihood."""
+        """Raise for options that do not match the layers or the likelihood."""
         options, p = self.options, spec.layout.n_parameters
         check_prior_shape(options.prior_precision, options.prior_structure, spec.layout)
         if np.shape(options.prior_mean) not in ((), (p,)):
@@ -315,7 +316,7 @@ class LaplaceTrainer(Trainer):
             self._check_refine(spec)
 
     def _check_refine(self, spec: NetworkSpec) -> None:
-        """Raise where the weights cannot be refitted."""
+        """Raise if the weights cannot be refitted."""
         if spec.head_map is None and self.options.pred_type == "nn":
             raise ValueError(
                 "refine=True cannot be used with pred_type='nn' here: the weights that "
@@ -332,7 +333,7 @@ class LaplaceTrainer(Trainer):
 
 
 def _has_others(net: NeuralNet, trained: TrainedNetwork) -> bool:
-    """Whether a ``train_split`` has brought enough samples that are not of the data."""
+    """Return whether ``train_split`` brought enough samples from outside the data."""
     if not getattr(net, "train_split", None):
         return False
     others = trained.held_out
@@ -340,10 +341,10 @@ def _has_others(net: NeuralNet, trained: TrainedNetwork) -> bool:
 
 
 def _is_silent(net: NeuralNet) -> bool:
-    """Whether all callbacks of a net, if any, are known to write nothing."""
+    """Return whether all callbacks of a net are known to write no files."""
     return SILENT.issuperset(_kinds(net))
 
 
 def _kinds(net: NeuralNet) -> list[type]:
-    """Return the classes of the callbacks that a net was given."""
+    """Return the classes of the callbacks passed to a net."""
     return [c if isinstance(c, type) else type(c) for c in given_callbacks(net)]

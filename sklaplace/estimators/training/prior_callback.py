@@ -1,8 +1,8 @@
-"""PriorCallback: adds the gradient of a Gaussian prior to that of every batch.
+"""PriorCallback: adds the gradient of a Gaussian prior to the gradient of every batch.
 
-A criterion is a loss without a prior. With the gradient of
-``½ (θ - μ₀)ᵀ P₀ (θ - μ₀)`` in the scale of the criterion, the weights converge to a
-maximum of the posterior, where the Laplace approximation is taken.
+A criterion is a loss without a prior. The callback adds the gradient of
+``½ (θ - μ₀)ᵀ P₀ (θ - μ₀)``, in the scale of the criterion. The weights then converge to
+a maximum of the posterior, the point of the Laplace approximation.
 """
 
 from abc import ABC, abstractmethod
@@ -34,14 +34,14 @@ _LIKELIHOODS = tuple({type(likelihood) for likelihood, _ in CRITERIA.values()})
 
 @dataclass(frozen=True)
 class _Training:
-    """A training that has begun.
+    """State during training.
 
     Attributes
     ----------
     spec : NetworkSpec
-        Of the net.
+        Specification of the net.
     layout : Layout
-        The weights that have the prior.
+        Weights under the prior.
     dataset : Dataset
         Training data.
     """
@@ -52,14 +52,14 @@ class _Training:
 
 
 class PriorCallback(Callback, ABC):
-    """Base of the callbacks that train a net under a Gaussian prior.
+    """Base class of callbacks that train a net under a Gaussian prior.
 
-    Derived classes are dataclasses of their settings. Weights have one prior: two
-    callbacks of a net select weights of different parameters.
+    Subclasses are dataclasses of their settings. Each weight has one prior: two
+    callbacks of a net must select weights of different parameters.
     """
 
     def __repr__(self) -> str:
-        """Class and settings that are not the defaults, as scikit-learn has it."""
+        """Return the class and its non-default settings, in scikit-learn's format."""
         given = {field: repr(getattr(self, field.name)) for field in fields(self)}
         changed = [
             f"{field.name}={value}"
@@ -71,7 +71,7 @@ class PriorCallback(Callback, ABC):
     def on_train_begin(
         self, net: NeuralNet, X: Any = None, y: Any = None, **kw: Any
     ) -> None:
-        """Check the settings; delete the attributes of an earlier training."""
+        """Check the settings and delete the attributes of an earlier training."""
         for name in [name for name in vars(self) if name.endswith("_")]:
             delattr(self, name)
         self._check_settings()
@@ -84,7 +84,7 @@ class PriorCallback(Callback, ABC):
         dataset_valid: Any = None,
         **kw: Any,
     ) -> None:
-        """Before the first step: infer the network's specification and check it."""
+        """Infer and check the network's specification before the first step."""
         if hasattr(self, "training_"):
             return
         with private_rng(None, device_of(net)):
@@ -102,7 +102,7 @@ class PriorCallback(Callback, ABC):
     def on_grad_computed(
         self, net: NeuralNet, named_parameters: Any, batch: Any = None, **kw: Any
     ) -> None:
-        """Add the prior's gradient to that of the criterion."""
+        """Add the gradient of the prior to the gradient of the criterion."""
         training, module = self.training_, unwrapped(net.module_)
         y = torch.as_tensor(unpack_data(batch)[1], device=device_of(net))
         scale = criterion_scale(net, training.spec, y, len(training.dataset))
@@ -112,20 +112,20 @@ class PriorCallback(Callback, ABC):
     def on_train_end(
         self, net: NeuralNet, X: Any = None, y: Any = None, **kw: Any
     ) -> None:
-        """Delete what only the training needs."""
+        """Delete the state that only training needs."""
         self.__dict__.pop("training_", None)
 
     @abstractmethod
     def _check_settings(self) -> None:
-        """Raise for settings that are not valid."""
+        """Raise for invalid settings."""
 
     @abstractmethod
     def _subset(self, net: NeuralNet) -> Any:
-        """Return the weights with the prior, as `infer_network_spec` takes them."""
+        """Return the weights under the prior, as `infer_network_spec` takes them."""
 
     @abstractmethod
     def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
-        """Prepare for the first step; return the weights that have the prior."""
+        """Prepare for the first step and return the weights under the prior."""
 
     @abstractmethod
     def _prior_gradient(self, theta: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class PriorCallback(Callback, ABC):
 
 
 def given_callbacks(net: NeuralNet) -> list[Callback | type[Callback]]:
-    """Return the callbacks that a net was given, without their names."""
+    """Return the callbacks passed to a net, without their names."""
     given = getattr(net, "callbacks", None)
     entries = given if isinstance(given, list | tuple) else []
     return [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
@@ -149,31 +149,32 @@ def criterion_scale(
 ) -> Tensor:
     """Return the ratio of the criterion to the summed loss over N samples, ().
 
-    The criterion of a batch is ``u · Σ w · loss`` plus a constant. A batch of b
-    samples estimates the sum over all N by a factor ``N / b``, so that the criterion
-    is ``u b / N`` times that estimate.
+    The criterion of a batch is ``u · Σ w · loss`` plus a constant. The sum over a batch
+    of b samples, times ``N / b``, estimates the sum over all N samples. The criterion
+    is ``u b / N`` times this estimate.
 
     Parameters
     ----------
     net : skorch.NeuralNet
-        In training; ``u`` is measured with its ``get_loss``.
+        Net during training. Its ``get_loss`` determines ``u``.
     spec : NetworkSpec
-        Of the net.
+        Specification of the net.
     y : Tensor
-        Targets of a batch, as the criterion takes them.
+        Targets of a batch, in the form that the criterion expects.
     n_rows : int
         Number N of training samples.
 
     Notes
     -----
-    ``u`` is the ratio of the gradients of criterion and likelihood in the outputs, at
-    any outputs: ``1/b`` for cross-entropies, ``2/(b c)`` for the mean squared error of
-    c columns; it includes reduction, class weights and sample weights.
+    ``u`` is the gradient of the criterion in the outputs, divided by the gradient of
+    the likelihood's loss. The ratio is the same at all outputs: ``1/b`` for
+    cross-entropies, ``2/(b c)`` for the mean squared error of c columns. ``u`` includes
+    reduction, class weights and sample weights.
     """
     n = len(y)
     dtype = next(net.module_.parameters()).dtype
     with torch.enable_grad():
-        # outputs other than the targets, where gradients vanish
+        # outputs that differ from the targets, where gradients vanish
         f = torch.full((n, spec.n_outputs), 0.37, dtype=dtype, device=y.device)
         f = (f + torch.linspace(0, 1, f.shape[1]).to(f)).requires_grad_()
         loss = net.get_loss(_module_outputs(spec, f, y), y, training=True)
@@ -187,12 +188,12 @@ def criterion_scale(
         expected = expected * w.unsqueeze(-1)
     square = (expected**2).sum()
     ratio = (found.double() * expected).sum() / square
-    # a batch whose targets all have weight zero takes no step
+    # no step for a batch in which all targets have weight zero
     return torch.where(square > 0, ratio, torch.zeros_like(ratio)) * (n / n_rows)
 
 
 def _module_outputs(spec: NetworkSpec, f: Tensor, y: Tensor) -> Tensor:
-    """Return outputs (b, c) in the form and shape that the module returns."""
+    """Return outputs (b, c) in the form and shape of the module's outputs."""
     if spec.output_map != "identity" or spec.logit_layer is not None:
         f = f.softmax(-1) if f.shape[1] > 1 else f.sigmoid()
     is_like_targets = y.is_floating_point() and y.numel() == f.numel()
@@ -202,7 +203,7 @@ def _module_outputs(spec: NetworkSpec, f: Tensor, y: Tensor) -> Tensor:
 def add_to_gradients(layout: Layout, module: nn.Module, values: Tensor) -> None:
     """Add ``values`` (P,) to the gradients of the selected weights, in place.
 
-    Parameters that are not trained are left out.
+    Parameters that are not trained are skipped.
     """
     parameters = dict(module.named_parameters())
     for block, piece in zip(layout.blocks, layout.split(values), strict=True):
@@ -220,7 +221,7 @@ def add_to_gradients(layout: Layout, module: nn.Module, values: Tensor) -> None:
 
 # -------------------------------------------------------------------------- checks
 def _adapted(raw: Tensor, likelihood: Any) -> Any:
-    """Return the likelihood for as many outputs as the module returns."""
+    """Return the likelihood, adapted to the number of the module's outputs."""
     if raw.ndim > 2:
         raise ValueError(
             f"The network gives maps, of shape {tuple(raw.shape[1:])} per row, which "
@@ -233,7 +234,7 @@ def _adapted(raw: Tensor, likelihood: Any) -> Any:
 
 
 def _check_labels(net: NeuralNet, data: Any, spec: NetworkSpec) -> None:
-    """Raise for samples that the criterion ignores, but the curvature would not."""
+    """Raise for samples that the criterion ignores but the curvature would include."""
     if spec.likelihood.noun != "class":
         return
     y = _targets(data)
@@ -246,7 +247,7 @@ def _check_labels(net: NeuralNet, data: Any, spec: NetworkSpec) -> None:
 
 
 def _targets(dataset: Any) -> np.ndarray | None:
-    """Return the targets of a dataset or of a subset, if they are an array."""
+    """Return the targets of a dataset or subset if they are an array, or None."""
     if isinstance(dataset, Subset):
         y = _targets(dataset.dataset)
         return None if y is None else y[np.asarray(dataset.indices, dtype=int)]
@@ -270,7 +271,7 @@ def _check_single(net: NeuralNet, layout: Layout) -> None:
 
 
 def _check_optimizer(net: NeuralNet, layout: Layout) -> None:
-    """Raise for weight decay of the same weights, and for line searches."""
+    """Raise for weight decay on the same weights, and for line searches."""
     parameters = dict(unwrapped(net.module_).named_parameters())
     selected = {id(parameters[block.name]) for block in layout.blocks}
     for group in net.optimizer_.param_groups:

@@ -1,7 +1,7 @@
 """Samples: inputs, targets and weights, checked and cast for the network.
 
-Arrays are validated as everywhere in scikit-learn; dicts of arrays and torch datasets
-are passed to skorch unchanged.
+Arrays are validated as in scikit-learn. Dicts of arrays and torch datasets are passed
+to skorch unchanged.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,29 +41,29 @@ from sklaplace.networks.data import (
 )
 from sklaplace.networks.stored import StoredArray, check_file, is_stored
 
-# A mean of the positive weights below it, or above its inverse, is warned of.
+# Warn if the mean of the positive weights is below this number or above its inverse.
 SMALLEST_MEAN_WEIGHT = 0.1
 
-# inputs and targets to checked ones: ``check(X, y, reset=...)``
+# ``check(X, y, reset=...)`` returns checked inputs and targets
 CheckSamples = Callable[..., tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Arguments of ``fit``, as they were passed.
+    """Arguments of ``fit``, as passed by the user.
 
     Attributes
     ----------
     X, y, sample_weight
         Training samples.
     X_val, y_val
-        Samples that the network does not see, or None.
+        Held-out samples, not used to train the network, or None.
     fit_params : dict
-        For the ``fit`` of the skorch net.
+        Arguments for ``fit`` of the skorch net.
     classes : ndarray or None
-        All classes, where ``y`` may lack some.
+        All classes, including classes missing from ``y``.
     is_part : bool
-        Whether this is one of several fits. Ctrl-C then raises.
+        Whether this is one of several fits. Ctrl-C then raises an error.
     """
 
     X: Any
@@ -79,16 +79,16 @@ class Samples:
 
 @dataclass(frozen=True)
 class EncodedData:
-    """Samples as the network takes them.
+    """Samples encoded for the network.
 
     Attributes
     ----------
     targets : Targets
-        The encoding of ``y``.
+        Encoding of ``y``.
     data : TrainingData
         Training samples.
     validation : TrainingData or None
-        Samples that the network does not see.
+        Held-out samples, not used to train the network.
     """
 
     targets: Targets
@@ -107,11 +107,11 @@ def encode_samples(
     Parameters
     ----------
     samples : Samples
-        As they were passed.
+        Arguments of ``fit``.
     owner : str
         Name of the estimator, for messages.
     check : callable
-        ``check(X, y, reset=...)`` returns inputs and targets, checked.
+        ``check(X, y, reset=...)`` returns checked inputs and targets.
     infer : callable
         ``infer(y, samples)`` returns the encoding of checked targets.
     """
@@ -148,9 +148,10 @@ def encode_samples(
 
 
 def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
-    """Warn of a table of held-out samples in other units than that of training samples.
+    """Warn if held-out samples seem to have different units from training samples.
 
-    The median of a column is then beyond the range of the other by half of its width.
+    The median of a held-out column then lies outside the range of the training column
+    by more than half the width of the range.
     """
     if not all(isinstance(x, np.ndarray) and x.ndim == 2 for x in (X, X_val)):
         return
@@ -169,12 +170,12 @@ def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
 def weighted_data(
     targets: Targets, X: Any, y: Any, sample_weight: ArrayLike | None, name: str = "y"
 ) -> TrainingData:
-    """Return encoded samples with weights, if any; samples of weight zero are dropped.
+    """Return encoded samples and weights; drop samples of weight zero.
 
     Parameters
     ----------
     targets : Targets
-        The encoding of ``y``.
+        Encoding of ``y``.
     X, y
         Checked samples.
     sample_weight : array-like of shape (n,) or None
@@ -192,7 +193,7 @@ def weighted_data(
 
 @naming(sample_weight="sample_weight")
 def as_weights(sample_weight: Any, n: int, **options: Any) -> np.ndarray:
-    """Return weights of n samples as float64; raises for others than real numbers."""
+    """Return weights of n samples as float64; raise unless they are real numbers."""
     check_arrays(sample_weight=sample_weight)
     options["dtype"] = np.float64
     weights = _check_sample_weight(detached(sample_weight), np.empty((n, 1)), **options)
@@ -202,15 +203,15 @@ def as_weights(sample_weight: Any, n: int, **options: Any) -> np.ndarray:
 
 
 def warn_of_weight_scale(sample_weight: Any) -> None:
-    """Warn of weights whose mean is far from one, unless they are whole numbers.
+    """Warn about weights with a mean far from one, unless they are whole numbers.
 
-    A message is shown once: AdaBoost fits its estimator many times with such weights.
+    The warning is shown once: AdaBoost fits its estimator many times with such weights.
     """
     if sample_weight is None:
         return
     weights = as_array(detached(sample_weight), "sample_weight")
     if weights.dtype.kind != "f" or not np.isfinite(weights).all():
-        return  # counts, or refused later
+        return  # counts, or weights that are rejected later
     weights = weights[weights > 0]
     if (weights == np.round(weights)).all():
         return
@@ -226,14 +227,14 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
 
 @dataclass(frozen=True)
 class InputForm(InputType):
-    """Form of inputs: their dtype, and the number of axes that they had in fit.
+    """Dtype of the inputs and their number of axes in fit.
 
     Attributes
     ----------
     n_axes : int or None
-        None before fit, and where only the network can check inputs.
+        Number of axes in fit. None before fit, or if only the network can check inputs.
     takes_arrays : bool
-        Whether inputs are read as a whole, as the default network needs them.
+        Whether to read all inputs into memory, as the default network requires.
     """
 
     n_axes: int | None = None
@@ -241,27 +242,27 @@ class InputForm(InputType):
 
     @classmethod
     def of(cls, net: NeuralNet) -> "InputForm":
-        """Return the form of the inputs of a skorch net; None is the default net."""
+        """Return the input form of a skorch net; None stands for the default net."""
         return cls(**vars(input_type(net)), takes_arrays=net is None)
 
     def seen(self, X: Any) -> "InputForm":
-        """Return the form of checked inputs of fit."""
+        """Return the form with the number of axes of checked training inputs."""
         return replace(self, n_axes=None if is_opaque(X) else len(X.shape))
 
     @naming(X="X", y="y")
     def check_samples(
         self, owner: BaseEstimator, X: Any, y: Any, *, reset: bool, allow_nd: bool
     ) -> tuple[Any, Any]:
-        """Return inputs, checked and cast, and targets, checked.
+        """Return checked and cast inputs, and checked targets.
 
         Parameters
         ----------
         owner : BaseEstimator
-            Keeps number and names of features for scikit-learn.
+            Estimator that stores number and names of features for scikit-learn.
         X, y
-            Samples as they were passed.
+            Samples as passed by the user.
         reset : bool
-            Whether they are samples of fit.
+            Whether these are training samples.
         allow_nd : bool
             Whether targets may have more than two axes.
         """
@@ -282,27 +283,27 @@ class InputForm(InputType):
 
     @naming(X="X")
     def check_inputs(self, owner: BaseEstimator, X: Any, net: NeuralNet) -> Any:
-        """Return inputs to predict by a trained net, checked and cast."""
+        """Return checked and cast inputs for predictions of a trained net."""
         check_loader(X)
         check_arrays(X=X)
         if not is_opaque(X):
             return self._cast(owner, X, reset=False)
         X = as_given(X, self.dtype)
-        count_rows(X)  # refuses streams
+        count_rows(X)  # rejects streams
         return applicable(net, X)
 
     def _cast(
         self, owner: BaseEstimator, X: Any, *, reset: bool
     ) -> np.ndarray | StoredArray:
-        """Return array-like inputs in the dtype of the network, checked."""
+        """Return checked array-like inputs in the dtype of the network."""
         check_file(X, "X")
         if is_stored(X):
             return self._stored(owner, X, reset=reset)
         check_columns(X, "X")
         X = np.asarray(X) if isinstance(X, SliceDataset) else detached(X)
-        if getattr(X, "ndim", 0) > 1:  # before their features are compared
+        if getattr(X, "ndim", 0) > 1:  # before comparing features
             self._check_axes(X)
-        # casting makes None and "nan" NaN, so that values are checked after it
+        # check values after casting, which turns None and "nan" into NaN
         options = {"dtype": None, "allow_nd": True, "ensure_all_finite": False}
         X = validate_data(owner, X, reset=reset, **options)
         self._check_axes(X)
@@ -311,7 +312,7 @@ class InputForm(InputType):
     def _stored(
         self, owner: BaseEstimator, X: Any, *, reset: bool
     ) -> np.ndarray | StoredArray:
-        """Return inputs that are cast as they are read; inputs of fit are checked."""
+        """Return inputs that are cast when read; check training inputs."""
         if X.ndim < 2:
             raise ValueError(
                 f"X has the shape {X.shape}. Pass an array of shape (n, ...), one row "
@@ -323,12 +324,12 @@ class InputForm(InputType):
         validate_data(owner, X, reset=reset, skip_check_array=True)
         if reset and self.takes_arrays:
             return np.asarray(inputs)
-        for _ in inputs.blocks() if reset else ():  # raises for values not finite
+        for _ in inputs.blocks() if reset else ():  # raises for non-finite values
             pass
         return inputs
 
     def _check_axes(self, X: Any) -> None:
-        """Raise for inputs with another number of axes than in fit, if it is known."""
+        """Raise if inputs have a different number of axes than in fit, if known."""
         if self.n_axes is not None and X.ndim != self.n_axes:
             raise ValueError(
                 f"X has shape {tuple(X.shape)} with {X.ndim} axes, but X in fit had "
@@ -336,7 +337,7 @@ class InputForm(InputType):
             )
 
     def cast_tensors(self, x: Any, module: nn.Module) -> Any:
-        """Return tensors in the dtype of a trained module, in their graph."""
+        """Cast tensors to the dtype of a trained module; keep their autograd graph."""
         parts = [] if issparse(x) else list(leaves(x))
         if not parts or not all(isinstance(part, Tensor) for part in parts):
             raise TypeError(
@@ -355,7 +356,7 @@ class InputForm(InputType):
 
 
 def check_loader(X: Any, method: str = "fit") -> None:
-    """Raise for a loader, and say what a method that takes targets is to be given."""
+    """Raise for a DataLoader, and explain what to pass to ``method`` instead."""
     if isinstance(X, DataLoader):
         raise TypeError(
             f"X is a DataLoader. Pass its dataset, to {method} with all targets in an "
@@ -366,13 +367,13 @@ def check_loader(X: Any, method: str = "fit") -> None:
 
 @naming(X="X")
 def applicable(net: NeuralNet, X: Any) -> Any:
-    """Return checked inputs; raises where a trained net cannot be applied to them."""
+    """Return checked inputs; raise if a trained net cannot be applied to them."""
     check_applicable(net, X)
     return X
 
 
 def _as_targets(y: Any, *, allow_nd: bool) -> Any:
-    """Return targets as an array or sparse matrix; values are checked in encoding."""
+    """Return targets as an array or sparse matrix; encoding checks their values."""
     options = {"dtype": None, "ensure_2d": False, "ensure_all_finite": False}
     try:
         return check_array(
@@ -388,7 +389,7 @@ def _as_targets(y: Any, *, allow_nd: bool) -> Any:
 
 def draw_seed(random_state: Any) -> int:
     """Return a seed from ``random_state``, never from the global generator."""
-    if random_state is None:  # entropy of the operating system
+    if random_state is None:  # use entropy from the operating system
         random_state = np.random.RandomState()
     generator: np.random.RandomState = check_random_state(random_state)
     return int(generator.randint(np.iinfo(np.int32).max))

@@ -1,7 +1,7 @@
-"""Trainer: encoded samples in, a `TrainedNetwork` out.
+"""Trainer: from encoded samples to a `TrainedNetwork`.
 
-Some samples may be held out, the network is trained unless it is frozen, and the
-meaning of its outputs is inferred from a few samples, before and after training.
+A trainer may hold out some samples. It trains the network unless the network is frozen.
+It infers the meaning of the outputs from a few samples, before and after training.
 """
 
 from contextlib import ExitStack
@@ -42,29 +42,29 @@ from sklaplace.networks.training import copied, logits_alone, noting_interrupts,
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Trains a skorch net on encoded samples.
+    """Trainer of a skorch net on encoded samples.
 
     Attributes
     ----------
     estimator : skorch.NeuralNet, FrozenEstimator or None
-        As passed to the constructor of the estimator.
+        Value passed to the constructor of the estimator.
     targets : Targets
-        Targets in fit.
+        Training targets.
     likelihood : Likelihood or None
-        In place of that of the criterion.
+        Likelihood that overrides the criterion's likelihood.
     seed : int
         Seed of the split.
     validation_fraction : float or None
-        Fraction of the samples to hold out where the net holds out none; None where
-        nothing is tuned on held-out samples.
+        Fraction of the samples to hold out if the net holds out none. None if nothing
+        is tuned on held-out samples.
     alternative : str
-        Name of the estimator for targets of the other kind, for messages.
+        Name of the estimator for the other kind of targets, for messages.
     brings_encoded : bool
-        Whether targets that ``train_split`` brings, if any, are encoded.
+        Whether any targets that ``train_split`` brings are already encoded.
     is_part : bool
-        Whether other networks are trained as well. Ctrl-C then raises.
+        Whether other networks are trained as well. Ctrl-C then raises an error.
     is_interrupted : bool
-        Whether Ctrl-C has ended the training.
+        Whether Ctrl-C ended the training.
     """
 
     estimator: Any
@@ -78,7 +78,7 @@ class Trainer:
     is_interrupted: bool = False
 
     has_prior: ClassVar[bool] = False
-    """Whether any net is trained with a prior, rather than the default one alone."""
+    """Whether every net is trained with a prior, not only the default net."""
 
     @property
     def is_frozen(self) -> bool:
@@ -91,7 +91,7 @@ class Trainer:
         validation: TrainingData | None,
         fit_params: dict[str, Any],
     ) -> TrainedNetwork:
-        """Return the trained network with the samples it has and has not seen."""
+        """Return the trained network with its training and held-out samples."""
         net = self.new_net(data)
         if not self.is_frozen:
             self.targets.check_net(net)
@@ -106,13 +106,13 @@ class Trainer:
         if validation is not None:
             held_out = validation.dataset(net)
         spec = self.infer_spec(net, seen, is_trained=True)
-        if self.is_frozen:  # else before training
+        if self.is_frozen:  # other nets are checked before training
             _check_validation(net, validation)
             warn_if_double_softmax(net, spec)
         return TrainedNetwork(net, spec, seen, held_out)
 
     def hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
-        """Split samples for tuning off, if there are enough and the net is trained."""
+        """Hold out samples for tuning, if there are enough and the net is trained."""
         if self.validation_fraction is None or self.is_frozen or is_stream(data.X):
             return data, None
         stratify, fraction = self.targets.stratify, self.validation_fraction
@@ -122,32 +122,32 @@ class Trainer:
         return data.take(parts[0]), data.take(parts[1])
 
     def own_split(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any] | None:
-        """Return the samples that a frozen net has and has not seen, if it shows."""
+        """Return a frozen net's training and held-out samples, or None if unknown."""
         return None
 
     def descent(self, trained: TrainedNetwork) -> Descent:
-        """Return gradient descent from trained weights, by the loss of the net."""
-        # the optimizer of a frozen net has the parameters of the original
+        """Return gradient descent on the net's loss, started at the trained weights."""
+        # the optimizer of a frozen net holds the parameters of the original net
         source = inner_net(self.estimator) if self.is_frozen else trained.net
         decays = weight_decays(source)
         return Descent(trained.net, trained.train, decays, self.seed)
 
-    # ------------------------------------------------- what kinds of training change
+    # ------------------------------------------------------ steps to be overridden
     def new_net(self, data: TrainingData) -> NeuralNet:
         """Return the net to train: a clone, or a copy of a frozen one."""
         net = inner_net(self.estimator)
         if net is None:
             return self.targets.default_net(data)
-        # a copy, so that training the original further cannot outdate the posterior
+        # a copy, so that later training of the original cannot outdate the posterior
         return copied(net) if self.is_frozen else clone(net)
 
     def require_no_held_out(self) -> None:
-        """Raise where held-out samples are required, and there are none."""
+        """Raise if held-out samples are required but missing."""
 
     def infer_spec(
         self, net: NeuralNet, dataset: Any, *, is_trained: bool
     ) -> OutputSpec:
-        """Return the meaning of a net's outputs; raises for what does not fit."""
+        """Return the specification of a net's outputs; raise if it is invalid."""
         samples = spread_rows(net, dataset)
         return infer_output_spec(net, samples, **self.spec_options(is_trained))
 
@@ -155,7 +155,7 @@ class Trainer:
         """Check and prepare an initialised net before its first step."""
 
     def training_mixins(self) -> tuple[type, ...]:
-        """Return mixins of the net's class during training."""
+        """Return mixins for the net's class during training."""
         return ()
 
     def learn(
@@ -165,7 +165,7 @@ class Trainer:
         validation: TrainingData | None,
         fit_params: dict[str, Any],
     ) -> tuple[Any, Any]:
-        """Return the samples that a net was trained on, and those it held out."""
+        """Train the net unless frozen; return its training and held-out samples."""
         if not self.is_frozen:
             return self.train_net(net, data, validation, fit_params)
         if fit_params:
@@ -216,7 +216,7 @@ class Trainer:
         return seen, held_out
 
     def _accept_interrupt(self, net: NeuralNet, n_epochs: int) -> None:
-        """Warn of weights that are learned in part, or raise KeyboardInterrupt."""
+        """Warn about partly trained weights, or raise KeyboardInterrupt."""
         epochs = [*net.history]
         has_learned = any("train_loss" in b for e in epochs for b in e["batches"])
         if self.is_part or not has_learned:
@@ -228,7 +228,7 @@ class Trainer:
         )
 
     def spec_options(self, is_trained: bool) -> dict[str, Any]:
-        """Return what is known of the outputs, as `infer_output_spec` takes it."""
+        """Return the arguments of `infer_output_spec` that describe the outputs."""
         return {
             "allowed": self.targets.likelihoods,
             "n_targets": self.targets.n_outputs,
@@ -240,9 +240,10 @@ class Trainer:
 
 
 def check_applicable(net: NeuralNet, X: Any) -> None:
-    """Raise where a net cannot be applied to inputs that only it can check.
+    """Raise if a net cannot be applied to inputs that only the net can check.
 
-    Those are dicts and datasets: arrays have been compared with the training data.
+    Such inputs are dicts and datasets. Arrays have been checked against the
+    training data.
     """
     if is_opaque(X):
         with as_forward(net).frozen():
@@ -250,16 +251,16 @@ def check_applicable(net: NeuralNet, X: Any) -> None:
 
 
 def _check_validation(net: NeuralNet, validation: TrainingData | None) -> None:
-    """Raise where a net cannot be applied to samples that it is to be tuned on."""
+    """Raise if a net cannot be applied to the samples for tuning."""
     if validation is not None:
         with naming(X="X_val"):
             check_applicable(net, validation.X)
 
 
 def _match_axes(net: NeuralNet, dataset: Dataset) -> None:
-    """Give real-valued targets the number of axes that the module's outputs have.
+    """Reshape real-valued targets to the number of axes of the module's outputs.
 
-    A criterion would broadcast (n,) against (n, 1) to (n, n), or refuse.
+    Otherwise, a criterion broadcasts (n,) against (n, 1) to (n, n), or raises an error.
     """
     y = getattr(dataset, "y", None)
     if not isinstance(y, np.ndarray) or y.dtype.kind != "f":
@@ -273,7 +274,7 @@ def _match_axes(net: NeuralNet, dataset: Dataset) -> None:
 
 
 def _check_history(net: NeuralNet) -> None:
-    """Raise, or warn, if the training loss shows that training has diverged."""
+    """Raise or warn if the training loss shows that training has diverged."""
     losses = [row["train_loss"] for row in net.history if "train_loss" in row]
     if not losses:
         return

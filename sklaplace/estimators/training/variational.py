@@ -22,12 +22,12 @@ from sklaplace.posterior.variational.module import VariationalPosterior
 
 @dataclass(frozen=True)
 class VariationalNetwork(TrainedNetwork):
-    """A network with its weights at the medians of their distributions.
+    """Network with its weights at the medians of their distributions.
 
     Attributes
     ----------
     posterior : VariationalPosterior
-        The distributions.
+        Distributions of the weights.
     noise : float
         Standard deviation of the observation noise in the objective.
     """
@@ -38,14 +38,14 @@ class VariationalNetwork(TrainedNetwork):
 
 @dataclass(kw_only=True)
 class VariationalTrainer(Trainer):
-    """Trains distributions over the weights by Bayes by Backprop.
+    """Trainer of distributions over the weights by Bayes by Backprop.
 
     Attributes
     ----------
     elbo : Elbo
-        The objective.
+        Objective.
     n_samples : int
-        Number of draws in prediction.
+        Number of draws of the weights for predictions.
     """
 
     elbo: Elbo
@@ -69,7 +69,7 @@ class VariationalTrainer(Trainer):
         return without_penalty(net) if is_penalised(net) else net
 
     def learn(self, net: NeuralNet, *args: Any) -> tuple[Any, Any]:
-        """Train the distributions; frozen nets are where they start."""
+        """Train the distributions, starting at the weights of a frozen net if given."""
         _check_net(net, has_likelihood=self.likelihood is not None)
         samples, module = self.train_net(net, *args), net.module_
         distribution = module.posterior.requires_grad_(False)
@@ -83,7 +83,7 @@ class VariationalTrainer(Trainer):
         distribution.zero_grad()
         self._noise = float(self.elbo.noise(module))
         net.module_ = module.at_medians()
-        net.initialize_optimizer()  # of the weights that the net now has
+        net.initialize_optimizer()  # for the net's new weights
         return samples
 
     def training_mixins(self) -> tuple[type, ...]:
@@ -91,7 +91,7 @@ class VariationalTrainer(Trainer):
         return (self.elbo.mixin(),)
 
     def before_training(self, net: NeuralNet, spec: OutputSpec, held_out: Any) -> None:
-        """Check the optimizer and the memory for draws, and start the objective."""
+        """Check the optimizer and the memory for draws, and set up the objective."""
         _check_optimizer(net)
         require_draws(self.n_samples, net.module_.layout.n_parameters)
         if self.validation_fraction is not None:
@@ -100,7 +100,7 @@ class VariationalTrainer(Trainer):
 
 
 def _check_net(net: NeuralNet, *, has_likelihood: bool) -> None:
-    """Raise for nets with settings that Bayes by Backprop would not follow."""
+    """Raise for a net with settings that Bayes by Backprop would ignore."""
     kind = type(net)
     owner = next(base for base in kind.__mro__ if "get_loss" in vars(base))
     if not (has_likelihood or owner.__module__.startswith("skorch.")):
@@ -129,7 +129,7 @@ def _check_net(net: NeuralNet, *, has_likelihood: bool) -> None:
 
 
 def _check_optimizer(net: NeuralNet) -> None:
-    """Raise for line searches, whose losses have other draws, and weight decay."""
+    """Raise for weight decay, and for line searches, which compare different draws."""
     for group in net.optimizer_.param_groups:
         if group.get("line_search_fn"):
             raise ValueError(
