@@ -95,12 +95,12 @@ class LaplaceOptions:
         given = {**values, **copied, "subset_of_weights": subset, "refine": refine}
         options = cls(**given)
         check_subset(options.subset_of_weights, options.subset_params)
-        options._check_structure()
+        options.check_structure()
         if options.prior is not None:
-            options._check_earlier(options.prior, defaults)
+            options.check_earlier(options.prior, defaults)
         return options
 
-    def _check_structure(self) -> None:
+    def check_structure(self) -> None:
         """Raise for invalid or incompatible options of structure and curvature."""
         accumulator, _ = STRUCTURES[self.hessian_structure]
         curvature = CURVATURES[self.curvature]
@@ -119,7 +119,7 @@ class LaplaceOptions:
                 "or curvature='ggn'."
             )
 
-    def _check_earlier(
+    def check_earlier(
         self, earlier: GaussianPosterior, defaults: Mapping[str, ArrayLike]
     ) -> None:
         """Raise if the earlier posterior does not match the other parameters."""

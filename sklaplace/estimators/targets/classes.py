@@ -117,9 +117,9 @@ class ClassTargets(Targets):
             targets = cls(target_type, net, found, target_type.has_class_names)
         else:
             targets = cls(target_type, net, classes, are_of_labels=False)
-        return targets._weighted(y, class_weight)
+        return targets.weighted(y, class_weight)
 
-    def _weighted(self, y: ArrayLike, class_weight: Weights) -> "ClassTargets":
+    def weighted(self, y: ArrayLike, class_weight: Weights) -> "ClassTargets":
         """Return a copy with class weights; classes without samples have weight one."""
         if class_weight is None:
             return self
