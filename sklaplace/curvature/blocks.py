@@ -221,7 +221,7 @@ class Block(BaseBlock):
         """``Σ g gᵀ`` over samples, columns and positions, (o, o)."""
         return gram(self.g.flatten(0, 2))
 
-    def grams(self, other: "Block") -> tuple[Tensor, Tensor, Tensor] | None:
+    def grams(self, other: BaseBlock) -> tuple[Tensor, Tensor, Tensor] | None:
         """``Σₖ g gᵀ`` (b, o, o') with another block, and both layers' inputs (b, i).
 
         None where there are several positions: rows are sums of such products.
@@ -391,12 +391,12 @@ class HeadBlock(BaseBlock):
         """``Σ MᵀΛM`` over samples, (o, o)."""
         return self.hessian.moment(self.matrix)
 
-    def grams(self, other: "HeadBlock") -> tuple[Tensor, Tensor, Tensor]:
+    def grams(self, other: BaseBlock) -> tuple[Tensor, Tensor, Tensor]:
         """``MᵀΛM`` (b, o, o), and inputs (b, i) of this block and of another."""
         outputs = self.hessian.grams(self.matrix)
         here, there = (
-            outputs.new_ones(len(outputs), 1) if block.a is None else block.a.squeeze(1)
-            for block in (self, other)
+            outputs.new_ones(len(outputs), 1) if a is None else unfolded(a).squeeze(1)
+            for a in (self.a, other.a)
         )
         return outputs, here, there
 

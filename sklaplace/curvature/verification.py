@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch import Tensor
 from sklaplace.core.budget import BUDGET, require_bytes
 from sklaplace.core.linalg import agree
 from sklaplace.core.random import row_hash
-from sklaplace.core.trees import tree_rows
+from sklaplace.core.trees import Batch, tree_rows
 from sklaplace.curvature.derivatives import (
     DEPENDENT_SAMPLES,
     mapped_rows,
@@ -39,7 +38,7 @@ _DISTINCT = 1e-3
 _Rows = dict[str, Tensor | None]
 
 
-def verified(forward: Forward, x: Any, f: Tensor, specs: list[BlockSpec]) -> Layout:
+def verified(forward: Forward, x: Batch, f: Tensor, specs: list[BlockSpec]) -> Layout:
     """A layout whose rows agree with plain automatic differentiation.
 
     Parameters
@@ -85,7 +84,7 @@ def verified(forward: Forward, x: Any, f: Tensor, specs: list[BlockSpec]) -> Lay
 
 def _verified_on(
     forward: Forward,
-    x: Any,
+    x: Batch,
     f: Tensor,
     specs: list[BlockSpec],
     few: Tensor,
@@ -174,7 +173,7 @@ def probe(f: Tensor, k: int = 1) -> Tensor:
 
 
 def _layer_rows(
-    forward: Forward, x: Any, specs: list[BlockSpec], columns: Tensor, at: Tensor
+    forward: Forward, x: Batch, specs: list[BlockSpec], columns: Tensor, at: Tensor
 ) -> _Rows:
     """Rows of the samples ``at`` some indices in layer form; None where it has none."""
     if not specs:
@@ -192,7 +191,7 @@ def _layer_rows(
 
 
 def _mapped_rows(
-    forward: Forward, x: Any, specs: list[BlockSpec], columns: Tensor
+    forward: Forward, x: Batch, specs: list[BlockSpec], columns: Tensor
 ) -> _Rows:
     """Dense rows (b, k, p) of every block; None where an operator has no such rule."""
     try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -56,8 +56,9 @@ class Diag(Diagonalised):
         """The diagonal of ``D H D``."""
         return Diag(self.layout, self.diagonal * self.layout.of_outputs(factors) ** 2)
 
-    def resume(self, accumulator: Any) -> None:
+    def resume(self, accumulator: Accumulator) -> None:
         """Put the diagonal into an empty accumulator."""
+        assert isinstance(accumulator, DiagAccumulator)
         accumulator._sums = self.layout.split(self.diagonal)
 
 
@@ -70,7 +71,9 @@ class DiagAccumulator(Accumulator):
         self._are_own = False  # which nothing else refers to
 
     @classmethod
-    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
+    def n_bytes(
+        cls, layout: Layout, n_rows: int | None = None, **options: object
+    ) -> int:
         """Eight bytes per parameter."""
         return 8 * layout.n_parameters
 
@@ -78,7 +81,7 @@ class DiagAccumulator(Accumulator):
         """Add the squares of one batch."""
         self._add([block.squares() for block in jacobian.blocks], are_new=True)
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: Self) -> None:
         """Add the sums of another accumulator."""
         self._add(other._sums, are_new=False)
 

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.linalg import all_finite, gram, symmetric_eigh
 from sklaplace.core.parallel import cached_property
-from sklaplace.curvature.blocks import Block
+from sklaplace.curvature.blocks import BaseBlock, Block, HeadBlock
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import base
@@ -109,7 +109,7 @@ class Full(base.Diagonalised):
         """``H v``, (P,)."""
         return self.hessian @ vector
 
-    def resume(self, accumulator: Any) -> None:
+    def resume(self, accumulator: base.Accumulator) -> None:
         """Put the matrix into an empty accumulator."""
         accumulator.add_matrix(self.hessian, is_semidefinite=self.is_semidefinite)
 
@@ -227,7 +227,7 @@ class FullPrecision(base.EigenPrecision):
         own = torch.arange(1, jacobian.n_columns + 1).cumsum(0) - 1
         return self._quadratic_forms(jacobian, own).clamp(min=0)
 
-    def _quadratic_forms(self, jacobian: Jacobian, pairs: Any) -> Tensor:
+    def _quadratic_forms(self, jacobian: Jacobian, pairs: slice | Tensor) -> Tensor:
         """``aᵀ C a`` of inputs ``a`` for some `_input_covariances` ``C``, (b, n)."""
         covariances = self._input_covariances(jacobian.blocks[0].g)[:, pairs]
         # one product for all pairs: (b, i) @ (i, n·i)
@@ -268,7 +268,9 @@ class FullAccumulator(base.Accumulator):
         self._is_semidefinite = True
 
     @classmethod
-    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
+    def n_bytes(
+        cls, layout: Layout, n_rows: int | None = None, **options: object
+    ) -> int:
         """``H`` in float64, and four times as much to factorise it and to predict.
 
         In the dual form ``R``, scaled and solved, and its products with itself.
@@ -279,7 +281,7 @@ class FullAccumulator(base.Accumulator):
         return 5 * 8 * p**2
 
     @classmethod
-    def row_elements(cls, layout: Layout, n_columns: int, **options: Any) -> int:
+    def row_elements(cls, layout: Layout, n_columns: int, **options: object) -> int:
         """Dense rows, twice; for a last layer the pairs of its inputs and outputs."""
         shapes = [block.factor_shape for block in layout.blocks]
         pairs = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2
@@ -299,7 +301,7 @@ class FullAccumulator(base.Accumulator):
             for j, piece in enumerate(strip.split(self.layout.sizes, 1)[: i + 1]):
                 self._add_products((i, j), _Products(piece))
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: Self) -> None:
         """Add the sums and rows of another accumulator."""
         self._is_semidefinite &= other._is_semidefinite
         self._kept += other._kept
@@ -385,7 +387,7 @@ def _is_psd(hessian: Tensor) -> bool:
     return bool(eigenvalues[0] >= -ROUNDING * eigenvalues[-1].abs())
 
 
-def _products(left: Any, right: Any) -> _Products:
+def _products(left: Block | HeadBlock, right: BaseBlock) -> _Products:
     """`_Products` of one batch, float64.
 
     At one position the k outputs are contracted first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)``

@@ -32,7 +32,7 @@ greedily so that this trace becomes small.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -92,8 +92,9 @@ class FunctionSpace(DualForm):
         """The structure of ``factor·H``."""
         return replace(self, points=self.points.scaled(factor))
 
-    def resume(self, accumulator: Any) -> None:
+    def resume(self, accumulator: Accumulator) -> None:
         """Put the points into an empty accumulator."""
+        assert isinstance(accumulator, PointsAccumulator)
         accumulator.is_partial |= self.is_partial
         for point in self.points.points:
             accumulator.update(point)
@@ -123,8 +124,9 @@ class Nystrom(FunctionSpace):
         """The structure of ``factor·H``."""
         return replace(self, points=self.points.scaled(factor), rest=factor * self.rest)
 
-    def resume(self, accumulator: Any) -> None:
+    def resume(self, accumulator: Accumulator) -> None:
         """Put this into an empty accumulator; further samples get their own points."""
+        assert isinstance(accumulator, NystromAccumulator)
         accumulator.earlier.append(self)
 
 
@@ -195,7 +197,7 @@ class PointsAccumulator(Accumulator):
 
     @classmethod
     def row_elements(
-        cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **options: Any
+        cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **options: object
     ) -> int:
         """Products of a sample's rows with those of all points, and dense rows."""
         wide = [block.size for block in layout.blocks if len(block.shape) > 2]
@@ -230,7 +232,7 @@ class PointsAccumulator(Accumulator):
                 found.append(piece.take(places))
         return found
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: Self) -> None:
         """Add the points of another accumulator."""
         self.is_partial |= other.is_partial
         self._add_keys(other._keys)
@@ -263,7 +265,7 @@ class NystromAccumulator(PointsAccumulator):
     def __init__(self, layout: Layout, n_points: int = N_POINTS) -> None:
         super().__init__(layout, n_points)
         self.earlier: list[Nystrom] = []
-        self._basis: Any = None  # Uᵀ, a PointRoot
+        self._basis: PointRoot | None = None  # Uᵀ, a PointRoot
         self._seen = torch.zeros(0, dtype=torch.long)  # points of the second pass
 
     def needs_another_pass(self) -> bool:
@@ -282,7 +284,7 @@ class NystromAccumulator(PointsAccumulator):
         return True
 
     @property
-    def shared_parts(self) -> list[Any]:
+    def shared_parts(self) -> list[object]:
         """The basis, too, which the first pass has found."""
         return [*super().shared_parts, self._basis]
 
@@ -305,7 +307,7 @@ class NystromAccumulator(PointsAccumulator):
         trace = rows.variance(inside.new_ones(self.layout.n_parameters)).sum()
         self._rest += trace - (inside**2).sum()
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: Self) -> None:
         """Add the points of another, or its sums; with its own points if these differ.
 
         Those are the approximations of samples that were added at another time.
@@ -338,12 +340,15 @@ class NystromAccumulator(PointsAccumulator):
 
     def _own(self) -> Nystrom:
         """``UᵀHU = W diag(e) Wᵀ``, and ``(FR)ᵀ = U W diag(√e)``."""
-        factor = self._basis.factor
+        basis = self._basis
+        assert basis is not None
+        factor = basis.factor
+        assert factor is not None
         # of the points: V diag(λ)^½ from diag(λ)^-½ Vᵀ
         inside = (factor / (factor**2).sum(1, keepdim=True)).T
-        inside = inside[torch.isin(_row_keys(self._basis), self._seen)]
+        inside = inside[torch.isin(_row_keys(basis), self._seen)]
         e, w = symmetric_eigh(self._moment + inside.T @ inside)
-        root = replace(self._basis, factor=(w * e.sqrt()).T @ factor)
+        root = replace(basis, factor=(w * e.sqrt()).T @ factor)
         rest = self._rest.clamp(min=0)
         return self.structure(self.layout, root, self.is_partial, rest)
 
