@@ -59,7 +59,7 @@ class Diag(Diagonalised):
     def resume(self, accumulator: Accumulator) -> None:
         """Put the diagonal into an empty accumulator."""
         assert isinstance(accumulator, DiagAccumulator)
-        accumulator._sums = self.layout.split(self.diagonal)
+        accumulator.sums = self.layout.split(self.diagonal)
 
 
 class DiagAccumulator(Accumulator):
@@ -67,7 +67,7 @@ class DiagAccumulator(Accumulator):
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
-        self._sums: list[Tensor] = []
+        self.sums: list[Tensor] = []
         self._are_own = False  # which nothing else refers to
 
     @classmethod
@@ -83,25 +83,25 @@ class DiagAccumulator(Accumulator):
 
     def merge(self, other: Self) -> None:
         """Add the sums of another accumulator."""
-        self._add(other._sums, are_new=False)
+        self._add(other.sums, are_new=False)
 
     def _add(self, more: list[Tensor], *, are_new: bool) -> None:
         """Add terms, in place where that changes nothing else."""
         if not more:
             return
-        if not self._sums:
-            self._sums, self._are_own = [piece.double() for piece in more], are_new
+        if not self.sums:
+            self.sums, self._are_own = [piece.double() for piece in more], are_new
         elif self._are_own:
-            for total, piece in zip(self._sums, more, strict=True):
+            for total, piece in zip(self.sums, more, strict=True):
                 total += piece
         else:
-            pairs = zip(self._sums, more, strict=True)
-            self._sums, self._are_own = [a + b for a, b in pairs], True
+            pairs = zip(self.sums, more, strict=True)
+            self.sums, self._are_own = [a + b for a, b in pairs], True
 
     def summands(self) -> list[Tensor] | None:
         """The sums of each block."""
-        return self._sums or None
+        return self.sums or None
 
     def decompose(self) -> Diag:
         """The diagonal structure."""
-        return Diag(self.layout, torch.cat(self._sums))
+        return Diag(self.layout, torch.cat(self.sums))

@@ -263,9 +263,9 @@ class FullAccumulator(base.Accumulator):
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
-        self._sums: dict[tuple[int, int], _Products] = {}
-        self._kept: list[Jacobian] = []
-        self._is_semidefinite = True
+        self.sums: dict[tuple[int, int], _Products] = {}
+        self.kept: list[Jacobian] = []
+        self.is_semidefinite = True
 
     @classmethod
     def n_bytes(
@@ -291,67 +291,67 @@ class FullAccumulator(base.Accumulator):
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the products of one batch."""
-        self._kept.append(jacobian)
+        self.kept.append(jacobian)
         self._settle()
 
     def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
         """Add a symmetric (P, P)."""
-        self._is_semidefinite &= is_semidefinite
+        self.is_semidefinite &= is_semidefinite
         for i, strip in enumerate(hessian.double().split(self.layout.sizes)):
             for j, piece in enumerate(strip.split(self.layout.sizes, 1)[: i + 1]):
                 self._add_products((i, j), _Products(piece))
 
     def merge(self, other: Self) -> None:
         """Add the sums and rows of another accumulator."""
-        self._is_semidefinite &= other._is_semidefinite
-        self._kept += other._kept
-        for where, products in other._sums.items():
+        self.is_semidefinite &= other.is_semidefinite
+        self.kept += other.kept
+        for where, products in other.sums.items():
             self._add_products(where, products)
         self._settle()
 
     def summands(self) -> list[Tensor] | None:
         """Sums of all pairs of blocks; None while rows are kept, and for a Hessian."""
-        if self._kept or not self._sums or not self._is_semidefinite:
+        if self.kept or not self.sums or not self.is_semidefinite:
             return None
-        return [products.sums for products in self._sums.values()]
+        return [products.sums for products in self.sums.values()]
 
     def decompose(self) -> base.Structure:
         """The matrix, or its root while that has few rows; not factorised yet."""
-        if not self._sums:
-            kept = [some.dense().flatten(0, 1).double() for some in self._kept]
+        if not self.sums:
+            kept = [some.dense().flatten(0, 1).double() for some in self.kept]
             return Dual(self.layout, DenseRoot(self.layout, torch.cat(kept)))
         p, sizes = self.layout.n_parameters, self.layout.sizes
-        hessian = self._sums[0, 0].sums.new_empty(p, p)
+        hessian = self.sums[0, 0].sums.new_empty(p, p)
         places = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
-        for (i, j), products in self._sums.items():
+        for (i, j), products in self.sums.items():
             rows, columns, dense = places[i], places[j], products.dense()
             if i == j:  # without the asymmetry that rounding leaves
                 hessian[rows, rows] = dense.tril() + dense.tril(-1).T
             else:
                 hessian[rows, columns], hessian[columns, rows] = dense, dense.T
-        return Full(self.layout, hessian, self._is_semidefinite or _is_psd(hessian))
+        return Full(self.layout, hessian, self.is_semidefinite or _is_psd(hessian))
 
     def _settle(self) -> None:
         """Replace kept rows by their products once these are the smaller form."""
-        n_rows = sum(kept.n_rows * kept.n_columns for kept in self._kept)
-        if not self._sums and n_rows < DUAL_FRACTION * self.layout.n_parameters:
+        n_rows = sum(kept.n_rows * kept.n_columns for kept in self.kept)
+        if not self.sums and n_rows < DUAL_FRACTION * self.layout.n_parameters:
             return
-        for kept in self._kept:
+        for kept in self.kept:
             # products of rounded rows would push eigenvalues below zero
             blocks = kept.double().blocks
             for i, left in enumerate(blocks):
                 for j, right in enumerate(blocks[: i + 1]):
                     self._add_products((i, j), _products(left, right))
-        self._kept = []
+        self.kept = []
 
     def _add_products(self, where: tuple[int, int], products: "_Products") -> None:
-        total = self._sums.get(where)
+        total = self.sums.get(where)
         if total is None:
-            self._sums[where] = replace(products, sums=products.sums.clone())
+            self.sums[where] = replace(products, sums=products.sums.clone())
         elif total.shape == products.shape:
             total.sums.add_(products.sums)
         else:
-            self._sums[where] = _Products(total.dense() + products.dense())
+            self.sums[where] = _Products(total.dense() + products.dense())
 
 
 @dataclass(frozen=True)

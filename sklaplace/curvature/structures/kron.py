@@ -278,8 +278,8 @@ class Kron(base.Diagonalised):
         outputs, inputs = zip(*self.factors, strict=True)
         pairs = zip(inputs, self.n_positions, strict=True)
         assert isinstance(accumulator, KronAccumulator)
-        accumulator._inputs = [InputMoment(n, total=a.total() * n) for a, n in pairs]
-        accumulator._outputs = once(Factor.total, outputs)
+        accumulator.inputs = [InputMoment(n, total=a.total() * n) for a, n in pairs]
+        accumulator.outputs = once(Factor.total, outputs)
 
     def dense(self) -> Tensor:
         """``H`` as a matrix, (P, P)."""
@@ -317,8 +317,8 @@ class KronAccumulator(base.Accumulator):
         super().__init__(layout)
         self._reduces = weight_sharing == "reduce"
         # of each block: Σ g gᵀ and Σ a aᵀ
-        self._outputs: list[Tensor] = []
-        self._inputs = [InputMoment() for _ in layout.blocks]
+        self.outputs: list[Tensor] = []
+        self.inputs = [InputMoment() for _ in layout.blocks]
 
     @classmethod
     def n_bytes(
@@ -336,34 +336,34 @@ class KronAccumulator(base.Accumulator):
         if self._reduces:
             blocks = [block.reduced() for block in blocks]
         outputs = once(output_moment, blocks, keys=[b.outputs for b in blocks])
-        _add(self._outputs, outputs)
+        _add(self.outputs, outputs)
         if not jacobian.first_column:  # else inputs of this batch have been added
             given = jacobian.weights, outputs[0].new_ones(())
-            for moment, block in zip(self._inputs, blocks, strict=True):
+            for moment, block in zip(self.inputs, blocks, strict=True):
                 moment.add(InputMoment.of(block.a, *given, block.n_groups))
 
     def merge(self, other: Self) -> None:
         """Add the sums of another accumulator."""
         # copies: sums are added to in place
-        _add(self._outputs, once(torch.clone, other._outputs))
-        for moment, more in zip(self._inputs, other._inputs, strict=True):
+        _add(self.outputs, once(torch.clone, other.outputs))
+        for moment, more in zip(self.inputs, other.inputs, strict=True):
             moment.add(more)
 
     def summands(self) -> list[Tensor] | None:
         """Both factors of each block, as sums; None while inputs are kept instead."""
-        totals = [moment.total for moment in self._inputs if not moment.root]
-        if not self._outputs or len(totals) < len(self._inputs):
+        totals = [moment.total for moment in self.inputs if not moment.root]
+        if not self.outputs or len(totals) < len(self.inputs):
             return None
         inputs = [total for total in totals if total is not None]
-        outputs = {id(total): total for total in self._outputs}  # some share one
-        return [*(moment.n for moment in self._inputs), *inputs, *outputs.values()]
+        outputs = {id(total): total for total in self.outputs}  # some share one
+        return [*(moment.n for moment in self.inputs), *inputs, *outputs.values()]
 
     def decompose(self) -> Kron:
         """The factors, which are not diagonalised yet."""
         # copies: sums are added to in place
-        outputs = once(lambda b: Factor(b.clone()), self._outputs)
-        inputs = [moment.mean() for moment in self._inputs]
-        counts = tuple(moment.n for moment in self._inputs)
+        outputs = once(lambda b: Factor(b.clone()), self.outputs)
+        inputs = [moment.mean() for moment in self.inputs]
+        counts = tuple(moment.n for moment in self.inputs)
         return Kron(self.layout, tuple(zip(outputs, inputs, strict=True)), counts)
 
 

@@ -136,12 +136,12 @@ class LowRankAccumulator(Accumulator):
         super().__init__(layout)
         self.rank, self.tolerance = rank, tolerance
         self.sketch: Tensor | None = None
-        self._omega = _RandomBasis(layout.n_parameters, rank + OVERSAMPLING)
+        self.omega = _RandomBasis(layout.n_parameters, rank + OVERSAMPLING)
 
     @property
     def shared_parts(self) -> list[object]:
         """``Ω``, too, which is equal for all accumulators of this size."""
-        return [*super().shared_parts, self._omega]
+        return [*super().shared_parts, self.omega]
 
     @classmethod
     def n_bytes(
@@ -167,7 +167,7 @@ class LowRankAccumulator(Accumulator):
         """Add ``(SᵀJ)ᵀ (SᵀJ Ω)`` of one batch."""
         # rounding of float32 would count as further directions
         rows = jacobian.double()
-        self._add(rows.normal_product(self._omega(rows.blocks[0].device)))
+        self._add(rows.normal_product(self.omega(rows.blocks[0].device)))
 
     def _add(self, sketch: Tensor) -> None:
         self.sketch = sketch if self.sketch is None else self.sketch.add_(sketch)
@@ -184,7 +184,7 @@ class LowRankAccumulator(Accumulator):
     def decompose(self) -> LowRank:
         """Eigenvectors of Nyström's approximation, truncated."""
         assert self.sketch is not None
-        values, vectors = _nystrom(self.sketch, self._omega(self.sketch.device))
+        values, vectors = _nystrom(self.sketch, self.omega(self.sketch.device))
         largest = float(values[0]) if len(values) else 0.0
         kept = values[: self.rank] > self.tolerance * largest
         rows = (values.sqrt() * vectors)[:, : self.rank][:, kept].T
