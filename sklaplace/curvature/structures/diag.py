@@ -59,16 +59,14 @@ class Diag(Diagonalised):
     def resume(self, accumulator: Accumulator) -> None:
         """Put the diagonal into an empty accumulator."""
         assert isinstance(accumulator, DiagAccumulator)
-        accumulator.sums = self.layout.split(self.diagonal)
+        accumulator.sums = self.diagonal.clone()
 
 
 class DiagAccumulator(Accumulator):
     """Sums the squares of ``SᵀJ``; O(P) memory."""
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
-        self.sums: list[Tensor] = []
-        self._are_own = False  # which nothing else refers to
+    sums: Tensor | None = None
+    """Diagonal so far, (P,), float64, which is added to in place."""
 
     @classmethod
     def n_bytes(
@@ -79,29 +77,22 @@ class DiagAccumulator(Accumulator):
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the squares of one batch."""
-        self._add([block.squares() for block in jacobian.blocks], are_new=True)
+        squares = torch.cat([block.squares() for block in jacobian.blocks])
+        self._add(squares.double())
 
     def merge(self, other: Self) -> None:
         """Add the sums of another accumulator."""
-        self._add(other.sums, are_new=False)
+        if other.sums is not None:
+            self._add(other.sums.clone())
 
-    def _add(self, more: list[Tensor], *, are_new: bool) -> None:
-        """Add terms, in place where that changes nothing else."""
-        if not more:
-            return
-        if not self.sums:
-            self.sums, self._are_own = [piece.double() for piece in more], are_new
-        elif self._are_own:
-            for total, piece in zip(self.sums, more, strict=True):
-                total += piece
-        else:
-            pairs = zip(self.sums, more, strict=True)
-            self.sums, self._are_own = [a + b for a, b in pairs], True
+    def _add(self, sums: Tensor) -> None:
+        self.sums = sums if self.sums is None else self.sums.add_(sums)
 
     def summands(self) -> list[Tensor] | None:
-        """The sums of each block."""
-        return self.sums or None
+        """The sums."""
+        return None if self.sums is None else [self.sums]
 
     def decompose(self) -> Diag:
         """The diagonal structure."""
-        return Diag(self.layout, torch.cat(self.sums))
+        assert self.sums is not None
+        return Diag(self.layout, self.sums.clone())
