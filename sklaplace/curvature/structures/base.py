@@ -252,13 +252,13 @@ class Precision(FieldsOnly, ABC):
         of ``H``.
         """
 
-    @abstractmethod
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
         """``J P⁻¹ Jᵀ`` of each sample, (b, c, c)."""
+        return self.covariance_of_rows(jacobian.double().dense())
 
-    @abstractmethod
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
         """Diagonal of `functional_covariance`, (b, c), at less cost."""
+        return (self.whiten(jacobian) ** 2).sum(-1)
 
     @abstractmethod
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
