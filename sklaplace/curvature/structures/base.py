@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,15 +30,11 @@ from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.patches import Inputs, unfolded
 from sklaplace.curvature.shared import SharedColumns
 
-Owner = TypeVar("Owner")
-Key = TypeVar("Key")
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Rest = ParamSpec("Rest")
 
 
-def cache_last_call(
-    method: Callable[Concatenate[Owner, Key, Rest], Result],
-) -> Callable[Concatenate[Owner, Key, Rest], Result]:
+def cache_last_call(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Keep a method's last result for as long as its first argument is the same object.
 
     Further arguments are determined by the first.
@@ -46,14 +42,13 @@ def cache_last_call(
     name = f"_last_{method.__name__}"
 
     @wraps(method)
-    def cached(
-        self: Owner, key: Key, /, *args: Rest.args, **kwargs: Rest.kwargs
-    ) -> Result:
+    def cached(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        self, key = args[:2]
         # key and result in one attribute, so that threads never see one without the
         # other
-        last: tuple[Key, Result] | None = vars(self).get(name)
+        last = vars(self).get(name)
         if last is None or last[0] is not key:
-            last = vars(self)[name] = key, method(self, key, *args, **kwargs)
+            last = vars(self)[name] = key, method(*args, **kwargs)
         return last[1]
 
     return cached

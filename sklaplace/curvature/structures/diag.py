@@ -69,9 +69,7 @@ class DiagAccumulator(Accumulator):
     """Diagonal so far, (P,), float64, which is added to in place."""
 
     @classmethod
-    def n_bytes(
-        cls, layout: Layout, n_rows: int | None = None, **options: object
-    ) -> int:
+    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
         """Eight bytes per parameter."""
         return 8 * layout.n_parameters
 

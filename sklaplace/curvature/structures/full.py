@@ -268,9 +268,7 @@ class FullAccumulator(base.Accumulator):
         self.is_semidefinite = True
 
     @classmethod
-    def n_bytes(
-        cls, layout: Layout, n_rows: int | None = None, **options: object
-    ) -> int:
+    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
         """``H`` in float64, and four times as much to factorise it and to predict.
 
         In the dual form ``R``, scaled and solved, and its products with itself.
@@ -281,7 +279,7 @@ class FullAccumulator(base.Accumulator):
         return 5 * 8 * p**2
 
     @classmethod
-    def row_elements(cls, layout: Layout, n_columns: int, **options: object) -> int:
+    def row_elements(cls, layout: Layout, n_columns: int, **_: object) -> int:
         """Dense rows, twice; for a last layer the pairs of its inputs and outputs."""
         shapes = [block.factor_shape for block in layout.blocks]
         pairs = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2

@@ -197,7 +197,7 @@ class PointsAccumulator(Accumulator):
 
     @classmethod
     def row_elements(
-        cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **options: object
+        cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **_: object
     ) -> int:
         """Products of a sample's rows with those of all points, and dense rows."""
         wide = [block.size for block in layout.blocks if len(block.shape) > 2]
@@ -326,7 +326,7 @@ class NystromAccumulator(PointsAccumulator):
 
     def parts(self) -> list[Nystrom]:
         """Approximations of all samples so far, each with its own points."""
-        return self.earlier + ([self._own()] if self.basis is not None else [])
+        return self.earlier + ([] if self.basis is None else [self._own(self.basis)])
 
     def decompose(self) -> Structure:
         """The sum of the approximations."""
@@ -338,10 +338,8 @@ class NystromAccumulator(PointsAccumulator):
         rest = torch.stack([part.rest for part in parts]).sum()
         return self.structure(self.layout, root, is_partial, rest)
 
-    def _own(self) -> Nystrom:
+    def _own(self, basis: PointRoot) -> Nystrom:
         """``UᵀHU = W diag(e) Wᵀ``, and ``(FR)ᵀ = U W diag(√e)``."""
-        basis = self.basis
-        assert basis is not None
         factor = basis.factor
         assert factor is not None
         # of the points: V diag(λ)^½ from diag(λ)^-½ Vᵀ

@@ -321,9 +321,7 @@ class KronAccumulator(base.Accumulator):
         self.inputs = [InputMoment() for _ in layout.blocks]
 
     @classmethod
-    def n_bytes(
-        cls, layout: Layout, n_rows: int | None = None, **options: object
-    ) -> int:
+    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
         """Factors, their eigenvectors and the workspace of the largest one."""
         widths = [(n, b.n_groups) for b in layout.blocks for n in b.factor_shape]
         dense = [(n, groups) for n, groups in widths if n <= MAX_FACTOR or groups > 1]

@@ -149,7 +149,7 @@ class LowRankAccumulator(Accumulator):
         layout: Layout,
         n_rows: int | None = None,
         rank: int = RANK,
-        **options: object,
+        **_: object,
     ) -> int:
         """Sketch and ``Ω``, and twice as much as both to decompose it."""
         p = layout.n_parameters
@@ -157,7 +157,7 @@ class LowRankAccumulator(Accumulator):
 
     @classmethod
     def row_elements(
-        cls, layout: Layout, n_columns: int, rank: int = RANK, **options: object
+        cls, layout: Layout, n_columns: int, rank: int = RANK, **_: object
     ) -> int:
         """Products of a sample's gradients with ``Ω``."""
         widest = max(o for o, _ in (block.factor_shape for block in layout.blocks))
