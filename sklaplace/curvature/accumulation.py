@@ -16,6 +16,7 @@ from torch import Tensor
 from sklaplace.core import progress
 from sklaplace.core.linalg import all_finite
 from sklaplace.core.random import private_rng, row_hash
+from sklaplace.core.trees import Batch
 from sklaplace.curvature.derivatives import exact_hessian
 from sklaplace.curvature.ggn import Curvature, output_hessian
 from sklaplace.curvature.jacobian import backpropagate_in_parts
@@ -24,6 +25,7 @@ from sklaplace.curvature.structures import Accumulator
 from sklaplace.likelihoods.base import DataFit, Likelihood, weighted
 from sklaplace.likelihoods.output_hessian import OutputHessian
 from sklaplace.networks.forward import Forward
+from sklaplace.networks.streams import Samples
 from sklaplace.networks.trained import TrainedNetwork
 
 
@@ -40,7 +42,7 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     def __init__(self, network: TrainedNetwork, forward: Forward) -> None: ...
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the pass."""
 
     def observe(self, *batch: Any) -> None:
@@ -89,18 +91,19 @@ class CurvatureSums:
 
 # ``map(function, parts)`` yields sums over the parts, in their order
 OrderedMap = Callable[
-    [Callable[[Any], CurvatureSums], Sequence[Any]], Iterable[CurvatureSums]
+    [Callable[[Samples], CurvatureSums], Sequence[Samples]],
+    Iterable[CurvatureSums],
 ]
 
 
 def accumulate(
     network: TrainedNetwork,
-    parts: Sequence[Any],
+    parts: Sequence[Samples],
     curvature: Curvature,
     accumulator: Accumulator,
     *,
     batch_size: int | None = None,
-    recorder: Callable[[Any, Forward], Recorder] = Recorder,
+    recorder: Callable[[TrainedNetwork, Forward], Recorder] = Recorder,
     map: OrderedMap = map,  # noqa: A002 - it is one, as the builtin
 ) -> CurvatureSums:
     """Sum the curvature and the loss over samples.
@@ -157,9 +160,9 @@ class _Pass:
     curvature: Curvature
     accumulator: Accumulator
     batch_size: int | None
-    recorder: Callable[[Any, Forward], Recorder]
+    recorder: Callable[[TrainedNetwork, Forward], Recorder]
 
-    def __call__(self, samples: Any) -> CurvatureSums:
+    def __call__(self, samples: Samples) -> CurvatureSums:
         """Return the sums over a dataset."""
         network, accumulator = self.network, self.accumulator.fresh()
         batches = network.batches(samples, self.batch_size)
@@ -190,8 +193,8 @@ class _Batch:
     likelihood: Likelihood
     curvature: Curvature
     accumulator: Accumulator
-    x: Any
-    y: Any
+    x: Batch
+    y: Tensor
     given_weights: Tensor | None
     weights: Tensor | None = None
     keys: Tensor | None = None

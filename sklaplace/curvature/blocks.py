@@ -105,7 +105,7 @@ class BaseBlock:
         """Samples whose dense rows stay in the caches together."""
         return max(1, DENSE_ELEMENTS // max(1, self.n_columns * self.n_parameters))
 
-    def _dense_chunks(self) -> Iterator[Tensor]:
+    def dense_chunks(self) -> Iterator[Tensor]:
         """Dense rows of some samples at a time."""
         n, g = self._chunk_length, self.g.expand(len(self), -1, -1, -1)
         for some in (slice(start, start + n) for start in range(0, len(self), n)):
@@ -150,17 +150,17 @@ class BaseBlock:
     def squares(self) -> Tensor:
         """Sum of squared rows over b and k, (p,); of several chunks in float64."""
         if not self.has_one_position:
-            chunks = self._dense_chunks()
+            chunks = self.dense_chunks()
             return total([(rows**2).sum((0, 1)).double() for rows in chunks])
         return (self._diagonals.T @ self.inputs.squeeze(1) ** 2).flatten()
 
     def gram(self, v: Tensor) -> Tensor:
         """``rows · diag(v) · rowsᵀ`` for ``v`` (p,), as (b, k, k)."""
-        return torch.cat([(rows * v) @ rows.mT for rows in self._dense_chunks()])
+        return torch.cat([(rows * v) @ rows.mT for rows in self.dense_chunks()])
 
     def variance(self, v: Tensor) -> Tensor:
         """Diagonal of `gram`, (b, k)."""
-        return torch.cat([(rows * rows) @ v for rows in self._dense_chunks()])
+        return torch.cat([(rows * rows) @ v for rows in self.dense_chunks()])
 
     def output_weights(self, v: Tensor) -> Tensor:
         """``Σᵢ a² v`` for each output of the layer, (b, o), at one position."""
@@ -172,7 +172,7 @@ class BaseBlock:
     def matmul(self, v: Tensor) -> Tensor:
         """``rows @ v`` for ``v`` (p, q), as (b, k, q)."""
         if self.a is None or self.n_columns == 1 or not self.has_one_position:
-            return torch.cat([rows @ v for rows in self._dense_chunks()])
+            return torch.cat([rows @ v for rows in self.dense_chunks()])
         # inputs first: b·p·q operations whatever k, and (b, o, q) in between
         matrices = v.unflatten(0, (self.g.shape[-1], -1))  # (o, i, q)
         g, inputs = self.g.squeeze(2), self.inputs.squeeze(1)
@@ -189,7 +189,7 @@ class BaseBlock:
             return g.flatten(0, 1).T @ w.flatten(0, 1)
         found = self.g.new_zeros(self.n_parameters, w.shape[2])
         if not self.has_one_position:
-            chunks = zip(self._dense_chunks(), w.split(self._chunk_length), strict=True)
+            chunks = zip(self.dense_chunks(), w.split(self._chunk_length), strict=True)
             for rows, some in chunks:
                 found += rows.flatten(0, 1).T @ some.flatten(0, 1)
             return found
@@ -206,7 +206,7 @@ class BaseBlock:
     def products(self, other: "BaseBlock") -> Tensor:
         """Products with all rows of another block, (b, k, b', k')."""
         mine = self.dense()
-        parts = [torch.tensordot(mine, p, ([2], [2])) for p in other._dense_chunks()]
+        parts = [torch.tensordot(mine, p, ([2], [2])) for p in other.dense_chunks()]
         return torch.cat(parts, 2)
 
 
@@ -221,7 +221,7 @@ class Block(BaseBlock):
         """``Σ g gᵀ`` over samples, columns and positions, (o, o)."""
         return gram(self.g.flatten(0, 2))
 
-    def grams(self, other: "Block") -> tuple[Tensor, Tensor, Tensor] | None:
+    def grams(self, other: BaseBlock) -> tuple[Tensor, Tensor, Tensor] | None:
         """``Σₖ g gᵀ`` (b, o, o') with another block, and both layers' inputs (b, i).
 
         None where there are several positions: rows are sums of such products.
@@ -235,7 +235,7 @@ class Block(BaseBlock):
         """Dense rows of the parameters at some indices."""
         indices = indices.to(self.g.device)
         if self.a is None or not self.has_one_position:
-            chunks = [rows[..., indices] for rows in self._dense_chunks()]
+            chunks = [rows[..., indices] for rows in self.dense_chunks()]
             return Block(torch.cat(chunks).unsqueeze(2))
         i = self.a.shape[-1]
         outputs = self.g.squeeze(2)[..., indices // i]  # (b, k, p)
@@ -391,12 +391,12 @@ class HeadBlock(BaseBlock):
         """``Σ MᵀΛM`` over samples, (o, o)."""
         return self.hessian.moment(self.matrix)
 
-    def grams(self, other: "HeadBlock") -> tuple[Tensor, Tensor, Tensor]:
+    def grams(self, other: BaseBlock) -> tuple[Tensor, Tensor, Tensor]:
         """``MᵀΛM`` (b, o, o), and inputs (b, i) of this block and of another."""
         outputs = self.hessian.grams(self.matrix)
         here, there = (
-            outputs.new_ones(len(outputs), 1) if block.a is None else block.a.squeeze(1)
-            for block in (self, other)
+            outputs.new_ones(len(outputs), 1) if a is None else unfolded(a).squeeze(1)
+            for a in (self.a, other.a)
         )
         return outputs, here, there
 

@@ -8,13 +8,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vjp, vmap
 
-from sklaplace.core.trees import mapped, tree_rows
+from sklaplace.core.trees import Batch, mapped, tree_rows
 from sklaplace.curvature.blocks import CHUNK_ELEMENTS
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.forward import Forward, requiring_grad
@@ -47,7 +46,7 @@ def vectorised(
         return tuple(map(torch.stack, zip(*map(function, columns), strict=True)))
 
 
-def call_with(forward: Forward, parameters: dict[str, Tensor], x: Any) -> Tensor:
+def call_with(forward: Forward, parameters: dict[str, Tensor], x: Batch) -> Tensor:
     """Outputs with these values in place of the network's own parameters.
 
     A parameter that several modules share is replaced in each of them; a module
@@ -63,13 +62,13 @@ def call_with(forward: Forward, parameters: dict[str, Tensor], x: Any) -> Tensor
     return functional_call(forward, replaced, (x,), tie_weights=False)
 
 
-def add_axis(x: Any) -> Any:
+def add_axis(x: Batch) -> Batch:
     """A batch of one from a single sample."""
     return mapped(lambda leaf: leaf.unsqueeze(0), x)
 
 
 def dense_rows(
-    forward: Forward, x: Any, blocks: list[BlockSpec], columns: Tensor
+    forward: Forward, x: Batch, blocks: list[BlockSpec], columns: Tensor
 ) -> dict[str, Tensor]:
     """Rows ``Sᵀ J`` (b, k, p) of whole parameters, by name, for columns (b, c, k)."""
     mapped_blocks = [block for block in blocks if not block.one_by_one]
@@ -88,7 +87,7 @@ def dense_rows(
 
 
 def mapped_rows(
-    forward: Forward, x: Any, blocks: list[BlockSpec], columns: Tensor
+    forward: Forward, x: Batch, blocks: list[BlockSpec], columns: Tensor
 ) -> dict[str, Tensor]:
     """`dense_rows` of all samples at once, by ``torch.func.vmap``.
 
@@ -102,7 +101,7 @@ def mapped_rows(
     if not parameters:
         return {}
 
-    def rows(x_n: Any, columns_n: Tensor) -> dict[str, Tensor]:
+    def rows(x_n: Batch, columns_n: Tensor) -> dict[str, Tensor]:
         one = add_axis(x_n)
         pull = vjp(lambda p: call_with(forward, p, one)[0], parameters)[1]
         back = vmap(lambda column: pull(column)[0])(columns_n.T)
@@ -119,8 +118,8 @@ def mapped_rows(
 
 
 def rows_by_loop(
-    call: Callable[[Any], Tensor],
-    x: Any,
+    call: Callable[[Batch], Tensor],
+    x: Batch,
     leaves: Sequence[Tensor],
     columns: Tensor,
     *,
@@ -164,7 +163,7 @@ def rows_by_loop(
 
 
 def exact_hessian(
-    forward: Forward, x: Any, layout: Layout, loss: Callable[[Tensor], Tensor]
+    forward: Forward, x: Batch, layout: Layout, loss: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """Second derivatives of ``loss(outputs)``, (), in the selected parameters.
 

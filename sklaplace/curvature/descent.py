@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
+from skorch import NeuralNet
 from torch import Tensor
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from sklaplace.core import progress
 from sklaplace.core.checks import Check, check_count, check_positive
@@ -23,7 +24,7 @@ from sklaplace.curvature.layout import Layout
 from sklaplace.networks.data import Batches, first_rows
 from sklaplace.networks.forward import first_tensor
 from sklaplace.networks.outputs import as_forward
-from sklaplace.networks.streams import require_choice
+from sklaplace.networks.streams import Samples, require_choice
 from sklaplace.networks.training import copied, logits_alone, weighted_loss
 
 # Largest mean fraction of the training samples in a batch: nearly all of them would
@@ -80,8 +81,8 @@ class Descent:
         a tenth of all.
     """
 
-    net: Any
-    dataset: Any
+    net: NeuralNet
+    dataset: Samples
     weight_decay: Mapping[str, float]
     seed: int
 
@@ -98,7 +99,8 @@ class Descent:
         own = dict(module.named_parameters())
         leaves = [own[block.name].requires_grad_() for block in layout.blocks]
         decays = [self.weight_decay.get(block.name, 0.0) for block in layout.blocks]
-        keys, fraction = self._hashes(), self._fraction()
+        keys = self._hashes()
+        fraction = self._fraction(len(keys))
         with logits_alone(net, first_rows(net, self.dataset)):
             for step in range(schedule.n_snapshots * schedule.steps_per_snapshot):
                 uniforms = counter_uniforms(keys, 1, self.seed + step)[:, 0]
@@ -130,20 +132,20 @@ class Descent:
         batches = Batches(self.net, self.dataset, HASHED)
         return torch.cat([row_hash(x) for x, _, _ in batches])
 
-    def _fraction(self) -> float:
+    def _fraction(self, n_samples: int) -> float:
         """Mean fraction of the samples in a batch."""
         size = self.net.get_params_for("iterator_train").get(
             "batch_size", self.net.batch_size
         )
-        given = size / len(self.dataset)
+        given = size / n_samples
         return min(MAX_FRACTION, given) if given > 0 else MAX_FRACTION
 
     def _gradients(
-        self, net: Any, drawn: list[int], leaves: list[Tensor]
+        self, net: NeuralNet, drawn: list[int], leaves: list[Tensor]
     ) -> tuple[Tensor, ...]:
         """Gradients of the mean loss of some samples."""
         require_choice(self.dataset)
-        subset = Subset(self.dataset, drawn)
+        subset = Subset(cast(Dataset[object], self.dataset), drawn)
         x, y, w = next(iter(Batches(net, subset, len(drawn))))
         try:
             with torch.enable_grad():
@@ -179,7 +181,7 @@ def _matching(y: Any, outputs: Tensor) -> Any:
     return y
 
 
-def weight_decays(net: Any) -> dict[str, float]:
+def weight_decays(net: NeuralNet) -> dict[str, float]:
     """Weight decay of the optimizer of a net for each of its parameters, by name."""
     groups = getattr(getattr(net, "optimizer_", None), "param_groups", [])
     found = {

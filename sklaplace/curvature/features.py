@@ -7,12 +7,11 @@ those whose weights are random, and need not be Linear.
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sklaplace.core.trees import leaves
+from sklaplace.core.trees import Batch, leaves
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.subsets import ending_layers
 from sklaplace.networks.forward import Forward, at_least_single
@@ -20,7 +19,9 @@ from sklaplace.networks.forward import Forward, at_least_single
 _CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-def feature_layers(forward: Forward, x: Any, layout: Layout, subset: Any) -> list[str]:
+def feature_layers(
+    forward: Forward, x: Batch, layout: Layout, subset: object
+) -> list[str]:
     """Return the names of the last layers with parameters; none if they are unknown.
 
     ``layout`` is that of a ``subset`` of the weights, and ``x`` a few samples.
@@ -74,7 +75,9 @@ class FeatureRecorder(ExitStack):
             self.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
         self.enter_context(forward.register_forward_hook(self._complete))
 
-    def _record(self, name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
+    def _record(
+        self, name: str, layer: nn.Module, args: object, kwargs: object
+    ) -> None:
         if self._is_complete:
             return
         x = _first_real(args, kwargs)
@@ -86,7 +89,7 @@ class FeatureRecorder(ExitStack):
             x = x if self._keeps_graph else x.detach()
             self._inputs[name].append(_mean_over_positions(layer, x))
 
-    def _complete(self, _forward: Forward, _args: Any, outputs: Tensor) -> None:
+    def _complete(self, _forward: Forward, _args: object, outputs: Tensor) -> None:
         if not self._is_complete:
             self._is_complete, self.outputs = True, outputs.detach()
 
@@ -110,7 +113,7 @@ class FeatureRecorder(ExitStack):
         return torch.cat(found, 1) if found else None
 
 
-def _first_real(args: Any, kwargs: Any) -> Tensor | None:
+def _first_real(args: object, kwargs: object) -> Tensor | None:
     """Return the first argument of a layer that has real numbers for samples."""
     given = (v for v in leaves((args, kwargs)) if isinstance(v, Tensor))
     return next((v for v in given if v.is_floating_point() and v.ndim > 1), None)

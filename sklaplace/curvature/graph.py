@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from torch import Tensor
 
 
-def count_uses(tensors: Iterable[Tensor], walls: Collection[Any] = ()) -> Counter[int]:
+def count_uses(
+    tensors: Iterable[Tensor], walls: Collection[object] = ()
+) -> Counter[int]:
     """Edges of the graph of some tensors that end in each leaf, by ``id`` of the leaf.
 
     A parameter that a network uses in one place has one, whatever the values are: a

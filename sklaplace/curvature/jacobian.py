@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.core.linalg import agree
-from sklaplace.core.trees import tree_rows
+from sklaplace.core.trees import Batch, tree_rows
 from sklaplace.curvature.blocks import (
+    BaseBlock,
     Block,
     GroupedBlock,
     HeadBlock,
@@ -32,6 +33,8 @@ from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.layout import BlockSpec, Head, Layout
 from sklaplace.curvature.patches import LAYER_INPUTS, Inputs, joined_inputs, unfolded
 from sklaplace.curvature.recorder import (
+    Args,
+    Kwargs,
     MixedSamplesError,
     Recorder,
     first_input,
@@ -214,7 +217,7 @@ class Jacobian:
 
 def _concatenated(
     parts: Sequence[Jacobian], axis: int
-) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
+) -> Iterator[tuple[Tensor, tuple[BaseBlock, ...]]]:
     """Gradients of all parts along an axis, and the blocks, tensor by tensor."""
     known: dict[tuple[int, ...], Tensor] = {}
     for same in zip(*(part.blocks for part in parts), strict=True):
@@ -266,7 +269,7 @@ centring = Centring()
 
 
 def backpropagate(
-    forward: Forward, x: Any, layout: Layout, cotangents: Cotangents = None
+    forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents = None
 ) -> tuple[Tensor, Jacobian]:
     """Outputs of a batch and the Jacobian of combinations of them.
 
@@ -299,7 +302,7 @@ def backpropagate(
 
 
 def backpropagate_in_parts(
-    forward: Forward, x: Any, layout: Layout, cotangents: Cotangents = None
+    forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents = None
 ) -> Iterator[tuple[Tensor, Jacobian]]:
     """`backpropagate`, for some columns at a time where all take too much memory."""
     if layout.head is not None:
@@ -314,7 +317,7 @@ def backpropagate_in_parts(
 
 
 def backpropagate_batch(
-    forward: Forward, x: Any, layout: Layout, cotangents: Cotangents = None
+    forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents = None
 ) -> Iterator[tuple[Tensor, Jacobian]]:
     """`backpropagate_in_parts` of all samples together.
 
@@ -338,7 +341,7 @@ def backpropagate_batch(
         yield outputs, Jacobian(blocks, first_column=start)
 
 
-def recorded(forward: Forward, x: Any, layout: Layout) -> tuple[Tensor, Recorder]:
+def recorded(forward: Forward, x: Batch, layout: Layout) -> tuple[Tensor, Recorder]:
     """Outputs with their graph, and the calls of layers, which raises as above."""
     with torch.enable_grad(), Recorder(forward.module, layout) as recorder:
         f = forward(x)
@@ -349,13 +352,13 @@ def recorded(forward: Forward, x: Any, layout: Layout) -> tuple[Tensor, Recorder
     raise UnseenUseError(layer, _narrowed(forward, x, layout))
 
 
-def require_seen_paths(forward: Forward, x: Any, layout: Layout) -> None:
+def require_seen_paths(forward: Forward, x: Batch, layout: Layout) -> None:
     """Raise UnseenUseError where outputs bypass the last layers as none did before."""
     if (layer := unseen_path(forward, x, layout)) is not None:
         raise UnseenUseError(layer, x)
 
 
-def _narrowed(forward: Forward, x: Any, layout: Layout, few: int = 4) -> Any:
+def _narrowed(forward: Forward, x: Batch, layout: Layout, few: int = 4) -> Batch:
     """A ``few`` samples of a batch with an unseen use, one of which has it too."""
     n = n_samples(x)
     for half in (slice(n // 2), slice(n // 2, n)) if n > few else ():
@@ -369,7 +372,7 @@ def _narrowed(forward: Forward, x: Any, layout: Layout, few: int = 4) -> Any:
 
 
 def _one_by_one(
-    forward: Forward, x: Any, layout: Layout, cotangents: Cotangents
+    forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents
 ) -> tuple[Tensor, Jacobian]:
     """Outputs and rows of each sample alone: all that a layer gets belongs to it."""
     samples = [tree_rows(x, slice(n, n + 1)) for n in range(n_samples(x))]
@@ -479,7 +482,7 @@ def _block(
 
 
 def _through_head(
-    forward: Forward, x: Any, layout: Layout, head: Head, cotangents: Cotangents
+    forward: Forward, x: Batch, layout: Layout, head: Head, cotangents: Cotangents
 ) -> tuple[Tensor, Jacobian] | None:
     """Outputs and rows by one forward pass; None if `Head` does not hold for them.
 
@@ -488,7 +491,7 @@ def _through_head(
     layer = forward.module.get_submodule(str(layout.blocks[0].layer))
     calls: list[list[tuple[Tensor, int]]] = []
 
-    def record(_layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+    def record(_: nn.Module, args: Args, kwargs: Kwargs, output: Tensor) -> None:
         calls.append([(t, t._version) for t in (first_input(args, kwargs), output)])
 
     leaves = [] if layout.uses is None else list(layer.parameters(recurse=False))

@@ -91,7 +91,7 @@ class Head(FieldsOnly):
         return torch.equal(self.matrix, identity) and not self.offset.any()
 
     @cached_property
-    def _shared(self) -> dict[Any, Tensor | SharedColumns]:
+    def _shared(self) -> dict[object, Tensor | SharedColumns]:
         return {}
 
     def shared(self, columns: Any, f: Tensor) -> Tensor | SharedColumns:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from skorch import NeuralNet
 from torch import Tensor
 
 from sklaplace.core.budget import CACHE, require_bytes
-from sklaplace.core.trees import tree_rows
+from sklaplace.core.trees import Batch, tree_rows
 from sklaplace.curvature.features import feature_layers
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import Layout
@@ -71,8 +72,8 @@ class NetworkSpec(outputs.OutputSpec):
 
 
 def infer_network_spec(
-    net: Any,
-    x: Any,
+    net: NeuralNet,
+    x: Batch,
     subset: str | Sequence[str],
     allowed: tuple[type, ...],
     n_targets: int | None,

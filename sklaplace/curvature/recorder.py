@@ -8,7 +8,7 @@ its output. One batched backward pass from outputs ``f`` (b, c) then gives
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,25 +16,28 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from sklaplace.core.budget import BUDGET
 from sklaplace.core.linalg import agree, all_finite
-from sklaplace.core.trees import leaves, tree_rows
+from sklaplace.core.trees import Batch, leaves, tree_rows
 from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES, vectorised
 from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.uses import bypassing
 from sklaplace.networks.forward import Forward, requiring_grad
 
+# arguments of a layer
+Args: TypeAlias = tuple[Tensor, ...]
+Kwargs: TypeAlias = dict[str, Tensor]
 # gradients of a column that are alive at once: those kept, and those passed on
 BACKWARD_COPIES = 2
 # samples of a batch that are passed through the network again, at most
 MAX_CHECKED = 16
 
 
-def first_input(args: Any, kwargs: Any) -> Tensor:
+def first_input(args: Args, kwargs: Kwargs) -> Tensor:
     """The input of a layer, from the arguments of its hooks."""
     return args[0] if args else kwargs["input"]
 
 
-def n_samples(x: Any) -> int:
+def n_samples(x: Batch) -> int:
     """Number b of samples of a batch."""
     return len(next(leaves(x)))
 
@@ -70,7 +73,7 @@ def _samples_to_check(b: int) -> Tensor:
     return b - 1 - b * torch.arange(n) // n
 
 
-def compare_alone(forward: Forward, x: Any, f: Tensor, rounding: float) -> Tensor:
+def compare_alone(forward: Forward, x: Batch, f: Tensor, rounding: float) -> Tensor:
     """Compare outputs (b, c) with those of some of the samples alone.
 
     Returns the indices of those samples; raises ValueError where outputs differ.
@@ -99,7 +102,7 @@ def layer_parameters(module: nn.Module, layout: Layout) -> dict[str, nn.Paramete
     return {b.name: named[b.name] for b in layout.blocks if b.layer is not None}
 
 
-def unseen_path(forward: Forward, x: Any, layout: Layout) -> str | None:
+def unseen_path(forward: Forward, x: Batch, layout: Layout) -> str | None:
     """Layer through which outputs of samples bypass the last ones selected, if any."""
     if layout.uses is None or layout.uses.beside is None:
         return None
@@ -137,8 +140,8 @@ class Recorder(ExitStack):
             self.enter_context(hook)
 
     def _enter(
-        self, name: str, _layer: nn.Module, args: Any, kwargs: Any
-    ) -> tuple[Any, Any] | None:
+        self, name: str, _layer: nn.Module, args: Args, kwargs: Kwargs
+    ) -> tuple[Args, Kwargs] | None:
         """Start the graph at a layer if nothing below it is selected.
 
         The parameters need no gradient, so without this the output would have
@@ -150,17 +153,18 @@ class Recorder(ExitStack):
             return None
         return (x if x.requires_grad else x.detach().requires_grad_(),), {}
 
-    def _note_unseen(self, name: str, _layer: nn.Module, _args: Any) -> None:
+    def _note_unseen(self, name: str, _layer: nn.Module, _args: object) -> None:
         self._unseen_calls.append(name)
 
     def _record(
-        self, name: str, layer: Any, args: Any, _kwargs: Any, output: Tensor
+        self, name: str, layer: nn.Module, args: Args, _: Kwargs, output: Tensor
     ) -> Tensor:
         if self._alone is not None:
             return output
         if output._is_view():
             # an in-place activation would cut a view's edge out of the graph
             output = output.clone()
+        assert isinstance(layer.weight, Tensor)
         edge, n_axes = get_gradient_edge(output), layer.weight.ndim
         self.calls[name].append(_Call(args[0].detach(), n_axes, edge, output.shape))
         return output
@@ -169,7 +173,7 @@ class Recorder(ExitStack):
     def _all_calls(self) -> list[_Call]:
         return [call for calls in self.calls.values() for call in calls]
 
-    def unseen_use(self, forward: Forward, x: Any, f: Tensor) -> str | None:
+    def unseen_use(self, forward: Forward, x: Batch, f: Tensor) -> str | None:
         """Layer or parameter that is used otherwise than in the inference, if any.
 
         ``f`` are the outputs (b, c) of samples ``x``, with their graph. Where a last
@@ -186,7 +190,7 @@ class Recorder(ExitStack):
         self._alone = {name: [] for name in self.calls}  # of no interest here
         return unseen_path(forward, x, layout)
 
-    def check(self, forward: Forward, x: Any, f: Tensor, rounding: float) -> None:
+    def check(self, forward: Forward, x: Batch, f: Tensor, rounding: float) -> None:
         """Compare layers and outputs with those of some samples of the batch alone.
 
         Parameters

@@ -18,6 +18,7 @@ from sklaplace.curvature.descent import SCHEDULE_CHECKS, Descent, Schedule
 from sklaplace.curvature.ggn import GGN
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.diag import DiagAccumulator
+from sklaplace.networks.streams import Samples
 from sklaplace.networks.trained import TrainedNetwork
 
 
@@ -42,7 +43,7 @@ class SelectionProblem:
     """
 
     network: TrainedNetwork
-    samples: Any
+    samples: Samples
     layout: Layout
     descent: Descent
     batch_size: int | None

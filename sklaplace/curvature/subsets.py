@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from sklaplace.core.checks import Check, check_count, listed
+from sklaplace.core.trees import Batch
 from sklaplace.core.trees import leaves as tensors
 from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
@@ -38,13 +40,13 @@ MAX_LISTED = 12
 N_WEIGHTS, CRITERION = 100, "magnitude"
 
 
-def all_weights(forward: Forward, x: Any) -> Layout:
+def all_weights(forward: Forward, x: Batch) -> Layout:
     """Every parameter of the network."""
     calls = _called_layers(forward, x)
     return _layout(forward, x, calls, _specs(forward.module, calls))
 
 
-def last_layer(forward: Forward, x: Any) -> Layout:
+def last_layer(forward: Forward, x: Batch) -> Layout:
     """Weights and biases of the Linear layers that end the network.
 
     Several where the outputs come from layers side by side, such as one for means and
@@ -75,7 +77,7 @@ def last_layer(forward: Forward, x: Any) -> Layout:
 
 
 def ending_layers(
-    forward: Forward, x: Any, called: list[str] | None = None
+    forward: Forward, x: Batch, called: list[str] | None = None
 ) -> list[str]:
     """Names of the layers with parameters that end the network, of any type.
 
@@ -85,7 +87,7 @@ def ending_layers(
     return _last_layers(forward, x, names)
 
 
-def trainable(forward: Forward, x: Any) -> Layout:
+def trainable(forward: Forward, x: Batch) -> Layout:
     """The parameters with ``requires_grad``, such as adapters of a frozen network.
 
     Raises
@@ -103,7 +105,7 @@ def trainable(forward: Forward, x: Any) -> Layout:
     return named(forward, x, sorted(names))
 
 
-def named(forward: Forward, x: Any, names: Sequence[str]) -> Layout:
+def named(forward: Forward, x: Batch, names: Sequence[str]) -> Layout:
     """Parameters by their names, or by those of modules that contain them.
 
     Raises
@@ -130,10 +132,10 @@ def named(forward: Forward, x: Any, names: Sequence[str]) -> Layout:
 
 def subnetwork(
     forward: Forward,
-    x: Any,
+    x: Batch,
     n_weights: int | None = None,
     by: str = CRITERION,
-    indices: Any = None,
+    indices: ArrayLike | None = None,
     **options: Any,
 ) -> Layout:
     """Single weights, by their indices in the vector of all weights.
@@ -174,7 +176,7 @@ def subnetwork(
 
 def _layout(
     forward: Forward,
-    x: Any,
+    x: Batch,
     calls: "_Calls",
     specs: list[BlockSpec],
     last: list[str] | None = None,
@@ -190,7 +192,7 @@ def _layout(
 
 
 def _without_gradient(
-    forward: Forward, x: Any, calls: "_Calls", specs: list[BlockSpec]
+    forward: Forward, x: Batch, calls: "_Calls", specs: list[BlockSpec]
 ) -> list[str]:
     """Names of parameters that outputs depend on, and whose gradients are hidden."""
     parameters = dict(forward.module.named_parameters())
@@ -207,7 +209,7 @@ def _without_gradient(
     return hidden
 
 
-def _change_outputs(forward: Forward, x: Any, names: list[str]) -> bool:
+def _change_outputs(forward: Forward, x: Batch, names: list[str]) -> bool:
     """Whether outputs change with parameters, in evaluation mode that is set anew."""
     twin = forward.twin()
     with torch.no_grad():
@@ -219,7 +221,7 @@ def _change_outputs(forward: Forward, x: Any, names: list[str]) -> bool:
         return not torch.equal(twin(x), before)
 
 
-def _with_head(forward: Forward, x: Any, layout: Layout) -> Layout:
+def _with_head(forward: Forward, x: Batch, layout: Layout) -> Layout:
     """The layout with its `Head`, if it selects the weight of a single Linear layer."""
     layers = {spec.layer for spec in layout.blocks}
     name = layers.pop()
@@ -232,7 +234,7 @@ def _with_head(forward: Forward, x: Any, layout: Layout) -> Layout:
 
 
 def _affine_head(
-    forward: Forward, x: Any, layout: Layout, layer: nn.Module
+    forward: Forward, x: Batch, layout: Layout, layer: nn.Module
 ) -> Head | None:
     """The affine map from a layer to the outputs; None if it differs between samples.
 
@@ -240,7 +242,7 @@ def _affine_head(
     """
     hidden: list[Tensor] = []
 
-    def record(_layer: nn.Module, _args: Any, output: Tensor) -> None:
+    def record(_layer: nn.Module, _args: object, output: Tensor) -> None:
         hidden.append(output.detach().clone())
 
     with torch.no_grad(), layer.register_forward_hook(record):
@@ -279,7 +281,7 @@ def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
     return g[0].double() if torch.allclose(g, g[:1].expand_as(g)) else None
 
 
-def _last_layers(forward: Forward, x: Any, called: list[str]) -> list[str]:
+def _last_layers(forward: Forward, x: Batch, called: list[str]) -> list[str]:
     """Layers on which the outputs depend, and whose outputs enter no other layer.
 
     The last of them alone where each enters another, as in a loop.
@@ -296,14 +298,14 @@ def _without_parametrization(name: str) -> str:
     return ".".join(parts[:ends])
 
 
-def _ends(forward: Forward, x: Any, layers: list[str]) -> list[str]:
+def _ends(forward: Forward, x: Batch, layers: list[str]) -> list[str]:
     """Layers whose outputs reach those of the network through no other layer.
 
     The graph is followed to each layer, and not below it.
     """
     inputs: list[Tensor] = []
 
-    def enter(_layer: nn.Module, args: Any, kwargs: Any) -> None:
+    def enter(_layer: nn.Module, args: object, kwargs: object) -> None:
         given = (v for v in tensors((args, kwargs)) if isinstance(v, Tensor))
         inputs.extend(v for v in given if v.requires_grad)
 
@@ -318,7 +320,7 @@ def _ends(forward: Forward, x: Any, layers: list[str]) -> list[str]:
     return [name for name, start in starts.items() if id(start) in ends]
 
 
-def _last_called(forward: Forward, x: Any, layers: list[str]) -> str:
+def _last_called(forward: Forward, x: Batch, layers: list[str]) -> str:
     """The layer called last on which the outputs depend."""
     for name in reversed(layers):
         leaves = _differentiable(forward.module.get_submodule(name))
@@ -340,7 +342,7 @@ def _contains(name: str, other: str) -> bool:
     return name in ("", other) or other.startswith(f"{name}.")
 
 
-def check_indices(name: str, value: Any) -> None:
+def check_indices(name: str, value: ArrayLike) -> None:
     """Refuse what is no ascending list of indices of weights."""
     indices = np.asarray(value)
     if indices.ndim != 1 or not len(indices) or indices.dtype.kind not in "iu":
@@ -355,7 +357,7 @@ def check_indices(name: str, value: Any) -> None:
         )
 
 
-def _check_name(name: str, value: Any) -> None:
+def _check_name(name: str, value: object) -> None:
     """Refuse what is no string; the estimator compares names with their registry."""
     if not isinstance(value, str):
         raise ValueError(f"{name}={value!r} is not the name of a criterion.")
@@ -371,7 +373,7 @@ class Subset:
     select: Callable[..., Layout]
     checks: Mapping[str, Check] = field(default_factory=dict)
 
-    def __call__(self, forward: Forward, x: Any, **options: Any) -> Layout:
+    def __call__(self, forward: Forward, x: Batch, **options: Any) -> Layout:
         """Layout of the selected weights, from a few samples ``x``."""
         return self.select(forward, x, **options)
 
@@ -385,7 +387,9 @@ SUBSETS: dict[str, Subset] = {
 }
 
 
-def select(forward: Forward, x: Any, subset: Any, options: Mapping[str, Any]) -> Layout:
+def select(
+    forward: Forward, x: Batch, subset: str | Sequence[str], options: Mapping[str, Any]
+) -> Layout:
     """Layout of an entry of ``SUBSETS``, or of a list of names."""
     if isinstance(subset, str):
         return SUBSETS[subset](forward, x, **options)
@@ -418,7 +422,7 @@ class _Calls:
     without_graph: set[str]
 
 
-def _called_layers(forward: Forward, x: Any) -> _Calls:
+def _called_layers(forward: Forward, x: Batch) -> _Calls:
     """Modules that a network calls.
 
     Parameters require gradients meanwhile, since some modules do not call their
@@ -432,12 +436,12 @@ def _called_layers(forward: Forward, x: Any) -> _Calls:
             return _record_calls(forward, x)
 
 
-def _record_calls(forward: Forward, x: Any) -> _Calls:
+def _record_calls(forward: Forward, x: Batch) -> _Calls:
     called: list[str] = []
-    outputs: list[Any] = []
+    outputs: list[object] = []
     without_graph: set[str] = set()
 
-    def record(name: str, _module: nn.Module, _args: Any, output: Any) -> None:
+    def record(name: str, _module: nn.Module, _args: object, output: object) -> None:
         called.append(name)
         outputs.append(first_tensor(output))
         if not torch.is_grad_enabled():

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from sklaplace.core.trees import Batch
 from sklaplace.curvature.graph import count_uses
 from sklaplace.networks.forward import Forward, requiring_grad
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class UnseenUseError(ValueError):
         A few samples, at least one of which does so.
     """
 
-    def __init__(self, layer: str, samples: Any) -> None:
+    def __init__(self, layer: str, samples: Batch) -> None:
         super().__init__(layer, samples)
         self.layer, self.samples = layer, samples
 
@@ -74,15 +77,15 @@ def check_gradients(names: Sequence[str]) -> None:
 @contextmanager
 def restarted_at(
     module: nn.Module, layers: Sequence[str]
-) -> Iterator[tuple[dict[str, Tensor], set[Any]]]:
+) -> Iterator[tuple[dict[str, Tensor], set[object]]]:
     """Add a leaf to the outputs of each layer; yields leaves, and nodes before them.
 
     The graph goes on behind, as networks may differentiate in their inputs.
     """
     starts = {name: torch.zeros(()).requires_grad_() for name in layers}
-    walls: set[Any] = set()
+    walls: set[object] = set()
 
-    def leave(name: str, _layer: nn.Module, _args: Any, output: Any) -> Any:
+    def leave(name: str, _layer: nn.Module, _args: object, output: object) -> object:
         return _restarted(output, starts[name], walls)
 
     with ExitStack() as hooks:
@@ -92,10 +95,12 @@ def restarted_at(
         yield starts, walls
 
 
-def _restarted(output: Any, start: Tensor, walls: set[Any]) -> Any:
+def _restarted(output: object, start: Tensor, walls: set[object]) -> object:
     """The output of a layer plus a zero, a leaf; the node before it is a wall."""
-    if type(output) in (tuple, list):
-        return type(output)(_restarted(part, start, walls) for part in output)
+    if type(output) is tuple:
+        return tuple(_restarted(part, start, walls) for part in output)
+    if type(output) is list:
+        return [_restarted(part, start, walls) for part in output]
     if not isinstance(output, Tensor) or not output.is_floating_point():
         return output
     if output.grad_fn is None:  # perhaps a parameter, which is a leaf itself
@@ -104,7 +109,7 @@ def _restarted(output: Any, start: Tensor, walls: set[Any]) -> Any:
     return output + start  # a new tensor may be written to in place
 
 
-def with_all_gradients(forward: Forward, function: Callable[[], Any]) -> Any:
+def with_all_gradients(forward: Forward, function: Callable[[], T]) -> T:
     """Call a function while parameters require gradients.
 
     Those alone that are trained, where the network writes to others in place.
@@ -120,7 +125,7 @@ def with_all_gradients(forward: Forward, function: Callable[[], Any]) -> Any:
             return function()
 
 
-def bypassing(forward: Forward, x: Any, layers: Sequence[str]) -> tuple[str, ...]:
+def bypassing(forward: Forward, x: Batch, layers: Sequence[str]) -> tuple[str, ...]:
     """Parameters that reach the outputs through none of some layers, nearest first."""
     names = {id(p): name for name, p in forward.module.named_parameters()}
 

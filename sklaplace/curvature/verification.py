@@ -7,11 +7,9 @@ order), and an operator may have a wrong batching rule.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +17,7 @@ from torch import Tensor
 from sklaplace.core.budget import BUDGET, require_bytes
 from sklaplace.core.linalg import agree
 from sklaplace.core.random import row_hash
-from sklaplace.core.trees import tree_rows
+from sklaplace.core.trees import Batch, tree_rows
 from sklaplace.curvature.derivatives import (
     DEPENDENT_SAMPLES,
     mapped_rows,
@@ -39,7 +37,7 @@ _DISTINCT = 1e-3
 _Rows = dict[str, Tensor | None]
 
 
-def verified(forward: Forward, x: Any, f: Tensor, specs: list[BlockSpec]) -> Layout:
+def verified(forward: Forward, x: Batch, f: Tensor, specs: list[BlockSpec]) -> Layout:
     """A layout whose rows agree with plain automatic differentiation.
 
     Parameters
@@ -74,7 +72,7 @@ def verified(forward: Forward, x: Any, f: Tensor, specs: list[BlockSpec]) -> Lay
             "must be real. Select the names of other layers, or use "
             "torch.view_as_complex of a real parameter in the module."
         )
-    few, columns = _distinct(f, row_hash(x).tolist()), probe(f, 2)
+    few, columns = _distinct(f, row_hash(x).cpu()), probe(f, 2)
     is_large = sum(math.prod(spec.shape) for spec in specs) > MAX_TOGETHER
     parts = [few[n : n + 1] for n in range(len(few))] if is_large else [few]
     by_column = columns.split(1, 2) if is_large else [columns]
@@ -85,7 +83,7 @@ def verified(forward: Forward, x: Any, f: Tensor, specs: list[BlockSpec]) -> Lay
 
 def _verified_on(
     forward: Forward,
-    x: Any,
+    x: Batch,
     f: Tensor,
     specs: list[BlockSpec],
     few: Tensor,
@@ -107,14 +105,24 @@ def _verified_on(
     if not (equal(alone, f[few]) and equal(backwards, f[back])):
         raise ValueError(DEPENDENT_SAMPLES)
     expected = {spec.name: own for spec, own in zip(specs, rows, strict=True)}
+
+    def wrong(found: _Rows) -> set[str]:
+        """Names of parameters without rows, or with other ones."""
+        pairs = ((name, found[name], expected[name]) for name in found)
+        return {name for name, a, b in pairs if a is None or not equal(a, b)}
+
     layered = [spec for spec in specs if spec.layer is not None]
     at = len(f) - 1 - few  # where they are in reverse order
     found = _layer_rows(forward, tree_rows(x, back), layered, columns[back], at)
-    wrong = _wrong(found, expected, equal)
-    specs = [BlockSpec(s.name, s.shape) if s.name in wrong else s for s in specs]
+    without = wrong(found)
+    specs = [BlockSpec(s.name, s.shape) if s.name in without else s for s in specs]
     dense = [spec for spec in specs if spec.layer is None]
-    wrong = _wrong(_mapped_rows(forward, samples, dense, columns[few]), expected, equal)
-    return [replace(s, one_by_one=True) if s.name in wrong else s for s in specs]
+    try:
+        found = {**mapped_rows(forward, samples, dense, columns[few])}
+    except RuntimeError:  # an operator without a batching rule
+        found = dict.fromkeys(spec.name for spec in dense)
+    without = wrong(found)
+    return [replace(s, one_by_one=True) if s.name in without else s for s in specs]
 
 
 def check_jacobian_bytes(f: Tensor) -> None:
@@ -132,32 +140,18 @@ def check_jacobian_bytes(f: Tensor) -> None:
     )
 
 
-def _distinct(outputs: Tensor, keys: list[int]) -> Tensor:
+def _distinct(outputs: Tensor, keys: Tensor) -> Tensor:
     """Indices of a few samples: those with new outputs first, then with new inputs."""
     f = outputs.double()
     gap = _DISTINCT * float(f.max() - f.min())
-    chosen: list[int] = []
-    for index in range(len(f)):
-        if len(chosen) < N_DIFFERENTIATED and all(
-            float((f[index] - f[other]).abs().max()) > gap for other in chosen
-        ):
-            chosen.append(index)
-    for index in range(len(f)):
-        if all(keys[index] != keys[other] for other in chosen):
-            chosen.append(index)
-    chosen += [index for index in range(len(f)) if index not in chosen]
-    return torch.tensor(sorted(chosen[:N_DIFFERENTIATED]))
-
-
-def _wrong(
-    found: _Rows, expected: dict[str, Tensor], equal: Callable[..., bool]
-) -> set[str]:
-    """Names of parameters without rows, or with other ones."""
-    return {
-        name
-        for name, rows in found.items()
-        if rows is None or not equal(rows, expected[name])
-    }
+    chosen = [0]
+    while len(chosen) < min(N_DIFFERENTIATED, len(f)):
+        nearest = (f[:, None] - f[chosen]).abs().amax(2).amin(1)
+        is_new = (keys[:, None] != keys[chosen]).all(1)
+        rank = torch.where(nearest.cpu() > gap, 2, is_new.long())
+        rank[chosen] = -1
+        chosen.append(int(rank.argmax()))
+    return torch.tensor(sorted(chosen))
 
 
 _NOT_DIFFERENTIABLE = (
@@ -174,7 +168,7 @@ def probe(f: Tensor, k: int = 1) -> Tensor:
 
 
 def _layer_rows(
-    forward: Forward, x: Any, specs: list[BlockSpec], columns: Tensor, at: Tensor
+    forward: Forward, x: Batch, specs: list[BlockSpec], columns: Tensor, at: Tensor
 ) -> _Rows:
     """Rows of the samples ``at`` some indices in layer form; None where it has none."""
     if not specs:
@@ -189,13 +183,3 @@ def _layer_rows(
         return {name: rows for found in alone for name, rows in found.items()}
     blocks = joined(parts)[1].blocks
     return {s.name: b.take(at).dense() for s, b in zip(specs, blocks, strict=True)}
-
-
-def _mapped_rows(
-    forward: Forward, x: Any, specs: list[BlockSpec], columns: Tensor
-) -> _Rows:
-    """Dense rows (b, k, p) of every block; None where an operator has no such rule."""
-    try:
-        return {**mapped_rows(forward, x, specs, columns)}
-    except RuntimeError:
-        return dict.fromkeys(spec.name for spec in specs)

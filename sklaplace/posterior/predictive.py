@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 
 from sklaplace.core import progress
 from sklaplace.core.budget import CACHE
-from sklaplace.core.trees import leaves, tree_rows
+from sklaplace.core.trees import Batch, leaves, tree_rows
 from sklaplace.curvature import jacobian as jac
 from sklaplace.curvature.derivatives import add_axis, call_with, quiet_batching
 from sklaplace.curvature.jacobian import Centring, Jacobian
@@ -91,7 +91,7 @@ class Linearisation:
 
 def linearise(
     forward: Forward,
-    x: object,
+    x: Batch,
     layout: Layout,
     diagonal: bool,
     centring: Centring | None,
@@ -112,7 +112,7 @@ def linearise(
 def glm(
     posterior: GaussianPosterior,
     forward: Forward,
-    x: object,
+    x: Batch,
     *,
     diagonal: bool = False,
     centred: bool = False,
@@ -162,7 +162,7 @@ def side_by_side(parts: Iterable[Moments]) -> Moments:
 
 
 def linearised_draws(
-    posterior: GaussianPosterior, forward: Forward, x: object, weights: Tensor
+    posterior: GaussianPosterior, forward: Forward, x: Batch, weights: Tensor
 ) -> Tensor:
     """Return outputs (b, c, s) of the linearised network at weights (s, P), float64."""
     f, jacobian = jac.backpropagate(forward, x, posterior.layout)
@@ -171,7 +171,7 @@ def linearised_draws(
 
 
 def network_draws(
-    posterior: WeightDistribution, forward: Forward, x: object, weights: Tensor
+    posterior: WeightDistribution, forward: Forward, x: Batch, weights: Tensor
 ) -> Tensor:
     """Return outputs (b, c, s) of the network itself at weights (s, P), float64.
 
@@ -240,7 +240,7 @@ def moments(
 
 
 def in_graph(
-    posterior: GaussianPosterior, forward: Forward, x: object, n_joint: int = 1
+    posterior: GaussianPosterior, forward: Forward, x: Batch, n_joint: int = 1
 ) -> Moments:
     """Return mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
 
@@ -257,7 +257,7 @@ def in_graph(
     jac.require_seen_paths(forward, x, layout)
     selected = {block.name: own[block.name] for block in layout.blocks}
 
-    def outputs(values: dict[str, Tensor], row: object) -> tuple[Tensor, Tensor]:
+    def outputs(values: dict[str, Tensor], row: Batch) -> tuple[Tensor, Tensor]:
         f = call_with(forward, values, add_axis(row))[0]
         return f, f
 

@@ -145,16 +145,6 @@ def test_targets_have_the_shape_of_the_outputs(shape):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-def test_order_of_samples_does_not_matter():
-    net = seeded(classifier(), X, Y)
-    order = np.random.default_rng(0).permutation(len(X))
-    expected = collected(net, net.get_dataset(X, Y))
-    found = collected(net, net.get_dataset(X[order], Y[order]))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    other = collected(net, net.get_dataset(X, Y), seed=6)
-    assert (other - expected).abs().max() > 1e-3
-
-
 def test_selected_weights_alone_move():
     net = seeded(classifier(), X, Y)
     whole = layout_of(net.module_)

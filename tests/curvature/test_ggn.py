@@ -8,7 +8,6 @@ from contracts import N_ROWS, accumulate, assert_equal, problem
 from sklaplace.curvature.ggn import CURVATURES, GGN
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.likelihoods import Bernoulli, Categorical, CategoricalMap
-from sklaplace.likelihoods.output_hessian import Factored
 
 every_curvature = pytest.mark.parametrize("name", CURVATURES)
 every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
@@ -134,14 +133,6 @@ def test_exact_hessian(case, likelihood):
     cov = torch.einsum("ncp,pq,ndq->ncd", J, torch.linalg.inv(P), J)
     assert_equal(precision.functional_covariance(jacobian), cov)
     assert_equal(structure.project(jacobian).covariance(precision), cov)
-
-
-def test_weights_multiply_the_hessian():
-    S, w = normal(4, 3, 2), positive(4)
-    found = Factored(S).weighted(w).factor()
-    assert_equal(found @ found.mT, w.reshape(-1, 1, 1) * (S @ S.mT), 1e-14)
-    assert Factored(S).weighted(None).factor() is S
-    assert Factored(S.float()).weighted(w).factor().dtype == torch.float32
 
 
 @every_likelihood

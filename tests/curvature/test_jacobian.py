@@ -9,8 +9,7 @@ from contracts import assert_equal, problem
 
 from sklaplace.curvature import blocks
 from sklaplace.curvature.blocks import Block
-from sklaplace.curvature.jacobian import Jacobian, backpropagate
-from sklaplace.curvature.layout import BlockSpec, Layout
+from sklaplace.curvature.jacobian import backpropagate
 
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -172,20 +171,3 @@ def test_rotation_multiplies_by_a_kronecker_product(block):
     expected = dense(block) @ torch.kron(outputs, inputs if i > 1 else torch.eye(1))
     assert_equal(block.rotate(outputs, inputs).dense(), expected, 1e-12)
     assert block.rotate(None, None).dense().equal(block.dense())
-
-
-def test_jacobian_adds_up_its_blocks():
-    jacobian = Jacobian(list(BLOCKS.values()))
-    rows = torch.cat([dense(block) for block in BLOCKS.values()], -1)
-    v, V = positive(30), normal(30, 2)
-    assert_equal(jacobian.dense(), rows, 1e-12)
-    assert_equal(jacobian.gram(v), (rows * v) @ rows.mT, 1e-12)
-    assert_equal(jacobian.matmul(V), rows @ V, 1e-12)
-
-
-def test_empty_layout_of_layers_gives_outputs_only():
-    found = problem("norms")
-    spec = BlockSpec("3.weight", (3,))
-    f, jacobian = backpropagate(found.forward, found.x, Layout((spec,)))
-    assert f.shape == (contracts.N_ROWS, 3)
-    assert jacobian.dense().shape == (contracts.N_ROWS, 3, 3)

@@ -21,7 +21,6 @@ from torch import nn
 
 from sklaplace.curvature.network import infer_network_spec
 from sklaplace.likelihoods import Bernoulli, Categorical, Gaussian
-from sklaplace.networks.forward import OUTPUT_MAPS
 from sklaplace.networks.outputs import as_forward, unwrapped
 
 EVERY = (Categorical, Bernoulli, Gaussian)
@@ -88,10 +87,6 @@ class TestLikelihood:
 class TestReading:
     """How logits are read from what the module returns."""
 
-    def test_logits_as_they_are(self):
-        found = network_spec(initialised(classifier()))
-        assert (found.output_map, found.logit_layer) == ("identity", None)
-
     @pytest.mark.parametrize("module", [SoftmaxMLP, FunctionalSoftmaxMLP])
     def test_input_of_a_softmax(self, module):
         net = initialised(classifier(module, criterion=nn.NLLLoss))
@@ -123,21 +118,6 @@ class TestReading:
             found = outputs(net, network_spec(net, x=X), rows)
             expected = net.module_(rows).detach()
             torch.testing.assert_close(found.softmax(-1), expected)
-
-    def test_input_of_a_sigmoid_that_is_a_function(self):
-        net = binary_classifier(SigmoidMLP, criterion=nn.BCELoss)
-        found = network_spec(initialised(net), 2)
-        assert (found.output_map, found.logit_layer) == ("identity", "head")
-
-    def test_maps_are_finite_at_certainty(self):
-        certain = torch.tensor([[0.0, 1.0]])
-        for name, output_map in OUTPUT_MAPS.items():
-            assert output_map(certain).isfinite().all(), name
-
-    def test_leaves_no_hook_behind(self):
-        net = initialised(classifier(SoftmaxMLP, criterion=nn.NLLLoss))
-        network_spec(net)
-        assert not any(m._forward_hooks for m in net.module_.modules())
 
 
 class TestProbabilitiesExpected:

@@ -69,16 +69,3 @@ def test_autocorrelation_is_used_where_it_holds(name, monkeypatch):
     with calls(Patches, "unfold") as unfoldings:
         second_moment(patches(name)[2], None)
     assert bool(unfoldings) == (name not in EVEN)
-
-
-def test_little_work_is_done_at_once():
-    """Small products are not worth the many smaller ones of an autocorrelation."""
-    with calls(Patches, "unfold") as unfoldings:
-        second_moment(patches("same")[2], None)
-    assert unfoldings
-
-
-def test_rows_of_patches():
-    _, _, found = patches("same")
-    assert len(found) == 4
-    assert torch.equal(found[1:3].unfold(), found.unfold()[1:3])

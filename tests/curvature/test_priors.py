@@ -32,9 +32,3 @@ def test_one_parameter_per_tensor():
     delta = positive(3)
     assert structure_of(delta, layout) == "layerwise"
     assert torch.equal(expand(delta, layout), delta)
-
-
-def test_one_tensor():
-    layout = Layout((BlockSpec("a", (4, 2)),))
-    assert structure_of(positive(1), layout) == "layerwise"
-    assert torch.equal(expand(positive(1), layout), positive(1).expand(8))

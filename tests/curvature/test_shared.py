@@ -110,14 +110,6 @@ def test_predictions_are_those_with_the_matrix(few_are_many, link, structure, pr
     assert model.log_marginal_likelihood_value_ == pytest.approx(evidence, rel=1e-9)
 
 
-def test_more_samples_are_added(few_are_many):
-    few_are_many()
-    model = LaplaceClassifier(frozen(), prior_precision=2.0, random_state=0)
-    parts = model.fit(X[:30], Y[:30]).partial_fit(X[30:], Y[30:])
-    found = parts.predict_proba(NEW)
-    np.testing.assert_allclose(found, model.fit(X, Y).predict_proba(NEW), rtol=1e-9)
-
-
 @pytest.mark.slow
 # a factor of so many outputs keeps its diagonal
 @pytest.mark.parametrize(("structure", "c"), [("diag", 5_000), ("kron", 9_000)])

@@ -161,11 +161,6 @@ def test_last_layer_with_a_weight_of_another_layer():
     assert_right(forward, normal(4, 3), last_layer(forward, normal(4, 3)))
 
 
-def test_one_row():
-    forward, rows = CASES["sequence"].forward(), CASES["sequence"].rows
-    assert all_weights(forward, rows(1)) == all_weights(forward, rows(4))
-
-
 @pytest.mark.parametrize("case", ["mlp", "cnn", "sequence", "conv_called_twice"])
 def test_single_precision(case):
     forward = CASES[case].forward()

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,11 +28,13 @@ from sklaplace.curvature.blocks import Block, total, variances
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.patches import Inputs, unfolded
+from sklaplace.curvature.shared import SharedColumns
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
-def cache_last_call(method: Method) -> Method:
+def cache_last_call(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Keep a method's last result for as long as its first argument is the same object.
 
     Further arguments are determined by the first.
@@ -40,15 +42,16 @@ def cache_last_call(method: Method) -> Method:
     name = f"_last_{method.__name__}"
 
     @wraps(method)
-    def cached(self: Any, key: Any, *arguments: Any) -> Any:
+    def cached(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        self, key = args[:2]
         # key and result in one attribute, so that threads never see one without the
         # other
         last = vars(self).get(name)
         if last is None or last[0] is not key:
-            last = vars(self)[name] = key, method(self, key, *arguments)
+            last = vars(self)[name] = key, method(*args, **kwargs)
         return last[1]
 
-    return cast(Method, cached)
+    return cached
 
 
 class Accumulator(ABC):
@@ -89,7 +92,7 @@ class Accumulator(ABC):
         """Add ``(SᵀJ)ᵀ SᵀJ`` of one batch, whose ``SᵀJ`` is given."""
 
     @abstractmethod
-    def merge(self, other: Any) -> None:
+    def merge(self, other: Self) -> None:
         """Add the curvature that another of this type holds; equals joint updates."""
 
     def fresh(self) -> "Accumulator":
@@ -101,7 +104,7 @@ class Accumulator(ABC):
         return copy.deepcopy(self, memo)
 
     @property
-    def shared_parts(self) -> list[Any]:
+    def shared_parts(self) -> list[object]:
         """Attributes that do not change while samples are added."""
         return [self.layout]
 
@@ -156,7 +159,7 @@ class Structure(FieldsOnly, ABC):
         """``H`` as a matrix, (P, P); for small models and tests."""
 
     @abstractmethod
-    def resume(self, accumulator: Any) -> None:
+    def resume(self, accumulator: Accumulator) -> None:
         """Put ``H`` into an empty accumulator of its own, which batches can follow."""
 
     @abstractmethod
@@ -244,13 +247,13 @@ class Precision(FieldsOnly, ABC):
         of ``H``.
         """
 
-    @abstractmethod
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
         """``J P⁻¹ Jᵀ`` of each sample, (b, c, c)."""
+        return self.covariance_of_rows(jacobian.double().dense())
 
-    @abstractmethod
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
         """Diagonal of `functional_covariance`, (b, c), at less cost."""
+        return (self.whiten(jacobian) ** 2).sum(-1)
 
     @abstractmethod
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
@@ -297,7 +300,7 @@ class Projection(ABC):
     structure: Structure
 
     @abstractmethod
-    def covariance(self, precision: Any, *, diagonal: bool = False) -> Tensor:
+    def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
         """``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c); float64."""
 
 
@@ -439,7 +442,7 @@ class EigenPrecision(Precision):
 
     @cache_last_call
     def _input_weights(
-        self, _g: Any, blocks: list[Block], pieces: tuple[Tensor, ...]
+        self, _g: object, blocks: list[Block], pieces: tuple[Tensor, ...]
     ) -> list[Tensor]:
         """``Σₒ g²ₖₒ vₒᵢ`` of each block, (k, i), where all samples share ``g``."""
         pairs = zip(blocks, pieces, strict=True)
@@ -461,7 +464,7 @@ def _of_inputs(a: Inputs | None, weights: Tensor) -> Tensor:
     return weights.T if a is None else unfolded(a).squeeze(1) ** 2 @ weights.T
 
 
-def input_weights(g: Any, v: Tensor) -> Tensor:
+def input_weights(g: Tensor | SharedColumns, v: Tensor) -> Tensor:
     """``Σₒ g² v``, (k, i), by which variances are linear in squared layer inputs.
 
     For gradients ``g`` (1, k, 1, o) that all samples share and ``v`` (o·i,).
@@ -486,8 +489,9 @@ class RotatedProjection(Projection):
     def _rotated(self) -> Jacobian:
         return self.structure.rotate(self.jacobian)
 
-    def covariance(self, precision: Any, *, diagonal: bool = False) -> Tensor:
+    def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
         """``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c), or its diagonal, (b, c)."""
+        assert isinstance(precision, EigenPrecision)
         if not precision.is_in_eigenbasis:
             return precision.functional(self.jacobian, diagonal=diagonal)
         rows = self._rotated

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -56,49 +56,41 @@ class Diag(Diagonalised):
         """The diagonal of ``D H D``."""
         return Diag(self.layout, self.diagonal * self.layout.of_outputs(factors) ** 2)
 
-    def resume(self, accumulator: Any) -> None:
+    def resume(self, accumulator: Accumulator) -> None:
         """Put the diagonal into an empty accumulator."""
-        accumulator._sums = self.layout.split(self.diagonal)
+        assert isinstance(accumulator, DiagAccumulator)
+        accumulator.sums = self.diagonal.clone()
 
 
 class DiagAccumulator(Accumulator):
     """Sums the squares of ``SᵀJ``; O(P) memory."""
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
-        self._sums: list[Tensor] = []
-        self._are_own = False  # which nothing else refers to
+    sums: Tensor | None = None
+    """Diagonal so far, (P,), float64, which is added to in place."""
 
     @classmethod
-    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
+    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
         """Eight bytes per parameter."""
         return 8 * layout.n_parameters
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the squares of one batch."""
-        self._add([block.squares() for block in jacobian.blocks], are_new=True)
+        squares = torch.cat([block.squares() for block in jacobian.blocks])
+        self._add(squares.double())
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: Self) -> None:
         """Add the sums of another accumulator."""
-        self._add(other._sums, are_new=False)
+        if other.sums is not None:
+            self._add(other.sums.clone())
 
-    def _add(self, more: list[Tensor], *, are_new: bool) -> None:
-        """Add terms, in place where that changes nothing else."""
-        if not more:
-            return
-        if not self._sums:
-            self._sums, self._are_own = [piece.double() for piece in more], are_new
-        elif self._are_own:
-            for total, piece in zip(self._sums, more, strict=True):
-                total += piece
-        else:
-            pairs = zip(self._sums, more, strict=True)
-            self._sums, self._are_own = [a + b for a, b in pairs], True
+    def _add(self, sums: Tensor) -> None:
+        self.sums = sums if self.sums is None else self.sums.add_(sums)
 
     def summands(self) -> list[Tensor] | None:
-        """The sums of each block."""
-        return self._sums or None
+        """The sums."""
+        return None if self.sums is None else [self.sums]
 
     def decompose(self) -> Diag:
         """The diagonal structure."""
-        return Diag(self.layout, torch.cat(self._sums))
+        assert self.sums is not None
+        return Diag(self.layout, self.sums.clone())

@@ -6,7 +6,6 @@ Cholesky factor ``L Lᵀ = I + BᵀB``, (n, n).
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -228,7 +227,9 @@ class DualProjection(base.Projection):
     def _crossed(self) -> Tensor:
         return self.structure.root.cross(self.jacobian) @ self.structure.eigh[1]
 
-    def covariance(self, precision: DualPrecision, *, diagonal: bool = False) -> Tensor:
+    def covariance(
+        self, precision: base.Precision, *, diagonal: bool = False
+    ) -> Tensor:
         """``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c)."""
         delta, scale = precision.prior_precision, precision.scale
         if delta.ndim:
@@ -257,7 +258,7 @@ class Dual(DualForm):
         rows = self.root.dense() * self.layout.of_outputs(factors)
         return Dual(self.layout, DenseRoot(self.layout, rows))
 
-    def resume(self, accumulator: Any) -> None:
+    def resume(self, accumulator: base.Accumulator) -> None:
         """Put the rows into an empty accumulator."""
         pieces = self.layout.split(self.root.rows)
         blocks = [Block(piece[:, None, None, :]) for piece in pieces]

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.linalg import all_finite, gram, symmetric_eigh
 from sklaplace.core.parallel import cached_property
-from sklaplace.curvature.blocks import Block
+from sklaplace.curvature.blocks import BaseBlock, Block, HeadBlock
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import base
@@ -109,7 +109,7 @@ class Full(base.Diagonalised):
         """``H v``, (P,)."""
         return self.hessian @ vector
 
-    def resume(self, accumulator: Any) -> None:
+    def resume(self, accumulator: base.Accumulator) -> None:
         """Put the matrix into an empty accumulator."""
         accumulator.add_matrix(self.hessian, is_semidefinite=self.is_semidefinite)
 
@@ -227,7 +227,7 @@ class FullPrecision(base.EigenPrecision):
         own = torch.arange(1, jacobian.n_columns + 1).cumsum(0) - 1
         return self._quadratic_forms(jacobian, own).clamp(min=0)
 
-    def _quadratic_forms(self, jacobian: Jacobian, pairs: Any) -> Tensor:
+    def _quadratic_forms(self, jacobian: Jacobian, pairs: slice | Tensor) -> Tensor:
         """``aᵀ C a`` of inputs ``a`` for some `_input_covariances` ``C``, (b, n)."""
         covariances = self._input_covariances(jacobian.blocks[0].g)[:, pairs]
         # one product for all pairs: (b, i) @ (i, n·i)
@@ -263,12 +263,12 @@ class FullAccumulator(base.Accumulator):
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
-        self._sums: dict[tuple[int, int], _Products] = {}
-        self._kept: list[Jacobian] = []
-        self._is_semidefinite = True
+        self.sums: dict[tuple[int, int], _Products] = {}
+        self.kept: list[Jacobian] = []
+        self.is_semidefinite = True
 
     @classmethod
-    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
+    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
         """``H`` in float64, and four times as much to factorise it and to predict.
 
         In the dual form ``R``, scaled and solved, and its products with itself.
@@ -279,7 +279,7 @@ class FullAccumulator(base.Accumulator):
         return 5 * 8 * p**2
 
     @classmethod
-    def row_elements(cls, layout: Layout, n_columns: int, **options: Any) -> int:
+    def row_elements(cls, layout: Layout, n_columns: int, **_: object) -> int:
         """Dense rows, twice; for a last layer the pairs of its inputs and outputs."""
         shapes = [block.factor_shape for block in layout.blocks]
         pairs = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2
@@ -289,67 +289,67 @@ class FullAccumulator(base.Accumulator):
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the products of one batch."""
-        self._kept.append(jacobian)
+        self.kept.append(jacobian)
         self._settle()
 
     def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
         """Add a symmetric (P, P)."""
-        self._is_semidefinite &= is_semidefinite
+        self.is_semidefinite &= is_semidefinite
         for i, strip in enumerate(hessian.double().split(self.layout.sizes)):
             for j, piece in enumerate(strip.split(self.layout.sizes, 1)[: i + 1]):
                 self._add_products((i, j), _Products(piece))
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: Self) -> None:
         """Add the sums and rows of another accumulator."""
-        self._is_semidefinite &= other._is_semidefinite
-        self._kept += other._kept
-        for where, products in other._sums.items():
+        self.is_semidefinite &= other.is_semidefinite
+        self.kept += other.kept
+        for where, products in other.sums.items():
             self._add_products(where, products)
         self._settle()
 
     def summands(self) -> list[Tensor] | None:
         """Sums of all pairs of blocks; None while rows are kept, and for a Hessian."""
-        if self._kept or not self._sums or not self._is_semidefinite:
+        if self.kept or not self.sums or not self.is_semidefinite:
             return None
-        return [products.sums for products in self._sums.values()]
+        return [products.sums for products in self.sums.values()]
 
     def decompose(self) -> base.Structure:
         """The matrix, or its root while that has few rows; not factorised yet."""
-        if not self._sums:
-            kept = [some.dense().flatten(0, 1).double() for some in self._kept]
+        if not self.sums:
+            kept = [some.dense().flatten(0, 1).double() for some in self.kept]
             return Dual(self.layout, DenseRoot(self.layout, torch.cat(kept)))
         p, sizes = self.layout.n_parameters, self.layout.sizes
-        hessian = self._sums[0, 0].sums.new_empty(p, p)
+        hessian = self.sums[0, 0].sums.new_empty(p, p)
         places = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
-        for (i, j), products in self._sums.items():
+        for (i, j), products in self.sums.items():
             rows, columns, dense = places[i], places[j], products.dense()
             if i == j:  # without the asymmetry that rounding leaves
                 hessian[rows, rows] = dense.tril() + dense.tril(-1).T
             else:
                 hessian[rows, columns], hessian[columns, rows] = dense, dense.T
-        return Full(self.layout, hessian, self._is_semidefinite or _is_psd(hessian))
+        return Full(self.layout, hessian, self.is_semidefinite or _is_psd(hessian))
 
     def _settle(self) -> None:
         """Replace kept rows by their products once these are the smaller form."""
-        n_rows = sum(kept.n_rows * kept.n_columns for kept in self._kept)
-        if not self._sums and n_rows < DUAL_FRACTION * self.layout.n_parameters:
+        n_rows = sum(kept.n_rows * kept.n_columns for kept in self.kept)
+        if not self.sums and n_rows < DUAL_FRACTION * self.layout.n_parameters:
             return
-        for kept in self._kept:
+        for kept in self.kept:
             # products of rounded rows would push eigenvalues below zero
             blocks = kept.double().blocks
             for i, left in enumerate(blocks):
                 for j, right in enumerate(blocks[: i + 1]):
                     self._add_products((i, j), _products(left, right))
-        self._kept = []
+        self.kept = []
 
     def _add_products(self, where: tuple[int, int], products: "_Products") -> None:
-        total = self._sums.get(where)
+        total = self.sums.get(where)
         if total is None:
-            self._sums[where] = replace(products, sums=products.sums.clone())
+            self.sums[where] = replace(products, sums=products.sums.clone())
         elif total.shape == products.shape:
             total.sums.add_(products.sums)
         else:
-            self._sums[where] = _Products(total.dense() + products.dense())
+            self.sums[where] = _Products(total.dense() + products.dense())
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ def _is_psd(hessian: Tensor) -> bool:
     return bool(eigenvalues[0] >= -ROUNDING * eigenvalues[-1].abs())
 
 
-def _products(left: Any, right: Any) -> _Products:
+def _products(left: Block | HeadBlock, right: BaseBlock) -> _Products:
     """`_Products` of one batch, float64.
 
     At one position the k outputs are contracted first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)``

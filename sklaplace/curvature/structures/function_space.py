@@ -32,7 +32,7 @@ greedily so that this trace becomes small.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -92,8 +92,9 @@ class FunctionSpace(DualForm):
         """The structure of ``factor·H``."""
         return replace(self, points=self.points.scaled(factor))
 
-    def resume(self, accumulator: Any) -> None:
+    def resume(self, accumulator: Accumulator) -> None:
         """Put the points into an empty accumulator."""
+        assert isinstance(accumulator, PointsAccumulator)
         accumulator.is_partial |= self.is_partial
         for point in self.points.points:
             accumulator.update(point)
@@ -123,8 +124,9 @@ class Nystrom(FunctionSpace):
         """The structure of ``factor·H``."""
         return replace(self, points=self.points.scaled(factor), rest=factor * self.rest)
 
-    def resume(self, accumulator: Any) -> None:
+    def resume(self, accumulator: Accumulator) -> None:
         """Put this into an empty accumulator; further samples get their own points."""
+        assert isinstance(accumulator, NystromAccumulator)
         accumulator.earlier.append(self)
 
 
@@ -181,8 +183,8 @@ class PointsAccumulator(Accumulator):
         super().__init__(layout)
         self.n_points, self._capacity = n_points, self.pool * n_points
         self.is_partial = False
-        self._keys = torch.zeros(0, dtype=torch.long)  # of the points
-        self._pieces: list[Jacobian] = []
+        self.keys = torch.zeros(0, dtype=torch.long)  # of the points
+        self.pieces: list[Jacobian] = []
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
@@ -195,7 +197,7 @@ class PointsAccumulator(Accumulator):
 
     @classmethod
     def row_elements(
-        cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **options: Any
+        cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **_: object
     ) -> int:
         """Products of a sample's rows with those of all points, and dense rows."""
         wide = [block.size for block in layout.blocks if len(block.shape) > 2]
@@ -205,40 +207,40 @@ class PointsAccumulator(Accumulator):
         """Keep the points of one batch; drop those that are no longer points."""
         keys = _keys(jacobian)
         self._add_keys(keys)
-        if len(places := _places(keys, self._keys)):
-            self._pieces.append(jacobian.take(places).shortest())
-        if sum(piece.n_rows for piece in self._pieces) > 2 * self._capacity:
-            self._pieces = list(self._points())  # equal samples, as one
+        if len(places := _places(keys, self.keys)):
+            self.pieces.append(jacobian.take(places).shortest())
+        if sum(piece.n_rows for piece in self.pieces) > 2 * self._capacity:
+            self.pieces = list(self._points())  # equal samples, as one
 
     def _add_keys(self, keys: Tensor) -> None:
         """Keep the smallest of all hashes so far."""
-        found = torch.cat([self._keys, keys]).unique()
+        found = torch.cat([self.keys, keys]).unique()
         self.is_partial |= len(found) > self._capacity
         found = found[: self._capacity]
-        if not torch.equal(found, self._keys):
-            self._keys = found
-            self._pieces = self._selected(self._pieces)
+        if not torch.equal(found, self.keys):
+            self.keys = found
+            self.pieces = self._selected(self.pieces)
 
     def _selected(self, pieces: Iterable[Jacobian]) -> list[Jacobian]:
         """The points among samples."""
         found = []
         for piece in pieces:
-            places = _places(_keys(piece), self._keys)
+            places = _places(_keys(piece), self.keys)
             if len(places) == piece.n_rows:
                 found.append(piece)
             elif len(places):
                 found.append(piece.take(places))
         return found
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: Self) -> None:
         """Add the points of another accumulator."""
         self.is_partial |= other.is_partial
-        self._add_keys(other._keys)
-        self._pieces += self._selected(other._pieces)
+        self._add_keys(other.keys)
+        self.pieces += self._selected(other.pieces)
 
     def _points(self) -> tuple[Jacobian, ...]:
         """``SᵀJ`` of all points, in one piece for each shape, ordered by hashes."""
-        groups = groupby(sorted(self._pieces, key=_shapes), _shapes)
+        groups = groupby(sorted(self.pieces, key=_shapes), _shapes)
         return tuple(rows for _, parts in groups for rows in _merged(list(parts)))
 
     def decompose(self) -> Structure:
@@ -263,12 +265,12 @@ class NystromAccumulator(PointsAccumulator):
     def __init__(self, layout: Layout, n_points: int = N_POINTS) -> None:
         super().__init__(layout, n_points)
         self.earlier: list[Nystrom] = []
-        self._basis: Any = None  # Uᵀ, a PointRoot
-        self._seen = torch.zeros(0, dtype=torch.long)  # points of the second pass
+        self.basis: PointRoot | None = None  # Uᵀ
+        self.seen = torch.zeros(0, dtype=torch.long)  # points of the second pass
 
     def needs_another_pass(self) -> bool:
         """Once, after the points have been found."""
-        if self._basis is not None:
+        if self.basis is not None:
             return False
         points = PointRoot(self.layout, self._chosen())
         gram = points.gram()
@@ -276,59 +278,59 @@ class NystromAccumulator(PointsAccumulator):
         values, vectors = symmetric_eigh(gram)
         kept = values > TOLERANCE * values[-1]
         basis = vectors[:, kept] * values[kept].rsqrt()
-        self._basis, self._pieces = replace(points, factor=basis.T), []
-        self._moment = values.new_zeros(basis.shape[1], basis.shape[1])
-        self._rest = values.new_zeros(())
+        self.basis, self.pieces = replace(points, factor=basis.T), []
+        self.moment = values.new_zeros(basis.shape[1], basis.shape[1])
+        self.rest = values.new_zeros(())
         return True
 
     @property
-    def shared_parts(self) -> list[Any]:
+    def shared_parts(self) -> list[object]:
         """The basis, too, which the first pass has found."""
-        return [*super().shared_parts, self._basis]
+        return [*super().shared_parts, self.basis]
 
     def _chosen(self) -> tuple[Jacobian, ...]:
         return self._points()
 
     def update(self, jacobian: Jacobian) -> None:
         """Look for points, or add products with their basis."""
-        if self._basis is None:
+        if self.basis is None:
             super().update(jacobian)
             return
         keys = _keys(jacobian)
-        is_point = torch.isin(keys, _row_keys(self._basis))
-        self._seen = torch.cat([self._seen, keys[is_point]]).unique()
+        is_point = torch.isin(keys, _row_keys(self.basis))
+        self.seen = torch.cat([self.seen, keys[is_point]]).unique()
         if is_point.all():
             return
         rows = jacobian.take((~is_point).nonzero().flatten())
-        inside = self._basis.cross(rows).flatten(0, 1)  # (b·k, q)
-        self._moment += inside.T @ inside
+        inside = self.basis.cross(rows).flatten(0, 1)  # (b·k, q)
+        self.moment += inside.T @ inside
         trace = rows.variance(inside.new_ones(self.layout.n_parameters)).sum()
-        self._rest += trace - (inside**2).sum()
+        self.rest += trace - (inside**2).sum()
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: Self) -> None:
         """Add the points of another, or its sums; with its own points if these differ.
 
         Those are the approximations of samples that were added at another time.
         """
-        if other._basis is None:
+        if other.basis is None:
             super().merge(other)
             self.earlier += other.earlier
-        elif self._basis is not None and _are_equal(self._basis, other._basis):
+        elif self.basis is not None and _are_equal(self.basis, other.basis):
             self.is_partial |= other.is_partial
-            self._seen = torch.cat([self._seen, other._seen]).unique()
-            self._moment = self._moment + other._moment
-            self._rest = self._rest + other._rest
+            self.seen = torch.cat([self.seen, other.seen]).unique()
+            self.moment = self.moment + other.moment
+            self.rest = self.rest + other.rest
             self.earlier += other.earlier
         else:
-            self.earlier += other._parts()
+            self.earlier += other.parts()
 
-    def _parts(self) -> list[Nystrom]:
+    def parts(self) -> list[Nystrom]:
         """Approximations of all samples so far, each with its own points."""
-        return self.earlier + ([self._own()] if self._basis is not None else [])
+        return self.earlier + ([] if self.basis is None else [self._own(self.basis)])
 
     def decompose(self) -> Structure:
         """The sum of the approximations."""
-        parts = self._parts()
+        parts = self.parts()
         points = tuple(point for part in parts for point in part.points.points)
         factors = [p.points.factor for p in parts if p.points.factor is not None]
         root = PointRoot(self.layout, points, torch.block_diag(*factors))
@@ -336,15 +338,16 @@ class NystromAccumulator(PointsAccumulator):
         rest = torch.stack([part.rest for part in parts]).sum()
         return self.structure(self.layout, root, is_partial, rest)
 
-    def _own(self) -> Nystrom:
+    def _own(self, basis: PointRoot) -> Nystrom:
         """``UᵀHU = W diag(e) Wᵀ``, and ``(FR)ᵀ = U W diag(√e)``."""
-        factor = self._basis.factor
+        factor = basis.factor
+        assert factor is not None
         # of the points: V diag(λ)^½ from diag(λ)^-½ Vᵀ
         inside = (factor / (factor**2).sum(1, keepdim=True)).T
-        inside = inside[torch.isin(_row_keys(self._basis), self._seen)]
-        e, w = symmetric_eigh(self._moment + inside.T @ inside)
-        root = replace(self._basis, factor=(w * e.sqrt()).T @ factor)
-        rest = self._rest.clamp(min=0)
+        inside = inside[torch.isin(_row_keys(basis), self.seen)]
+        e, w = symmetric_eigh(self.moment + inside.T @ inside)
+        root = replace(basis, factor=(w * e.sqrt()).T @ factor)
+        rest = self.rest.clamp(min=0)
         return self.structure(self.layout, root, self.is_partial, rest)
 
 

@@ -12,7 +12,7 @@ products of their eigenvalues exactly (Ritter, Botev and Barber 2018).
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from sklaplace.core.checks import check_option
 from sklaplace.core.linalg import gram, group_products, symmetric_eigh, wide_root_eigh
 from sklaplace.core.serialise import FieldsOnly
-from sklaplace.curvature.blocks import Block
+from sklaplace.curvature.blocks import Block, HeadBlock
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.patches import (
@@ -91,15 +91,17 @@ class Factor(FieldsOnly):
     def _converted(self, dtype: torch.dtype, vectors: Tensor) -> Tensor:
         return vectors.to(dtype)
 
-    def rotate_outputs(self, g: Any) -> Any:
+    def rotate_outputs(self, g: Tensor | SharedColumns) -> Tensor | SharedColumns:
         """``g Q``; once for output gradients that all samples share."""
         vectors = self.vectors(g.dtype)
         if vectors is None:
             return g
-        return _times(g, vectors) if len(g) > 1 else self._rotated(g, vectors)
+        if isinstance(g, SharedColumns) or len(g) == 1:
+            return self._rotated(g, vectors)
+        return _times(g, vectors)
 
     @base.cache_last_call
-    def _rotated(self, g: Any, vectors: Tensor) -> Tensor:
+    def _rotated(self, g: Tensor | SharedColumns, vectors: Tensor) -> Tensor:
         if isinstance(g, SharedColumns):
             return g.times(vectors).reshape(1, g.n, 1, g.n)
         return _times(g, vectors)
@@ -271,12 +273,13 @@ class Kron(base.Diagonalised):
         pairs = zip(once(multiplied, outputs), inputs, strict=True)
         return Kron(self.layout, tuple(pairs), self.n_positions)
 
-    def resume(self, accumulator: Any) -> None:
+    def resume(self, accumulator: base.Accumulator) -> None:
         """Put the factors, as sums, into an empty accumulator."""
         outputs, inputs = zip(*self.factors, strict=True)
         pairs = zip(inputs, self.n_positions, strict=True)
-        accumulator._inputs = [InputMoment(n, total=a.total() * n) for a, n in pairs]
-        accumulator._outputs = once(Factor.total, outputs)
+        assert isinstance(accumulator, KronAccumulator)
+        accumulator.inputs = [InputMoment(n, total=a.total() * n) for a, n in pairs]
+        accumulator.outputs = once(Factor.total, outputs)
 
     def dense(self) -> Tensor:
         """``H`` as a matrix, (P, P)."""
@@ -314,11 +317,11 @@ class KronAccumulator(base.Accumulator):
         super().__init__(layout)
         self._reduces = weight_sharing == "reduce"
         # of each block: Σ g gᵀ and Σ a aᵀ
-        self._outputs: list[Tensor] = []
-        self._inputs = [InputMoment() for _ in layout.blocks]
+        self.outputs: list[Tensor] = []
+        self.inputs = [InputMoment() for _ in layout.blocks]
 
     @classmethod
-    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
+    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
         """Factors, their eigenvectors and the workspace of the largest one."""
         widths = [(n, b.n_groups) for b in layout.blocks for n in b.factor_shape]
         dense = [(n, groups) for n, groups in widths if n <= MAX_FACTOR or groups > 1]
@@ -331,39 +334,41 @@ class KronAccumulator(base.Accumulator):
         if self._reduces:
             blocks = [block.reduced() for block in blocks]
         outputs = once(output_moment, blocks, keys=[b.outputs for b in blocks])
-        _add(self._outputs, outputs)
+        _add(self.outputs, outputs)
         if not jacobian.first_column:  # else inputs of this batch have been added
             given = jacobian.weights, outputs[0].new_ones(())
-            for moment, block in zip(self._inputs, blocks, strict=True):
+            for moment, block in zip(self.inputs, blocks, strict=True):
                 moment.add(InputMoment.of(block.a, *given, block.n_groups))
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: Self) -> None:
         """Add the sums of another accumulator."""
         # copies: sums are added to in place
-        _add(self._outputs, once(torch.clone, other._outputs))
-        for moment, more in zip(self._inputs, other._inputs, strict=True):
+        _add(self.outputs, once(torch.clone, other.outputs))
+        for moment, more in zip(self.inputs, other.inputs, strict=True):
             moment.add(more)
 
     def summands(self) -> list[Tensor] | None:
         """Both factors of each block, as sums; None while inputs are kept instead."""
-        totals = [moment.total for moment in self._inputs if not moment.root]
-        if not self._outputs or len(totals) < len(self._inputs):
+        totals = [moment.total for moment in self.inputs if not moment.root]
+        if not self.outputs or len(totals) < len(self.inputs):
             return None
         inputs = [total for total in totals if total is not None]
-        outputs = {id(total): total for total in self._outputs}  # some share one
-        return [*(moment.n for moment in self._inputs), *inputs, *outputs.values()]
+        outputs = {id(total): total for total in self.outputs}  # some share one
+        return [*(moment.n for moment in self.inputs), *inputs, *outputs.values()]
 
     def decompose(self) -> Kron:
         """The factors, which are not diagonalised yet."""
         # copies: sums are added to in place
-        outputs = once(lambda b: Factor(b.clone()), self._outputs)
-        inputs = [moment.mean() for moment in self._inputs]
-        counts = tuple(moment.n for moment in self._inputs)
+        outputs = once(lambda b: Factor(b.clone()), self.outputs)
+        inputs = [moment.mean() for moment in self.inputs]
+        counts = tuple(moment.n for moment in self.inputs)
         return Kron(self.layout, tuple(zip(outputs, inputs, strict=True)), counts)
 
 
 def once(
-    function: Callable[..., T], *arguments: Iterable[Any], keys: Iterable[Any] = ()
+    function: Callable[..., T],
+    *arguments: Iterable[object],
+    keys: Iterable[object] = (),
 ) -> list[T]:
     """``map``, evaluated once where arguments, or ``keys``, are the same objects.
 
@@ -392,7 +397,7 @@ def _add(sums: list[Tensor], more: list[Tensor]) -> None:
     once(torch.Tensor.add_, sums, more)
 
 
-def output_moment(block: Any) -> Tensor:
+def output_moment(block: Block | HeadBlock) -> Tensor:
     """``Σ g gᵀ``, or its diagonal where that would be too wide."""
     is_wide = block.n_outputs > MAX_FACTOR and block.n_groups == 1
     return (block.output_squares() if is_wide else block.output_moment()).double()

@@ -6,7 +6,7 @@ never dense, so that batches and shards add up. Nyström's approximation
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -58,9 +58,10 @@ class LowRank(Dual):
         """Zero: eigenvalues of the size of rounding are dropped."""
         return 0.0
 
-    def resume(self, accumulator: Any) -> None:
+    def resume(self, accumulator: Accumulator) -> None:
         """Put the sketch into an empty accumulator."""
-        accumulator._sketch = self.sketch.clone()
+        assert isinstance(accumulator, LowRankAccumulator)
+        accumulator.sketch = self.sketch.clone()
 
     @cached_property
     def eigh(self) -> tuple[Tensor, Tensor]:
@@ -99,7 +100,7 @@ class _RandomBasis:
                 self._found = torch.linalg.qr(noise.to(device)).Q
         return self._found.to(device)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """The size, from which ``Ω`` is computed again."""
         return {**vars(self), "_found": None}
 
@@ -134,17 +135,21 @@ class LowRankAccumulator(Accumulator):
     ) -> None:
         super().__init__(layout)
         self.rank, self.tolerance = rank, tolerance
-        self._sketch: Tensor | None = None
-        self._omega = _RandomBasis(layout.n_parameters, rank + OVERSAMPLING)
+        self.sketch: Tensor | None = None
+        self.omega = _RandomBasis(layout.n_parameters, rank + OVERSAMPLING)
 
     @property
-    def shared_parts(self) -> list[Any]:
+    def shared_parts(self) -> list[object]:
         """``Ω``, too, which is equal for all accumulators of this size."""
-        return [*super().shared_parts, self._omega]
+        return [*super().shared_parts, self.omega]
 
     @classmethod
     def n_bytes(
-        cls, layout: Layout, n_rows: int | None = None, rank: int = RANK, **options: Any
+        cls,
+        layout: Layout,
+        n_rows: int | None = None,
+        rank: int = RANK,
+        **_: object,
     ) -> int:
         """Sketch and ``Ω``, and twice as much as both to decompose it."""
         p = layout.n_parameters
@@ -152,7 +157,7 @@ class LowRankAccumulator(Accumulator):
 
     @classmethod
     def row_elements(
-        cls, layout: Layout, n_columns: int, rank: int = RANK, **options: Any
+        cls, layout: Layout, n_columns: int, rank: int = RANK, **_: object
     ) -> int:
         """Products of a sample's gradients with ``Ω``."""
         widest = max(o for o, _ in (block.factor_shape for block in layout.blocks))
@@ -162,28 +167,28 @@ class LowRankAccumulator(Accumulator):
         """Add ``(SᵀJ)ᵀ (SᵀJ Ω)`` of one batch."""
         # rounding of float32 would count as further directions
         rows = jacobian.double()
-        self._add(rows.normal_product(self._omega(rows.blocks[0].device)))
+        self._add(rows.normal_product(self.omega(rows.blocks[0].device)))
 
     def _add(self, sketch: Tensor) -> None:
-        self._sketch = sketch if self._sketch is None else self._sketch.add_(sketch)
+        self.sketch = sketch if self.sketch is None else self.sketch.add_(sketch)
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: Self) -> None:
         """Add the sketch of another accumulator."""
-        if other._sketch is not None:
-            self._add(other._sketch.clone())
+        if other.sketch is not None:
+            self._add(other.sketch.clone())
 
     def summands(self) -> list[Tensor] | None:
         """The sketch."""
-        return None if self._sketch is None else [self._sketch]
+        return None if self.sketch is None else [self.sketch]
 
     def decompose(self) -> LowRank:
         """Eigenvectors of Nyström's approximation, truncated."""
-        assert self._sketch is not None
-        values, vectors = _nystrom(self._sketch, self._omega(self._sketch.device))
+        assert self.sketch is not None
+        values, vectors = _nystrom(self.sketch, self.omega(self.sketch.device))
         largest = float(values[0]) if len(values) else 0.0
         kept = values[: self.rank] > self.tolerance * largest
         rows = (values.sqrt() * vectors)[:, : self.rank][:, kept].T
-        return LowRank(self.layout, DenseRoot(self.layout, rows), self._sketch.clone())
+        return LowRank(self.layout, DenseRoot(self.layout, rows), self.sketch.clone())
 
 
 def _nystrom(sketch: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:

@@ -72,14 +72,6 @@ class SVDPrecision(base.Precision):
         """``D^-½ (I + V diag(k) Vᵀ)^-½ ε``, (s, P)."""
         return self._shrunk(noise) * self.delta.rsqrt()
 
-    def functional_covariance(self, jacobian: Jacobian) -> Tensor:
-        """``J P⁻¹ Jᵀ`` of each sample, (b, c, c)."""
-        return self.covariance_of_rows(jacobian.double().dense())
-
-    def functional_variance(self, jacobian: Jacobian) -> Tensor:
-        """Its diagonal, (b, c)."""
-        return (self.whiten(jacobian) ** 2).sum(-1)
-
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
         """``J P⁻¹ Jᵀ`` of a dense ``J``, (b, c, c)."""
         whitened = self._shrunk(rows * self.delta.rsqrt())

@@ -15,7 +15,7 @@ every_prior = pytest.mark.parametrize(("name", "prior"), STRUCTURES_AND_PRIORS)
 every_subset = pytest.mark.parametrize("subset", SUBSETS)
 every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
 several_cases = pytest.mark.parametrize(
-    "case", ["inplace", "cnn", "called_twice", "norms"]
+    "case", ["inplace", "cnn", "called_twice", "norms", "grouped"]
 )
 
 pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
@@ -42,7 +42,9 @@ def test_questions(case, likelihood, subset, name, prior):
 
 
 @every_prior
-@pytest.mark.parametrize("case", ["sequence", "residual", "tied", "lstm", "norms"])
+@pytest.mark.parametrize(
+    "case", ["sequence", "residual", "tied", "lstm", "norms", "grouped"]
+)
 def test_questions_of_other_networks(case, name, prior):
     contracts.check_questions(problem(case), name, prior)
 

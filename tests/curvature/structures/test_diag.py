@@ -1,6 +1,5 @@
 import pytest
 import torch
-from cases import positive
 from contracts import assert_equal, problem
 
 from sklaplace.curvature.blocks import Block
@@ -8,14 +7,6 @@ from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.structures.diag import DiagAccumulator
 
 pytestmark = pytest.mark.numerical
-
-
-def test_weights_are_independent():
-    found = problem("cnn")
-    structure = found.structure("diag")
-    delta, scale = positive(found.layout.n_parameters), torch.tensor(2.0).double()
-    root = structure.precision(delta, scale).sample(torch.eye(len(delta)).double())
-    assert_equal(root, (delta + 2 * structure.diagonal).rsqrt().diag(), 1e-14)
 
 
 def test_single_precision_rows_are_summed_in_double():

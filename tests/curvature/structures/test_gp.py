@@ -88,14 +88,3 @@ def test_copies_take_no_memory(curvature):
     kept = torch.isin(copies, chosen_rows(found))
     full = found.structure("full", [(x[kept], y[kept], None)], kind)
     assert_equal(structure.dense(), full.dense(), 1e-9)
-
-
-def test_rows_stay_unmultiplied():
-    """Layer inputs and output gradients in place of a Jacobian."""
-    found = problem("mlp")
-    structure = accumulated(found, found.batches(N_ROWS)).decompose()
-    (point,) = structure.points.points
-    weight, bias = point.blocks[:2]
-    assert weight.a.shape == (FEW, 1, found.layout.blocks[0].factor_shape[1])
-    assert bias.a is None
-    assert weight.g is bias.g

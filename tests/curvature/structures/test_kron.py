@@ -17,14 +17,12 @@ from costs import counted
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sklaplace.core.linalg import group_products
 from sklaplace.curvature.blocks import Block, GroupedBlock
 from sklaplace.curvature.ggn import GGN
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.structures import STRUCTURES, kron
 from sklaplace.curvature.structures.kron import KronAccumulator
-from sklaplace.networks.forward import Forward
 
 pytestmark = pytest.mark.numerical
 
@@ -63,13 +61,6 @@ def test_questions_with_wide_factors(monkeypatch):
         assert_equal(root @ root.T, cov)
 
 
-def test_bytes_of_wide_factors(monkeypatch):
-    layout = Layout((BlockSpec("a", (3, 100), "a"),))
-    dense = KronAccumulator.n_bytes(layout)
-    monkeypatch.setattr(kron, "MAX_FACTOR", 10)
-    assert KronAccumulator.n_bytes(layout) < dense / 100
-
-
 # ---------------------------------------------------- more inputs than samples
 WIDTH = 10
 
@@ -101,16 +92,6 @@ def test_factors_of_few_samples_are_those_of_the_reference(sizes):
     assert n_diagonalised(structure) == [1, 1, 2, 3, N_ROWS, WIDTH]
     assert_equal(structure.factors[2][1].total(), total)
     assert_equal(structure.dense(), expected)
-
-
-def test_weighted_factors_of_few_samples_are_those_of_repeated_ones():
-    found = few_samples()
-    weights = torch.arange(N_ROWS).double()
-    weighted = found.structure("kron", found.batches(2, 4, weights=weights))
-    repeated = torch.arange(N_ROWS).repeat_interleave(weights.long())
-    expected = found.structure("kron", [found.rows(repeated)])
-    assert n_diagonalised(weighted) != n_diagonalised(expected)
-    assert_equal(weighted.dense(), expected.dense())
 
 
 def test_factors_are_dense_as_soon_as_samples_are_no_longer_few():
@@ -154,22 +135,6 @@ def test_reducing_is_exact_where_positions_are_averaged():
     assert_equal(weight, H[:n, :n])
     expanded = found.structure("kron", found.batches(N_ROWS, weights=row)).dense()
     assert (expanded[:n, :n] - H[:n, :n]).abs().max() > 1e-2 * H.abs().max()
-
-
-def test_exact_for_a_single_row():
-    """For one row and one output a Linear layer's block is a Kronecker product."""
-    found = problem("mlp", "Bernoulli")
-    first = [found.rows(slice(0, 1))]
-    blocks = [2 * 3, 3, 3, 1]
-    exact, kept = (found.structure(name, first).dense() for name in ("full", "kron"))
-    mask = torch.block_diag(*[torch.ones(n, n).double() for n in blocks])
-    assert_equal(kept, exact * mask, 1e-12)
-
-
-def test_basis_and_back():
-    structure = problem("cnn").structure("kron")
-    weights = normal(3, structure.layout.n_parameters)
-    assert_equal(structure.from_basis(structure.to_basis(weights)), weights, 1e-12)
 
 
 def test_inputs_are_weighted_as_rows():
@@ -282,27 +247,6 @@ def test_groups_are_separate_convolutions(name, sharing):
     assert_equal(resumed.decompose().dense(), found.dense(), 1e-12)
 
 
-def test_one_sample_and_one_position_are_exact_in_each_group():
-    """There ``Σ g gᵀ ⊗ a aᵀ`` is the GGN; groups are independent of each other."""
-    one, _ = grouped_and_separate("3d")
-    x = one.x[:1, :, :, :, :2]  # of the size of the kernel
-    layer = one.forward.module.layer
-    head = nn.Linear(2, 3).double().requires_grad_(False)
-    net = Net(lambda net, x: net.head(net.layer(x).flatten(1)), layer=layer, head=head)
-    forward = Forward(net, net)
-    found = forward(x)
-    layout = Layout((BlockSpec("layer.weight", (2, 1, 2, 2, 2), "layer", n_groups=2),))
-    with forward.frozen():
-        parts = references.curvature(forward, x, layout, one.likelihood, one.y[:1])
-        accumulator = KronAccumulator(layout)
-        accumulate(forward, [(x, one.y[:1], None)], one.likelihood, GGN, accumulator)
-    H, exact = accumulator.decompose().dense(), references.full(parts)
-    assert found.shape == (1, 3)
-    for group in (slice(0, 8), slice(8, 16)):
-        assert_equal(H[group, group], exact[group, group], 1e-12)
-    assert not H[:8, 8:].any()
-
-
 @pytest.mark.parametrize("n_positions", [2, 40], ids="{} positions".format)
 def test_grouped_inputs_or_rows_are_rotated_whichever_are_fewer(n_positions):
     b, k, r, G, o, i = 2, 3, n_positions, 4, 2, 5
@@ -314,37 +258,6 @@ def test_grouped_inputs_or_rows_are_rotated_whichever_are_fewer(n_positions):
     assert_equal(found, expected, 1e-12)
     rotation = min(r, k * o) * b * G * i * i
     assert flops.get_total_flops() == 2 * (rotation + b * G * k * o * r * i)
-
-
-def test_products_of_groups_copy_no_matrices():
-    values, matrices = normal(50, 60, 6), normal(2, 3, 3)
-    expected = values @ torch.block_diag(*matrices)
-    with counted() as costs:
-        found = group_products(values, matrices)
-    assert_equal(found, expected, 1e-12)
-    assert costs.largest <= values.numel()
-
-
-def test_factors_of_groups_are_dense_at_any_width(monkeypatch):
-    exact = grouped_and_separate("2d")[0]
-    expected = exact.structure("kron").factors[0]
-    monkeypatch.setattr(kron, "MAX_FACTOR", 2)
-    for factor, dense in zip(exact.structure("kron").factors[0], expected, strict=True):
-        assert dense.dense().shape[-1] > 2
-        assert_equal(factor.dense(), dense.dense(), 0)
-    spec = BlockSpec("a", (2, 5, 3), "a", n_groups=2)
-    # factors (1, 1) and (15, 15) of two groups
-    assert KronAccumulator.n_bytes(Layout((spec,))) == 8 * (2 * 2 * 226 + 3 * 225)
-
-
-def test_bytes_of_groups():
-    """Factors (9, 9) and (1, 1) of 256 groups, not one of all 2304 weights."""
-    dense, grouped = (
-        Layout((BlockSpec("a", (256, 1, 3, 3), layer, n_groups=n_groups),))
-        for layer, n_groups in ((None, 1), ("a", 256))
-    )
-    assert KronAccumulator.n_bytes(grouped) == 8 * (2 * 256 * (81 + 1) + 3 * 81)
-    assert KronAccumulator.n_bytes(dense) == 8 * (2 * (2304**2 + 1) + 3 * 2304**2)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

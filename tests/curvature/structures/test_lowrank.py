@@ -72,8 +72,8 @@ def test_many_classes_take_no_matrix_over_pairs_of_them(mapped, bias):
         accumulator.update(jacobian)
     assert costs.largest <= n * classes * 15
     rows = jacobian.dense().flatten(0, 1)
-    expected = rows.T @ rows @ accumulator._omega(rows.device)
-    assert_equal(accumulator._sketch, expected, 1e-12)
+    expected = rows.T @ rows @ accumulator.omega(rows.device)
+    assert_equal(accumulator.sketch, expected, 1e-12)
 
 
 def test_no_curvature_at_all():
