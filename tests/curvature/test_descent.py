@@ -192,3 +192,13 @@ def test_moments_are_those_of_the_vectors(far):
     means = torch.stack([moved[: n + 1].mean(0) for n in range(7)])
     found = torch.stack(list(moments.deviations))
     torch.testing.assert_close(found, (moved - means)[-3:], rtol=0, atol=1e-12)
+
+
+def test_order_of_samples_does_not_matter():
+    net = seeded(classifier(), X, Y)
+    order = np.random.default_rng(0).permutation(len(X))
+    expected = collected(net, net.get_dataset(X, Y))
+    found = collected(net, net.get_dataset(X[order], Y[order]))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    other = collected(net, net.get_dataset(X, Y), seed=6)
+    assert (other - expected).abs().max() > 1e-3

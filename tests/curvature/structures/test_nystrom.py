@@ -6,6 +6,7 @@ import torch
 from cases import generator
 from contracts import N_ROWS, ROUNDING, assert_equal, problem, scale
 from nets import MLP, regressor, seeded, waves
+from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 
 from sklaplace import LaplaceRegressor
@@ -178,3 +179,27 @@ def test_evidence_that_leaves_curvature_out_warns(structure):
     with pytest.warns(UserWarning, match="leaves out what its points cannot represent"):
         model.fit(X, y)
     model.set_params(structure_params=None).fit(X, y)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+def test_prior_and_noise_have_the_highest_bound(subset):
+    """Few points leave much to the bound, which tuning must not run away from."""
+    net, X, y = trained(150)
+    model = LaplaceRegressor(
+        net,
+        subset_of_weights=subset,
+        hessian_structure="variational",
+        structure_params={"n_points": 3},
+        refine=True,
+    )
+    tuned = clone(model).set_params(prior_precision="marglik", sigma_noise="marglik")
+    best = tuned.fit(X, y).log_marginal_likelihood_value_
+    for delta, sigma in product((0.3, 1, 3.0), (0.5, 1, 2.0)):
+        model.set_params(
+            prior_precision=delta * tuned.prior_precision_,
+            sigma_noise=sigma * tuned.sigma_noise_,
+        )
+        value = model.fit(X, y).log_marginal_likelihood_value_
+        assert value <= best + 0.02 * abs(best)
