@@ -287,10 +287,13 @@ class InputForm(InputType):
         check_loader(X)
         check_arrays(X=X)
         if not is_opaque(X):
-            return self._cast(owner, X, reset=False)
-        X = as_given(X, self.dtype)
-        count_rows(X)  # rejects streams
-        return applicable(net, X)
+            X = self._cast(owner, X, reset=False)
+        else:
+            X = as_given(X, self.dtype)
+            count_rows(X)  # rejects streams
+        if self.n_axes is None or is_opaque(X):
+            check_applicable(net, X)
+        return X
 
     def _cast(
         self, owner: BaseEstimator, X: Any, *, reset: bool
@@ -368,7 +371,8 @@ def check_loader(X: Any, method: str = "fit") -> None:
 @naming(X="X")
 def applicable(net: NeuralNet, X: Any) -> Any:
     """Return checked inputs; raise if a trained net cannot be applied to them."""
-    check_applicable(net, X)
+    if is_opaque(X):  # arrays have been checked against the training data
+        check_applicable(net, X)
     return X
 
 

@@ -240,19 +240,15 @@ class Trainer:
 
 
 def check_applicable(net: NeuralNet, X: Any) -> None:
-    """Raise if a net cannot be applied to inputs that only the net can check.
-
-    Such inputs are dicts and datasets. Arrays have been checked against the
-    training data.
-    """
-    if is_opaque(X):
-        with as_forward(net).frozen():
-            raw_outputs(net, first_rows(net, net.get_dataset(X)))
+    """Raise if a net cannot be applied to inputs that only the net can check."""
+    with as_forward(net).frozen():
+        raw_outputs(net, first_rows(net, net.get_dataset(X)))
 
 
 def _check_validation(net: NeuralNet, validation: TrainingData | None) -> None:
     """Raise if a net cannot be applied to the samples for tuning."""
-    if validation is not None:
+    # arrays have been checked against the training data
+    if validation is not None and is_opaque(validation.X):
         with naming(X="X_val"):
             check_applicable(net, validation.X)
 
