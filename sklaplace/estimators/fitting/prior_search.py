@@ -53,7 +53,7 @@ class PriorSearch:
         # noise levels of the target columns; their geometric mean is searched
         self.noise_proportions: Any = 1.0
         # the plain estimator, used for checks and then fitted with the best prior
-        self.model = self._unfitted(estimator.verbose)
+        self.model: Any = None
 
     def fit(self, samples: Samples) -> Any:
         """Search, fit the plain estimator with the best prior, and copy its state."""
@@ -150,6 +150,7 @@ class PriorSearch:
         """Return samples, splits and scorer after all checks that need no network."""
         estimator = self.estimator
         estimator._validate_params()
+        self.model = self._unfitted(estimator.verbose)
         self.model._check_options()
         check_memory(estimator.memory)
         scoring = estimator.scoring
