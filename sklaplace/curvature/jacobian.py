@@ -449,7 +449,7 @@ def _layer_factors(
 
 
 def _of_samples(layer: Any, x: Tensor, g: Tensor, b: int) -> tuple[Inputs, Tensor]:
-    """Return inputs (b, r, i), output gradients (b, k, r, o) of a call with input ``x``.
+    """Return inputs (b, r, i) and output gradients (b, k, r, o) of a call on ``x``.
 
     In a batch of one, all entries of ``x``, on any axis, belong to the sample.
     """

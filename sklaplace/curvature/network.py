@@ -132,7 +132,7 @@ def infer_network_spec(
 
 
 def _is_separable(layout: Layout, head_map: Tensor | IdentityMap | None) -> bool:
-    """Return whether each output of the last layer affects only its own output."""
+    """Return whether each output of the last layer affects one network output."""
     if head_map is None or any(block.indices is not None for block in layout.blocks):
         return False
     if isinstance(head_map, IdentityMap):
