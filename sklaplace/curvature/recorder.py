@@ -67,7 +67,7 @@ class MixedSamplesError(RuntimeError):
 def _samples_to_check(b: int) -> Tensor:
     """Return indices of every second sample, or of 16 samples of a larger batch.
 
-    The indices are in reverse order, so that sorting inside a network has other results.
+    The order is reversed, so that samples that a network sorts end in other places.
     """
     n = min(MAX_CHECKED, (b + 1) // 2)
     return b - 1 - b * torch.arange(n) // n
@@ -103,7 +103,7 @@ def layer_parameters(module: nn.Module, layout: Layout) -> dict[str, nn.Paramete
 
 
 def unseen_path(forward: Forward, x: Batch, layout: Layout) -> str | None:
-    """Return a layer whose path to the outputs newly bypasses the last layers."""
+    """Return a layer through which outputs newly bypass the last layers, if any."""
     if layout.uses is None or layout.uses.beside is None:
         return None
     found = bypassing(forward, x, layout.layers)
@@ -176,9 +176,9 @@ class Recorder(ExitStack):
     def unseen_use(self, forward: Forward, x: Batch, f: Tensor) -> str | None:
         """Return a layer or parameter that these samples use in a new way, if any.
 
-        ``f`` are the outputs (b, c) of samples ``x``, with their graph. Without a head,
-        or if the network calls new layers, another forward pass finds the parameters
-        that bypass the last layers.
+        ``f`` are the outputs (b, c) of samples ``x``, with their graph. If the `Head`
+        does not fit, or if the network calls new layers, another forward pass finds the
+        parameters that bypass the last layers.
         """
         layout, counts = self._layout, count_uses([f])
         for name, parameter in self._parameters.items():
