@@ -210,7 +210,7 @@ def _without_gradient(
 
 
 def _change_outputs(forward: Forward, x: Batch, names: list[str]) -> bool:
-    """Return whether outputs change with parameters after leaving and reentering eval."""
+    """Return whether outputs change with parameters, once evaluation mode is reset."""
     twin = forward.twin()
     with torch.no_grad():
         before = twin(x)
@@ -273,8 +273,7 @@ def _affine_head(
 
 
 def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
-    """Return the Jacobian (c, o) in the last layer's outputs, if all samples share it.
-    """
+    """Return the Jacobian (c, o) in last-layer outputs; None if samples differ."""
     block, layers = jacobian.blocks[0], {spec.layer for spec in layout.blocks}
     if len(layers) > 1 or None in layers or block.g.shape[2] != 1:
         return None

@@ -96,7 +96,7 @@ def restarted_at(
 
 
 def _restarted(output: object, start: Tensor, walls: set[object]) -> object:
-    """Add a leaf, equal to zero, to the output of a layer; add its node to the walls."""
+    """Add a leaf equal to zero to a layer's output; the node before becomes a wall."""
     if type(output) is tuple:
         return tuple(_restarted(part, start, walls) for part in output)
     if type(output) is list:
@@ -126,7 +126,7 @@ def with_all_gradients(forward: Forward, function: Callable[[], T]) -> T:
 
 
 def bypassing(forward: Forward, x: Batch, layers: Sequence[str]) -> tuple[str, ...]:
-    """Return parameters whose paths to the outputs bypass some layers, nearest first."""
+    """Return parameters that reach outputs bypassing some layers, nearest first."""
     names = {id(p): name for name, p in forward.module.named_parameters()}
 
     def reached_past() -> Iterable[int]:

@@ -170,7 +170,7 @@ def probe(f: Tensor, k: int = 1) -> Tensor:
 def _layer_rows(
     forward: Forward, x: Batch, specs: list[BlockSpec], columns: Tensor, at: Tensor
 ) -> _Rows:
-    """Return rows in layer form of the samples ``at`` some indices, or None."""
+    """Return layer-form rows of the samples ``at`` some indices; None if missing."""
     if not specs:
         return {}
     try:

@@ -1,6 +1,6 @@
-"""Roots of the curvature: ``R`` (n, P), float64, with ``H = RᵀR``, by its products.
+"""Roots ``R`` (n, P) of the curvature ``H = RᵀR``, in float64, and products with them.
 
-In products with ``D = diag δ``, no prior precision stands for the identity.
+In products with ``D = diag δ``, a prior precision of None stands for ``D = I``.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from sklaplace.curvature.structures.base import cache_last_call
 
 
 def identity(like: Tensor) -> Tensor:
-    """``I`` (n, n) for a tensor (..., n)."""
+    """Return ``I`` (n, n) for a tensor (..., n)."""
     return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
@@ -42,7 +42,7 @@ class DenseRoot(FieldsOnly):
 
     @property
     def n_rows(self) -> int:
-        """Rows n."""
+        """Number n of rows."""
         return len(self.rows)
 
     def trace(self) -> Tensor:
@@ -69,7 +69,7 @@ class DenseRoot(FieldsOnly):
         return rows @ rows.T
 
     def cross(self, jacobian: Jacobian, delta: Tensor | None = None) -> Tensor:
-        """``J D⁻¹ Rᵀ``, (b, c, n), of a Jacobian in float64."""
+        """Return ``J D⁻¹ Rᵀ``, (b, c, n), for a Jacobian in float64."""
         return jacobian.matmul(self.rows.T if delta is None else self._over(delta))
 
     @cache_last_call
@@ -89,14 +89,14 @@ class DenseRoot(FieldsOnly):
 
 @dataclass(frozen=True)
 class PointRoot:
-    """``R = F SᵀJ`` of some points, whose Jacobian stays unmultiplied.
+    """``R = F SᵀJ`` of some points, with their Jacobian as unmultiplied factors.
 
     Attributes
     ----------
     layout : Layout
         The selected parameters.
     points : tuple of Jacobian
-        ``SᵀJ``, (m, P) in all, float64, with the hashes of its samples.
+        ``SᵀJ``, (m, P) in total, float64, with the hashes of its samples.
     factor : Tensor of shape (n, m) or None
         ``F``; None: the identity.
     """
@@ -107,7 +107,7 @@ class PointRoot:
 
     @property
     def n_rows(self) -> int:
-        """Rows n."""
+        """Number n of rows."""
         return sum(self._sizes) if self.factor is None else len(self.factor)
 
     def trace(self) -> Tensor:
@@ -122,7 +122,7 @@ class PointRoot:
         return [point.n_rows * point.n_columns for point in self.points]
 
     def _factored(self, products: Tensor) -> Tensor:
-        """``products Fᵀ`` for (..., m), as (..., n)."""
+        """Return ``products Fᵀ``, (..., n), for products (..., m)."""
         return products if self.factor is None else products @ self.factor.T
 
     def dense(self) -> Tensor:
@@ -149,7 +149,7 @@ class PointRoot:
         return self._factored(torch.cat(parts).T).T
 
     def cross(self, jacobian: Jacobian, delta: Tensor | None = None) -> Tensor:
-        """``J D⁻¹ Rᵀ``, (b, c, n), for a prior that is scalar or layerwise."""
+        """Return ``J D⁻¹ Rᵀ``, (b, c, n), for a scalar or layerwise prior."""
         variances = jacobian.blocks[0].g.new_ones(()) if delta is None else 1 / delta
         variances = variances.expand(len(self.layout.blocks))
         parts = [jacobian.kernel(point, variances).flatten(2) for point in self.points]

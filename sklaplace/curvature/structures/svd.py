@@ -1,9 +1,9 @@
-"""Posterior precision by the singular value decomposition of the root ``H = RᵀR``.
+"""Posterior precision by singular value decomposition of the root ``R``, ``H = RᵀR``.
 
-``√scale R D^-½ = U diag(√k) Vᵀ``, so that ``P = D^½ (I + V diag(k) Vᵀ) D^½``. It costs
-several times as much as Woodbury's identity with ``R Rᵀ``, whose eigenvalues are lost
-where they are below ``eps`` times the largest: here that is ``eps²``. For problems with
-nearly no noise and a wide prior.
+``√scale R D^-½ = U diag(√k) Vᵀ``, so that ``P = D^½ (I + V diag(k) Vᵀ) D^½``. The SVD
+costs several times more than Woodbury's identity with ``R Rᵀ``. It resolves eigenvalues
+down to ``eps²`` times the largest eigenvalue, instead of ``eps``. Use it for problems
+with almost no noise and a wide prior.
 """
 
 from dataclasses import dataclass
@@ -36,13 +36,13 @@ class SVDPrecision(base.Precision):
         return singular**2, vectors.mT
 
     def _split(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Coordinates ``w V`` of rows (..., P), and what ``V`` does not span."""
+        """Split rows (..., P) into coordinates ``w V``, and the rest outside ``V``."""
         vectors = self._svd[1]
         inside = weights @ vectors
         return inside, weights - inside @ vectors.mT
 
     def _shrunk(self, weights: Tensor) -> Tensor:
-        """``w (I + V diag(k) Vᵀ)^-½`` of rows (..., P), without cancellation."""
+        """Return ``w (I + V diag(k) Vᵀ)^-½`` of rows (..., P), without cancellation."""
         k, vectors = self._svd
         inside, outside = self._split(weights)
         return outside + (inside * (1 + k).rsqrt()) @ vectors.mT
