@@ -285,7 +285,7 @@ class Precision(FieldsOnly, ABC):
         return of(jacobian)
 
     def trace_correction(self) -> Tensor:
-        """Return `logdet` minus ``log det P``, (): the trace term of a bound, if any."""
+        """Return `logdet` minus ``log det P``, (): the trace term of a bound or zero."""
         return torch.zeros_like(self.scale)
 
 
@@ -414,7 +414,7 @@ class EigenPrecision(Precision):
     def relative_variances(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return ``v / max v``, (P,), and ``max v``, (), for ``v = 1/(scale·e + δ)``.
 
-        The ratio has the given dtype: ``v`` itself may exceed the float32 range of 1e38.
+        The ratio is in ``dtype``; ``v`` itself may exceed 1e38, the range of float32.
         """
         v = 1 / self.eigenvalues
         largest = v.detach().amax()

@@ -231,8 +231,7 @@ class FullPrecision(base.EigenPrecision):
         return self._quadratic_forms(jacobian, own).clamp(min=0)
 
     def _quadratic_forms(self, jacobian: Jacobian, pairs: slice | Tensor) -> Tensor:
-        """Return ``aᵀ C a``, (b, n), of inputs ``a``, for n `_input_covariances` ``C``.
-        """
+        """Return ``aᵀ C a``, (b, n), for inputs ``a`` and `_input_covariances` ``C``."""
         covariances = self._input_covariances(jacobian.blocks[0].g)[:, pairs]
         # one product for all pairs: (b, i) @ (i, n·i)
         joined, shape = covariances.flatten(1), covariances.shape[1:]
@@ -273,7 +272,7 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
-        """Return bytes of ``H`` in float64, plus four times more to factorise and predict.
+        """Return bytes of ``H`` in float64, and of four more to factorise and predict.
 
         The dual form takes ``R``, scaled and solved copies of it, and ``R Rᵀ``.
         """

@@ -1,8 +1,8 @@
 """Low-rank structure: the leading eigenvectors of ``H``, from a sketch of ``H``.
 
-The sketch ``Y = HΩ`` with a fixed random ``Ω`` (P, q) is a sum over the rows of ``SᵀJ``,
-which are never dense. Sketches of batches and shards add up. The Nyström approximation
-``H ≈ Y (ΩᵀY)⁻¹ Yᵀ`` is exact if the rank of ``H`` is at most q.
+The sketch ``Y = HΩ``, with a fixed random ``Ω`` (P, q), is a sum over the rows of
+``SᵀJ``, which are never dense. Sketches of batches and shards add up. The Nyström
+approximation ``H ≈ Y (ΩᵀY)⁻¹ Yᵀ`` is exact if the rank of ``H`` is at most q.
 """
 
 from dataclasses import dataclass
