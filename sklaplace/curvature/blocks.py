@@ -94,7 +94,7 @@ class BaseBlock:
         return self.a is None or self.a.shape[1] == 1
 
     def dense(self) -> Tensor:
-        """Rows written out, (b, k, p)."""
+        """Return dense rows, (b, k, p)."""
         if self.a is None:
             return self.g.squeeze(2)
         outputs = self.g.movedim(2, -1)  # (b, k, o, r)
@@ -156,22 +156,22 @@ class BaseBlock:
         return (self._diagonals.T @ self.inputs.squeeze(1) ** 2).flatten()
 
     def gram(self, v: Tensor) -> Tensor:
-        """``rows · diag(v) · rowsᵀ`` for ``v`` (p,), as (b, k, k)."""
+        """Return ``rows · diag(v) · rowsᵀ`` for ``v`` (p,), as (b, k, k)."""
         return torch.cat([(rows * v) @ rows.mT for rows in self.dense_chunks()])
 
     def variance(self, v: Tensor) -> Tensor:
-        """Diagonal of `gram`, (b, k)."""
+        """Return the diagonal of `gram`, (b, k)."""
         return torch.cat([(rows * rows) @ v for rows in self.dense_chunks()])
 
     def output_weights(self, v: Tensor) -> Tensor:
-        """``Σᵢ a² v`` for each output of the layer, (b, o), at one position."""
+        """Return ``Σᵢ a² v`` for each output of the layer, (b, o), at one position."""
         matrix = v.reshape(self.g.shape[-1], -1)
         if self.a is None:
             return matrix.T
         return self.inputs.squeeze(1) ** 2 @ matrix.T
 
     def matmul(self, v: Tensor) -> Tensor:
-        """``rows @ v`` for ``v`` (p, q), as (b, k, q)."""
+        """Return ``rows @ v`` for ``v`` (p, q), as (b, k, q)."""
         if self.a is None or self.n_columns == 1 or not self.has_one_position:
             return torch.cat([rows @ v for rows in self.dense_chunks()])
         # inputs first: b·p·q operations for any k, and an intermediate (b, o, q)
@@ -184,7 +184,7 @@ class BaseBlock:
         return torch.cat([g @ (a @ matrices).transpose(0, 1) for g, a in pairs])
 
     def rmatmul(self, w: Tensor) -> Tensor:
-        """``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (p, q)."""
+        """Return ``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (p, q)."""
         if self.a is None:
             g = self.g.squeeze(2).expand(len(w), -1, -1)
             return g.flatten(0, 1).T @ w.flatten(0, 1)
@@ -219,7 +219,7 @@ class Block(BaseBlock):
     a: Inputs | None = None
 
     def output_moment(self) -> Tensor:
-        """``Σ g gᵀ`` over samples, columns and positions, (o, o)."""
+        """Return ``Σ g gᵀ`` over samples, columns and positions, (o, o)."""
         return gram(self.g.flatten(0, 2))
 
     def grams(self, other: BaseBlock) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -276,7 +276,7 @@ class GroupedBlock(Block):
     has_one_position = False  # its products would combine outputs and inputs of groups
 
     def like(self, g: Tensor, a: Inputs | None) -> Block:
-        """Rows of the same parameters from other factors."""
+        """Build rows of the same parameters from other factors."""
         return replace(self, g=g, a=a)
 
     @property
@@ -295,7 +295,7 @@ class GroupedBlock(Block):
         return self.g.unflatten(-1, (self.groups, -1))
 
     def dense(self) -> Tensor:
-        """Rows written out, (b, k, p)."""
+        """Return dense rows, (b, k, p)."""
         inputs = self.inputs.unflatten(-1, (self.groups, -1))
         return group_rows(self.outputs, inputs, self.basis).flatten(2)
 
@@ -332,7 +332,7 @@ class HeadBlock(BaseBlock):
     a: Tensor | None = None
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return self.hessian.n_rows
 
     @property
@@ -389,7 +389,7 @@ class HeadBlock(BaseBlock):
         return products.unflatten(0, outputs.shape[1:]).mT.flatten(0, 1)
 
     def output_moment(self) -> Tensor:
-        """``Σ MᵀΛM`` over samples, (o, o)."""
+        """Return ``Σ MᵀΛM`` over samples, (o, o)."""
         return self.hessian.moment(self.matrix)
 
     def grams(self, other: BaseBlock) -> tuple[Tensor, Tensor, Tensor]:
@@ -473,13 +473,13 @@ def total(parts: list[Tensor]) -> Tensor:
 
 
 def _weighted_gram(g: Any, weights: Tensor) -> Tensor:
-    """``g · diag(weights) · gᵀ`` for weights (b, o), as (b, k, k)."""
+    """Return ``g · diag(weights) · gᵀ`` for weights (b, o), as (b, k, k)."""
     g = (g if isinstance(g, Tensor) else g.dense).squeeze(2)
     return (g * weights.unsqueeze(1)) @ g.mT
 
 
 def _weighted_squares(g: Any, weights: Tensor) -> Tensor:
-    """Diagonal of `_weighted_gram`, (b, k)."""
+    """Return the diagonal of `_weighted_gram`, (b, k)."""
     if not isinstance(g, Tensor):
         return g.weighted_squares(weights)
     if len(g) == 1:

@@ -55,8 +55,8 @@ class FeatureRecorder(ExitStack):
 
     Notes
     -----
-    Only the first pass after each `take` is recorded, which is the pass of a whole
-    batch. Later passes of single samples, or under transformations, are ignored.
+    Only the first pass after each `take` is recorded: the pass of a whole batch. Later
+    passes of single samples, or under transformations, are ignored.
     """
 
     outputs: Tensor
@@ -120,7 +120,7 @@ def _first_real(args: object, kwargs: object) -> Tensor | None:
 
 
 def _is_same(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors are views of the same numbers."""
+    """Return whether two tensors are views of the same numbers."""
     same_layout = x.shape == y.shape and x.stride() == y.stride()
     return same_layout and x.data_ptr() == y.data_ptr()
 

@@ -182,20 +182,20 @@ class Jacobian:
         return kernel(self.blocks, other.blocks, v)
 
     def gram(self, v: Tensor) -> Tensor:
-        """``rows · diag(v) · rowsᵀ`` for ``v`` (P,), as (b, k, k)."""
+        """Return ``rows · diag(v) · rowsᵀ`` for ``v`` (P,), as (b, k, k)."""
         return grams(self.blocks, self._split(v))
 
     def variance(self, v: Tensor) -> Tensor:
-        """Diagonal of `gram`, (b, k)."""
+        """Return the diagonal of `gram`, (b, k)."""
         return variances(self.blocks, self._split(v))
 
     def matmul(self, v: Tensor) -> Tensor:
-        """``rows @ v`` for ``v`` (P, q), as (b, k, q)."""
+        """Return ``rows @ v`` for ``v`` (P, q), as (b, k, q)."""
         pairs = zip(self.blocks, self._split(v), strict=True)
         return total([block.matmul(piece) for block, piece in pairs])
 
     def rmatmul(self, w: Tensor) -> Tensor:
-        """``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (P, q)."""
+        """Return ``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (P, q)."""
         return torch.cat([block.rmatmul(w) for block in self.blocks])
 
     def normal_product(self, v: Tensor) -> Tensor:
@@ -306,7 +306,7 @@ def backpropagate(
 def backpropagate_in_parts(
     forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents = None
 ) -> Iterator[tuple[Tensor, Jacobian]]:
-    """Yield results of `backpropagate` for as many columns as fit into memory."""
+    """Yield results of `backpropagate` for chunks of columns that fit into memory."""
     if layout.head is not None:
         known = _through_head(forward, x, layout, layout.head, cotangents)
         if known is not None:

@@ -135,7 +135,7 @@ class Layout(FieldsOnly):
     rounding : float
         Relative rounding error of the layers' outputs, if known.
     is_separable : bool
-        Whether the parameters are those of one layer, and each output of the layer
+        Whether all parameters belong to one layer, and each output of this layer
         affects only one output of the network.
     uses : Uses or None
         Uses of layers, with which each batch is compared; None if the network has no

@@ -90,7 +90,7 @@ class Patches:
         return rows if self.basis is None else rows @ self.basis
 
     def moment(self) -> Tensor:
-        """``Σ a aᵀ`` over samples and positions, (i, i)."""
+        """Return ``Σ a aᵀ`` over samples and positions, (i, i)."""
         if self._has_fast_moment():
             return _Autocorrelation(self.image, self.kernel).moment()
         total = self.image.new_zeros(self.shape[2], self.shape[2])
@@ -205,7 +205,7 @@ def _chunks(a: Inputs) -> Iterable[Tensor]:
 
 
 def contracted(a: Inputs, outputs: Tensor) -> Tensor:
-    """``Σᵣ outputs ⊗ a`` for ``outputs`` (b, n, r), as (b, n, i).
+    """Return ``Σᵣ outputs ⊗ a`` for ``outputs`` (b, n, r), as (b, n, i).
 
     Patches are multiplied by their basis before or after the sum over positions,
     whichever costs less.
@@ -229,7 +229,7 @@ def joined_inputs(parts: list[Any]) -> Inputs:
 
 
 def second_moment(a: Inputs, weights: Tensor | None) -> Tensor:
-    """``Σ w a aᵀ`` over samples and positions, (i, i)."""
+    """Return ``Σ w a aᵀ`` over samples and positions, (i, i)."""
     a = _scaled(a, weights)
     return a.moment() if isinstance(a, Patches) else gram(a.flatten(0, 1))
 
@@ -244,12 +244,12 @@ def grouped_moment(a: Inputs, weights: Tensor | None, n_groups: int) -> Tensor:
 
 
 def scaled_rows(a: Inputs, weights: Tensor | None) -> Tensor:
-    """``√w a`` of all samples and positions, (b·r, i)."""
+    """Return ``√w a`` of all samples and positions, (b·r, i)."""
     return unfolded(_scaled(a, weights)).flatten(0, 1)
 
 
 def second_diagonal(a: Inputs, weights: Tensor | None) -> Tensor:
-    """Diagonal of `second_moment`, (i,)."""
+    """Return the diagonal of `second_moment`, (i,)."""
     chunks = _chunks(_scaled(a, weights))
     return torch.stack([(chunk**2).sum((0, 1)) for chunk in chunks]).sum(0)
 

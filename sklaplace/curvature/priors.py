@@ -51,13 +51,13 @@ class Prior(Protocol):
     """Gaussian prior ``N(μ₀, P₀⁻¹)`` over the selected parameters."""
 
     def logdet(self) -> Tensor:
-        """``log det P₀``, in nats."""
+        """Return ``log det P₀``, in nats."""
 
     def quadratic_form(self, theta: Tensor) -> Tensor:
-        """``(θ - μ₀)ᵀ P₀ (θ - μ₀)``, ()."""
+        """Return ``(θ - μ₀)ᵀ P₀ (θ - μ₀)``, ()."""
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """``P₀ (θ - μ₀)``, (P,): the gradient of half the quadratic form."""
+        """Return ``P₀ (θ - μ₀)``, (P,): the gradient of half the quadratic form."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class Independent:
     mean: Tensor
 
     def logdet(self) -> Tensor:
-        """``Σ log δ``, in nats."""
+        """Return ``Σ log δ``, in nats."""
         return self.precision.log().sum()
 
     def quadratic_form(self, theta: Tensor) -> Tensor:
-        """``Σ δ (θ - μ₀)²``, ()."""
+        """Return ``Σ δ (θ - μ₀)²``, ()."""
         return (self.precision * (theta - self.mean) ** 2).sum()
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """``δ (θ - μ₀)``, (P,)."""
+        """Return ``δ (θ - μ₀)``, (P,)."""
         return self.precision * (theta - self.mean)

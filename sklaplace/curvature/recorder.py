@@ -67,7 +67,7 @@ class MixedSamplesError(RuntimeError):
 def _samples_to_check(b: int) -> Tensor:
     """Return indices of every second sample, or of 16 samples of a larger batch.
 
-    The order is reversed, so that samples that a network sorts end in other places.
+    The order is reversed to detect networks that sort their samples.
     """
     n = min(MAX_CHECKED, (b + 1) // 2)
     return b - 1 - b * torch.arange(n) // n
@@ -103,7 +103,7 @@ def layer_parameters(module: nn.Module, layout: Layout) -> dict[str, nn.Paramete
 
 
 def unseen_path(forward: Forward, x: Batch, layout: Layout) -> str | None:
-    """Return a layer through which outputs newly bypass the last layers, if any."""
+    """Return a layer through which outputs bypass the last layers in a new way."""
     if layout.uses is None or layout.uses.beside is None:
         return None
     found = bypassing(forward, x, layout.layers)

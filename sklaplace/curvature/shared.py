@@ -77,14 +77,14 @@ class SharedColumns:
         return SharedColumns(self.n, self.n_blocks, self.like.double())
 
     def times(self, values: Tensor) -> Tensor:
-        """``S v`` for values (..., n, q)."""
+        """Return ``S v`` for values (..., n, q)."""
         if not self.n_blocks:
             return values
         groups = values.unflatten(-2, (self.n_blocks, -1))
         return (groups - groups.mean(-2, keepdim=True)).flatten(-3, -2)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
-        """``Σₒ S²ₖₒ wₒ`` for weights (b, n), as (b, n)."""
+        """Return ``Σₒ S²ₖₒ wₒ`` for weights (b, n), as (b, n)."""
         if not self.n_blocks:
             return weights
         groups = weights.unflatten(1, (self.n_blocks, -1))
@@ -149,12 +149,12 @@ class SharedBlock(BaseBlock):
         return SharedBlock(self.columns, self.a @ inputs)
 
     def output_weights(self, v: Tensor) -> Tensor:
-        """``Σᵢ a² v`` for each output of the layer, (b, n)."""
+        """Return ``Σᵢ a² v`` for each output of the layer, (b, n)."""
         matrix = v.reshape(self.n_outputs, -1)
         return matrix.T if self.a is None else self.a.squeeze(1) ** 2 @ matrix.T
 
     def matmul(self, v: Tensor) -> Tensor:
-        """``rows @ v`` for ``v`` (p, q), as (b, n, q)."""
+        """Return ``rows @ v`` for ``v`` (p, q), as (b, n, q)."""
         matrices = v.unflatten(0, (self.n_outputs, -1))  # (n, i, q)
         if self.a is None:
             return self.columns.times(matrices.transpose(0, 1))

@@ -141,7 +141,7 @@ class Structure(FieldsOnly, ABC):
     kind: ClassVar[str]
     """Name in the registry."""
     is_additive: ClassVar[bool] = True
-    """Whether the structures of ``H₁`` and ``H₂`` determine that of ``H₁ + H₂``."""
+    """Whether the structures of two summands of ``H`` determine the sum's structure."""
 
     @property
     def evidence_is_biased_up(self) -> bool:
@@ -174,15 +174,15 @@ class Structure(FieldsOnly, ABC):
 
     @abstractmethod
     def product(self, vector: Tensor) -> Tensor:
-        """``H v``, (P,), without forming ``H``."""
+        """Return ``H v``, (P,), without forming ``H``."""
 
     def trace(self) -> Tensor:
-        """``tr H``, ()."""
+        """Return ``tr H``, ()."""
         return self.eigenvalues.sum()
 
     @abstractmethod
     def hessian_diagonal(self) -> Tensor:
-        """Diagonal of ``H``, (P,)."""
+        """Return the diagonal of ``H``, (P,)."""
 
     def rounding(self, eps: float) -> float:
         """Return the rounding error of ``H`` relative to its diagonal.
@@ -228,15 +228,15 @@ class Precision(FieldsOnly, ABC):
 
     @abstractmethod
     def logdet(self) -> Tensor:
-        """``log det P``, in nats, ()."""
+        """Return ``log det P``, in nats, ()."""
 
     @abstractmethod
     def solve(self, vector: Tensor) -> Tensor:
-        """``P⁻¹ v``, (P,)."""
+        """Return ``P⁻¹ v``, (P,)."""
 
     @abstractmethod
     def variance(self) -> Tensor:
-        """Marginal variances of the weights, the diagonal of ``P⁻¹``, (P,)."""
+        """Return marginal variances of the weights, the diagonal of ``P⁻¹``, (P,)."""
 
     @abstractmethod
     def sample(self, noise: Tensor) -> Tensor:
@@ -248,11 +248,11 @@ class Precision(FieldsOnly, ABC):
         """
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
-        """``J P⁻¹ Jᵀ`` of each sample, (b, c, c)."""
+        """Return ``J P⁻¹ Jᵀ`` of each sample, (b, c, c)."""
         return self.covariance_of_rows(jacobian.double().dense())
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
-        """Diagonal of `functional_covariance`, (b, c), at less cost."""
+        """Return the diagonal of `functional_covariance`, (b, c), at less cost."""
         return (self.whiten(jacobian) ** 2).sum(-1)
 
     @abstractmethod
@@ -275,7 +275,7 @@ class Precision(FieldsOnly, ABC):
         return 1 - self.delta * self.variance()
 
     def effective_dimension(self) -> Tensor:
-        """``γ = Σ scale·e / (scale·e + δ)`` under a scalar prior, ()."""
+        """Return ``γ = Σ scale·e / (scale·e + δ)`` under a scalar prior, ()."""
         e = self.scale * self.structure.eigenvalues
         return (e / (e + self.prior_precision)).sum()
 
@@ -285,7 +285,7 @@ class Precision(FieldsOnly, ABC):
         return of(jacobian)
 
     def trace_correction(self) -> Tensor:
-        """Return `logdet` minus ``log det P``, (): the trace term of a bound or zero."""
+        """Return `logdet` minus ``log det P``, (): a bound's trace term, or zero."""
         return torch.zeros_like(self.scale)
 
 
@@ -302,7 +302,10 @@ class Projection(ABC):
 
     @abstractmethod
     def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
-        """``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c); float64."""
+        """Return ``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c).
+
+        The result is float64.
+        """
 
 
 @dataclass(frozen=True)
@@ -338,7 +341,7 @@ class Diagonalised(Structure):
 
     @abstractmethod
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
-        """``J Q``, block by block, in the dtype of ``J``."""
+        """Yield ``J Q``, block by block, in the dtype of ``J``."""
 
     @abstractmethod
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
@@ -349,31 +352,31 @@ class Diagonalised(Structure):
         """
 
     def from_basis(self, weights: Tensor) -> Tensor:
-        """``Q w`` of each row of (..., P)."""
+        """Return ``Q w`` of each row of (..., P)."""
         return self.apply(weights, lambda q: q.mT)
 
     def to_basis(self, weights: Tensor) -> Tensor:
-        """``Qᵀ w`` of each row of (..., P)."""
+        """Return ``Qᵀ w`` of each row of (..., P)."""
         return self.apply(weights, lambda q: q)
 
     def squared_basis(self, values: Tensor) -> Tensor:
-        """``Σⱼ Q²ᵢⱼ valuesⱼ``, the diagonal of ``Q diag(values) Qᵀ``, (P,)."""
+        """Return ``Σⱼ Q²ᵢⱼ valuesⱼ``, the diagonal of ``Q diag(values) Qᵀ``, (P,)."""
         return self.apply(values, lambda q: (q**2).mT)
 
     def hessian_diagonal(self) -> Tensor:
-        """Diagonal of ``Q diag(e) Qᵀ``, (P,)."""
+        """Return the diagonal of ``Q diag(e) Qᵀ``, (P,)."""
         return self.squared_basis(self.eigenvalues)
 
     def product(self, vector: Tensor) -> Tensor:
-        """``Q diag(e) Qᵀ v``, (P,)."""
+        """Return ``Q diag(e) Qᵀ v``, (P,)."""
         return self.from_basis(self.eigenvalues * self.to_basis(vector))
 
     def rotate(self, jacobian: Jacobian) -> Jacobian:
-        """``J Q``, in the dtype of ``J``."""
+        """Return ``J Q``, in the dtype of ``J``."""
         return Jacobian(list(self.rotated_blocks(jacobian)))
 
     def precision(self, prior_precision: Tensor, scale: Tensor) -> "EigenPrecision":
-        """``P = Q diag(scale·e + δ) Qᵀ``."""
+        """Return ``P = Q diag(scale·e + δ) Qᵀ``."""
         return EigenPrecision(self, prior_precision, scale)
 
     def project(self, jacobian: Jacobian) -> Projection:
@@ -393,20 +396,20 @@ class EigenPrecision(Precision):
         return self.scale * self.structure.eigenvalues + self.delta
 
     def logdet(self) -> Tensor:
-        """``Σ log(scale·e + δ)``, ()."""
+        """Return ``Σ log(scale·e + δ)``, ()."""
         return self.eigenvalues.log().sum()
 
     def solve(self, vector: Tensor) -> Tensor:
-        """``Q diag(1/(scale·e + δ)) Qᵀ v``, (P,)."""
+        """Return ``Q diag(1/(scale·e + δ)) Qᵀ v``, (P,)."""
         q = self.structure
         return q.from_basis(q.to_basis(vector) / self.eigenvalues)
 
     def variance(self) -> Tensor:
-        """Diagonal of ``Q diag(1/(scale·e + δ)) Qᵀ``, (P,)."""
+        """Return the diagonal of ``Q diag(1/(scale·e + δ)) Qᵀ``, (P,)."""
         return self.structure.squared_basis(1 / self.eigenvalues)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """``Q diag(scale·e + δ)^(-1/2) Qᵀ ε``, (s, P)."""
+        """Return ``Q diag(scale·e + δ)^(-1/2) Qᵀ ε``, (s, P)."""
         q = self.structure
         return q.from_basis(q.to_basis(noise) * self.eigenvalues.rsqrt())
 
@@ -421,7 +424,7 @@ class EigenPrecision(Precision):
         return (v / largest).to(dtype), largest
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
-        """``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c)."""
+        """Return ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c)."""
         return self.structure.project(jacobian).covariance(self)
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
@@ -450,12 +453,12 @@ class EigenPrecision(Precision):
         return [input_weights(block.outputs, piece) for block, piece in pairs]
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
-        """``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ`` of a dense ``J``, (b, c, c)."""
+        """Return ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ`` of a dense ``J``, (b, c, c)."""
         rotated = self.structure.to_basis(rows)
         return (rotated / self.eigenvalues) @ rotated.mT
 
     def whiten(self, jacobian: Jacobian) -> Tensor:
-        """``J Q diag(scale·e + δ)^(-1/2)``, (b, c, P)."""
+        """Return ``J Q diag(scale·e + δ)^(-1/2)``, (b, c, P)."""
         rotated = self.structure.rotate(jacobian.double()).dense()
         return rotated * self.eigenvalues.rsqrt()
 
@@ -491,7 +494,7 @@ class RotatedProjection(Projection):
         return self.structure.rotate(self.jacobian)
 
     def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
-        """``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c), or its diagonal, (b, c)."""
+        """Return ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c), or the diagonal."""
         assert isinstance(precision, EigenPrecision)
         if not precision.is_in_eigenbasis:
             return precision.functional(self.jacobian, diagonal=diagonal)

@@ -45,15 +45,15 @@ class Diag(Diagonalised):
         return weights
 
     def dense(self) -> Tensor:
-        """``diag(h)``, (P, P)."""
+        """Return ``diag(h)``, (P, P)."""
         return self.diagonal.diag()
 
     def scaled(self, factor: Tensor) -> "Diag":
-        """The diagonal of ``factor·H``."""
+        """Return the diagonal of ``factor·H``."""
         return Diag(self.layout, factor * self.diagonal)
 
     def with_output_factors(self, factors: Tensor) -> "Diag":
-        """The diagonal of ``D H D``."""
+        """Return the diagonal of ``D H D``."""
         return Diag(self.layout, self.diagonal * self.layout.of_outputs(factors) ** 2)
 
     def resume(self, accumulator: Accumulator) -> None:

@@ -56,13 +56,13 @@ class DualForm(base.Structure):
         return torch.cat([found.new_zeros(p - len(found)), found])
 
     def dense(self) -> Tensor:
-        """``H`` as a matrix, (P, P)."""
+        """Return ``H`` as a matrix, (P, P)."""
         rows = self.root.dense()
         dense = rows.T @ rows
         return (dense + dense.T) / 2
 
     def product(self, vector: Tensor) -> Tensor:
-        """``Rᵀ R v``, (P,)."""
+        """Return ``Rᵀ R v``, (P,)."""
         return self.root.rmatmul(self.root.matmul(vector.unsqueeze(0))).squeeze(0)
 
     @cached_property
@@ -70,7 +70,7 @@ class DualForm(base.Structure):
         return self.root.trace()
 
     def trace(self) -> Tensor:
-        """``tr RᵀR``, ()."""
+        """Return ``tr RᵀR``, ()."""
         return self._trace
 
     @property
@@ -80,7 +80,7 @@ class DualForm(base.Structure):
         return n * p <= MAX_ENTRIES and n * p * min(n, p) <= MAX_OPERATIONS
 
     def hessian_diagonal(self) -> Tensor:
-        """Diagonal of ``RᵀR``, (P,)."""
+        """Return the diagonal of ``RᵀR``, (P,)."""
         return _squares(self.root, identity(self.gram))
 
     def rounding(self, eps: float) -> float:
@@ -89,7 +89,7 @@ class DualForm(base.Structure):
         return max(eps**2, own**2 if self._is_decomposable else own)
 
     def precision(self, prior_precision: Tensor, scale: Tensor) -> base.Precision:
-        """``P = scale·RᵀR + diag δ``."""
+        """Return ``P = scale·RᵀR + diag δ``."""
         trace = self.trace() * scale.detach() / prior_precision.detach().min()
         if float(trace) > MAX_TRACE and self._is_decomposable:
             return SVDPrecision(self, prior_precision, scale, self.root.dense())
@@ -138,7 +138,7 @@ class DualPrecision(base.Precision):
         return self.structure.root.solved(self._cholesky / self.scale.sqrt())
 
     def logdet(self) -> Tensor:
-        """``Σ log δ + 2 Σ log diag L``, ()."""
+        """Return ``Σ log δ + 2 Σ log diag L``, ()."""
         many = self.prior_precision.requires_grad or self.scale.requires_grad
         if self.prior_precision.ndim == 0 and many:
             e = self.scale * self.structure.eigenvalues
@@ -146,18 +146,18 @@ class DualPrecision(base.Precision):
         return self.delta.log().sum() + 2 * self._cholesky.diagonal().log().sum()
 
     def solve(self, vector: Tensor) -> Tensor:
-        """``D⁻¹ (v - Wᵀ W D⁻¹ v)``, (P,)."""
+        """Return ``D⁻¹ (v - Wᵀ W D⁻¹ v)``, (P,)."""
         w, delta = self._whitened_root, self.delta
         explained = w.rmatmul(w.matmul((vector / delta).unsqueeze(0))).squeeze(0)
         return (vector - explained) / delta
 
     def variance(self) -> Tensor:
-        """``1/δ - diag(WᵀW)/δ²``, (P,)."""
+        """Return ``1/δ - diag(WᵀW)/δ²``, (P,)."""
         delta, explained = self.delta, _squares(self.structure.root, self._inverse)
         return (1 - explained * self.scale / delta) / delta
 
     def effective_dimension(self) -> Tensor:
-        """``γ = n - ‖L⁻¹‖²`` under a scalar prior, ()."""
+        """Return ``γ = n - ‖L⁻¹‖²`` under a scalar prior, ()."""
         return len(self._inverse) - (self._inverse**2).sum()
 
     def sample(self, noise: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class DualPrecision(base.Precision):
         return (noise - root.rmatmul(products) * inverse_sd) * inverse_sd
 
     def _explained(self, jacobian: Jacobian) -> Tensor:
-        """Return ``J D⁻¹ Wᵀ``, (b, c, n), by which data reduce the prior covariance."""
+        """Return ``J D⁻¹ Wᵀ``, (b, c, n); its square reduces the prior covariance."""
         return self._whitened_root.cross(jacobian, self.prior_precision)
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
@@ -200,7 +200,7 @@ class DualPrecision(base.Precision):
         return scaled @ rows.mT - explained @ explained.mT
 
     def whiten(self, jacobian: Jacobian) -> Tensor:
-        """``J D^-½ (I - B M Bᵀ)``, (b, c, P), with ``M`` as in `_half`."""
+        """Return ``J D^-½ (I - B M Bᵀ)``, (b, c, P), with ``M`` as in `_half`."""
         wide, root = jacobian.double(), self.structure.root
         products = root.cross(wide, self.prior_precision) @ self._half
         explained = root.rmatmul(products.flatten(0, 1) * self.scale)
@@ -230,7 +230,7 @@ class DualProjection(base.Projection):
     def covariance(
         self, precision: base.Precision, *, diagonal: bool = False
     ) -> Tensor:
-        """``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c)."""
+        """Return ``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c)."""
         delta, scale = precision.prior_precision, precision.scale
         if delta.ndim:
             return precision.functional(self.jacobian, diagonal=diagonal)
@@ -250,7 +250,7 @@ class Dual(DualForm):
     priors = frozenset({"scalar", "layerwise", "diag"})
 
     def scaled(self, factor: Tensor) -> "Dual":
-        """The structure of ``factor·H``."""
+        """Return the structure of ``factor·H``."""
         return Dual(self.layout, self.root.scaled(factor))
 
     def with_output_factors(self, factors: Tensor) -> "Dual | None":

@@ -88,28 +88,28 @@ class Full(base.Diagonalised):
         return weights @ function(self.eigh[1])
 
     def trace(self) -> Tensor:
-        """``tr H``, ()."""
+        """Return ``tr H``, ()."""
         return self.hessian.trace()
 
     def hessian_diagonal(self) -> Tensor:
-        """Diagonal of ``H``, (P,)."""
+        """Return the diagonal of ``H``, (P,)."""
         return self.hessian.diagonal()
 
     def dense(self) -> Tensor:
-        """``H``, (P, P)."""
+        """Return ``H``, (P, P)."""
         return self.hessian
 
     def scaled(self, factor: Tensor) -> "Full":
-        """The structure of ``factor·H``."""
+        """Return the structure of ``factor·H``."""
         return Full(self.layout, factor * self.hessian, self.is_semidefinite)
 
     def with_output_factors(self, factors: Tensor) -> "Full":
-        """The structure of ``D H D``."""
+        """Return the structure of ``D H D``."""
         d = self.layout.of_outputs(factors)
         return Full(self.layout, d[:, None] * self.hessian * d, self.is_semidefinite)
 
     def product(self, vector: Tensor) -> Tensor:
-        """``H v``, (P,)."""
+        """Return ``H v``, (P,)."""
         return self.hessian @ vector
 
     def resume(self, accumulator: base.Accumulator) -> None:
@@ -170,7 +170,7 @@ class FullPrecision(base.EigenPrecision):
         return self._root.to(dtype)
 
     def logdet(self) -> Tensor:
-        """``2 Σ log diag L``, ()."""
+        """Return ``2 Σ log diag L``, ()."""
         # many evaluations by Newton's method use eigenvalues; Cholesky is cheaper once
         many = self.prior_precision.requires_grad or self.scale.requires_grad
         if self.is_in_eigenbasis and many:
@@ -178,24 +178,24 @@ class FullPrecision(base.EigenPrecision):
         return 2 * self._cholesky().diagonal().log().sum()
 
     def solve(self, vector: Tensor) -> Tensor:
-        """``F Fᵀ v``, (P,)."""
+        """Return ``F Fᵀ v``, (P,)."""
         return self._root @ (self._root.T @ vector)
 
     def variance(self) -> Tensor:
-        """Diagonal of ``F Fᵀ``, (P,)."""
+        """Return the diagonal of ``F Fᵀ``, (P,)."""
         return (self._root**2).sum(1)
 
     def effective_dimension(self) -> Tensor:
-        """``γ = P - δ tr P⁻¹`` under a scalar prior, ()."""
+        """Return ``γ = P - δ tr P⁻¹`` under a scalar prior, ()."""
         variances = self.variance()
         return len(variances) - self.prior_precision * variances.sum()
 
     def sample(self, noise: Tensor) -> Tensor:
-        """``F ε``, or ``P^(-1/2) ε`` under a scalar prior, (s, P)."""
+        """Return ``F ε``, or ``P^(-1/2) ε`` under a scalar prior, (s, P)."""
         return super().sample(noise) if self.is_in_eigenbasis else noise @ self._root.T
 
     def whiten(self, jacobian: Jacobian) -> Tensor:
-        """``J F``, (b, c, P)."""
+        """Return ``J F``, (b, c, P)."""
         return jacobian.double().matmul(self._root)
 
     def _narrow_whiten(self, jacobian: Jacobian) -> Tensor:
@@ -207,7 +207,7 @@ class FullPrecision(base.EigenPrecision):
         return self.whiten(jacobian)
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
-        """``(J F)(J F)ᵀ``, (b, c, c)."""
+        """Return ``(J F)(J F)ᵀ``, (b, c, c)."""
         is_single = jacobian.is_shared and jacobian.dtype == torch.float32
         if not is_single or self._condition > MAX_FORM_CONDITION:
             rows = self._narrow_whiten(jacobian)
@@ -217,12 +217,12 @@ class FullPrecision(base.EigenPrecision):
         return forms[:, _places(n, forms)].unflatten(1, (n, n))
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
-        """``(J F)(J F)ᵀ`` of a dense ``J``, (b, c, c)."""
+        """Return ``(J F)(J F)ᵀ`` of a dense ``J``, (b, c, c)."""
         whitened = rows @ self._root
         return whitened @ whitened.mT
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
-        """Diagonal of ``(J F)(J F)ᵀ``, (b, c)."""
+        """Return the diagonal of ``(J F)(J F)ᵀ``, (b, c)."""
         if not jacobian.is_shared:
             rows = self._narrow_whiten(jacobian)
             return (rows * rows).sum(-1).double()
@@ -231,7 +231,7 @@ class FullPrecision(base.EigenPrecision):
         return self._quadratic_forms(jacobian, own).clamp(min=0)
 
     def _quadratic_forms(self, jacobian: Jacobian, pairs: slice | Tensor) -> Tensor:
-        """Return ``aᵀ C a``, (b, n), for inputs ``a`` and `_input_covariances` ``C``."""
+        """Return ``aᵀ C a``, (b, n), of inputs ``a`` and `_input_covariances` ``C``."""
         covariances = self._input_covariances(jacobian.blocks[0].g)[:, pairs]
         # one product for all pairs: (b, i) @ (i, n·i)
         joined, shape = covariances.flatten(1), covariances.shape[1:]

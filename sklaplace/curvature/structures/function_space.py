@@ -90,7 +90,7 @@ class FunctionSpace(DualForm):
         return self.is_partial
 
     def scaled(self, factor: Tensor) -> "FunctionSpace":
-        """The structure of ``factor·H``."""
+        """Return the structure of ``factor·H``."""
         return replace(self, points=self.points.scaled(factor))
 
     def resume(self, accumulator: Accumulator) -> None:
@@ -122,7 +122,7 @@ class Nystrom(FunctionSpace):
         return self.gram.trace()
 
     def scaled(self, factor: Tensor) -> "Nystrom":
-        """The structure of ``factor·H``."""
+        """Return the structure of ``factor·H``."""
         return replace(self, points=self.points.scaled(factor), rest=factor * self.rest)
 
     def resume(self, accumulator: Accumulator) -> None:
@@ -153,11 +153,11 @@ class BoundPrecision(DualPrecision):
     structure: Variational
 
     def logdet(self) -> Tensor:
-        """``log det P + scale/δ tr(H - UUᵀH)``, in nats, ()."""
+        """Return ``log det P + scale/δ tr(H - UUᵀH)``, in nats, ()."""
         return super().logdet() + self.trace_correction()
 
     def trace_correction(self) -> Tensor:
-        """``scale/δ tr(H - UUᵀH)``, ()."""
+        """Return ``scale/δ tr(H - UUᵀH)``, ()."""
         return self.scale / self.prior_precision * self.structure.rest
 
 
@@ -431,7 +431,7 @@ def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
 
 
 def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
-    """Merge multiples into one sample per hash, times ``√Σ ratio²``; return the rest."""
+    """Merge multiples into a sample per hash, times ``√Σ ratio²``; return the rest."""
     assert rows.keys is not None
     # hashes may be on the CPU, and rows on another device
     keys = rows.keys.to(rows.blocks[0].g.device)
@@ -455,11 +455,11 @@ def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
 
 
 def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
-    """Choose samples greedily, each explained least by earlier ones; return hashes (n,).
+    """Choose n samples greedily, each least explained by the samples before it.
 
-    The method is a block Cholesky decomposition of ``gram`` (m, m), pivoted by the
-    trace of the Schur complement of a sample. Entries with equal ``keys`` (m,) belong
-    to one sample.
+    Returns hashes (n,). The method is a block Cholesky decomposition of ``gram``
+    (m, m), pivoted by the trace of the Schur complement of a sample. Entries with equal
+    ``keys`` (m,) belong to one sample.
     """
     names, owner = keys.unique(return_inverse=True)
     owner = owner.to(gram.device)

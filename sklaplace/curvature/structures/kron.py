@@ -130,7 +130,7 @@ class Factor(FieldsOnly):
 
 
 def _product(values: Tensor, vectors: Tensor) -> Tensor:
-    """``Q diag(e) Qᵀ``."""
+    """Return ``Q diag(e) Qᵀ``."""
     return (vectors * values.unsqueeze(-2)) @ vectors.mT
 
 
@@ -225,7 +225,7 @@ class Kron(base.Diagonalised):
         return torch.cat([(b * a.unsqueeze(-2)).flatten() for b, a in pairs])
 
     def trace(self) -> Tensor:
-        """``Σ tr B tr A``, ()."""
+        """Return ``Σ tr B tr A``, ()."""
         traces = [(b.trace() * a.trace()).sum() for b, a in self.factors]
         return torch.stack(traces).sum()
 
@@ -279,7 +279,7 @@ class Kron(base.Diagonalised):
         accumulator.outputs = once(Factor.total, outputs)
 
     def dense(self) -> Tensor:
-        """``H`` as a matrix, (P, P)."""
+        """Return ``H`` as a matrix, (P, P)."""
         factors = (
             (_by_group(b.dense()), _by_group(a.dense())) for b, a in self.factors
         )

@@ -48,7 +48,7 @@ class LowRank(Dual):
     is_additive = False
 
     def scaled(self, factor: Tensor) -> "LowRank":
-        """The structure of ``factor·H``."""
+        """Return the structure of ``factor·H``."""
         return LowRank(self.layout, self.root.scaled(factor), factor * self.sketch)
 
     def with_output_factors(self, factors: Tensor) -> None:
@@ -179,7 +179,7 @@ class LowRankAccumulator(Accumulator):
             self._add(other.sketch.clone())
 
     def summands(self) -> list[Tensor] | None:
-        """The sketch."""
+        """Return the sketch."""
         return None if self.sketch is None else [self.sketch]
 
     def decompose(self) -> LowRank:

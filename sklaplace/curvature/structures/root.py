@@ -21,7 +21,7 @@ def identity(like: Tensor) -> Tensor:
 
 
 def lower_inverse(lower: Tensor) -> Tensor:
-    """``L⁻¹`` of lower triangular ``L`` (..., n, n)."""
+    """Return ``L⁻¹`` of lower triangular ``L`` (..., n, n)."""
     return torch.linalg.solve_triangular(lower, identity(lower), upper=False)
 
 
@@ -46,23 +46,23 @@ class DenseRoot(FieldsOnly):
         return len(self.rows)
 
     def trace(self) -> Tensor:
-        """``tr RᵀR``, ()."""
+        """Return ``tr RᵀR``, ()."""
         return (self.rows**2).sum()
 
     def dense(self) -> Tensor:
-        """``R`` itself, (n, P)."""
+        """Return ``R`` itself, (n, P)."""
         return self.rows
 
     def matmul(self, weights: Tensor) -> Tensor:
-        """``R w`` of each row of (s, P), (s, n)."""
+        """Return ``R w`` of each row of (s, P), (s, n)."""
         return weights @ self.rows.T
 
     def rmatmul(self, coefficients: Tensor) -> Tensor:
-        """``Rᵀ c`` of each row of (s, n), (s, P)."""
+        """Return ``Rᵀ c`` of each row of (s, n), (s, P)."""
         return coefficients @ self.rows
 
     def gram(self, delta: Tensor | None = None) -> Tensor:
-        """``R D⁻¹ Rᵀ``, (n, n)."""
+        """Return ``R D⁻¹ Rᵀ``, (n, n)."""
         rows = self.rows
         if delta is not None:
             rows = rows * priors.expand(delta, self.layout).rsqrt()
@@ -74,16 +74,16 @@ class DenseRoot(FieldsOnly):
 
     @cache_last_call
     def _over(self, delta: Tensor) -> Tensor:
-        """``D⁻¹ Rᵀ``, (P, n)."""
+        """Return ``D⁻¹ Rᵀ``, (P, n)."""
         return (self.rows / priors.expand(delta, self.layout)).T.contiguous()
 
     def solved(self, lower: Tensor) -> "DenseRoot":
-        """``L⁻¹ R`` for a lower triangular ``L`` (n, n)."""
+        """Return ``L⁻¹ R`` for a lower triangular ``L`` (n, n)."""
         rows = torch.linalg.solve_triangular(lower, self.rows, upper=False)
         return DenseRoot(self.layout, rows)
 
     def scaled(self, factor: Tensor) -> "DenseRoot":
-        """The root of ``factor·H``."""
+        """Return the root of ``factor·H``."""
         return DenseRoot(self.layout, factor.sqrt() * self.rows)
 
 
@@ -111,7 +111,7 @@ class PointRoot:
         return sum(self._sizes) if self.factor is None else len(self.factor)
 
     def trace(self) -> Tensor:
-        """``tr RᵀR``, ()."""
+        """Return ``tr RᵀR``, ()."""
         if self.factor is not None:
             return self.gram().trace()
         ones = self.points[0].blocks[0].g.new_ones(self.layout.n_parameters)
@@ -126,17 +126,17 @@ class PointRoot:
         return products if self.factor is None else products @ self.factor.T
 
     def dense(self) -> Tensor:
-        """``R`` as a matrix, (n, P)."""
+        """Return ``R`` as a matrix, (n, P)."""
         rows = torch.cat([point.dense().flatten(0, 1) for point in self.points])
         return self._factored(rows.T).T
 
     def matmul(self, weights: Tensor) -> Tensor:
-        """``R w`` of each row of (s, P), (s, n)."""
+        """Return ``R w`` of each row of (s, P), (s, n)."""
         parts = [point.matmul(weights.T).flatten(0, 1) for point in self.points]
         return self._factored(torch.cat(parts).T)
 
     def rmatmul(self, coefficients: Tensor) -> Tensor:
-        """``Rᵀ c`` of each row of (s, n), (s, P)."""
+        """Return ``Rᵀ c`` of each row of (s, n), (s, P)."""
         if self.factor is not None:
             coefficients = coefficients @ self.factor
         pairs = zip(self.points, coefficients.T.split(self._sizes), strict=True)
@@ -144,7 +144,7 @@ class PointRoot:
         return sum(parts[1:], parts[0]).T
 
     def gram(self, delta: Tensor | None = None) -> Tensor:
-        """``R D⁻¹ Rᵀ``, (n, n)."""
+        """Return ``R D⁻¹ Rᵀ``, (n, n)."""
         parts = [self.cross(point, delta).flatten(0, 1) for point in self.points]
         return self._factored(torch.cat(parts).T).T
 
@@ -156,13 +156,13 @@ class PointRoot:
         return self._factored(torch.cat(parts, -1))
 
     def solved(self, lower: Tensor) -> "PointRoot":
-        """``L⁻¹ R``."""
+        """Return ``L⁻¹ R``."""
         inverse = lower_inverse(lower)
         factor = inverse if self.factor is None else inverse @ self.factor
         return replace(self, factor=factor)
 
     def scaled(self, factor: Tensor) -> "PointRoot":
-        """The root of ``factor·H``."""
+        """Return the root of ``factor·H``."""
         points = tuple(point.times(factor.sqrt()) for point in self.points)
         return replace(self, points=points)
 

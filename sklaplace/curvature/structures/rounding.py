@@ -39,7 +39,7 @@ def variance_error(precision: Precision, eps: float) -> float:
     -----
     The error of a Cholesky decomposition depends on the condition number of ``P``
     scaled to a unit diagonal (Higham 2002, "Accuracy and stability of numerical
-    algorithms", section 10.1), which ``Pᵢᵢ (P⁻¹)ᵢᵢ`` bounds. The cost is O(P) if the
+    algorithms", section 10.1). The bound is ``Pᵢᵢ (P⁻¹)ᵢᵢ``. The cost is O(P) if the
     trace of ``H`` is small enough, and otherwise the cost of all variances.
     """
     structure = precision.structure

@@ -48,35 +48,35 @@ class SVDPrecision(base.Precision):
         return outside + (inside * (1 + k).rsqrt()) @ vectors.mT
 
     def logdet(self) -> Tensor:
-        """``Σ log δ + Σ log(1 + k)``, ()."""
+        """Return ``Σ log δ + Σ log(1 + k)``, ()."""
         return self.delta.log().sum() + self._svd[0].log1p().sum()
 
     def solve(self, vector: Tensor) -> Tensor:
-        """``P⁻¹ v``, (P,)."""
+        """Return ``P⁻¹ v``, (P,)."""
         inverse_sd = self.delta.rsqrt()
         return self._shrunk(self._shrunk(vector * inverse_sd)) * inverse_sd
 
     def variance(self) -> Tensor:
-        """Diagonal of ``P⁻¹``, (P,)."""
+        """Return the diagonal of ``P⁻¹``, (P,)."""
         k, vectors = self._svd
         squares = vectors**2
         outside = (1 - squares.sum(1)).clamp(min=0)
         return (outside + squares @ (1 / (1 + k))) / self.delta
 
     def effective_dimension(self) -> Tensor:
-        """``γ = Σ k / (1 + k)``, ()."""
+        """Return ``γ = Σ k / (1 + k)``, ()."""
         k = self._svd[0]
         return (k / (1 + k)).sum()
 
     def sample(self, noise: Tensor) -> Tensor:
-        """``D^-½ (I + V diag(k) Vᵀ)^-½ ε``, (s, P)."""
+        """Return ``D^-½ (I + V diag(k) Vᵀ)^-½ ε``, (s, P)."""
         return self._shrunk(noise) * self.delta.rsqrt()
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
-        """``J P⁻¹ Jᵀ`` of a dense ``J``, (b, c, c)."""
+        """Return ``J P⁻¹ Jᵀ`` of a dense ``J``, (b, c, c)."""
         whitened = self._shrunk(rows * self.delta.rsqrt())
         return whitened @ whitened.mT
 
     def whiten(self, jacobian: Jacobian) -> Tensor:
-        """``J D^-½ (I + V diag(k) Vᵀ)^-½``, (b, c, P)."""
+        """Return ``J D^-½ (I + V diag(k) Vᵀ)^-½``, (b, c, P)."""
         return self._shrunk(jacobian.double().dense() * self.delta.rsqrt())
