@@ -104,7 +104,7 @@ def accumulate(
     *,
     batch_size: int | None = None,
     recorder: Callable[[TrainedNetwork, Forward], Recorder] = Recorder,
-    map: OrderedMap = map,  # noqa: A002 - it is one, as the builtin
+    map: OrderedMap = map,  # noqa: A002 - a map, like the builtin
 ) -> CurvatureSums:
     """Sum the curvature and the loss over samples.
 
@@ -178,7 +178,7 @@ class _Pass:
                 batch = _Batch(*parts, *given)
                 f = batch.add(recorder)
                 if accumulator.layout.head is not None and not fits:
-                    # a head compares no rows, but outputs may depend on the batch
+                    # rows are not compared, but outputs may depend on the batch
                     compare_alone(forward, batch.x, f, accumulator.layout.rounding)
                 recorder.observe_batch(batch.x, f, batch.targets, batch.given_weights)
                 fits.append(batch.data_fit(f.double()))

@@ -187,7 +187,8 @@ def exact_hessian(
 
     Notes
     -----
-    P backward passes through the graph of the gradient, for small models only.
+    The cost is P backward passes through the graph of the gradient, which limits the
+    function to small models.
     """
     parameters = dict(forward.module.named_parameters())
     leaves = [parameters[block.name] for block in layout.blocks]

@@ -196,7 +196,7 @@ def weight_decays(net: NeuralNet) -> dict[str, float]:
 class WeightMoments:
     """Running moments of weights, in float64.
 
-    The sums are of differences from ``start``, to avoid cancellation.
+    Sums of differences from ``start`` avoid cancellation.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ def feature_layers(
 
 
 class FeatureRecorder(ExitStack):
-    """Records features during forward passes.
+    """Context manager that records features during forward passes.
 
     Parameters
     ----------

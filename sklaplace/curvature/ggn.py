@@ -51,9 +51,9 @@ def ggn_mc(
 ) -> Tensor:
     """Monte-Carlo Fisher: gradients at ``n_draws`` targets drawn from the likelihood.
 
-    It is an unbiased estimate of the generalised Gauss-Newton matrix, with
-    k = ``n_draws`` columns instead of c, for hundreds of classes. The draws of a sample
-    depend on the seed and on its inputs, not on the batch.
+    It is an unbiased estimate of the generalised Gauss-Newton matrix. It has
+    k = ``n_draws`` columns instead of c, which is useful for hundreds of classes. The
+    draws of a sample depend on the seed and on its inputs, not on the batch.
     """
     noise = counter_uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
     parts = noise.to(f.device).chunk(n_draws, -1)
@@ -66,9 +66,9 @@ def identity(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Tensor) -> Tens
     """Identity instead of the Hessian of the loss in the outputs, ``Σ w JᵀJ``.
 
     It depends on the weights of samples and of single outputs, but not on the
-    confidence of the network or on the targets. Its units of noise are the same as for
-    `ggn`, and for a Gaussian likelihood both are equal. For class probabilities it is
-    an upper bound of `ggn`, since no eigenvalue of ``Λ`` exceeds one. After Zhdanov,
+    confidence of the network or on the targets. It has the same units of noise as
+    `ggn`, and equals `ggn` for a Gaussian likelihood. For class probabilities it is an
+    upper bound of `ggn`, since no eigenvalue of ``Λ`` exceeds one. After Zhdanov,
     Dereka and Kolesnikov (2023), "Identity curvature Laplace approximation for improved
     out-of-distribution detection".
     """
@@ -96,7 +96,7 @@ def identity_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> OutputHess
 
 @dataclass(frozen=True)
 class Curvature:
-    """An approximation of the Hessian of the loss, with its options.
+    """Approximation of the Hessian of the loss, with its options.
 
     Attributes
     ----------

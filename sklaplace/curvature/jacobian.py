@@ -218,7 +218,7 @@ class Jacobian:
 def _concatenated(
     parts: Sequence[Jacobian], axis: int
 ) -> Iterator[tuple[Tensor, tuple[BaseBlock, ...]]]:
-    """Yield the gradients of all parts, concatenated, and the blocks of each tensor."""
+    """Yield gradients, concatenated along an axis, and the blocks of each tensor."""
     known: dict[tuple[int, ...], Tensor] = {}
     for same in zip(*(part.blocks for part in parts), strict=True):
         shared = tuple(id(block.outputs) for block in same)
@@ -262,7 +262,7 @@ class Centring:
         return torch.kron(torch.eye(self.n_blocks).to(f), torch.eye(n).to(f) - 1 / n)
 
     def centred(self, f: Tensor) -> Tensor:
-        """Subtract from outputs (b, c) the means of their groups."""
+        """Subtract group means from outputs (b, c)."""
         groups = f.reshape(len(f), self.n_blocks, -1)
         return (groups - groups.mean(2, keepdim=True)).flatten(1)
 

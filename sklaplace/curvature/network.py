@@ -35,7 +35,7 @@ ROWS_OF_MANY = 128
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSpec(outputs.OutputSpec):
-    """What the Laplace approximation needs from a network.
+    """Information that the Laplace approximation needs from a network.
 
     Attributes
     ----------

@@ -112,7 +112,7 @@ def unseen_path(forward: Forward, x: Batch, layout: Layout) -> str | None:
 
 
 class Recorder(ExitStack):
-    """Records the calls of the layers of a layout during one forward pass.
+    """Context manager that records the calls of layers during one forward pass.
 
     The *gradient edge* of the layer's output is recorded instead of the output: an
     in-place activation changes the tensor, but never the edge.

@@ -210,7 +210,7 @@ def _without_gradient(
 
 
 def _change_outputs(forward: Forward, x: Batch, names: list[str]) -> bool:
-    """Return whether outputs change with parameters, once evaluation mode is reset."""
+    """Return whether outputs change with parameters, on entering evaluation mode."""
     twin = forward.twin()
     with torch.no_grad():
         before = twin(x)

@@ -78,7 +78,7 @@ def check_gradients(names: Sequence[str]) -> None:
 def restarted_at(
     module: nn.Module, layers: Sequence[str]
 ) -> Iterator[tuple[dict[str, Tensor], set[object]]]:
-    """Add a leaf to the outputs of each layer; yield the leaves and the nodes before.
+    """Add a leaf to the outputs of each layer; yield leaves and preceding nodes.
 
     The graph below remains, since networks may differentiate with respect to inputs.
     """
@@ -96,7 +96,7 @@ def restarted_at(
 
 
 def _restarted(output: object, start: Tensor, walls: set[object]) -> object:
-    """Add a leaf equal to zero to a layer's output; the node before becomes a wall."""
+    """Add a leaf equal to zero to a layer's output; add the output's node to walls."""
     if type(output) is tuple:
         return tuple(_restarted(part, start, walls) for part in output)
     if type(output) is list:
@@ -126,7 +126,7 @@ def with_all_gradients(forward: Forward, function: Callable[[], T]) -> T:
 
 
 def bypassing(forward: Forward, x: Batch, layers: Sequence[str]) -> tuple[str, ...]:
-    """Return parameters that reach outputs bypassing some layers, nearest first."""
+    """Return parameters with paths to outputs that bypass some layers, nearest first."""
     names = {id(p): name for name, p in forward.module.named_parameters()}
 
     def reached_past() -> Iterable[int]:

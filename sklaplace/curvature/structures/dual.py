@@ -84,7 +84,7 @@ class DualForm(base.Structure):
         return _squares(self.root, identity(self.gram))
 
     def rounding(self, eps: float) -> float:
-        """Return the relative rounding; it is smaller if ``R`` can be decomposed."""
+        """Return the rounding error, which is smaller if ``R`` can be decomposed."""
         own = torch.finfo(torch.float64).eps
         return max(eps**2, own**2 if self._is_decomposable else own)
 

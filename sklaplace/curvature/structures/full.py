@@ -1,4 +1,4 @@
-"""Full structure: all of ``H``, (P, P), factorised in O(P³)."""
+"""Full structure: the matrix ``H`` (P, P), factorised in O(P³)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -272,7 +272,7 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
-        """Return bytes of ``H`` in float64, and of four more to factorise and predict.
+        """Return bytes of ``H``, and of four such matrices to factorise and predict.
 
         The dual form takes ``R``, scaled and solved copies of it, and ``R Rᵀ``.
         """
@@ -283,7 +283,7 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def row_elements(cls, layout: Layout, n_columns: int, **_: object) -> int:
-        """Return two dense rows, or the pairs of inputs and outputs of a last layer."""
+        """Count numbers in two copies of dense rows, or in pairs of a last layer."""
         shapes = [block.factor_shape for block in layout.blocks]
         pairs = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2
         if layout.head is not None:

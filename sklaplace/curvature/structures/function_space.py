@@ -200,7 +200,7 @@ class PointsAccumulator(Accumulator):
     def row_elements(
         cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **_: object
     ) -> int:
-        """Return the numbers of dense rows, and of products with rows of all points."""
+        """Count the numbers in dense rows, and in products with rows of all points."""
         wide = [block.size for block in layout.blocks if len(block.shape) > 2]
         return 3 * n_points * n_columns**2 + 2 * n_columns * max(wide, default=0)
 
@@ -381,7 +381,7 @@ class VariationalAccumulator(NystromAccumulator):
 
 
 def _width(block: BlockSpec, n_columns: int) -> int:
-    """Return the numbers per sample; for convolutions, at most as for dense rows."""
+    """Count numbers per sample; convolutions take no more than dense rows."""
     if block.layer is None or len(block.shape) > 2:
         return n_columns * block.size
     o, i = block.factor_shape

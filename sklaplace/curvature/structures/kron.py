@@ -32,12 +32,12 @@ from sklaplace.curvature.patches import (
 from sklaplace.curvature.shared import SharedBlock, SharedColumns
 from sklaplace.curvature.structures import base
 
-# A wider factor keeps only its diagonal: eigenvectors of a dense factor take 8 n² bytes
-# and about 10 n³ operations. Factors of groups are always dense, since a group has only
-# some of the channels.
+# Factors wider than this keep only their diagonal: eigenvectors of a dense factor take
+# 8 n² bytes and about 10 n³ operations. Factors of groups are always dense: few are
+# wide, since a group has only some of the channels.
 MAX_FACTOR = 8192
-# Larger eigenvectors are converted at each use: the conversion is fast compared with
-# products, and a copy would be large.
+# Eigenvector matrices wider than this are converted at each use: the conversion is fast
+# compared with products, and a copy would be large.
 MAX_CONVERTED = 512
 
 # how positions count as samples, see `KronAccumulator`
@@ -53,10 +53,10 @@ class Factor(FieldsOnly):
     Attributes
     ----------
     state : Tensor of shape (n, n), (r, n) or (n,), or tuple of Tensor
-        Factor in float64: the matrix (n, n), a root ``R`` (r, n) with r < n and factor
-        ``Rᵀ R``, or the diagonal (n,). After `eigh`, eigenvalues (n,) and eigenvectors
-        (n, n), or None for the identity, replace the factor to save memory. For G
-        groups, all tensors have a first axis of length G.
+        Factor in float64: the matrix (n, n), a root ``R`` (r, n) of the factor ``Rᵀ R``
+        with r < n, or the diagonal (n,). After `eigh`, eigenvalues (n,) and
+        eigenvectors (n, n), or None for the identity, replace the factor to save
+        memory. For G groups, all tensors have a first axis of length G.
     """
 
     state: Tensor | tuple[Tensor, Tensor | None]

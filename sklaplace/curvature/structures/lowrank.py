@@ -160,7 +160,7 @@ class LowRankAccumulator(Accumulator):
     def row_elements(
         cls, layout: Layout, n_columns: int, rank: int = RANK, **_: object
     ) -> int:
-        """Return the number of products of a sample's gradients with ``Ω``."""
+        """Count the products of a sample's gradients with ``Ω``."""
         widest = max(o for o, _ in (block.factor_shape for block in layout.blocks))
         return (n_columns + widest) * (rank + OVERSAMPLING)
 
