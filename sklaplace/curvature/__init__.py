@@ -1,9 +1,9 @@
-"""From a network and data to the curvature of the loss in the selected weights.
+"""Curvature of the loss in the selected weights of a network.
 
-A `Layout` lists these weights, a `Jacobian` of the outputs with respect to them has one
-`Block` of unmultiplied factors per parameter tensor, and a `Curvature` says which
-square root of the loss's Hessian in the outputs multiplies it. Accumulators sum the
-curvature over batches, and a structure is the part of it that is kept, factorised.
+A `Layout` lists the selected weights. A `Jacobian` of the outputs has one `Block` of
+unmultiplied factors per parameter tensor. A `Curvature` defines the square root of the
+loss's Hessian in the outputs that multiplies the Jacobian. Accumulators sum the
+curvature over batches, and a structure stores and factorises a part of it.
 """
 
 from sklaplace.curvature.ggn import CURVATURES

@@ -1,8 +1,7 @@
 """Accumulation: curvature and loss of a trained network, summed over samples.
 
-`accumulate` is the only loop over samples that sums curvature. It goes over them in
-parts, by the ``map`` that it is given: the builtin one, that of joblib's workers, or
-that of the processes of ``torch.distributed``.
+Only `accumulate` loops over samples to sum curvature. It maps over parts of the samples
+with the builtin ``map``, joblib's workers, or the processes of ``torch.distributed``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,14 +29,14 @@ from sklaplace.networks.trained import TrainedNetwork
 
 
 class Recorder(AbstractContextManager["Recorder"]):
-    """Records more of the samples during a pass over them; this one records nothing.
+    """Base class that records nothing; subclasses record statistics during a pass.
 
     Parameters
     ----------
     network : TrainedNetwork
         The network.
     forward : Forward
-        The network as a function, which the samples pass.
+        The network as a function.
     """
 
     def __init__(self, network: TrainedNetwork, forward: Forward) -> None: ...
@@ -48,27 +47,28 @@ class Recorder(AbstractContextManager["Recorder"]):
     def observe(self, *batch: Any) -> None:
         """Record ``f, hessian, jacobian, targets, weights, keys`` of a batch.
 
-        Or of a part of its columns; ``jacobian`` has the rows ``Sᵀ J``.
+        A batch may come in several calls, each with some of its columns. The rows of
+        ``jacobian`` are ``Sᵀ J``.
         """
 
     def observe_batch(self, *batch: Any) -> None:
         """Record ``x, f, targets, weights`` of a whole batch, with outputs (b, c)."""
 
     def result(self) -> Any:
-        """Return the record, which has a method ``merge``; None for nothing."""
+        """Return the record, an object with a method ``merge``, or None."""
         return None
 
 
 @dataclass
 class CurvatureSums:
-    """Sums over samples.
+    """Curvature and loss, summed over samples.
 
     Attributes
     ----------
     accumulator : Accumulator
-        Curvature.
+        Sum of the curvature.
     data_fit : DataFit
-        Loss.
+        Sum of the loss.
     record : object or None
         Result of a `Recorder`.
     """
@@ -78,18 +78,18 @@ class CurvatureSums:
     record: Any = None
 
     def merge(self, other: "CurvatureSums") -> None:
-        """Add the sums over samples that follow."""
+        """Add the sums over the next samples."""
         self.accumulator.merge(other.accumulator)
         self.add(other.data_fit, other.record)
 
     def add(self, data_fit: DataFit, record: Any) -> None:
-        """Add the loss and the record of samples whose curvature is there already."""
+        """Add the loss and the record of samples, without their curvature."""
         self.data_fit = self.data_fit + data_fit
         if record is not None:
             self.record.merge(record)
 
 
-# ``map(function, parts)`` yields sums over the parts, in their order
+# ``map(function, parts)`` yields sums over the parts, in order
 OrderedMap = Callable[
     [Callable[[Samples], CurvatureSums], Sequence[Samples]],
     Iterable[CurvatureSums],
@@ -104,7 +104,7 @@ def accumulate(
     *,
     batch_size: int | None = None,
     recorder: Callable[[TrainedNetwork, Forward], Recorder] = Recorder,
-    map: OrderedMap = map,  # noqa: A002 - it is one, as the builtin
+    map: OrderedMap = map,  # noqa: A002 - a map, like the builtin
 ) -> CurvatureSums:
     """Sum the curvature and the loss over samples.
 
@@ -113,18 +113,18 @@ def accumulate(
     network : TrainedNetwork
         The trained network.
     parts : sequence of Dataset
-        Samples. Sums over the parts are added in their order.
+        Samples. Sums over the parts are added in order.
     curvature : Curvature
         Curvature to sum.
     accumulator : Accumulator
-        Empty accumulator of the structure, which is not changed.
+        Empty accumulator of the structure; it is not modified.
     batch_size : int or None
         Samples per batch.
     recorder : callable
-        Makes the `Recorder` of a part, from the network and its function.
+        Creates the `Recorder` of a part from the network and its function.
     map : callable
-        Ordered map: yields a function of the parts in their order. Those of workers
-        and of processes may yield sums over several consecutive parts at once.
+        Yields the results of a function of the parts, in order. The maps of workers
+        and processes may yield one sum for several consecutive parts.
 
     Returns
     -------
@@ -144,7 +144,7 @@ def accumulate(
 
 
 def total(parts: Iterable[CurvatureSums]) -> CurvatureSums:
-    """Return the sum of sums, added to the first of them in their order."""
+    """Add all sums to the first one, in order, and return it."""
     parts = iter(parts)
     first = next(parts)
     for part in parts:
@@ -154,7 +154,7 @@ def total(parts: Iterable[CurvatureSums]) -> CurvatureSums:
 
 @dataclass(frozen=True)
 class _Pass:
-    """One pass over the samples of a part; see `accumulate`."""
+    """A pass over the samples of one part; see `accumulate`."""
 
     network: TrainedNetwork
     curvature: Curvature
@@ -167,7 +167,7 @@ class _Pass:
         network, accumulator = self.network, self.accumulator.fresh()
         batches = network.batches(samples, self.batch_size)
         forward, fits = network.forward(), list[DataFit]()
-        # loaders and modules may draw numbers
+        # loaders and modules may draw random numbers
         with (
             private_rng(0, network.device),
             forward.frozen(),
@@ -178,7 +178,7 @@ class _Pass:
                 batch = _Batch(*parts, *given)
                 f = batch.add(recorder)
                 if accumulator.layout.head is not None and not fits:
-                    # no rows are compared, but a whole batch may have other outputs
+                    # rows are not compared, but outputs may depend on the batch
                     compare_alone(forward, batch.x, f, accumulator.layout.rounding)
                 recorder.observe_batch(batch.x, f, batch.targets, batch.given_weights)
                 fits.append(batch.data_fit(f.double()))
@@ -187,7 +187,7 @@ class _Pass:
 
 @dataclass
 class _Batch:
-    """One batch, whose targets are read once its outputs are computed."""
+    """One batch; its targets are set after its outputs have been computed."""
 
     forward: Forward
     likelihood: Likelihood
@@ -200,7 +200,7 @@ class _Batch:
     keys: Tensor | None = None
 
     def add(self, recorder: Recorder) -> Tensor:
-        """Add the curvature; returns the outputs (b, c)."""
+        """Add the curvature and return the outputs (b, c)."""
         layout = self.accumulator.layout
         if self.curvature.is_exact and layout.head is None:
             return self._add_matrix()
@@ -215,7 +215,7 @@ class _Batch:
         return f
 
     def _add_matrix(self) -> Tensor:
-        """Add the Hessian of the loss in the weights; returns the outputs (b, c)."""
+        """Add the Hessian of the loss in the weights; return the outputs (b, c)."""
         with torch.no_grad():
             f: Tensor = self.forward(self.x)
         self._set_targets(f)
@@ -225,7 +225,7 @@ class _Batch:
         return f
 
     def _set_targets(self, f: Tensor) -> None:
-        """Targets, and sample weights times those that the criterion has."""
+        """Set the targets, and multiply sample weights by the criterion's weights."""
         if not all_finite(f):
             raise ValueError(
                 "The network's outputs are not finite on some training samples: its "
@@ -237,7 +237,7 @@ class _Batch:
         self.sample_weights = ones if self.weights is None else self.weights.double()
 
     def _columns(self, f: Tensor) -> OutputHessian:
-        """``w S Sᵀ`` of each sample."""
+        """Return ``w S Sᵀ`` for each sample."""
         self._set_targets(f)
         self.hessian = output_hessian(
             self.curvature, self.likelihood, f, self.targets, self.weights, self.keys
@@ -245,18 +245,18 @@ class _Batch:
         return self.hessian
 
     def _n_targets(self, f: Tensor) -> Tensor:
-        """Sum of the weights of observed values, (), float64."""
+        """Return the sum of the weights of observed targets, (), float64."""
         weights = self.likelihood.label_weights(self.targets)
         if weights is None:
             return self.sample_weights.sum() * self.likelihood.n_targets(f.shape[1])
         return self.sample_weights @ weights.sum(1)
 
     def _loss(self, f: Tensor) -> Tensor:
-        """Weighted sum of the loss, (), in the dtype of the outputs."""
+        """Return the weighted sum of the loss, (), in the dtype of the outputs."""
         return self.data_fit(f).loss
 
     def data_fit(self, f: Tensor) -> DataFit:
-        """Weighted sum of the loss, in the dtype of the outputs, and of targets."""
+        """Return weighted sums of the loss, in the outputs' dtype, and of targets."""
         is_real = self.targets.is_floating_point()
         targets = self.targets.to(f.dtype) if is_real else self.targets
         weights, n_targets = self.sample_weights, self._n_targets(f)

@@ -1,8 +1,9 @@
-"""Blocks: the Jacobian rows of one parameter tensor, kept as two factors.
+"""Blocks: the Jacobian rows of one parameter tensor, stored as two factors.
 
-For a parameter tensor of a Linear or convolution layer the rows are ``Σᵣ g ⊗ a``:
+For a parameter tensor of a Linear or convolution layer, the rows are ``Σᵣ g ⊗ a``:
 layer inputs ``a`` (b, r, i) times gradients ``g`` (b, k, r, o) of the network's outputs
-with respect to the layer's. Sums and products of rows are computed from the factors.
+with respect to the layer's outputs. Sums and products of rows are computed from the
+factors.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,14 +18,14 @@ from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.patches import Inputs, contracted, mean_input, unfolded
 from sklaplace.likelihoods.output_hessian import OutputHessian
 
-# elements of a temporary array that is computed in one piece
+# maximum number of elements of a temporary array
 CHUNK_ELEMENTS = 2**22
-# fewer where the array is read once more at once: it should stay in the caches
+# fewer if the array is read again at once and should stay in the caches
 DENSE_ELEMENTS = 2**19
-# fewer still where it is small beside the arrays that it is computed from
+# fewer still if the array is small compared with the arrays it is computed from
 CACHED_ELEMENTS = 2**16
 
-# gradients that a contraction needs, and a value that is multiplied by them
+# gradients of a contraction, and the value that they multiply
 Terms = Iterator[tuple[tuple[Any, ...], Tensor]]
 
 
@@ -34,8 +35,8 @@ class BaseBlock:
     Attributes
     ----------
     g : Tensor of shape (b, k, r, o) or (1, k, 1, o)
-        Gradients of the k outputs (or combinations of them) at r positions; one entry
-        where all samples have the same.
+        Gradients of the k outputs (or combinations of outputs) at r positions; one
+        entry if all samples share the gradients.
     a : Tensor or Patches of shape (b, r, i), or None
         Layer inputs. None stands for ``a ≡ 1``; then r = 1.
     """
@@ -44,11 +45,11 @@ class BaseBlock:
     a: Inputs | None
 
     def like(self, g: Tensor, a: Inputs | None) -> "Block":
-        """Rows of the same parameters from other factors."""
+        """Build rows of the same parameters from other factors."""
         return Block(g, a)
 
     def __len__(self) -> int:
-        """Number of samples; one where all have the same rows."""
+        """Return the number of samples; one if all samples share the rows."""
         return len(self.g) if self.a is None else self.a.shape[0]
 
     @property
@@ -58,7 +59,7 @@ class BaseBlock:
 
     @property
     def n_outputs(self) -> int:
-        """Outputs o of the layer, or p where there are no inputs."""
+        """Number o of outputs of the layer; p if there are no inputs."""
         return self.g.shape[-1]
 
     @property
@@ -68,7 +69,7 @@ class BaseBlock:
 
     @property
     def n_groups(self) -> int:
-        """Number of groups of outputs and inputs with factors of their own."""
+        """Number of groups of outputs and inputs, each with its own factors."""
         return 1
 
     @property
@@ -83,17 +84,17 @@ class BaseBlock:
 
     @property
     def inputs(self) -> Tensor:
-        """Layer inputs written out, (b, r, i); ones for a bias."""
+        """Dense layer inputs, (b, r, i); ones for a bias."""
         a = self.a
         return self.g.new_ones(len(self.g), 1, 1) if a is None else unfolded(a)
 
     @property
     def has_one_position(self) -> bool:
-        """Whether no positions share the weights."""
+        """Whether the layer uses its weights at one position only."""
         return self.a is None or self.a.shape[1] == 1
 
     def dense(self) -> Tensor:
-        """Rows written out, (b, k, p)."""
+        """Return dense rows, (b, k, p)."""
         if self.a is None:
             return self.g.squeeze(2)
         outputs = self.g.movedim(2, -1)  # (b, k, o, r)
@@ -102,28 +103,28 @@ class BaseBlock:
 
     @property
     def _chunk_length(self) -> int:
-        """Samples whose dense rows stay in the caches together."""
+        """Number of samples whose dense rows fit into the caches."""
         return max(1, DENSE_ELEMENTS // max(1, self.n_columns * self.n_parameters))
 
     def dense_chunks(self) -> Iterator[Tensor]:
-        """Dense rows of some samples at a time."""
+        """Yield dense rows, a few samples at a time."""
         n, g = self._chunk_length, self.g.expand(len(self), -1, -1, -1)
         for some in (slice(start, start + n) for start in range(0, len(self), n)):
             yield self.like(g[some], None if self.a is None else self.a[some]).dense()
 
     def reduced(self) -> "BaseBlock":
-        """One position for all: the sum of ``g``, and the mean of ``a``."""
+        """Reduce all positions to one: the sum of ``g``, and the mean of ``a``."""
         if self.a is None or self.has_one_position:
             return self
         return self.like(self.g.sum(2, keepdim=True), mean_input(self.a))
 
     def take(self, indices: Tensor) -> "BaseBlock":
-        """Rows of the samples at some indices (n,)."""
+        """Return the rows of the samples at some indices (n,)."""
         g = self.g.expand(len(self), -1, -1, -1)[indices.to(self.g.device)]
         return self.like(g, None if self.a is None else self.a[indices])
 
     def padded(self, n_positions: int) -> "BaseBlock":
-        """The same rows with as many positions, of which further ones are zero."""
+        """Pad the factors with zeros to a number of positions."""
         missing = n_positions - self.g.shape[2]
         if self.a is None or not missing:
             return self
@@ -131,7 +132,7 @@ class BaseBlock:
         return self.like(g, a)
 
     def shortest(self) -> "BaseBlock":
-        """Dense rows if they take less memory than the factors: for many positions."""
+        """Return dense rows if they take less memory than the factors."""
         if self.a is None or self.has_one_position:
             return self
         n_factors = self.g.numel() + self.a.numel()
@@ -144,46 +145,46 @@ class BaseBlock:
         return (self.g**2).sum((1, 2))
 
     def output_squares(self) -> Tensor:
-        """Diagonal of ``Σ g gᵀ`` over samples, columns and positions, (o,)."""
+        """Return the diagonal of ``Σ g gᵀ`` over samples, columns, positions, (o,)."""
         return self._diagonals.sum(0)
 
     def squares(self) -> Tensor:
-        """Sum of squared rows over b and k, (p,); of several chunks in float64."""
+        """Sum squared rows over b and k, (p,); in float64 at several positions."""
         if not self.has_one_position:
             chunks = self.dense_chunks()
             return total([(rows**2).sum((0, 1)).double() for rows in chunks])
         return (self._diagonals.T @ self.inputs.squeeze(1) ** 2).flatten()
 
     def gram(self, v: Tensor) -> Tensor:
-        """``rows · diag(v) · rowsᵀ`` for ``v`` (p,), as (b, k, k)."""
+        """Return ``rows · diag(v) · rowsᵀ`` for ``v`` (p,), as (b, k, k)."""
         return torch.cat([(rows * v) @ rows.mT for rows in self.dense_chunks()])
 
     def variance(self, v: Tensor) -> Tensor:
-        """Diagonal of `gram`, (b, k)."""
+        """Return the diagonal of `gram`, (b, k)."""
         return torch.cat([(rows * rows) @ v for rows in self.dense_chunks()])
 
     def output_weights(self, v: Tensor) -> Tensor:
-        """``Σᵢ a² v`` for each output of the layer, (b, o), at one position."""
+        """Return ``Σᵢ a² v`` for each output of the layer, (b, o), at one position."""
         matrix = v.reshape(self.g.shape[-1], -1)
         if self.a is None:
             return matrix.T
         return self.inputs.squeeze(1) ** 2 @ matrix.T
 
     def matmul(self, v: Tensor) -> Tensor:
-        """``rows @ v`` for ``v`` (p, q), as (b, k, q)."""
+        """Return ``rows @ v`` for ``v`` (p, q), as (b, k, q)."""
         if self.a is None or self.n_columns == 1 or not self.has_one_position:
             return torch.cat([rows @ v for rows in self.dense_chunks()])
-        # inputs first: b·p·q operations whatever k, and (b, o, q) in between
+        # inputs first: b·p·q operations for any k, and an intermediate (b, o, q)
         matrices = v.unflatten(0, (self.g.shape[-1], -1))  # (o, i, q)
         g, inputs = self.g.squeeze(2), self.inputs.squeeze(1)
-        if v.shape[1] == 1:  # one product in place of o with vectors
+        if v.shape[1] == 1:  # one matrix product instead of o products with vectors
             return g @ (inputs @ matrices.squeeze(2).T).unsqueeze(2)
         n = max(1, CHUNK_ELEMENTS // max(1, len(matrices) * v.shape[1]))
         pairs = zip(g.expand(len(self), -1, -1).split(n), inputs.split(n), strict=True)
         return torch.cat([g @ (a @ matrices).transpose(0, 1) for g, a in pairs])
 
     def rmatmul(self, w: Tensor) -> Tensor:
-        """``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (p, q)."""
+        """Return ``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (p, q)."""
         if self.a is None:
             g = self.g.squeeze(2).expand(len(w), -1, -1)
             return g.flatten(0, 1).T @ w.flatten(0, 1)
@@ -199,12 +200,12 @@ class BaseBlock:
         factors = (tensor.split(n) for tensor in (g, self.inputs.squeeze(1), w))
         for some, a, columns in zip(*factors, strict=True):
             reached = some.mT @ columns  # (b, o, q)
-            # samples last: one product sums over them
+            # samples last: one product sums over the samples
             matrix += (reached.flatten(1).T @ a).unflatten(0, reached.shape[1:]).mT
         return found
 
     def products(self, other: "BaseBlock") -> Tensor:
-        """Products with all rows of another block, (b, k, b', k')."""
+        """Multiply by all rows of another block, (b, k, b', k')."""
         mine = self.dense()
         parts = [torch.tensordot(mine, p, ([2], [2])) for p in other.dense_chunks()]
         return torch.cat(parts, 2)
@@ -212,19 +213,19 @@ class BaseBlock:
 
 @dataclass(frozen=True)
 class Block(BaseBlock):
-    """Rows given by their factors, see `BaseBlock`."""
+    """Rows in the form of two factors, see `BaseBlock`."""
 
     g: Tensor
     a: Inputs | None = None
 
     def output_moment(self) -> Tensor:
-        """``Σ g gᵀ`` over samples, columns and positions, (o, o)."""
+        """Return ``Σ g gᵀ`` over samples, columns and positions, (o, o)."""
         return gram(self.g.flatten(0, 2))
 
     def grams(self, other: BaseBlock) -> tuple[Tensor, Tensor, Tensor] | None:
-        """``Σₖ g gᵀ`` (b, o, o') with another block, and both layers' inputs (b, i).
+        """Return ``Σₖ g gᵀ`` (b, o, o') with another block, and both inputs (b, i).
 
-        None where there are several positions: rows are sums of such products.
+        None if there are several positions: then rows are sums over positions.
         """
         if not (self.has_one_position and other.has_one_position):
             return None
@@ -232,7 +233,7 @@ class Block(BaseBlock):
         return outputs, self.inputs.squeeze(1), other.inputs.squeeze(1)
 
     def select(self, indices: Tensor) -> "Block":
-        """Dense rows of the parameters at some indices."""
+        """Return dense rows of the parameters at some indices."""
         indices = indices.to(self.g.device)
         if self.a is None or not self.has_one_position:
             chunks = [rows[..., indices] for rows in self.dense_chunks()]
@@ -243,7 +244,7 @@ class Block(BaseBlock):
         return Block((outputs * inputs.unsqueeze(1)).unsqueeze(2))
 
     def rotate(self, outputs: Tensor | None, inputs: Tensor | None) -> "Block":
-        """Rows in the basis ``outputs ⊗ inputs``; None stands for the identity."""
+        """Rotate rows into the basis ``outputs ⊗ inputs``; None is the identity."""
         g = self.g if outputs is None else self.g @ outputs
         if inputs is None or self.a is None:
             return Block(g, self.a)
@@ -254,9 +255,9 @@ class Block(BaseBlock):
 
 @dataclass(frozen=True)
 class GroupedBlock(Block):
-    """Rows of a convolution whose G groups have outputs and inputs of their own.
+    """Rows of a convolution with G groups, each with its own outputs and inputs.
 
-    Rows are written out, without the zeros between groups: p = G·o·i.
+    Dense rows omit the zeros between groups: p = G·o·i.
 
     Attributes
     ----------
@@ -265,22 +266,22 @@ class GroupedBlock(Block):
     a : Tensor or Patches of shape (b, r, G·i)
         Inputs, group by group.
     groups : int
-        G.
+        Number G of groups.
     basis : Tensor of shape (G, i, i) or None
-        Matrices that the inputs of the groups are multiplied by; None: the identity.
+        Matrices that multiply the inputs of the groups; None: the identity.
     """
 
     groups: int = 1
     basis: Tensor | None = None
-    has_one_position = False  # whose products take all outputs with all inputs
+    has_one_position = False  # its products would combine outputs and inputs of groups
 
     def like(self, g: Tensor, a: Inputs | None) -> Block:
-        """Rows of the same parameters from other factors."""
+        """Build rows of the same parameters from other factors."""
         return replace(self, g=g, a=a)
 
     @property
     def n_groups(self) -> int:
-        """G."""
+        """Number G of groups."""
         return self.groups
 
     @property
@@ -290,21 +291,21 @@ class GroupedBlock(Block):
 
     @cached_property
     def outputs(self) -> Tensor:
-        """Gradients of the groups, (b, k, r, G, o), which no bias shares."""
+        """Gradients of the groups, (b, k, r, G, o), not shared with a bias."""
         return self.g.unflatten(-1, (self.groups, -1))
 
     def dense(self) -> Tensor:
-        """Rows written out, (b, k, p)."""
+        """Return dense rows, (b, k, p)."""
         inputs = self.inputs.unflatten(-1, (self.groups, -1))
         return group_rows(self.outputs, inputs, self.basis).flatten(2)
 
     def output_moment(self) -> Tensor:
-        """``Σ g gᵀ`` of each group, (G, o, o)."""
+        """Return ``Σ g gᵀ`` of each group, (G, o, o)."""
         rows = self.outputs.flatten(0, 2).transpose(0, 1)
         return rows.mT @ rows
 
     def rotate(self, outputs: Tensor | None, inputs: Tensor | None) -> Block:
-        """Rows in the bases (G, o, o) and (G, i, i) of the groups."""
+        """Rotate rows into the bases (G, o, o) and (G, i, i) of the groups."""
         g = self.g if outputs is None else group_products(self.g, outputs)
         return replace(self, g=g, basis=inputs)
 
@@ -313,15 +314,15 @@ class GroupedBlock(Block):
 class HeadBlock(BaseBlock):
     """Rows ``SᵀM ⊗ a`` of a last layer, computed from ``Λ = S Sᵀ`` where possible.
 
-    Sums over samples have a closed form in ``Λ``; other products write ``SᵀM`` out.
+    Sums over samples have a closed form in ``Λ``; other products form ``SᵀM``.
 
     Attributes
     ----------
     hessian : OutputHessian
         ``Λ`` of each sample.
     matrix : Tensor of shape (c, o) or None
-        ``M``, Jacobian of the network's outputs with respect to the layer's; None:
-        identity.
+        ``M``, the Jacobian of the network's outputs with respect to the layer's
+        outputs; None: the identity.
     a : Tensor of shape (b, 1, i) or None
         Layer inputs. None stands for ``a ≡ 1``.
     """
@@ -331,7 +332,7 @@ class HeadBlock(BaseBlock):
     a: Tensor | None = None
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return self.hessian.n_rows
 
     @property
@@ -341,17 +342,17 @@ class HeadBlock(BaseBlock):
 
     @property
     def n_outputs(self) -> int:
-        """Outputs o of the layer."""
+        """Number o of outputs of the layer."""
         return self.hessian.n_outputs if self.matrix is None else self.matrix.shape[1]
 
     @cached_property
     def g(self) -> Tensor:
-        """``SᵀM`` written out, (b, k, 1, o)."""
+        """Dense ``SᵀM``, (b, k, 1, o)."""
         return self.hessian.rows(self.matrix).unsqueeze(2)
 
     @property
     def outputs(self) -> OutputHessian:
-        """``Λ``, which the blocks of weight and bias share."""
+        """``Λ``, shared by the blocks of weight and bias."""
         return self.hessian
 
     @cached_property
@@ -360,39 +361,39 @@ class HeadBlock(BaseBlock):
         return self.hessian.diagonals(self.matrix)
 
     def double(self) -> "HeadBlock":
-        """Rows in float64."""
+        """Convert the rows to float64."""
         matrix, a = (None if t is None else t.double() for t in (self.matrix, self.a))
         return HeadBlock(self.hessian.double(), matrix, a)
 
     def squares(self) -> Tensor:
-        """Sum of squared rows over b and k, (p,), float64."""
+        """Sum squared rows over b and k, (p,), in float64."""
         return self._diagonals.double().sum(0) if self.a is None else super().squares()
 
     @property
     def device(self) -> torch.device:
-        """Device of the rows, which are not written out."""
+        """Device of the rows, found without forming them."""
         return (self.g if self.a is None else self.a).device
 
     def layer_outputs(self, v: Tensor) -> Tensor:
-        """The layer's outputs (b, o, q), or (1, o, q), of weights ``v`` (p, q)."""
+        """Return layer outputs (b, o, q), or (1, o, q), for weights ``v`` (p, q)."""
         matrices = v.reshape(self.n_outputs, -1, v.shape[1])  # (o, i, q)
         if self.a is None:
             return matrices.transpose(0, 1)
         return (self.a.squeeze(1) @ matrices).transpose(0, 1)
 
     def in_weights(self, outputs: Tensor) -> Tensor:
-        """Gradient (p, q) of gradients (b, o, q) in the layer's outputs."""
+        """Map gradients (b, o, q) in the layer's outputs to the weights, (p, q)."""
         if self.a is None:
             return outputs.sum(0)
         products = outputs.flatten(1).T @ self.a.squeeze(1)  # (o·q, i)
         return products.unflatten(0, outputs.shape[1:]).mT.flatten(0, 1)
 
     def output_moment(self) -> Tensor:
-        """``Σ MᵀΛM`` over samples, (o, o)."""
+        """Return ``Σ MᵀΛM`` over samples, (o, o)."""
         return self.hessian.moment(self.matrix)
 
     def grams(self, other: BaseBlock) -> tuple[Tensor, Tensor, Tensor]:
-        """``MᵀΛM`` (b, o, o), and inputs (b, i) of this block and of another."""
+        """Return ``MᵀΛM`` (b, o, o), and the inputs (b, i) of both blocks."""
         outputs = self.hessian.grams(self.matrix)
         here, there = (
             outputs.new_ones(len(outputs), 1) if a is None else unfolded(a).squeeze(1)
@@ -408,11 +409,11 @@ def _summed(
     of_block: Callable[[BaseBlock, Tensor], Tensor],
     of_gradients: Callable[[Any, Tensor], Tensor],
 ) -> Tensor:
-    """Sum over blocks of ``of_block(block, piece)``.
+    """Sum ``of_block(block, piece)`` over blocks.
 
-    At one position it is ``of_gradients(g, weights)`` of the `output_weights`, which
-    are linear in it: those of weight and bias of a layer, which share ``g``, are added
-    first.
+    At one position, a term is ``of_gradients(g, weights)`` with the block's
+    `output_weights`. It is linear in these weights. Weight and bias of a layer share
+    ``g``, so their weights are added first.
     """
 
     def terms() -> Terms:
@@ -429,10 +430,10 @@ def _summed(
 def kernel(
     blocks: Iterable[BaseBlock], others: Iterable[BaseBlock], factors: Iterable[Tensor]
 ) -> Tensor:
-    """Products of rows with rows (b', k') of the same parameters, (b, k, b', k').
+    """Multiply rows (b, k) by rows (b', k') of the same parameters, (b, k, b', k').
 
-    Those of each block are multiplied by its factor, (). At one position they are
-    ``(g · g') (a · a')``, in which weight and bias of a layer share ``g · g'``.
+    The products of each block are multiplied by its factor, (). At one position, they
+    are ``(g · g') (a · a')``; weight and bias of a layer share ``g · g'``.
     """
 
     def terms() -> Terms:
@@ -451,9 +452,9 @@ def kernel(
 
 
 def _sum_by_gradients(terms: Terms, contract: Callable[..., Tensor]) -> Tensor:
-    """Sum of ``contract(*gradients, value)``, and of values without gradients.
+    """Sum ``contract(*gradients, value)``, and values without gradients.
 
-    Values that follow each other with the same gradients are added first.
+    Consecutive values with the same gradients are added first.
     """
     parts: list[Tensor] = []
     last, value = next(terms)
@@ -467,34 +468,34 @@ def _sum_by_gradients(terms: Terms, contract: Callable[..., Tensor]) -> Tensor:
 
 
 def total(parts: list[Tensor]) -> Tensor:
-    """Their sum; blocks of a bias may have one entry for all samples."""
+    """Add the parts, with broadcasting: a bias may have one entry for all samples."""
     return sum(parts[1:], parts[0])
 
 
 def _weighted_gram(g: Any, weights: Tensor) -> Tensor:
-    """``g · diag(weights) · gᵀ`` for weights (b, o), as (b, k, k)."""
+    """Return ``g · diag(weights) · gᵀ`` for weights (b, o), as (b, k, k)."""
     g = (g if isinstance(g, Tensor) else g.dense).squeeze(2)
     return (g * weights.unsqueeze(1)) @ g.mT
 
 
 def _weighted_squares(g: Any, weights: Tensor) -> Tensor:
-    """Diagonal of `_weighted_gram`, (b, k)."""
+    """Return the diagonal of `_weighted_gram`, (b, k)."""
     if not isinstance(g, Tensor):
         return g.weighted_squares(weights)
     if len(g) == 1:
         return weights @ (g**2)[0, :, 0].T
     g = g.squeeze(2)
-    # a few samples at a time, so that what is multiplied stays in the caches
+    # a few samples at a time, so that the products stay in the caches
     n = max(1, CACHED_ELEMENTS // g[0].numel())
     pairs = zip(g.split(n), weights.expand(len(g), -1).split(n), strict=True)
     return torch.cat([(w.unsqueeze(1) * some**2).sum(-1) for some, w in pairs])
 
 
 def grams(blocks: Iterable[BaseBlock], pieces: Iterable[Tensor]) -> Tensor:
-    """Sum over blocks of their `BaseBlock.gram`, (b, k, k)."""
+    """Sum `BaseBlock.gram` over blocks, (b, k, k)."""
     return _summed(blocks, pieces, BaseBlock.gram, _weighted_gram)
 
 
 def variances(blocks: Iterable[BaseBlock], pieces: Iterable[Tensor]) -> Tensor:
-    """Sum over blocks of their variances, (b, k)."""
+    """Sum `BaseBlock.variance` over blocks, (b, k)."""
     return _summed(blocks, pieces, BaseBlock.variance, _weighted_squares)

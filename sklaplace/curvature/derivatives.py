@@ -1,7 +1,7 @@
-"""Derivatives in the network's parameters, by automatic differentiation alone.
+"""Derivatives with respect to the network's parameters, by automatic differentiation.
 
-Jacobian rows of parameters without a layer form, and the Hessian ``∂²L/∂θ∂θᵀ`` of a
-loss with the second derivatives of the network.
+This module computes Jacobian rows of parameters without a layer form, and the Hessian
+``∂²L/∂θ∂θᵀ`` of a loss, including the second derivatives of the network.
 """
 
 import warnings
@@ -27,7 +27,7 @@ DEPENDENT_SAMPLES = (
 
 @contextmanager
 def quiet_batching() -> Iterator[None]:
-    """Without torch's warning that some operator is looped over."""
+    """Silence torch's warning that an operator has no batching rule."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*batching rule.*", UserWarning)
         yield
@@ -38,7 +38,7 @@ def vectorised(
     columns: Tensor,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Results of a function of each column (k, ...), stacked on the first axis."""
+    """Apply a function to each column (k, ...); stack results on the first axis."""
     try:
         with quiet_batching():
             return vmap(function, chunk_size=chunk_size)(columns)
@@ -47,10 +47,10 @@ def vectorised(
 
 
 def call_with(forward: Forward, parameters: dict[str, Tensor], x: Batch) -> Tensor:
-    """Outputs with these values in place of the network's own parameters.
+    """Return the outputs for these values instead of the network's own parameters.
 
-    A parameter that several modules share is replaced in each of them; a module
-    that has several names is entered once, since torch restores it once.
+    A parameter that several modules share is replaced in each module. A module with
+    several names is replaced under one name, since torch restores it once.
     """
     names = {id(p): name for name, p in forward.module.named_parameters()}
     replaced = {
@@ -63,14 +63,14 @@ def call_with(forward: Forward, parameters: dict[str, Tensor], x: Batch) -> Tens
 
 
 def add_axis(x: Batch) -> Batch:
-    """A batch of one from a single sample."""
+    """Return a batch of one sample."""
     return mapped(lambda leaf: leaf.unsqueeze(0), x)
 
 
 def dense_rows(
     forward: Forward, x: Batch, blocks: list[BlockSpec], columns: Tensor
 ) -> dict[str, Tensor]:
-    """Rows ``Sᵀ J`` (b, k, p) of whole parameters, by name, for columns (b, c, k)."""
+    """Return rows ``Sᵀ J`` (b, k, p) of parameters, by name, for columns (b, c, k)."""
     mapped_blocks = [block for block in blocks if not block.one_by_one]
     try:
         found = mapped_rows(forward, x, mapped_blocks, columns)
@@ -89,7 +89,7 @@ def dense_rows(
 def mapped_rows(
     forward: Forward, x: Batch, blocks: list[BlockSpec], columns: Tensor
 ) -> dict[str, Tensor]:
-    """`dense_rows` of all samples at once, by ``torch.func.vmap``.
+    """Compute `dense_rows` of all samples at once, by ``torch.func.vmap``.
 
     Raises
     ------
@@ -125,15 +125,17 @@ def rows_by_loop(
     *,
     may_be_unused: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Outputs (b, c), and rows ``Sᵀ J`` (b, k, p) of leaves, sample by sample.
+    """Compute outputs (b, c), and rows ``Sᵀ J`` (b, k, p) of leaves, by sample.
+
+    With ``may_be_unused``, a sample may use none of the leaves, such as the weights of
+    an expert that gets other samples. Its rows are then zero.
 
     Raises
     ------
     RuntimeError
-        If a sample's outputs have no derivatives, unless it ``may_be_unused``: all
-        leaves, as those of an expert that gets other samples; rows are zero then.
+        If a sample's outputs have no derivatives, unless ``may_be_unused``.
     ValueError
-        If a sample alone has no outputs, or others in number than with others.
+        If a single sample has no outputs, or a different number of outputs.
     """
     outputs, rows = [], []
     for n, combinations in enumerate(columns):
@@ -142,7 +144,7 @@ def rows_by_loop(
                 f = call(tree_rows(x, slice(n, n + 1)))
             except torch.OutOfMemoryError:
                 raise
-            except (RuntimeError, ValueError) as error:  # together there was none
+            except (RuntimeError, ValueError) as error:  # the batch raised no error
                 message = f"{DEPENDENT_SAMPLES} Alone, a sample raised: {error}"
                 raise ValueError(message) from error
             if f.shape != (1, len(combinations)):
@@ -165,7 +167,7 @@ def rows_by_loop(
 def exact_hessian(
     forward: Forward, x: Batch, layout: Layout, loss: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Second derivatives of ``loss(outputs)``, (), in the selected parameters.
+    """Compute second derivatives of ``loss(outputs)`` in the selected parameters.
 
     Parameters
     ----------
@@ -176,7 +178,7 @@ def exact_hessian(
     layout : Layout
         The selected parameters.
     loss : callable
-        A number from outputs (b, c), twice differentiable.
+        Maps outputs (b, c) to a number, (); twice differentiable.
 
     Returns
     -------
@@ -185,7 +187,8 @@ def exact_hessian(
 
     Notes
     -----
-    P backward passes through the graph of one: for small models.
+    The cost is P backward passes through the graph of the gradient, which limits the
+    function to small models.
     """
     parameters = dict(forward.module.named_parameters())
     leaves = [parameters[block.name] for block in layout.blocks]
@@ -193,7 +196,7 @@ def exact_hessian(
     with torch.enable_grad(), requiring_grad(leaves):
         gradient = layout.flatten(grad(loss(forward(x)), create_graph=True))
         p = len(gradient)
-        if not gradient.requires_grad:  # the loss is linear in all of them
+        if not gradient.requires_grad:  # the loss is linear in all leaves
             return gradient.new_zeros(p, p)
 
         def backward(cotangent: Tensor) -> tuple[Tensor]:

@@ -1,9 +1,9 @@
-"""Descent: stochastic gradient descent that goes on from trained weights.
+"""Descent: stochastic gradient descent that starts from trained weights.
 
-``θ ← θ - lr (∇ℓ(θ) + λ θ)`` at a constant rate, where ``ℓ`` is the net's own loss on a
-random batch and ``λ`` the weight decay of its optimizer. The iterates spread around the
-minimum along directions in which the loss is flat (Maddox et al. 2019, "A simple
-baseline for Bayesian uncertainty in deep learning").
+Each step is ``θ ← θ - lr (∇ℓ(θ) + λ θ)`` with a constant learning rate. ``ℓ`` is the
+net's own loss on a random batch, and ``λ`` is the weight decay of its optimizer. The
+iterates spread around the minimum along flat directions of the loss (Maddox et al.
+2019, "A simple baseline for Bayesian uncertainty in deep learning").
 """
 
 from collections import deque
@@ -27,25 +27,25 @@ from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.streams import Samples, require_choice
 from sklaplace.networks.training import copied, logits_alone, weighted_loss
 
-# Largest mean fraction of the training samples in a batch: nearly all of them would
-# leave the gradient without noise.
+# Largest mean fraction of the training samples in a batch. With nearly all samples, the
+# gradient would have no noise.
 MAX_FRACTION = 0.1
-# Samples that are hashed at a time.
+# Number of samples to hash at a time.
 HASHED = 1024
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps of a descent, and the iterates that are collected, called snapshots.
+    """Steps of a descent, and the collected iterates, called snapshots.
 
     Attributes
     ----------
     n_snapshots : int
-        Number of iterates that are collected.
+        Number of iterates to collect.
     steps_per_snapshot : int
-        Steps from one to the next.
+        Number of steps between snapshots.
     lr : float
-        Learning rate, constant.
+        Constant learning rate.
     """
 
     n_snapshots: int = 100
@@ -64,21 +64,21 @@ SCHEDULE_CHECKS: Mapping[str, Check] = {
 class Descent:
     """Stochastic gradient descent from the weights of a trained net.
 
-    The network is in evaluation mode: statistics of batch normalisation stay as they
-    have been trained, and dropout is inactive, as in prediction.
+    The network is in evaluation mode, as in prediction: batch normalisation uses its
+    running statistics, and dropout is inactive.
 
     Attributes
     ----------
     net : skorch.NeuralNet
-        Trained; a copy of it descends.
+        Trained net, which is copied, not modified.
     dataset : Dataset
         Training samples, with or without weights.
     weight_decay : mapping of str to float
-        Weight decay of parameters, by name; zero for others.
+        Weight decay of parameters, by name; zero for parameters without an entry.
     seed : int
-        A step draws samples by hashes of their inputs and by this seed, so that their
-        order does not matter. The mean number is the net's ``batch_size``, but at most
-        a tenth of all.
+        Seed. Each step draws samples by this seed and by hashes of their inputs, so
+        that the order of samples does not matter. The mean number of samples in a step
+        is the net's ``batch_size``, and at most a tenth of all samples.
     """
 
     net: NeuralNet
@@ -92,7 +92,7 @@ class Descent:
         Raises
         ------
         ValueError
-            If the criterion cannot be computed, or differentiated, on the samples.
+            If the criterion cannot be computed or differentiated on the samples.
         """
         net = copied(self.net)
         module = as_forward(net).module.eval().requires_grad_(False)
@@ -128,12 +128,12 @@ class Descent:
         return moments
 
     def _hashes(self) -> Tensor:
-        """Hashes of the samples' inputs, (n,)."""
+        """Return hashes of the samples' inputs, (n,)."""
         batches = Batches(self.net, self.dataset, HASHED)
         return torch.cat([row_hash(x) for x, _, _ in batches])
 
     def _fraction(self, n_samples: int) -> float:
-        """Mean fraction of the samples in a batch."""
+        """Return the mean fraction of the samples in a batch."""
         size = self.net.get_params_for("iterator_train").get(
             "batch_size", self.net.batch_size
         )
@@ -143,7 +143,7 @@ class Descent:
     def _gradients(
         self, net: NeuralNet, drawn: list[int], leaves: list[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Gradients of the mean loss of some samples."""
+        """Return the gradients of the mean loss of some samples."""
         require_choice(self.dataset)
         subset = Subset(cast(Dataset[object], self.dataset), drawn)
         x, y, w = next(iter(Batches(net, subset, len(drawn))))
@@ -171,9 +171,9 @@ class Descent:
 
 
 def _matching(y: Any, outputs: Tensor) -> Any:
-    """Real-valued targets in the shape of the outputs, (b,) or (b, 1).
+    """Reshape real-valued targets to the shape of the outputs, (b,) or (b, 1).
 
-    A criterion would broadcast (b,) against (b, 1) to (b, b).
+    A criterion would broadcast shapes (b,) and (b, 1) to (b, b).
     """
     is_real = isinstance(y, Tensor) and y.is_floating_point()
     if is_real and y.numel() == outputs.numel():
@@ -182,7 +182,7 @@ def _matching(y: Any, outputs: Tensor) -> Any:
 
 
 def weight_decays(net: NeuralNet) -> dict[str, float]:
-    """Weight decay of the optimizer of a net for each of its parameters, by name."""
+    """Return the weight decay of the net's optimizer for each parameter, by name."""
     groups = getattr(getattr(net, "optimizer_", None), "param_groups", [])
     found = {
         id(p): float(group.get("weight_decay") or 0.0)
@@ -196,12 +196,12 @@ def weight_decays(net: NeuralNet) -> dict[str, float]:
 class WeightMoments:
     """Running moments of weights, in float64.
 
-    Of differences from where they start, against cancellation.
+    Sums of differences from ``start`` avoid cancellation.
 
     Parameters
     ----------
     start : Tensor of shape (P,)
-        Weights that all others are near.
+        Weight vector close to all other weight vectors.
     max_rank : int, default=0
         Number of deviations to keep.
 
@@ -210,7 +210,7 @@ class WeightMoments:
     n : int
         Number of weight vectors.
     deviations : deque of Tensor of shape (P,)
-        The last ``max_rank`` vectors, each less the mean of those up to it.
+        The last ``max_rank`` vectors, each minus the running mean after its update.
     """
 
     def __init__(self, start: Tensor, max_rank: int = 0) -> None:
@@ -221,7 +221,7 @@ class WeightMoments:
         self._squares = torch.zeros_like(start)
 
     def update(self, weights: Tensor) -> None:
-        """Add a vector (P,)."""
+        """Add a weight vector (P,)."""
         moved = weights - self._start
         before = moved - self._shift
         self.n += 1

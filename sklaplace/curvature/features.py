@@ -1,7 +1,7 @@
-"""Features: the inputs of a network's last layers, one vector for each sample.
+"""Features: the inputs of a network's last layers, one vector per sample.
 
-They are recorded during a forward pass that is made anyway. The last layers need not be
-those whose weights are random, and need not be Linear.
+Features are recorded during a forward pass that is needed anyway. The last layers may
+be of any type, and their weights need not be selected.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ _CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
 def feature_layers(
     forward: Forward, x: Batch, layout: Layout, subset: object
 ) -> list[str]:
-    """Return the names of the last layers with parameters; none if they are unknown.
+    """Return the names of the last layers with parameters; none if unknown.
 
-    ``layout`` is that of a ``subset`` of the weights, and ``x`` a few samples.
+    ``layout`` is the layout of the ``subset`` of weights, and ``x`` is a few samples.
     """
     is_known = all(block.layer for block in layout.blocks)
     if subset == "last_layer" and is_known:
@@ -37,16 +37,16 @@ def feature_layers(
 
 
 class FeatureRecorder(ExitStack):
-    """Records features during forward passes.
+    """Context manager that records features during forward passes.
 
     Parameters
     ----------
     forward : Forward
         The network, inside ``forward.frozen()``.
     layers : sequence of str
-        Names of its last layers.
+        Names of the network's last layers.
     keeps_graph : bool
-        Whether features stay in the graph of the inputs.
+        Whether features keep the autograd graph of the inputs.
 
     Attributes
     ----------
@@ -55,8 +55,8 @@ class FeatureRecorder(ExitStack):
 
     Notes
     -----
-    Only the first pass since the last `take` is recorded, that of a whole batch: passes
-    of single samples, or under transformations, follow it.
+    Only the first pass after each `take` is recorded: the pass of a whole batch. Later
+    passes of single samples, or under transformations, are ignored.
     """
 
     outputs: Tensor
@@ -84,7 +84,7 @@ class FeatureRecorder(ExitStack):
         if x is None:
             self._inputs[name].append(None)
         elif not any(other != name and _is_same(x, y) for other, y in self._seen):
-            # kept, so that its memory is not that of a later input
+            # kept, so that no later input reuses its memory
             self._seen.append((name, x))
             x = x if self._keeps_graph else x.detach()
             self._inputs[name].append(_mean_over_positions(layer, x))
@@ -96,8 +96,8 @@ class FeatureRecorder(ExitStack):
     def take(self, n_samples: int) -> Tensor | None:
         """Return features (b, i) of b samples; None if inputs are not one per sample.
 
-        Means over positions and over calls of a layer; those of several layers are side
-        by side, and inputs that layers share count once.
+        Features are means over positions and over calls of a layer. The features of
+        several layers are concatenated; inputs that layers share count once.
         """
         inputs = self._inputs
         self._inputs, self._is_complete = {name: [] for name in inputs}, False
@@ -114,19 +114,22 @@ class FeatureRecorder(ExitStack):
 
 
 def _first_real(args: object, kwargs: object) -> Tensor | None:
-    """Return the first argument of a layer that has real numbers for samples."""
+    """Return the first real-valued tensor of at least two axes among the arguments."""
     given = (v for v in leaves((args, kwargs)) if isinstance(v, Tensor))
     return next((v for v in given if v.is_floating_point() and v.ndim > 1), None)
 
 
 def _is_same(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors are views of the same numbers."""
+    """Return whether two tensors are views of the same numbers."""
     same_layout = x.shape == y.shape and x.stride() == y.stride()
     return same_layout and x.data_ptr() == y.data_ptr()
 
 
 def _mean_over_positions(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return a copy of a layer's inputs as (b, i): the network may write to them."""
+    """Return the mean of a layer's inputs over positions, (b, i), as a copy.
+
+    The network may later write to the inputs in place.
+    """
     x = at_least_single(x)
     if isinstance(layer, _CONVOLUTIONS):
         return x.flatten(2).mean(2)
@@ -136,7 +139,7 @@ def _mean_over_positions(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _by_sample(x: Tensor | None, n_samples: int) -> Tensor | None:
-    """Return means (b, i) over the rows of each sample, which are contiguous."""
+    """Return means (b, i) over the contiguous rows of each sample."""
     if x is None or not len(x) or len(x) % n_samples:
         return None
     if len(x) == n_samples:

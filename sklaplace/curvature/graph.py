@@ -1,4 +1,4 @@
-"""Graph: which leaves the autograd graph of some tensors leads to, and how often."""
+"""Graph: leaves in the autograd graph of some tensors, and the uses of each leaf."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -9,11 +9,10 @@ from torch import Tensor
 def count_uses(
     tensors: Iterable[Tensor], walls: Collection[object] = ()
 ) -> Counter[int]:
-    """Edges of the graph of some tensors that end in each leaf, by ``id`` of the leaf.
+    """Count the edges in the graph of some tensors that end in each leaf, by ``id``.
 
-    A parameter that a network uses in one place has one, whatever the values are: a
-    gradient that is zero for some samples shows no such use. Nodes in ``walls`` lead
-    nowhere.
+    A parameter that a network uses in one place has one edge, even if its gradient is
+    zero for some samples. The search does not continue past nodes in ``walls``.
     """
     stack = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     visited, uses = {*stack, *walls}, Counter[int]()

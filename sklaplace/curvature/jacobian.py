@@ -1,11 +1,11 @@
 """Jacobians of the outputs with respect to the selected parameters, as factors.
 
-For a parameter tensor of a Linear or convolution layer the rows of the Jacobian
+For a parameter tensor of a Linear or convolution layer, the rows of the Jacobian
 are ``Σᵣ g ⊗ a``: layer inputs ``a`` (b, r, i) times gradients ``g`` (b, k, r, o) of the
-outputs with respect to the layer's. One forward pass records ``a``, one batched
-backward pass computes all ``g``, and no gradient of any weight: the dense (b, k, P)
-Jacobian is not built. Parameters of other layers have dense rows, by ``torch.func``,
-in the form of a bias (``a ≡ 1``).
+network's outputs with respect to the layer's outputs. One forward pass records ``a``,
+and one batched backward pass computes all ``g`` without the gradient of any weight. The
+dense (b, k, P) Jacobian is never formed. Parameters of other layers have dense rows,
+computed by ``torch.func`` and stored in the form of a bias (``a ≡ 1``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -49,17 +49,17 @@ from sklaplace.networks.forward import Forward, requiring_grad
 
 @dataclass(frozen=True)
 class Jacobian:
-    """Rows for every selected parameter: one `Block` per parameter tensor.
+    """Rows for all selected parameters, with one `Block` per parameter tensor.
 
     Attributes
     ----------
     blocks : list of Block or of HeadBlock
-        In the order of the layout.
+        Blocks in the order of the layout.
     weights : Tensor of shape (b,) or None
-        Sample weights, whose square roots the rows have been multiplied by.
+        Sample weights; the rows are already multiplied by their square roots.
     first_column : int
-        Index of the first column, where the columns of a batch come in parts; the
-        layer inputs are those of the first part.
+        Index of the first column, if the columns of a batch come in parts. All parts
+        have the same layer inputs.
     keys : Tensor of shape (b,) or None
         Hashes of the samples' inputs, see `row_hash`.
     """
@@ -91,7 +91,7 @@ class Jacobian:
         first = self.blocks[0]
         if isinstance(first, SharedBlock):
             return True
-        # of patches, and at several positions, rows are sums
+        # rows of patches, and rows at several positions, are sums
         return (
             isinstance(first.a, Tensor)
             and first.has_one_position
@@ -101,29 +101,29 @@ class Jacobian:
         )
 
     def features(self) -> Tensor:
-        """Layer inputs (b, i) with a column of ones for a bias, if `is_shared`."""
+        """Return layer inputs (b, i), with ones for a bias; needs `is_shared`."""
         a: Tensor = self.blocks[0].a.squeeze(1)
         ones = [a.new_ones(len(a), 1) for _ in self.blocks[1:]]
         return torch.cat([a, *ones], 1)
 
     def dense(self) -> Tensor:
-        """Rows written out, (b, k, P)."""
+        """Return dense rows, (b, k, P)."""
         pieces = [block.dense() for block in self.blocks]
         b = max(len(piece) for piece in pieces)
         return torch.cat([piece.expand(b, -1, -1) for piece in pieces], -1)
 
     def gradients(self) -> list[Tensor]:
-        """Output gradients (b, k, r, o), each once where blocks share them."""
+        """Return output gradients (b, k, r, o), only once if blocks share them."""
         return list({id(block.outputs): block.g for block in self.blocks}.values())
 
     def double(self) -> "Jacobian":
-        """Rows in float64."""
+        """Convert the rows to float64."""
         if isinstance(self.blocks[0], HeadBlock | SharedBlock):
             return replace(self, blocks=[block.double() for block in self.blocks])
         return self._map(Tensor.double, lambda a: a.double())
 
     def take(self, indices: Tensor) -> "Jacobian":
-        """Rows of the samples at some indices (n,), written out in float64."""
+        """Return the rows of the samples at some indices (n,), in float64."""
         n_rows, indices = self.n_rows, indices.to(self.blocks[0].g.device)
         taken = self._map(
             # one entry may stand for all samples
@@ -134,19 +134,19 @@ class Jacobian:
         return Jacobian(taken.blocks, keys=keys)
 
     def combined(self, columns: Tensor) -> "Jacobian":
-        """Rows ``Sᵀ J`` for ``S`` (b, k, q), as many as columns."""
+        """Return the q rows ``Sᵀ J`` for ``S`` (b, k, q)."""
         return self._map(lambda g: torch.einsum("bkq,bkro->bqro", columns, g))
 
     def columns(self, some: slice) -> "Jacobian":
-        """Some of the k rows of each sample."""
+        """Return some of the k rows of each sample."""
         return self._map(lambda g: g[:, some])
 
     def times(self, factor: Tensor) -> "Jacobian":
-        """Rows times a factor, () or (b, 1, 1, 1)."""
+        """Multiply the rows by a factor, () or (b, 1, 1, 1)."""
         return self._map(lambda g: g * factor)
 
     def shortest(self) -> "Jacobian":
-        """Rows written out where that takes less memory: layers of many positions."""
+        """Convert blocks to dense rows where these take less memory."""
         return replace(self, blocks=[block.shortest() for block in self.blocks])
 
     def _map(
@@ -154,7 +154,7 @@ class Jacobian:
         of_gradients: Callable[[Tensor], Tensor],
         of_inputs: Callable[[Inputs], Inputs] = lambda a: a,
     ) -> "Jacobian":
-        """Functions of output gradients and layer inputs; shared ones stay shared."""
+        """Map output gradients and layer inputs; shared gradients stay shared."""
         known: dict[int, Tensor] = {}
         blocks = []
         for block in self.blocks:
@@ -167,7 +167,7 @@ class Jacobian:
 
     @staticmethod
     def stacked(parts: "list[Jacobian]") -> "Jacobian":
-        """Rows of the samples of several batches; all or none have keys."""
+        """Concatenate the samples of several batches; all or none have keys."""
         blocks = [
             same[0].like(
                 g, None if same[0].a is None else joined_inputs([b.a for b in same])
@@ -178,30 +178,30 @@ class Jacobian:
         return Jacobian(blocks, keys=torch.cat(keys) if keys else None)
 
     def kernel(self, other: "Jacobian", v: Tensor) -> Tensor:
-        """``Σₗ vₗ Jₗ J'ₗᵀ`` over blocks for ``v`` (L,), as (b, k, b', k')."""
+        """Return ``Σₗ vₗ Jₗ J'ₗᵀ`` over blocks for ``v`` (L,), (b, k, b', k')."""
         return kernel(self.blocks, other.blocks, v)
 
     def gram(self, v: Tensor) -> Tensor:
-        """``rows · diag(v) · rowsᵀ`` for ``v`` (P,), as (b, k, k)."""
+        """Return ``rows · diag(v) · rowsᵀ`` for ``v`` (P,), as (b, k, k)."""
         return grams(self.blocks, self._split(v))
 
     def variance(self, v: Tensor) -> Tensor:
-        """Diagonal of `gram`, (b, k)."""
+        """Return the diagonal of `gram`, (b, k)."""
         return variances(self.blocks, self._split(v))
 
     def matmul(self, v: Tensor) -> Tensor:
-        """``rows @ v`` for ``v`` (P, q), as (b, k, q)."""
+        """Return ``rows @ v`` for ``v`` (P, q), as (b, k, q)."""
         pairs = zip(self.blocks, self._split(v), strict=True)
         return total([block.matmul(piece) for block, piece in pairs])
 
     def rmatmul(self, w: Tensor) -> Tensor:
-        """``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (P, q)."""
+        """Return ``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (P, q)."""
         return torch.cat([block.rmatmul(w) for block in self.blocks])
 
     def normal_product(self, v: Tensor) -> Tensor:
-        """``Σ rowsᵀ rows v`` over b and k for ``v`` (P, q), as (P, q).
+        """Return ``Σ rowsᵀ rows v`` over b and k for ``v`` (P, q), as (P, q).
 
-        Rows of a last layer are not written out where they are more than ``q``.
+        If each sample of a last layer has more than ``q`` rows, they are not formed.
         """
         if self.n_columns <= v.shape[1] or not isinstance(self.blocks[0], HeadBlock):
             return self.rmatmul(self.matmul(v))
@@ -218,7 +218,7 @@ class Jacobian:
 def _concatenated(
     parts: Sequence[Jacobian], axis: int
 ) -> Iterator[tuple[Tensor, tuple[BaseBlock, ...]]]:
-    """Gradients of all parts along an axis, and the blocks, tensor by tensor."""
+    """Yield gradients, concatenated along an axis, and the blocks of each tensor."""
     known: dict[tuple[int, ...], Tensor] = {}
     for same in zip(*(part.blocks for part in parts), strict=True):
         shared = tuple(id(block.outputs) for block in same)
@@ -228,7 +228,7 @@ def _concatenated(
 
 
 def joined(parts: list[tuple[Tensor, Jacobian]]) -> tuple[Tensor, Jacobian]:
-    """Outputs, and the columns of all parts side by side."""
+    """Return the outputs, and the Jacobian with the columns of all parts."""
     if len(parts) == 1:
         return parts[0]
     outputs, jacobians = zip(*parts, strict=True)
@@ -244,23 +244,25 @@ Cotangents = Callable[[Tensor], Columns] | None
 
 @dataclass(frozen=True)
 class Centring:
-    """``C = I - 11ᵀ/K``, (c, c): outputs minus their mean, which softmax ignores.
+    """``C = I - 11ᵀ/K``, (c, c): subtracts the mean of the outputs.
+
+    A softmax ignores the mean.
 
     Attributes
     ----------
     n_blocks : int
-        Number of groups of outputs, side by side, that are centred each.
+        Number of consecutive groups of outputs; each group is centred separately.
     """
 
     n_blocks: int = 1
 
     def __call__(self, f: Tensor) -> Tensor:
-        """The matrix for outputs (b, c)."""
+        """Return the matrix (c, c) for outputs (b, c)."""
         n = f.shape[-1] // self.n_blocks
         return torch.kron(torch.eye(self.n_blocks).to(f), torch.eye(n).to(f) - 1 / n)
 
     def centred(self, f: Tensor) -> Tensor:
-        """Outputs (b, c) minus the means of their groups."""
+        """Subtract group means from outputs (b, c)."""
         groups = f.reshape(len(f), self.n_blocks, -1)
         return (groups - groups.mean(2, keepdim=True)).flatten(1)
 
@@ -271,7 +273,7 @@ centring = Centring()
 def backpropagate(
     forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents = None
 ) -> tuple[Tensor, Jacobian]:
-    """Outputs of a batch and the Jacobian of combinations of them.
+    """Compute the outputs of a batch and the Jacobian of combinations of outputs.
 
     Parameters
     ----------
@@ -282,20 +284,20 @@ def backpropagate(
     layout : Layout
         The selected parameters.
     cotangents : callable, optional
-        Maps the outputs (b, c) to ``S`` (b, c, k) or an `OutputHessian`; the rows of
-        the result are those of ``Sᵀ J``. Without it ``S`` is the identity and k = c.
+        Maps the outputs (b, c) to ``S`` (b, c, k) or an `OutputHessian`. The rows of
+        the result are ``Sᵀ J``. By default ``S`` is the identity and k = c.
         A `Centring` has one ``S`` (c, c) for all samples.
 
     Returns
     -------
     outputs : Tensor of shape (b, c)
     jacobian : Jacobian
-        With k rows for each sample.
+        Jacobian with k rows per sample.
 
     Notes
     -----
-    A layout with a `Head` costs one forward pass. Any other costs a backward pass
-    of k columns down to the lowest selected layer as well; memory is ``b Σ r (i +
+    A layout with a `Head` costs one forward pass. Other layouts also cost a backward
+    pass of k columns down to the lowest selected layer. The memory is ``b Σ r (i +
     k·o)`` over the selected layers, and ``b·k·p`` for rows of other layers.
     """
     return joined(list(backpropagate_in_parts(forward, x, layout, cotangents)))
@@ -304,7 +306,7 @@ def backpropagate(
 def backpropagate_in_parts(
     forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents = None
 ) -> Iterator[tuple[Tensor, Jacobian]]:
-    """`backpropagate`, for some columns at a time where all take too much memory."""
+    """Yield results of `backpropagate` for chunks of columns that fit into memory."""
     if layout.head is not None:
         known = _through_head(forward, x, layout, layout.head, cotangents)
         if known is not None:
@@ -319,14 +321,14 @@ def backpropagate_in_parts(
 def backpropagate_batch(
     forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents = None
 ) -> Iterator[tuple[Tensor, Jacobian]]:
-    """`backpropagate_in_parts` of all samples together.
+    """Yield the parts of `backpropagate_in_parts`, with all samples together.
 
     Raises
     ------
     MixedSamplesError
-        If the entries of some layer's input are not those samples, in order.
+        If the entries of a layer's input are not the samples of the batch, in order.
     UnseenUseError
-        If some samples use a layer otherwise than those that the layout is from.
+        If some samples use a layer differently from the samples of the inference.
     """
     f, recorder = recorded(forward, x, layout)
     outputs = f.detach()
@@ -342,7 +344,10 @@ def backpropagate_batch(
 
 
 def recorded(forward: Forward, x: Batch, layout: Layout) -> tuple[Tensor, Recorder]:
-    """Outputs with their graph, and the calls of layers, which raises as above."""
+    """Return outputs with their graph, and the calls of layers.
+
+    Raises the same errors as `backpropagate_batch`.
+    """
     with torch.enable_grad(), Recorder(forward.module, layout) as recorder:
         f = forward(x)
         layer = recorder.unseen_use(forward, x, f)
@@ -353,13 +358,13 @@ def recorded(forward: Forward, x: Batch, layout: Layout) -> tuple[Tensor, Record
 
 
 def require_seen_paths(forward: Forward, x: Batch, layout: Layout) -> None:
-    """Raise UnseenUseError where outputs bypass the last layers as none did before."""
+    """Raise UnseenUseError if outputs bypass the last layers in a new way."""
     if (layer := unseen_path(forward, x, layout)) is not None:
         raise UnseenUseError(layer, x)
 
 
 def _narrowed(forward: Forward, x: Batch, layout: Layout, few: int = 4) -> Batch:
-    """A ``few`` samples of a batch with an unseen use, one of which has it too."""
+    """Narrow a batch with an unseen use to a ``few`` samples that include it."""
     n = n_samples(x)
     for half in (slice(n // 2), slice(n // 2, n)) if n > few else ():
         try:
@@ -374,7 +379,7 @@ def _narrowed(forward: Forward, x: Batch, layout: Layout, few: int = 4) -> Batch
 def _one_by_one(
     forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents
 ) -> tuple[Tensor, Jacobian]:
-    """Outputs and rows of each sample alone: all that a layer gets belongs to it."""
+    """Compute outputs and rows sample by sample, for layers that mix samples."""
     samples = [tree_rows(x, slice(n, n + 1)) for n in range(n_samples(x))]
     with torch.no_grad():
         outputs, together = torch.cat([*map(forward, samples)]), forward(x)
@@ -389,12 +394,12 @@ def _one_by_one(
 
 
 def _given(columns: Tensor, _f: Tensor) -> Tensor:
-    """Columns that do not depend on the outputs."""
+    """Return columns that do not depend on the outputs."""
     return columns
 
 
 def _with_equal_positions(parts: list[Jacobian]) -> list[Jacobian]:
-    """Rows of several samples, with zeros for the positions that others have more."""
+    """Pad the rows of several samples with zeros to equal numbers of positions."""
     blocks = []
     for same in zip(*(part.blocks for part in parts), strict=True):
         n_positions = max(block.g.shape[2] for block in same)
@@ -403,7 +408,7 @@ def _with_equal_positions(parts: list[Jacobian]) -> list[Jacobian]:
 
 
 def _columns(f: Tensor, cotangents: Cotangents) -> Tensor:
-    """``S`` written out, (b, c, k)."""
+    """Return ``S`` as a tensor, (b, c, k)."""
     if cotangents is None:
         return torch.eye(f.shape[-1]).to(f).expand(len(f), -1, -1)
     columns = cotangents(f)
@@ -415,10 +420,10 @@ def _columns(f: Tensor, cotangents: Cotangents) -> Tensor:
 def _layer_factors(
     module: nn.Module, f: Tensor, recorder: Recorder, columns: Tensor
 ) -> dict[str, tuple[Inputs, Tensor]]:
-    """Inputs (b, r, i) and output gradients (b, k, r, o) of every layer.
+    """Return inputs (b, r, i) and output gradients (b, k, r, o) of every layer.
 
-    A layer that was called several times contributes all its positions; the rows of
-    one that was not called are zero.
+    If a layer is called several times, its positions are concatenated. If a layer is
+    not called, its rows are zero.
     """
     factors: dict[str, tuple[Inputs, Tensor]] = {}
     for name, gradients in recorder.gradients(f, columns).items():
@@ -444,11 +449,11 @@ def _layer_factors(
 
 
 def _of_samples(layer: Any, x: Tensor, g: Tensor, b: int) -> tuple[Inputs, Tensor]:
-    """Inputs (b, r, i) and output gradients (b, k, r, o) of a call with input ``x``.
+    """Return inputs (b, r, i) and output gradients (b, k, r, o) of a call on ``x``.
 
-    All that a layer gets from a single sample belongs to it, on whichever axis.
+    In a batch of one, all entries of ``x``, on any axis, belong to the sample.
     """
-    if x.ndim < layer.weight.ndim:  # without an axis of samples
+    if x.ndim < layer.weight.ndim:  # no axis of samples
         x, g = x.unsqueeze(0), g.unsqueeze(1)
     a, g = LAYER_INPUTS[type(layer)](layer, x), _by_position(layer, g)
     if b == 1 and len(x) > 1:
@@ -458,7 +463,7 @@ def _of_samples(layer: Any, x: Tensor, g: Tensor, b: int) -> tuple[Inputs, Tenso
 
 
 def _by_position(layer: nn.Module, g: Tensor) -> Tensor:
-    """Output gradients (k, b, ...) as (b, k, r, o)."""
+    """Reshape output gradients (k, b, ...) to (b, k, r, o)."""
     g = g.movedim(0, 1)
     if not isinstance(layer, nn.Linear):
         g = g.movedim(2, -1)  # channels are last for Linear, first for convolutions
@@ -468,7 +473,7 @@ def _by_position(layer: nn.Module, g: Tensor) -> Tensor:
 def _block(
     spec: BlockSpec, factors: dict[str, tuple[Inputs, Tensor]], dense: dict[str, Tensor]
 ) -> Block:
-    """Rows of the selected entries of one parameter tensor."""
+    """Return the rows of the selected entries of one parameter tensor."""
     if spec.layer is None:
         block = Block(dense[spec.name].unsqueeze(2))
     elif spec.is_bias:
@@ -484,9 +489,9 @@ def _block(
 def _through_head(
     forward: Forward, x: Batch, layout: Layout, head: Head, cotangents: Cotangents
 ) -> tuple[Tensor, Jacobian] | None:
-    """Outputs and rows by one forward pass; None if `Head` does not hold for them.
+    """Compute outputs and rows by one forward pass; None if the `Head` does not fit.
 
-    Versions of tensors show whether the network has written to them in place.
+    Versions of tensors reveal whether the network has modified them in place.
     """
     layer = forward.module.get_submodule(str(layout.blocks[0].layer))
     calls: list[list[tuple[Tensor, int]]] = []
@@ -500,7 +505,7 @@ def _through_head(
         f = forward(x)
     if len(calls) != 1 or any(tensor._version != v for tensor, v in calls[0]):
         return None
-    # a weight that is used below its layer, or once more above it
+    # a weight is used below its layer, or again above it
     if calls[0][0][0].requires_grad or any(n > 1 for n in count_uses([f]).values()):
         return None
     f = f.detach()
@@ -508,7 +513,7 @@ def _through_head(
     if hidden.ndim != 2 or len(hidden) != n_samples(x) or not head.fits(hidden, f):
         return None
     factors = [None if s.is_bias else inputs.unsqueeze(1) for s in layout.blocks]
-    # with these S is the same for all samples; None stands for the identity
+    # here S is the same for all samples; None stands for the identity
     if cotangents is None or isinstance(cotangents, Centring):
         g = head.shared(cotangents, f)
         kind: Any = Block if isinstance(g, Tensor) else SharedBlock

@@ -1,8 +1,8 @@
-"""Layout: which parameters are random, and which layers they belong to.
+"""Layout: the selected parameters, and the layers that they belong to.
 
-The selected parameters are concatenated into one vector of length P, in the order of
-``module.parameters()``, each flattened row-major. ``layerwise`` quantities have one
-entry per block, that is, per parameter tensor.
+The selected parameters are flattened in row-major order and concatenated into one
+vector of length P, in the order of ``module.parameters()``. ``layerwise`` quantities
+have one entry per block, that is, per parameter tensor.
 """
 
 import math
@@ -26,21 +26,21 @@ class BlockSpec:
     Attributes
     ----------
     name : str
-        As in ``module.named_parameters()``.
+        Name in ``module.named_parameters()``.
     shape : tuple of int
         Shape of the parameter.
     layer : str or None
-        Name of the layer whose inputs and output gradients are the factors of the
-        Jacobian rows. None: dense rows.
+        Layer whose inputs and output gradients are the factors of the Jacobian rows.
+        None: dense rows.
     is_bias : bool
         Whether the layer adds the parameter instead of multiplying by it.
     one_by_one : bool
-        Whether dense rows are computed for one sample after the other, since those of
-        ``torch.func.vmap`` are missing or wrong.
+        Whether to compute dense rows sample by sample, since ``torch.func.vmap`` fails
+        or returns wrong rows.
     n_groups : int
-        Number G of groups of a convolution, each of which has factors of its own.
+        Number G of groups of a convolution, each with its own factors.
     indices : Tensor of shape (p,) or None
-        Which entries of the flattened parameter are selected; None: all.
+        Indices of the selected entries of the flattened parameter; None: all.
     """
 
     name: str
@@ -58,9 +58,9 @@ class BlockSpec:
 
     @property
     def factor_shape(self) -> tuple[int, int]:
-        """``(o, i)``: the block as a matrix; i = 1 where it has no input factor.
+        """Shape ``(o, i)`` of the block as a matrix; i = 1 without an input factor.
 
-        That of one group where there are several.
+        For several groups, the shape of one group.
         """
         if self.layer is None or self.is_bias or self.indices is not None:
             return self.size, 1
@@ -69,14 +69,16 @@ class BlockSpec:
 
 @dataclass(frozen=True)
 class Head(FieldsOnly):
-    """A Linear layer of which the outputs are one affine map for all samples.
+    """Affine map from the outputs of a Linear layer to the network's outputs.
+
+    All samples share the map.
 
     Attributes
     ----------
     matrix : Tensor of shape (c, o), or IdentityMap
-        Jacobian of the network's outputs with respect to the layer's.
+        Jacobian of the network's outputs with respect to the layer's outputs.
     offset : Tensor of shape (c,)
-        The network's outputs where those of the layer are zero.
+        The network's outputs if all outputs of the layer are zero.
     """
 
     matrix: Tensor | IdentityMap = field(repr=False)
@@ -84,7 +86,7 @@ class Head(FieldsOnly):
 
     @cached_property
     def is_identity(self) -> bool:
-        """Whether the layer's outputs are the network's."""
+        """Whether the layer's outputs are the network's outputs."""
         if isinstance(self.matrix, IdentityMap):
             return True
         identity = torch.eye(*self.matrix.shape).to(self.matrix)
@@ -95,7 +97,7 @@ class Head(FieldsOnly):
         return {}
 
     def shared(self, columns: Any, f: Tensor) -> Tensor | SharedColumns:
-        """``SᵀM`` as (1, k, 1, o), computed once for a `Centring` and a dtype."""
+        """Return ``SᵀM``, (1, k, 1, o), computed once per `Centring` and dtype."""
         key = columns, f.dtype, f.device
         if key not in self._shared:
             self._shared[key] = self._shared_columns(columns, f)
@@ -110,7 +112,7 @@ class Head(FieldsOnly):
         return g.reshape(1, len(g), 1, -1)
 
     def fits(self, hidden: Tensor, f: Tensor) -> bool:
-        """Whether outputs (b, c) are the map of the layer's (b, o), up to rounding."""
+        """Return whether the layer's outputs (b, o) map to ``f``, up to rounding."""
         if isinstance(self.matrix, IdentityMap) or self.is_identity:
             return torch.equal(hidden, f)
         matrix, offset = self.matrix.to(f), self.offset.to(f)
@@ -128,14 +130,16 @@ class Layout(FieldsOnly):
     blocks : tuple of BlockSpec
         One per parameter tensor.
     head : Head or None
-        If all blocks belong to one: its Jacobian needs no automatic differentiation.
+        Head that all blocks belong to, if any. Its Jacobian needs no automatic
+        differentiation.
     rounding : float
-        Relative rounding error of the layers' outputs, where known.
+        Relative rounding error of the layers' outputs, if known.
     is_separable : bool
-        Whether they are those of one layer, each of whose outputs is for one output of
-        the network alone.
+        Whether all parameters belong to one layer, and each output of this layer
+        affects only one output of the network.
     uses : Uses or None
-        What each batch is compared with; None where the network has no graph.
+        Uses of layers, with which each batch is compared; None if the network has no
+        graph.
     """
 
     blocks: tuple[BlockSpec, ...]
@@ -156,7 +160,7 @@ class Layout(FieldsOnly):
 
     @property
     def layers(self) -> list[str]:
-        """Names of the layers that the blocks belong to, each once."""
+        """Names of the layers that the blocks belong to, without repetition."""
         return list(dict.fromkeys(b.layer for b in self.blocks if b.layer is not None))
 
     def split(self, vector: Tensor) -> list[Tensor]:
@@ -164,17 +168,17 @@ class Layout(FieldsOnly):
         return list(vector.split(self.sizes, dim=-1))
 
     def of_outputs(self, values: Tensor) -> Tensor:
-        """One value for each output of a layer, (o,), as one for each weight, (P,)."""
+        """Expand values per output of a layer, (o,), to values per weight, (P,)."""
         n = len(values)
         return torch.cat([values.repeat_interleave(s // n) for s in self.sizes])
 
     def read(self, module: nn.Module) -> Tensor:
-        """Current values of the selected parameters, (P,), a float64 copy."""
+        """Copy the current values of the selected parameters to float64, (P,)."""
         own = dict(module.named_parameters())
         return self.flatten(own[b.name].detach().double() for b in self.blocks)
 
     def flatten(self, pieces: Iterable[Tensor]) -> Tensor:
-        """Selected entries, (..., P), of whole parameters, (..., *shape) per block."""
+        """Join selected entries, (..., P), of parameters, (..., *shape) per block."""
         flat = []
         for block, piece in zip(self.blocks, pieces, strict=True):
             n_axes, indices = len(block.shape), block.indices
@@ -187,9 +191,9 @@ class Layout(FieldsOnly):
     def unflatten(
         self, vector: Tensor, module: nn.Module | None = None
     ) -> dict[str, Tensor]:
-        """Parameters by name, in their shapes, from (P,).
+        """Return parameters by name, in their own shapes, from a vector (P,).
 
-        Entries that are not selected are those of ``module``.
+        Entries that are not selected are taken from ``module``.
         """
         others = dict(module.named_parameters()) if module is not None else {}
         found = {}

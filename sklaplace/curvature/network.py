@@ -1,7 +1,7 @@
 """Network specification: everything the Laplace approximation infers from a network.
 
-What its outputs mean, which weights are selected, and how much memory the Jacobian of
-a sample takes, from a forward pass and the Jacobian of a few samples.
+A forward pass and the Jacobian of a few samples show what the outputs mean, which
+weights are selected, and how much memory the Jacobian of a sample takes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,27 +25,27 @@ from sklaplace.curvature.verification import check_jacobian_bytes
 from sklaplace.networks import outputs
 from sklaplace.networks.data import N_SPREAD
 
-# copies of a layer's inputs that are alive at once: original and rotated
+# copies of a layer's inputs in memory at once: original and rotated
 INPUT_COPIES = 2
-# samples whose whole Jacobian is computed; that many are verified at least
+# number of samples whose full Jacobian is computed; at least these are verified
 N_ROWS = 3
-# samples of a batch of many outputs, for which its weights are read once
+# minimum batch size for many outputs: each batch reads all weights once
 ROWS_OF_MANY = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSpec(outputs.OutputSpec):
-    """What the Laplace approximation needs from a network.
+    """Information that the Laplace approximation needs from a network.
 
     Attributes
     ----------
     layout : Layout
         The selected parameters.
     head_map : Tensor of shape (c, o), IdentityMap or None
-        Jacobian of the outputs with respect to those of the last layer, if all samples
-        share it and the loss is convex in the outputs; None otherwise.
+        Jacobian of the network's outputs with respect to the last layer's outputs, if
+        all samples share it and the loss is convex in the outputs; None otherwise.
     feature_layers : list of str
-        Names of the last layers with parameters, whose inputs are the features.
+        Names of the last layers with parameters; their inputs are the features.
     """
 
     layout: Layout
@@ -55,11 +55,12 @@ class NetworkSpec(outputs.OutputSpec):
     def batch_size(
         self, *, row_elements: int = 0, with_covariance: bool = False
     ) -> int:
-        """Samples that fit into the memory budget, see `OutputSpec`.
+        """Return the number of samples that fit into the memory budget.
 
-        Of a last layer with many outputs more, but no more than take the memory of its
-        weights: each batch reads these, which takes longer than the products of few.
-        Arrays of outputs above 32 MiB would be given back to the system each time.
+        See `OutputSpec`. For a last layer with many outputs, batches are larger, up to
+        the memory of its weights: each batch reads all weights, which takes longer than
+        the products of a few samples. Arrays of outputs stay below 32 MiB, since larger
+        arrays would be returned to the system each time.
         """
         n = super().batch_size(
             row_elements=row_elements, with_covariance=with_covariance
@@ -82,7 +83,7 @@ def infer_network_spec(
     options: Mapping[str, Any] | None = None,
     **likelihood_options: Any,
 ) -> NetworkSpec:
-    """Infer what the outputs of a net mean and how they are differentiated.
+    """Infer what the outputs of a net mean and how to differentiate them.
 
     Parameters
     ----------
@@ -92,7 +93,7 @@ def infer_network_spec(
     subset : str or list of str
         Key of ``SUBSETS``, or names of parameters or modules.
     options : mapping, optional
-        Of the subset.
+        Options of the subset.
 
     Returns
     -------
@@ -101,7 +102,7 @@ def infer_network_spec(
     Raises
     ------
     ValueError
-        If criterion, outputs or layers do not fit.
+        If the criterion, outputs or layers are not supported.
     """
     bare = outputs.as_forward(net)
     with bare.frozen():
@@ -109,7 +110,7 @@ def infer_network_spec(
             net, x, allowed, n_targets, is_trained, **likelihood_options
         )
         forward = bare.with_output_map(found.output_map, found.logit_layer)
-        # further samples, which show other uses of layers, come first
+        # additional samples, which show other uses of layers, come first
         n_verified = max(N_ROWS, found.batch_size(), n_samples(x) - N_SPREAD)
         layout = select(forward, tree_rows(x, slice(n_verified)), subset, options or {})
         check_gradients(layout.uses.without_gradient if layout.uses else ())
@@ -131,7 +132,7 @@ def infer_network_spec(
 
 
 def _is_separable(layout: Layout, head_map: Tensor | IdentityMap | None) -> bool:
-    """Whether each output of the last layer is for one output of the network."""
+    """Return whether each output of the last layer affects one network output."""
     if head_map is None or any(block.indices is not None for block in layout.blocks):
         return False
     if isinstance(head_map, IdentityMap):
@@ -141,7 +142,7 @@ def _is_separable(layout: Layout, head_map: Tensor | IdentityMap | None) -> bool
 
 
 def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None:
-    """Refuse maps so large that the Jacobian of a few samples needs too much memory."""
+    """Raise if the Jacobian of a few samples of maps would need too much memory."""
     if raw.ndim < 3:
         if layout.head is None:
             check_jacobian_bytes(raw.reshape(len(raw), -1))
@@ -164,7 +165,7 @@ def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None
 def _row_bytes(
     f: Tensor, sizes: dict[str, int], layout: Layout, jacobian: Jacobian, n_blocks: int
 ) -> int:
-    """Bytes that a sample takes while its Jacobian is computed and used."""
+    """Return the bytes per sample while its Jacobian is computed and used."""
     n_rows, c = f.shape
     inputs = sum(b.a.numel() for b in jacobian.blocks if b.a is not None)
     elements = INPUT_COPIES * inputs // n_rows + outputs.OUTPUT_COPIES * c
@@ -173,6 +174,6 @@ def _row_bytes(
     else:
         gradients = sum(block.g.numel() for block in jacobian.blocks)
         elements += (sum(sizes.values()) + BACKWARD_COPIES * gradients) // n_rows
-    if n_blocks > 1:  # columns that are written out
+    if n_blocks > 1:  # dense columns
         elements += 3 * c**2
     return int(elements) * f.element_size()

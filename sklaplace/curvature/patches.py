@@ -1,8 +1,8 @@
-"""Inputs of layers as (b, r, i): the factors of a weight, at r positions.
+"""Layer inputs (b, r, i) at r positions: the input factors of Jacobian rows.
 
-Those of a Linear layer are its inputs, those of a convolution are patches of the image,
-which overlap: `Patches` keeps the image and unfolds it where necessary. Their second
-moment ``Σ a aᵀ`` (i, i) is computed from the autocorrelation of the image.
+For a convolution, the inputs are overlapping patches of the image. `Patches` stores the
+image and unfolds it only where necessary. The second moment ``Σ a aᵀ`` (i, i) of the
+patches is computed from the autocorrelation of the image.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,24 +17,25 @@ from sklaplace.core.budget import CACHE
 from sklaplace.core.linalg import gram
 from sklaplace.core.parallel import cached_property
 
-# Autocorrelation pays where the products that it saves, (samples · positions · i²),
-# cost more than its many small ones, whose number grows with the cube of the kernel.
+# The autocorrelation is faster if the products that it avoids, (samples · positions ·
+# i²), cost more than its small products, whose number grows with the cube of the kernel
+# size.
 MIN_PRODUCTS = 2**28
 USUAL_KERNEL = 9
 
 
 @dataclass(frozen=True)
 class Patches:
-    """Patches (b, r, i) of images, which are unfolded only where necessary.
+    """Patches (b, r, i) of images, unfolded only where necessary.
 
     Attributes
     ----------
     image : Tensor of shape (b, channels, *axes)
-        With its padding.
+        Padded images.
     kernel, stride, dilation : tuple of int
         One entry per axis.
     basis : Tensor of shape (i, i) or None
-        Matrix that the unfolded patches are multiplied by; None: the identity.
+        Matrix that multiplies the unfolded patches; None: the identity.
     """
 
     image: Tensor
@@ -60,25 +61,25 @@ class Patches:
         return len(self.image)
 
     def numel(self) -> int:
-        """Number of elements of the image."""
+        """Return the number of elements of the image."""
         return self.image.numel()
 
     def __getitem__(self, some: slice | Tensor) -> "Patches":
-        """Patches of some samples."""
+        """Return the patches of some samples."""
         return replace(self, image=self.image[some])
 
     def scaled(self, factors: Tensor) -> "Patches":
-        """Patches of each sample times its factor (b,)."""
+        """Multiply the patches of each sample by its factor (b,)."""
         shape = -1, *[1] * (self.image.ndim - 1)
         return replace(self, image=self.image * factors.to(self.image).reshape(shape))
 
     def double(self) -> "Patches":
-        """Patches in float64."""
+        """Convert the patches to float64."""
         basis = None if self.basis is None else self.basis.double()
         return replace(self, image=self.image.double(), basis=basis)
 
     def unfold(self) -> Tensor:
-        """Patches written out, (b, r, i)."""
+        """Return the patches as a tensor, (b, r, i)."""
         x, n_axes = self.image, len(self.kernel)
         axes = zip(self.kernel, self.stride, self.dilation, strict=True)
         for axis, (kernel, stride, dilation) in enumerate(axes, 2):
@@ -89,7 +90,7 @@ class Patches:
         return rows if self.basis is None else rows @ self.basis
 
     def moment(self) -> Tensor:
-        """``Σ a aᵀ`` over samples and positions, (i, i)."""
+        """Return ``Σ a aᵀ`` over samples and positions, (i, i)."""
         if self._has_fast_moment():
             return _Autocorrelation(self.image, self.kernel).moment()
         total = self.image.new_zeros(self.shape[2], self.shape[2])
@@ -98,14 +99,14 @@ class Patches:
         return total
 
     def chunks(self) -> Iterator[Tensor]:
-        """Unfolded patches of some samples at a time, which fit into the caches."""
+        """Yield unfolded patches of a few samples, which fit into the caches."""
         b, r, i = self.shape
         n = max(1, CACHE // 4 // max(1, r * i * self.image.element_size()))
         for start in range(0, b, n):
             yield self[start : start + n].unfold()
 
     def _has_fast_moment(self) -> bool:
-        """Whether patches are those of an autocorrelation, and enough of them."""
+        """Return whether the autocorrelation is applicable and faster."""
         b, r, i = self.shape
         axes = zip(self.positions, self.kernel, strict=True)
         overhead = (torch.Size(self.kernel).numel() / USUAL_KERNEL) ** 3
@@ -119,29 +120,29 @@ class Patches:
 
 
 class _Autocorrelation:
-    """``Σ a aᵀ`` over all patches of images, without writing them out.
+    """``Σ a aᵀ`` over all patches of images, without unfolding them.
 
     The block of ``Σ a aᵀ`` for kernel offsets ``d`` and ``e`` is the correlation
-    ``Σ_q x[q] x[q + e - d]`` over ``q`` in a window at ``d``. Over the whole image
-    it depends on ``e - d`` only, so that ``(2k-1)²`` correlations, half of them by
-    symmetry, replace ``k⁴`` blocks; the rows and columns outside a window, a few at
-    the border, are subtracted exactly.
+    ``Σ_q x[q] x[q + e - d]`` over ``q`` in a window at ``d``. Over the whole image,
+    the correlation depends only on ``e - d``. Hence ``(2k-1)²`` correlations, half of
+    them by symmetry, replace ``k⁴`` blocks. The few rows and columns at the border
+    outside a window are subtracted exactly.
     """
 
     def __init__(self, image: Tensor, kernel: tuple[int, ...]) -> None:
         self.kernel = kernel
         self.channels, *self.sizes = image.shape[1:]
-        # zeros between rows and images: a shift moves beyond the image into zeros
+        # zeros between rows and images: a shift beyond the image reads zeros
         x = nn.functional.pad(image, (0, kernel[1] - 1, 0, kernel[0] - 1))
         self.padded = x.transpose(0, 1).contiguous()  # (channels, b, height, width)
-        # rows and columns of the image that some window omits, and that are not zero
+        # nonzero rows and columns of the image that some window omits
         self.borders = []
         for axis, n, k in zip((2, 3), self.sizes, kernel, strict=True):
             ends = *range(k - 1), *range(n - k + 1, n)
             self.borders.append([at for at in ends if image.select(axis, at).any()])
 
     def moment(self) -> Tensor:
-        """Blocks of all pairs of offsets, (channels · k, channels · k)."""
+        """Compute the blocks of all pairs of offsets, (channels · k, channels · k)."""
         ky, kx = self.kernel
         c, n = self.channels, ky * kx
         blocks = self.padded.new_empty(c, n, c, n)
@@ -164,16 +165,17 @@ class _Autocorrelation:
         return blocks.reshape(c * n, c * n)
 
     def _omitted(self, offset: int, axis: int) -> list[int]:
-        """Rows or columns in ``borders`` that the window at an offset omits."""
+        """Return rows or columns in ``borders`` that the window at an offset omits."""
         window = range(offset, offset + self.sizes[axis] - self.kernel[axis] + 1)
         return [place for place in self.borders[axis] if place not in window]
 
     def _correlation(
         self, shift: tuple[int, int], y: int | None, x: int | None
     ) -> Tensor:
-        """``Σ_q x[q] x[q + shift]``, (channels, channels), over the whole image.
+        """Return ``Σ_q x[q] x[q + shift]``, (channels, channels).
 
-        Over ``q`` in row ``y``, in column ``x``, or both, where they are given.
+        The sum is over the whole image, or over ``q`` in row ``y`` and in column ``x``
+        if given.
         """
         if y is None and x is None:
             flat = self.padded.flatten(1)
@@ -182,7 +184,7 @@ class _Autocorrelation:
         here = there = self.padded
         for axis, at, step, n in zip((2, 3), (y, x), shift, self.sizes, strict=True):
             start, stop = (0, n) if at is None else (at, at + 1)
-            start = max(start, -step)  # before the image there is nothing to add
+            start = max(start, -step)  # no pixels before the image
             length = max(0, stop - start)
             here = here.narrow(axis, start, length)
             there = there.narrow(axis, start + step, length)
@@ -193,20 +195,20 @@ Inputs = Tensor | Patches
 
 
 def unfolded(a: Inputs) -> Tensor:
-    """Inputs written out, (b, r, i)."""
+    """Return inputs as a tensor, (b, r, i)."""
     return a.unfold() if isinstance(a, Patches) else a
 
 
 def _chunks(a: Inputs) -> Iterable[Tensor]:
-    """Inputs written out, of some samples at a time where they are patches."""
+    """Return inputs as tensors; patches come a few samples at a time."""
     return a.chunks() if isinstance(a, Patches) else [a]
 
 
 def contracted(a: Inputs, outputs: Tensor) -> Tensor:
-    """``Σᵣ outputs ⊗ a`` for ``outputs`` (b, n, r), as (b, n, i).
+    """Return ``Σᵣ outputs ⊗ a`` for ``outputs`` (b, n, r), as (b, n, i).
 
-    Patches are multiplied by their basis where it costs less: before the sum over
-    positions, or after it.
+    Patches are multiplied by their basis before or after the sum over positions,
+    whichever costs less.
     """
     if isinstance(a, Tensor) or a.basis is None or a.shape[1] <= outputs.shape[1]:
         return outputs @ unfolded(a)
@@ -214,12 +216,12 @@ def contracted(a: Inputs, outputs: Tensor) -> Tensor:
 
 
 def mean_input(a: Inputs) -> Tensor:
-    """Mean over positions, (b, 1, i)."""
+    """Return the mean over positions, (b, 1, i)."""
     return torch.cat([chunk.mean(1, keepdim=True) for chunk in _chunks(a)])
 
 
 def joined_inputs(parts: list[Any]) -> Inputs:
-    """Inputs of the samples of several batches."""
+    """Concatenate the inputs of several batches."""
     shapes = {p.image.shape[1:] if isinstance(p, Patches) else None for p in parts}
     if len(shapes) == 1 and None not in shapes:
         return replace(parts[0], image=torch.cat([part.image for part in parts]))
@@ -227,13 +229,13 @@ def joined_inputs(parts: list[Any]) -> Inputs:
 
 
 def second_moment(a: Inputs, weights: Tensor | None) -> Tensor:
-    """``Σ w a aᵀ`` over samples and positions, (i, i)."""
+    """Return ``Σ w a aᵀ`` over samples and positions, (i, i)."""
     a = _scaled(a, weights)
     return a.moment() if isinstance(a, Patches) else gram(a.flatten(0, 1))
 
 
 def grouped_moment(a: Inputs, weights: Tensor | None, n_groups: int) -> Tensor:
-    """`second_moment` of each of G groups of inputs, side by side, (G, i, i)."""
+    """Return the `second_moment` of each of G consecutive groups, (G, i, i)."""
     total = torch.zeros((), dtype=torch.float64)
     for chunk in _chunks(_scaled(a, weights)):
         rows = chunk.flatten(0, 1).unflatten(1, (n_groups, -1)).transpose(0, 1)
@@ -242,18 +244,18 @@ def grouped_moment(a: Inputs, weights: Tensor | None, n_groups: int) -> Tensor:
 
 
 def scaled_rows(a: Inputs, weights: Tensor | None) -> Tensor:
-    """``√w a`` of all samples and positions, (b·r, i)."""
+    """Return ``√w a`` of all samples and positions, (b·r, i)."""
     return unfolded(_scaled(a, weights)).flatten(0, 1)
 
 
 def second_diagonal(a: Inputs, weights: Tensor | None) -> Tensor:
-    """Diagonal of `second_moment`, (i,)."""
+    """Return the diagonal of `second_moment`, (i,)."""
     chunks = _chunks(_scaled(a, weights))
     return torch.stack([(chunk**2).sum((0, 1)) for chunk in chunks]).sum(0)
 
 
 def _scaled(a: Inputs, weights: Tensor | None) -> Inputs:
-    """Inputs of each sample times the square root of its weight."""
+    """Multiply the inputs of each sample by the square root of its weight."""
     if weights is None:
         return a
     roots = weights.sqrt()
@@ -262,7 +264,7 @@ def _scaled(a: Inputs, weights: Tensor | None) -> Inputs:
 
 # ---------------------------------------------------------------- layer kinds
 def _conv_inputs(module: Any, x: Tensor) -> Patches:
-    """Patches that a convolution multiplies by its weight."""
+    """Return the patches that a convolution multiplies by its weight."""
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     x = nn.functional.pad(x, module._reversed_padding_repeated_twice, mode=mode)
     return Patches(x, module.kernel_size, module.stride, module.dilation)
@@ -270,16 +272,16 @@ def _conv_inputs(module: Any, x: Tensor) -> Patches:
 
 # type of layer -> its inputs as (b, r, i)
 LAYER_INPUTS: dict[type[nn.Module], Callable[[Any, Tensor], Inputs]] = {
-    # all axes between first and last are positions
+    # all axes between the first and the last are positions
     nn.Linear: lambda _layer, x: x.reshape(len(x), -1, x.shape[-1]),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv_inputs),
 }
 
 
 def has_layer_form(module: nn.Module) -> bool:
-    """Whether rows of this layer's parameters have the form ``Σᵣ g ⊗ a``.
+    """Return whether rows of a layer's parameters have the form ``Σᵣ g ⊗ a``.
 
-    Those of a grouped convolution have it in each group.
+    For a grouped convolution, the rows of each group have this form.
     """
     is_replaced = "forward" in vars(module)
     return type(module) in LAYER_INPUTS and not is_replaced

@@ -1,8 +1,8 @@
 """Gaussian priors over the selected parameters: ``N(prior_mean, diag(δ)⁻¹)``.
 
-``δ``, the prior precision, is one number (``scalar``), one per parameter tensor
-(``layerwise``) or one per parameter (``diag``). Another Gaussian, such as the posterior
-of an earlier task, can take its place: see `Prior`.
+The prior precision ``δ`` is one number (``scalar``), one number per parameter tensor
+(``layerwise``) or one number per parameter (``diag``). A `Prior` may also be another
+Gaussian, such as the posterior of an earlier task.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,13 @@ PRIOR_STRUCTURES: dict[str, Callable[[Layout], tuple[int, ...]]] = {
 
 
 def structure_of(prior_precision: Tensor, layout: Layout) -> str:
-    """Name of the prior structure that has this shape; the coarsest if several."""
+    """Return the prior structure with this shape; the coarsest one if several fit."""
     shape = tuple(prior_precision.shape)
     return next(k for k, size in PRIOR_STRUCTURES.items() if size(layout) == shape)
 
 
 def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
-    """Prior precision per parameter, (P,), from (), (L,) or (P,); differentiable."""
+    """Expand a prior precision (), (L,) or (P,) to (P,); differentiable."""
     if structure_of(prior_precision, layout) == "layerwise":
         sizes = torch.tensor(layout.sizes, device=prior_precision.device)
         return prior_precision.repeat_interleave(sizes, output_size=layout.n_parameters)
@@ -37,9 +37,9 @@ def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
 
 
 def of_tensors(precisions: Tensor, structure: str, layout: Layout) -> Tensor:
-    """Prior precision of a structure from that of each parameter tensor, (L,).
+    """Convert prior precisions of parameter tensors, (L,), to a prior structure.
 
-    One precision of all weights is the geometric mean over them.
+    A scalar prior precision is the geometric mean over all weights.
     """
     if structure == "layerwise":
         return precisions
@@ -48,21 +48,21 @@ def of_tensors(precisions: Tensor, structure: str, layout: Layout) -> Tensor:
 
 
 class Prior(Protocol):
-    """A Gaussian ``N(μ₀, P₀⁻¹)`` over the selected parameters."""
+    """Gaussian prior ``N(μ₀, P₀⁻¹)`` over the selected parameters."""
 
     def logdet(self) -> Tensor:
-        """``log det P₀``, in nats."""
+        """Return ``log det P₀``, in nats."""
 
     def quadratic_form(self, theta: Tensor) -> Tensor:
-        """``(θ - μ₀)ᵀ P₀ (θ - μ₀)``, ()."""
+        """Return ``(θ - μ₀)ᵀ P₀ (θ - μ₀)``, ()."""
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """``P₀ (θ - μ₀)``, (P,): the gradient of half the quadratic form."""
+        """Return ``P₀ (θ - μ₀)``, (P,): the gradient of half the quadratic form."""
 
 
 @dataclass(frozen=True)
 class Independent:
-    """A prior with a diagonal covariance; differentiable.
+    """Gaussian prior with a diagonal covariance; differentiable.
 
     Attributes
     ----------
@@ -76,13 +76,13 @@ class Independent:
     mean: Tensor
 
     def logdet(self) -> Tensor:
-        """``Σ log δ``, in nats."""
+        """Return ``Σ log δ``, in nats."""
         return self.precision.log().sum()
 
     def quadratic_form(self, theta: Tensor) -> Tensor:
-        """``Σ δ (θ - μ₀)²``, ()."""
+        """Return ``Σ δ (θ - μ₀)²``, ()."""
         return (self.precision * (theta - self.mean) ** 2).sum()
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """``δ (θ - μ₀)``, (P,)."""
+        """Return ``δ (θ - μ₀)``, (P,)."""
         return self.precision * (theta - self.mean)

@@ -1,8 +1,8 @@
-"""Recorder: the inputs of layers, and gradients of the outputs at layer outputs.
+"""Recorder: layer inputs, and gradients of the outputs at layer outputs.
 
 One forward pass records the input of each call of a layer and the *gradient edge* of
-its output. One batched backward pass from outputs ``f`` (b, c) then gives
-``∂(Sᵀf)/∂z`` for the output ``z`` of every call, without any gradient of a weight.
+its output. One batched backward pass from the outputs ``f`` (b, c) then computes
+``∂(Sᵀf)/∂z`` for the output ``z`` of every call, without the gradient of any weight.
 """
 
 from contextlib import ExitStack
@@ -26,27 +26,27 @@ from sklaplace.networks.forward import Forward, requiring_grad
 # arguments of a layer
 Args: TypeAlias = tuple[Tensor, ...]
 Kwargs: TypeAlias = dict[str, Tensor]
-# gradients of a column that are alive at once: those kept, and those passed on
+# gradients of a column in memory at once: kept gradients and backpropagated ones
 BACKWARD_COPIES = 2
-# samples of a batch that are passed through the network again, at most
+# maximum number of samples of a batch that pass through the network again
 MAX_CHECKED = 16
 
 
 def first_input(args: Args, kwargs: Kwargs) -> Tensor:
-    """The input of a layer, from the arguments of its hooks."""
+    """Return the input of a layer from the arguments of its hooks."""
     return args[0] if args else kwargs["input"]
 
 
 def n_samples(x: Batch) -> int:
-    """Number b of samples of a batch."""
+    """Return the number b of samples of a batch."""
     return len(next(leaves(x)))
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a layer: its input, and edge and shape of its output.
+    """One call of a layer: its input, and the edge and shape of its output.
 
-    ``n_axes`` is the least number of axes of an input with samples on the first one.
+    ``n_axes`` is the minimum number of axes of an input whose first axis is samples.
     """
 
     x: Tensor
@@ -65,18 +65,18 @@ class MixedSamplesError(RuntimeError):
 
 
 def _samples_to_check(b: int) -> Tensor:
-    """Indices of every other sample, at most 16 from across the batch, from the last.
+    """Return indices of every second sample, or of 16 samples of a larger batch.
 
-    In reverse order, so that samples that a network sorts come to other places.
+    The order is reversed to detect networks that sort their samples.
     """
     n = min(MAX_CHECKED, (b + 1) // 2)
     return b - 1 - b * torch.arange(n) // n
 
 
 def compare_alone(forward: Forward, x: Batch, f: Tensor, rounding: float) -> Tensor:
-    """Compare outputs (b, c) with those of some of the samples alone.
+    """Compare outputs (b, c) with the outputs of a smaller batch of some samples.
 
-    Returns the indices of those samples; raises ValueError where outputs differ.
+    Returns the indices of the samples; raises ValueError if outputs differ.
     """
     some = _samples_to_check(len(f))
     with torch.no_grad():
@@ -87,7 +87,7 @@ def compare_alone(forward: Forward, x: Batch, f: Tensor, rounding: float) -> Ten
 
 
 def _agree_each(found: list[Tensor], expected: list[Tensor], precision: float) -> bool:
-    """Whether there are as many, and each agrees."""
+    """Return whether both lists have the same length, and all pairs agree."""
     pairs = zip(found, expected, strict=False)
     return len(found) == len(expected) and all(
         agree(*pair, precision) for pair in pairs
@@ -95,7 +95,7 @@ def _agree_each(found: list[Tensor], expected: list[Tensor], precision: float) -
 
 
 def layer_parameters(module: nn.Module, layout: Layout) -> dict[str, nn.Parameter]:
-    """Parameters in layer form, by name, if their uses can be counted."""
+    """Return parameters in layer form, by name, if their uses can be counted."""
     if layout.uses is None:
         return {}
     named = dict(module.named_parameters())
@@ -103,7 +103,7 @@ def layer_parameters(module: nn.Module, layout: Layout) -> dict[str, nn.Paramete
 
 
 def unseen_path(forward: Forward, x: Batch, layout: Layout) -> str | None:
-    """Layer through which outputs of samples bypass the last ones selected, if any."""
+    """Return a layer through which outputs bypass the last layers in a new way."""
     if layout.uses is None or layout.uses.beside is None:
         return None
     found = bypassing(forward, x, layout.layers)
@@ -112,10 +112,10 @@ def unseen_path(forward: Forward, x: Batch, layout: Layout) -> str | None:
 
 
 class Recorder(ExitStack):
-    """Records the calls of the layers of a layout during one forward pass.
+    """Context manager that records the calls of layers during one forward pass.
 
-    The *gradient edge* of the layer's output is recorded, not the output: an
-    in-place activation changes what the tensor stands for, never the edge.
+    The *gradient edge* of the layer's output is recorded instead of the output: an
+    in-place activation changes the tensor, but never the edge.
     """
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
@@ -135,17 +135,17 @@ class Recorder(ExitStack):
             start = partial(self._enter, name)
             hook = layer.register_forward_pre_hook(start, with_kwargs=True)
             self.enter_context(hook)
-            # before hooks of the user's, which may change the output
+            # before other hooks, which may change the output
             hook = layer.register_forward_hook(record, prepend=True, with_kwargs=True)
             self.enter_context(hook)
 
     def _enter(
         self, name: str, _layer: nn.Module, args: Args, kwargs: Kwargs
     ) -> tuple[Args, Kwargs] | None:
-        """Start the graph at a layer if nothing below it is selected.
+        """Start the graph at a layer if no parameter below it is selected.
 
-        The parameters need no gradient, so without this the output would have
-        no edge. The copy-free detach keeps in-place activations legal.
+        Otherwise the output would have no edge, since parameters need no gradient.
+        Detaching makes no copy and allows in-place activations.
         """
         x = first_input(args, kwargs)
         if self._alone is not None:
@@ -162,7 +162,7 @@ class Recorder(ExitStack):
         if self._alone is not None:
             return output
         if output._is_view():
-            # an in-place activation would cut a view's edge out of the graph
+            # an in-place activation would remove the edge of a view from the graph
             output = output.clone()
         assert isinstance(layer.weight, Tensor)
         edge, n_axes = get_gradient_edge(output), layer.weight.ndim
@@ -174,11 +174,11 @@ class Recorder(ExitStack):
         return [call for calls in self.calls.values() for call in calls]
 
     def unseen_use(self, forward: Forward, x: Batch, f: Tensor) -> str | None:
-        """Layer or parameter that is used otherwise than in the inference, if any.
+        """Return a layer or parameter that these samples use in a new way, if any.
 
-        ``f`` are the outputs (b, c) of samples ``x``, with their graph. Where a last
-        layer does not give them as it did, or others are called, a further forward
-        pass finds the parameters that reach the outputs beside it.
+        ``f`` are the outputs (b, c) of samples ``x``, with their graph. If the `Head`
+        does not fit, or if the network calls new layers, another forward pass finds the
+        parameters that bypass the last layers.
         """
         layout, counts = self._layout, count_uses([f])
         for name, parameter in self._parameters.items():
@@ -187,38 +187,38 @@ class Recorder(ExitStack):
                 return layer
         if layout.head is None and not self._unseen_calls:
             return None
-        self._alone = {name: [] for name in self.calls}  # of no interest here
+        self._alone = {name: [] for name in self.calls}  # not used here
         return unseen_path(forward, x, layout)
 
     def check(self, forward: Forward, x: Batch, f: Tensor, rounding: float) -> None:
-        """Compare layers and outputs with those of some samples of the batch alone.
+        """Compare layer inputs and outputs with a smaller batch of some samples.
 
         Parameters
         ----------
         forward : Forward
-            The network that has been recorded.
+            The recorded network.
         x : batch
             The samples.
         f : Tensor of shape (b, c)
-            Their outputs.
+            Outputs of the samples.
         rounding : float
             Relative rounding error of the layers' outputs.
 
         Raises
         ------
         MixedSamplesError
-            If a network reorders samples inside, or calls a layer for some of them.
+            If the network reorders samples, or calls a layer for some samples only.
         ValueError
             If outputs depend on the other samples of the batch.
 
         Notes
         -----
-        One forward pass of half of the batch, at most of 16 samples.
+        The cost is one forward pass of half of the batch, at most 16 samples.
         """
         b = n_samples(x)
         if len(f) != b:
             raise ValueError(DEPENDENT_SAMPLES)
-        if b == 1 or not all_finite(f):  # all that a layer gets belongs to one sample
+        if b == 1 or not all_finite(f):  # a single sample cannot be mixed
             return
         if any(call.n_samples != b for call in self._all_calls):
             raise MixedSamplesError
@@ -230,15 +230,15 @@ class Recorder(ExitStack):
                 raise MixedSamplesError
 
     def columns_at_once(self, columns: Tensor) -> int:
-        """Columns whose gradients fit into the budget together, at least one."""
+        """Return how many columns have gradients that fit into memory, at least one."""
         elements = sum(call.shape.numel() for call in self._all_calls)
         per_column = max(1, elements) * columns.element_size() * BACKWARD_COPIES
         return max(1, BUDGET // per_column)
 
     def gradients(self, f: Tensor, columns: Tensor) -> dict[str, list[Tensor]]:
-        """Gradients (k, b, ...) of columns (b, c, k) of ``f`` at the calls of layers.
+        """Compute gradients (k, b, ...) of columns (b, c, k) of ``f`` at layer calls.
 
-        Zero where the outputs do not depend on a call.
+        They are zero if the outputs do not depend on a call.
         """
         calls = self._all_calls
         edges = [call.edge for call in calls]

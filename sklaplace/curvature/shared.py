@@ -1,7 +1,7 @@
-"""Rows of outputs themselves, or centred ones, of a last layer with many outputs.
+"""Jacobian rows of a last layer with many outputs, where all samples share ``S``.
 
-Of ``c`` outputs they are the rows of a (c, c) matrix, the same for all samples. For a
-language model's head it would take gigabytes; products with it are sums.
+``S`` is a (c, c) matrix for ``c`` outputs: the identity, or a centring matrix. For the
+head of a language model ``S`` would take gigabytes; products with ``S`` are sums.
 """
 
 from dataclasses import dataclass
@@ -13,39 +13,39 @@ from torch import Tensor
 from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.blocks import BaseBlock, Block
 
-# More outputs are not written out. A matrix of as many takes 8 MiB in float64.
+# Maximum number of outputs for a dense (c, c) matrix, which takes 8 MiB in float64.
 MAX_DENSE = 1024
 
 
 @dataclass(frozen=True)
 class IdentityMap:
-    """The map of a layer's outputs, (n, n), where they are the network's."""
+    """Identity (n, n): the layer's outputs are the network's outputs."""
 
     n: int
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Numbers of rows and columns."""
         return self.n, self.n
 
     def to(self, *_: object) -> "IdentityMap":
-        """The map in another dtype, or on another device: itself."""
+        """Return the map itself, which has no dtype and no device."""
         return self
 
 
 @dataclass(frozen=True, eq=False)
 class SharedColumns:
-    """``S = I``, or ``I - 11ᵀ/K``, as a tensor (1, n, 1, n) that is not written out.
+    """``S = I`` or ``I - 11ᵀ/K``, as a tensor (1, n, 1, n) that is not formed.
 
     Attributes
     ----------
     n : int
         Number of outputs.
     n_blocks : int
-        Number of groups of K outputs, side by side, whose means are subtracted from
-        their outputs; 0 for none.
+        Number of consecutive groups of K outputs, from which the group mean is
+        subtracted; 0 for no centring.
     like : Tensor of shape ()
-        Has its dtype and device.
+        Tensor with the dtype and device of ``S``.
     """
 
     n: int
@@ -53,38 +53,38 @@ class SharedColumns:
     like: Tensor
 
     def __len__(self) -> int:
-        """One: samples share it."""
+        """Return one: all samples share ``S``."""
         return 1
 
     @property
     def dtype(self) -> torch.dtype:
-        """Data type."""
+        """Data type of ``S``."""
         return self.like.dtype
 
     @property
     def device(self) -> torch.device:
-        """Device."""
+        """Device of ``S``."""
         return self.like.device
 
     @cached_property
     def dense(self) -> Tensor:
-        """The tensor, (1, n, 1, n)."""
+        """Dense ``S``, (1, n, 1, n)."""
         return self.times(torch.eye(self.n).to(self.like)).reshape(1, self.n, 1, self.n)
 
     @cached_property
     def doubled(self) -> "SharedColumns":
-        """The same in float64."""
+        """``S`` in float64."""
         return SharedColumns(self.n, self.n_blocks, self.like.double())
 
     def times(self, values: Tensor) -> Tensor:
-        """``S v`` for values (..., n, q)."""
+        """Return ``S v`` for values (..., n, q)."""
         if not self.n_blocks:
             return values
         groups = values.unflatten(-2, (self.n_blocks, -1))
         return (groups - groups.mean(-2, keepdim=True)).flatten(-3, -2)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
-        """``Σₒ S²ₖₒ wₒ`` for weights (b, n), as (b, n)."""
+        """Return ``Σₒ S²ₖₒ wₒ`` for weights (b, n), as (b, n)."""
         if not self.n_blocks:
             return weights
         groups = weights.unflatten(1, (self.n_blocks, -1))
@@ -100,7 +100,7 @@ class SharedBlock(BaseBlock):
     Attributes
     ----------
     columns : SharedColumns
-        ``S``, which the blocks of weight and bias share.
+        ``S``, shared by the blocks of weight and bias.
     a : Tensor of shape (b, 1, i) or None
         Layer inputs. None stands for ``a ≡ 1``.
     """
@@ -110,7 +110,7 @@ class SharedBlock(BaseBlock):
 
     @property
     def g(self) -> Tensor:  # type: ignore[override]
-        """``S`` written out, (1, n, 1, n)."""
+        """Dense ``S``, (1, n, 1, n)."""
         return self.columns.dense
 
     @property
@@ -125,7 +125,7 @@ class SharedBlock(BaseBlock):
 
     @property
     def n_outputs(self) -> int:
-        """Outputs of the layer, as many."""
+        """Number of outputs of the layer, equal to `n_columns`."""
         return self.columns.n
 
     @property
@@ -134,27 +134,27 @@ class SharedBlock(BaseBlock):
         return self.columns.device
 
     def like(self, g: Any, a: Any) -> Any:
-        """Rows of the same parameters from other factors."""
+        """Build rows of the same parameters from other factors."""
         return Block(g, a) if isinstance(g, Tensor) else SharedBlock(g, a)
 
     def double(self) -> "SharedBlock":
-        """Rows in float64."""
+        """Convert the rows to float64."""
         a = None if self.a is None else self.a.double()
         return SharedBlock(self.columns.doubled, a)
 
     def rotate(self, outputs: None, inputs: Tensor | None) -> "SharedBlock":
-        """Rows in the basis ``1 ⊗ inputs``; None stands for the identity."""
+        """Rotate rows into the basis ``1 ⊗ inputs``; None is the identity."""
         if inputs is None or self.a is None:
             return self
         return SharedBlock(self.columns, self.a @ inputs)
 
     def output_weights(self, v: Tensor) -> Tensor:
-        """``Σᵢ a² v`` for each output of the layer, (b, n)."""
+        """Return ``Σᵢ a² v`` for each output of the layer, (b, n)."""
         matrix = v.reshape(self.n_outputs, -1)
         return matrix.T if self.a is None else self.a.squeeze(1) ** 2 @ matrix.T
 
     def matmul(self, v: Tensor) -> Tensor:
-        """``rows @ v`` for ``v`` (p, q), as (b, n, q)."""
+        """Return ``rows @ v`` for ``v`` (p, q), as (b, n, q)."""
         matrices = v.unflatten(0, (self.n_outputs, -1))  # (n, i, q)
         if self.a is None:
             return self.columns.times(matrices.transpose(0, 1))

@@ -1,8 +1,8 @@
-"""Subnetworks: criteria that select the single weights to treat as random.
+"""Subnetworks: criteria that select single weights to treat as random.
 
-A criterion gives each weight a score (Daxberger et al. 2021, "Bayesian deep learning
-via subnetwork inference"): the weights with the highest scores are selected, and of
-equal ones the first.
+A criterion scores each weight (Daxberger et al. 2021, "Bayesian deep learning via
+subnetwork inference"). The weights with the highest scores are selected; ties go to the
+first weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from sklaplace.networks.trained import TrainedNetwork
 
 @dataclass(frozen=True)
 class SelectionProblem:
-    """A trained network and its data, from which weights are selected.
+    """Trained network and data for the selection of weights.
 
     Attributes
     ----------
@@ -33,13 +33,13 @@ class SelectionProblem:
     samples : Dataset
         Training samples.
     layout : Layout
-        All of the network's weights.
+        Layout of all weights of the network.
     descent : Descent
         Gradient descent from the trained weights.
     batch_size : int or None
         Samples per batch.
     seed : int
-        Of random numbers.
+        Seed of random numbers.
     """
 
     network: TrainedNetwork
@@ -51,24 +51,24 @@ class SelectionProblem:
 
 
 def magnitude(problem: SelectionProblem) -> Tensor:
-    """Absolute values of the weights, (P,)."""
+    """Score weights by their absolute values, (P,)."""
     return problem.layout.read(problem.network.forward().module).abs()
 
 
 def random(problem: SelectionProblem) -> Tensor:
-    """Uniform random numbers, (P,)."""
+    """Score weights by uniform random numbers, (P,)."""
     generator = torch.Generator().manual_seed(problem.seed)
     p = problem.layout.n_parameters
     return torch.rand(p, dtype=torch.float64, generator=generator)
 
 
 def variance(problem: SelectionProblem) -> Tensor:
-    """Posterior variances under a diagonal curvature and a scalar prior, (P,).
+    """Score weights by posterior variance, for diagonal curvature and a scalar prior.
 
-    Up to an increasing function: the negative diagonal of the curvature. Weights with
-    zero curvature, such as those of inputs that are always zero, come last: no
-    prediction depends on them. One pass over the training samples (Daxberger et al.
-    2021, section 4).
+    The scores (P,) are the negative diagonal of the curvature, an increasing function
+    of the variance. Weights with zero curvature, such as weights of inputs that are
+    always zero, come last: no prediction depends on them. The cost is one pass over the
+    training samples (Daxberger et al. 2021, section 4).
     """
     accumulator, size = DiagAccumulator(problem.layout), problem.batch_size
     parts = [problem.samples]
@@ -78,26 +78,27 @@ def variance(problem: SelectionProblem) -> Tensor:
 
 
 def swag(problem: SelectionProblem, **schedule: Any) -> Tensor:
-    """Variances of the weights along stochastic gradient descent, (P,).
+    """Score weights by their variances along stochastic gradient descent, (P,).
 
-    From the trained weights (Maddox et al. 2019, "A simple baseline for Bayesian
-    uncertainty in deep learning"); ``schedule`` are fields of a `Schedule`.
+    The descent starts from the trained weights (Maddox et al. 2019, "A simple baseline
+    for Bayesian uncertainty in deep learning"); ``schedule`` has fields of a
+    `Schedule`.
     """
     return problem.descent.moments(problem.layout, Schedule(**schedule)).variance
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """A way to score weights: ``score(problem, **options) -> Tensor`` (P,).
+    """Criterion for weights: ``score(problem, **options) -> Tensor`` (P,).
 
-    ``checks`` has a check of the value of each option.
+    ``checks`` validates the value of each option.
     """
 
     score: Callable[..., Tensor]
     checks: Mapping[str, Check] = field(default_factory=dict)
 
     def __call__(self, problem: SelectionProblem, **options: Any) -> Tensor:
-        """Scores of all weights, (P,)."""
+        """Return the scores of all weights, (P,)."""
         return self.score(problem, **options)
 
 
@@ -112,7 +113,7 @@ SCORES: dict[str, Criterion] = {
 def choose(
     problem: SelectionProblem, by: str, n_weights: int, **options: Any
 ) -> Tensor:
-    """Indices of the weights with the highest scores, (n_weights,), ascending."""
+    """Return ascending indices of the weights with the highest scores, (n_weights,)."""
     scores = SCORES[by](problem, **options)
     if not scores.isfinite().all():
         raise ValueError(

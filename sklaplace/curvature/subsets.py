@@ -1,7 +1,7 @@
-"""Subsets: which weights are treated as random, as a `Layout`.
+"""Subsets: the weights to treat as random, as a `Layout`.
 
-The layout is found by a forward pass over a few samples, and the rows of each
-parameter are verified there.
+A forward pass over a few samples determines the layout. The Jacobian rows of each
+parameter are verified on the same samples.
 """
 
 from collections import Counter
@@ -34,23 +34,23 @@ from sklaplace.curvature.uses import (
 from sklaplace.curvature.verification import check_jacobian_bytes, probe, verified
 from sklaplace.networks.forward import Forward, first_tensor, requiring_grad, rounding
 
-# names of parameters in a message, at most
+# maximum number of parameter names in a message
 MAX_LISTED = 12
-# default size of a subnetwork, and the criterion that selects its weights
+# default size of a subnetwork, and default criterion that selects its weights
 N_WEIGHTS, CRITERION = 100, "magnitude"
 
 
 def all_weights(forward: Forward, x: Batch) -> Layout:
-    """Every parameter of the network."""
+    """Select all parameters of the network."""
     calls = _called_layers(forward, x)
     return _layout(forward, x, calls, _specs(forward.module, calls))
 
 
 def last_layer(forward: Forward, x: Batch) -> Layout:
-    """Weights and biases of the Linear layers that end the network.
+    """Select weights and biases of the Linear layers that end the network.
 
-    Several where the outputs come from layers side by side, such as one for means and
-    one for variances.
+    A network may end in several parallel layers, such as one layer for means and one
+    layer for variances.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def last_layer(forward: Forward, x: Batch) -> Layout:
                 f"({name!r}). Use subset_of_weights='all', a list with the name of the "
                 "layer you mean, or end the network with torch.nn.Linear."
             )
-        # by identity: a weight that is tied to an earlier layer has that layer's name
+        # by identity: a weight tied to an earlier layer has the earlier layer's name
         own |= {id(parameter) for parameter in head.parameters()}
     names = [n for n, p in forward.module.named_parameters() if id(p) in own]
     specs = [s for s in _specs(forward.module, calls) if s.name in names]
@@ -79,21 +79,21 @@ def last_layer(forward: Forward, x: Batch) -> Layout:
 def ending_layers(
     forward: Forward, x: Batch, called: list[str] | None = None
 ) -> list[str]:
-    """Names of the layers with parameters that end the network, of any type.
+    """Return the names of the layers with parameters, of any type, that end a network.
 
-    ``called`` are all layers with parameters that it calls, if they are known.
+    ``called`` are all layers with parameters that the network calls, if known.
     """
     names = _called_layers(forward, x).names if called is None else called
     return _last_layers(forward, x, names)
 
 
 def trainable(forward: Forward, x: Batch) -> Layout:
-    """The parameters with ``requires_grad``, such as adapters of a frozen network.
+    """Select parameters with ``requires_grad``, such as adapters of a frozen network.
 
     Raises
     ------
     ValueError
-        If there is none.
+        If all parameters are frozen.
     """
     if not forward.trainable:
         raise ValueError(
@@ -106,12 +106,12 @@ def trainable(forward: Forward, x: Batch) -> Layout:
 
 
 def named(forward: Forward, x: Batch, names: Sequence[str]) -> Layout:
-    """Parameters by their names, or by those of modules that contain them.
+    """Select parameters by their names, or by names of modules that contain them.
 
     Raises
     ------
     ValueError
-        If a name is that of no parameter and no module.
+        If a name matches no parameter and no module.
     """
     calls = _called_layers(forward, x)
     specs = _specs(forward.module, calls)
@@ -138,16 +138,16 @@ def subnetwork(
     indices: ArrayLike | None = None,
     **options: Any,
 ) -> Layout:
-    """Single weights, by their indices in the vector of all weights.
+    """Select single weights by their indices in the vector of all weights.
 
-    ``n_weights`` is 100 by default, or all if there are fewer. The criterion ``by``
-    with its ``options`` is applied once the network has been trained, see
-    `curvature.subnetwork`: until then ``indices`` are the first ``n_weights``.
+    ``n_weights`` defaults to 100, or to all weights of a smaller network. The criterion
+    ``by`` with its ``options`` is applied after training, see `curvature.subnetwork`.
+    Until then, ``indices`` are the first ``n_weights``.
 
     Raises
     ------
     ValueError
-        If there are fewer weights.
+        If the network has fewer weights.
 
     References
     ----------
@@ -181,7 +181,7 @@ def _layout(
     specs: list[BlockSpec],
     last: list[str] | None = None,
 ) -> Layout:
-    """The verified layout of specs, with the uses of the layers, the ``last`` ones."""
+    """Return the verified layout of specs, with uses of all and of ``last`` layers."""
     if not calls.uses:
         return verified(forward, x, calls.outputs, specs)
     hidden = tuple(_without_gradient(forward, x, calls, specs))
@@ -194,7 +194,7 @@ def _layout(
 def _without_gradient(
     forward: Forward, x: Batch, calls: "_Calls", specs: list[BlockSpec]
 ) -> list[str]:
-    """Names of parameters that outputs depend on, and whose gradients are hidden."""
+    """Return the names of parameters that affect outputs without a gradient."""
     parameters = dict(forward.module.named_parameters())
     n_uses = {spec.name: calls.uses[id(parameters[spec.name])] for spec in specs}
     owners = {name: name.rpartition(".")[0] for name in n_uses}
@@ -210,7 +210,7 @@ def _without_gradient(
 
 
 def _change_outputs(forward: Forward, x: Batch, names: list[str]) -> bool:
-    """Whether outputs change with parameters, in evaluation mode that is set anew."""
+    """Return whether outputs change with parameters, on entering evaluation mode."""
     twin = forward.twin()
     with torch.no_grad():
         before = twin(x)
@@ -222,7 +222,7 @@ def _change_outputs(forward: Forward, x: Batch, names: list[str]) -> bool:
 
 
 def _with_head(forward: Forward, x: Batch, layout: Layout) -> Layout:
-    """The layout with its `Head`, if it selects the weight of a single Linear layer."""
+    """Add a `Head` to a layout that selects the weight of a single Linear layer."""
     layers = {spec.layer for spec in layout.blocks}
     name = layers.pop()
     if layers or name is None or layout.blocks[0].is_bias:
@@ -236,9 +236,9 @@ def _with_head(forward: Forward, x: Batch, layout: Layout) -> Layout:
 def _affine_head(
     forward: Forward, x: Batch, layout: Layout, layer: nn.Module
 ) -> Head | None:
-    """The affine map from a layer to the outputs; None if it differs between samples.
+    """Return the affine map from a layer to the outputs; None if samples differ.
 
-    Later samples are compared with it in each forward pass.
+    Each later forward pass checks that its samples follow the map.
     """
     hidden: list[Tensor] = []
 
@@ -251,7 +251,7 @@ def _affine_head(
     if len(hidden) != 1 or hidden[0].ndim != 2:
         return None
     hidden[0] = hidden[0].to(f.dtype)
-    # where the outputs are those of the layer, one column is enough to verify it
+    # if the network returns the layer's outputs, one column is enough to verify it
     probed = jacobian.blocks[0].g.squeeze(2).mT
     matrix: Tensor | None
     n = f.shape[1]
@@ -273,7 +273,7 @@ def _affine_head(
 
 
 def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
-    """Jacobian (c, o) of the outputs in the last layer's, if all samples share it."""
+    """Return the Jacobian (c, o) in last-layer outputs; None if samples differ."""
     block, layers = jacobian.blocks[0], {spec.layer for spec in layout.blocks}
     if len(layers) > 1 or None in layers or block.g.shape[2] != 1:
         return None
@@ -282,9 +282,9 @@ def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
 
 
 def _last_layers(forward: Forward, x: Batch, called: list[str]) -> list[str]:
-    """Layers on which the outputs depend, and whose outputs enter no other layer.
+    """Return the layers that affect the outputs, but are input to no other layer.
 
-    The last of them alone where each enters another, as in a loop.
+    If each layer is input to another one, as in a loop, return only the last layer.
     """
     called = list(dict.fromkeys(map(_without_parametrization, called)))
     layers = [n for n in called if not any(_contains(n, m) for m in called if m != n)]
@@ -292,16 +292,16 @@ def _last_layers(forward: Forward, x: Batch, called: list[str]) -> list[str]:
 
 
 def _without_parametrization(name: str) -> str:
-    """Name of the layer that a parametrization of a weight belongs to."""
+    """Return the name of the layer that a parametrization of a weight belongs to."""
     parts = name.split(".")
     ends = parts.index("parametrizations") if "parametrizations" in parts else None
     return ".".join(parts[:ends])
 
 
 def _ends(forward: Forward, x: Batch, layers: list[str]) -> list[str]:
-    """Layers whose outputs reach those of the network through no other layer.
+    """Return layers whose outputs reach the network's outputs through no other layer.
 
-    The graph is followed to each layer, and not below it.
+    The search follows the graph down to each layer, and not below it.
     """
     inputs: list[Tensor] = []
 
@@ -321,7 +321,7 @@ def _ends(forward: Forward, x: Batch, layers: list[str]) -> list[str]:
 
 
 def _last_called(forward: Forward, x: Batch, layers: list[str]) -> str:
-    """The layer called last on which the outputs depend."""
+    """Return the layer, among those that affect the outputs, that is called last."""
     for name in reversed(layers):
         leaves = _differentiable(forward.module.get_submodule(name))
         with torch.enable_grad(), requiring_grad(leaves):
@@ -338,12 +338,12 @@ def _differentiable(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _contains(name: str, other: str) -> bool:
-    """Whether a name is that of a module or parameter, or of a module around it."""
+    """Return whether a name is equal to another, or names a module that contains it."""
     return name in ("", other) or other.startswith(f"{name}.")
 
 
 def check_indices(name: str, value: ArrayLike) -> None:
-    """Refuse what is no ascending list of indices of weights."""
+    """Raise unless the value is an ascending list of indices of weights."""
     indices = np.asarray(value)
     if indices.ndim != 1 or not len(indices) or indices.dtype.kind not in "iu":
         raise ValueError(
@@ -358,23 +358,23 @@ def check_indices(name: str, value: ArrayLike) -> None:
 
 
 def _check_name(name: str, value: object) -> None:
-    """Refuse what is no string; the estimator compares names with their registry."""
+    """Raise unless the value is a string; the estimator checks it for known names."""
     if not isinstance(value, str):
         raise ValueError(f"{name}={value!r} is not the name of a criterion.")
 
 
 @dataclass(frozen=True)
 class Subset:
-    """A way to select weights: ``select(forward, x, **options) -> Layout``.
+    """Selection of weights: ``select(forward, x, **options) -> Layout``.
 
-    ``checks`` has a check of the value of each option that users may set.
+    ``checks`` validates the value of each option that users may set.
     """
 
     select: Callable[..., Layout]
     checks: Mapping[str, Check] = field(default_factory=dict)
 
     def __call__(self, forward: Forward, x: Batch, **options: Any) -> Layout:
-        """Layout of the selected weights, from a few samples ``x``."""
+        """Return the layout of the selected weights, from a few samples ``x``."""
         return self.select(forward, x, **options)
 
 
@@ -390,7 +390,7 @@ SUBSETS: dict[str, Subset] = {
 def select(
     forward: Forward, x: Batch, subset: str | Sequence[str], options: Mapping[str, Any]
 ) -> Layout:
-    """Layout of an entry of ``SUBSETS``, or of a list of names."""
+    """Return the layout of an entry of ``SUBSETS``, or of a list of names."""
     if isinstance(subset, str):
         return SUBSETS[subset](forward, x, **options)
     return named(forward, x, list(subset))
@@ -398,21 +398,21 @@ def select(
 
 @dataclass(frozen=True)
 class _Calls:
-    """Which modules a network calls.
+    """Modules that a network calls.
 
     Attributes
     ----------
     names : list of str
         Modules that own parameters, in the order of their last call.
     n_calls : Counter
-        Calls of each.
+        Number of calls of each module.
     uses : Counter
-        In how many places the outputs use each parameter, by its ``id``; empty where
-        there is no graph.
+        Number of uses of each parameter by the outputs, by ``id``; empty without a
+        graph.
     outputs : Tensor of shape (b, c)
         The network's outputs.
     without_graph : set of str
-        Modules that are called where no graph is recorded, as reentrant checkpoints do.
+        Modules called without recording a graph, as in reentrant checkpoints.
     """
 
     names: list[str]
@@ -423,11 +423,11 @@ class _Calls:
 
 
 def _called_layers(forward: Forward, x: Batch) -> _Calls:
-    """Modules that a network calls.
+    """Record the modules that a network calls.
 
-    Parameters require gradients meanwhile, since some modules do not call their
-    submodules otherwise; those alone that are trained where the network writes to
-    others in place.
+    Parameters require gradients during the call, since some modules do not call their
+    submodules otherwise. If the network modifies parameters in place, only trained
+    parameters require gradients.
     """
     try:
         return with_all_gradients(forward, partial(_record_calls, forward, x))
@@ -460,9 +460,9 @@ def _record_calls(forward: Forward, x: Batch) -> _Calls:
 
 
 def _specs(module: nn.Module, calls: _Calls) -> list[BlockSpec]:
-    """A spec per parameter; in layer form where one called layer alone uses it.
+    """Return a spec per parameter, in layer form if only one called layer uses it.
 
-    Integers are no weights, nor are tensors without entries.
+    Integers and empty tensors are not weights.
     """
     names = module.named_parameters(remove_duplicate=False)
     n_owners = Counter(id(parameter) for _, parameter in names)

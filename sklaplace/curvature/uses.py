@@ -1,7 +1,7 @@
-"""Uses: through which layers and parameters outputs depend on the weights.
+"""Uses: the layers and parameters through which outputs depend on the weights.
 
-They are recorded for a few samples, from which the form of the Jacobian is inferred.
-Other samples may take other paths, so that each batch is compared with them.
+The uses of a few samples determine the form of the Jacobian. Other samples may take
+other paths through the network, so each batch is compared with the recorded uses.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,10 +29,10 @@ class Uses:
     called : tuple of str
         Layers with parameters that the network calls.
     beside : tuple of str or None
-        Parameters that reach the outputs through none of the last layers; None where
-        the selected parameters need not be those of the last layers.
+        Parameters that reach the outputs without passing through the last layers; None
+        if the selection is not restricted to the last layers.
     without_gradient : tuple of str
-        Selected parameters that outputs depend on, and whose gradients are hidden.
+        Selected parameters that affect the outputs without a gradient.
     """
 
     called: tuple[str, ...]
@@ -41,12 +41,12 @@ class Uses:
 
 
 class UnseenUseError(ValueError):
-    """Samples use a layer in a way that the samples of the inference do not.
+    """Samples use a layer in a way that was not seen during inference of the layout.
 
     Attributes
     ----------
     samples : batch
-        A few samples, at least one of which does so.
+        A few samples, at least one with the new use.
     """
 
     def __init__(self, layer: str, samples: Batch) -> None:
@@ -62,7 +62,7 @@ class UnseenUseError(ValueError):
 
 
 def check_gradients(names: Sequence[str]) -> None:
-    """Raise for selected parameters without gradient."""
+    """Raise if any selected parameters have no gradient."""
     if names:
         raise ValueError(
             f"subset_of_weights selects {', '.join(map(repr, names[:3]))}, on which "
@@ -78,9 +78,9 @@ def check_gradients(names: Sequence[str]) -> None:
 def restarted_at(
     module: nn.Module, layers: Sequence[str]
 ) -> Iterator[tuple[dict[str, Tensor], set[object]]]:
-    """Add a leaf to the outputs of each layer; yields leaves, and nodes before them.
+    """Add a leaf to the outputs of each layer; yield leaves and preceding nodes.
 
-    The graph goes on behind, as networks may differentiate in their inputs.
+    The graph below remains, since networks may differentiate with respect to inputs.
     """
     starts = {name: torch.zeros(()).requires_grad_() for name in layers}
     walls: set[object] = set()
@@ -96,7 +96,7 @@ def restarted_at(
 
 
 def _restarted(output: object, start: Tensor, walls: set[object]) -> object:
-    """The output of a layer plus a zero, a leaf; the node before it is a wall."""
+    """Add a leaf equal to zero to a layer's output; add the output's node to walls."""
     if type(output) is tuple:
         return tuple(_restarted(part, start, walls) for part in output)
     if type(output) is list:
@@ -112,7 +112,7 @@ def _restarted(output: object, start: Tensor, walls: set[object]) -> object:
 def with_all_gradients(forward: Forward, function: Callable[[], T]) -> T:
     """Call a function while parameters require gradients.
 
-    Those alone that are trained, where the network writes to others in place.
+    If the network modifies parameters in place, only trained ones require gradients.
     """
     named = forward.module.named_parameters()
     floats = {name: p for name, p in named if p.is_floating_point()}
@@ -126,7 +126,7 @@ def with_all_gradients(forward: Forward, function: Callable[[], T]) -> T:
 
 
 def bypassing(forward: Forward, x: Batch, layers: Sequence[str]) -> tuple[str, ...]:
-    """Parameters that reach the outputs through none of some layers, nearest first."""
+    """Return parameters that reach outputs and bypass some layers, nearest first."""
     names = {id(p): name for name, p in forward.module.named_parameters()}
 
     def reached_past() -> Iterable[int]:

@@ -1,9 +1,9 @@
 """Verification: the form of each parameter's rows, from a few samples.
 
-Rows of a layer's inputs and output gradients, or dense ones by ``torch.func.vmap``, are
-compared with plain automatic differentiation of each sample alone. Both can be wrong: a
-layer may be used otherwise (shared weights, functional calls, samples in another
-order), and an operator may have a wrong batching rule.
+Rows from layer inputs and output gradients, and dense rows from ``torch.func.vmap``,
+are compared with plain automatic differentiation of single samples. Both can be wrong:
+a network may use a layer differently (shared weights, functional calls, reordered
+samples), and an operator may have a wrong batching rule.
 """
 
 import math
@@ -27,38 +27,38 @@ from sklaplace.curvature.jacobian import backpropagate_batch, joined
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.forward import Forward, requiring_grad
 
-# samples whose rows are compared
+# number of samples whose rows are compared
 N_DIFFERENTIATED = 3
-# weights whose rows are compared for one sample and combination of outputs at a time
+# with more weights, rows are compared for one sample and one column at a time
 MAX_TOGETHER = 2**24
-# outputs are equal if they differ by less, relative to their range
+# outputs that differ by less, relative to their range, count as equal
 _DISTINCT = 1e-3
-# rows (b, k, p) of parameters by name; None where there are none
+# rows (b, k, p) of parameters by name; None if the rows are missing
 _Rows = dict[str, Tensor | None]
 
 
 def verified(forward: Forward, x: Batch, f: Tensor, specs: list[BlockSpec]) -> Layout:
-    """A layout whose rows agree with plain automatic differentiation.
+    """Return a layout whose rows agree with plain automatic differentiation.
 
     Parameters
     ----------
     forward : Forward
         The network, inside ``forward.frozen()``.
     x : batch
-        Samples from across the data. Three of them, with different outputs where there
-        are such, are differentiated: samples that are zero, equal, or the same to a
-        network whose units are inactive, show no use of weights. They come alone, and
-        among all others, in reverse order.
+        Samples from across the data. Three samples, with different outputs if
+        possible, are differentiated: zeros, equal samples and inactive units show no
+        use of weights. The network gets these samples one by one, and in the whole
+        batch in reverse order.
     f : Tensor of shape (b, c)
-        Outputs of all samples together.
+        Outputs of the whole batch.
     specs : list of BlockSpec
         Forms to try first.
 
     Raises
     ------
     ValueError
-        If the outputs of a sample depend on the batch or have no derivatives, or if
-        there are no weights or complex ones.
+        If the outputs of a sample depend on the batch or have no derivatives, if no
+        weights are selected, or if weights are complex.
     """
     if not specs:
         raise ValueError(
@@ -89,7 +89,7 @@ def _verified_on(
     few: Tensor,
     columns: Tensor,
 ) -> list[BlockSpec]:
-    """Specs whose rows of a few samples, and of columns (b, c, k), agree."""
+    """Return specs whose rows agree for a few samples and for columns (b, c, k)."""
     equal = partial(agree, precision=forward.rounding)
     parameters = dict(forward.module.named_parameters())
     leaves = [parameters[spec.name] for spec in specs]
@@ -107,12 +107,12 @@ def _verified_on(
     expected = {spec.name: own for spec, own in zip(specs, rows, strict=True)}
 
     def wrong(found: _Rows) -> set[str]:
-        """Names of parameters without rows, or with other ones."""
+        """Return the names of parameters with missing or wrong rows."""
         pairs = ((name, found[name], expected[name]) for name in found)
         return {name for name, a, b in pairs if a is None or not equal(a, b)}
 
     layered = [spec for spec in specs if spec.layer is not None]
-    at = len(f) - 1 - few  # where they are in reverse order
+    at = len(f) - 1 - few  # their places in reverse order
     found = _layer_rows(forward, tree_rows(x, back), layered, columns[back], at)
     without = wrong(found)
     specs = [BlockSpec(s.name, s.shape) if s.name in without else s for s in specs]
@@ -126,10 +126,10 @@ def _verified_on(
 
 
 def check_jacobian_bytes(f: Tensor) -> None:
-    """Raise for so many outputs (b, c) that rows of each of them do not fit memory."""
+    """Raise if the Jacobian rows of all outputs (b, c) do not fit into memory."""
     b, c = f.shape
     needed = 3 * b * c**2 * f.element_size()
-    if needed <= BUDGET:  # what any batch may take
+    if needed <= BUDGET:  # the budget of any batch
         return
     require_bytes(
         needed,
@@ -141,7 +141,7 @@ def check_jacobian_bytes(f: Tensor) -> None:
 
 
 def _distinct(outputs: Tensor, keys: Tensor) -> Tensor:
-    """Indices of a few samples: those with new outputs first, then with new inputs."""
+    """Choose a few samples: first with new outputs, then with new inputs."""
     f = outputs.double()
     gap = _DISTINCT * float(f.max() - f.min())
     chosen = [0]
@@ -161,7 +161,7 @@ _NOT_DIFFERENTIABLE = (
 
 
 def probe(f: Tensor, k: int = 1) -> Tensor:
-    """Combinations of the outputs for each sample, (b, c, k), no two alike."""
+    """Return different combinations of the outputs for all samples, (b, c, k)."""
     shape = *f.shape, k
     signs = torch.arange(f.numel() * k, dtype=f.dtype, device=f.device).reshape(shape)
     return torch.cos(1 + 2 * signs)
@@ -170,13 +170,13 @@ def probe(f: Tensor, k: int = 1) -> Tensor:
 def _layer_rows(
     forward: Forward, x: Batch, specs: list[BlockSpec], columns: Tensor, at: Tensor
 ) -> _Rows:
-    """Rows of the samples ``at`` some indices in layer form; None where it has none."""
+    """Return layer-form rows of the samples ``at`` some indices; None if missing."""
     if not specs:
         return {}
     try:
         layout = Layout(tuple(specs), rounding=forward.rounding)
         parts = list(backpropagate_batch(forward, x, layout, lambda _f: columns))
-    except RuntimeError:  # some layer has no layer form: find out which
+    except RuntimeError:  # find the parameters without a layer form
         if len(specs) == 1:
             return {specs[0].name: None}
         alone = [_layer_rows(forward, x, [spec], columns, at) for spec in specs]

@@ -1,8 +1,8 @@
-"""Structures of the curvature ``H``: the registry of which part of it is kept.
+"""Registry of Hessian approximations: the part of the curvature ``H`` to store.
 
-An accumulator sums ``H`` over batches and decomposes to a structure; under a prior
-precision a structure has a posterior precision ``P = scale·H + diag δ``. `base` lists
-what each of them provides; a new one is two classes and a line in ``STRUCTURES``.
+An accumulator sums ``H`` over batches and decomposes the sum to a structure. With a
+prior precision, a structure has a posterior precision ``P = scale·H + diag δ``. `base`
+defines the interfaces. A new structure needs two classes and a line in ``STRUCTURES``.
 """
 
 from sklaplace.curvature.structures import diag, full, function_space, kron, lowrank

@@ -1,9 +1,9 @@
-"""Base classes of structures: what is kept of the curvature ``H``, factorised.
+"""Base classes of structures, which store and factorise an approximation of ``H``.
 
-An `Accumulator` sums the curvature over batches. The `Structure` that it decomposes to
-keeps what does not depend on hyperparameters. Under a prior precision ``δ`` and a scale
-``1/(σ²T)`` of the likelihood it has the posterior precision ``P = scale·H + diag δ``, a
-`Precision`, whose factors are computed once, when they are first needed.
+An `Accumulator` sums the curvature over batches and decomposes the sum to a
+`Structure`, which does not depend on hyperparameters. With a prior precision ``δ`` and
+a likelihood scale ``1/(σ²T)``, a structure has the posterior precision
+``P = scale·H + diag δ``. A `Precision` computes its factors once, when first needed.
 
 Most structures are `Diagonalised`: ``H = Q diag(e) Qᵀ``, and one decomposition serves
 every prior precision and scale.
@@ -35,17 +35,16 @@ Result = TypeVar("Result")
 
 
 def cache_last_call(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Keep a method's last result for as long as its first argument is the same object.
+    """Cache a method's last result while its first argument is the same object.
 
-    Further arguments are determined by the first.
+    The first argument determines all other arguments.
     """
     name = f"_last_{method.__name__}"
 
     @wraps(method)
     def cached(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         self, key = args[:2]
-        # key and result in one attribute, so that threads never see one without the
-        # other
+        # key and result in one attribute, so that threads always see both
         last = vars(self).get(name)
         if last is None or last[0] is not key:
             last = vars(self)[name] = key, method(*args, **kwargs)
@@ -55,16 +54,16 @@ def cache_last_call(method: Callable[Arguments, Result]) -> Callable[Arguments, 
 
 
 class Accumulator(ABC):
-    """Sums the curvature over batches; normalises nothing until the end."""
+    """Sum of the curvature over batches, without normalisation."""
 
     checks: ClassVar[Mapping[str, Check]] = {}
     """Options of the constructor, each with a check of its value."""
 
     takes_matrices: ClassVar[bool] = False
-    """Whether ``H`` may come as a matrix, see `add_matrix`."""
+    """Whether the accumulator supports `add_matrix`."""
 
     takes_keys: ClassVar[bool] = False
-    """Whether it needs a hash of each sample, see `sklaplace.core.random.row_hash`."""
+    """Whether `update` needs sample hashes, see `sklaplace.core.random.row_hash`."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -72,61 +71,61 @@ class Accumulator(ABC):
     @classmethod
     @abstractmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
-        """Peak memory of factorisation, in bytes, known before any allocation.
+        """Return the peak memory of factorisation, in bytes, before any allocation.
 
-        ``n_rows`` is the number of rows of the Jacobian, where it is known; the option
-        ``n_columns`` is how many of them each sample has.
+        ``n_rows`` is the number of rows of the Jacobian, if known. The option
+        ``n_columns`` is the number of rows per sample.
         """
 
     @classmethod
     def row_elements(cls, layout: Layout, n_columns: int, **options: Any) -> int:
-        """Numbers that a sample of a batch takes beside its unmultiplied Jacobian."""
+        """Return how many numbers a sample needs besides its Jacobian factors."""
         return 0
 
     def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
-        """Add a symmetric (P, P), which need not be positive semidefinite."""
+        """Add a symmetric matrix (P, P), which may be indefinite."""
         raise TypeError(f"{type(self).__name__} adds up rows, not matrices.")
 
     @abstractmethod
     def update(self, jacobian: Jacobian) -> None:
-        """Add ``(SᵀJ)ᵀ SᵀJ`` of one batch, whose ``SᵀJ`` is given."""
+        """Add ``(SᵀJ)ᵀ SᵀJ`` of one batch, given its ``SᵀJ``."""
 
     @abstractmethod
     def merge(self, other: Self) -> None:
-        """Add the curvature that another of this type holds; equals joint updates."""
+        """Add the curvature of another accumulator; equivalent to joint updates."""
 
     def fresh(self) -> "Accumulator":
-        """A copy for other samples of the same pass, to be merged with this one.
+        """Return a copy for other samples of the same pass, to merge later.
 
-        Neither may have any yet.
+        Call it before adding samples.
         """
         memo = {id(part): part for part in self.shared_parts}
         return copy.deepcopy(self, memo)
 
     @property
     def shared_parts(self) -> list[object]:
-        """Attributes that do not change while samples are added."""
+        """Attributes that do not change when samples are added."""
         return [self.layout]
 
     def summands(self) -> list[Tensor] | None:
-        """Tensors that may be added to in place, where that is all that `merge` does.
+        """Return tensors to add in place, if this is equivalent to `merge`.
 
-        None where it does more, or nothing has been added yet.
+        Return None otherwise, or if no samples have been added.
         """
         return None
 
     def needs_another_pass(self) -> bool:
-        """Whether all batches are needed once more, after all have been added."""
+        """Return whether another pass over all batches is needed."""
         return False
 
     @abstractmethod
     def decompose(self) -> "Structure":
-        """The structure of the sum, which later updates do not change."""
+        """Return the structure of the sum; later updates do not change it."""
 
 
 @dataclass(frozen=True)
 class Structure(FieldsOnly, ABC):
-    """The kept part of ``H``; immutable.
+    """Stored approximation of ``H``; immutable.
 
     Attributes
     ----------
@@ -136,17 +135,17 @@ class Structure(FieldsOnly, ABC):
 
     layout: Layout
     priors: ClassVar[frozenset[str]]
-    """Prior structures under which `precision` is available."""
+    """Prior structures that `precision` supports."""
     is_spectral: ClassVar[bool] = True
-    """Whether under a scalar prior ``log det P = Σ log(scale·e + δ)``."""
+    """Whether ``log det P = Σ log(scale·e + δ)`` under a scalar prior."""
     kind: ClassVar[str]
     """Name in the registry."""
     is_additive: ClassVar[bool] = True
-    """Whether the structure of ``H₁ + H₂`` follows from those of ``H₁`` and ``H₂``."""
+    """Whether the structures of two summands of ``H`` determine the sum's structure."""
 
     @property
     def evidence_is_biased_up(self) -> bool:
-        """Whether ``log det P`` lacks curvature, so that the evidence is too large."""
+        """Whether ``log det P`` lacks curvature, which makes the evidence too large."""
         return False
 
     @property
@@ -156,63 +155,64 @@ class Structure(FieldsOnly, ABC):
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """``H`` as a matrix, (P, P); for small models and tests."""
+        """Return ``H`` as a matrix, (P, P), for small models and tests."""
 
     @abstractmethod
     def resume(self, accumulator: Accumulator) -> None:
-        """Put ``H`` into an empty accumulator of its own, which batches can follow."""
+        """Add ``H`` to an empty accumulator of this structure, to add more batches."""
 
     @abstractmethod
     def scaled(self, factor: Tensor) -> "Structure":
-        """The structure of ``factor·H``: all sample weights times a factor."""
+        """Return the structure of ``factor·H``: all sample weights times a factor."""
 
     def with_output_factors(self, factors: Tensor) -> "Structure | None":
-        """The structure of ``D H D`` for the weights of one layer; None if unknown.
+        """Return the structure of ``D H D`` for weights of one layer; None if unknown.
 
-        ``D`` multiplies the weights of each output of the layer by a factor, (o,).
+        ``D`` multiplies the weights of each output of the layer by its factor, (o,).
         """
         return None
 
     @abstractmethod
     def product(self, vector: Tensor) -> Tensor:
-        """``H v``, (P,), without forming ``H``."""
+        """Return ``H v``, (P,), without forming ``H``."""
 
     def trace(self) -> Tensor:
-        """``tr H``, ()."""
+        """Return ``tr H``, ()."""
         return self.eigenvalues.sum()
 
     @abstractmethod
     def hessian_diagonal(self) -> Tensor:
-        """Diagonal of ``H``, (P,)."""
+        """Return the diagonal of ``H``, (P,)."""
 
     def rounding(self, eps: float) -> float:
-        """Rounding of ``H`` relative to its diagonal, for an ``eps`` of the Jacobian.
+        """Return the rounding error of ``H`` relative to its diagonal.
 
-        That of sums in float64, and ``eps²`` where columns of ``J`` cancel.
+        The error is the float64 rounding of sums, or ``eps²`` if columns of ``J``
+        cancel, where ``eps`` is the relative rounding error of ``J``.
         """
         return max(eps**2, torch.finfo(torch.float64).eps)
 
     @abstractmethod
     def precision(self, prior_precision: Tensor, scale: Tensor) -> "Precision":
-        """``P = scale·H + diag δ`` for ``δ`` (), (L,) or (P,) and ``scale`` ()."""
+        """Return ``P = scale·H + diag δ`` for ``δ`` (), (L,) or (P,), ``scale`` ()."""
 
     @abstractmethod
     def project(self, jacobian: Jacobian) -> "Projection":
-        """A Jacobian in a basis that serves many prior precisions."""
+        """Prepare a Jacobian for use with many prior precisions."""
 
 
 @dataclass(frozen=True)
 class Precision(FieldsOnly, ABC):
-    """Posterior precision ``P = scale·H + diag δ`` and what follows from it.
+    """Posterior precision ``P = scale·H + diag δ``, and quantities derived from it.
 
     All results are float64 and differentiable in ``δ`` and ``scale``.
 
     Attributes
     ----------
     structure : Structure
-        That of ``H``.
+        Structure of ``H``.
     prior_precision : Tensor of shape (), (L,) or (P,)
-        ``δ``, of all weights, of each parameter tensor or of each weight.
+        ``δ``, for all weights, per parameter tensor or per weight.
     scale : Tensor of shape ()
         Factor of ``H``.
     """
@@ -228,63 +228,64 @@ class Precision(FieldsOnly, ABC):
 
     @abstractmethod
     def logdet(self) -> Tensor:
-        """``log det P``, in nats, ()."""
+        """Return ``log det P``, in nats, ()."""
 
     @abstractmethod
     def solve(self, vector: Tensor) -> Tensor:
-        """``P⁻¹ v``, (P,)."""
+        """Return ``P⁻¹ v``, (P,)."""
 
     @abstractmethod
     def variance(self) -> Tensor:
-        """Marginal variances of the weights, the diagonal of ``P⁻¹``, (P,)."""
+        """Return marginal variances of the weights, the diagonal of ``P⁻¹``, (P,)."""
 
     @abstractmethod
     def sample(self, noise: Tensor) -> Tensor:
-        """Draws of ``N(0, P⁻¹)``, (s, P), from standard-normal noise (s, P).
+        """Draw samples of ``N(0, P⁻¹)``, (s, P), from standard-normal noise (s, P).
 
-        Under a scalar prior ``P^(-1/2) ε`` with the symmetric root, which is unique:
-        signs and order of eigenvectors differ between devices and with the last digit
-        of ``H``.
+        Under a scalar prior, samples are ``P^(-1/2) ε`` with the symmetric root. This
+        root is unique, while signs and order of eigenvectors vary between devices and
+        with the last digit of ``H``.
         """
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
-        """``J P⁻¹ Jᵀ`` of each sample, (b, c, c)."""
+        """Return ``J P⁻¹ Jᵀ`` of each sample, (b, c, c)."""
         return self.covariance_of_rows(jacobian.double().dense())
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
-        """Diagonal of `functional_covariance`, (b, c), at less cost."""
+        """Return the diagonal of `functional_covariance`, (b, c), at less cost."""
         return (self.whiten(jacobian) ** 2).sum(-1)
 
     @abstractmethod
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
-        """``J P⁻¹ Jᵀ``, (b, c, c), of a dense ``J`` (b, c, P); differentiable in it."""
+        """Return ``J P⁻¹ Jᵀ``, (b, c, c), of dense ``J`` (b, c, P); differentiable."""
 
     @abstractmethod
     def whiten(self, jacobian: Jacobian) -> Tensor:
-        """``J F`` with ``F Fᵀ = P⁻¹``, (b, c, P).
+        """Return ``J F`` with ``F Fᵀ = P⁻¹``, (b, c, P).
 
-        Products of two samples' rows are the covariance of their outputs.
+        Products of the rows of two samples are the covariances of their outputs.
         """
 
     def effective_parameters(self) -> Tensor:
-        """``diag(P⁻¹ scale·H) = 1 - δ diag(P⁻¹)``, (P,), between zero and one.
+        """Return ``diag(P⁻¹ scale·H) = 1 - δ diag(P⁻¹)``, (P,), between zero and one.
 
-        MacKay's γ is the sum (MacKay 1992, "Bayesian interpolation", eq. 4.9).
+        The sum is MacKay's γ, the effective number of parameters (MacKay 1992,
+        "Bayesian interpolation", eq. 4.9).
         """
         return 1 - self.delta * self.variance()
 
     def effective_dimension(self) -> Tensor:
-        """``γ = Σ scale·e / (scale·e + δ)`` under a scalar prior, ()."""
+        """Return ``γ = Σ scale·e / (scale·e + δ)`` under a scalar prior, ()."""
         e = self.scale * self.structure.eigenvalues
         return (e / (e + self.prior_precision)).sum()
 
     def functional(self, jacobian: Jacobian, *, diagonal: bool) -> Tensor:
-        """`functional_variance` if ``diagonal``, else `functional_covariance`."""
+        """Call `functional_variance` if ``diagonal``, else `functional_covariance`."""
         of = self.functional_variance if diagonal else self.functional_covariance
         return of(jacobian)
 
     def trace_correction(self) -> Tensor:
-        """What `logdet` has beyond ``log det P``, (): a bound's ``tr`` of the rest."""
+        """Return `logdet` minus ``log det P``, (): a bound's trace term, or zero."""
         return torch.zeros_like(self.scale)
 
 
@@ -294,37 +295,40 @@ class Projection(ABC):
     Attributes
     ----------
     structure : Structure
-        That of the precisions.
+        Structure of the precisions.
     """
 
     structure: Structure
 
     @abstractmethod
     def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
-        """``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c); float64."""
+        """Return ``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c).
+
+        The result is float64.
+        """
 
 
 @dataclass(frozen=True)
 class BlockProjection(Projection):
-    """Outputs in groups, without covariances between these.
+    """Projection of groups of outputs, without covariances between groups.
 
     Attributes
     ----------
     parts : tuple of Projection
-        One for each group of outputs.
+        One projection per group of outputs.
     """
 
     structure: Structure
     parts: tuple[Projection, ...]
 
     def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
-        """``J P⁻¹ Jᵀ`` of each group, (b, r, K, K), or all variances, (b, c)."""
+        """Return ``J P⁻¹ Jᵀ`` of each group, (b, r, K, K), or all variances, (b, c)."""
         found = [part.covariance(precision, diagonal=diagonal) for part in self.parts]
         return torch.cat(found, 1) if diagonal else torch.stack(found, 1)
 
 
 def projected(structure: Structure, jacobian: Jacobian, n_blocks: int) -> Projection:
-    """`Structure.project` of outputs in ``n_blocks`` groups of equal size."""
+    """Project outputs in ``n_blocks`` groups of equal size by `Structure.project`."""
     if n_blocks == 1:
         return structure.project(jacobian)
     n = jacobian.n_columns // n_blocks
@@ -337,51 +341,51 @@ class Diagonalised(Structure):
 
     @abstractmethod
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
-        """``J Q``, block by block, in the dtype of ``J``."""
+        """Yield ``J Q``, block by block, in the dtype of ``J``."""
 
     @abstractmethod
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """``w F`` of each row of (..., P) for ``F``, a function of ``Q``.
+        """Return ``w F`` of each row of (..., P), where ``F`` is a function of ``Q``.
 
-        A transpose, or one of entries that is multiplicative, so that it can be taken
-        of the factors of a Kronecker product.
+        The function is a transpose or a multiplicative function of entries, so that it
+        can be applied to the factors of a Kronecker product.
         """
 
     def from_basis(self, weights: Tensor) -> Tensor:
-        """``Q w`` of each row of (..., P)."""
+        """Return ``Q w`` of each row of (..., P)."""
         return self.apply(weights, lambda q: q.mT)
 
     def to_basis(self, weights: Tensor) -> Tensor:
-        """``Qᵀ w`` of each row of (..., P)."""
+        """Return ``Qᵀ w`` of each row of (..., P)."""
         return self.apply(weights, lambda q: q)
 
     def squared_basis(self, values: Tensor) -> Tensor:
-        """``Σⱼ Q²ᵢⱼ valuesⱼ``, the diagonal of ``Q diag(values) Qᵀ``, (P,)."""
+        """Return ``Σⱼ Q²ᵢⱼ valuesⱼ``, the diagonal of ``Q diag(values) Qᵀ``, (P,)."""
         return self.apply(values, lambda q: (q**2).mT)
 
     def hessian_diagonal(self) -> Tensor:
-        """Diagonal of ``Q diag(e) Qᵀ``, (P,)."""
+        """Return the diagonal of ``Q diag(e) Qᵀ``, (P,)."""
         return self.squared_basis(self.eigenvalues)
 
     def product(self, vector: Tensor) -> Tensor:
-        """``Q diag(e) Qᵀ v``, (P,)."""
+        """Return ``Q diag(e) Qᵀ v``, (P,)."""
         return self.from_basis(self.eigenvalues * self.to_basis(vector))
 
     def rotate(self, jacobian: Jacobian) -> Jacobian:
-        """``J Q``, in the dtype of ``J``."""
+        """Return ``J Q``, in the dtype of ``J``."""
         return Jacobian(list(self.rotated_blocks(jacobian)))
 
     def precision(self, prior_precision: Tensor, scale: Tensor) -> "EigenPrecision":
-        """``P = Q diag(scale·e + δ) Qᵀ``."""
+        """Return ``P = Q diag(scale·e + δ) Qᵀ``."""
         return EigenPrecision(self, prior_precision, scale)
 
     def project(self, jacobian: Jacobian) -> Projection:
-        """``J Q``, computed once."""
+        """Prepare ``J Q``, computed once."""
         return RotatedProjection(self, jacobian)
 
 
 class EigenPrecision(Precision):
-    """``P = Q diag(scale·e + δ) Qᵀ``, for ``δ`` that is constant where ``Q`` mixes."""
+    """``P = Q diag(scale·e + δ) Qᵀ``, with equal ``δ`` for weights that ``Q`` mixes."""
 
     structure: Diagonalised
     is_in_eigenbasis = True
@@ -392,39 +396,39 @@ class EigenPrecision(Precision):
         return self.scale * self.structure.eigenvalues + self.delta
 
     def logdet(self) -> Tensor:
-        """``Σ log(scale·e + δ)``, ()."""
+        """Return ``Σ log(scale·e + δ)``, ()."""
         return self.eigenvalues.log().sum()
 
     def solve(self, vector: Tensor) -> Tensor:
-        """``Q diag(1/(scale·e + δ)) Qᵀ v``, (P,)."""
+        """Return ``Q diag(1/(scale·e + δ)) Qᵀ v``, (P,)."""
         q = self.structure
         return q.from_basis(q.to_basis(vector) / self.eigenvalues)
 
     def variance(self) -> Tensor:
-        """Diagonal of ``Q diag(1/(scale·e + δ)) Qᵀ``, (P,)."""
+        """Return the diagonal of ``Q diag(1/(scale·e + δ)) Qᵀ``, (P,)."""
         return self.structure.squared_basis(1 / self.eigenvalues)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """``Q diag(scale·e + δ)^(-1/2) Qᵀ ε``, (s, P)."""
+        """Return ``Q diag(scale·e + δ)^(-1/2) Qᵀ ε``, (s, P)."""
         q = self.structure
         return q.from_basis(q.to_basis(noise) * self.eigenvalues.rsqrt())
 
     @cache_last_call
     def relative_variances(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """``v / max v`` in a dtype, (P,), and ``max v``, (), ``v = 1/(scale·e + δ)``.
+        """Return ``v / max v``, (P,), and ``max v``, (), for ``v = 1/(scale·e + δ)``.
 
-        Single precision ends at 1e38; δ does not.
+        The ratio is in ``dtype``; ``v`` itself may exceed 1e38, the range of float32.
         """
         v = 1 / self.eigenvalues
         largest = v.detach().amax()
         return (v / largest).to(dtype), largest
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
-        """``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c)."""
+        """Return ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c)."""
         return self.structure.project(jacobian).covariance(self)
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
-        """Its diagonal, (b, c); ``JQ`` is never there as a whole."""
+        """Return the diagonal, (b, c), without forming ``JQ`` as a whole."""
         v, largest = self.relative_variances(jacobian.dtype)
         pieces = v.split(self.structure.layout.sizes)
         blocks = self.structure.rotated_blocks(jacobian)
@@ -444,30 +448,30 @@ class EigenPrecision(Precision):
     def _input_weights(
         self, _g: object, blocks: list[Block], pieces: tuple[Tensor, ...]
     ) -> list[Tensor]:
-        """``Σₒ g²ₖₒ vₒᵢ`` of each block, (k, i), where all samples share ``g``."""
+        """Return ``Σₒ g²ₖₒ vₒᵢ`` of each block, (k, i), if all samples share ``g``."""
         pairs = zip(blocks, pieces, strict=True)
         return [input_weights(block.outputs, piece) for block, piece in pairs]
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
-        """``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ`` of a dense ``J``, (b, c, c)."""
+        """Return ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ`` of a dense ``J``, (b, c, c)."""
         rotated = self.structure.to_basis(rows)
         return (rotated / self.eigenvalues) @ rotated.mT
 
     def whiten(self, jacobian: Jacobian) -> Tensor:
-        """``J Q diag(scale·e + δ)^(-1/2)``, (b, c, P)."""
+        """Return ``J Q diag(scale·e + δ)^(-1/2)``, (b, c, P)."""
         rotated = self.structure.rotate(jacobian.double()).dense()
         return rotated * self.eigenvalues.rsqrt()
 
 
 def _of_inputs(a: Inputs | None, weights: Tensor) -> Tensor:
-    """Variances (b, k) at inputs (b, 1, i), or of a bias, from `input_weights`."""
+    """Return variances (b, k) at inputs (b, 1, i), or of a bias, by `input_weights`."""
     return weights.T if a is None else unfolded(a).squeeze(1) ** 2 @ weights.T
 
 
 def input_weights(g: Tensor | SharedColumns, v: Tensor) -> Tensor:
-    """``Σₒ g² v``, (k, i), by which variances are linear in squared layer inputs.
+    """Return ``Σₒ g² v``, (k, i), the coefficients of squared inputs in variances.
 
-    For gradients ``g`` (1, k, 1, o) that all samples share and ``v`` (o·i,).
+    All samples share the gradients ``g`` (1, k, 1, o); ``v`` has shape (o·i,).
     """
     if not isinstance(g, Tensor):
         return g.weighted_squares(v.reshape(g.n, -1).T).T
@@ -478,8 +482,8 @@ def input_weights(g: Tensor | SharedColumns, v: Tensor) -> Tensor:
 class RotatedProjection(Projection):
     """``J Q`` of a batch.
 
-    Products are taken in the dtype of the network: its features are rounded to that
-    precision already, and the sums have no terms of opposite sign.
+    Products use the dtype of the network: its features are already rounded to this
+    precision, and the sums have no terms of opposite sign.
     """
 
     structure: Diagonalised
@@ -490,7 +494,7 @@ class RotatedProjection(Projection):
         return self.structure.rotate(self.jacobian)
 
     def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
-        """``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c), or its diagonal, (b, c)."""
+        """Return ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c), or the diagonal."""
         assert isinstance(precision, EigenPrecision)
         if not precision.is_in_eigenbasis:
             return precision.functional(self.jacobian, diagonal=diagonal)
@@ -499,6 +503,6 @@ class RotatedProjection(Projection):
         found = (rows.variance(v) if diagonal else rows.gram(v)).double() * largest
         if rows.dtype == torch.float64 or all_finite(found):
             return found
-        # squares of rows that a float32 network still holds overflow
+        # float32 rows are finite, but their squares overflow
         wide = self.structure.project(self.jacobian.double())
         return wide.covariance(precision, diagonal=diagonal)

@@ -1,4 +1,4 @@
-"""Diagonal structure: ``H ≈ diag(h)``, ``h = Σ (SᵀJ)²`` over samples and outputs."""
+"""Diagonal structure: ``H ≈ diag(h)``, ``h = Σ (SᵀJ)²`` over samples and columns."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from sklaplace.curvature.structures.base import Accumulator, Diagonalised
 
 @dataclass(frozen=True)
 class Diag(Diagonalised):
-    """``H ≈ diag(h)``: weights are independent; ``Q = I``.
+    """``H ≈ diag(h)``: independent weights, ``Q = I``.
 
     Attributes
     ----------
@@ -33,27 +33,27 @@ class Diag(Diagonalised):
         return self.diagonal
 
     def rounding(self, eps: float) -> float:
-        """Zero: sums of squares keep their digits."""
+        """Return zero: sums of squares do not cancel."""
         return 0.0
 
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
-        """The blocks of ``J``."""
+        """Return the blocks of ``J``."""
         return iter(jacobian.blocks)
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """The weights: ``Q = I``."""
+        """Return the weights unchanged: ``Q = I``."""
         return weights
 
     def dense(self) -> Tensor:
-        """``diag(h)``, (P, P)."""
+        """Return ``diag(h)``, (P, P)."""
         return self.diagonal.diag()
 
     def scaled(self, factor: Tensor) -> "Diag":
-        """The diagonal of ``factor·H``."""
+        """Return the diagonal of ``factor·H``."""
         return Diag(self.layout, factor * self.diagonal)
 
     def with_output_factors(self, factors: Tensor) -> "Diag":
-        """The diagonal of ``D H D``."""
+        """Return the diagonal of ``D H D``."""
         return Diag(self.layout, self.diagonal * self.layout.of_outputs(factors) ** 2)
 
     def resume(self, accumulator: Accumulator) -> None:
@@ -63,14 +63,14 @@ class Diag(Diagonalised):
 
 
 class DiagAccumulator(Accumulator):
-    """Sums the squares of ``SᵀJ``; O(P) memory."""
+    """Sum of the squares of ``SᵀJ``, in O(P) memory."""
 
     sums: Tensor | None = None
-    """Diagonal so far, (P,), float64, which is added to in place."""
+    """Current diagonal, (P,), float64, updated in place."""
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
-        """Eight bytes per parameter."""
+        """Return eight bytes per parameter."""
         return 8 * layout.n_parameters
 
     def update(self, jacobian: Jacobian) -> None:
@@ -87,10 +87,10 @@ class DiagAccumulator(Accumulator):
         self.sums = sums if self.sums is None else self.sums.add_(sums)
 
     def summands(self) -> list[Tensor] | None:
-        """The sums."""
+        """Return the sums."""
         return None if self.sums is None else [self.sums]
 
     def decompose(self) -> Diag:
-        """The diagonal structure."""
+        """Return the diagonal structure."""
         assert self.sums is not None
         return Diag(self.layout, self.sums.clone())

@@ -1,8 +1,8 @@
 """Dual form of a structure: ``H = RᵀR`` with fewer rows n than parameters P.
 
-With ``B = (scale·D⁻¹)^½ Rᵀ``, ``D = diag δ``, the posterior precision is
-``P = D^½ (I + BBᵀ) D^½``, and by Woodbury's identity everything follows from the
-Cholesky factor ``L Lᵀ = I + BᵀB``, (n, n).
+With ``D = diag δ`` and ``B = (scale·D⁻¹)^½ Rᵀ``, the posterior precision is
+``P = D^½ (I + BBᵀ) D^½``. By Woodbury's identity, all results follow from the Cholesky
+factorisation ``L Lᵀ = I + BᵀB``, (n, n).
 """
 
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from sklaplace.curvature.structures.root import DenseRoot, Root, identity, lower
 from sklaplace.curvature.structures.rounding import UNRESOLVED
 from sklaplace.curvature.structures.svd import SVDPrecision
 
-# Trace of scale·R D⁻¹ Rᵀ from which rounding would change variances by more than 2e-4
-# of themselves: R is then decomposed in place of R Rᵀ, if it has no more entries.
+# Above this trace of scale·R D⁻¹ Rᵀ, the relative error of variances by rounding would
+# exceed 2e-4. R is then decomposed instead of R Rᵀ, up to a maximum number of entries
 MAX_TRACE = 1e12
 MAX_ENTRIES = 2**27
-# and takes no more operations, some ten seconds on one core
+# and of operations, about ten seconds on one core.
 MAX_OPERATIONS = 2**34
 
 
 class DualForm(base.Structure):
-    """``H = RᵀR`` by products with ``R``.
+    """``H = RᵀR``, by products with ``R``.
 
     Attributes
     ----------
@@ -50,19 +50,19 @@ class DualForm(base.Structure):
 
     @cached_property
     def eigenvalues(self) -> Tensor:
-        """Eigenvalues of ``H``, (P,), ascending: those of ``R Rᵀ``, and zeros."""
+        """Eigenvalues of ``H``, (P,), ascending: zeros, and eigenvalues of ``R Rᵀ``."""
         p = self.layout.n_parameters
         found = torch.linalg.eigvalsh(self.gram).clamp(min=0)[-p:]
         return torch.cat([found.new_zeros(p - len(found)), found])
 
     def dense(self) -> Tensor:
-        """``H`` as a matrix, (P, P)."""
+        """Return ``H`` as a matrix, (P, P)."""
         rows = self.root.dense()
         dense = rows.T @ rows
         return (dense + dense.T) / 2
 
     def product(self, vector: Tensor) -> Tensor:
-        """``Rᵀ R v``, (P,)."""
+        """Return ``Rᵀ R v``, (P,)."""
         return self.root.rmatmul(self.root.matmul(vector.unsqueeze(0))).squeeze(0)
 
     @cached_property
@@ -70,38 +70,38 @@ class DualForm(base.Structure):
         return self.root.trace()
 
     def trace(self) -> Tensor:
-        """``tr RᵀR``, ()."""
+        """Return ``tr RᵀR``, ()."""
         return self._trace
 
     @property
     def _is_decomposable(self) -> bool:
-        """Whether ``R`` may be decomposed as a dense matrix."""
+        """Whether ``R`` is small enough for a dense decomposition."""
         n, p = self.root.n_rows, self.layout.n_parameters
         return n * p <= MAX_ENTRIES and n * p * min(n, p) <= MAX_OPERATIONS
 
     def hessian_diagonal(self) -> Tensor:
-        """Diagonal of ``RᵀR``, (P,)."""
+        """Return the diagonal of ``RᵀR``, (P,)."""
         return _squares(self.root, identity(self.gram))
 
     def rounding(self, eps: float) -> float:
-        """Less where ``R`` can be decomposed in place of ``R Rᵀ``."""
+        """Return the rounding error, which is smaller if ``R`` can be decomposed."""
         own = torch.finfo(torch.float64).eps
         return max(eps**2, own**2 if self._is_decomposable else own)
 
     def precision(self, prior_precision: Tensor, scale: Tensor) -> base.Precision:
-        """``P = scale·RᵀR + diag δ``."""
+        """Return ``P = scale·RᵀR + diag δ``."""
         trace = self.trace() * scale.detach() / prior_precision.detach().min()
         if float(trace) > MAX_TRACE and self._is_decomposable:
             return SVDPrecision(self, prior_precision, scale, self.root.dense())
         return DualPrecision(self, prior_precision, scale)
 
     def project(self, jacobian: Jacobian) -> base.Projection:
-        """``J Jᵀ`` and ``J Rᵀ U``, computed once."""
+        """Prepare ``J Jᵀ`` and ``J Rᵀ U``, each computed once."""
         return DualProjection(self, jacobian.double())
 
 
 class DualPrecision(base.Precision):
-    """``P = scale·RᵀR + D`` by Woodbury's identity.
+    """``P = scale·RᵀR + D``, by Woodbury's identity.
 
     ``P⁻¹ = D⁻¹ - D⁻¹ WᵀW D⁻¹`` with ``W = √scale L⁻¹ R``, (n, P).
     """
@@ -134,11 +134,11 @@ class DualPrecision(base.Precision):
     @cached_property
     def _whitened_root(self) -> Root:
         """``W = √scale L⁻¹ R``."""
-        # solving for R once, not for each J: solving rounds a row by its place
+        # solve for R once, not for each J: rounding of a row depends on its place
         return self.structure.root.solved(self._cholesky / self.scale.sqrt())
 
     def logdet(self) -> Tensor:
-        """``Σ log δ + 2 Σ log diag L``, ()."""
+        """Return ``Σ log δ + 2 Σ log diag L``, ()."""
         many = self.prior_precision.requires_grad or self.scale.requires_grad
         if self.prior_precision.ndim == 0 and many:
             e = self.scale * self.structure.eigenvalues
@@ -146,24 +146,24 @@ class DualPrecision(base.Precision):
         return self.delta.log().sum() + 2 * self._cholesky.diagonal().log().sum()
 
     def solve(self, vector: Tensor) -> Tensor:
-        """``D⁻¹ (v - Wᵀ W D⁻¹ v)``, (P,)."""
+        """Return ``D⁻¹ (v - Wᵀ W D⁻¹ v)``, (P,)."""
         w, delta = self._whitened_root, self.delta
         explained = w.rmatmul(w.matmul((vector / delta).unsqueeze(0))).squeeze(0)
         return (vector - explained) / delta
 
     def variance(self) -> Tensor:
-        """``1/δ - diag(WᵀW)/δ²``, (P,)."""
+        """Return ``1/δ - diag(WᵀW)/δ²``, (P,)."""
         delta, explained = self.delta, _squares(self.structure.root, self._inverse)
         return (1 - explained * self.scale / delta) / delta
 
     def effective_dimension(self) -> Tensor:
-        """``γ = n - ‖L⁻¹‖²`` under a scalar prior, ()."""
+        """Return ``γ = n - ‖L⁻¹‖²`` under a scalar prior, ()."""
         return len(self._inverse) - (self._inverse**2).sum()
 
     def sample(self, noise: Tensor) -> Tensor:
-        """``D^-½ (I - B M Bᵀ) ε``, (s, P), with ``M`` as in `_half`.
+        """Return ``D^-½ (I - B M Bᵀ) ε``, (s, P), with ``M`` as in `_half`.
 
-        Under a scalar prior with the symmetric ``M``.
+        Under a scalar prior, ``M`` is symmetric instead.
         """
         root, inverse_sd = self.structure.root, self.delta.rsqrt()
         products = root.matmul(noise * inverse_sd) * self.scale
@@ -177,30 +177,30 @@ class DualPrecision(base.Precision):
         return (noise - root.rmatmul(products) * inverse_sd) * inverse_sd
 
     def _explained(self, jacobian: Jacobian) -> Tensor:
-        """``J D⁻¹ Wᵀ``, (b, c, n): its square is taken off the prior's covariance."""
+        """Return ``J D⁻¹ Wᵀ``, (b, c, n); its square reduces the prior covariance."""
         return self._whitened_root.cross(jacobian, self.prior_precision)
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
-        """``J D⁻¹ Jᵀ - (J D⁻¹ Wᵀ)(J D⁻¹ Wᵀ)ᵀ``, (b, c, c)."""
+        """Return ``J D⁻¹ Jᵀ - (J D⁻¹ Wᵀ)(J D⁻¹ Wᵀ)ᵀ``, (b, c, c)."""
         wide = jacobian.double()
         explained = self._explained(wide)
         return wide.gram(1 / self.delta) - explained @ explained.mT
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
-        """Its diagonal, (b, c)."""
+        """Return the diagonal of the functional covariance, (b, c)."""
         wide = jacobian.double()
         explained = (self._explained(wide) ** 2).sum(-1)
         return _difference(wide.variance(1 / self.delta), explained)
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
-        """``J D⁻¹ Jᵀ - (J D⁻¹ Wᵀ)(J D⁻¹ Wᵀ)ᵀ`` of a dense ``J``, (b, c, c)."""
+        """Return ``J D⁻¹ Jᵀ - (J D⁻¹ Wᵀ)(J D⁻¹ Wᵀ)ᵀ`` of a dense ``J``, (b, c, c)."""
         scaled = rows / self.delta
         explained = self._whitened_root.matmul(scaled.flatten(0, 1))
         explained = explained.unflatten(0, rows.shape[:2])
         return scaled @ rows.mT - explained @ explained.mT
 
     def whiten(self, jacobian: Jacobian) -> Tensor:
-        """``J D^-½ (I - B M Bᵀ)``, (b, c, P), with ``M`` as in `_half`."""
+        """Return ``J D^-½ (I - B M Bᵀ)``, (b, c, P), with ``M`` as in `_half`."""
         wide, root = jacobian.double(), self.structure.root
         products = root.cross(wide, self.prior_precision) @ self._half
         explained = root.rmatmul(products.flatten(0, 1) * self.scale)
@@ -210,7 +210,7 @@ class DualPrecision(base.Precision):
 
 @dataclass(frozen=True)
 class DualProjection(base.Projection):
-    """``J Jᵀ`` and ``J Rᵀ U`` for ``R Rᵀ = U diag(k) Uᵀ``, under scalar priors.
+    """``J Jᵀ`` and ``J Rᵀ U`` for scalar priors, with ``R Rᵀ = U diag(k) Uᵀ``.
 
     ``J P⁻¹ Jᵀ = (J Jᵀ - J Rᵀ U diag(scale / (δ + scale·k)) Uᵀ R Jᵀ) / δ``.
     """
@@ -230,7 +230,7 @@ class DualProjection(base.Projection):
     def covariance(
         self, precision: base.Precision, *, diagonal: bool = False
     ) -> Tensor:
-        """``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c)."""
+        """Return ``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c)."""
         delta, scale = precision.prior_precision, precision.scale
         if delta.ndim:
             return precision.functional(self.jacobian, diagonal=diagonal)
@@ -243,18 +243,18 @@ class DualProjection(base.Projection):
 
 @dataclass(frozen=True)
 class Dual(DualForm):
-    """All of ``H``, by the rows ``R = SᵀJ`` of the training samples."""
+    """Full ``H``, in terms of the rows ``R = SᵀJ`` of the training samples."""
 
     root: DenseRoot
     kind = "full"
     priors = frozenset({"scalar", "layerwise", "diag"})
 
     def scaled(self, factor: Tensor) -> "Dual":
-        """The structure of ``factor·H``."""
+        """Return the structure of ``factor·H``."""
         return Dual(self.layout, self.root.scaled(factor))
 
     def with_output_factors(self, factors: Tensor) -> "Dual | None":
-        """The structure of ``D H D``, whose rows are ``R D``."""
+        """Return the structure of ``D H D``, with rows ``R D``."""
         rows = self.root.dense() * self.layout.of_outputs(factors)
         return Dual(self.layout, DenseRoot(self.layout, rows))
 
@@ -266,7 +266,7 @@ class Dual(DualForm):
 
 
 def _squares(root: Root, factor: Tensor) -> Tensor:
-    """Diagonal of ``(F R)ᵀ F R`` for a factor (m, n), (P,), some rows at a time."""
+    """Return the diagonal (P,) of ``(F R)ᵀ F R`` for ``F`` (m, n), in chunks."""
     p = root.layout.n_parameters
     found = factor.new_zeros(p)
     for some in factor.split(max(1, CHUNK_ELEMENTS // p)):
@@ -275,5 +275,5 @@ def _squares(root: Root, factor: Tensor) -> Tensor:
 
 
 def _difference(prior: Tensor, explained: Tensor) -> Tensor:
-    """Posterior variances, no less than the rounding of the prior's."""
+    """Return posterior variances, at least ``eps`` times the prior variances."""
     return (prior - explained).maximum(torch.finfo(prior.dtype).eps * prior)

@@ -1,4 +1,4 @@
-"""Full structure: all of ``H``, (P, P), factorised in O(P³)."""
+"""Full structure: the matrix ``H`` (P, P), factorised in O(P³)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,20 +17,22 @@ from sklaplace.curvature.structures import base
 from sklaplace.curvature.structures.dual import Dual
 from sklaplace.curvature.structures.root import DenseRoot, lower_inverse
 
-# Rows of ``SᵀJ``, as a fraction of the parameters, below which they are kept in place
-# of ``H``.
+# If ``SᵀJ`` has fewer rows than this fraction of the parameters, the rows are kept
+# instead of ``H``.
 DUAL_FRACTION = 0.5
-# Largest norm of ``scale·H`` over the smallest prior precision for which Jacobians of
-# float32 are multiplied in float32: variances lose eps times the root of it.
+# Maximum ratio of the norm of ``scale·H`` to the smallest prior precision at which
+# float32 Jacobians are multiplied in float32. The relative error of variances is eps
+# times the root of the ratio.
 MAX_CONDITION = 1e6
-# And for which covariances of a float32 last layer are quadratic forms of its inputs,
-# in float64: the smallest variances lose eps times it, less than rounded inputs lose.
+# Maximum ratio at which covariances of a float32 last layer are quadratic forms of its
+# inputs, in float64. The relative error of the smallest variances is eps times the
+# ratio, which is less than the error due to rounded inputs.
 MAX_FORM_CONDITION = 1e10
-# Samples whose products of inputs stay in the caches.
+# Number of samples whose products of inputs stay in the caches.
 CACHED_ROWS = 256
 CACHED_BYTES = 2**23
-# Negative eigenvalues of a Hessian that may be rounding in double precision, as a
-# fraction of the largest eigenvalue.
+# Negative eigenvalues below this fraction of the largest eigenvalue count as rounding
+# errors in double precision.
 ROUNDING = 1e-10
 INDEFINITE = (
     "The exact Hessian is not positive definite under this prior precision: its "
@@ -42,17 +44,18 @@ INDEFINITE = (
 
 @dataclass(frozen=True)
 class Full(base.Diagonalised):
-    """All of ``H``.
+    """Full matrix ``H``.
 
-    `eigh` and the Cholesky factor of ``P`` cost O(P³) each, when first needed.
+    `eigh` and the Cholesky factor of ``P`` cost O(P³) each, and are computed when first
+    needed.
 
     Attributes
     ----------
     hessian : Tensor of shape (P, P)
         ``H``, float64.
     is_semidefinite : bool
-        Whether negative eigenvalues can only be rounding. Where they are not, the
-        prior has to make ``P`` positive definite.
+        Whether negative eigenvalues are only rounding errors. Otherwise, the prior must
+        make ``P`` positive definite.
     """
 
     hessian: Tensor
@@ -76,37 +79,37 @@ class Full(base.Diagonalised):
         return eigenvalues.clamp(min=0) if self.is_semidefinite else eigenvalues
 
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
-        """``J Q``, dense, in one block."""
+        """Yield ``J Q`` as one dense block."""
         rows = jacobian.matmul(self.eigh[1].to(jacobian.dtype))
         yield Block(rows.unsqueeze(2))
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """``w F`` of each row of (..., P) for a function ``F`` of ``Q``."""
+        """Return ``w F`` of each row of (..., P) for a function ``F`` of ``Q``."""
         return weights @ function(self.eigh[1])
 
     def trace(self) -> Tensor:
-        """``tr H``, ()."""
+        """Return ``tr H``, ()."""
         return self.hessian.trace()
 
     def hessian_diagonal(self) -> Tensor:
-        """Diagonal of ``H``, (P,)."""
+        """Return the diagonal of ``H``, (P,)."""
         return self.hessian.diagonal()
 
     def dense(self) -> Tensor:
-        """``H``, (P, P)."""
+        """Return ``H``, (P, P)."""
         return self.hessian
 
     def scaled(self, factor: Tensor) -> "Full":
-        """The structure of ``factor·H``."""
+        """Return the structure of ``factor·H``."""
         return Full(self.layout, factor * self.hessian, self.is_semidefinite)
 
     def with_output_factors(self, factors: Tensor) -> "Full":
-        """The structure of ``D H D``."""
+        """Return the structure of ``D H D``."""
         d = self.layout.of_outputs(factors)
         return Full(self.layout, d[:, None] * self.hessian * d, self.is_semidefinite)
 
     def product(self, vector: Tensor) -> Tensor:
-        """``H v``, (P,)."""
+        """Return ``H v``, (P,)."""
         return self.hessian @ vector
 
     def resume(self, accumulator: base.Accumulator) -> None:
@@ -114,15 +117,15 @@ class Full(base.Diagonalised):
         accumulator.add_matrix(self.hessian, is_semidefinite=self.is_semidefinite)
 
     def precision(self, prior_precision: Tensor, scale: Tensor) -> "FullPrecision":
-        """``P = scale·H + diag δ``, by its Cholesky factor or in the eigenbasis."""
+        """Return ``P = scale·H + diag δ``, by Cholesky factor or in the eigenbasis."""
         return FullPrecision(self, prior_precision, scale)
 
 
 class FullPrecision(base.EigenPrecision):
-    """``P = scale·H + diag δ`` by the Cholesky factor of ``P``.
+    """``P = scale·H + diag δ``, by the Cholesky factor of ``P``.
 
-    Under a scalar prior the symmetric root for samples, and the log-determinant that is
-    differentiated, come from the eigenbasis of ``H``.
+    Under a scalar prior, the symmetric root for samples and the differentiable
+    log-determinant use the eigenbasis of ``H``.
     """
 
     structure: Full
@@ -133,17 +136,17 @@ class FullPrecision(base.EigenPrecision):
         return self.prior_precision.ndim == 0
 
     def _cholesky(self) -> Tensor:
-        """``L`` with ``L Lᵀ = P``, (P, P), lower triangular."""
-        # symmetrised, so that gradients are those of a symmetric matrix
+        """Return the lower triangular ``L`` (P, P) with ``L Lᵀ = P``."""
+        # symmetrised, so that gradients are symmetric as well
         precision = self.scale * self.structure.hessian + self.delta.diag()
         lower, failed = torch.linalg.cholesky_ex((precision + precision.T) / 2)
         if failed and not self.structure.is_semidefinite:
             lowest = self.scale * self.structure.eigenvalues[0]
             raise ValueError(INDEFINITE.format(float(lowest)))
         if failed:
-            # The prior is weaker than the rounding of H: the triangle of the QR
-            # decomposition of [√(scale·e) Qᵀ; √δ], without forming P, keeps variances
-            # no larger than the prior's.
+            # The prior precision is below the rounding error of H. The QR decomposition
+            # of [√(scale·e) Qᵀ; √δ] avoids P, and keeps posterior variances no larger
+            # than prior variances.
             values, vectors = self.structure.eigh
             half = (vectors * (self.scale * values).sqrt()).T
             lower = torch.linalg.qr(torch.cat([half, self.delta.sqrt().diag()])).R.T
@@ -157,46 +160,46 @@ class FullPrecision(base.EigenPrecision):
 
     @cached_property
     def _condition(self) -> float:
-        """Norm of ``scale·H`` over the smallest prior precision."""
+        """Ratio of the norm of ``scale·H`` to the smallest prior precision."""
         size = self.scale * self.structure.hessian.norm()
         return float((size / self.prior_precision.min()).item())
 
     @base.cache_last_call
     def _narrow_root(self, dtype: torch.dtype) -> Tensor:
-        """``F`` in a dtype."""
+        """Convert ``F`` to a dtype."""
         return self._root.to(dtype)
 
     def logdet(self) -> Tensor:
-        """``2 Σ log diag L``, ()."""
-        # Newton's method evaluates it many times; once, a Cholesky factor is cheaper
+        """Return ``2 Σ log diag L``, ()."""
+        # many evaluations by Newton's method use eigenvalues; Cholesky is cheaper once
         many = self.prior_precision.requires_grad or self.scale.requires_grad
         if self.is_in_eigenbasis and many:
             return super().logdet()
         return 2 * self._cholesky().diagonal().log().sum()
 
     def solve(self, vector: Tensor) -> Tensor:
-        """``F Fᵀ v``, (P,)."""
+        """Return ``F Fᵀ v``, (P,)."""
         return self._root @ (self._root.T @ vector)
 
     def variance(self) -> Tensor:
-        """Diagonal of ``F Fᵀ``, (P,)."""
+        """Return the diagonal of ``F Fᵀ``, (P,)."""
         return (self._root**2).sum(1)
 
     def effective_dimension(self) -> Tensor:
-        """``γ = P - δ tr P⁻¹`` under a scalar prior, ()."""
+        """Return ``γ = P - δ tr P⁻¹`` under a scalar prior, ()."""
         variances = self.variance()
         return len(variances) - self.prior_precision * variances.sum()
 
     def sample(self, noise: Tensor) -> Tensor:
-        """``F ε``, or ``P^(-1/2) ε`` under a scalar prior, (s, P)."""
+        """Return ``F ε``, or ``P^(-1/2) ε`` under a scalar prior, (s, P)."""
         return super().sample(noise) if self.is_in_eigenbasis else noise @ self._root.T
 
     def whiten(self, jacobian: Jacobian) -> Tensor:
-        """``J F``, (b, c, P)."""
+        """Return ``J F``, (b, c, P)."""
         return jacobian.double().matmul(self._root)
 
     def _narrow_whiten(self, jacobian: Jacobian) -> Tensor:
-        """``J F`` in the dtype of ``J``, if its digits are enough."""
+        """Return ``J F``, in the dtype of ``J`` if it is precise enough."""
         if jacobian.dtype != torch.float64 and self._condition <= MAX_CONDITION:
             rows = jacobian.matmul(self._narrow_root(jacobian.dtype))
             if all_finite(rows):
@@ -204,7 +207,7 @@ class FullPrecision(base.EigenPrecision):
         return self.whiten(jacobian)
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
-        """``(J F)(J F)ᵀ``, (b, c, c)."""
+        """Return ``(J F)(J F)ᵀ``, (b, c, c)."""
         is_single = jacobian.is_shared and jacobian.dtype == torch.float32
         if not is_single or self._condition > MAX_FORM_CONDITION:
             rows = self._narrow_whiten(jacobian)
@@ -214,21 +217,21 @@ class FullPrecision(base.EigenPrecision):
         return forms[:, _places(n, forms)].unflatten(1, (n, n))
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
-        """``(J F)(J F)ᵀ`` of a dense ``J``, (b, c, c)."""
+        """Return ``(J F)(J F)ᵀ`` of a dense ``J``, (b, c, c)."""
         whitened = rows @ self._root
         return whitened @ whitened.mT
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
-        """Diagonal of ``(J F)(J F)ᵀ``, (b, c)."""
+        """Return the diagonal of ``(J F)(J F)ᵀ``, (b, c)."""
         if not jacobian.is_shared:
             rows = self._narrow_whiten(jacobian)
             return (rows * rows).sum(-1).double()
-        # each output with itself; terms of opposite sign cancel here
+        # pairs of each output with itself; sums may cancel to negative rounding errors
         own = torch.arange(1, jacobian.n_columns + 1).cumsum(0) - 1
         return self._quadratic_forms(jacobian, own).clamp(min=0)
 
     def _quadratic_forms(self, jacobian: Jacobian, pairs: slice | Tensor) -> Tensor:
-        """``aᵀ C a`` of inputs ``a`` for some `_input_covariances` ``C``, (b, n)."""
+        """Return ``aᵀ C a``, (b, n), of inputs ``a`` and `_input_covariances` ``C``."""
         covariances = self._input_covariances(jacobian.blocks[0].g)[:, pairs]
         # one product for all pairs: (b, i) @ (i, n·i)
         joined, shape = covariances.flatten(1), covariances.shape[1:]
@@ -238,10 +241,10 @@ class FullPrecision(base.EigenPrecision):
 
     @base.cache_last_call
     def _input_covariances(self, g: Tensor) -> Tensor:
-        """Covariances of ``Σₒ gₖₒ Wₒᵢ`` over inputs i, (i, k(k + 1)/2, i).
+        """Return covariances of ``Σₒ gₖₒ Wₒᵢ`` over inputs i, (i, k(k + 1)/2, i).
 
-        For each pair of outputs once, with a ``g`` that all samples share. With them a
-        covariance takes i² operations a sample and pair, a half of P² for all pairs.
+        All samples share ``g``, and each pair of outputs occurs once. With these
+        covariances, each sample and pair takes i² operations, P²/2 for all pairs.
         """
         outputs = g.double().reshape(g.shape[1], -1)  # (k, o)
         split = self._root.split(self.structure.layout.sizes)
@@ -254,9 +257,9 @@ class FullPrecision(base.EigenPrecision):
 
 
 class FullAccumulator(base.Accumulator):
-    """Sums ``(SᵀJ)ᵀ SᵀJ``, block pair by block pair, lower triangle only.
+    """Sum of ``(SᵀJ)ᵀ SᵀJ`` over pairs of blocks, lower triangle only.
 
-    ``SᵀJ`` itself is kept until it has too many rows for the dual form.
+    The rows ``SᵀJ`` are kept until there are too many rows for the dual form.
     """
 
     takes_matrices = True
@@ -269,9 +272,9 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
-        """``H`` in float64, and four times as much to factorise it and to predict.
+        """Return bytes of ``H``, and of four such matrices to factorise and predict.
 
-        In the dual form ``R``, scaled and solved, and its products with itself.
+        The dual form takes ``R``, scaled and solved copies of it, and ``R Rᵀ``.
         """
         p = layout.n_parameters
         if n_rows is not None and n_rows < DUAL_FRACTION * p:
@@ -280,7 +283,7 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def row_elements(cls, layout: Layout, n_columns: int, **_: object) -> int:
-        """Dense rows, twice; for a last layer the pairs of its inputs and outputs."""
+        """Count numbers in two copies of dense rows, or in pairs of a last layer."""
         shapes = [block.factor_shape for block in layout.blocks]
         pairs = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2
         if layout.head is not None:
@@ -293,7 +296,7 @@ class FullAccumulator(base.Accumulator):
         self._settle()
 
     def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
-        """Add a symmetric (P, P)."""
+        """Add a symmetric matrix (P, P)."""
         self.is_semidefinite &= is_semidefinite
         for i, strip in enumerate(hessian.double().split(self.layout.sizes)):
             for j, piece in enumerate(strip.split(self.layout.sizes, 1)[: i + 1]):
@@ -308,13 +311,13 @@ class FullAccumulator(base.Accumulator):
         self._settle()
 
     def summands(self) -> list[Tensor] | None:
-        """Sums of all pairs of blocks; None while rows are kept, and for a Hessian."""
+        """Return sums of all pairs of blocks; None for kept rows or exact Hessians."""
         if self.kept or not self.sums or not self.is_semidefinite:
             return None
         return [products.sums for products in self.sums.values()]
 
     def decompose(self) -> base.Structure:
-        """The matrix, or its root while that has few rows; not factorised yet."""
+        """Return the matrix, or its root if it has few rows, not yet factorised."""
         if not self.sums:
             kept = [some.dense().flatten(0, 1).double() for some in self.kept]
             return Dual(self.layout, DenseRoot(self.layout, torch.cat(kept)))
@@ -323,19 +326,19 @@ class FullAccumulator(base.Accumulator):
         places = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
         for (i, j), products in self.sums.items():
             rows, columns, dense = places[i], places[j], products.dense()
-            if i == j:  # without the asymmetry that rounding leaves
+            if i == j:  # remove the asymmetry due to rounding
                 hessian[rows, rows] = dense.tril() + dense.tril(-1).T
             else:
                 hessian[rows, columns], hessian[columns, rows] = dense, dense.T
         return Full(self.layout, hessian, self.is_semidefinite or _is_psd(hessian))
 
     def _settle(self) -> None:
-        """Replace kept rows by their products once these are the smaller form."""
+        """Replace kept rows by their products, once the products are smaller."""
         n_rows = sum(kept.n_rows * kept.n_columns for kept in self.kept)
         if not self.sums and n_rows < DUAL_FRACTION * self.layout.n_parameters:
             return
         for kept in self.kept:
-            # products of rounded rows would push eigenvalues below zero
+            # rounding of float32 products would make eigenvalues negative
             blocks = kept.double().blocks
             for i, left in enumerate(blocks):
                 for j, right in enumerate(blocks[: i + 1]):
@@ -359,8 +362,8 @@ class _Products:
     Attributes
     ----------
     sums : Tensor
-        (o·o', i·i') over pairs of outputs and of inputs; of a block with itself each
-        pair once. (p, p') if ``shape`` is None.
+        Sums (o·o', i·i') over pairs of outputs and pairs of inputs. For a block with
+        itself, each pair occurs once. If ``shape`` is None, a matrix (p, p').
     shape : tuple of int or None
         ``(o, o', i, i')``.
     """
@@ -370,7 +373,7 @@ class _Products:
     is_symmetric: bool = False
 
     def dense(self) -> Tensor:
-        """As a matrix, (p, p')."""
+        """Return the products as a matrix, (p, p')."""
         if self.shape is None:
             return self.sums
         (o, o_, i, i_), products = self.shape, self.sums
@@ -380,17 +383,17 @@ class _Products:
 
 
 def _is_psd(hessian: Tensor) -> bool:
-    """Whether negative eigenvalues can be rounding."""
+    """Return whether negative eigenvalues can be rounding errors."""
     eigenvalues = torch.linalg.eigvalsh(hessian)
     return bool(eigenvalues[0] >= -ROUNDING * eigenvalues[-1].abs())
 
 
 def _products(left: Block | HeadBlock, right: BaseBlock) -> _Products:
-    """`_Products` of one batch, float64.
+    """Compute the `_Products` of one batch, in float64.
 
-    At one position the k outputs are contracted first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)``
-    takes 2·b·p·p' operations instead of 2·b·k·p·p', and half of that for a block
-    with itself.
+    At one position, the k outputs are contracted first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)`` takes
+    2·b·p·p' operations instead of 2·b·k·p·p'. A block with itself takes half of the
+    operations.
     """
     if (grams := left.grams(right)) is None:
         return _Products(left.dense().flatten(0, 1).T @ right.dense().flatten(0, 1))
@@ -409,7 +412,7 @@ def _products(left: Block | HeadBlock, right: BaseBlock) -> _Products:
 
 
 def _pairs(a: Tensor) -> Tensor:
-    """Products of each pair of columns of (b, n), (b, n(n+1)/2), row by row."""
+    """Multiply each pair of columns of (b, n), as (b, n(n+1)/2), row by row."""
     b, n = a.shape
     pairs = a.new_empty(b, n * (n + 1) // 2)
     for row, place in enumerate(pairs.split([*range(1, n + 1)], 1)):
@@ -418,7 +421,7 @@ def _pairs(a: Tensor) -> Tensor:
 
 
 def _places(n: int, like: Tensor) -> Tensor:
-    """Index of each entry of a symmetric (n, n) among its pairs, (n²,)."""
+    """Return the pair index of each entry of a symmetric matrix (n, n), (n²,)."""
     index = torch.arange(n, device=like.device)
     low, high = index.minimum(index[:, None]), index.maximum(index[:, None])
     return (high * (high + 1) // 2 + low).flatten()

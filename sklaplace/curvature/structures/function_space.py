@@ -1,32 +1,33 @@
-"""Function-space structures: ``H`` by its action on the Jacobians of some samples.
+"""Function-space structures: ``H`` in terms of the Jacobian rows of some samples.
 
-``H ≈ (FR)ᵀ FR`` for the rows ``R = SᵀJ`` of samples that are called *points*. The
-posterior over outputs is a Gaussian process with the kernel ``J diag(δ)⁻¹ J'ᵀ``,
-conditioned on the points; directions that they do not span keep the prior's variance.
-Their Jacobian stays unmultiplied, layer inputs beside output gradients: neither ``H``
-nor a dense Jacobian is formed.
+``H ≈ (FR)ᵀ FR`` with the rows ``R = SᵀJ`` of some samples, called *points*. The
+posterior over outputs is a Gaussian process with kernel ``J diag(δ)⁻¹ J'ᵀ``,
+conditioned on the points. Directions outside the span of the points keep the prior
+variance. The Jacobian of the points is stored as layer inputs and output gradients:
+neither ``H`` nor a dense Jacobian is formed.
 
-``gp``, subset of data, has ``F = I``: the curvature of the points alone, exact where
-all samples are points.
+``gp``, subset of data, has ``F = I``. It uses only the curvature of the points, and is
+exact if all samples are points.
 
-``nystrom`` has the curvature of all samples in the span of the points: for an
-orthonormal basis ``U`` of it, ``H ≈ U (UᵀHU) Uᵀ``. A first pass finds the points, a
-second adds up ``UᵀHU``. With ``R Rᵀ = V diag(λ) Vᵀ``, ``U = Rᵀ V diag(λ)^-½``. It is
-ELLA (Deng, Zhou and Zhu 2022, "Accelerated linearized Laplace approximation for
-Bayesian deep learning") with the prior's variance outside of the span.
+``nystrom`` projects the curvature of all samples onto the span of the points:
+``H ≈ U (UᵀHU) Uᵀ`` with an orthonormal basis ``U`` of the span. A first pass finds the
+points, and a second pass sums ``UᵀHU``. With ``R Rᵀ = V diag(λ) Vᵀ``, the basis is
+``U = Rᵀ V diag(λ)^-½``. The method is ELLA (Deng, Zhou and Zhu 2022, "Accelerated
+linearized Laplace approximation for Bayesian deep learning"), but with the prior
+variance outside the span.
 
-Products with ``U`` are accurate up to ``ε √(λ_max/λ_min)``, since rounding of products
-with ``R`` is divided by the small ``√λ``. Coordinates of the points are no products:
-they are the rows of ``V diag(λ)^½``, so that the points' own curvature is exact.
+The relative error of products with ``U`` is up to ``ε √(λ_max/λ_min)``, since the
+rounding error of products with ``R`` is divided by a small ``√λ``. The coordinates of
+the points are exact: they are the rows of ``V diag(λ)^½``, not computed as products.
 
-``variational`` is the same posterior as the optimum of a bound. Among the Gaussians
-with precision ``diag δ + RᵀAR``, that with ``A`` as above is closest to the Laplace
-posterior with all of ``H`` in Kullback-Leibler divergence, as in VaLLA (Ortega,
+``variational`` has the same posterior, as the optimum of a bound. Among all Gaussians
+with precision ``diag δ + RᵀAR``, this posterior has the smallest Kullback-Leibler
+divergence from the Laplace posterior with the full ``H``, as in VaLLA (Ortega,
 Rodríguez-Santana and Hernández-Lobato 2024, "Variational linearized Laplace
-approximation for Bayesian deep learning"), and the bound on the evidence is tight up to
+approximation for Bayesian deep learning"). The bound on the evidence is tight up to
 ``scale/δ tr(H - UUᵀH)`` (Titsias 2009, "Variational learning of inducing variables in
 sparse Gaussian processes"). The bound replaces the evidence, and points are chosen
-greedily so that this trace becomes small.
+greedily to reduce this trace.
 """
 
 from collections.abc import Iterable, Iterator
@@ -47,13 +48,13 @@ from sklaplace.curvature.structures.dual import DualForm, DualPrecision
 from sklaplace.curvature.structures.root import DenseRoot, PointRoot, Root
 from sklaplace.curvature.structures.rounding import check_finite
 
-# points, where no number is given
+# default number of points
 N_POINTS = 100
-# fraction of its entries by which a row may differ from a multiple of another
+# maximum relative difference of a row from a multiple of another row
 ROUNDING = 1e-12
-# fraction of the largest eigenvalue of ``R Rᵀ`` below which a direction is rounding
+# directions below this fraction of the largest eigenvalue of ``R Rᵀ`` are rounding
 TOLERANCE = 1e-14
-# candidates for each greedily chosen point
+# number of candidates for each greedily chosen point
 POOL = 4
 
 
@@ -66,34 +67,34 @@ class FunctionSpace(DualForm):
     points : PointRoot
         ``FR``.
     is_partial : bool
-        Whether there were samples that are no points.
+        Whether some samples are not points.
     """
 
     points: PointRoot
     is_partial: bool
     kind = "gp"
-    # more than the largest number of points are dropped
+    # points beyond the maximum number are dropped
     is_additive = False
     priors = frozenset({"scalar", "layerwise"})
 
     @cached_property
     def root(self) -> Root:
-        """``FR``; if it has more rows than parameters, the triangle of its QR."""
+        """``FR``, or its triangular QR factor if ``FR`` has more rows than columns."""
         if self.points.n_rows <= self.layout.n_parameters:
             return self.points
         return DenseRoot(self.layout, torch.linalg.qr(self.points.dense(), mode="r").R)
 
     @property
     def evidence_is_biased_up(self) -> bool:
-        """Whether there were samples that are no points."""
+        """Whether some samples are not points."""
         return self.is_partial
 
     def scaled(self, factor: Tensor) -> "FunctionSpace":
-        """The structure of ``factor·H``."""
+        """Return the structure of ``factor·H``."""
         return replace(self, points=self.points.scaled(factor))
 
     def resume(self, accumulator: Accumulator) -> None:
-        """Put the points into an empty accumulator."""
+        """Add the points to an empty accumulator."""
         assert isinstance(accumulator, PointsAccumulator)
         accumulator.is_partial |= self.is_partial
         for point in self.points.points:
@@ -107,63 +108,63 @@ class Nystrom(FunctionSpace):
     Attributes
     ----------
     rest : Tensor of shape ()
-        ``tr(H - UUᵀH)``, which the points do not explain.
+        ``tr(H - UUᵀH)``, the trace that the points do not explain.
     """
 
     rest: Tensor
     kind = "nystrom"
-    # each of two keeps its own points
+    # each summand keeps its own points
     is_additive = True
     priors = frozenset({"scalar"})
 
     def trace(self) -> Tensor:
-        """``tr RᵀR``, from the products of rows, which every precision takes."""
+        """Return ``tr RᵀR``, from ``R Rᵀ``, which every precision needs."""
         return self.gram.trace()
 
     def scaled(self, factor: Tensor) -> "Nystrom":
-        """The structure of ``factor·H``."""
+        """Return the structure of ``factor·H``."""
         return replace(self, points=self.points.scaled(factor), rest=factor * self.rest)
 
     def resume(self, accumulator: Accumulator) -> None:
-        """Put this into an empty accumulator; further samples get their own points."""
+        """Add this to an empty accumulator; new samples get their own points."""
         assert isinstance(accumulator, NystromAccumulator)
         accumulator.earlier.append(self)
 
 
 class Variational(Nystrom):
-    """As `Nystrom`, with a lower bound in place of the evidence."""
+    """`Nystrom` with a lower bound instead of the evidence."""
 
     kind = "variational"
     is_spectral = False
-    # the bound has a term for what the points do not explain
+    # the bound includes the trace that the points do not explain
     evidence_is_biased_up = False
 
-    # its log-determinant is a bound, which is not decomposed
+    # the bound on the log-determinant does not use a decomposition
     _is_decomposable = False
 
     def precision(self, prior_precision: Tensor, scale: Tensor) -> "BoundPrecision":
-        """``P = scale·UUᵀHUUᵀ + δ``, with a bound on the log-determinant."""
+        """Return ``P = scale·UUᵀHUUᵀ + δ``, with a bound on the log-determinant."""
         return BoundPrecision(self, prior_precision, scale)
 
 
 class BoundPrecision(DualPrecision):
-    """A precision whose log-determinant is a bound on that with all of ``H``."""
+    """Precision whose log-determinant bounds the log-determinant for the full ``H``."""
 
     structure: Variational
 
     def logdet(self) -> Tensor:
-        """``log det P + scale/δ tr(H - UUᵀH)``, in nats, ()."""
+        """Return ``log det P + scale/δ tr(H - UUᵀH)``, in nats, ()."""
         return super().logdet() + self.trace_correction()
 
     def trace_correction(self) -> Tensor:
-        """``scale/δ tr(H - UUᵀH)``, ()."""
+        """Return ``scale/δ tr(H - UUᵀH)``, ()."""
         return self.scale / self.prior_precision * self.structure.rest
 
 
 class PointsAccumulator(Accumulator):
-    """Keeps ``SᵀJ`` of some points: the samples with the smallest hashes.
+    """Rows ``SᵀJ`` of some points: the samples with the smallest hashes.
 
-    Hashes are of a sample's content, so that batches and the order of samples do not
+    Hashes depend on the content of a sample, so batches and the order of samples do not
     matter. Equal samples count as one point.
 
     Parameters
@@ -171,13 +172,13 @@ class PointsAccumulator(Accumulator):
     layout : Layout
         The selected parameters.
     n_points : int
-        Different samples to keep, at most.
+        Maximum number of different samples to keep.
     """
 
     checks: ClassVar = {"n_points": check_count}
     takes_keys = True
     pool: ClassVar[int] = 1
-    """Samples to keep in the first place, for each point."""
+    """Number of candidates to keep for each point."""
 
     def __init__(self, layout: Layout, n_points: int = N_POINTS) -> None:
         super().__init__(layout)
@@ -188,7 +189,7 @@ class PointsAccumulator(Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
-        """Rows of the points, and their products with each other."""
+        """Return the bytes of the rows of the points, and of products of the rows."""
         n_columns = options.get("n_columns", 1)
         n = cls.pool * options.get("n_points", N_POINTS) * n_columns
         n = n if n_rows is None else min(n, n_rows)
@@ -199,21 +200,21 @@ class PointsAccumulator(Accumulator):
     def row_elements(
         cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **_: object
     ) -> int:
-        """Products of a sample's rows with those of all points, and dense rows."""
+        """Count the numbers in dense rows, and in products with rows of all points."""
         wide = [block.size for block in layout.blocks if len(block.shape) > 2]
         return 3 * n_points * n_columns**2 + 2 * n_columns * max(wide, default=0)
 
     def update(self, jacobian: Jacobian) -> None:
-        """Keep the points of one batch; drop those that are no longer points."""
+        """Keep the points of one batch; drop samples that are no longer points."""
         keys = _keys(jacobian)
         self._add_keys(keys)
         if len(places := _places(keys, self.keys)):
             self.pieces.append(jacobian.take(places).shortest())
         if sum(piece.n_rows for piece in self.pieces) > 2 * self._capacity:
-            self.pieces = list(self._points())  # equal samples, as one
+            self.pieces = list(self._points())  # merge equal samples
 
     def _add_keys(self, keys: Tensor) -> None:
-        """Keep the smallest of all hashes so far."""
+        """Update the smallest hashes of all samples."""
         found = torch.cat([self.keys, keys]).unique()
         self.is_partial |= len(found) > self._capacity
         found = found[: self._capacity]
@@ -222,7 +223,7 @@ class PointsAccumulator(Accumulator):
             self.pieces = self._selected(self.pieces)
 
     def _selected(self, pieces: Iterable[Jacobian]) -> list[Jacobian]:
-        """The points among samples."""
+        """Return the samples that are points."""
         found = []
         for piece in pieces:
             places = _places(_keys(piece), self.keys)
@@ -239,25 +240,25 @@ class PointsAccumulator(Accumulator):
         self.pieces += self._selected(other.pieces)
 
     def _points(self) -> tuple[Jacobian, ...]:
-        """``SᵀJ`` of all points, in one piece for each shape, ordered by hashes."""
+        """Return ``SᵀJ`` of all points, one piece per shape, ordered by hashes."""
         groups = groupby(sorted(self.pieces, key=_shapes), _shapes)
         return tuple(rows for _, parts in groups for rows in _merged(list(parts)))
 
     def decompose(self) -> Structure:
-        """The curvature of the points."""
+        """Return the curvature of the points."""
         points = PointRoot(self.layout, self._points())
         return FunctionSpace(self.layout, points, self.is_partial)
 
 
 class NystromAccumulator(PointsAccumulator):
-    """Finds points in a first pass over the samples, adds up ``UᵀHU`` in a second.
+    """Points from a first pass over the samples, and ``UᵀHU`` from a second pass.
 
     Parameters
     ----------
     layout : Layout
         The selected parameters.
     n_points : int
-        Different samples that are points, at most.
+        Maximum number of different samples that are points.
     """
 
     structure: ClassVar[type[Nystrom]] = Nystrom
@@ -266,10 +267,10 @@ class NystromAccumulator(PointsAccumulator):
         super().__init__(layout, n_points)
         self.earlier: list[Nystrom] = []
         self.basis: PointRoot | None = None  # Uᵀ
-        self.seen = torch.zeros(0, dtype=torch.long)  # points of the second pass
+        self.seen = torch.zeros(0, dtype=torch.long)  # points seen in the second pass
 
     def needs_another_pass(self) -> bool:
-        """Once, after the points have been found."""
+        """Return True once, after the first pass; compute the basis of the points."""
         if self.basis is not None:
             return False
         points = PointRoot(self.layout, self._chosen())
@@ -285,14 +286,14 @@ class NystromAccumulator(PointsAccumulator):
 
     @property
     def shared_parts(self) -> list[object]:
-        """The basis, too, which the first pass has found."""
+        """Shared parts, including the basis from the first pass."""
         return [*super().shared_parts, self.basis]
 
     def _chosen(self) -> tuple[Jacobian, ...]:
         return self._points()
 
     def update(self, jacobian: Jacobian) -> None:
-        """Look for points, or add products with their basis."""
+        """Find points in the first pass; add products with the basis in the second."""
         if self.basis is None:
             super().update(jacobian)
             return
@@ -308,9 +309,9 @@ class NystromAccumulator(PointsAccumulator):
         self.rest += trace - (inside**2).sum()
 
     def merge(self, other: Self) -> None:
-        """Add the points of another, or its sums; with its own points if these differ.
+        """Add the points of another accumulator in the first pass, later its sums.
 
-        Those are the approximations of samples that were added at another time.
+        If its basis is different, its approximation is kept with its own points.
         """
         if other.basis is None:
             super().merge(other)
@@ -325,11 +326,11 @@ class NystromAccumulator(PointsAccumulator):
             self.earlier += other.parts()
 
     def parts(self) -> list[Nystrom]:
-        """Approximations of all samples so far, each with its own points."""
+        """Return approximations of all samples so far, each with its own points."""
         return self.earlier + ([] if self.basis is None else [self._own(self.basis)])
 
     def decompose(self) -> Structure:
-        """The sum of the approximations."""
+        """Return the sum of the approximations."""
         parts = self.parts()
         points = tuple(point for part in parts for point in part.points.points)
         factors = [p.points.factor for p in parts if p.points.factor is not None]
@@ -339,10 +340,10 @@ class NystromAccumulator(PointsAccumulator):
         return self.structure(self.layout, root, is_partial, rest)
 
     def _own(self, basis: PointRoot) -> Nystrom:
-        """``UᵀHU = W diag(e) Wᵀ``, and ``(FR)ᵀ = U W diag(√e)``."""
+        """Decompose ``UᵀHU = W diag(e) Wᵀ``, with ``(FR)ᵀ = U W diag(√e)``."""
         factor = basis.factor
         assert factor is not None
-        # of the points: V diag(λ)^½ from diag(λ)^-½ Vᵀ
+        # coordinates of the points: V diag(λ)^½ from diag(λ)^-½ Vᵀ
         inside = (factor / (factor**2).sum(1, keepdim=True)).T
         inside = inside[torch.isin(_row_keys(basis), self.seen)]
         e, w = symmetric_eigh(self.moment + inside.T @ inside)
@@ -352,19 +353,19 @@ class NystromAccumulator(PointsAccumulator):
 
 
 class VariationalAccumulator(NystromAccumulator):
-    """As `NystromAccumulator`, with greedily chosen points.
+    """`NystromAccumulator` with greedily chosen points.
 
-    Of a pool of four samples for each point, every next point is the sample whose own
-    curvature the others explain least (greedy conditional variance: Burt, Rasmussen and
-    van der Wilk 2020, "Convergence of sparse variational inference in Gaussian
-    processes regression").
+    The pool has four candidates per point. Each step chooses the candidate whose own
+    curvature the chosen points explain least (greedy conditional variance: Burt,
+    Rasmussen and van der Wilk 2020, "Convergence of sparse variational inference in
+    Gaussian processes regression").
 
     Parameters
     ----------
     layout : Layout
         The selected parameters.
     n_points : int
-        Different samples that are points, at most.
+        Maximum number of different samples that are points.
     """
 
     structure = Variational
@@ -380,7 +381,7 @@ class VariationalAccumulator(NystromAccumulator):
 
 
 def _width(block: BlockSpec, n_columns: int) -> int:
-    """Numbers that a sample takes: of convolutions, at most those of dense rows."""
+    """Count numbers per sample; convolutions take no more than dense rows."""
     if block.layer is None or len(block.shape) > 2:
         return n_columns * block.size
     o, i = block.factor_shape
@@ -388,39 +389,39 @@ def _width(block: BlockSpec, n_columns: int) -> int:
 
 
 def _keys(rows: Jacobian) -> Tensor:
-    """Hashes of the samples of a batch, (b,)."""
+    """Return hashes of the samples of a batch, (b,)."""
     assert rows.keys is not None
     return rows.keys.cpu()
 
 
 def _row_keys(root: PointRoot) -> Tensor:
-    """Hashes of the samples that the rows of ``R`` belong to, (m,)."""
+    """Return the hash of the sample of each row of ``SᵀJ``, (m,)."""
     keys = [_keys(rows).repeat_interleave(rows.n_columns) for rows in root.points]
     return torch.cat(keys)
 
 
 def _are_equal(one: PointRoot, other: PointRoot) -> bool:
-    """Whether two bases are the same, of the same points."""
+    """Return whether two bases are equal and have the same points."""
     is_same = torch.equal(_row_keys(one), _row_keys(other))
     return is_same and torch.equal(one.factor, other.factor)  # type: ignore[arg-type]
 
 
 def _places(keys: Tensor, points: Tensor) -> Tensor:
-    """Indices of hashes that are among those of the points."""
+    """Return the indices of hashes that belong to points."""
     return torch.isin(keys, points).nonzero().flatten()
 
 
 def _shapes(rows: Jacobian) -> tuple[tuple[int, ...], ...]:
-    """Shapes that Jacobians have to share to be concatenated."""
+    """Return the shapes that must agree to concatenate Jacobians."""
     factors = [factor for block in rows.blocks for factor in (block.g, block.a)]
     return tuple(() if x is None else tuple(x.shape[1:]) for x in factors)
 
 
 def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
-    """Jacobians of one shape, ordered by hashes, in which equal samples are one.
+    """Merge equal samples in Jacobians of one shape, and order samples by hashes.
 
-    The rows of equal samples are multiples of each other, unless ``S`` depends on their
-    targets: then those of further copies follow as another Jacobian.
+    The rows of equal samples are multiples of each other, unless ``S`` depends on the
+    targets. In this case, the rows of other copies follow in another Jacobian.
     """
     rows = Jacobian.stacked(parts)
     rest: Jacobian | None = rows.take(_keys(rows).sort(stable=True).indices)
@@ -430,9 +431,9 @@ def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
 
 
 def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
-    """One sample for each hash, times ``√Σ ratio²`` of its multiples; the others."""
+    """Merge multiples into a sample per hash, times ``√Σ ratio²``; return the rest."""
     assert rows.keys is not None
-    # hashes may be on the CPU, while the rows are not
+    # hashes may be on the CPU, and rows on another device
     keys = rows.keys.to(rows.blocks[0].g.device)
     names, owner = keys.unique(return_inverse=True)
     if len(names) == len(keys):
@@ -454,10 +455,11 @@ def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
 
 
 def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
-    """Hashes (n,) of samples, each the one that those before it explain least.
+    """Choose n samples greedily, each least explained by the samples before it.
 
-    A block Cholesky decomposition of ``gram`` (m, m), pivoted by the trace of a
-    sample's Schur complement; entries of equal ``keys`` (m,) belong to one sample.
+    Returns hashes (n,). The method is a block Cholesky decomposition of ``gram``
+    (m, m), pivoted by the trace of the Schur complement of a sample. Entries with equal
+    ``keys`` (m,) belong to one sample.
     """
     names, owner = keys.unique(return_inverse=True)
     owner = owner.to(gram.device)

@@ -1,12 +1,11 @@
-"""Kronecker structure (KFAC): per weight tensor ``H ≈ B ⊗ A``.
+"""Kronecker-factored structure (KFAC): ``H ≈ B ⊗ A`` per weight tensor.
 
-``B = Σ g gᵀ`` over samples, outputs and positions; ``A`` is the mean of ``a aᵀ`` over
-samples and positions ("expand" form for convolutions; Martens and Grosse 2015; Grosse
-and Martens 2016). A bias, and a parameter that is not of a Linear or convolution layer,
-is a block ``B`` by itself, which is exact within the block. A grouped convolution is as
-many convolutions, each with factors of its own. Both factors are
-diagonalised once, when first needed, so that the prior precision is added to the
-products of their eigenvalues exactly (Ritter, Botev and Barber 2018).
+``B`` is the sum of ``g gᵀ`` over samples, outputs and positions. ``A`` is the mean of
+``a aᵀ`` over samples and positions ("expand" form for convolutions; Martens and Grosse
+2015; Grosse and Martens 2016). A bias, or a parameter of another type of layer, has
+only ``B``, which is exact within the block. Each group of a grouped convolution has its
+own factors. Both factors are diagonalised once, when first needed. The prior precision
+is added exactly to the products of their eigenvalues (Ritter, Botev and Barber 2018).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -33,15 +32,15 @@ from sklaplace.curvature.patches import (
 from sklaplace.curvature.shared import SharedBlock, SharedColumns
 from sklaplace.curvature.structures import base
 
-# A factor wider than this keeps its diagonal only: the eigenvectors of a dense one take
-# 8 n² bytes and about 10 n³ operations. Factors of groups are dense at any width: few
-# are that wide, since a group has but a part of the channels.
+# Factors wider than this keep only their diagonal: eigenvectors of a dense factor take
+# 8 n² bytes and about 10 n³ operations. Factors of groups are always dense: few are
+# wide, since a group has only some of the channels.
 MAX_FACTOR = 8192
-# Eigenvectors of more dimensions are converted whenever they are used: that is quick
-# beside the products with them, and a copy would be large.
+# Eigenvector matrices wider than this are converted at each use: the conversion is fast
+# compared with products, and a copy would be large.
 MAX_CONVERTED = 512
 
-# which ``a`` and ``g`` count as those of a sample, see `KronAccumulator`
+# how positions count as samples, see `KronAccumulator`
 WEIGHT_SHARING = "expand", "reduce"
 
 T = TypeVar("T")
@@ -49,23 +48,22 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Factor(FieldsOnly):
-    """A Kronecker factor, factorised when its eigenvectors are first needed.
+    """Kronecker factor, diagonalised when its eigenvectors are first needed.
 
     Attributes
     ----------
     state : Tensor of shape (n, n), (r, n) or (n,), or tuple of Tensor
-        The factor itself, float64; a root ``R`` of it, ``Rᵀ R``, where that has fewer
-        rows than columns; a vector is its diagonal. Later its eigenvalues (n,) and
-        eigenvectors (n, n), or None for the identity: both together would take twice
-        the memory. With (G, n, n) there is one factor for each of G groups, and all
-        of these have a first axis of that length.
+        Factor in float64: the matrix (n, n), a root ``R`` (r, n) of the factor ``Rᵀ R``
+        with r < n, or the diagonal (n,). After `eigh`, eigenvalues (n,) and
+        eigenvectors (n, n), or None for the identity, replace the factor to save
+        memory. For G groups, all tensors have a first axis of length G.
     """
 
     state: Tensor | tuple[Tensor, Tensor | None]
 
     def eigh(self) -> tuple[Tensor, Tensor | None]:
-        """Eigenvalues (n,) and eigenvectors (n, n); None: the identity."""
-        state = self.state  # read once and replaced at once, for threads
+        """Compute eigenvalues (n,) and eigenvectors (n, n); None is the identity."""
+        state = self.state  # read and replaced only once, for threads
         if isinstance(state, Tensor):
             if state.ndim == 1:
                 state = state, None
@@ -80,7 +78,7 @@ class Factor(FieldsOnly):
         return self.eigh()[0]
 
     def vectors(self, dtype: torch.dtype) -> Tensor | None:
-        """Eigenvectors (n, n) in a dtype, converted once unless they are large."""
+        """Return eigenvectors (n, n) in a dtype, converted once unless large."""
         vectors = self.eigh()[1]
         if vectors is None or vectors.dtype == dtype:
             return vectors
@@ -92,7 +90,7 @@ class Factor(FieldsOnly):
         return vectors.to(dtype)
 
     def rotate_outputs(self, g: Tensor | SharedColumns) -> Tensor | SharedColumns:
-        """``g Q``; once for output gradients that all samples share."""
+        """Return ``g Q``, cached if all samples share the output gradients."""
         vectors = self.vectors(g.dtype)
         if vectors is None:
             return g
@@ -107,7 +105,7 @@ class Factor(FieldsOnly):
         return _times(g, vectors)
 
     def total(self) -> Tensor:
-        """A copy of the factor, (n, n), or (n,) where only its diagonal is kept."""
+        """Copy the factor, (n, n), or its diagonal (n,) if only this is kept."""
         state = self.state
         if isinstance(state, Tensor):
             return gram(state) if _is_wide(state) else state.clone()
@@ -115,7 +113,7 @@ class Factor(FieldsOnly):
         return values.clone() if vectors is None else _product(values, vectors)
 
     def trace(self) -> Tensor:
-        """Trace of the factor, (), or of each group's, (G,)."""
+        """Return the trace of the factor, (), or of each group's factor, (G,)."""
         state = self.state
         if not isinstance(state, Tensor):
             return state[0].sum(-1)
@@ -126,18 +124,18 @@ class Factor(FieldsOnly):
         return state.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     def dense(self) -> Tensor:
-        """The factor as a matrix, (n, n), always from its eigenvectors."""
+        """Return the factor as a matrix, (n, n), from its eigenvectors."""
         values, vectors = self.eigh()
         return values.diag() if vectors is None else _product(values, vectors)
 
 
 def _product(values: Tensor, vectors: Tensor) -> Tensor:
-    """``Q diag(e) Qᵀ``."""
+    """Return ``Q diag(e) Qᵀ``."""
     return (vectors * values.unsqueeze(-2)) @ vectors.mT
 
 
 def _times(g: Tensor, vectors: Tensor) -> Tensor:
-    """``g Q``, of each group where there are several."""
+    """Return ``g Q``, by group if there are several."""
     return g @ vectors if vectors.ndim == 2 else group_products(g, vectors)
 
 
@@ -147,18 +145,17 @@ def _is_wide(matrix: Tensor) -> bool:
 
 @dataclass(eq=False)
 class InputMoment:
-    """``Σ w a aᵀ`` over samples and positions; a root of it where that is smaller.
+    """``Σ w a aᵀ`` over samples and positions, or a root of the sum if smaller.
 
     Attributes
     ----------
     n : Tensor of shape ()
-        ``Σ w`` over samples and positions; the number of batches for a bias.
+        ``Σ w`` over samples and positions; for a bias, the number of batches.
     root : list of Tensor of shape (n, i)
-        Inputs times the square roots of their weights, while all together are fewer
-        than i: their eigenvectors cost O(n·i²) instead of O(i³).
+        Inputs times the square roots of their weights, if there are fewer than i rows
+        in total. The eigenvectors then cost O(n·i²) instead of O(i³).
     total : Tensor of shape (i, i), (G, i, i) or (i,), or None
-        The sum itself, float64, of each group where there are several, or its
-        diagonal.
+        Sum in float64, by group if there are several, or the diagonal of the sum.
     """
 
     n: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
@@ -169,7 +166,7 @@ class InputMoment:
     def of(
         cls, a: Inputs | None, weights: Tensor | None, one: Tensor, n_groups: int = 1
     ) -> "InputMoment":
-        """Moment of the inputs of one batch; ``one`` is that of a bias, ()."""
+        """Compute the moment of the inputs of one batch; ``one`` () is for a bias."""
         if a is None:
             return cls(one, total=one.new_ones(1, 1))
         n_samples, n_positions, width = a.shape
@@ -197,7 +194,7 @@ class InputMoment:
             self.total = part.clone() if self.total is None else self.total.add_(part)
 
     def mean(self) -> Factor:
-        """The moment divided by ``n``."""
+        """Return the moment divided by ``n``."""
         n = self.n.clamp(min=torch.finfo(self.n.dtype).tiny)
         if self.total is None:
             return Factor(torch.cat(self.root).double() / n.sqrt())
@@ -206,14 +203,14 @@ class InputMoment:
 
 @dataclass(frozen=True)
 class Kron(base.Diagonalised):
-    """``H ≈ diag(B₁ ⊗ A₁, B₂ ⊗ A₂, ...)``: correlations within each layer only.
+    """``H ≈ diag(B₁ ⊗ A₁, B₂ ⊗ A₂, ...)``, without correlations between tensors.
 
     Attributes
     ----------
     factors : tuple of (output factor, input factor)
         ``(B, A)`` of each block.
     n_positions : tuple of Tensor of shape ()
-        Weighted number of inputs that each ``A`` is the mean over.
+        Weighted number of inputs in the mean ``A`` of each block.
     """
 
     factors: tuple[tuple[Factor, Factor], ...]
@@ -228,13 +225,13 @@ class Kron(base.Diagonalised):
         return torch.cat([(b * a.unsqueeze(-2)).flatten() for b, a in pairs])
 
     def trace(self) -> Tensor:
-        """``Σ tr B tr A``, ()."""
+        """Return ``Σ tr B tr A``, ()."""
         traces = [(b.trace() * a.trace()).sum() for b, a in self.factors]
         return torch.stack(traces).sum()
 
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
-        """``a`` and ``g`` in the eigenbases of their factors."""
-        last: tuple[Any, ...] = ()  # of a bias that follows its weight
+        """Rotate ``a`` and ``g`` into the eigenbases of their factors."""
+        last: tuple[Any, ...] = ()  # reused by a bias that follows its weight
         for block, (b, a) in zip(jacobian.blocks, self.factors, strict=True):
             g = block.columns if isinstance(block, SharedBlock) else block.g
             if last[:2] != (id(b), id(g)):
@@ -243,7 +240,7 @@ class Kron(base.Diagonalised):
             yield block.like(g, block.a).rotate(None, a.vectors(g.dtype))
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """``(Fᵦ ⊗ Fₐ)ᵀ w`` block by block, where ``F`` is a function of ``Q``."""
+        """Return ``(Fᵦ ⊗ Fₐ)ᵀ w`` by block, where ``F`` is a function of ``Q``."""
         pieces = []
         for (b, a), piece in zip(self.factors, self.layout.split(weights), strict=True):
             shape = *b.values.shape, a.values.shape[-1]
@@ -255,14 +252,14 @@ class Kron(base.Diagonalised):
         return torch.cat(pieces, -1)
 
     def scaled(self, factor: Tensor) -> "Kron":
-        """The structure of ``factor·H``: means of inputs stay."""
+        """Return the structure of ``factor·H``, with unchanged input factors."""
         outputs, inputs = zip(*self.factors, strict=True)
         more = once(lambda b: Factor(factor * b.total()), outputs)
         counts = tuple(factor * n for n in self.n_positions)
         return Kron(self.layout, tuple(zip(more, inputs, strict=True)), counts)
 
     def with_output_factors(self, factors: Tensor) -> "Kron":
-        """The structure of ``D H D``: means of inputs stay."""
+        """Return the structure of ``D H D``, with unchanged input factors."""
 
         def multiplied(b: Factor) -> Factor:
             total = b.total()
@@ -274,7 +271,7 @@ class Kron(base.Diagonalised):
         return Kron(self.layout, tuple(pairs), self.n_positions)
 
     def resume(self, accumulator: base.Accumulator) -> None:
-        """Put the factors, as sums, into an empty accumulator."""
+        """Add the factors, as sums, to an empty accumulator."""
         outputs, inputs = zip(*self.factors, strict=True)
         pairs = zip(inputs, self.n_positions, strict=True)
         assert isinstance(accumulator, KronAccumulator)
@@ -282,7 +279,7 @@ class Kron(base.Diagonalised):
         accumulator.outputs = once(Factor.total, outputs)
 
     def dense(self) -> Tensor:
-        """``H`` as a matrix, (P, P)."""
+        """Return ``H`` as a matrix, (P, P)."""
         factors = (
             (_by_group(b.dense()), _by_group(a.dense())) for b, a in self.factors
         )
@@ -295,15 +292,15 @@ def _by_group(matrix: Tensor) -> Tensor:
 
 
 class KronAccumulator(base.Accumulator):
-    """Sums ``g gᵀ`` and ``a aᵀ``; memory Σ (o² + i²) over layers and groups.
+    """Sums of ``g gᵀ`` and ``a aᵀ``, with memory Σ (o² + i²) over layers and groups.
 
     Parameters
     ----------
     layout : Layout
         The selected parameters.
     weight_sharing : {"expand", "reduce"}, default="expand"
-        Whether each position of a sample counts as a sample, or the mean of their ``a``
-        and the sum of their ``g`` do.
+        "expand" counts each position as a sample. "reduce" uses the mean of ``a`` and
+        the sum of ``g`` over the positions of a sample.
 
     References
     ----------
@@ -322,7 +319,7 @@ class KronAccumulator(base.Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
-        """Factors, their eigenvectors and the workspace of the largest one."""
+        """Return bytes of factors, eigenvectors and the largest factor's workspace."""
         widths = [(n, b.n_groups) for b in layout.blocks for n in b.factor_shape]
         dense = [(n, groups) for n, groups in widths if n <= MAX_FACTOR or groups > 1]
         largest = max([1, *(n for n, _ in dense)])
@@ -335,7 +332,7 @@ class KronAccumulator(base.Accumulator):
             blocks = [block.reduced() for block in blocks]
         outputs = once(output_moment, blocks, keys=[b.outputs for b in blocks])
         _add(self.outputs, outputs)
-        if not jacobian.first_column:  # else inputs of this batch have been added
+        if not jacobian.first_column:  # else the inputs have already been added
             given = jacobian.weights, outputs[0].new_ones(())
             for moment, block in zip(self.inputs, blocks, strict=True):
                 moment.add(InputMoment.of(block.a, *given, block.n_groups))
@@ -348,7 +345,7 @@ class KronAccumulator(base.Accumulator):
             moment.add(more)
 
     def summands(self) -> list[Tensor] | None:
-        """Both factors of each block, as sums; None while inputs are kept instead."""
+        """Return both factors of each block, as sums; None if inputs are kept."""
         totals = [moment.total for moment in self.inputs if not moment.root]
         if not self.outputs or len(totals) < len(self.inputs):
             return None
@@ -357,7 +354,7 @@ class KronAccumulator(base.Accumulator):
         return [*(moment.n for moment in self.inputs), *inputs, *outputs.values()]
 
     def decompose(self) -> Kron:
-        """The factors, which are not diagonalised yet."""
+        """Return the factors, not yet diagonalised."""
         # copies: sums are added to in place
         outputs = once(lambda b: Factor(b.clone()), self.outputs)
         inputs = [moment.mean() for moment in self.inputs]
@@ -370,9 +367,9 @@ def once(
     *arguments: Iterable[object],
     keys: Iterable[object] = (),
 ) -> list[T]:
-    """``map``, evaluated once where arguments, or ``keys``, are the same objects.
+    """Map a function, evaluated once for arguments, or ``keys``, that are identical.
 
-    Weight and bias of a Linear layer share output gradients, and so one factor.
+    Weight and bias of a Linear layer share output gradients, and therefore a factor.
     """
     found: dict[tuple[int, ...], T] = {}
     values = list(zip(*arguments, strict=True))
@@ -384,7 +381,7 @@ def once(
 
 
 def _add(sums: list[Tensor], more: list[Tensor]) -> None:
-    """Add ``more`` to ``sums`` in place, which may be empty yet."""
+    """Add ``more`` to ``sums`` in place; ``sums`` may be empty."""
     if not sums or not more:
         sums += more
         return
@@ -392,12 +389,12 @@ def _add(sums: list[Tensor], more: list[Tensor]) -> None:
     for total, piece in zip(sums, more, strict=True):
         partners.setdefault(id(total), set()).add(id(piece))
     for index, total in enumerate(sums):
-        if len(partners[id(total)]) > 1:  # shared by blocks, whose sums differ now
+        if len(partners[id(total)]) > 1:  # blocks shared a sum, but now differ
             sums[index] = total.clone()
     once(torch.Tensor.add_, sums, more)
 
 
 def output_moment(block: Block | HeadBlock) -> Tensor:
-    """``Σ g gᵀ``, or its diagonal where that would be too wide."""
+    """Return ``Σ g gᵀ``, or only its diagonal if it is too wide."""
     is_wide = block.n_outputs > MAX_FACTOR and block.n_groups == 1
     return (block.output_squares() if is_wide else block.output_moment()).double()

@@ -1,8 +1,8 @@
-"""Low-rank structure: the leading eigenvectors of ``H``, from a sketch of it.
+"""Low-rank structure: the leading eigenvectors of ``H``, from a sketch of ``H``.
 
-``Y = HΩ`` for a fixed random ``Ω`` (P, q) is a sum over the rows of ``SᵀJ``, which are
-never dense, so that batches and shards add up. Nyström's approximation
-``H ≈ Y (ΩᵀY)⁻¹ Yᵀ`` is exact where the rank of ``H`` is no more than q.
+The sketch ``Y = HΩ``, with a fixed random ``Ω`` (P, q), is a sum over the rows of
+``SᵀJ``, which are never dense. Sketches of batches and shards add up. The Nyström
+approximation ``H ≈ Y (ΩᵀY)⁻¹ Yᵀ`` is exact if the rank of ``H`` is at most q.
 """
 
 from dataclasses import dataclass
@@ -22,40 +22,40 @@ from sklaplace.curvature.structures.root import DenseRoot, identity
 from sklaplace.curvature.structures.rounding import check_finite
 
 RANK = 100
-# Fraction of the largest eigenvalue below which an eigenvector is dropped: about what
-# the rounding of a sketch in double precision leaves undecided.
+# Eigenvectors with eigenvalues below this fraction of the largest one are dropped. The
+# fraction is about the rounding error of a sketch in double precision.
 TOLERANCE = 1e-12
-# Columns of the sketch beyond the rank that is kept (Halko, Martinsson and Tropp
-# 2011, section 4.2: five or ten).
+# Additional columns of the sketch, beyond the rank (Halko, Martinsson and Tropp 2011,
+# section 4.2, recommend five or ten).
 OVERSAMPLING = 10
 
 
 @dataclass(frozen=True)
 class LowRank(Dual):
-    """``H ≈ U diag(e) Uᵀ`` of the leading eigenvectors, with the root ``√e Uᵀ``.
+    """Leading eigenvectors ``H ≈ U diag(e) Uᵀ``, with the root ``√e Uᵀ``.
 
-    In all other directions the posterior is the prior.
+    In all other directions, the posterior equals the prior.
 
     Attributes
     ----------
     sketch : Tensor of shape (P, q)
-        ``HΩ``, to which further batches can be added.
+        Sketch ``HΩ``, to which more batches can be added.
     """
 
     sketch: Tensor
     kind = "lowrank"
-    # a truncation has dropped directions that are leading ones of the sum
+    # truncation may have dropped leading directions of the sum
     is_additive = False
 
     def scaled(self, factor: Tensor) -> "LowRank":
-        """The structure of ``factor·H``."""
+        """Return the structure of ``factor·H``."""
         return LowRank(self.layout, self.root.scaled(factor), factor * self.sketch)
 
     def with_output_factors(self, factors: Tensor) -> None:
-        """None: the sketch does not determine ``D H D Ω``."""
+        """Return None: the sketch does not determine ``D H D Ω``."""
 
     def rounding(self, eps: float) -> float:
-        """Zero: eigenvalues of the size of rounding are dropped."""
+        """Return zero: eigenvalues at the level of rounding are dropped."""
         return 0.0
 
     def resume(self, accumulator: Accumulator) -> None:
@@ -71,19 +71,19 @@ class LowRank(Dual):
 
     @cached_property
     def eigenvalues(self) -> Tensor:
-        """Eigenvalues of ``H``, (P,), ascending; all but those kept are zero."""
+        """Eigenvalues of ``H``, (P,), ascending; dropped eigenvalues are zero."""
         values = self.eigh[0].flip(0)
         return functional.pad(values, (self.layout.n_parameters - len(values), 0))
 
 
 @dataclass(eq=False)
 class _RandomBasis:
-    """``Ω`` (P, q), orthonormal, computed where it is first needed.
+    """Orthonormal ``Ω`` (P, q), computed when first needed.
 
     Attributes
     ----------
     p, q : int
-        Its size; there are at most P columns.
+        Numbers of rows and columns; at most P columns are used.
     """
 
     p: int
@@ -91,7 +91,7 @@ class _RandomBasis:
     _found: Tensor | None = None
 
     def __call__(self, device: torch.device) -> Tensor:
-        """``Ω`` on a device, the same on all that it is asked for on."""
+        """Return ``Ω`` on a device; the values are the same on all devices."""
         if self._found is None:
             generator = torch.Generator().manual_seed(0)
             size = self.p, min(self.p, self.q)
@@ -101,26 +101,27 @@ class _RandomBasis:
         return self._found.to(device)
 
     def __getstate__(self) -> dict[str, object]:
-        """The size, from which ``Ω`` is computed again."""
+        """Return the state without ``Ω``, which is computed again from its size."""
         return {**vars(self), "_found": None}
 
 
 class LowRankAccumulator(Accumulator):
-    """Sums the sketch ``HΩ``; 2·P·q numbers for q = rank + 10.
+    """Sum of the sketch ``HΩ``, with 2·P·q numbers for q = rank + 10.
 
     Parameters
     ----------
     layout : Layout
         The selected parameters.
     rank : int
-        Eigenvectors to keep, at most.
+        Maximum number of eigenvectors to keep.
     tolerance : float
-        Those of eigenvalues below this fraction of the largest are dropped.
+        Eigenvectors with eigenvalues below this fraction of the largest one are
+        dropped.
 
     Notes
     -----
-    ``4·P·q`` operations for each of the k rows of a sample, where all weights are those
-    of a Linear layer; fewer where rows are products.
+    Each of the k rows of a sample takes ``4·P·q`` operations if all weights belong to
+    Linear layers, and fewer if rows are products.
 
     References
     ----------
@@ -140,7 +141,7 @@ class LowRankAccumulator(Accumulator):
 
     @property
     def shared_parts(self) -> list[object]:
-        """``Ω``, too, which is equal for all accumulators of this size."""
+        """Shared parts, including ``Ω``, which all accumulators of this size share."""
         return [*super().shared_parts, self.omega]
 
     @classmethod
@@ -151,7 +152,7 @@ class LowRankAccumulator(Accumulator):
         rank: int = RANK,
         **_: object,
     ) -> int:
-        """Sketch and ``Ω``, and twice as much as both to decompose it."""
+        """Return the bytes of sketch and ``Ω``, plus twice as many to decompose."""
         p = layout.n_parameters
         return 6 * 8 * p * min(p, rank + OVERSAMPLING)
 
@@ -159,13 +160,13 @@ class LowRankAccumulator(Accumulator):
     def row_elements(
         cls, layout: Layout, n_columns: int, rank: int = RANK, **_: object
     ) -> int:
-        """Products of a sample's gradients with ``Ω``."""
+        """Count the products of a sample's gradients with ``Ω``."""
         widest = max(o for o, _ in (block.factor_shape for block in layout.blocks))
         return (n_columns + widest) * (rank + OVERSAMPLING)
 
     def update(self, jacobian: Jacobian) -> None:
         """Add ``(SᵀJ)ᵀ (SᵀJ Ω)`` of one batch."""
-        # rounding of float32 would count as further directions
+        # rounding errors of float32 would count as directions
         rows = jacobian.double()
         self._add(rows.normal_product(self.omega(rows.blocks[0].device)))
 
@@ -178,11 +179,11 @@ class LowRankAccumulator(Accumulator):
             self._add(other.sketch.clone())
 
     def summands(self) -> list[Tensor] | None:
-        """The sketch."""
+        """Return the sketch."""
         return None if self.sketch is None else [self.sketch]
 
     def decompose(self) -> LowRank:
-        """Eigenvectors of Nyström's approximation, truncated."""
+        """Return the truncated eigenvectors of the Nyström approximation."""
         assert self.sketch is not None
         values, vectors = _nystrom(self.sketch, self.omega(self.sketch.device))
         largest = float(values[0]) if len(values) else 0.0
@@ -192,9 +193,9 @@ class LowRankAccumulator(Accumulator):
 
 
 def _nystrom(sketch: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, descending, and eigenvectors (P, q) of ``Y (ΩᵀY)⁻¹ Yᵀ``.
+    """Return descending eigenvalues, and eigenvectors (P, q), of ``Y (ΩᵀY)⁻¹ Yᵀ``.
 
-    A shift that is later taken off keeps the inner matrix positive definite.
+    A shift, subtracted from the eigenvalues, keeps the inner matrix positive definite.
     """
     size = torch.linalg.matrix_norm(sketch)
     check_finite(size)

@@ -1,6 +1,6 @@
-"""Roots of the curvature: ``R`` (n, P), float64, with ``H = RᵀR``, by its products.
+"""Roots ``R`` (n, P) of the curvature ``H = RᵀR``, in float64, and products with them.
 
-In products with ``D = diag δ``, no prior precision stands for the identity.
+In products with ``D = diag δ``, a prior precision of None stands for ``D = I``.
 """
 
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ from sklaplace.curvature.structures.base import cache_last_call
 
 
 def identity(like: Tensor) -> Tensor:
-    """``I`` (n, n) for a tensor (..., n)."""
+    """Return ``I`` (n, n) for a tensor (..., n)."""
     return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
 def lower_inverse(lower: Tensor) -> Tensor:
-    """``L⁻¹`` of lower triangular ``L`` (..., n, n)."""
+    """Return ``L⁻¹`` of lower triangular ``L`` (..., n, n)."""
     return torch.linalg.solve_triangular(lower, identity(lower), upper=False)
 
 
@@ -42,61 +42,61 @@ class DenseRoot(FieldsOnly):
 
     @property
     def n_rows(self) -> int:
-        """Rows n."""
+        """Number n of rows."""
         return len(self.rows)
 
     def trace(self) -> Tensor:
-        """``tr RᵀR``, ()."""
+        """Return ``tr RᵀR``, ()."""
         return (self.rows**2).sum()
 
     def dense(self) -> Tensor:
-        """``R`` itself, (n, P)."""
+        """Return ``R`` itself, (n, P)."""
         return self.rows
 
     def matmul(self, weights: Tensor) -> Tensor:
-        """``R w`` of each row of (s, P), (s, n)."""
+        """Return ``R w`` of each row of (s, P), (s, n)."""
         return weights @ self.rows.T
 
     def rmatmul(self, coefficients: Tensor) -> Tensor:
-        """``Rᵀ c`` of each row of (s, n), (s, P)."""
+        """Return ``Rᵀ c`` of each row of (s, n), (s, P)."""
         return coefficients @ self.rows
 
     def gram(self, delta: Tensor | None = None) -> Tensor:
-        """``R D⁻¹ Rᵀ``, (n, n)."""
+        """Return ``R D⁻¹ Rᵀ``, (n, n)."""
         rows = self.rows
         if delta is not None:
             rows = rows * priors.expand(delta, self.layout).rsqrt()
         return rows @ rows.T
 
     def cross(self, jacobian: Jacobian, delta: Tensor | None = None) -> Tensor:
-        """``J D⁻¹ Rᵀ``, (b, c, n), of a Jacobian in float64."""
+        """Return ``J D⁻¹ Rᵀ``, (b, c, n), for a Jacobian in float64."""
         return jacobian.matmul(self.rows.T if delta is None else self._over(delta))
 
     @cache_last_call
     def _over(self, delta: Tensor) -> Tensor:
-        """``D⁻¹ Rᵀ``, (P, n)."""
+        """Return ``D⁻¹ Rᵀ``, (P, n)."""
         return (self.rows / priors.expand(delta, self.layout)).T.contiguous()
 
     def solved(self, lower: Tensor) -> "DenseRoot":
-        """``L⁻¹ R`` for a lower triangular ``L`` (n, n)."""
+        """Return ``L⁻¹ R`` for a lower triangular ``L`` (n, n)."""
         rows = torch.linalg.solve_triangular(lower, self.rows, upper=False)
         return DenseRoot(self.layout, rows)
 
     def scaled(self, factor: Tensor) -> "DenseRoot":
-        """The root of ``factor·H``."""
+        """Return the root of ``factor·H``."""
         return DenseRoot(self.layout, factor.sqrt() * self.rows)
 
 
 @dataclass(frozen=True)
 class PointRoot:
-    """``R = F SᵀJ`` of some points, whose Jacobian stays unmultiplied.
+    """``R = F SᵀJ`` of some points, with their Jacobian as unmultiplied factors.
 
     Attributes
     ----------
     layout : Layout
         The selected parameters.
     points : tuple of Jacobian
-        ``SᵀJ``, (m, P) in all, float64, with the hashes of its samples.
+        ``SᵀJ``, (m, P) in total, float64, with the hashes of its samples.
     factor : Tensor of shape (n, m) or None
         ``F``; None: the identity.
     """
@@ -107,11 +107,11 @@ class PointRoot:
 
     @property
     def n_rows(self) -> int:
-        """Rows n."""
+        """Number n of rows."""
         return sum(self._sizes) if self.factor is None else len(self.factor)
 
     def trace(self) -> Tensor:
-        """``tr RᵀR``, ()."""
+        """Return ``tr RᵀR``, ()."""
         if self.factor is not None:
             return self.gram().trace()
         ones = self.points[0].blocks[0].g.new_ones(self.layout.n_parameters)
@@ -122,21 +122,21 @@ class PointRoot:
         return [point.n_rows * point.n_columns for point in self.points]
 
     def _factored(self, products: Tensor) -> Tensor:
-        """``products Fᵀ`` for (..., m), as (..., n)."""
+        """Return ``products Fᵀ``, (..., n), for products (..., m)."""
         return products if self.factor is None else products @ self.factor.T
 
     def dense(self) -> Tensor:
-        """``R`` as a matrix, (n, P)."""
+        """Return ``R`` as a matrix, (n, P)."""
         rows = torch.cat([point.dense().flatten(0, 1) for point in self.points])
         return self._factored(rows.T).T
 
     def matmul(self, weights: Tensor) -> Tensor:
-        """``R w`` of each row of (s, P), (s, n)."""
+        """Return ``R w`` of each row of (s, P), (s, n)."""
         parts = [point.matmul(weights.T).flatten(0, 1) for point in self.points]
         return self._factored(torch.cat(parts).T)
 
     def rmatmul(self, coefficients: Tensor) -> Tensor:
-        """``Rᵀ c`` of each row of (s, n), (s, P)."""
+        """Return ``Rᵀ c`` of each row of (s, n), (s, P)."""
         if self.factor is not None:
             coefficients = coefficients @ self.factor
         pairs = zip(self.points, coefficients.T.split(self._sizes), strict=True)
@@ -144,25 +144,25 @@ class PointRoot:
         return sum(parts[1:], parts[0]).T
 
     def gram(self, delta: Tensor | None = None) -> Tensor:
-        """``R D⁻¹ Rᵀ``, (n, n)."""
+        """Return ``R D⁻¹ Rᵀ``, (n, n)."""
         parts = [self.cross(point, delta).flatten(0, 1) for point in self.points]
         return self._factored(torch.cat(parts).T).T
 
     def cross(self, jacobian: Jacobian, delta: Tensor | None = None) -> Tensor:
-        """``J D⁻¹ Rᵀ``, (b, c, n), for a prior that is scalar or layerwise."""
+        """Return ``J D⁻¹ Rᵀ``, (b, c, n), for a scalar or layerwise prior."""
         variances = jacobian.blocks[0].g.new_ones(()) if delta is None else 1 / delta
         variances = variances.expand(len(self.layout.blocks))
         parts = [jacobian.kernel(point, variances).flatten(2) for point in self.points]
         return self._factored(torch.cat(parts, -1))
 
     def solved(self, lower: Tensor) -> "PointRoot":
-        """``L⁻¹ R``."""
+        """Return ``L⁻¹ R``."""
         inverse = lower_inverse(lower)
         factor = inverse if self.factor is None else inverse @ self.factor
         return replace(self, factor=factor)
 
     def scaled(self, factor: Tensor) -> "PointRoot":
-        """The root of ``factor·H``."""
+        """Return the root of ``factor·H``."""
         points = tuple(point.times(factor.sqrt()) for point in self.points)
         return replace(self, points=points)
 

@@ -1,10 +1,10 @@
-"""Rounding: whether variances keep their digits."""
+"""Rounding: checks that variances are accurate."""
 
 from torch import Tensor
 
 from sklaplace.curvature.structures.base import Precision
 
-# relative error of variances from which they are refused
+# maximum relative error of variances
 MAX_ERROR = 0.1
 UNRESOLVED = (
     "prior_precision is so small beside the curvature of the likelihood that variances "
@@ -20,33 +20,33 @@ NOT_FINITE = (
 
 
 def check_finite(size: Tensor) -> None:
-    """Raise unless the size of the curvature is finite."""
+    """Raise ValueError unless the size of the curvature is finite."""
     if not size.isfinite():
         raise ValueError(NOT_FINITE)
 
 
 def variance_error(precision: Precision, eps: float) -> float:
-    """Return a bound on the relative error of variances by rounding.
+    """Return a bound on the relative error of variances due to rounding.
 
     Parameters
     ----------
     precision : Precision
         Posterior precision ``P``.
     eps : float
-        Relative rounding of the Jacobian.
+        Relative rounding error of the Jacobian.
 
     Notes
     -----
-    A Cholesky decomposition is as accurate as the condition of ``P`` scaled to a unit
-    diagonal allows (Higham 2002, "Accuracy and stability of numerical algorithms",
-    section 10.1); ``Pᵢᵢ (P⁻¹)ᵢᵢ`` bounds it. O(P) where the trace of ``H`` shows that
-    there is nothing to bound, else the cost of all variances.
+    The error of a Cholesky decomposition depends on the condition number of ``P``
+    scaled to a unit diagonal (Higham 2002, "Accuracy and stability of numerical
+    algorithms", section 10.1). The bound is ``Pᵢᵢ (P⁻¹)ᵢᵢ``. The cost is O(P) if the
+    trace of ``H`` is small enough, and otherwise the cost of all variances.
     """
     structure = precision.structure
     rounding = structure.rounding(eps)
     if not rounding:
         return 0.0
-    # variances are no larger than the prior's
+    # posterior variances are at most the prior variances
     largest = precision.scale * structure.trace() / precision.prior_precision.min()
     if rounding * (1 + largest) <= MAX_ERROR:
         return rounding * float(1 + largest)

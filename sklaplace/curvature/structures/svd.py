@@ -1,9 +1,9 @@
-"""Posterior precision by the singular value decomposition of the root ``H = RᵀR``.
+"""Posterior precision by singular value decomposition of the root ``R``, ``H = RᵀR``.
 
-``√scale R D^-½ = U diag(√k) Vᵀ``, so that ``P = D^½ (I + V diag(k) Vᵀ) D^½``. It costs
-several times as much as Woodbury's identity with ``R Rᵀ``, whose eigenvalues are lost
-where they are below ``eps`` times the largest: here that is ``eps²``. For problems with
-nearly no noise and a wide prior.
+``√scale R D^-½ = U diag(√k) Vᵀ``, so that ``P = D^½ (I + V diag(k) Vᵀ) D^½``. The SVD
+costs several times more than Woodbury's identity with ``R Rᵀ``. It resolves eigenvalues
+down to ``eps²`` times the largest eigenvalue, instead of ``eps``. Use it for problems
+with almost no noise and a wide prior.
 """
 
 from dataclasses import dataclass
@@ -36,47 +36,47 @@ class SVDPrecision(base.Precision):
         return singular**2, vectors.mT
 
     def _split(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Coordinates ``w V`` of rows (..., P), and what ``V`` does not span."""
+        """Split rows (..., P) into coordinates ``w V``, and the rest outside ``V``."""
         vectors = self._svd[1]
         inside = weights @ vectors
         return inside, weights - inside @ vectors.mT
 
     def _shrunk(self, weights: Tensor) -> Tensor:
-        """``w (I + V diag(k) Vᵀ)^-½`` of rows (..., P), without cancellation."""
+        """Return ``w (I + V diag(k) Vᵀ)^-½`` of rows (..., P), without cancellation."""
         k, vectors = self._svd
         inside, outside = self._split(weights)
         return outside + (inside * (1 + k).rsqrt()) @ vectors.mT
 
     def logdet(self) -> Tensor:
-        """``Σ log δ + Σ log(1 + k)``, ()."""
+        """Return ``Σ log δ + Σ log(1 + k)``, ()."""
         return self.delta.log().sum() + self._svd[0].log1p().sum()
 
     def solve(self, vector: Tensor) -> Tensor:
-        """``P⁻¹ v``, (P,)."""
+        """Return ``P⁻¹ v``, (P,)."""
         inverse_sd = self.delta.rsqrt()
         return self._shrunk(self._shrunk(vector * inverse_sd)) * inverse_sd
 
     def variance(self) -> Tensor:
-        """Diagonal of ``P⁻¹``, (P,)."""
+        """Return the diagonal of ``P⁻¹``, (P,)."""
         k, vectors = self._svd
         squares = vectors**2
         outside = (1 - squares.sum(1)).clamp(min=0)
         return (outside + squares @ (1 / (1 + k))) / self.delta
 
     def effective_dimension(self) -> Tensor:
-        """``γ = Σ k / (1 + k)``, ()."""
+        """Return ``γ = Σ k / (1 + k)``, ()."""
         k = self._svd[0]
         return (k / (1 + k)).sum()
 
     def sample(self, noise: Tensor) -> Tensor:
-        """``D^-½ (I + V diag(k) Vᵀ)^-½ ε``, (s, P)."""
+        """Return ``D^-½ (I + V diag(k) Vᵀ)^-½ ε``, (s, P)."""
         return self._shrunk(noise) * self.delta.rsqrt()
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
-        """``J P⁻¹ Jᵀ`` of a dense ``J``, (b, c, c)."""
+        """Return ``J P⁻¹ Jᵀ`` of a dense ``J``, (b, c, c)."""
         whitened = self._shrunk(rows * self.delta.rsqrt())
         return whitened @ whitened.mT
 
     def whiten(self, jacobian: Jacobian) -> Tensor:
-        """``J D^-½ (I + V diag(k) Vᵀ)^-½``, (b, c, P)."""
+        """Return ``J D^-½ (I + V diag(k) Vᵀ)^-½``, (b, c, P)."""
         return self._shrunk(jacobian.double().dense() * self.delta.rsqrt())
