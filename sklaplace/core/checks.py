@@ -106,7 +106,9 @@ def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
         levels = np.atleast_1d(np.asarray(value, dtype=float))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}={value!r} is not a number. {hint}") from error
-    if levels.size == 0 or levels.ndim != 1:
+    if levels.size == 0:
+        raise ValueError(f"{name} is empty. {hint}")
+    if levels.ndim != 1:
         raise ValueError(f"{name} has shape {levels.shape}, not one axis. {hint}")
     for level in np.atleast_1d(value).tolist():
         check_fraction(name, level, hint)

@@ -326,13 +326,7 @@ class BaseLaplace:
     @property
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
-        check_is_fitted(self)
-        # they may have been set after fit
-        names = "pred_type", "n_samples", "batch_size", "n_jobs", "residual"
-        values = {name: getattr(self, name) for name in names}
-        validate_parameter_constraints(
-            self._parameter_constraints, values, type(self).__name__
-        )
+        self._check_settings()
         kind = OUTPUT_MODELS[self.pred_type]
         draws = self.n_samples, self._seed, self.posterior_
         model, residual = kind(*draws), self._residual()
@@ -345,6 +339,15 @@ class BaseLaplace:
         if self._cache is not None:
             return CachedOutputs(*given, cache=self._cache)
         return BatchedOutputs(*given, self.n_jobs, (type(self).__name__, self.verbose))
+
+    def _check_settings(self) -> None:
+        """Raise for an unfitted estimator, and for invalid values set after fit."""
+        check_is_fitted(self)
+        names = "pred_type", "n_samples", "batch_size", "n_jobs", "residual"
+        values = {name: getattr(self, name) for name in names}
+        validate_parameter_constraints(
+            self._parameter_constraints, values, type(self).__name__
+        )
 
     def _residual(self) -> Residual | None:
         """Return the residual of the outputs, or None if there is none."""
@@ -611,7 +614,7 @@ class BaseLaplace:
         >>> model.tune(X[1::2], y[1::2]).prior_precision_ != 1.0
         True
         """
-        check_is_fitted(self)
+        self._check_settings()
         with (
             progress.reporting(type(self).__name__, self.verbose),
             unchanged_on_error(self),

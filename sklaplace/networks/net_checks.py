@@ -1,5 +1,6 @@
 """Checks for skorch nets whose custom code or device is not supported."""
 
+from collections.abc import Sized
 from typing import cast
 
 import torch
@@ -159,3 +160,21 @@ def _are_equal(found: object, expected: Tensor) -> bool:
         return False
     atol = max(1e-5, MANY_ROUNDINGS * torch.finfo(found.dtype).eps)
     return torch.allclose(found.to(expected), expected, atol=atol)
+
+
+def check_held_out_batches(net: NeuralNet, held_out: Sized | None) -> None:
+    """Raise ValueError if the loader drops all held-out samples.
+
+    Raises
+    ------
+    ValueError
+        If ``drop_last`` is set, and the samples are fewer than a batch.
+    """
+    options = net.get_params_for("iterator_valid")
+    size = options.get("batch_size", net.batch_size)
+    if held_out is not None and options.get("drop_last") and len(held_out) < size:
+        raise ValueError(
+            f"iterator_valid__drop_last=True of the net drops all {len(held_out)} "
+            f"held-out samples, which are fewer than a batch of {size}. Leave it out, "
+            "or set a smaller iterator_valid__batch_size."
+        )

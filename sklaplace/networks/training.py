@@ -182,6 +182,8 @@ class _ForTraining:
         try:
             parts = split(X, y, **params)
         except ValueError as error:
+            if _overrides(self, "get_split_datasets"):
+                raise
             raise ValueError(
                 f"The train_split of estimator cannot split {len(dataset)} samples: "
                 f"{str(error).rstrip('.')}. Use fewer splits, such as ValidSplit(2), "

@@ -32,7 +32,9 @@ from torch import nn
 
 from sklaplace import (
     LaplaceClassifier,
+    LaplaceClassifierCV,
     LaplaceRegressor,
+    LaplaceRegressorCV,
 )
 from sklaplace.curvature.structures import STRUCTURES
 
@@ -571,3 +573,17 @@ class TestSizes:
         model.latent_mean_and_variance(X)
         model.set_params(link_approx="probit").predict_proba(X)
         numbers.predict(X_REG, return_std=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "net", "scoring", "words"),
+    [
+        (LaplaceClassifierCV, of_classes, "roc_auc", ["multi_class"]),
+        (LaplaceRegressorCV, of_numbers, "accuracy", ["continuous"]),
+        (LaplaceRegressorCV, of_numbers, "neg_log_loss", ["LaplaceRegressorCV has"]),
+    ],
+)
+def test_scores_that_do_not_suit_the_targets(kind, net, scoring, words):
+    data = (X, Y) if kind is LaplaceClassifierCV else (X_REG, Y_REG)
+    words = f"scoring={scoring!r} cannot score", *words, "scoring=None"
+    refused_fit(kind(net(), scoring=scoring), *words, data=data)

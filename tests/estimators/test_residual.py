@@ -341,10 +341,10 @@ def test_searches_score_with_it():
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_values_are_refused(kind, value):
     X, y = data(kind)
-    with pytest.raises(ValueError, match=r"residual.*'auto', 'none'"):
+    with pytest.raises(ValueError, match=r"residual(?=.*'auto')(?=.*'none')"):
         model(kind, residual=value).fit(X, y)
     fitted = model(kind).fit(X, y)
-    with pytest.raises(ValueError, match=r"residual.*'auto', 'none'"):
+    with pytest.raises(ValueError, match=r"residual(?=.*'auto')(?=.*'none')"):
         fitted.set_params(residual=value).predict(X)
 
 

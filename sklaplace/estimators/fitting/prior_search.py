@@ -1,12 +1,14 @@
 """PriorSearch: prior precision by cross-validation, with one training per fold."""
 
 import copy
+import warnings
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
 from sklearn.base import BaseEstimator, is_classifier
+from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.metrics import brier_score_loss, check_scoring, log_loss
 from sklearn.model_selection import check_cv
 from sklearn.utils import indexable
@@ -168,6 +170,8 @@ class PriorSearch:
         splits = self._splits(self.model._targets, data)
         if is_classifier(self.model) and not self.model._targets.target_type.is_single:
             _check_scores_columns(scorer)
+        elif isinstance(scoring, str):
+            _check_score(estimator, scorer, y, splits[0])
         return data, splits, scorer
 
     def _splits(self, targets: Any, data: TrainingData) -> list[Split]:
@@ -211,6 +215,21 @@ def _check_split(number: int, split: Split, weights: np.ndarray | None) -> None:
                 f"Split {number} of cv has no rows to {name}, or none of positive "
                 "weight. Use fewer folds, or splits of your own."
             )
+
+
+def _check_score(searched: Any, scorer: Any, y: np.ndarray, split: Split) -> None:
+    """Raise for a score that fails for constant predictions, before any training."""
+    kind = DummyClassifier if is_classifier(searched) else DummyRegressor
+    train, test = (np.zeros((len(rows), 1)) for rows in split)
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            scorer(kind().fit(train, y[split[0]]), test, y[split[1]])
+        except (TypeError, ValueError, AttributeError) as error:
+            reason = str(error).replace(kind.__name__, type(searched).__name__)
+            raise ValueError(
+                f"scoring={searched.scoring!r} cannot score these targets: "
+                f"{reason.rstrip('.')}. Use another score, or scoring=None."
+            ) from error
 
 
 def _check_scores_columns(scorer: object) -> None:

@@ -95,7 +95,11 @@ CONSTRAINTS: Constraints = {
     "n_shards": [COUNT, None],
     "n_jobs": [COUNT, Number(Integral, None, -1, closed="right"), None],
     "distributed": ["boolean"],
-    "random_state": ["random_state"],
+    "random_state": [
+        Number(Integral, 0, 2**32 - 1, closed="both"),
+        np.random.RandomState,
+        None,
+    ],
     "verbose": ["verbose"],
     # searches over priors
     "prior_precisions": [Finite("an array of positive numbers", 0, [1]), None],

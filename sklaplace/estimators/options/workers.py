@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import joblib
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -52,6 +53,10 @@ class Group:
         ValueError
             If ``distributed`` is True but there is no process group.
         """
+        if not isinstance(distributed, bool | np.bool_):
+            raise ValueError(
+                f"distributed={distributed!r} is not known. Choose True or False."
+            )
         if not distributed:
             return cls()
         if not (dist.is_available() and dist.is_initialized()):

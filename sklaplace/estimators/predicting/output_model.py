@@ -371,7 +371,8 @@ class BatchedOutputs:
 
     def _dataset(self, X: Inputs) -> Any:
         count_rows(X)
-        return self.network.net.get_dataset(X)
+        # a worker gets a part of the dataset
+        return X if self.in_worker else self.network.net.get_dataset(X)
 
     @contextmanager
     def evaluation(self, X: Inputs, **sizes: object) -> Iterator[tuple[Forward, Any]]:

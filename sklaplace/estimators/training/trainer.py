@@ -26,7 +26,7 @@ from sklaplace.networks.data import (
     spread_rows,
 )
 from sklaplace.networks.lazy import check_no_lazy_modules, initialise_lazy_modules
-from sklaplace.networks.net_checks import check_scripted
+from sklaplace.networks.net_checks import check_held_out_batches, check_scripted
 from sklaplace.networks.outputs import (
     OutputSpec,
     as_forward,
@@ -193,6 +193,7 @@ class Trainer:
             if not self.brings_encoded:
                 self.targets.check_held_out(dataset, held_out)
             check_scripted(net)
+            check_held_out_batches(net, held_out)
             self.targets.check_values(net, data.y)
             initialise_lazy_modules(net, first_rows(net, dataset))
             _match_axes(net, dataset)

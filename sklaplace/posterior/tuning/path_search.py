@@ -56,10 +56,10 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
 
 def best_refitted(
     problem: TuningProblem, path: list[Tensor], below: float = math.inf
-) -> Candidate:
+) -> Candidate | None:
     """Return the best candidate with a refitted model.
 
-    Any candidate may be returned if no score is below the limit ``below``.
+    None if no score is below a finite limit ``below``.
 
     In regression, the result has the strongest prior that is not clearly worse than the
     best. Held-out data do not show how much outputs vary where there are no data, and
@@ -71,7 +71,9 @@ def best_refitted(
     if not models.is_exact and best.score - _unsure(best) <= below:
         index = models.refine()
         best = models.candidates[index]
-    if best.score >= below or problem.log_proba is not None or not problem.free_prior:
+    if best.score >= below and below < math.inf:
+        return None
+    if problem.log_proba is not None or not problem.free_prior:
         return best
     highest = best.score + MARGIN
     while index and models.at(index - 1, FINE_TOLERANCE, best).score <= highest:

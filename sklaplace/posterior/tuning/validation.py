@@ -60,15 +60,15 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
 def best_candidate(problem: TuningProblem) -> Candidate:
     """Return the candidate with the best score; see `tune_on_validation`."""
     path = _path(problem)
-    search = best_refitted if problem.refine is True else best_kept
-    chosen = search(problem, path)
+    refits = best_refitted(problem, path) if problem.refine is True else None
+    chosen = refits or best_kept(problem, path)
     # noise and a curvature of order two: δ/scale does not determine a refitted model
     is_ambiguous = problem.posterior.curvature_order > 1 and problem.free_noise
     everything = problem, *problem.folds
     has_model = all(part.linear_model is not None for part in everything)
     if problem.refine == "auto" and has_model and not is_ambiguous:
-        refitted = best_refitted(problem, path, below := chosen.score - MARGIN)
-        chosen = refitted if refitted.score < below else chosen
+        # a stronger prior than the best may have a score above this limit
+        chosen = best_refitted(problem, path, chosen.score - MARGIN) or chosen
     return chosen
 
 
