@@ -318,8 +318,14 @@ def test_refitted_networks_do_not_reach_far_between_samples(seed):
 def test_noise_of_held_out_samples_under_a_prior_of_the_evidence():
     X, y, X_test, y_test = noise(200)
     net = overfitting_net(train_split=ValidSplit(5))
-    model = LaplaceRegressor(net, prior_precision="marglik", random_state=0).fit(X, y)
-    assert 0.85 <= coverage(model, X_test, y_test) <= 0.95
+    # rounding alone moves the coverage of one such training by .03
+    models = [
+        LaplaceRegressor(net, prior_precision="marglik", random_state=seed).fit(X, y)
+        for seed in range(4)
+    ]
+    model = models[0]
+    found = np.mean([coverage(model, X_test, y_test) for model in models])
+    assert 0.85 <= found <= 0.95
     settings = {"prior_precision": "marglik", "sigma_noise": "validation"}
     same = LaplaceRegressor(net, random_state=0, **settings).fit(X, y)
     assert same.sigma_noise_ == model.sigma_noise_

@@ -222,3 +222,11 @@ def test_refuses_tensors_that_are_no_precision(value):
     given = torch.tensor(value, requires_grad=True)
     words = ["prior_precision", "positive"]
     refused(ValueError, words, lambda: model.log_marginal_likelihood(given), model)
+
+
+# ------------------------------------------------------------------- bad values
+@pytest.mark.parametrize("value", [0, None, True])
+def test_values_set_after_fit_are_checked(value):
+    model = LaplaceClassifier(random_state=0).fit(*SAMPLES)
+    model.set_params(n_samples=value)
+    refused(ValueError, ["n_samples"], lambda: model.tune(*SAMPLES), model)

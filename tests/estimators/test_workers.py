@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from group_cases import METHODS, SUBSETS, numbers
-from nets import blobs, classifier
+from nets import MLP, blobs, classifier
 from refusals import refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNetClassifier
 from skorch.dataset import Dataset
+from torch import nn
 
 from sklaplace import LaplaceClassifier
 from sklaplace.core.parallel import ordered_map
@@ -111,3 +113,32 @@ def test_no_lock_is_held_while_workers_compute():
 def test_a_group_is_needed():
     model = LaplaceClassifier(NET, distributed=True)
     refused_fit(model, "distributed=True", "torchrun", data=(X, Y))
+
+
+class Scaling(NeuralNetClassifier):
+    """A net whose datasets scale their inputs."""
+
+    def get_dataset(self, X, y=None):
+        return ScaledDataset(super().get_dataset(X, y))
+
+
+class ScaledDataset(Dataset):
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        x, y = self.dataset[index]
+        return 0.3 * x, y
+
+
+def test_workers_make_a_dataset_of_the_net_once():
+    net = Scaling(MLP, criterion=nn.CrossEntropyLoss, max_epochs=2, verbose=0)
+    model = LaplaceClassifier(net, prior_precision=1.0, random_state=0).fit(X, Y)
+    expected = model.predict_proba(X), model.score_samples(X)
+    model.set_params(n_jobs=1)
+    found = model.predict_proba(X), model.score_samples(X)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
