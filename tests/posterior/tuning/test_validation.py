@@ -13,8 +13,9 @@ from costs import calls
 from scipy.optimize import minimize_scalar
 from tuning_problems import fit, held_out, tuning_problem
 
-from sklaplace.posterior.tuning import validation
+from sklaplace.posterior.tuning import path_search, validation
 from sklaplace.posterior.tuning.candidate import scored
+from sklaplace.posterior.tuning.path_search import best_refitted
 
 every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
 every_prior = pytest.mark.parametrize(("structure", "prior"), STRUCTURES_AND_PRIORS)
@@ -224,3 +225,16 @@ def test_no_finite_score_is_an_error():
     rows = [replace(batch, f=batch.f * torch.nan) for batch in held.rows]
     with pytest.raises(ValueError, match="No prior precision gives a finite score"):
         validation.tune_on_validation(tuning_problem(fitted, validation=rows))
+
+
+def test_a_refit_is_accepted_by_its_best_score(monkeypatch):
+    """A stronger prior may then be chosen whose score is above the limit."""
+    fitted = fit("Gaussian", "full")
+    problem = tuning_problem(fitted, validation=held_out(fitted).rows)
+    path = validation._path(problem)
+    monkeypatch.setattr(path_search, "MARGIN", -math.inf)
+    best = best_refitted(problem, path)
+    monkeypatch.setattr(path_search, "MARGIN", 1e9)
+    found = best_refitted(problem, path, best.score + 1e-3)
+    assert found.score > best.score + 1e-3
+    assert best_refitted(problem, path, best.score - 1e-3) is None
