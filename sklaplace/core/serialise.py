@@ -114,7 +114,7 @@ def from_portable(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(value: object, values: list[Any]) -> np.ndarray:
-    """Return a value as bytes; append the parts that skops stores to ``values``."""
+    """Return a value as bytes, and append to ``values`` the parts that skops stores."""
 
     class Pickler(pickle.Pickler):
         def reducer_override(self, value: object) -> Any:
@@ -300,7 +300,7 @@ class FieldsOnly:
 
 
 def worker_state(state: dict[str, Any], sent_apart: Iterable[str]) -> dict[str, Any]:
-    """Return a state; inside `for_worker`, leave out the entries ``sent_apart``."""
+    """Return a state, inside `for_worker` without the entries in ``sent_apart``."""
     if not _IS_FOR_WORKER.get():
         return state
     return {k: v for k, v in state.items() if k not in {*sent_apart}}

@@ -39,7 +39,7 @@ def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
 def of_tensors(precisions: Tensor, structure: str, layout: Layout) -> Tensor:
     """Convert prior precisions of parameter tensors, (L,), to a prior structure.
 
-    A scalar prior precision is the geometric mean over all weights.
+    A scalar prior precision becomes the geometric mean of the weights' precisions.
     """
     if structure == "layerwise":
         return precisions

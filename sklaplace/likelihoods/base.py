@@ -124,7 +124,7 @@ class Likelihood(ABC):
         """
 
     def loss_scale(self, y: Tensor) -> Weights:
-        """Return the factor of each sample's loss.
+        """Return the factor that multiplies each sample's loss.
 
         Parameters
         ----------
@@ -671,7 +671,7 @@ class DataFit:
 
 
 def weighted(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weights:
-    """Return sample weights (b,) times the criterion's factors; None means one."""
+    """Return sample weights (b,) times the criterion's factors; None for ones."""
     scale = likelihood.loss_scale(targets)
     if scale is None:
         return weights

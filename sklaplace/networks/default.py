@@ -86,7 +86,7 @@ class PenalisedNet(NeuralNet):
     *args, **kwargs
         Arguments of `skorch.NeuralNet`.
     penalty : float
-        Factor of the squared norm.
+        Coefficient of the squared norm.
     """
 
     def __init__(

@@ -127,7 +127,7 @@ class LastLayerModel(LinearModel):
         return tuple((moment.mean(), moment.n) for moment in moments)
 
     def _output_factor(self, f: Tensor, curvature: Curvature) -> Factor:
-        """Return the Kronecker factor of the layer's outputs at outputs ``f``."""
+        """Return the Kronecker factor for the layer's outputs, evaluated at ``f``."""
         data = self.targets, self.sample_weight, self.keys
         hessian = output_hessian(curvature, self.likelihood, f, *data)
         return Factor(output_moment(HeadBlock(hessian, self._map)))

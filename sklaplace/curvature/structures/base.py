@@ -322,7 +322,7 @@ class BlockProjection(Projection):
     parts: tuple[Projection, ...]
 
     def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
-        """Return ``J P⁻¹ Jᵀ`` of each group, (b, r, K, K), or all variances, (b, c)."""
+        """Return ``J P⁻¹ Jᵀ`` for each group, (b, r, K, K), or variances, (b, c)."""
         found = [part.covariance(precision, diagonal=diagonal) for part in self.parts]
         return torch.cat(found, 1) if diagonal else torch.stack(found, 1)
 

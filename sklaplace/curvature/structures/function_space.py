@@ -223,7 +223,7 @@ class PointsAccumulator(Accumulator):
             self.pieces = self._selected(self.pieces)
 
     def _selected(self, pieces: Iterable[Jacobian]) -> list[Jacobian]:
-        """Return the samples that are points."""
+        """Return the samples selected as points of the function space."""
         found = []
         for piece in pieces:
             places = _places(_keys(piece), self.keys)
@@ -258,7 +258,7 @@ class NystromAccumulator(PointsAccumulator):
     layout : Layout
         The selected parameters.
     n_points : int
-        Maximum number of different samples that are points.
+        Maximum number of distinct samples selected as points.
     """
 
     structure: ClassVar[type[Nystrom]] = Nystrom
@@ -365,7 +365,7 @@ class VariationalAccumulator(NystromAccumulator):
     layout : Layout
         The selected parameters.
     n_points : int
-        Maximum number of different samples that are points.
+        Maximum number of distinct samples selected as points.
     """
 
     structure = Variational

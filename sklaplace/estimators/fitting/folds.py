@@ -104,7 +104,7 @@ class Fold:
         self.model._novelty = self.fit.novelty
 
     def under(self, params: Params) -> Any:
-        """Return the model as if it was fitted with the given hyperparameters."""
+        """Return the model as if it had been fitted with the given hyperparameters."""
         h = self.template.hyperparameters
         units = {"sigma_noise": self.model._targets.noise_unit}
         tensors = {

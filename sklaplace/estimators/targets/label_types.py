@@ -238,7 +238,7 @@ class DenseLabel(TargetType):
         return self._positions_last(logits, 1), self._positions_last(cov, cov.ndim - 1)
 
     def default_net(self, data: TrainingData, n_classes: int) -> NeuralNet:
-        """Raise, because dense labels have no default net."""
+        """Raise an error, because there is no default net for dense labels."""
         raise ValueError("estimator=None has no network for maps. Pass a skorch net.")
 
 

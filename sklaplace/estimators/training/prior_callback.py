@@ -121,7 +121,7 @@ class PriorCallback(Callback, ABC):
 
     @abstractmethod
     def _subset(self, net: NeuralNet) -> Any:
-        """Return the weights under the prior, as `infer_network_spec` takes them."""
+        """Return the weights under the prior, in the form of `infer_network_spec`."""
 
     @abstractmethod
     def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:

@@ -377,7 +377,7 @@ def applicable(net: NeuralNet, X: Any) -> Any:
 
 
 def _as_targets(y: Any, *, allow_nd: bool) -> Any:
-    """Return targets as an array or sparse matrix; encoding checks their values."""
+    """Return targets as an array or sparse matrix, with values still unchecked."""
     options = {"dtype": None, "ensure_2d": False, "ensure_all_finite": False}
     try:
         return check_array(
