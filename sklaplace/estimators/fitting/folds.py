@@ -24,7 +24,6 @@ from sklearn.utils import _safe_indexing, gen_batches
 from torch import Tensor
 
 from sklaplace.core import progress
-from sklaplace.core.checks import naming
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.predicting.glm_outputs import LinearisationCache
@@ -118,7 +117,8 @@ class Fold:
                     posterior, self._start
                 )
             self._start = posterior.mean
-        self.model.set_params(**params)
+        # `set_params` would read all parameters of the net
+        self.model.__dict__.update(params)
         self.model._set_fitted(self.options, self.fit.network, posterior)
         return self.model
 
@@ -135,11 +135,10 @@ class Fold:
             options = {}
             if data.sample_weight is not None and _takes_weights(scorer):
                 options = {"sample_weight": data.sample_weight}
-            with naming(scoring="scoring"):
-                return [
-                    _number(scorer(self.under(params), data.X, data.y, **options))
-                    for params in candidates
-                ]
+            return [
+                _number(scorer(self.under(params), data.X, data.y, **options))
+                for params in candidates
+            ]
         totals = np.zeros(len(candidates))
         for piece in self._pieces() if in_pieces else [data]:
             totals += [self.log_likelihood(params, piece) for params in candidates]

@@ -83,15 +83,12 @@ class EncodedData:
 
     Attributes
     ----------
-    targets : Targets
-        Encoding of ``y``.
     data : TrainingData
         Training samples.
     validation : TrainingData or None
         Held-out samples, not used to train the network.
     """
 
-    targets: Targets
     data: TrainingData
     validation: TrainingData | None
 
@@ -139,12 +136,12 @@ def encode_samples(
         targets = infer(y, samples)
     data = weighted_data(targets, X, y, samples.sample_weight)
     if samples.X_val is None:
-        return EncodedData(targets, data, None)
+        return EncodedData(data, None)
     with naming(X="X_val", y="y_val"):
         X, y = check(samples.X_val, samples.y_val, reset=False)
         validation = weighted_data(targets, X, y, None, name="y_val")
     _warn_of_other_ranges(data.X, validation.X)
-    return EncodedData(targets, data, validation)
+    return EncodedData(data, validation)
 
 
 def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
@@ -286,12 +283,12 @@ class InputForm(InputType):
         """Return checked and cast inputs for predictions of a trained net."""
         check_loader(X)
         check_arrays(X=X)
-        if not is_opaque(X):
-            X = self._cast(owner, X, reset=False)
-        else:
+        if only_net_checks := is_opaque(X):
             X = as_given(X, self.dtype)
             count_rows(X)  # rejects streams
-        if self.n_axes is None or is_opaque(X):
+        else:
+            X = self._cast(owner, X, reset=False)
+        if only_net_checks or self.n_axes is None:
             check_applicable(net, X)
         return X
 
