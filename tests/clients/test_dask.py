@@ -1,7 +1,7 @@
 """Workers that are processes, of loky and of dask: they change no bit of a result.
 
-Nor does one that is killed, or a search around the fit; and arrays of zarr and dask are
-the same as those of numpy.
+Nor does a search around the fit, or a killed worker of dask; and arrays of zarr and dask
+are the same as numpy's. A killed worker of loky is an error: `tests/core/test_parallel.py`.
 """
 
 import os
@@ -112,7 +112,7 @@ class Deadly(Dataset):
         return super().transform(X, y)
 
 
-@of_two
+@on_dask
 def test_a_killed_process_changes_no_bit(workers, tmp_path):
     mark = tmp_path / "killed"
     model = LaplaceClassifier(FROZEN, **ALL, **SMALL, prior_precision=1.0)
