@@ -1,7 +1,8 @@
 """Workers that are processes, of loky and of dask: they change no bit of a result.
 
-Nor does a search around the fit, or a killed worker of dask; and arrays of zarr and dask
-are the same as numpy's. A killed worker of loky is an error: `tests/core/test_parallel.py`.
+Nor does a search around the fit, or a killed worker of dask. A killed worker of loky
+is an error; see tests/core/test_parallel.py. Arrays of zarr and dask are the same as
+those of numpy.
 """
 
 import os
