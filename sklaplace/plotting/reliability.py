@@ -127,7 +127,7 @@ class ReliabilityDisplay(Display):
         ------
         ValueError
             If shapes or classes are inconsistent, or an option is unknown.
-        TypeError
+        AttributeError
             If the classifier has no ``predict_proba``.
         ImportError
             If matplotlib is not installed.
@@ -146,7 +146,6 @@ class ReliabilityDisplay(Display):
         >>> ReliabilityDisplay.from_estimator(clf, X, y, kind="per_class").class_names
         ['0', '1', '2']
         """
-        cls._require(classifier, "predict_proba")
         proba = classifier.predict_proba(X)
         options.setdefault("name", type(classifier).__name__)
         return cls.from_predictions(y, proba, labels=classifier.classes_, **options)
