@@ -20,8 +20,6 @@ from densities import (
 )
 from scipy.stats import kstest
 
-from sklaplace.posterior.variational import WeightPosterior
-
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 every_name = pytest.mark.parametrize("name", KINDS)
 every_setting = pytest.mark.parametrize(("name", "setting"), CASES)
@@ -32,12 +30,6 @@ def close(found, wanted, rtol, atol=0.0):
 
 
 # The registry
-
-
-@every_name
-def test_names_are_the_keys(name):
-    assert KINDS[name].name == name
-    assert issubclass(KINDS[name], WeightPosterior)
 
 
 # The density
