@@ -298,6 +298,10 @@ class Categorical(ClassificationLikelihood):
             return -(self._smoothed(f, y) * _log_softmax(f)).sum(-1)
         return nn.functional.nll_loss(_log_softmax(f), y, reduction="none")
 
+    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return ``softmax(f) - t`` for the smoothed target ``t``, (b, c)."""
+        return _softmax(f) - self._smoothed(f, y)
+
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``softmax(f) - onehot(y)``, (b, c)."""
         return f.softmax(-1) - nn.functional.one_hot(y, f.shape[-1]).to(f)
