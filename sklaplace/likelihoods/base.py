@@ -237,9 +237,8 @@ class Likelihood(ABC):
         """
         return None
 
-    @abstractmethod
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return the gradient of `loss` with respect to the outputs.
+        """Return the gradient of `loss` with respect to the outputs, by autograd.
 
         Parameters
         ----------
@@ -266,6 +265,8 @@ class Likelihood(ABC):
         >>> Bernoulli().gradient(f, y)
         tensor([[-0.5000]])
         """
+        gradient = torch.func.grad(lambda outputs: self.loss(outputs, y).sum())(f)
+        return torch.as_tensor(gradient)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """Return the gradient at targets from `draw`, without weights or smoothing.

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from sklaplace.likelihoods.base import Likelihood, SeparableLikelihood, output_weights
+from sklaplace.likelihoods.base import Likelihood, SeparableLikelihood
 from sklaplace.likelihoods.output_hessian import BlockDiagonal, OutputHessian, Softmax
 
 # Up to this many classes, a softmax over columns of the transpose is faster, because
@@ -345,12 +345,6 @@ class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
         losses = nn.functional.binary_cross_entropy_with_logits(f, y, reduction="none")
         return self._weighted_sum(losses, y)
 
-    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return ``sigmoid(f) - y`` times the label's weight, (b, c)."""
-        weights = self.label_weights(y)
-        score = self.score(f, y)
-        return score if weights is None else score * weights.to(score)
-
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``sigmoid(f) - y``, (b, c)."""
         return f.sigmoid() - y
@@ -581,13 +575,6 @@ class CategoricalMap(ClassificationLikelihood):
         """Return the weighted cross-entropy, summed over positions, (b,)."""
         losses = self.categorical.loss(self._flat(f), y.clamp(min=0).flatten())
         return self._weighted_sum(losses.reshape(y.shape), y)
-
-    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return ``softmax(f) - t`` at each position times its weight, (b, r·K)."""
-        gradient = self.categorical.gradient(self._flat(f), y.clamp(min=0).flatten())
-        gradient = gradient.reshape(f.shape)
-        weights = output_weights(self, y, f.shape[1])
-        return gradient if weights is None else gradient * weights.to(gradient)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``softmax(f) - onehot(y)`` at each position, (b, r·K)."""

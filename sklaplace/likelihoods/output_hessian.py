@@ -289,9 +289,10 @@ class Softmax(OutputHessian):
     def diagonals(self, m: Map) -> Tensor:
         """Return ``w`` times the variance of columns of ``M`` under ``p``, (b, o)."""
         if m is None:
-            return self._variances
-        m = m.double()
-        variances = (self.p @ m**2 - (self.p @ m) ** 2).clamp(min=0)
+            variances = self.p * (1 - self.p)
+        else:
+            m = m.double()
+            variances = (self.p @ m**2 - (self.p @ m) ** 2).clamp(min=0)
         return (variances * self.weights.unsqueeze(1)).to(self.dtype)
 
     def grams(self, m: Map) -> Tensor:
@@ -321,8 +322,3 @@ class Softmax(OutputHessian):
         curved -= p * curved.sum(1, keepdim=True)
         curved *= self.weights.to(p).reshape(-1, 1, 1)
         return curved if m is None else m.to(u).T @ curved
-
-    @cached_property
-    def _variances(self) -> Tensor:
-        """``w p (1 - p)``, cached because a layer's weight and bias both need it."""
-        return (self.p * (1 - self.p) * self.weights.unsqueeze(1)).to(self.dtype)

@@ -323,10 +323,6 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
             return None
         return (f - y) ** 2 / self._squares(f) / 2
 
-    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return ``(f - y) / r²``, (b, c)."""
-        return (f - y) / self._squares(f)
-
     def root_hessian(self, f: Tensor) -> Tensor:
         """Return ``1/r``."""
         return self._squares(f).rsqrt().expand(f.shape)
@@ -413,10 +409,6 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
         """Return ``exp(f) - y f + log y!`` per sample, summed over outputs, (b,)."""
         return (f.exp() - y * f + torch.lgamma(y + 1)).sum(-1)
 
-    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return ``exp(f) - y``, (b, c)."""
-        return f.exp() - y
-
     def root_hessian(self, f: Tensor) -> Tensor:
         """Return ``exp(f/2)``."""
         return (f / 2).exp()
@@ -485,13 +477,6 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``((y - μ)² exp(-s) + s + log 2π) / 2``, summed over targets, (b,)."""
         return _normal_losses(f, y).sum(-1)
-
-    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return ``(μ - y) exp(-s)`` and ``(1 - (y - μ)² exp(-s)) / 2``, (b, c)."""
-        mean, log_variance = f.chunk(2, -1)
-        precision = (-log_variance).exp()
-        residual = y - mean
-        return torch.cat([-residual * precision, (1 - residual**2 * precision) / 2], -1)
 
     def root_hessian(self, f: Tensor) -> Tensor:
         """Return ``exp(-s/2)`` and ``√½``."""

@@ -45,13 +45,6 @@ def draw_diagonal(ax: "Axes") -> "Line2D":
     return draw_line(ax, [0, 1], [0, 1], None, label=label, **REFERENCE)
 
 
-def label_axes(ax: "Axes", *labels: str | None) -> None:
-    """Label the x and y axes; None leaves a label unchanged."""
-    for axis, label in zip((ax.xaxis, ax.yaxis), labels, strict=False):
-        if label is not None:
-            axis.set_label_text(label)
-
-
 def curve_label(name: str | None, number: str) -> str:
     """Return the label of a curve: the name, if any, and a number."""
     return number if name is None else f"{name} ({number})"

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import norm
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_array, check_consistent_length
+from sklearn.utils import check_consistent_length, column_or_1d
 
 from sklaplace.core.checks import as_levels
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
-from sklaplace.plotting.predictions import grid_over, mean_and_std
+from sklaplace.plotting.grid import grid_over
 
 # opacity of the widest and the narrowest band
 _OPACITY = 0.15, 0.35
@@ -146,20 +146,12 @@ class PredictiveBandDisplay(Display):
         >>> len(display.bands_)
         1
         """
-        grid = grid_over(X, 1, grid_resolution, eps)
-        points = None
-        if y is not None:
-            targets = check_array(y, ensure_2d=False, input_name="y").ravel()
-            check_consistent_length(X, targets)
-            points = grid.samples[:, 0], targets
-        mean, std = mean_and_std(regressor, grid.points)
+        (x,), grid, (name,) = grid_over(X, 1, grid_resolution, eps)
+        check_consistent_length(X, y)
+        points = None if y is None else (np.ravel(X), column_or_1d(y))
+        mean, std = map(column_or_1d, regressor.predict(grid, return_std=True))
         return cls(
-            x=grid.mesh[0],
-            mean=mean,
-            std=std,
-            coverage=coverage,
-            points=points,
-            feature_name=grid.names[0],
+            x=x, mean=mean, std=std, coverage=coverage, points=points, feature_name=name
         ).plot(**options)
 
     def _draw(
@@ -181,4 +173,4 @@ class PredictiveBandDisplay(Display):
         if self.points is not None:
             style = axes.styled(points_kw, color="black", s=8, zorder=3, label="data")
             self.points_ = self.ax_.scatter(*self.points, **style)
-        axes.label_axes(self.ax_, self.feature_name)
+        self.ax_.set(xlabel=self.feature_name)

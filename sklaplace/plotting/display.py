@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self, dataclass_transform
 
 import numpy as np
-from sklearn.base import BaseEstimator
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,15 +30,6 @@ class Display:
 
     def __init_subclass__(cls) -> None:
         dataclass(eq=False, repr=False, kw_only=True)(cls)
-
-    @classmethod
-    def _require(cls, estimator: BaseEstimator, method: str) -> None:
-        """Raise TypeError if the estimator does not have a method."""
-        if not hasattr(estimator, method):
-            raise TypeError(
-                f"{type(estimator).__name__} has no {method}. Pass a fitted estimator "
-                "that has it. Of a pipeline, pass the last step."
-            )
 
     def plot(
         self, ax: "Axes | Sequence[Axes] | None" = None, **options: object
@@ -84,10 +74,10 @@ class Display:
             raise ImportError(
                 'Plots need matplotlib. Install it with: pip install "sklaplace[plot]"'
             ) from error
-        n, figure = self.n_axes, None
+        n = self.n_axes
         if ax is None:
             size = None if n == 1 else (3.2 * n, 3.2)
-            figure, ax = plt.subplots(1, n, figsize=size, layout="constrained")
+            _, ax = plt.subplots(1, n, figsize=size, layout="constrained")
         self.axes_ = np.ravel(np.asarray(ax)).tolist()
         if len(self.axes_) != n:
             raise ValueError(
@@ -96,10 +86,5 @@ class Display:
             )
         self.ax_ = self.axes_[0]
         self.figure_ = self.ax_.figure
-        try:
-            self._draw(**options)
-        except BaseException:
-            if figure is not None:
-                plt.close(figure)
-            raise
+        self._draw(**options)
         return self

@@ -144,7 +144,7 @@ class NoveltyDisplay(Display):
         ------
         ValueError
             If scores are not finite, or not one number per sample.
-        TypeError
+        AttributeError
             If the estimator has no ``score_samples``.
         ImportError
             If matplotlib is not installed.
@@ -163,7 +163,6 @@ class NoveltyDisplay(Display):
         >>> bool(NoveltyDisplay.from_estimator(clf, X[:100], X[100:]).auroc > 0.5)
         True
         """
-        cls._require(estimator, "score_samples")
         options.setdefault("name", "score_samples")
         inside, outside = map(estimator.score_samples, (X_in, X_out))
         return cls.from_predictions(inside, outside, **options)

@@ -8,7 +8,7 @@ from sklearn.base import BaseEstimator
 
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
-from sklaplace.plotting.predictions import grid_over
+from sklaplace.plotting.grid import grid_over
 
 KINDS = ("total", "aleatoric", "epistemic")
 
@@ -129,7 +129,7 @@ class ConfidenceDisplay(Display):
         ------
         ValueError
             If `X` does not have two features, or an option is out of range.
-        TypeError
+        AttributeError
             If the classifier has no ``predict_proba``.
         ImportError
             If matplotlib is not installed.
@@ -149,15 +149,9 @@ class ConfidenceDisplay(Display):
         >>> display.confidence.shape
         (5, 5)
         """
-        cls._require(classifier, "predict_proba")
-        grid = grid_over(X, 2, grid_resolution, eps)
-        proba = np.asarray(classifier.predict_proba(grid.points))
-        return cls(
-            xx0=grid.mesh[0],
-            xx1=grid.mesh[1],
-            proba=proba.reshape(*grid.mesh[0].shape, -1),
-            feature_names=grid.names,
-        ).plot(**options)
+        (xx0, xx1), points, names = grid_over(X, 2, grid_resolution, eps)
+        proba = np.asarray(classifier.predict_proba(points)).reshape(*xx0.shape, -1)
+        return cls(xx0=xx0, xx1=xx1, proba=proba, feature_names=names).plot(**options)
 
     def _draw(self, *, surface_kw: Style = None, boundary_kw: Style = None) -> None:
         """Draw the confidence and the decision boundaries."""
@@ -179,7 +173,7 @@ class ConfidenceDisplay(Display):
             for margin in margins
             if margin.min() < 0 < margin.max()
         ]
-        axes.label_axes(self.ax_, *self.feature_names)
+        self.ax_.set(xlabel=self.feature_names[0], ylabel=self.feature_names[1])
 
 
 class UncertaintyDisplay(Display):
@@ -287,7 +281,7 @@ class UncertaintyDisplay(Display):
         ValueError
             If `X` does not have two features, samples have several labels, or an option
             is out of range.
-        TypeError
+        AttributeError
             If the classifier has no ``predict_uncertainty``.
         ImportError
             If matplotlib is not installed.
@@ -307,20 +301,16 @@ class UncertaintyDisplay(Display):
         >>> display.uncertainty.shape
         (5, 5, 3)
         """
-        cls._require(classifier, "predict_uncertainty")
-        grid = grid_over(X, 2, grid_resolution, eps)
-        parts = np.asarray(classifier.predict_uncertainty(grid.points, method=method))
+        (xx0, xx1), points, names = grid_over(X, 2, grid_resolution, eps)
+        parts = np.asarray(classifier.predict_uncertainty(points, method=method))
         if parts.ndim != 2:
             raise ValueError(
                 f"The uncertainty of a sample has shape {parts.shape[1:]}, but one "
                 "label is plotted. Fit one label per sample."
             )
-        return cls(
-            xx0=grid.mesh[0],
-            xx1=grid.mesh[1],
-            uncertainty=parts.reshape(*grid.mesh[0].shape, -1),
-            feature_names=grid.names,
-        ).plot(**options)
+        parts = parts.reshape(*xx0.shape, 3)
+        display = cls(xx0=xx0, xx1=xx1, uncertainty=parts, feature_names=names)
+        return display.plot(**options)
 
     def _draw(self, *, colorbar: bool = True, surface_kw: Style = None) -> None:
         """Draw the three maps and the scale."""
@@ -331,9 +321,8 @@ class UncertaintyDisplay(Display):
         self.surfaces_ = []
         for ax, kind, part in zip(self.axes_, KINDS, values, strict=True):
             self.surfaces_.append(ax.contourf(self.xx0, self.xx1, part, **style))
-            ax.set_title(kind)
-            axes.label_axes(ax, self.feature_names[0])
-        axes.label_axes(self.ax_, *self.feature_names)
+            ax.set(title=kind, xlabel=self.feature_names[0])
+        self.ax_.set(ylabel=self.feature_names[1])
         self.colorbar_ = None
         if colorbar:
             self.colorbar_ = self.figure_.colorbar(

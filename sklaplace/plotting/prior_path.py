@@ -124,7 +124,7 @@ class PriorPathDisplay(Display):
             If a prior precision is not positive, if ``prior_precisions`` is given for
             an estimator with scores, or if the prior is the posterior of an earlier
             task.
-        TypeError
+        AttributeError
             If the estimator does not have an evidence.
         ImportError
             If matplotlib is not installed.
@@ -148,7 +148,6 @@ class PriorPathDisplay(Display):
         >>> PriorPathDisplay.from_estimator(model).evidence.shape
         (25,)
         """
-        cls._require(estimator, "log_marginal_likelihood")
         check_is_fitted(estimator)
         results = getattr(estimator, "cv_results_", None) or {}
         if results and prior_precisions is not None:

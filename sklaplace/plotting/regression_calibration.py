@@ -15,7 +15,6 @@ from sklaplace.metrics import empirical_frequency, sharpness
 from sklaplace.metrics.checks import as_vector
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
-from sklaplace.plotting.predictions import mean_and_std
 
 _LABELS = {
     "interval": ("nominal coverage", "empirical coverage"),
@@ -135,7 +134,7 @@ class RegressionCalibrationDisplay(Display):
         >>> display.frequency.shape == display.levels.shape
         True
         """
-        mean, std = mean_and_std(regressor, X)
+        mean, std = regressor.predict(X, return_std=True)
         options.setdefault("name", type(regressor).__name__)
         if hasattr(regressor, "predict_quantiles"):
             options["quantiles"] = partial(regressor.predict_quantiles, X)

@@ -1,7 +1,7 @@
 """ReliabilityDisplay: empirical frequency against predicted probability."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,9 +10,6 @@ from sklearn.base import BaseEstimator
 from sklaplace.metrics import reliability_curve
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # maximum number of curves that are distinguishable on one plot
 _MOST_CLASSES = 5
@@ -127,7 +124,7 @@ class ReliabilityDisplay(Display):
         ------
         ValueError
             If shapes or classes are inconsistent, or an option is unknown.
-        TypeError
+        AttributeError
             If the classifier has no ``predict_proba``.
         ImportError
             If matplotlib is not installed.
@@ -146,7 +143,6 @@ class ReliabilityDisplay(Display):
         >>> ReliabilityDisplay.from_estimator(clf, X, y, kind="per_class").class_names
         ['0', '1', '2']
         """
-        cls._require(classifier, "predict_proba")
         proba = classifier.predict_proba(X)
         options.setdefault("name", type(classifier).__name__)
         return cls.from_predictions(y, proba, labels=classifier.classes_, **options)
@@ -272,7 +268,7 @@ class ReliabilityDisplay(Display):
         y_label = "accuracy" if is_single else "empirical frequency"
         limits = -0.03, 1.03  # fully show markers at zero and one
         ax.set(xlabel=x_label, ylabel=y_label, xlim=limits, ylim=limits)
-        _scale_counts(self.count_ax_, curves[-1])
+        self._scale_counts(curves[-1])
         ax.set_zorder(self.count_ax_.get_zorder() + 1)  # lines in front of bars
         ax.patch.set_visible(False)
         axes.draw_legend(ax)
@@ -295,13 +291,12 @@ class ReliabilityDisplay(Display):
             )
         return [names.index(label) for label in chosen]
 
-
-def _scale_counts(ax: "Axes", weight: np.ndarray) -> None:
-    """Scale the axes of counts so that the bars fill the lower third."""
-    fewest, most = weight[weight > 0].min(), weight.max()
-    low = fewest / 2
-    ax.set(yscale="log", ylim=(low, low * (most / low) ** 3))
-    ax.set_ylabel("samples per bin", loc="bottom")
-    ticks = np.unique([fewest, most])
-    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
-    ax.set_yticks([], minor=True)
+    def _scale_counts(self, weight: np.ndarray) -> None:
+        """Scale the axes of counts so that the bars fill the lower third."""
+        ax, fewest, most = self.count_ax_, weight[weight > 0].min(), weight.max()
+        low = fewest / 2
+        ax.set(yscale="log", ylim=(low, low * (most / low) ** 3))
+        ax.set_ylabel("samples per bin", loc="bottom")
+        ticks = np.unique([fewest, most])
+        ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+        ax.set_yticks([], minor=True)

@@ -10,7 +10,6 @@ from sklaplace.metrics import area_under_risk_coverage, risk_coverage_curve
 from sklaplace.metrics.checks import check_gaussian, misclassified
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
-from sklaplace.plotting.predictions import mean_and_std
 
 
 class RiskCoverageDisplay(Display):
@@ -103,8 +102,10 @@ class RiskCoverageDisplay(Display):
         ------
         ValueError
             If there are several targets, or shapes are inconsistent.
+        AttributeError
+            If the classifier has no ``predict_proba``.
         TypeError
-            If the estimator has no confidence.
+            If the regressor cannot predict standard deviations.
         ImportError
             If matplotlib is not installed.
 
@@ -124,14 +125,12 @@ class RiskCoverageDisplay(Display):
         0.04
         """
         if is_classifier(estimator):
-            cls._require(estimator, "predict_proba")
             proba = np.asarray(estimator.predict_proba(X))
             losses = misclassified(estimator, proba, y).astype(float)
             confidence, loss_name = proba.max(axis=1), "error"
         else:
-            mean, std = mean_and_std(estimator, X)
-            residuals, _ = check_gaussian(y, mean, std)
-            losses, confidence = residuals[:, 0] ** 2, -std
+            residuals, std = check_gaussian(y, *estimator.predict(X, return_std=True))
+            losses, confidence = residuals**2, -std
             loss_name = "squared error"
         options.setdefault("name", type(estimator).__name__)
         return cls.from_predictions(losses, confidence, loss_name=loss_name, **options)

@@ -114,7 +114,7 @@ class DirichletDisplay(Display):
         ValueError
             If there are not exactly three classes and one sample, or an option is
             unknown.
-        TypeError
+        AttributeError
             If the classifier has no ``predict_dirichlet``.
         ImportError
             If matplotlib is not installed.
@@ -134,7 +134,6 @@ class DirichletDisplay(Display):
         >>> display.mean.shape
         (3,)
         """
-        cls._require(classifier, "predict_dirichlet")
         alpha = np.asarray(classifier.predict_dirichlet(X, method=method))
         if len(alpha) == 1:
             alpha = alpha[0]

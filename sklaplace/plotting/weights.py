@@ -96,9 +96,9 @@ class WeightPosteriorDisplay(Display):
 
         Raises
         ------
-        ValueError
+        IndexError
             If a position does not belong to a weight.
-        TypeError
+        AttributeError
             If the estimator has no such posterior.
         ImportError
             If matplotlib is not installed.
@@ -120,23 +120,12 @@ class WeightPosteriorDisplay(Display):
         ['head.weight[0, 0]', 'head.weight[0, 1]']
         """
         check_is_fitted(estimator)
-        posterior: Any = getattr(estimator, "posterior_", None)
-        if not all(hasattr(posterior, a) for a in ("mean", "variance", "layout")):
-            raise TypeError(
-                f"{type(estimator).__name__} has no posterior_ with mean and variance "
-                "of weights. Pass a fitted Laplace or SWAG estimator; of a pipeline, "
-                "its last step."
-            )
+        posterior = estimator.posterior_
         mean = posterior.mean.detach().numpy(force=True)
         std = np.sqrt(posterior.variance().detach().numpy(force=True))
         if weights is None:
             weights = np.unique(np.linspace(0, len(mean) - 1, 8).round().astype(int))
-        chosen = np.ravel(weights)
-        if not chosen.size or not np.isin(chosen, np.arange(len(mean))).all():
-            raise ValueError(
-                f"weights={weights!r} are no positions. Pass integers from 0 to "
-                f"{len(mean) - 1}, such as [0, 1, 2]."
-            )
+        chosen = np.arange(len(mean))[np.ravel(weights)]
         names = [_name(posterior.layout, int(position)) for position in chosen]
         return cls(mean=mean[chosen], std=std[chosen], names=names).plot(**options)
 

@@ -35,22 +35,6 @@ def simplex():
     return run_example("laplace_bridge/plot_simplex.py", SIDE=24, NODES=40)
 
 
-PUBLISHED = {
-    "small": [6.667, 6.667, 6.667],
-    "off-centre": [4.908, 0.561, 0.561],
-    "correlated": [2.787, 1.394, 0.911],
-}
-
-
-@pytest.mark.parametrize("gaussian", PUBLISHED)
-def test_the_concentrations_are_the_published_ones(samples, gaussian):
-    names, printed = samples
-    found = names["alphas"][gaussian]["bridge, published"]
-    np.testing.assert_allclose(found, PUBLISHED[gaussian], atol=5e-4)
-    line = rows(printed, gaussian)[0]
-    assert [float(word) for word in line[1:]] == PUBLISHED[gaussian]
-
-
 @pytest.mark.parametrize("gaussian", ["small", "off-centre"])
 def test_a_dirichlet_is_worth_hundreds_of_samples(samples, gaussian):
     worth, distance = samples[0]["worth"], samples[0]["distance"]

@@ -7,7 +7,6 @@ import references
 import torch
 from cases import normal
 from contracts import assert_equal
-from scipy import special, stats
 from torch import nn
 
 from sklaplace.likelihoods import (
@@ -115,19 +114,6 @@ def test_numbers_of_outputs_and_targets(name):
 def test_binary_outputs():
     assert [Bernoulli().n_outputs(n) for n in (1, 2)] == [1, 1]
     assert Categorical().n_outputs(2) == 2
-
-
-@pytest.mark.parametrize("name", ["Gaussian", "Bernoulli", "Categorical"])
-def test_log_likelihood_is_that_of_scipy(name):
-    likelihood, f, y = references.LIKELIHOODS[name], outputs(name), targets(name)
-    expected = {
-        "Gaussian": lambda f, y: stats.norm(f, float(SIGMA)).logpdf(y).sum(1),
-        "Bernoulli": lambda f, y: stats.bernoulli(special.expit(f)).logpmf(y).sum(1),
-        "Categorical": lambda f, y: special.log_softmax(f, 1)[np.arange(len(y)), y],
-    }[name](f.numpy(), y.numpy())
-    found = log_likelihood(likelihood, f, y)
-    tolerance = 1e-13 if name == "Gaussian" else 1e-12
-    assert_equal(found, torch.as_tensor(expected), tolerance)
 
 
 @pytest.mark.parametrize("c", [2, 3, 10, 100])
@@ -318,19 +304,6 @@ def test_log_density_of_new_targets(name):
         p = known.exp()
         error = float(p.std() / p.mean()) / math.sqrt(N_DRAWS)
         assert abs(float(p.mean().log() - found[n])) < 5 * error + 1e-6
-
-
-def test_counts_far_from_what_was_expected():
-    """Where the integrand is narrow beside the Gaussian: by a fine grid."""
-    f = torch.linspace(-12, 12, 400_001, dtype=torch.float64)
-    for values in ((0.0, 4.0, 500.0), (5.0, 1.0, 0.0), (0.0, 1e-4, 30.0)):
-        m, v, y = torch.tensor(values, dtype=torch.float64)
-        rates = torch.distributions.Poisson(f.exp())
-        prior = torch.distributions.Normal(m, v.sqrt())
-        total = (rates.log_prob(y) + prior.log_prob(f)).logsumexp(0)
-        expected = total + (f[1] - f[0]).log()
-        found = Poisson().log_density(*(a.reshape(1, 1) for a in (m, v, y)), 1.0)
-        assert_equal(found[0], expected, 1e-6)
 
 
 def test_what_counts_are():

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_iris, make_regression
 from sklearn.linear_model import BayesianRidge, LinearRegression, LogisticRegression
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -60,19 +60,6 @@ def test_scorers_of_classifiers_know_classes_that_a_fold_lacks():
     found = neg_area_under_risk_coverage_scorer(model, X, names, y)
     expected = -area_under_risk_coverage(losses, confidence, sample_weight=y)
     assert found == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "scorer",
-    [neg_expected_calibration_error_scorer, neg_area_under_risk_coverage_scorer],
-)
-def test_scorers_of_classifiers_run_in_cross_validation(scorer):
-    X, y = load_iris(return_X_y=True)
-    model = LogisticRegression(max_iter=1000)
-    scores = cross_val_score(model, X, y, scoring=scorer, cv=3)
-    assert (scores <= 0).all()
-    assert np.isfinite(scores).all()
 
 
 def test_scorer_guides_a_grid_search():

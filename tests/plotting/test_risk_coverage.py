@@ -27,13 +27,3 @@ def test_squared_errors_of_a_regressor(line, ridge):
     expected = risk_coverage_curve((line[1] - mean) ** 2, -std)
     np.testing.assert_array_equal(display.line_.get_data(), expected)
     assert display.ax_.get_ylabel() == "risk: mean squared error"
-
-
-def test_any_loss_can_be_plotted():
-    display = RiskCoverageDisplay.from_predictions(
-        [0.0, 1.0], [0.9, 0.1], loss_name="cost", line_kw={"color": "red"}
-    )
-    np.testing.assert_array_equal(display.line_.get_xydata(), [[0.5, 0], [1, 0.5]])
-    assert display.line_.get_label() == "AURC 0.25"
-    assert display.line_.get_color() == "red"
-    assert display.ax_.get_ylabel() == "risk: mean cost"

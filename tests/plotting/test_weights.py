@@ -53,6 +53,10 @@ def test_names_are_those_of_the_parameters(model):
     labels = [text.get_text() for text in display.ax_.get_yticklabels()]
     assert labels == display.names
     assert len(set(labels)) == n
+    assert draw(model, weights=[-1]).names == display.names[-1:]
+    for outside in (n, 0.5):
+        with pytest.raises(IndexError, match=r"out of bounds|must be of integer"):
+            draw(model, weights=[outside])
 
 
 def test_the_default_is_weights_from_the_first_to_the_last(model):

@@ -64,8 +64,6 @@ class WeightPosterior(nn.Module, ABC):
     ValueError
         If the shapes differ or are not (P,), if numbers are not finite, or if the
         scales or the bound are not positive.
-    TypeError
-        If a tensor is not floating-point.
 
     See Also
     --------
@@ -75,9 +73,8 @@ class WeightPosterior(nn.Module, ABC):
     Notes
     -----
     Before training, the initial draws of a custom family are checked: shapes, dtypes,
-    finite values, gradients, reproducibility, and agreement of `log_prob` with their
-    log densities. Moments must have the right shapes and dtypes, and variances must be
-    close to the variances of draws.
+    finite values, gradients, and agreement of `log_prob` with their log densities.
+    Moments must have the right shapes and dtypes; their values are not checked.
 
     References
     ----------
@@ -139,7 +136,16 @@ class WeightPosterior(nn.Module, ABC):
 
     def __init__(self, location: Tensor, scale: Tensor, bound: float = 3.0) -> None:
         super().__init__()
-        _check_start(location, scale)
+        if location.ndim != 1 or location.shape != scale.shape or not len(location):
+            raise ValueError(
+                f"location has shape {tuple(location.shape)} and scale "
+                f"{tuple(scale.shape)}. Pass one number for each of P weights, (P,)."
+            )
+        if not (location.isfinite() & scale.isfinite() & (scale > 0)).all():
+            raise ValueError(
+                "location or scale has a value that is not finite, or scale one that "
+                "is not positive. Pass weights, and standard deviations such as 0.05."
+            )
         check_positive("bound", bound)
         self.n_weights = len(location)
         self.bound = float(bound)
@@ -367,11 +373,6 @@ class WeightPosterior(nn.Module, ABC):
         """
         return None
 
-    def extra_repr(self) -> str:
-        """Return the number of weights, and the bound if there is one."""
-        bound = f", bound={self.bound:g}" if self.is_bounded else ""
-        return f"n_weights={self.n_weights}{bound}"
-
 
 class LocationScale(WeightPosterior):
     """Weights ``w = μ + σ z`` with a standard variable ``z`` per weight.
@@ -463,22 +464,3 @@ def spread(n: int, outermost: float) -> Tensor:
     if n == 1:
         return torch.zeros(1, dtype=torch.float64)
     return torch.linspace(-outermost, outermost, n, dtype=torch.float64)
-
-
-def _check_start(location: Tensor, scale: Tensor) -> None:
-    """Check that locations and scales are finite and (P,), and scales positive."""
-    for name, values in (("location", location), ("scale", scale)):
-        if not values.is_floating_point():
-            raise TypeError(f"{name} is of dtype {values.dtype}. Pass a float tensor.")
-        if not values.isfinite().all():
-            raise ValueError(f"{name} has numbers that are not finite. Pass others.")
-    if location.ndim != 1 or location.shape != scale.shape or not len(location):
-        raise ValueError(
-            f"location has shape {tuple(location.shape)} and scale "
-            f"{tuple(scale.shape)}. Pass one number for each of P weights, (P,), twice."
-        )
-    if not (scale > 0).all():
-        raise ValueError(
-            f"scale has {float(scale.min()):g}, which is not positive. Pass standard "
-            "deviations, such as 0.05."
-        )

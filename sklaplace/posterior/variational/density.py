@@ -58,8 +58,6 @@ class Density(LocationScale):
     ------
     ValueError
         If shapes, numbers or the bound are invalid; see `WeightPosterior`.
-    TypeError
-        If a tensor is not floating-point.
 
     See Also
     --------

@@ -32,8 +32,6 @@ class MeanFieldGaussian(LocationScale):
     ------
     ValueError
         If shapes, numbers or the bound are invalid; see `WeightPosterior`.
-    TypeError
-        If a tensor is not floating-point.
 
     See Also
     --------

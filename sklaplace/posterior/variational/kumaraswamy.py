@@ -54,8 +54,6 @@ class Kumaraswamy(WeightPosterior):
     ValueError
         If a location is not within the bound, or if shapes or numbers are invalid; see
         `WeightPosterior`.
-    TypeError
-        If a tensor is not floating-point.
 
     See Also
     --------

@@ -10,17 +10,12 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from sklaplace.posterior.variational import (
-    PRIORS,
     GaussianPrior,
     ScaleMixturePrior,
     UniformPrior,
 )
 
 W = np.array([0.0, 1e-8, -0.003, 0.1, -2.5, 2.999, 40.0])
-
-
-def test_names_are_the_keys():
-    assert [kind.name for kind in PRIORS.values()] == list(PRIORS)
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 7.0])

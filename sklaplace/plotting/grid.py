@@ -1,0 +1,53 @@
+"""Grids over the range of features."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.utils import check_array
+
+from sklaplace.core.checks import check_count
+
+
+def grid_over(
+    X: ArrayLike, n_features: int, resolution: int, eps: float
+) -> tuple[list[np.ndarray], ArrayLike, tuple[str | None, ...]]:
+    """Return an evenly spaced grid over the extended range of each feature.
+
+    Parameters
+    ----------
+    X : array-like of shape (m, d)
+        Samples that determine the range and dtype of the grid.
+    n_features : int
+        Required number of features d.
+    resolution : int
+        Number of values per feature.
+    eps : float
+        Extension of the range on each side, in units of ``X``.
+
+    Returns
+    -------
+    mesh : list of d ndarrays of shape (resolution,) * d
+        Values of each feature.
+    points : ndarray or data frame of shape (resolution ** d, d)
+        All points, as a data frame if the samples are a data frame.
+    names : tuple of d str or None
+        Names of the features; None for arrays.
+    """
+    samples = check_array(X, dtype=[np.float64, np.float32], input_name="X")
+    if samples.shape[1] != n_features:
+        raise ValueError(
+            f"X has {samples.shape[1]} features, but this display needs {n_features}. "
+            "Fit and plot an estimator of that many features."
+        )
+    check_count("grid_resolution", resolution, smallest=2)
+    low, high = samples.min(axis=0) - eps, samples.max(axis=0) + eps
+    values = np.linspace(low, high, resolution, dtype=samples.dtype, axis=1)
+    mesh = list(np.meshgrid(*values))
+    points = np.stack([values.ravel() for values in mesh], axis=1)
+    if not hasattr(X, "columns"):
+        return mesh, points, (None,) * n_features
+    # Estimators check feature names, so the points also become a data frame.
+    keyword = "schema" if hasattr(X, "schema") else "columns"  # polars, pandas
+    frame: Any = type(X)
+    return mesh, frame(points, **{keyword: list(X.columns)}), tuple(X.columns)
