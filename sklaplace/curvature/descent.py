@@ -87,13 +87,7 @@ class Descent:
     seed: int
 
     def iterates(self, layout: Layout, schedule: Schedule) -> Iterator[Tensor]:
-        """Yield the selected weights at each snapshot, (P,), float64.
-
-        Raises
-        ------
-        ValueError
-            If the criterion cannot be computed or differentiated on the samples.
-        """
+        """Yield the selected weights at each snapshot, (P,), float64."""
         net = copied(self.net)
         module = as_forward(net).module.eval().requires_grad_(False)
         own = dict(module.named_parameters())
@@ -147,27 +141,15 @@ class Descent:
         require_choice(self.dataset)
         subset = Subset(cast(Dataset[object], self.dataset), drawn)
         x, y, w = next(iter(Batches(net, subset, len(drawn))))
-        try:
-            with torch.enable_grad():
-                returned = net.infer(x)
-                y = _matching(y, first_tensor(returned))
-                compute = partial(net.get_loss, returned, y, X=x, training=True)
-                if w is None:
-                    loss = compute()
-                else:
-                    loss = weighted_loss(net.criterion_, compute, y, w, w.mean())
-                return torch.autograd.grad(loss, leaves, materialize_grads=True)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            if not all(bool(leaf.isfinite().all()) for leaf in leaves):
-                return tuple(torch.full_like(leaf, torch.nan) for leaf in leaves)
-            name = type(net.criterion_).__name__
-            raise ValueError(
-                f"estimator has the criterion {name}, whose gradient cannot be "
-                f"computed on the training samples: {error}. Gradient descent needs "
-                "the loss that the net is trained with."
-            ) from error
+        with torch.enable_grad():
+            returned = net.infer(x)
+            y = _matching(y, first_tensor(returned))
+            compute = partial(net.get_loss, returned, y, X=x, training=True)
+            if w is None:
+                loss = compute()
+            else:
+                loss = weighted_loss(net.criterion_, compute, y, w, w.mean())
+            return torch.autograd.grad(loss, leaves, materialize_grads=True)
 
 
 def _matching(y: Any, outputs: Tensor) -> Any:

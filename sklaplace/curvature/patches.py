@@ -1,13 +1,11 @@
 """Layer inputs (b, r, i) at r positions: the input factors of Jacobian rows.
 
 For a convolution, the inputs are overlapping patches of the image. `Patches` stores the
-image and unfolds it only where necessary. The second moment ``Σ a aᵀ`` (i, i) of the
-patches is computed from the autocorrelation of the image.
+image and unfolds it only where necessary, a few samples at a time.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
@@ -16,12 +14,6 @@ from torch import Tensor, nn
 from sklaplace.core.budget import CACHE
 from sklaplace.core.linalg import gram
 from sklaplace.core.parallel import cached_property
-
-# The autocorrelation is faster if the products that it avoids, (samples · positions ·
-# i²), cost more than its small products, whose number grows with the cube of the kernel
-# size.
-MIN_PRODUCTS = 2**28
-USUAL_KERNEL = 9
 
 
 @dataclass(frozen=True)
@@ -91,8 +83,6 @@ class Patches:
 
     def moment(self) -> Tensor:
         """Return ``Σ a aᵀ`` over samples and positions, (i, i)."""
-        if self._has_fast_moment():
-            return _Autocorrelation(self.image, self.kernel).moment()
         total = self.image.new_zeros(self.shape[2], self.shape[2])
         for chunk in self.chunks():
             total += gram(chunk.flatten(0, 1))
@@ -104,91 +94,6 @@ class Patches:
         n = max(1, CACHE // 4 // max(1, r * i * self.image.element_size()))
         for start in range(0, b, n):
             yield self[start : start + n].unfold()
-
-    def _has_fast_moment(self) -> bool:
-        """Return whether the autocorrelation is applicable and faster."""
-        b, r, i = self.shape
-        axes = zip(self.positions, self.kernel, strict=True)
-        overhead = (torch.Size(self.kernel).numel() / USUAL_KERNEL) ** 3
-        return (
-            len(self.kernel) == 2
-            and self.stride == self.dilation == (1, 1)
-            and self.kernel != (1, 1)
-            and all(2 * k <= n for n, k in axes)
-            and b * r * i**2 >= MIN_PRODUCTS * overhead
-        )
-
-
-class _Autocorrelation:
-    """``Σ a aᵀ`` over all patches of images, without unfolding them.
-
-    The block of ``Σ a aᵀ`` for kernel offsets ``d`` and ``e`` is the correlation
-    ``Σ_q x[q] x[q + e - d]`` over ``q`` in a window at ``d``. Over the whole image,
-    the correlation depends only on ``e - d``. Hence ``(2k-1)²`` correlations, half of
-    them by symmetry, replace ``k⁴`` blocks. The few rows and columns at the border
-    outside a window are subtracted exactly.
-    """
-
-    def __init__(self, image: Tensor, kernel: tuple[int, ...]) -> None:
-        self.kernel = kernel
-        self.channels, *self.sizes = image.shape[1:]
-        # zeros between rows and images: a shift beyond the image reads zeros
-        x = nn.functional.pad(image, (0, kernel[1] - 1, 0, kernel[0] - 1))
-        self.padded = x.transpose(0, 1).contiguous()  # (channels, b, height, width)
-        # nonzero rows and columns of the image that some window omits
-        self.borders = []
-        for axis, n, k in zip((2, 3), self.sizes, kernel, strict=True):
-            ends = *range(k - 1), *range(n - k + 1, n)
-            self.borders.append([at for at in ends if image.select(axis, at).any()])
-
-    def moment(self) -> Tensor:
-        """Compute the blocks of all pairs of offsets, (channels · k, channels · k)."""
-        ky, kx = self.kernel
-        c, n = self.channels, ky * kx
-        blocks = self.padded.new_empty(c, n, c, n)
-        rows, columns = ([None, *border] for border in self.borders)
-        for shift in product(range(ky), range(-kx + 1, kx)):
-            if shift < (0, 0):  # one of each pair ±shift is enough
-                continue
-            sums = {at: self._correlation(shift, *at) for at in product(rows, columns)}
-            for offset in product(range(ky), range(kx)):
-                ey, ex = offset[0] + shift[0], offset[1] + shift[1]
-                if not (0 <= ey < ky and 0 <= ex < kx):
-                    continue
-                ys, xs = (self._omitted(offset[axis], axis) for axis in (0, 1))
-                block = sums[None, None] - sum(sums[y, None] for y in ys)
-                block = block - sum(sums[None, x] for x in xs)
-                block = block + sum(sums[at] for at in product(ys, xs))
-                d, e = offset[0] * kx + offset[1], ey * kx + ex
-                blocks[:, d, :, e] = block
-                blocks[:, e, :, d] = block.T
-        return blocks.reshape(c * n, c * n)
-
-    def _omitted(self, offset: int, axis: int) -> list[int]:
-        """Return rows or columns in ``borders`` that the window at an offset omits."""
-        window = range(offset, offset + self.sizes[axis] - self.kernel[axis] + 1)
-        return [place for place in self.borders[axis] if place not in window]
-
-    def _correlation(
-        self, shift: tuple[int, int], y: int | None, x: int | None
-    ) -> Tensor:
-        """Return ``Σ_q x[q] x[q + shift]``, (channels, channels).
-
-        The sum is over the whole image, or over ``q`` in row ``y`` and in column ``x``
-        if given.
-        """
-        if y is None and x is None:
-            flat = self.padded.flatten(1)
-            step = shift[0] * self.padded.shape[-1] + shift[1]
-            return flat[:, : flat.shape[1] - step] @ flat[:, step:].T
-        here = there = self.padded
-        for axis, at, step, n in zip((2, 3), (y, x), shift, self.sizes, strict=True):
-            start, stop = (0, n) if at is None else (at, at + 1)
-            start = max(start, -step)  # no pixels before the image
-            length = max(0, stop - start)
-            here = here.narrow(axis, start, length)
-            there = there.narrow(axis, start + step, length)
-        return here.flatten(1) @ there.flatten(1).T
 
 
 Inputs = Tensor | Patches

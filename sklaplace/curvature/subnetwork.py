@@ -6,7 +6,7 @@ first weights.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -87,27 +87,14 @@ def swag(problem: SelectionProblem, **schedule: Any) -> Tensor:
     return problem.descent.moments(problem.layout, Schedule(**schedule)).variance
 
 
-@dataclass(frozen=True)
-class Criterion:
-    """Criterion for weights: ``score(problem, **options) -> Tensor`` (P,).
-
-    ``checks`` validates the value of each option.
-    """
-
-    score: Callable[..., Tensor]
-    checks: Mapping[str, Check] = field(default_factory=dict)
-
-    def __call__(self, problem: SelectionProblem, **options: Any) -> Tensor:
-        """Return the scores of all weights, (P,)."""
-        return self.score(problem, **options)
-
-
-SCORES: dict[str, Criterion] = {
-    "magnitude": Criterion(magnitude),
-    "random": Criterion(random),
-    "swag": Criterion(swag, SCHEDULE_CHECKS),
-    "variance": Criterion(variance),
+SCORES: dict[str, Callable[..., Tensor]] = {
+    "magnitude": magnitude,
+    "random": random,
+    "swag": swag,
+    "variance": variance,
 }
+# checks of the options of criteria
+SCORE_CHECKS: dict[str, Mapping[str, Check]] = {"swag": SCHEDULE_CHECKS}
 
 
 def choose(

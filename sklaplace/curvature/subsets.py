@@ -7,7 +7,7 @@ parameter are verified on the same samples.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -363,27 +363,19 @@ def _check_name(name: str, value: object) -> None:
         raise ValueError(f"{name}={value!r} is not the name of a criterion.")
 
 
-@dataclass(frozen=True)
-class Subset:
-    """Selection of weights: ``select(forward, x, **options) -> Layout``.
-
-    ``checks`` validates the value of each option that users may set.
-    """
-
-    select: Callable[..., Layout]
-    checks: Mapping[str, Check] = field(default_factory=dict)
-
-    def __call__(self, forward: Forward, x: Batch, **options: Any) -> Layout:
-        """Return the layout of the selected weights, from a few samples ``x``."""
-        return self.select(forward, x, **options)
-
-
-_CHECKS = {"n_weights": check_count, "by": _check_name, "indices": check_indices}
-SUBSETS: dict[str, Subset] = {
-    "all": Subset(all_weights),
-    "last_layer": Subset(last_layer),
-    "subnetwork": Subset(subnetwork, _CHECKS),
-    "trainable": Subset(trainable),
+SUBSETS: dict[str, Callable[..., Layout]] = {
+    "all": all_weights,
+    "last_layer": last_layer,
+    "subnetwork": subnetwork,
+    "trainable": trainable,
+}
+# checks of the options of subsets
+SUBSET_CHECKS: dict[str, dict[str, Check]] = {
+    "subnetwork": {
+        "n_weights": check_count,
+        "by": _check_name,
+        "indices": check_indices,
+    }
 }
 
 

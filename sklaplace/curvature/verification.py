@@ -16,7 +16,6 @@ from torch import Tensor
 
 from sklaplace.core.budget import BUDGET, require_bytes
 from sklaplace.core.linalg import agree
-from sklaplace.core.random import row_hash
 from sklaplace.core.trees import Batch, tree_rows
 from sklaplace.curvature.derivatives import (
     DEPENDENT_SAMPLES,
@@ -27,12 +26,8 @@ from sklaplace.curvature.jacobian import backpropagate_batch, joined
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.forward import Forward, requiring_grad
 
-# number of samples whose rows are compared
-N_DIFFERENTIATED = 3
 # with more weights, rows are compared for one sample and one column at a time
 MAX_TOGETHER = 2**24
-# outputs that differ by less, relative to their range, count as equal
-_DISTINCT = 1e-3
 # rows (b, k, p) of parameters by name; None if the rows are missing
 _Rows = dict[str, Tensor | None]
 
@@ -72,7 +67,9 @@ def verified(forward: Forward, x: Batch, f: Tensor, specs: list[BlockSpec]) -> L
             "must be real. Select the names of other layers, or use "
             "torch.view_as_complex of a real parameter in the module."
         )
-    few, columns = _distinct(f, row_hash(x).cpu()), probe(f, 2)
+    # the lowest, the middle and the highest of a combination of outputs
+    order = (f @ probe(f[:1])[0]).squeeze(1).cpu().argsort(stable=True)
+    few, columns = order[[0, len(f) // 2, -1]].unique(), probe(f, 2)
     is_large = sum(math.prod(spec.shape) for spec in specs) > MAX_TOGETHER
     parts = [few[n : n + 1] for n in range(len(few))] if is_large else [few]
     by_column = columns.split(1, 2) if is_large else [columns]
@@ -138,20 +135,6 @@ def check_jacobian_bytes(f: Tensor) -> None:
         "use subset_of_weights='last_layer' and a network that returns the outputs of "
         "a torch.nn.Linear layer as they are (logits)",
     )
-
-
-def _distinct(outputs: Tensor, keys: Tensor) -> Tensor:
-    """Choose a few samples: first with new outputs, then with new inputs."""
-    f = outputs.double()
-    gap = _DISTINCT * float(f.max() - f.min())
-    chosen = [0]
-    while len(chosen) < min(N_DIFFERENTIATED, len(f)):
-        nearest = (f[:, None] - f[chosen]).abs().amax(2).amin(1)
-        is_new = (keys[:, None] != keys[chosen]).all(1)
-        rank = torch.where(nearest.cpu() > gap, 2, is_new.long())
-        rank[chosen] = -1
-        chosen.append(int(rank.argmax()))
-    return torch.tensor(sorted(chosen))
 
 
 _NOT_DIFFERENTIABLE = (

@@ -152,15 +152,13 @@ class LastLayerModel(LinearModel):
         Curvatures of outputs differ by orders of magnitude if some classes are better
         separated than others, and prior precisions may differ as much. A Kronecker
         product represents neither, but takes less memory. With fewer samples than
-        inputs, both have dual forms based on inner products of samples.
+        inputs, the blocks have a dual form based on inner products of samples.
         """
         n, i = self.features.shape
         if (blocks := self._blockwise(f, rho, dtype)) is not None:
             return self._on_weights(blocks, rho, dtype)
         if n < i and (dual := self._dual_blockwise(f, rho)) is not None:
             operator = dual
-        elif n < min(i, MAX_FACTOR):
-            operator = self._dual_kronecker(f, rho)
         else:
             kron = self._kron(f, GGN)
             eigenvalues = (kron.eigenvalues + rho.mean()).to(dtype)
@@ -290,12 +288,14 @@ class LastLayerModel(LinearModel):
         """
         roots = self._layer_curvatures(f).sqrt()
         n, o = roots.shape
+        i = self.features.shape[1]
         if not _fit_budget(o, n):
             return None
         grams: list[Tensor] = []
         for row in (rows := self.by_output(rho)):
             if not grams or not torch.equal(row, rows[len(grams) - 1]):
-                products = self._sample_products(1 / row)
+                products = (self.features / row[:i]) @ self.features.T
+                products += (1 / row[i:]).sum()  # of any bias
             grams.append(products)
         blocks = torch.stack(grams).mul_(roots.T.unsqueeze(1))
         blocks.mul_(roots.T.unsqueeze(2))
@@ -306,56 +306,11 @@ class LastLayerModel(LinearModel):
         # the inverse factor is more precise than the inverse under a weak prior
         halves = lower_inverse(lower)
 
-        def inner(hidden: Tensor) -> Tensor:
-            columns = halves @ (hidden * roots).T.unsqueeze(2)
-            return (halves.mT @ columns).squeeze(2).T * roots
-
-        return self._woodbury(rho, inner)
-
-    def _dual_kronecker(self, f: Tensor, rho: Tensor) -> Operator:
-        """Invert a Kronecker product with as many input eigenvectors as samples.
-
-        Takes O(N²·(N + i)) time, and memory for N² numbers.
-        """
-        outputs, mean = self._output_factor(f, GGN), rho.mean()
-        (values, vectors), curvatures = self._sample_eigh, outputs.values
-        ratios = mean * curvatures / (mean + values.unsqueeze(1) * curvatures)
-        basis = outputs.vectors(torch.float64)
-
-        def inner(hidden: Tensor) -> Tensor:
-            rotated = vectors.T @ hidden
-            rotated = rotated if basis is None else rotated @ basis
-            back = rotated * ratios
-            return vectors @ (back if basis is None else back @ basis.T)
-
-        return self._woodbury(mean.expand_as(rho), inner)
-
-    @cached_property
-    def _sample_eigh(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues (N,) of the mean of ``a aᵀ``, and scaled dual eigenvectors."""
-        roots = (self.sample_weight / self.sample_weight.sum()).sqrt()
-        i = self.features.shape[1]
-        products = self._sample_products(self.features.new_ones(i + self._has_bias))
-        values, vectors = symmetric_eigh(products * roots * roots.unsqueeze(1))
-        return values, vectors * roots.unsqueeze(1)
-
-    def _sample_products(self, scales: Tensor) -> Tensor:
-        """Return ``aᵀ diag(scales) a`` (N, N); inputs ``a`` have a one for any bias."""
-        i = self.features.shape[1]
-        products = (self.features * scales[:i]) @ self.features.T
-        return products + scales[i:].sum()
-
-    def _woodbury(self, rho: Tensor, inner: Operator) -> Operator:
-        """Return ``v -> D⁻¹ (v - Jᵀ inner(J D⁻¹ v))``, ``J`` of the layer's outputs.
-
-        The computation is in float64, because float32 differences would be rounding
-        errors under a weak prior.
-        """
-
         def apply(v: Tensor) -> Tensor:
-            scaled = v / rho
-            explained = self._in_weights(inner(self._layer_outputs(scaled)))
-            return (scaled - explained / rho).to(v.dtype)
+            scaled = v / rho  # float64: float32 differences would be rounding errors
+            columns = halves @ (self._layer_outputs(scaled) * roots).T.unsqueeze(2)
+            hidden = (halves.mT @ columns).squeeze(2).T * roots
+            return (scaled - self._in_weights(hidden) / rho).to(v.dtype)
 
         return apply
 
@@ -378,7 +333,8 @@ def refit_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
     # intermediate results of a step
     per_row = 16 * i + 6 * 8 * n_outputs
     # a factor, its eigenvectors and the memory to compute them
-    width = min(n_rows, i) if n_rows < MAX_FACTOR or i <= MAX_FACTOR else 0
+    is_dual = n_rows < i and _fit_budget(n_outputs, n_rows)
+    width = 0 if is_dual or i > MAX_FACTOR else i
     # weights, gradient, direction and its product with the curvature
     return per_row * n_rows + 3 * 8 * width**2 + 4 * 8 * layout.n_parameters
 

@@ -167,13 +167,6 @@ def test_selected_weights_alone_move():
     torch.testing.assert_close(last, w.double(), rtol=0, atol=1e-5)
 
 
-def test_criteria_that_cannot_be_computed_are_named():
-    net = seeded(classifier(), X, Y)
-    dataset = net.get_dataset(X, Y.astype(np.float32))
-    with pytest.raises(ValueError, match=r"criterion CrossEntropyLoss.*loss that"):
-        collected(net, dataset)
-
-
 @pytest.mark.parametrize("far", [0.0, 1e6])
 def test_moments_are_those_of_the_vectors(far):
     rng = torch.Generator().manual_seed(0)

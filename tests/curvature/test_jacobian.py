@@ -2,7 +2,6 @@ from itertools import product
 
 import contracts
 import pytest
-import references
 import torch
 from cases import CASES, normal, positive
 from contracts import assert_equal, problem
@@ -112,26 +111,6 @@ def test_rows_in_several_chunks(monkeypatch):
         assert_equal(jacobian.gram(v), (J * v) @ J.mT, 1e-12)
         squares = torch.cat([block.squares() for block in jacobian.blocks])
         assert_equal(squares, (J**2).sum((0, 1)), 1e-12)
-
-
-def test_other_rows_than_those_the_layout_was_made_on():
-    found = problem("conv_called_twice")
-    x = normal(3, 2, 4, 4, seed=20)
-    _, jacobian = backpropagate(found.forward, x, found.layout)
-    expected = references.jacobian(found.forward, x, found.layout)
-    assert_equal(jacobian.dense(), expected, 1e-12)
-
-
-def test_single_precision():
-    case = CASES["cnn"]
-    forward = case.forward()
-    forward.module.float()
-    layout = problem("cnn").layout
-    f, jacobian = backpropagate(forward, case.rows(contracts.N_ROWS).float(), layout)
-    assert f.dtype == torch.float32
-    assert jacobian.dense().dtype == torch.float32
-    # a few roundings of 6e-8 each, on entries of order one
-    assert_equal(jacobian.double().dense(), problem("cnn").parts.J, 1e-5)
 
 
 # ---------------------------------------------------------------------- blocks

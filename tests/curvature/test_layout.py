@@ -40,8 +40,3 @@ def test_read_gives_a_copy_in_the_order_of_parameters():
     assert torch.equal(vector, expected)
     vector += normal(len(vector))
     assert torch.equal(layout.read(module), expected)
-
-
-def test_read_is_in_double_precision():
-    module = CASES["mlp"].forward().module.float()
-    assert problem("mlp").layout.read(module).dtype == torch.float64

@@ -18,14 +18,6 @@ def test_expand(prior):
     assert torch.equal(expand(delta, layout), references.expand(delta, layout))
 
 
-@every_prior
-def test_differentiable(prior):
-    layout = problem("mlp").layout
-    delta = positive(*PRIOR_STRUCTURES[prior](layout)).requires_grad_()
-    weights = positive(layout.n_parameters, seed=1)
-    assert torch.autograd.gradcheck(lambda d: weights @ expand(d, layout) ** 2, delta)
-
-
 def test_one_parameter_per_tensor():
     """Layerwise and diagonal priors then have the same shape and meaning."""
     layout = Layout((BlockSpec("a", ()), BlockSpec("b", (1,)), BlockSpec("c", (1, 1))))

@@ -128,11 +128,6 @@ def test_weight_that_is_used_beside_its_layer():
     assert_right(forward, normal(4, 2), layout)
 
 
-def test_layer_called_with_a_keyword():
-    forward = forward_of(lambda net, x: net.head(input=x), head=(2, 3))
-    assert_right(forward, normal(4, 2), all_weights(forward, normal(4, 2)))
-
-
 def test_layer_below_no_grad():
     """A part whose weights do not reach the outputs through the graph."""
 
@@ -159,14 +154,6 @@ def test_last_layer_is_one_that_reaches_the_outputs():
 def test_last_layer_with_a_weight_of_another_layer():
     forward = forward_of(lambda net, x: net.part(x), part=lambda: tied(3)[:3])
     assert_right(forward, normal(4, 3), last_layer(forward, normal(4, 3)))
-
-
-@pytest.mark.parametrize("case", ["mlp", "cnn", "sequence", "conv_called_twice"])
-def test_single_precision(case):
-    forward = CASES[case].forward()
-    forward.module.float()
-    layout = all_weights(forward, CASES[case].rows(4).float())
-    assert {b.name for b in layout.blocks if b.layer is None} == CASES[case].dense
 
 
 def test_tied_head_is_selected_whole_and_dense():

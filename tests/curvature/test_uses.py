@@ -192,18 +192,6 @@ def test_samples_of_an_error_are_few_and_show_it():
     assert (caught.value.samples[:, 0] > 2).any()
 
 
-@pytest.mark.slow
-def test_workers_find_a_rare_path_as_well():
-    net, X = frozen(RareHead), samples()[0]
-    one, two = (
-        LaplaceRegressor(net, batch_size=40, n_jobs=n, n_shards=4, **FIXED)
-        .fit(X, X[:, :2])
-        .latent_mean_and_variance(X[:40])[1]
-        for n in (1, 2)
-    )
-    np.testing.assert_array_equal(one, two)
-
-
 def test_samples_are_joined_in_trees_of_every_kind():
     pair = namedtuple("pair", "one two")
     a, b = torch.zeros(2, 1), torch.ones(1, 1)

@@ -8,8 +8,6 @@ import torch
 from cases import DOUBLE, normal
 from contracts import accumulate, assert_equal, hyperparameters
 from scipy import stats
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from torch import nn
 
 from sklaplace.curvature.ggn import GGN
@@ -96,19 +94,3 @@ def test_textbook(structure, bias, orthogonal, subset):
     assert_equal(cov.flatten().sqrt(), std, 1e-8)
     found = posterior.log_marginal_likelihood()
     assert math.isclose(found, log_evidence, rel_tol=1e-10)
-
-
-@every_exact
-def test_gaussian_process(structure, bias, orthogonal):
-    X, y, X_new = data(orthogonal=orthogonal)
-    posterior, forward = exact_posterior(X, y, structure, bias=bias)
-    # sigma_0 = 0 would be right without a bias, but the kernel takes its logarithm
-    kernel = ConstantKernel(1 / DELTA) * DotProduct(1.0 if bias else 1e-12)
-    model = GaussianProcessRegressor(kernel, alpha=SIGMA**2, optimizer=None)
-    model.fit(X.numpy(), y.numpy())
-    mean, std = model.predict(X_new.numpy(), return_std=True)
-    found_mean, cov = glm(posterior, forward, X_new)
-    np.testing.assert_allclose(found_mean[:, 0], mean, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(cov.flatten().sqrt(), std, rtol=1e-6)
-    expected = model.log_marginal_likelihood_value_
-    assert math.isclose(posterior.log_marginal_likelihood(), expected, rel_tol=1e-6)

@@ -49,22 +49,6 @@ def test_evidence_is_that_of_the_formula(case, likelihood, name, prior):
     assert_equal(other.log_marginal_likelihood(), expected)
 
 
-@every_prior
-def test_moments_are_those_of_the_dense_posterior(name, prior):
-    found = problem("cnn", "Gaussian")
-    posterior = found.posterior(name, prior)
-    h = posterior.hyperparameters
-    scale = 1 / (h.sigma_noise**2 * h.temperature)
-    delta = references.expand(h.prior_precision, found.layout)
-    P = scale * references.STRUCTURES[name](found.parts) + delta.diag()
-    cov, J = torch.linalg.inv(P), found.parts.J
-    assert_equal(posterior.scale, scale)
-    assert_equal(posterior.precision_matrix(), P)
-    assert_equal(posterior.variance(), cov.diagonal())
-    functional = posterior.precision.functional_covariance(found.jacobian())
-    assert_equal(functional, torch.einsum("ncp,pq,ndq->ncd", J, cov, J))
-
-
 def test_draws_with_an_integer_are_those_of_a_generator_with_that_seed(rng_untouched):
     posterior = problem("mlp").posterior("kron", "scalar")
     draws = posterior.sample(5, generator(3))
@@ -128,12 +112,6 @@ def test_to_moves_every_tensor(name, prior):
     assert len(list(tensors(moved))) == len(list(tensors(posterior)))
     assert moved.structure.dense().is_meta
     assert moved.layout == posterior.layout
-
-
-def test_is_refitted():
-    posterior = problem("mlp").posterior("diag")
-    assert not posterior.is_refitted
-    assert replace(posterior, mean=posterior.mean + 1).is_refitted
 
 
 def test_temperature_scales_the_curvature_at_question_time():

@@ -10,7 +10,6 @@ from sklaplace.likelihoods.classification import Categorical, MultilabelBernoull
 from sklaplace.posterior.novelty import (
     MAX_KEPT,
     RIDGES,
-    SMALLEST_STD,
     FeatureBatch,
     NormalTails,
     Novelty,
@@ -35,15 +34,6 @@ def novelty(likelihood, **options):
     return Novelty.of(likelihood, found, f.shape[1])
 
 
-def test_tails_are_those_of_scipy():
-    values, weights = normal(30, 2), torch.arange(30).double()
-    tails = NormalTails.of(values, weights)
-    repeated = values.repeat_interleave(weights.long(), 0).numpy()
-    new = normal(10, 2, seed=1) * 5
-    expected = stats.norm.logsf(new.numpy(), repeated.mean(0), repeated.std(0))
-    np.testing.assert_allclose(tails.log_survival(new), expected, rtol=1e-9)
-
-
 def test_infinite_values_are_left_out_of_tails():
     values = normal(30, 1)
     known = NormalTails.of(values, torch.ones(30))
@@ -51,11 +41,6 @@ def test_infinite_values_are_left_out_of_tails():
     found = NormalTails.of(more, torch.ones(32))
     torch.testing.assert_close(found.mean, known.mean)
     torch.testing.assert_close(found.std, known.std)
-
-
-def test_equal_values_have_a_width():
-    tails = NormalTails.of(torch.ones(5, 1).double(), torch.ones(5))
-    assert tails.std.item() == SMALLEST_STD
 
 
 def test_scores_are_sums_of_log_tail_probabilities():

@@ -1,8 +1,7 @@
 """Full structure: the matrix ``H`` (P, P), factorised in O(P³)."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -30,7 +29,6 @@ MAX_CONDITION = 1e6
 MAX_FORM_CONDITION = 1e10
 # Number of samples whose products of inputs stay in the caches.
 CACHED_ROWS = 256
-CACHED_BYTES = 2**23
 # Negative eigenvalues below this fraction of the largest eigenvalue count as rounding
 # errors in double precision.
 ROUNDING = 1e-10
@@ -257,7 +255,7 @@ class FullPrecision(base.EigenPrecision):
 
 
 class FullAccumulator(base.Accumulator):
-    """Sum of ``(SᵀJ)ᵀ SᵀJ`` over pairs of blocks, lower triangle only.
+    """Sum of ``(SᵀJ)ᵀ SᵀJ``, block by block.
 
     The rows ``SᵀJ`` are kept until there are too many rows for the dual form.
     """
@@ -266,7 +264,7 @@ class FullAccumulator(base.Accumulator):
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
-        self.sums: dict[tuple[int, int], _Products] = {}
+        self.hessian: Tensor | None = None  # updated in place, lower triangle only
         self.kept: list[Jacobian] = []
         self.is_semidefinite = True
 
@@ -298,88 +296,52 @@ class FullAccumulator(base.Accumulator):
     def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
         """Add a symmetric matrix (P, P)."""
         self.is_semidefinite &= is_semidefinite
-        for i, strip in enumerate(hessian.double().split(self.layout.sizes)):
-            for j, piece in enumerate(strip.split(self.layout.sizes, 1)[: i + 1]):
-                self._add_products((i, j), _Products(piece))
+        self._sum(hessian.device).add_(hessian)
 
     def merge(self, other: Self) -> None:
-        """Add the sums and rows of another accumulator."""
+        """Add the sum and the rows of another accumulator."""
         self.is_semidefinite &= other.is_semidefinite
         self.kept += other.kept
-        for where, products in other.sums.items():
-            self._add_products(where, products)
+        if other.hessian is not None:
+            self._sum(other.hessian.device).add_(other.hessian)
         self._settle()
 
     def summands(self) -> list[Tensor] | None:
-        """Return sums of all pairs of blocks; None for kept rows or exact Hessians."""
-        if self.kept or not self.sums or not self.is_semidefinite:
+        """Return the sum; None for kept rows or exact Hessians."""
+        if self.kept or self.hessian is None or not self.is_semidefinite:
             return None
-        return [products.sums for products in self.sums.values()]
+        return [self.hessian]
 
     def decompose(self) -> base.Structure:
         """Return the matrix, or its root if it has few rows, not yet factorised."""
-        if not self.sums:
+        if self.hessian is None:
             kept = [some.dense().flatten(0, 1).double() for some in self.kept]
             return Dual(self.layout, DenseRoot(self.layout, torch.cat(kept)))
-        p, sizes = self.layout.n_parameters, self.layout.sizes
-        hessian = self.sums[0, 0].sums.new_empty(p, p)
-        places = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
-        for (i, j), products in self.sums.items():
-            rows, columns, dense = places[i], places[j], products.dense()
-            if i == j:  # remove the asymmetry due to rounding
-                hessian[rows, rows] = dense.tril() + dense.tril(-1).T
-            else:
-                hessian[rows, columns], hessian[columns, rows] = dense, dense.T
+        hessian = self.hessian.tril() + self.hessian.tril(-1).T
         return Full(self.layout, hessian, self.is_semidefinite or _is_psd(hessian))
+
+    def _sum(self, device: torch.device) -> Tensor:
+        """Return the sum (P, P), float64; zeros if nothing has been added."""
+        if self.hessian is None:
+            size = self.layout.n_parameters, self.layout.n_parameters
+            self.hessian = torch.zeros(size, dtype=torch.float64, device=device)
+        return self.hessian
 
     def _settle(self) -> None:
         """Replace kept rows by their products, once the products are smaller."""
         n_rows = sum(kept.n_rows * kept.n_columns for kept in self.kept)
-        if not self.sums and n_rows < DUAL_FRACTION * self.layout.n_parameters:
+        fraction = n_rows / self.layout.n_parameters
+        if self.hessian is None and fraction < DUAL_FRACTION:
             return
         for kept in self.kept:
             # rounding of float32 products would make eigenvalues negative
             blocks = kept.double().blocks
-            for i, left in enumerate(blocks):
-                for j, right in enumerate(blocks[: i + 1]):
-                    self._add_products((i, j), _products(left, right))
+            strips = self._sum(blocks[0].device).split(self.layout.sizes)
+            for i, (left, strip) in enumerate(zip(blocks, strips, strict=True)):
+                pieces = strip.split(self.layout.sizes, 1)[: i + 1]
+                for right, piece in zip(blocks[: i + 1], pieces, strict=True):
+                    _add_products(piece, left, right)
         self.kept = []
-
-    def _add_products(self, where: tuple[int, int], products: "_Products") -> None:
-        total = self.sums.get(where)
-        if total is None:
-            self.sums[where] = replace(products, sums=products.sums.clone())
-        elif total.shape == products.shape:
-            total.sums.add_(products.sums)
-        else:
-            self.sums[where] = _Products(total.dense() + products.dense())
-
-
-@dataclass(frozen=True)
-class _Products:
-    """``Σ leftᵀ right`` over samples and outputs, for two blocks of ``SᵀJ``.
-
-    Attributes
-    ----------
-    sums : Tensor
-        Sums (o·o', i·i') over pairs of outputs and pairs of inputs. For a block with
-        itself, each pair occurs once. If ``shape`` is None, a matrix (p, p').
-    shape : tuple of int or None
-        ``(o, o', i, i')``.
-    """
-
-    sums: Tensor
-    shape: tuple[int, int, int, int] | None = None
-    is_symmetric: bool = False
-
-    def dense(self) -> Tensor:
-        """Return the products as a matrix, (p, p')."""
-        if self.shape is None:
-            return self.sums
-        (o, o_, i, i_), products = self.shape, self.sums
-        if self.is_symmetric:
-            products = products[_places(o, products)][:, _places(i, products)]
-        return products.reshape(o, o_, i, i_).movedim(2, 1).reshape(o * i, o_ * i_)
 
 
 def _is_psd(hessian: Tensor) -> bool:
@@ -388,36 +350,22 @@ def _is_psd(hessian: Tensor) -> bool:
     return bool(eigenvalues[0] >= -ROUNDING * eigenvalues[-1].abs())
 
 
-def _products(left: Block | HeadBlock, right: BaseBlock) -> _Products:
-    """Compute the `_Products` of one batch, in float64.
+def _add_products(total: Tensor, left: Block | HeadBlock, right: BaseBlock) -> None:
+    """Add ``Σ leftᵀ right`` over samples and outputs, for blocks of ``SᵀJ``.
 
     At one position, the k outputs are contracted first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)`` takes
-    2·b·p·p' operations instead of 2·b·k·p·p'. A block with itself takes half of the
-    operations.
+    2·b·p·p' operations instead of 2·b·k·p·p'. Of a block with itself, only the lower
+    triangle is added, which takes half of the operations.
     """
     if (grams := left.grams(right)) is None:
-        return _Products(left.dense().flatten(0, 1).T @ right.dense().flatten(0, 1))
+        rows, columns = (block.dense().flatten(0, 1) for block in (left, right))
+        total.addmm_(rows.T, columns)
+        return
     outputs, here, there = grams
-    shape = (*outputs.shape[1:], here.shape[1], there.shape[1])
-    if left is right:
-        row, column = torch.tril_indices(*shape[:2], device=outputs.device)
-        sums = here.new_zeros(len(row), shape[2] * (shape[2] + 1) // 2)
-        n_rows = max(CACHED_ROWS, CACHED_BYTES // (8 * sums.shape[1]))
-        parts = (t.split(n_rows) for t in (outputs[:, row, column], here))
-        for some, a in zip(*parts, strict=True):
-            sums.addmm_(some.T, _pairs(a))
-        return _Products(sums, shape, is_symmetric=True)
-    pairs = (here.unsqueeze(2) * there.unsqueeze(1)).flatten(1)
-    return _Products(outputs.flatten(1).T @ pairs, shape)
-
-
-def _pairs(a: Tensor) -> Tensor:
-    """Multiply each pair of columns of (b, n), as (b, n(n+1)/2), row by row."""
-    b, n = a.shape
-    pairs = a.new_empty(b, n * (n + 1) // 2)
-    for row, place in enumerate(pairs.split([*range(1, n + 1)], 1)):
-        torch.mul(a[:, : row + 1], a[:, row : row + 1], out=place)
-    return pairs
+    for k, strip in enumerate(total.split(here.shape[1])):
+        some = outputs[:, k, : k + 1] if left is right else outputs[:, k]
+        columns = (some.unsqueeze(2) * there.unsqueeze(1)).flatten(1)
+        strip[:, : columns.shape[1]].addmm_(here.T, columns)
 
 
 def _places(n: int, like: Tensor) -> Tensor:

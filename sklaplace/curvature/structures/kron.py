@@ -331,7 +331,7 @@ class KronAccumulator(base.Accumulator):
         if self._reduces:
             blocks = [block.reduced() for block in blocks]
         outputs = once(output_moment, blocks, keys=[b.outputs for b in blocks])
-        _add(self.outputs, outputs)
+        self._add_outputs(outputs)
         if not jacobian.first_column:  # else the inputs have already been added
             given = jacobian.weights, outputs[0].new_ones(())
             for moment, block in zip(self.inputs, blocks, strict=True):
@@ -339,10 +339,15 @@ class KronAccumulator(base.Accumulator):
 
     def merge(self, other: Self) -> None:
         """Add the sums of another accumulator."""
-        # copies: sums are added to in place
-        _add(self.outputs, once(torch.clone, other.outputs))
+        self._add_outputs(other.outputs)
         for moment, more in zip(self.inputs, other.inputs, strict=True):
             moment.add(more)
+
+    def _add_outputs(self, more: list[Tensor]) -> None:
+        """Add the output factors of blocks, if there are any."""
+        if self.outputs and more:
+            more = once(torch.add, self.outputs, more)
+        self.outputs = more or self.outputs
 
     def summands(self) -> list[Tensor] | None:
         """Return both factors of each block, as sums; None if inputs are kept."""
@@ -355,8 +360,7 @@ class KronAccumulator(base.Accumulator):
 
     def decompose(self) -> Kron:
         """Return the factors, not yet diagonalised."""
-        # copies: sums are added to in place
-        outputs = once(lambda b: Factor(b.clone()), self.outputs)
+        outputs = once(Factor, self.outputs)
         inputs = [moment.mean() for moment in self.inputs]
         counts = tuple(moment.n for moment in self.inputs)
         return Kron(self.layout, tuple(zip(outputs, inputs, strict=True)), counts)
@@ -378,20 +382,6 @@ def once(
         if name not in found:
             found[name] = function(*some)
     return [found[name] for name in names]
-
-
-def _add(sums: list[Tensor], more: list[Tensor]) -> None:
-    """Add ``more`` to ``sums`` in place; ``sums`` may be empty."""
-    if not sums or not more:
-        sums += more
-        return
-    partners: dict[int, set[int]] = {}
-    for total, piece in zip(sums, more, strict=True):
-        partners.setdefault(id(total), set()).add(id(piece))
-    for index, total in enumerate(sums):
-        if len(partners[id(total)]) > 1:  # blocks shared a sum, but now differ
-            sums[index] = total.clone()
-    once(torch.Tensor.add_, sums, more)
 
 
 def output_moment(block: Block | HeadBlock) -> Tensor:

@@ -22,8 +22,8 @@ from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES, Accumulator
-from sklaplace.curvature.subnetwork import SCORES
-from sklaplace.curvature.subsets import CRITERION, SUBSETS
+from sklaplace.curvature.subnetwork import SCORE_CHECKS, SCORES
+from sklaplace.curvature.subsets import CRITERION, SUBSET_CHECKS, SUBSETS
 from sklaplace.likelihoods import (
     ClassificationLikelihood,
     Gaussian,
@@ -297,11 +297,11 @@ def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
             )
         check_params("subset_params", params, {}, "a list of names")
         return
-    of, checks = f"subset_of_weights={subset!r}", SUBSETS[subset].checks
+    of, checks = f"subset_of_weights={subset!r}", SUBSET_CHECKS.get(subset, {})
     if "by" in checks:
         by = params.get("by", CRITERION)
         check_option("subset_params['by']", by, SCORES)
-        of, checks = f"{of} with by={by!r}", {**checks, **SCORES[by].checks}
+        of, checks = f"{of} with by={by!r}", {**checks, **SCORE_CHECKS.get(by, {})}
     check_params("subset_params", params, checks, of)
     if "indices" in params and len(params) > 1:
         raise ValueError(

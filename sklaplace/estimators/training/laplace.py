@@ -39,7 +39,7 @@ from sklaplace.core.checks import warn_user
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import joined_rows
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
-from sklaplace.curvature.subnetwork import SCORES, SelectionProblem, choose
+from sklaplace.curvature.subnetwork import SCORE_CHECKS, SelectionProblem, choose
 from sklaplace.curvature.subsets import CRITERION, N_WEIGHTS, select
 from sklaplace.estimators.options.laplace import (
     LaplaceOptions,
@@ -228,7 +228,7 @@ class LaplaceTrainer(Trainer):
             trained.train, options.batch_size, row_elements=elements
         )
         by = options.subset_params.get("by", CRITERION)
-        known = options.subset_params.keys() & SCORES[by].checks.keys()
+        known = options.subset_params.keys() & SCORE_CHECKS.get(by, {}).keys()
         given = {name: options.subset_params[name] for name in known}
         with forward.frozen():
             layout = select(forward, spread_rows(trained.net, trained.train), "all", {})

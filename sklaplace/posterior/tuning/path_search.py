@@ -1,10 +1,8 @@
 """Search along a path of prior precisions for the best score on held-out data."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from sklaplace.core import progress
@@ -16,16 +14,12 @@ from sklaplace.posterior.tuning.problem import TuningProblem
 # held-out data by this many nats, about the logarithm of the number of candidates: the
 # best score is too optimistic ("strong" evidence: Kass and Raftery 1995).
 MARGIN = 3.0
-# Relative precision of the loss in refits along the path: for all models, for the best
-# models, and for all models if they are sensitive; see `_Refits`.
-COARSE_TOLERANCE, FINE_TOLERANCE, EXACT_TOLERANCE = 2e-1, 1e-2, 1e-9
-# Largest relative difference between scores at the coarse and the fine tolerance.
-UNSURE = 0.02
-# Scores that are worse by more than this many nats are ruled out.
-CLOSE = 0.5
-# Stride of the first search along the path, and index of the first refit: the prior
-# gives outputs unit variance there, or the noise is as large as the residuals.
-COARSE = 4
+# Relative precision of the loss in refits along the path, and around the best point.
+COARSE, FINE, EXACT = 2e-1, 1e-2, 1e-9
+# Stride of the first search among expensive points.
+STRIDE = 4
+# Index of the first refit: the prior gives outputs unit variance there, or the noise is
+# as large as the residuals.
 MIDDLE = 8
 
 
@@ -33,25 +27,19 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     """Return the best candidate that keeps the network's weights.
 
     If class probabilities make points expensive, the score is assumed to have one
-    minimum. The search scores every fourth point except the ends, then the points
-    around the best, in three passes over the data. If every pass would linearise the
-    data again, a single pass scores all points.
+    minimum: every fourth point is scored, then the points around the best. If every
+    pass would linearise the data again, a single pass scores all points.
     """
     is_cheap = problem.log_proba is None or problem.is_cheap
     is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
-    if is_cheap or is_stream or len(path) < 2 * COARSE:
-        return min(scored(problem, path), key=lambda candidate: candidate.score)
-    candidates: dict[int, Candidate] = {}
-
-    def visit(indices: Iterable[int]) -> int:
-        new = [i for i in indices if i in range(len(path)) and i not in candidates]
-        found = scored(problem, [path[i] for i in new]) if new else []
-        candidates.update(zip(new, found, strict=True))
-        return _best_index(candidates)
-
-    best = visit(range(COARSE, len(path) - 1, COARSE))
-    best = visit(best + step for step in (-COARSE, -2, 2, COARSE))
-    return candidates[visit((best - 1, best + 1))]
+    stride = 1 if is_cheap or is_stream else STRIDE
+    places = range(0, len(path), stride)
+    found = dict(zip(places, scored(problem, path[::stride]), strict=True))
+    best = _best(found)
+    if stride > 1:
+        near = range(max(0, best - stride + 1), min(len(path), best + stride))
+        found |= zip(near, scored(problem, [path[i] for i in near]), strict=True)
+    return found[_best(found)]
 
 
 def best_refitted(
@@ -61,142 +49,78 @@ def best_refitted(
 
     None if no score is below a finite limit ``below``.
 
+    If a refit comes within ``MARGIN`` of the limit, the best point and its neighbours
+    are compared precisely. All refits are precise with noise, because one model
+    determines the noise level, and with several prior precisions, because models then
+    differ more.
+
     In regression, the result has the strongest prior that is not clearly worse than the
     best. Held-out data do not show how much outputs vary where there are no data, and
     under a weak prior they vary a lot.
     """
-    models = _Refits(problem, path)
-    models.explore(below)
-    best = models.candidates[index := models.best]
-    if not models.is_exact and best.score - _unsure(best) <= below:
-        index = models.refine()
-        best = models.candidates[index]
-    if best.score >= below and below < math.inf:
+    posterior = problem.posterior
+    is_exact = posterior.likelihood.has_noise or posterior.prior_precision.ndim > 0
+    coarse, fine = (EXACT, EXACT) if is_exact else (COARSE, FINE)
+    found = _explored(problem, path, coarse)
+    best = _best(found)
+    if found[best].score - MARGIN < below:
+        near = range(max(0, best - 1), min(len(path), best + 2))
+        start = found[best]
+        found = {i: _refitted(problem, path[i], start, fine) for i in near}
+        best = _best(found)
+    chosen = found[best]
+    if chosen.score >= below and below < math.inf:
         return None
-    if problem.log_proba is not None or not problem.free_prior:
-        return best
-    highest = best.score + MARGIN
-    while index and models.at(index - 1, FINE_TOLERANCE, best).score <= highest:
-        best = models.candidates[index := index - 1]
-    return best
+    if problem.log_proba is None and problem.free_prior:
+        highest = chosen.score + MARGIN
+        for ratio in reversed(path[:best]):
+            stronger = _refitted(problem, ratio, chosen, fine)
+            if not stronger.score <= highest:
+                break
+            chosen = stronger
+    return chosen
 
 
-def _best_index(candidates: dict[int, Candidate]) -> int:
+def _explored(
+    problem: TuningProblem, path: list[Tensor], tolerance: float
+) -> dict[int, Candidate]:
+    """Return refits on the way to the best point, by their index on the path.
+
+    The search starts at the middle of the path and moves by two points in both
+    directions as long as the score improves. Each refit starts at the best model so
+    far.
+    """
+    found: dict[int, Candidate] = {}
+
+    def visit(index: int) -> int:
+        """Refit a new model, and return the best index."""
+        if index in range(len(path)) and index not in found:
+            start = found[best] if found else None
+            found[index] = _refitted(problem, path[index], start, tolerance)
+        return _best(found)
+
+    best = middle = min(MIDDLE, len(path) - 1)
+    for index in (middle, middle + 2, middle - 2):
+        best = visit(index)
+    for stride in (2, -2):
+        while best != (better := visit(best + stride)):
+            best = better
+    return found
+
+
+def _best(candidates: dict[int, Candidate]) -> int:
     return min(candidates, key=lambda index: candidates[index].score)
 
 
-def _unsure(candidate: Candidate) -> float:
-    """Return by how many nats a more precise refit may lower a score."""
-    return 1 + UNSURE * abs(candidate.score)
-
-
-@dataclass
-class _Refits:
-    """Candidates with refitted models, by their index on the path.
-
-    All models are refitted to a high precision in two cases: with noise, because one
-    model determines the noise level, and with several prior precisions, because models
-    then differ more.
-    """
-
-    problem: TuningProblem
-    path: list[Tensor]
-    candidates: dict[int, Candidate] = field(default_factory=dict)
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether all models are refitted to a high precision."""
-        posterior = self.problem.posterior
-        return posterior.likelihood.has_noise or posterior.prior_precision.ndim > 0
-
-    @property
-    def best(self) -> int:
-        """Index of the best candidate."""
-        return _best_index(self.candidates)
-
-    def at(self, index: int, tolerance: float, *starts: Candidate) -> Candidate:
-        """Refit a model, starting halfway between others or from the network."""
-        several: Iterable[tuple[GaussianPosterior, ...]]
-        several = zip(*(start.refitted for start in starts), strict=True)
-        if not starts:
-            several = ((part.posterior,) for part in self.problem.parts)
-        tolerance = EXACT_TOLERANCE if self.is_exact else tolerance
-        between = map(_between, several)
-        found = _refitted(self.problem, between, self.path[index], tolerance)
-        self.candidates[index] = found
-        return found
-
-    def visit(self, index: int, *beyond: int) -> int:
-        """Refit a new model and return the best index.
-
-        The refit starts at the best model, or halfway between it and the model
-        ``beyond``.
-        """
-        if index in range(len(self.path)) and index not in self.candidates:
-            near = [self.best, *beyond] if self.candidates else []
-            starts = [self.candidates[i] for i in near if i in self.candidates]
-            self.at(index, COARSE_TOLERANCE, *starts)
-        return self.best
-
-    def explore(self, below: float) -> None:
-        """Refit models at and around the best index of the path.
-
-        The search starts at the middle of the path, where prior and data have equal
-        weight. It moves by two points in both directions as long as the score improves.
-        It then refits the neighbours of the best model, unless a parabola through the
-        best score and the scores two points away rises steeply or cannot reach
-        ``below``.
-        """
-        best = middle = self.visit(min(MIDDLE, len(self.path) - 1))
-        for index in (middle + 2, middle - 2):
-            self.visit(index)
-        for stride in (2, -2):
-            while (best := self.best) != self.visit(best + stride):
-                pass
-        low, high = (
-            self.candidates[i].score if i in self.candidates else math.inf
-            for i in (best - 2, best + 2)
-        )
-        now = self.candidates[best]
-        # at the neighbours, the parabola is now.score + convexity ± slope
-        slope, convexity = (high - low) / 4, (low + high - 2 * now.score) / 8
-        rise = max(convexity / 2, CLOSE - convexity)
-        if not now.score - abs(slope) - _unsure(now) > below:
-            for stride in (1, -1):
-                if not stride * slope > rise:
-                    self.visit(best + stride, best + 2 * stride)
-
-    def refine(self) -> int:
-        """Refit the best model, and a close second, precisely; return the best index.
-
-        If one model is clearly best, nothing is refitted. Scores that are compared have
-        the same precision.
-        """
-        first, *others = sorted(self.candidates, key=lambda i: self.candidates[i].score)
-        best = self.candidates[first]
-        if not others or self.candidates[others[0]].score > best.score + _unsure(best):
-            return first
-        found, second = self.at(first, FINE_TOLERANCE, best), self.candidates[others[0]]
-        change = abs(found.score - best.score)
-        if second.score <= found.score + CLOSE + change / 2:
-            self.at(others[0], FINE_TOLERANCE, second)
-        return self.best
-
-
-def _between(posteriors: tuple[GaussianPosterior, ...]) -> GaussianPosterior:
-    """Return the first posterior, moved to the average of all means."""
-    mean = torch.stack([posterior.mean for posterior in posteriors]).mean(0)
-    return replace(posteriors[0], mean=mean)
-
-
 def _refitted(
-    problem: TuningProblem,
-    starts: Iterable[GaussianPosterior],
-    ratio: Tensor,
-    tolerance: float,
+    problem: TuningProblem, ratio: Tensor, start: Candidate | None, tolerance: float
 ) -> Candidate:
-    """Return the candidate with models refitted at one ratio ``ρ = δ/scale``."""
+    """Return the candidate with models refitted at one ratio ``ρ = δ/scale``.
+
+    Refits start at another candidate, or at the network's weights.
+    """
     progress.count("prior path")
+    network = tuple(part.posterior for part in problem.parts)
 
     def refit(part: TuningProblem, start: GaussianPosterior) -> TuningProblem:
         if part.free_prior:
@@ -205,7 +129,7 @@ def _refitted(
             template = start.replace(sigma_noise=implied_variance(start, ratio).sqrt())
         return replace(part, posterior=part.model.refit(template, tolerance=tolerance))
 
-    parts = tuple(map(refit, problem.parts, starts))
+    parts = tuple(map(refit, problem.parts, start.refitted if start else network))
     problem = replace(problem, folds=parts) if problem.folds else parts[0]
     (candidate,) = scored(problem, [ratio])
     return replace(candidate, refitted=tuple(part.posterior for part in parts))

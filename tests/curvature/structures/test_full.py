@@ -48,12 +48,6 @@ def test_both_forms_are_differentiable(form, prior):
     contracts.check_gradients(problem("without_bias", "Gaussian"), "full", prior)
 
 
-@some_cases
-def test_both_forms_add_up(form, case):
-    contracts.check_batches(problem(case), "full")
-    contracts.check_merge(problem(case), "full")
-
-
 def test_rows_become_a_matrix_where_they_are_many():
     """A last layer has few weights, and more rows than that here."""
     few = problem("inplace", subset="all").structure("full")
@@ -107,12 +101,6 @@ def test_covariances_of_a_single_precision_layer_are_precise(delta):
     torch.testing.assert_close(
         leading, torch.linalg.eigvalsh(expected[:, 1:, 1:])[:, 0], rtol=1e-4, atol=0
     )
-
-
-def test_hessian_is_symmetric_to_the_last_bit():
-    for case in ("cnn", "called_twice", "norms"):
-        H = problem(case).structure("full").dense()
-        assert torch.equal(H, H.T)
 
 
 # ------------------------------------------------------------- single precision

@@ -122,11 +122,6 @@ def test_noise_alone_and_prior_alone():
     assert marglik(posterior, free_prior=False, free_noise=False) is posterior
 
 
-def test_nothing_to_choose_without_noise():
-    posterior = fit("Categorical").posterior
-    assert marglik(posterior, free_prior=False) is posterior
-
-
 @every_likelihood
 def test_number_of_rows_does_not_blunt_the_search(likelihood):
     """A constant in the evidence, such as that of many rows, changes no optimum."""
@@ -262,18 +257,6 @@ def test_fixed_point_at_the_refitted_model(structure, prior, likelihood):
         variance = 2 * found.data_fit.loss / (n - gamma.sum()) / h.temperature
         error = variance.log() / 2 - h.sigma_noise.log()
         assert abs(float(error)) < 1e-3
-
-
-@pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
-def test_one_of_prior_and_noise_at_the_refitted_model(likelihood):
-    fitted = fit(likelihood, "full", prior_precision=0.4, sigma_noise=0.9)
-    found = marglik_refitted(tuning_problem(fitted, free_noise=False))
-    assert found.hyperparameters.sigma_noise == 0.9
-    assert found.is_refitted
-    if fitted.likelihood.has_noise:
-        found = marglik_refitted(tuning_problem(fitted, free_prior=False))
-        assert found.prior_precision == 0.4
-        assert found.hyperparameters.sigma_noise != 0.9
 
 
 @every_convex

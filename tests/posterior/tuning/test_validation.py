@@ -232,7 +232,7 @@ def test_a_refit_is_accepted_by_its_best_score(monkeypatch):
     fitted = fit("Gaussian", "full")
     problem = tuning_problem(fitted, validation=held_out(fitted).rows)
     path = validation._path(problem)
-    monkeypatch.setattr(path_search, "MARGIN", -math.inf)
+    monkeypatch.setattr(path_search, "MARGIN", 0.0)
     best = best_refitted(problem, path)
     monkeypatch.setattr(path_search, "MARGIN", 1e9)
     found = best_refitted(problem, path, best.score + 1e-3)
