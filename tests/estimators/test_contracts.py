@@ -216,9 +216,9 @@ def state(subject, model):
 # --------------------------------------------------------------------- same answers
 def neither_batches_nor_order_matter(subject):
     model, X = subject.fitted, subject.X
-    for size in (1, 7, 1000):
+    for size, n in ((1, 5), (7, None), (1000, None)):
         other = copy.copy(model).set_params(batch_size=size)
-        assert_same(answers(other, X), subject.answers)
+        assert_same(answers(other, X[:n]), [found[:n] for found in subject.answers])
     order = np.random.default_rng(0).permutation(len(X))
     assert_same(answers(model, X[order]), [found[order] for found in subject.answers])
     alone = answers(model, X[3:4])
@@ -378,9 +378,10 @@ def fits_that_fail_change_nothing(subject):
         (X, None, {}),
         (X, y, {"sample_weight": -np.ones(len(X))}),
     ):
-        with pytest.raises(ValueError, match=r"\w"):
-            model.fit(rows, labels, **options)
-        assert state(subject, model) == before
+        for name in ("fit", "partial_fit") if labels is not None else ("fit",):
+            with pytest.raises(ValueError, match=r"\w"):
+                getattr(model, name, model.fit)(rows, labels, **options)
+            assert state(subject, model) == before
     net = model.estimator
     if net is not None and not isinstance(net, FrozenEstimator):
         failing = clone(net)
@@ -586,3 +587,97 @@ def contracts():
 def test_contract(case):
     contract, name = case
     contract(SUBJECTS[name])
+
+
+# ------------------------------------------------------ every posterior of a frozen net
+def under(prior_precision, structure="kron", subset="last_layer", **settings):
+    kinds = {"hessian_structure": structure, "subset_of_weights": subset}
+    return {"prior_precision": prior_precision, **kinds, **settings}
+
+
+NINE = {"n_weights": 9}
+SETTINGS = [
+    under(1.0),
+    under("marglik"),
+    under("marglik", refine=True),
+    under("marglik", "lowrank", structure_params={"rank": 4}),
+    under(1.0, "gp", "all", prior_structure="layerwise"),
+    under("marglik", "nystrom"),
+    under(1.0, subset="all", refine=True),
+    under(1.0, "variational", "all"),
+    under("marglik", curvature="ef"),
+    under(1.0, subset="trainable"),
+    under("marglik", "full", "subnetwork", subset_params=NINE),
+    under(1.0, subset="subnetwork", subset_params=NINE | {"by": "swag"}),
+    under(1.0, curvature="ggn_mc", curvature_params={"n_draws": 3}, refine=True),
+    under(1e4, "full", "all", curvature="hessian"),
+    under(1.0, "diag", prior_structure="diag"),
+    under("marglik", prior_structure="layerwise"),
+    under(1.0, subset="all"),
+    under(1.0, "full", "all"),
+]
+
+
+def frozen(kind, settings):
+    """An estimator, not fitted, and its samples."""
+    if kind is LaplaceClassifier:
+        return kind(FROZEN, random_state=0, **settings), X, Y
+    prior = settings["prior_precision"]
+    noise = prior if isinstance(prior, str) else 0.2
+    return kind(FROZEN_REG, sigma_noise=noise, random_state=0, **settings), X_REG, Y_REG
+
+
+def assert_same_posterior(model, other, X, tolerance):
+    for found, expected in zip(
+        model.latent_mean_and_variance(X, full_cov=True),
+        other.latent_mean_and_variance(X, full_cov=True),
+        strict=True,
+    ):
+        assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+    evidences = [m.log_marginal_likelihood_value_ for m in (model, other)]
+    assert_allclose(*evidences, rtol=tolerance)
+
+
+every_setting = pytest.mark.parametrize("settings", SETTINGS)
+both_kinds = pytest.mark.parametrize("kind", [LaplaceClassifier, LaplaceRegressor])
+
+
+@every_setting
+@both_kinds
+def test_neither_batches_nor_order_of_training_samples_matter(kind, settings):
+    model, X, y = frozen(kind, settings)
+    order = np.random.default_rng(1).permutation(len(X))
+    whole = clone(model).fit(X, y)
+    for batch_size, rows in ((1, ...), (7, order), (1000, order)):
+        model.set_params(batch_size=batch_size).fit(X[rows], y[rows])
+        assert_same_posterior(model, whole, X, 1e-10)
+    shuffled = whole.latent_mean_and_variance(X[order])
+    for there, here in zip(whole.latent_mean_and_variance(X), shuffled, strict=True):
+        assert_array_equal(there[order], here)
+
+
+@every_setting
+@both_kinds
+def test_integer_weights_are_repeated_samples(kind, settings):
+    model, X, y = frozen(kind, settings)
+    counts = np.random.default_rng(3).integers(0, 4, len(X))
+    repeated = clone(model).fit(X.repeat(counts, 0), y.repeat(counts))
+    assert_same_posterior(model.fit(X, y, counts), repeated, X, 1e-8)
+
+
+@every_setting
+@both_kinds
+@pytest.mark.usefixtures("rng_untouched")
+def test_samples_in_parts_are_one_fit(kind, settings):
+    # what is tuned would be tuned on other samples
+    settings = {**settings, "prior_precision": 1e4, "refine": False}
+    if settings["subset_of_weights"] == "subnetwork":
+        settings["subset_params"] = {"indices": [0, 3, 5, 11]}
+    model, X, y = frozen(kind, settings)
+    w = 0.5 + np.arange(len(X)) % 3
+    whole = clone(model).fit(X, y, w)
+    first, *others = np.array_split(np.random.default_rng(0).permutation(60), 3)
+    model.fit(X[first], y[first], w[first])
+    for rows in others:
+        assert model.partial_fit(X[rows], y[rows], sample_weight=w[rows]) is model
+    assert_same_posterior(model, whole, X, 1e-9)
