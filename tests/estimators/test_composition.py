@@ -11,9 +11,6 @@ from sklearn.ensemble import VotingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.multioutput import MultiOutputRegressor
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 
@@ -29,12 +26,6 @@ def net(rows):
 
 
 # -------------------------------------------------------------------------- tools
-class TestPipeline:
-    def test_passes_keywords_of_predict(self):
-        X, y = waves()
-        pipeline = make_pipeline(StandardScaler(), LaplaceRegressor(random_state=0))
-        mean, std = pipeline.fit(X, y).predict(X, return_std=True)
-        assert mean.shape == std.shape == (60,)
 
 
 GRID = {"prior_precision": [1e-4, 1.0, 1e4], "temperature": [0.5, 2.0]}
@@ -83,14 +74,6 @@ class TestMeta:
         each = [member.predict_proba(X) for member in voting.estimators_]
         np.testing.assert_allclose(voting.predict_proba(X), np.mean(each, 0))
         assert not np.allclose(each[0], each[1])
-
-    def test_one_regressor_per_target(self):
-        X, Y = waves(n_targets=2)
-        model = LaplaceRegressor(regressor(), random_state=0)
-        both = MultiOutputRegressor(model).fit(X, Y)
-        means = [member.predict(X) for member in both.estimators_]
-        np.testing.assert_array_equal(both.predict(X), np.stack(means, 1))
-        assert not np.allclose(*means)
 
 
 def test_a_search_warns_once_of_noise_from_training_samples():

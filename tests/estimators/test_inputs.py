@@ -10,7 +10,7 @@ from nets import RecordTraining, blobs, classifier, seeded
 from refusals import refused, refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
-from skorch.dataset import Dataset, ValidSplit
+from skorch.dataset import Dataset
 from skorch.helper import SliceDataset, SliceDict
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -60,17 +60,6 @@ class TestSliceDatasets:
         assert found.score(self.ROWS, self.TARGETS) == expected.score(X, Y)
 
 
-class TestTensorsThatRequireGradients:
-    def test_in_a_dict(self):
-        rows = {"X": torch.tensor(X, requires_grad=True)}
-        model = LaplaceClassifier(classifier(max_epochs=5), **FIXED)
-        proba = clone(model).fit(rows, Y).predict_proba(rows)
-        plain = {"X": torch.tensor(X)}
-        expected = clone(model).fit(plain, Y).predict_proba(plain)
-        np.testing.assert_array_equal(proba, expected)
-        assert rows["X"].grad is None
-
-
 class Sum(nn.Module):
     """Two inputs by name; the first has a name that skorch counts the samples by."""
 
@@ -103,14 +92,6 @@ class TestMappings:
         expected = clone(self.MODEL).fit(self.ROWS, Y).predict_proba(self.ROWS)
         np.testing.assert_allclose(model.predict_proba(given), expected, rtol=1e-6)
         assert model.score(given, Y) == model.score(self.ROWS, Y)
-
-    @pytest.mark.parametrize("more", [-1, 1])
-    def test_of_different_numbers_of_rows(self, more):
-        rows = self.ROWS | {"scale": np.ones(len(X) + more)}
-        words = "different numbers of rows", f"'scale': {len(X) + more}"
-        refused_fit(clone(self.MODEL), *words, data=(rows, Y))
-        model = clone(self.MODEL).fit(self.ROWS, Y)
-        refused(ValueError, words, lambda: model.predict(rows), model)
 
 
 class TestAxes:
@@ -171,11 +152,3 @@ def test_inputs_that_the_network_does_not_take(data):
     assert not message.startswith("X:")
     refused(ValueError, ["X"], lambda: model.predict_proba(data), model)
     refused(ValueError, ["X"], lambda: model.partial_fit(data, Y), model)
-
-
-def test_held_out_samples_that_the_loader_drops():
-    """skorch concatenates the predictions of no batch after the first epoch."""
-    options = {"iterator_valid__drop_last": True, "batch_size": 64}
-    net = classifier(callbacks=[RecordTraining()], train_split=ValidSplit(4), **options)
-    refused_fit(LaplaceClassifier(net), "drop_last", "15 held-out", data=(X, Y))
-    LaplaceClassifier(net.set_params(iterator_valid__batch_size=15)).fit(X, Y)

@@ -340,8 +340,3 @@ class TestWarning:
         with pytest.warns(UserWarning, match=self.message):
             model.fit(X, unit * (y + 1))
         clone(model).set_params(normalize_y=True).fit(X, unit * (y + 1))
-
-    def test_noise_of_unit_size(self):
-        X, _ = problem()
-        y = np.random.default_rng(0).normal(2.0, 1.0, 60)
-        LaplaceRegressor(net(max_epochs=1), random_state=0).fit(X, y)

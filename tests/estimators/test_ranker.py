@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from nets import QUIET, RecordTraining, classifier, initialised, seeded
+from nets import QUIET, RecordTraining, initialised, seeded
 from references import gradient_rows
 from refusals import refused, refused_fit
 from scipy.special import expit
@@ -268,18 +268,6 @@ class TestBadInput:
             ask = lambda items=items: model.predict_score(items)  # noqa: E731
             refused(ValueError, words, ask, model)
 
-    @pytest.mark.parametrize(
-        "y", [np.arange(80) % 3, np.zeros(80, dtype=int), np.stack([Y, Y], 1)]
-    )
-    def test_labels(self, y):
-        refused_fit(recorded(), "one of two labels", data=(X, y))
-
-    def test_another_criterion(self):
-        params = {"module__scorer": net().module__scorer}
-        other = classifier(BradleyTerry, callbacks=[RecordTraining()], **params)
-        model = LaplaceRanker(other)
-        refused_fit(model, "CrossEntropyLoss", "BCEWithLogitsLoss", data=(X, Y))
-
     def test_a_scorer_of_two_numbers(self):
         model = recorded(scorer=lambda: nn.Linear(P, 2, dtype=torch.float64))
         refused_fit(model, "(2,) per item", "one number", data=(X, Y))
@@ -306,24 +294,6 @@ class TestBadInput:
             (["Ask for one"], lambda: model.predict_score(ITEMS, **both)),
         ):
             refused(ValueError, words, ask, model)
-
-
-class Probabilities(BradleyTerry):
-    """Ends in a sigmoid."""
-
-    def forward(self, X):
-        return torch.sigmoid(super().forward(X))
-
-
-def test_probabilities_are_a_difference_of_scores():
-    scorer = net().module__scorer.float()
-    with torch.no_grad():
-        # so certain that probabilities round
-        scorer.weight.copy_(40 * torch.as_tensor(TRUE))
-    params = {"module__scorer": scorer, "criterion": nn.BCELoss, "max_epochs": 1}
-    other = NeuralNetBinaryClassifier(Probabilities, **QUIET, **params)
-    y = (X[:, 1] - X[:, 0]) @ TRUE > 0
-    assert LaplaceRanker(other, random_state=0).fit(X, y).score(X, y) > 0.9
 
 
 def test_the_defaults_cover_true_differences():

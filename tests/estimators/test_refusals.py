@@ -155,6 +155,7 @@ INVALID = {
     "batch_size": COUNTS,
     "random_state": ["a", -1, 1.5, np.random.default_rng(0)],
     "verbose": ["x", -1, None],
+    "dirichlet_approx": ["Bridge", "mc", None, ["bridge"]],
 }
 
 
@@ -569,9 +570,8 @@ class TestDivergence:
     @pytest.mark.parametrize("module", [MLP, SoftmaxMLP])
     def test_of_a_classifier_to_huge_finite_logits(self, module):
         criterion = nn.CrossEntropyLoss if module is MLP else nn.NLLLoss
-        net = classifier(
-            module, criterion=criterion, lr=1e12, optimizer=torch.optim.SGD
-        )
+        steps = {"optimizer": torch.optim.SGD, "lr": 1e12, "callbacks": None}
+        net = classifier(module, criterion=criterion, **steps)
         with pytest.warns(UserWarning, match=r"diverged|larger than|rose"):
             LaplaceClassifier(net, random_state=0).fit(X, Y)
 
@@ -623,6 +623,13 @@ class TestFitted:
     def test_unknown_options_set_after_fit(self, name, value, labels):
         model = copy.copy(labels).set_params(**{name: value})
         refused(ValueError, [name, repr(value)], lambda: model.predict(X), model)
+
+    def test_what_has_no_moments(self, labels):
+        ask = partial(labels.latent_mean_and_variance, X, full_cov=True, joint=True)
+        refused(ValueError, ["full_cov and joint", "Use"], ask, labels)
+        model = copy.copy(labels).set_params(pred_type="nn", n_samples=1)
+        ask = partial(model.latent_mean_and_variance, X)
+        refused(ValueError, ["n_samples=1 has no variance"], ask, model)
 
     @pytest.mark.parametrize("value", [0, 1, 1.5, np.nan, 90])
     def test_levels(self, value, numbers):

@@ -234,14 +234,6 @@ def test_networks_without_features_are_refused_in_words():
 
 
 # ---------------------------------------------------------------------------- costs
-@pytest.mark.parametrize("subset", ["last_layer", "all"])
-def test_scores_take_one_pass_and_no_derivative(subset):
-    model = refit(frozen(classifier(), X, Y), X, Y, subset_of_weights=subset)
-    model.score_samples(X)
-    with counted(MLP) as costs:
-        model.score_samples(X)
-    assert costs.forward == [len(X)]
-    assert costs.backward == costs.eigh == costs.cholesky == []
 
 
 def test_fit_passes_the_samples_once():

@@ -1,6 +1,5 @@
 """Prior precisions by cross-validation: the choice of a grid search, for less."""
 
-import inspect
 import re
 from functools import partial
 
@@ -165,17 +164,6 @@ class TestAgainstGridSearch:
         model = for_numbers(net, sigma_noise=0.2).fit(X, y)
         search = grid_search(model, X, y)
         np.testing.assert_allclose(fold_scores(model), 2 * fold_scores(search))
-
-    def test_parameters(self):
-        for kind, plain in PLAIN.items():
-            found = inspect.signature(kind).parameters
-            wanted = inspect.signature(plain).parameters
-            left_out = {"prior", "prior_precision", "validation_fraction"}
-            assert set(wanted) - set(found) == left_out
-            added = {"prior_precisions", "cv", "scoring"}
-            assert set(found) - set(wanted) == added
-            for name in set(found) & set(wanted):
-                assert found[name].default == wanted[name].default
 
 
 # -------------------------------------------------------------------- the noise

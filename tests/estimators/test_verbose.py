@@ -2,7 +2,6 @@
 
 import re
 import sys
-import threading
 
 import joblib
 import numpy as np
@@ -185,22 +184,6 @@ class TestWorkers:
         out, err = capfd.readouterr()
         assert phases(out) == PHASES[kind.__name__]
         assert re.search(rf"\[{kind.__name__}\] (folds|networks): ", err)
-
-    def test_threads_print_for_themselves(self, capsys):
-        """A silent fit beside a loud one prints nothing."""
-        models = [made(LaplaceRegressor, verbose=v)[0] for v in (1, 0)]
-        start = threading.Barrier(2)
-
-        def fit(model):
-            start.wait()
-            model.fit(X_REG, Y_REG)
-
-        threads = [threading.Thread(target=fit, args=(model,)) for model in models]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert phases(capsys.readouterr().out) == LAPLACE
 
 
 class TestSummary:
