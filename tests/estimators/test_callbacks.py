@@ -350,16 +350,6 @@ def test_a_training_that_ends_in_the_burn_in_warns():
     assert callback.prior_precision_.tolist() == [2.0] * 4
 
 
-def test_a_second_training_begins_anew():
-    callback = MarglikTraining()
-    net = classifier(callbacks=[callback], max_epochs=5)
-    first = flat(seeded(net, X, Y).module_.state_dict())
-    found = callback.prior_precision_
-    again = flat(seeded(net, X, Y).module_.state_dict())
-    assert torch.equal(again, first)
-    assert np.array_equal(callback.prior_precision_, found)
-
-
 # ------------------------------------------------------------------ leaves no trace
 @pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "ef", "identity"])
 def test_the_network_the_generators_and_the_mode_are_left_alone(curvature):

@@ -16,6 +16,7 @@ import tagging
 import torch
 from conftest import global_rng_states
 from nets import (
+    QUICK,
     DropoutMLP,
     binary_classifier,
     blobs,
@@ -32,9 +33,12 @@ from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import r2_score
+from skorch import NeuralNetBinaryClassifier
 from skorch.callbacks import Callback
+from torch import nn
 
 from sklaplace import (
+    BradleyTerry,
     DeepEnsembleClassifier,
     DeepEnsembleRegressor,
     LaplaceClassifier,
@@ -69,6 +73,10 @@ OF_CLASSES, OF_NUMBERS = classifier(**DOUBLE), regressor(**DOUBLE)
 FROZEN = FrozenEstimator(seeded(clone(OF_CLASSES), X, Y))
 FROZEN_REG = FrozenEstimator(seeded(clone(OF_NUMBERS), X_REG, Y_REG[:, None]))
 TAGS = FrozenEstimator(seeded(tagging.net(), tagging.X, tagging.Y.astype(float)))
+SCORER = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1, bias=False))
+SCORER = BradleyTerry(SCORER.double())
+SCORES = NeuralNetBinaryClassifier(SCORER, **QUICK)
+SCORES = FrozenEstimator(seeded(SCORES, PAIRS[0], PAIRS[1].astype(float)))
 MAPS = FrozenEstimator(seeded(segmentation.net(), segmentation.X, segmentation.Y))
 
 
@@ -117,6 +125,7 @@ SUBJECTS = {
     "swag": of_classes(SWAGClassifier(OF_CLASSES, **SWAG)),
     "variational": of_classes(VariationalClassifier(OF_CLASSES, **DRAWS)),
     "pairs": Subject(LaplaceRanker(random_state=0), *PAIRS),
+    "frozen pairs": Subject(LaplaceRanker(SCORES, **FIXED, **ALL), *PAIRS),
     "numbers": of_numbers(LaplaceRegressor(OF_NUMBERS, random_state=0)),
     "frozen numbers": of_numbers(
         LaplaceRegressor(FROZEN_REG, sigma_noise=0.2, **FIXED, **ALL)
@@ -225,6 +234,23 @@ def neither_batches_nor_order_matter(subject):
     assert_same(alone, [found[3:4] for found in subject.answers])
 
 
+def samples_of_a_frozen_net_are_exchangeable(subject):
+    """In batches, in another order, in parts, and repeated instead of weighted."""
+    model, X, y = clone(subject.model), subject.X, subject.y
+    if not isinstance(model.estimator, FrozenEstimator):
+        return
+    order = np.random.default_rng(1).permutation(len(X))
+    model.set_params(batch_size=7).fit(X[order], y[order])
+    assert_same(answers(model, X), subject.answers, 1e-6)
+    first, second = np.array_split(order, 2)
+    model.fit(X[first], y[first]).partial_fit(X[second], y[second])
+    assert_same(answers(model, X), subject.answers, 1e-6)
+    counts = np.random.default_rng(3).integers(0, 4, len(X))
+    repeated = clone(model).fit(X.repeat(counts, 0), y.repeat(counts, 0))
+    weighted = model.fit(X, y, sample_weight=counts)
+    assert_same(answers(weighted, X), answers(repeated, X), 1e-6)
+
+
 def contexts_of_the_caller_change_nothing(subject):
     for context in (
         torch.inference_mode(),
@@ -299,7 +325,7 @@ def workers_change_no_bit(subject):
     for n_jobs in (1, 2) if "n_jobs" in subject.model.get_params() else ():
         model = clone(subject.model).set_params(n_jobs=n_jobs, batch_size=8)
         with joblib.parallel_config(backend="threading"):
-            found.append(answers(model.fit(subject.X, subject.y), subject.X))
+            found.append(answers(model.fit(subject.X, subject.y), subject.X[:20]))
     for one, other in itertools.pairwise(found):
         assert_same(one, other, 0, 0)
 
@@ -551,6 +577,7 @@ def deviations_are_scaled_to_residuals(subject):
 
 EVERY = [
     neither_batches_nor_order_matter,
+    samples_of_a_frozen_net_are_exchangeable,
     contexts_of_the_caller_change_nothing,
     copies_answer_alike_and_share_nothing,
     a_clone_fits_alike,

@@ -136,11 +136,7 @@ def test_training_and_rows_without_labels():
     assert model.classes_.tolist() == [0, 1, 2]
 
 
-def test_new_rows_and_cross_validation(trained):
-    model = fitted(trained)
-    parts = clone(model).partial_fit(X[:12], Y[:12]).partial_fit(X[12:], Y[12:])
-    expected = model.predict_proba(X)
-    np.testing.assert_allclose(parts.predict_proba(X), expected, rtol=1e-8)
+def test_cross_validation(trained):
     search = {"prior_precisions": [0.1, 10.0], "cv": 2, "random_state": 0}
     frozen = FrozenEstimator(trained)
     chosen = LaplaceClassifierCV(frozen, subset_of_weights="all", **search).fit(X, Y)

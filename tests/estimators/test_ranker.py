@@ -9,7 +9,6 @@ from nets import QUIET, RecordTraining, initialised, seeded
 from references import gradient_rows
 from refusals import refused, refused_fit
 from scipy.special import expit
-from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetBinaryClassifier
 from torch import nn
@@ -160,15 +159,6 @@ def test_draws_of_weights(trained):
         np.testing.assert_allclose(drawn, mean, atol=0.1)
         np.testing.assert_allclose(spread, std, rtol=0.1)
     assert model.predict_score(ITEMS, return_cov=True)[1].shape == (12, 12)
-
-
-def test_more_pairs_and_batches(trained):
-    model = fitted(trained)
-    expected = model.predict_score(ITEMS, return_std=True)
-    parts = clone(model).set_params(batch_size=7)
-    parts.partial_fit(X[:40], Y[:40]).partial_fit(X[40:], Y[40:])
-    found = parts.predict_score(ITEMS, return_std=True)
-    np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
 def test_pairs_of_an_earlier_task(trained):

@@ -112,15 +112,6 @@ def test_fits_depend_on_neither_batches_nor_order(n):
     same(refit(net, X, y, batch_size=13).score_samples(X), expected, rtol=1e-5)
 
 
-def test_weights_are_counts():
-    X, y, net = big()
-    counts = np.arange(len(X)) % 3
-    weighted = LaplaceClassifier(net, prior_precision=1.0, random_state=0)
-    weighted.fit(X, y, sample_weight=counts.astype(float))
-    repeated = refit(net, np.repeat(X, counts, 0), np.repeat(y, counts))
-    same(weighted.score_samples(X), repeated.score_samples(X), rtol=1e-5)
-
-
 @pytest.mark.parametrize("refine", [False, True])
 def test_partial_fit_is_one_fit_on_all_samples(refine):
     X, y, net = big()

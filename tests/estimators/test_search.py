@@ -35,7 +35,7 @@ from sklaplace.metrics import gaussian_nll, neg_gaussian_nll_scorer
 
 X, Y = blobs(dtype=np.float64)
 X_REG, Y_REG = waves(dtype=np.float64)
-DOUBLE = {"module__dtype": torch.float64}
+DOUBLE = {"module__dtype": torch.float64, "max_epochs": 8}
 FEW = [0.01, 0.3, 10.0]
 PLAIN = {LaplaceClassifierCV: LaplaceClassifier, LaplaceRegressorCV: LaplaceRegressor}
 BOTH = list(PLAIN)
@@ -227,7 +227,7 @@ class TestPrice:
         RecordTraining.steps.clear()
         grid = np.logspace(-3, 3, 6)
         made(kind, recording(kind), prior_precisions=grid, **settings).fit(*DATA[kind])
-        n_epochs = 20
+        n_epochs = DOUBLE["max_epochs"]
         assert RecordTraining.steps == [40] * 3 * n_epochs + [60] * n_epochs
         assert [len(x) for _, x, *_ in linearised] == [20] * 3
 
