@@ -79,7 +79,7 @@ def test_several_labels_per_row(kind):
     settings = {"verbose": 0, "train_split": None, "max_epochs": 5}
     net = NeuralNet(module, criterion=nn.BCEWithLogitsLoss, **settings)
     labels = np.stack([Y == 0, Y == 1, Y > 0], 1).astype(int)
-    model = kind(net, random_state=0).fit(X, labels)
+    model = make(kind).set_params(estimator=net).fit(X, labels)
     assert model.predict_proba(X).shape == (60, 3)
     assert model.predict_dirichlet(X).shape == (60, 3, 2)
     assert model.predict_uncertainty(X).shape == (60, 3, 3)

@@ -363,6 +363,7 @@ def refused(model, *words, data=(X, Y), **options):
 GRIDS = [[], [[1.0, 2.0]], [[1.0], [1.0, 2.0]], ["a"], [1.0, -1.0], [0.0]]
 GRIDS += [[np.nan], [np.inf], 0.0, "auto", True, 5, {"a": 1.0}]
 GRID_WORDS = ["prior_precisions", "an array of positive numbers"]
+NO_SCORES = "high", None, np.ones(2), {"a": 1.0}
 NO_SCORERS = ["likelihood", ["accuracy"], {"a": "r2"}, 3]
 
 
@@ -420,14 +421,6 @@ class TestBadInput:
                 for n in (0, "two", 1.5, True)
             ],
             *[({"prior_precisions": grid}, GRID_WORDS) for grid in GRIDS],
-            # and what the plain estimator refuses
-            ({"hessian_structure": "kronecker"}, ["hessian_structure"]),
-            ({"link_approx": "logit"}, ["link_approx"]),
-            ({"refine": "yes"}, ["refine"]),
-            ({"refine": True, "pred_type": "nn", **EVERYTHING}, ["refine"]),
-            ({"temperature": 0}, ["temperature"]),
-            ({"random_state": "zero"}, ["random_state"]),
-            ({"verbose": -1}, ["verbose"]),
         ],
         ids=lambda v: re.sub(" at 0x\\w+", "", str(v)),
     )
@@ -446,17 +439,18 @@ class TestBadInput:
         words = "'X_val', 'y_val'", "LaplaceClassifier"
         refused(for_classes(net), *words, error=TypeError, X_val=X, y_val=Y)
 
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            *[(value, ["scoring returned", "one scorer"]) for value in NO_SCORES],
+            (np.nan, ["No prior precision has a finite score"]),
+        ],
+    )
+    def test_scores(self, value, words):
+        refused(for_classes(scoring=lambda estimator, X, y: value), *words)
+
     def test_a_scorer_that_fails(self):
         def fail(estimator, X, y):
             raise RuntimeError("no score")
 
         refused(for_classes(scoring=fail), "no score", error=RuntimeError)
-
-    @pytest.mark.parametrize("value", ["high", None, np.ones(2), {"a": 1.0}])
-    def test_scores_that_are_no_numbers(self, value):
-        model = for_classes(scoring=lambda estimator, X, y: value)
-        refused(model, "scoring returned", "one scorer")
-
-    def test_no_finite_score(self):
-        model = for_classes(scoring=lambda estimator, X, y: np.nan)
-        refused(model, "No prior precision has a finite score")
