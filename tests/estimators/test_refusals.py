@@ -14,6 +14,7 @@ from conftest import global_rng_states
 from nets import (
     MLP,
     QUIET,
+    DropoutMLP,
     LinearModel,
     LogSoftmaxMLP,
     RecordTraining,
@@ -32,6 +33,7 @@ from refusals import CLASSIFIERS, REGRESSORS, refused, refused_fit
 from scipy import sparse
 from sklearn.base import clone, is_classifier
 from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
 from sklearn.utils._param_validation import InvalidParameterError
 from skorch import NeuralNet, NeuralNetClassifier, NeuralNetRegressor
 from skorch.dataset import Dataset, ValidSplit
@@ -156,6 +158,12 @@ INVALID = {
     "random_state": ["a", -1, 1.5, np.random.default_rng(0)],
     "verbose": ["x", -1, None],
     "dirichlet_approx": ["Bridge", "mc", None, ["bridge"]],
+    "n_jobs": [0, 2.5, "two", True],
+    "n_estimators": [0, -1, 2.5, "many", None, True],
+    "n_snapshots": [1, 2.5],
+    "steps_per_snapshot": [0],
+    "lr": [0.0, "fast"],
+    "max_rank": [1],
 }
 
 
@@ -168,12 +176,15 @@ class TestOptions:
     def test_of_a_regressor(self, params, words):
         refused_fit(for_numbers(**params), *words)
 
-    @pytest.mark.parametrize("name", INVALID)
-    def test_invalid_values(self, name):
-        make = for_numbers if name == "sigma_noise" else for_classes
-        for value in INVALID[name]:
-            words = f"The {name!r} parameter of Laplace", f"Got {value!r}"
-            refused_fit(make(**{name: value}), *words, error=InvalidParameterError)
+    @pytest.mark.parametrize("kind", CLASSIFIERS + REGRESSORS)
+    def test_invalid_values(self, kind):
+        net = (of_classes if kind in CLASSIFIERS else of_numbers)(DropoutMLP)
+        data = (X, Y) if kind in CLASSIFIERS else (X_REG, Y_REG)
+        for name in INVALID.keys() & {*kind._get_param_names()}:
+            for value in INVALID[name]:
+                words = f"The {name!r} parameter of {kind.__name__}", f"Got {value!r}"
+                model, error = kind(net, **{name: value}), InvalidParameterError
+                refused_fit(model, *words, error=error, data=data)
 
     @pytest.mark.parametrize("make", [np.array, torch.tensor])
     def test_numbers_without_axes_are_numbers(self, make):
@@ -255,6 +266,7 @@ OF_CLASSIFIERS = {
     "a module": (TypeError, MLP(), X, Y, "got MLP", CE),
     "its class": (TypeError, MLP, X, Y, *NO_INSTANCE),
     "a class of nets": (TypeError, NeuralNetClassifier, X, Y, "not the class"),
+    "another library": (TypeError, LogisticRegression(), X, Y, "skorch"),
     "a net for numbers": (ValueError, of_numbers(), X, Y, *FOR_NET),
     "unknown loss": (ValueError, MARGIN, X, Y, *UNKNOWN),
     "a loader": (TypeError, of_classes(), LOADER, Y, *DATASET),
@@ -407,6 +419,7 @@ INPUTS = {
     "words": (replaced(X, "red"), ValueError, "X has the entry 'red'"),
     "masked": (masked(X), ValueError, "X.filled(value)"),
     "masked in a list": (list(masked(X)), ValueError, "X has masked entries"),
+    "sparse": (sparse.dok_array(X), TypeError, "toarray"),
     "no rows": (X[:0], ValueError, "0 sample"),
     "one axis": (X[:, 0], ValueError, "Expected 2D array"),
     "huge": (X.astype(float) * 1e39, ValueError, "float32"),
@@ -451,7 +464,8 @@ class TestSamples:
     @table(INPUTS)
     def test_inputs_of_fit(self, make, case):
         rows, error, word = case
-        refused_fit(make(), word, error=error, data=(rows, Y[: len(rows)]))
+        n = getattr(rows, "shape", Y.shape)[0]
+        refused_fit(make(), word, error=error, data=(rows, Y[:n]))
 
     @pytest.mark.filterwarnings("ignore:X has feature names")
     @table(INPUTS)
@@ -488,7 +502,6 @@ class TestSamples:
     @pytest.mark.parametrize(
         ("words", "fit"),
         [
-            (["X is sparse", "toarray"], {"X": sparse.dok_array(X)}),
             (["Complex data"], {"X": X * 1j}),
             (["rows of shape (5,)"], {"X": np.ones((60, 5), "f4")} | NONE_HELD_OUT),
             (["[60, 59]"], {"y": Y[:59]}),
@@ -511,12 +524,9 @@ class TestSamples:
         ],
     )
     def test_arguments_of_fit(self, words, fit):
-        is_sparse = sparse.issparse(fit.get("X"))
-        error = TypeError if is_sparse else ValueError
-        words = words[1:] if is_sparse else words
         given = {"X": X, "y": Y, "X_val": X, "y_val": Y} | fit
         model = for_classes()
-        refused(error, words, lambda: model.fit(**given), model)
+        refused(ValueError, words, lambda: model.fit(**given), model)
 
     def test_numbers_that_are_too_large_or_of_another_shape(self):
         huge = Y_REG.astype(float) * 1e60
