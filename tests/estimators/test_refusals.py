@@ -164,6 +164,13 @@ INVALID = {
     "steps_per_snapshot": [0],
     "lr": [0.0, "fast"],
     "max_rank": [1],
+    "prior_precisions": [[], [[1.0, 2.0]], ["a"], [1.0, -1.0], [np.inf], 0.0, "auto"],
+    "prior": ["normal"],
+    "prior_params": [3],
+    "kl_schedule": [None],
+    "kl_weight": [0, "auto", np.inf],
+    "bound": [-1.0],
+    "prior_scale": [None],
 }
 
 

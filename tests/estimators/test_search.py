@@ -360,9 +360,6 @@ def refused(model, *words, data=(X, Y), **options):
     assert not hasattr(model.estimator, "module_")
 
 
-GRIDS = [[], [[1.0, 2.0]], [[1.0], [1.0, 2.0]], ["a"], [1.0, -1.0], [0.0]]
-GRIDS += [[np.nan], [np.inf], 0.0, "auto", True, 5, {"a": 1.0}]
-GRID_WORDS = ["prior_precisions", "an array of positive numbers"]
 NO_SCORES = "high", None, np.ones(2), {"a": 1.0}
 NO_SCORERS = ["likelihood", ["accuracy"], {"a": "r2"}, 3]
 
@@ -416,7 +413,6 @@ class TestBadInput:
         [
             *[({"scoring": value}, ["scoring"]) for value in NO_SCORERS],
             ({"scoring": log_loss}, []),
-            *[({"prior_precisions": grid}, GRID_WORDS) for grid in GRIDS],
         ],
         ids=lambda v: re.sub(" at 0x\\w+", "", str(v)),
     )
