@@ -5,10 +5,9 @@ import signal
 import joblib
 import numpy as np
 import pytest
-from nets import MLP, blobs, classifier, regressor, waves
+from nets import MLP, DropoutMLP, blobs, classifier, regressor, waves
 from sklearn.base import RegressorMixin, is_regressor
 from skorch.callbacks import Callback, EarlyStopping
-from torch import nn
 
 from sklaplace import (
     DeepEnsembleClassifier,
@@ -54,11 +53,6 @@ class Stops(Callback):
     def on_batch_end(self, net, **kwargs):
         if len(net.history) == 3:
             raise KeyboardInterrupt
-
-
-class DropoutMLP(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Linear(2, 9), nn.Dropout(), nn.Linear(9, 3))
 
 
 def model_of(kind, *callbacks, module=MLP, net=(), **params):

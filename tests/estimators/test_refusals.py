@@ -164,6 +164,7 @@ INVALID = {
     "steps_per_snapshot": [0],
     "lr": [0.0, "fast"],
     "max_rank": [1],
+    "residual": [-1.0, 0.0, np.nan, np.inf, "all", None, [0.1, 0.2]],
     "prior_precisions": [[], [[1.0, 2.0]], ["a"], [1.0, -1.0], [np.inf], 0.0, "auto"],
     "prior": ["normal"],
     "prior_params": [3],
@@ -619,6 +620,7 @@ class TestFitted:
             *(("batch_size", value) for value in (0, 2.5, "a")),
             *(("n_samples", value) for value in (-1, "a", None)),
             ("n_jobs", "a"),
+            ("residual", -1.0),
         ],
     )
     def test_predictions_refuse_what_fit_refuses(self, fitted, name, value):

@@ -6,11 +6,10 @@ import sys
 import joblib
 import numpy as np
 import pytest
-from nets import MLP, classifier, regressor, seeded
+from nets import DropoutMLP, classifier, regressor, seeded
 from refusals import CLASSES, CLASSIFIERS, NUMBERS, REGRESSORS
 from sklearn.base import is_classifier
 from sklearn.frozen import FrozenEstimator
-from torch import nn
 
 from sklaplace import (
     DeepEnsembleClassifier,
@@ -54,17 +53,6 @@ PHASES = {
 }
 
 
-class WithDropout(MLP):
-    """An MLP with a layer of dropout, which Monte Carlo dropout needs."""
-
-    def __init__(self, **sizes):
-        super().__init__(**sizes)
-        self.dropout = nn.Dropout(0.2)
-
-    def forward(self, X):
-        return self.head(self.dropout(self.hidden(X).tanh()))
-
-
 def made(kind, **params):
     """An estimator of a kind around a quick net, and samples for it."""
     names = kind().get_params(deep=False)
@@ -72,7 +60,7 @@ def made(kind, **params):
     if kind is LaplaceRanker:
         return kind(**{**settings, **params}), (PAIRS, PREFERRED)
     net = classifier if is_classifier(kind()) else regressor
-    given = {"estimator": net(WithDropout, max_epochs=2), **settings, **params}
+    given = {"estimator": net(DropoutMLP, max_epochs=2), **settings, **params}
     return kind(**given), (CLASSES if is_classifier(kind()) else NUMBERS)
 
 
