@@ -7,6 +7,7 @@ import pytest
 import torch
 from costs import counted
 from nets import (
+    MLP,
     ReLUNet,
     SortedMLP,
     TinyCNN,
