@@ -146,7 +146,7 @@ SUBJECTS = {
     ),
     "ensemble of numbers": of_numbers(DeepEnsembleRegressor(OF_NUMBERS, **NETWORKS)),
     "swag of numbers": of_numbers(SWAGRegressor(OF_NUMBERS, **SWAG)),
-    "variational numbers": of_numbers(VariationalRegressor(OF_NUMBERS, **DRAWS)),
+    "variational of numbers": of_numbers(VariationalRegressor(OF_NUMBERS, **DRAWS)),
 }
 
 # what is asked of rows -> keyword arguments; answers have one entry per row
@@ -595,6 +595,16 @@ EVERY = [
     scores_are_finite,
     draws_have_the_joint_moments,
 ]
+# that are about training and storing, which does not depend on the kind of targets
+OF_TRAINING = {
+    contexts_of_the_caller_change_nothing,
+    copies_answer_alike_and_share_nothing,
+    a_clone_fits_alike,
+    seeds_decide,
+    files_are_answered_as_arrays,
+    workers_change_no_bit,
+    tensors_are_converted_or_refused,
+}
 OF_CLASSES_ONLY = [probabilities_agree, dirichlets_agree]
 OF_NUMBERS_ONLY = [
     numbers_agree,
@@ -607,8 +617,11 @@ def contracts():
     """A contract and the name of a subject, as one value: none is left for later."""
     for name, subject in SUBJECTS.items():
         some = OF_CLASSES_ONLY if is_classifier(subject.model) else OF_NUMBERS_ONLY
+        is_twin = " of numbers" in name or name == "one column"
         for contract in EVERY + some:
-            yield pytest.param((contract, name), id=f"{name}: {contract.__name__}")
+            marks = pytest.mark.slow if is_twin and contract in OF_TRAINING else ()
+            id_ = f"{name}: {contract.__name__}"
+            yield pytest.param((contract, name), id=id_, marks=marks)
 
 
 @pytest.mark.parametrize("case", [*contracts()])

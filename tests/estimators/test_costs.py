@@ -204,8 +204,6 @@ FACTORS = {LAST: sorted([C, 7]), ALL: sorted([8, 5, 7, 8, C, 7])}
 P = {LAST: C * 8, ALL: 8 * 6 + 7 * 9 + C * 8}
 # those that are decomposed in the space of weights, not in that of their points
 IN_WEIGHTS = ["diag", "full", "kron", "lowrank"]
-# the softmax does not see a shift of all outputs, by any of the inputs of the head
-RANK = {LAST: (C - 1) * 8, ALL: P[ALL] - 8}
 
 
 def large(sizes):

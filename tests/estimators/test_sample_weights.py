@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from nets import blobs, classifier, seeded, waves
+from nets import blobs, classifier, seeded
 from sklearn.ensemble import AdaBoostClassifier, BaggingClassifier
 from sklearn.frozen import FrozenEstimator
 
@@ -16,7 +16,6 @@ from sklaplace import (
 )
 
 X, Y = blobs()
-X_REG, Y_REG = waves()
 QUICK = {"max_epochs": 2}
 MODEL = LaplaceClassifier(
     FrozenEstimator(seeded(classifier(), X, Y)), prior_precision=1.0, random_state=0

@@ -1,4 +1,4 @@
-"""Predictions in several threads, forked processes, and contexts of the caller."""
+"""Predictions in several threads, and contexts of the caller."""
 
 import os
 import threading
