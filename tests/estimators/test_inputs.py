@@ -10,7 +10,7 @@ from nets import RecordTraining, blobs, classifier, seeded
 from refusals import refused, refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
-from skorch.dataset import Dataset
+from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import SliceDataset, SliceDict
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -152,3 +152,11 @@ def test_inputs_that_the_network_does_not_take(data):
     assert not message.startswith("X:")
     refused(ValueError, ["X"], lambda: model.predict_proba(data), model)
     refused(ValueError, ["X"], lambda: model.partial_fit(data, Y), model)
+
+
+def test_held_out_samples_that_the_loader_drops():
+    """skorch concatenates the predictions of no batch after the first epoch."""
+    options = {"iterator_valid__drop_last": True, "batch_size": 64}
+    net = classifier(callbacks=[RecordTraining()], train_split=ValidSplit(4), **options)
+    refused_fit(LaplaceClassifier(net), "drop_last", "15 held-out", data=(X, Y))
+    LaplaceClassifier(net.set_params(iterator_valid__batch_size=15)).fit(X, Y)

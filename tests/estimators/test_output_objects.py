@@ -19,7 +19,7 @@ from nets import (
 from refusals import refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
-from skorch import NeuralNetClassifier
+from skorch import NeuralNet, NeuralNetClassifier
 from skorch.callbacks import Callback
 from torch import nn
 
@@ -182,3 +182,44 @@ def test_probabilities_among_outputs():
     """That are logits for the criterion: skorch's own net takes no such output."""
     net = classifier(Wrapped, criterion=nn.NLLLoss, callbacks=[RecordTraining()])
     refused_fit(LaplaceClassifier(net), "criterion=NLLLoss", "CrossEntropyLoss")
+
+
+class Pair(Wrapped):
+    """Logits first."""
+
+    def forward(self, X):
+        f = MLP.forward(self, X)
+        return f, f + 1
+
+
+class OwnStep(NeuralNetClassifier):
+    """Takes the first entry itself."""
+
+    def train_step_single(self, batch, **fit_params):
+        x, y = batch
+        self.module_.train()
+        outputs, _ = self.infer(x, **fit_params)
+        loss = self.get_loss(outputs, y, X=x, training=True)
+        loss.backward()
+        return {"loss": loss, "y_pred": outputs}
+
+
+def test_a_net_with_a_step_of_its_own_gets_the_tuple():
+    params = classifier(Pair, **QUICK).get_params(deep=False)
+    own = OwnStep(**{k: v for k, v in params.items() if not k.startswith("_")})
+    found = LaplaceClassifier(own, random_state=0).fit(X, Y)
+    (expected, _) = pair(LaplaceClassifier(random_state=0), **QUICK)
+    np.testing.assert_array_equal(
+        found.predict_proba(X), expected.fit(X, Y).predict_proba(X)
+    )
+
+
+def test_two_classes_by_one_logit():
+    """What the message about skorch's binary classifier advises."""
+    params = {"criterion": nn.BCEWithLogitsLoss, "module__n_out": 1, **QUICK}
+    params |= {"verbose": 0, "train_split": None}
+    plain, wrapped = (
+        LaplaceClassifier(NeuralNet(module, **params), random_state=0).fit(X, Y == 1)
+        for module in (MLP, Wrapped)
+    )
+    np.testing.assert_array_equal(wrapped.predict_proba(X), plain.predict_proba(X))
