@@ -148,57 +148,30 @@ def fitted(
 
 
 # ----------------------------------------------------------------------- architectures
-class Convolution(nn.Module):
+def convolution(kind: Any, n_out: int = 3) -> nn.Module:
     """One layer for inputs with axes, and a head on the average over them."""
-
-    kind: Any = nn.Conv2d
-
-    def __init__(self, n_out: int = 3) -> None:
-        super().__init__()
-        self.layer = self.kind(2, 4, 2)
-        self.head = nn.Linear(4, n_out)
-
-    def forward(self, X: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.tanh(self.layer(X)).flatten(2).mean(-1))
+    average = getattr(nn, f"AdaptiveAvgPool{kind.__name__[-2:]}")(1)
+    head = nn.Linear(4, n_out)
+    return nn.Sequential(kind(2, 4, 2), nn.Tanh(), average, nn.Flatten(), head)
 
 
-class Dropping(nn.Module):
-    """A layer of dropout between two linear ones."""
-
-    kind: Any = nn.Dropout
-
-    def __init__(self, n_out: int = 3) -> None:
-        super().__init__()
-        self.hidden, self.head = nn.Linear(2, 8), nn.Linear(8, n_out)
-        self.dropout = self.kind(0.3)
-
-    def forward(self, X: torch.Tensor) -> torch.Tensor:
-        # two channels, with as many axes as the layer asks for
-        axes = [2, 4, *[1] * (N_AXES.get(type(self.dropout), 1) - 1)]
-        h = self.dropout(torch.tanh(self.hidden(X)).reshape(-1, *axes))
-        return self.head(h.flatten(1))
+def dropping(kind: Any = nn.Dropout, n_out: int = 3) -> nn.Module:
+    """A layer of dropout between two linear ones, on two channels."""
+    axes = 4, *[1] * ({nn.Dropout2d: 2, nn.Dropout3d: 3}.get(kind, 1) - 1)
+    dropout = nn.Unflatten(1, (2, *axes)), kind(0.3), nn.Flatten()
+    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), *dropout, nn.Linear(8, n_out))
 
 
-class Pairs(sklaplace.BradleyTerry):
+def pairs(n_out: int = 1) -> nn.Module:
     """Scores of two items."""
-
-    def __init__(self, n_out: int = 1) -> None:
-        head = nn.Linear(4, n_out, bias=False)
-        super().__init__(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), head))
+    layers = nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, n_out, bias=False)
+    return sklaplace.BradleyTerry(nn.Sequential(*layers))
 
 
-N_AXES = {nn.Dropout2d: 2, nn.Dropout3d: 3}
-CONVOLUTIONS = {
-    kind: type(kind.__name__, (Convolution,), {"kind": kind, "__module__": __name__})
+SHAPES: dict[Any, tuple[int, ...]] = {
+    partial(convolution, kind): (2, *[3] * int(kind.__name__[-2]))
     for kind in LAYER_INPUTS
     if kind is not nn.Linear
-}
-DROPPING = {
-    kind: type(f"{kind.__name__}s", (Dropping,), {"kind": kind, "__module__": __name__})
-    for kind in DROPOUTS
-}
-SHAPES: dict[Any, tuple[int, ...]] = {
-    made: (2, *[3] * int(kind.__name__[-2])) for kind, made in CONVOLUTIONS.items()
 } | {TinyCNN: (1, 4, 4)}
 
 
@@ -313,25 +286,16 @@ def likelihoods() -> Cases:
         for tuner in TUNERS:
             prior = {"prior_precision": tuner, **settings}
             yield f"{criterion.__name__}-{subset}-{tuner}", case_of(criterion, **prior)
-    yield "MultilabelBernoulli", Case(multilabel)
-    yield "CategoricalMap", Case(maps)
+    yield "MultilabelBernoulli", Case(partial(several, tagging))
+    yield "CategoricalMap", Case(partial(several, segmentation, **ALL))
 
 
-def multilabel(device: str) -> Arrays:
-    """Several labels for each sample."""
-    X, Y = tagging.X[:N].copy(), tagging.Y[:N]
+def several(source: Any, device: str, **settings: Any) -> Arrays:
+    """Several labels for each sample, or one at each position."""
+    X, Y = source.X[:N].copy(), source.Y[:N]
     X[3] = X[0]
-    net = initialised(tagging.net())
-    model = sklaplace.LaplaceClassifier(on(net, device), **FIXED).fit(X, Y)
-    return [*brief(model, X), model.sample_proba(X, 2, random_state=1)]
-
-
-def maps(device: str) -> Arrays:
-    """A label at each position."""
-    X, Y = segmentation.X[:N].copy(), segmentation.Y[:N]
-    X[3] = X[0]
-    net = initialised(segmentation.net())
-    model = sklaplace.LaplaceClassifier(on(net, device), **ALL).fit(X, Y)
+    net = on(initialised(source.net()), device)
+    model = sklaplace.LaplaceClassifier(net, **FIXED | settings).fit(X, Y)
     return [*brief(model, X), model.sample_proba(X, 2, random_state=1)]
 
 
@@ -410,8 +374,8 @@ def architectures() -> Cases:
     """Layers of the registry, and networks with several inputs or buffers."""
     for module, structure in product(SHAPES, STRUCTURES):
         settings = ALL | {"hessian_structure": structure}
-        name = f"{module.__name__}-{structure}"
-        yield name, case_of(module=module, **settings)
+        kind = module.args[0] if isinstance(module, partial) else module
+        yield f"{kind.__name__}-{structure}", case_of(module=module, **settings)
     yield "BatchNorm", case_of(module=BatchNormMLP, **ALL)
 
 
@@ -444,7 +408,7 @@ def trained_there(
     criterion = nn.CrossEntropyLoss if is_classifier(kind()) else nn.MSELoss
     if name == "LaplaceRanker":
         X, criterion = np.stack([X, X[::-1]], 1), nn.BCEWithLogitsLoss
-        module = Pairs
+        module = pairs
     net = net_of(criterion, module, device=device, max_epochs=3)
     cheap = {"n_samples": 8, "n_estimators": 2, "cv": 2}
     cheap = {k: v for k, v in cheap.items() if k in kind().get_params()}
@@ -457,8 +421,9 @@ def estimators() -> Cases:
     for name in sklaplace.__all__:
         kind = getattr(sklaplace, name)
         if isinstance(kind, type) and hasattr(kind, "latent_mean_and_variance"):
-            yield name, learner(name, Dropping if "Dropout" in name else MLP)
-    for layer, module in DROPPING.items():
+            yield name, learner(name, dropping if "Dropout" in name else MLP)
+    for layer in DROPOUTS:
+        module = partial(dropping, layer)
         yield layer.__name__, learner("MCDropoutClassifier", module)
 
 

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from nets import blobs, classifier, regressor, seeded, waves
 from sklearn.frozen import FrozenEstimator
-from skorch.callbacks import Callback
 from skorch.dataset import Dataset
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
@@ -89,7 +88,6 @@ for structure in sorted(STRUCTURES):
         kind = {"hessian_structure": structure, "subset_of_weights": subset}
         case(f"{structure}-{subset}", **kind)(of_classifier)
 
-case("fewer-shards", n_shards=1)(of_classifier)
 case("two-workers", n_jobs=2)(of_classifier)
 case("monte-carlo", curvature="ggn_mc")(of_classifier)
 
@@ -128,13 +126,6 @@ class BrokenError(Exception):
     """Of one process."""
 
 
-class Breaking(Callback):
-    """Raises in training."""
-
-    def on_train_end(self, net, **kwargs):
-        raise BrokenError("in training")
-
-
 class Unreadable(Dataset):
     """Raises for one sample."""
 
@@ -144,24 +135,11 @@ class Unreadable(Dataset):
         return super().__getitem__(index)
 
 
-@case("an-option")
-def an_option(process):
-    structure = "wrong" if process.is_last else "kron"
-    process.model(hessian_structure=structure).fit(X, Y)
-
-
 @case("an-input")
 def an_input(process):
     inputs = X.copy()
     inputs[3, 0] = np.nan if process.is_last else 0
     process.model().fit(inputs, Y)
-
-
-@case("training")
-def training(process):
-    callbacks = [Breaking()] if process.is_last else []
-    net = classifier(**DOUBLE, max_epochs=1, callbacks=callbacks)
-    process.model(net).fit(X, Y)
 
 
 @case("a-shard")
@@ -177,31 +155,15 @@ def a_further_sample(process):
 
 
 # ------------------------------------------------------------------- other arguments
-@case("sizes")
-def sizes(process):
-    n = 90 - process.rank
-    process.model().fit(X[:n], Y[:n])
-
-
 @case("targets")
 def targets(process):
     process.model().fit(X, np.roll(Y, process.rank))
-
-
-@case("sample-weights")
-def sample_weights(process):
-    process.model().fit(X, Y, sample_weight=1 + Y * process.rank)
 
 
 @case("weights")
 def weights(process):
     net = seeded(classifier(**DOUBLE, max_epochs=1), X, Y, seed=process.rank)
     process.model(FrozenEstimator(net)).fit(X, Y)
-
-
-@case("random-state")
-def random_state(process):
-    process.model(random_state=process.rank).fit(X, Y)
 
 
 @case("parameters")

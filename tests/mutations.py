@@ -50,7 +50,7 @@ MUTATIONS = [
         "sklaplace/estimators/sampling.py",
         'moved_entries(vars(self), _WITH_TENSORS, "cpu")',
         "dict(vars(self))",
-        "test_devices.py::test_what_was_fitted_on_a_gpu_loads_without_one",
+        "test_devices.py::test_what_was_fitted_on_a_gpu_is_stored_without_one",
     ),
     Mutation(
         "a device without float64 accepted",

@@ -12,7 +12,6 @@ from sklaplace import LaplaceClassifier
 K, HEIGHT, WIDTH = 3, 2, 3
 POSITIONS = HEIGHT, WIDTH
 R = HEIGHT * WIDTH
-LABELS = np.array(["road", "sky", "tree"])
 WEIGHT = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
 
 

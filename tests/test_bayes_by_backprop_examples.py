@@ -47,33 +47,11 @@ def test_bands_open_in_the_gap(posteriors):
         assert np.mean(runs, 0)[names["NAMES"].index("in the gap")] > 2
 
 
-def test_flexible_families_leave_the_gaussian_a_little(posteriors):
-    lacking = posteriors[0]["lacking"]
-    assert np.abs(lacking["gaussian"]).max() < 0.01
-    for family in ("kumaraswamy", "quantile", "density"):
-        assert np.max(lacking[family]) > 0.01
-        assert np.median(lacking[family]) < 0.15
-    assert np.median(lacking["quantile"]) < 0.01
-
-
 def test_the_table_of_families_holds_what_was_measured(posteriors):
     names, printed = posteriors
     for family in names["FAMILIES"]:
         shown = printed_numbers(printed, family)
         assert shown == pytest.approx(np.mean(names["runs"][family], 0), abs=0.06)
-
-
-def test_shapes_are_those_of_the_textbook(posteriors):
-    names = posteriors[0]
-    u = (names["w"] + 3) / 6
-    # b of the median 2/3, which is the weight 1
-    of_median = {
-        (a, np.log(0.5) / np.log1p(-((2 / 3) ** a))): density
-        for a, density in names["narrowing"].items()
-    }
-    for (a, b), density in (names["densities"] | of_median).items():
-        expected = a * b * u ** (a - 1) * (1 - u**a) ** (b - 1) / 6
-        np.testing.assert_allclose(density, expected, rtol=1e-9)
 
 
 # -------------------------------------------------------------- width and depth
@@ -92,16 +70,6 @@ def test_wide_networks_lose_the_gap(sizes):
         assert ratio[0] > ratio[1] > ratio[2]  # widths
         assert elbo[0] > elbo[1] > elbo[2]
         assert elbo[3] > elbo[1] > elbo[4]  # depths
-
-
-def test_the_table_of_sizes_holds_what_was_measured(sizes):
-    names, printed = sizes
-    first = names["KL_WEIGHTS"][0]
-    for width, depth in names["SIZES"]:
-        shown = printed_numbers(printed, f"{width} wide, {depth} deep")
-        expected = np.mean(names["runs"][first, (width, depth)], 0)
-        assert shown == pytest.approx(expected, abs=0.6)
-        assert shown[:4] == pytest.approx(expected[:4], abs=0.0006)
 
 
 # ------------------------------------------------------------------- comparison
@@ -134,37 +102,6 @@ def test_dropout_is_as_unsure_at_the_data_as_in_the_gap(comparison):
     assert run["MC dropout"]["RMSE"] > run["network alone"]["RMSE"] + 0.02
 
 
-def test_swag_stays_close_to_the_network(comparison):
-    (digits,), (curve,) = comparison[0]["digits_runs"], comparison[0]["curve_runs"]
-    for score in ("accuracy", "NLL", "ECE"):
-        alone = digits["network alone"][score]
-        assert digits["SWAG"][score] == pytest.approx(alone, abs=0.03)
-    assert curve["SWAG"]["std, gap/data"] < 2
-    assert curve["SWAG"]["RMSE"] < curve["network alone"]["RMSE"] + 0.03
-
-
-def test_laplace_is_cheap_to_fit_and_draws_are_slow(comparison):
-    # their order is what holds on a busy machine, too
-    for name in "digits_runs", "curve_runs":
-        (run,) = comparison[0][name]
-        assert run["Laplace, all weights"]["fit"] < run["deep ensemble"]["fit"]
-        assert (
-            run["deep ensemble"]["predict"]
-            < run["variational, from scratch"]["predict"]
-        )
-
-
-def test_tables_of_methods_hold_what_was_measured(comparison):
-    names, printed = comparison
-    _, digits, curve = re.split("^(?:digits|curve)", printed, flags=re.M)
-    for table, runs in (digits, "digits_runs"), (curve, "curve_runs"):
-        (run,) = names[runs]
-        for method, scores in run.items():
-            shown = printed_numbers(table, method)
-            expected = list(scores.values())
-            assert shown == pytest.approx(expected, abs=0.06, nan_ok=True)
-
-
 # -------------------------------------------------------------------- kl_weight
 @pytest.fixture(scope="module")
 def kl_weight():
@@ -183,13 +120,6 @@ def test_a_weight_of_one_underfits_with_the_highest_elbo(kl_weight):
         assert loss[3] > loss[2] + 0.02
         assert (np.diff(elbo) > 0).all()
         assert (np.diff(std) > 0).all()
-
-
-def test_an_unfinished_training_can_look_better(kl_weight):
-    means = kl_weight[0]["means"]
-    for weight in (0.001, 1.0):
-        assert means[weight, 50][1] < means[weight, 400][1]
-        assert means[weight, 50][2] < means[weight, 400][2] - 100
 
 
 def test_held_out_rows_choose_the_weight(kl_weight):

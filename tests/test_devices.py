@@ -5,15 +5,13 @@ The rules of the simulation are compared with those of torch.
 
 import io
 import pickle
-import warnings
 
-import joblib
 import numpy as np
 import pytest
 import torch
-from device_matrix import CASES, GROUPS, Dropping, trained_there
+from device_matrix import CASES, GROUPS, dropping, trained_there
 from nets import MLP
-from simulated_device import DeviceError, simulated_gpu
+from simulated_device import GPU, DeviceError, label, simulated_gpu
 from torch import nn
 
 import sklaplace
@@ -39,27 +37,23 @@ def test_each_group_has_a_fast_case():
     assert {name.split("/")[0] for name in FAST} == set(GROUPS)
 
 
-def case_ids():
-    slow = pytest.mark.slow
-    return [name if name in FAST else pytest.param(name, marks=slow) for name in CASES]
-
-
-def on_simulated_gpu(case):
-    """Arrays, after which nothing may have been caught on the way."""
-    with simulated_gpu() as violations:
-        found = case.run("cuda")
-    assert not violations
-    return found
-
-
 # The same kernels compute on both, but optimisers take another path on a GPU, with sums
 # of another order.
 @pytest.mark.filterwarnings("ignore::UserWarning")  # advice, which differs by case
-@pytest.mark.parametrize("name", case_ids())
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+        for name in CASES
+        if name != "later/memory"  # files have no labels
+    ],
+)
 def test_matrix(name):
-    case = CASES[name]
-    expected = case.run("cpu")
-    for values, others in zip(on_simulated_gpu(case), expected, strict=True):
+    expected = CASES[name].run("cpu")
+    with simulated_gpu() as violations:
+        found = CASES[name].run("cuda")
+    assert not violations
+    for values, others in zip(found, expected, strict=True):
         np.testing.assert_allclose(values, others, rtol=1e-4, atol=1e-5)
 
 
@@ -90,7 +84,18 @@ def test_dtypes_are_those_of_the_inputs(group):
             np.testing.assert_allclose(one, other, 1e-9, 1e-12, err_msg=name)
 
 
-# ---------------------------------------------------------------------------- files
+# -------------------------------------------------------------------------- pickles
+class TensorsOfGPU(pickle.Pickler):
+    """Counts tensors on the GPU outside of nets, which skorch moves itself."""
+
+    count = 0
+
+    def reducer_override(self, value):
+        if isinstance(value, torch.Tensor):
+            self.count += label(value) == GPU
+        return NotImplemented
+
+
 PREDICT = "Classifier", "ClassifierCV", "Ranker", "Regressor", "RegressorCV"
 ESTIMATORS = [name for name in sklaplace.__all__ if name.endswith(PREDICT)]
 
@@ -102,19 +107,15 @@ ESTIMATORS = [name for name in sklaplace.__all__ if name.endswith(PREDICT)]
         for name in ESTIMATORS
     ],
 )
-def test_what_was_fitted_on_a_gpu_loads_without_one(name):
+def test_what_was_fitted_on_a_gpu_is_stored_without_one(name):
+    module = dropping if "Dropout" in name else MLP
+    is_tuned = name in ("LaplaceClassifier", "LaplaceRegressor", "LaplaceRanker")
+    fixed = {"prior_precision": 1.0} if is_tuned else {}
     with simulated_gpu():
-        module = Dropping if "Dropout" in name else MLP
-        is_tuned = name in ("LaplaceClassifier", "LaplaceRegressor", "LaplaceRanker")
-        fixed = {"prior_precision": 1.0} if is_tuned else {}
-        model, X = trained_there(name, "cuda", module, **fixed)
-        file = io.BytesIO()
-        joblib.dump(model, file)
-    file.seek(0)
-    with warnings.catch_warnings():  # of skorch
-        warnings.simplefilter("ignore", UserWarning)
-        loaded = joblib.load(file)
-    assert np.isfinite(loaded.latent_mean_and_variance(X)[0]).all()
+        model, _ = trained_there(name, "cuda", module, **fixed)
+        pickler = TensorsOfGPU(io.BytesIO())
+        pickler.dump(model)
+    assert pickler.count == 0
 
 
 # ---------------------------------------------------------------------------- rules
@@ -124,17 +125,13 @@ REFUSED = {
     "in place": lambda gpu, cpu: cpu.sum().add_(gpu.sum()),
     "cat": lambda gpu, cpu: torch.cat([gpu, cpu]),
     "an index on the GPU": lambda gpu, cpu: cpu[gpu.argsort()],
-    "index_put": lambda gpu, cpu: gpu.index_put((cpu.argsort(),), cpu),
     "numpy": lambda gpu, cpu: gpu.numpy(),
     "a generator": lambda gpu, cpu: gpu.normal_(generator=torch.Generator()),
     "a view": lambda gpu, cpu: gpu[1:].reshape(2, 1) + cpu[1:],
-    "a file": lambda gpu, cpu: pickle.loads(pickle.dumps(gpu)) + cpu,
     "new zeros": lambda gpu, cpu: gpu.new_zeros(3) + cpu,
     "in inference mode": torch.inference_mode()(lambda gpu, cpu: gpu * cpu),
     "under vmap": lambda gpu, cpu: torch.func.vmap(lambda a: a + cpu)(gpu),
-    "a function looked up before": lambda gpu, cpu: ONES(3, device="cuda") + cpu,
 }
-ONES = torch.ones
 ALLOWED = {
     "a number on the CPU": lambda gpu, cpu: gpu * cpu.sum(),
     "an index on the CPU": lambda gpu, cpu: gpu[cpu.argsort()],
@@ -163,8 +160,7 @@ def test_refuses_what_torch_refuses(name):
 @pytest.mark.parametrize("name", ALLOWED)
 def test_allows_what_torch_allows(name):
     with simulated_gpu() as violations:
-        found = ALLOWED[name](*both())
-        assert found.is_cuda
+        assert ALLOWED[name](*both()).is_cuda
     assert not violations
 
 
@@ -176,21 +172,3 @@ def test_a_gpu_has_the_same_rules(name):
         return
     with pytest.raises((RuntimeError, TypeError)):
         REFUSED[name](*both())
-
-
-def test_gradients_return_to_the_device_of_their_leaf():
-    with simulated_gpu() as violations:
-        gpu, cpu = both()
-        cpu.requires_grad_()
-        (cpu.to(gpu) * gpu).sum().backward()
-        assert not cpu.grad.is_cuda
-        assert (cpu.grad + torch.ones(3)).sum() == 6
-    assert not violations
-
-
-def test_torch_is_as_before():
-    before = {name: vars(torch.Tensor).get(name) for name in ("device", "to", "numpy")}
-    with pytest.raises(ZeroDivisionError), simulated_gpu():
-        1 / 0  # noqa: B018
-    assert {name: vars(torch.Tensor).get(name) for name in before} == before
-    assert torch.ones is ONES

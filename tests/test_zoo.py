@@ -170,7 +170,6 @@ HEADS = {
     "residual_output": ["head"],
     "shared_head": ["head"],
     "feedback": ["head"],
-    "highway": ["head"],
     "pooling_attention": ["head"],
 }
 

@@ -53,22 +53,9 @@ def prelu(c: int) -> nn.Module:
     return stack(Linear(3, 4), nn.PReLU(4), Linear(4, c))
 
 
-def maxout(self: Any, x: Tensor) -> Tensor:
-    return self.head(self.first(x).unflatten(1, (3, 2)).amax(2))
-
-
 # ----------------------------------------------------------------------- convolutions
 def flat(c: int, n: int, *layers: nn.Module) -> nn.Module:
     return stack(*layers, nn.Flatten(), Linear(n, c))
-
-
-def depthwise(c: int) -> nn.Module:
-    depth = nn.Conv2d(2, 2, 3, padding=1, groups=2)
-    return flat(c, 48, depth, nn.ReLU(), nn.Conv2d(2, 3, 1))
-
-
-def dilated(c: int) -> nn.Module:
-    return flat(c, 4, nn.Conv1d(2, 2, 3, dilation=2), nn.Tanh(), nn.Conv1d(2, 2, 2))
 
 
 def deconvolution(c: int) -> nn.Module:
@@ -83,10 +70,6 @@ def pooled(c: int) -> nn.Module:
     return flat(c, 12, conv, nn.ReLU(), nn.MaxPool2d(2), nn.BatchNorm2d(3))
 
 
-def shuffled(c: int) -> nn.Module:
-    return flat(c, 64, nn.Conv2d(2, 4, 1), nn.PixelShuffle(2), nn.Tanh())
-
-
 def unet(self: Any, x: Tensor) -> Tensor:
     h = self.down(x).relu()
     up = functional.interpolate(self.inner(h).tanh(), scale_factor=2)
@@ -99,20 +82,9 @@ def resnet(self: Any, x: Tensor) -> Tensor:
     return self.head(h.relu_().mean((2, 3)))
 
 
-def excite(self: Any, x: Tensor) -> Tensor:
-    h = self.conv(x)
-    scale = self.excite(self.squeeze(h.mean((2, 3))).relu()).sigmoid()
-    return self.head((h * scale[..., None, None]).mean((2, 3)))
-
-
 # ------------------------------------------------------------------------------ norms
 def group_norm(c: int) -> nn.Module:
     return flat(c, 64, nn.Conv2d(2, 4, 1), nn.GroupNorm(2, 4), nn.ReLU())
-
-
-def instance_norm(c: int) -> nn.Module:
-    norm = nn.InstanceNorm2d(2, affine=True)
-    return flat(c, 32, nn.Conv2d(2, 2, 3, padding=1), norm, nn.Tanh())
 
 
 def rms_norm(self: Any, x: Tensor) -> Tensor:
@@ -152,10 +124,6 @@ def encoder_layer(**options: Any) -> Any:
 def pooling_attention(self: Any, x: Tensor) -> Tensor:
     h = self.first(x).tanh()
     return self.head((self.score(h).softmax(1) * h).sum(1))
-
-
-def deep_set(self: Any, x: Tensor) -> Tensor:
-    return self.head(self.rho(self.phi(x).relu().sum(1)).tanh())
 
 
 def packed(self: Any, x: Tensor) -> Tensor:
@@ -259,54 +227,9 @@ def bilinear(self: Any, x: Tensor) -> Tensor:
     return self.head(self.pair(x, x).tanh())
 
 
-def gated(self: Any, x: Tensor) -> Tensor:
-    a, b = self.first(x).chunk(2, -1)
-    return self.head(a * b.sigmoid())
-
-
-def highway(self: Any, x: Tensor) -> Tensor:
-    gate = self.gate(x).sigmoid()
-    return self.head(gate * self.first(x).tanh() + (1 - gate) * x)
-
-
 def mixture(self: Any, x: Tensor) -> Tensor:
     outputs = torch.stack([self.one(x), self.two(x).tanh()], 1)
     return (self.gate(x).softmax(1).unsqueeze(2) * outputs).sum(1)
-
-
-def dense(self: Any, x: Tensor) -> Tensor:
-    h = torch.cat([x, self.first(x).relu()], 1)
-    return self.head(torch.cat([h, self.second(h).relu()], 1))
-
-
-def modulated(self: Any, x: Tensor) -> Tensor:
-    scale, shift = self.film(x[:, :1]).chunk(2, 1)
-    return self.head((scale * self.first(x[:, 1:]) + shift).tanh())
-
-
-def fourier(self: Any, x: Tensor) -> Tensor:
-    h = x @ self.frequencies
-    return self.head(torch.cat([h.sin(), h.cos()], 1))
-
-
-def fourier_net(c: int) -> nn.Module:
-    module = Net(fourier, head=Linear(6, c))
-    module.register_buffer("frequencies", normal(3, 3, seed=4))
-    return module
-
-
-def graph(self: Any, x: Tensor) -> Tensor:
-    """Neighbours on a ring of nodes."""
-    h = self.first(x)
-    h = (h + h.roll(1, 1) + h.roll(-1, 1)).relu()
-    return self.head(self.second(h).mean(1))
-
-
-def equilibrium(self: Any, x: Tensor) -> Tensor:
-    z = torch.zeros_like(x)
-    for _ in range(4):
-        z = (self.inner(z) / 2 + x).tanh()
-    return self.head(z)
 
 
 def checkpointed(self: Any, x: Tensor) -> Tensor:
@@ -462,7 +385,6 @@ def only_large(self: Any, x: Tensor) -> Tensor:
 
 
 PARTS = {"first": linear(3, 4), "head": head(4)}
-SQUARE = {"first": linear(3, 3), "head": head(3)}
 IMAGE, SERIES, VECTOR = rows(2, 4, 4), rows(3, 4), rows(3)
 
 TRAPS: dict[str, Case] = {
@@ -486,15 +408,9 @@ TRAPS: dict[str, Case] = {
 
 KINDS: dict[str, Case] = {
     "relu": Case(activation(nn.ReLU()), VECTOR),
-    "gelu": Case(activation(nn.GELU()), VECTOR),
-    "softplus": Case(activation(nn.Softplus()), VECTOR),
     "prelu": Case(prelu, VECTOR),
-    "maxout": Case(net(maxout, first=linear(3, 6), head=head(3)), VECTOR),
-    "depthwise": Case(depthwise, IMAGE),
-    "dilated": Case(dilated, rows(2, 7)),
     "deconvolution": Case(deconvolution, rows(2, 3, 3)),
     "pooled": Case(pooled, IMAGE),
-    "shuffled": Case(shuffled, IMAGE),
     "unet": Case(
         net(
             unet,
@@ -515,18 +431,7 @@ KINDS: dict[str, Case] = {
         ),
         IMAGE,
     ),
-    "excite": Case(
-        net(
-            excite,
-            conv=made(lambda: nn.Conv2d(2, 3, 2)),
-            squeeze=linear(3, 2),
-            excite=linear(2, 3),
-            head=head(3),
-        ),
-        IMAGE,
-    ),
     "group_norm": Case(group_norm, IMAGE),
-    "instance_norm": Case(instance_norm, IMAGE),
     "rms_norm": Case(net(rms_norm, gain=parameter(4), **PARTS), VECTOR),
     "tied_tokens": Case(
         net(
@@ -585,17 +490,6 @@ KINDS: dict[str, Case] = {
         net(pooling_attention, first=linear(4, 3), score=linear(3, 1), head=head(3)),
         SERIES,
     ),
-    "deep_set": Case(
-        net(deep_set, phi=linear(4, 3), rho=linear(3, 3), head=head(3)), SERIES
-    ),
-    "rnn": Case(
-        net(
-            last_step,
-            cells=made(lambda: nn.RNN(4, 3, batch_first=True)),
-            head=head(3),
-        ),
-        SERIES,
-    ),
     "bilstm": Case(
         net(
             last_step,
@@ -624,9 +518,6 @@ KINDS: dict[str, Case] = {
     "spectral_norm": Case(
         normed(parametrizations.spectral_norm, lambda: Linear(3, 3)), VECTOR
     ),
-    "old_spectral_norm": Case(
-        normed(nn.utils.spectral_norm, lambda: Linear(3, 3)), VECTOR
-    ),
     "normed_head": Case(normed_head, VECTOR),
     "user_hook": Case(net(by_module, inner=made(Doubling), head=head(3)), VECTOR),
     "einsum": Case(net(einsum, w=parameter(3, 2, 2), head=head(4)), VECTOR),
@@ -634,20 +525,7 @@ KINDS: dict[str, Case] = {
     "bilinear": Case(
         net(bilinear, pair=made(lambda: nn.Bilinear(3, 3, 3)), head=head(3)), VECTOR
     ),
-    "gated": Case(net(gated, first=linear(3, 6), head=head(3)), VECTOR),
-    "highway": Case(net(highway, gate=linear(3, 3), **SQUARE), VECTOR),
     "mixture": Case(net(mixture, gate=linear(3, 2), one=head(3), two=head(3)), VECTOR),
-    "dense": Case(
-        net(dense, first=linear(3, 3), second=linear(6, 3), head=head(9)), VECTOR
-    ),
-    "modulated": Case(
-        net(modulated, film=linear(1, 6), first=linear(2, 3), head=head(3)), VECTOR
-    ),
-    "fourier": Case(fourier_net, VECTOR),
-    "graph": Case(
-        net(graph, first=linear(4, 3), second=linear(3, 3), head=head(3)), SERIES
-    ),
-    "equilibrium": Case(net(equilibrium, inner=linear(3, 3), head=head(3)), VECTOR),
     "checkpointed": Case(net(checkpointed, **PARTS), VECTOR),
     "adapter": Case(
         net(
@@ -659,7 +537,6 @@ KINDS: dict[str, Case] = {
         ),
         VECTOR,
     ),
-    "frozen": Case(net(by_module, inner=frozen(3, 3), head=head(3)), VECTOR),
     "two_heads": Case(
         net(
             two_heads,

@@ -1,9 +1,5 @@
 """Examples around networks: what was published of the bridge holds on a small scale."""
 
-import re
-import time
-from pathlib import Path
-
 import matplotlib as mpl
 import pytest
 
@@ -15,8 +11,6 @@ from costs import counted
 from examples import run_example
 
 pytestmark = pytest.mark.slow
-
-UNKNOWN = ["inverted", "7 to 9", "uniform", "gaussian"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,73 +49,12 @@ def test_the_corrected_bridge_detects_as_much_as_sampling(ood, setting, gain):
         assert means[method, "accuracy"] == pytest.approx(accuracy, abs=0.01)
 
 
-def test_the_bridge_is_as_confident_as_the_network(ood):
-    first = ood[0]["means"]["last layer, kron, wide"]
-    assert first["bridge", "conf."] == pytest.approx(first["MAP", "conf."], abs=0.01)
-    for name in UNKNOWN:
-        confidence = first["MAP", name, "conf."]
-        assert first["bridge", name, "conf."] == pytest.approx(confidence, abs=0.05)
-        assert first["mc", name, "conf."] < confidence - 0.2
-        assert first["bridge_norm", name, "conf."] < first["mc", name, "conf."] - 0.03
-
-
-def test_the_published_norm_sharpens_under_a_narrow_prior(ood):
-    narrow = ood[0]["means"]["precision 400"]
-    network = narrow["MAP", "inverted", "conf."]
-    assert narrow["bridge_norm_published", "inverted", "conf."] > network + 0.03
-    assert narrow["bridge_norm_published", "NLL"] > narrow["MAP", "NLL"] + 0.01
-    for method in ("mc", "bridge_norm"):
-        assert narrow[method, "inverted", "conf."] == pytest.approx(network, abs=0.03)
-        assert narrow[method, "NLL"] == pytest.approx(narrow["MAP", "NLL"], abs=0.01)
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "laplace_bridge.rst"
-
-
-def on_the_page(pattern):
-    """Numbers that the page has in the groups of a pattern, across lines."""
-    text = " ".join(PAGE.read_text(encoding="utf-8").split())
-    (found,) = re.findall(pattern, text)
-    return [float(number) for number in found]
-
-
-def test_the_page_has_the_figures_of_the_example(ood):
-    """Five splits there, two here: means differ by .039 at most."""
-    means, number = ood[0]["means"], r"(\.\d{3})"
-    found = on_the_page(
-        rf"network {number}; draws {number}; bridge {number}; corrected bridge "
-        rf"{number}; Prior Network {number}, or {number} by the mean"
-    )
-    first = aurocs(means["last layer, kron"])
-    trained = aurocs(means["Prior Network"])
-    expected = [first[method] for method in ("MAP", "mc", "bridge", "bridge_norm")]
-    expected += [trained["Prior Network"], trained["Prior Network, mean"]]
-    assert found == pytest.approx(expected, abs=0.045)
-    others = "last layer, diag", "all weights, kron", "all weights, diag"
-    found = on_the_page(
-        rf"last layer, diagonal {number}, {number}; all weights, Kronecker factors "
-        rf"{number}, {number}, diagonal {number}, {number}"
-    )
-    expected = [aurocs(means[s])[m] for s in others for m in ("mc", "bridge_norm")]
-    assert found == pytest.approx(expected, abs=0.045)
-
-
 def test_centred_probits_detect_and_predict_better(ood):
-    means, number = ood[0]["means"], r"(\.\d{3})"
-    pair = rf"- {number}, {number} "
-    rows = ["last layer, Kronecker factors", "last layer, diagonal"]
-    rows += ["all weights, Kronecker factors", "all weights, diagonal"]
-    for setting, row in zip(ood[0]["SETTINGS"], rows, strict=True):
-        found = on_the_page(rf"\* - {row} {pair}{pair}")
-        own = means[setting]
-        expected = [
-            own[link, *key]
-            for link in ("probit", "probit_uncentred")
-            for key in (("inverted", "AUROC"), ("NLL",))
-        ]
-        assert found == pytest.approx(expected, abs=0.03)
-        assert expected[0] > expected[2] - 0.003
-        assert expected[1] < expected[3]
+    for setting in ood[0]["SETTINGS"]:
+        own = ood[0]["means"][setting]
+        detects, loss = ("inverted", "AUROC"), ("NLL",)
+        assert own["probit", *detects] > own["probit_uncentred", *detects] - 0.003
+        assert own["probit", *loss] < own["probit_uncentred", *loss]
 
 
 # ------------------------------------------------------------------------- cost
@@ -148,35 +81,10 @@ def test_the_bridge_and_the_projection_write_less_than_plain_sampling(cost):
     assert 3 <= ratios["mc link, 100"] <= ratios["plain sampling, 100"] / 1.75
 
 
-@pytest.fixture(scope="module")
-def ratios():
-    with pytest.MonkeyPatch.context() as patch:
-        # other programs that run at the same time do not count
-        patch.setattr(time, "perf_counter", time.thread_time)
-        options = {"ROWS": 1000, "DRAWS": (10, 100), "ROUNDS": 15}
-        return run_example("laplace_bridge/plot_cost.py", **options)[0]["ratios"]
-
-
 # ------------------------------------------------------------------------ top-k
 @pytest.fixture(scope="module")
 def top_k():
     return run_example("laplace_bridge/plot_top_k.py", SEEDS=(0, 1))
-
-
-def test_sets_are_larger_where_the_network_is_wrong(top_k):
-    names = top_k[0]
-    for option in names["OPTIONS"]:
-        _, _, right, wrong, _ = names["means"][*option, 0.05]
-        assert wrong > 2 * right
-
-
-def test_short_sets_cover_as_much_as_the_top_two(top_k):
-    names = top_k[0]
-    length, coverage, _, _, single = names["means"]["bridge", "top", 0.1]
-    assert length <= 1.6
-    assert coverage == pytest.approx(names["top_2"], abs=0.005)
-    assert coverage > names["top_1"] + 0.02
-    assert single > 0.8
 
 
 def test_the_projection_covers_more_with_larger_sets(top_k):

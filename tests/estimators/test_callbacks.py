@@ -350,16 +350,6 @@ def test_a_training_that_ends_in_the_burn_in_warns():
     assert callback.prior_precision_.tolist() == [2.0] * 4
 
 
-def test_a_second_training_begins_anew():
-    callback = MarglikTraining()
-    net = classifier(callbacks=[callback], max_epochs=5)
-    first = flat(seeded(net, X, Y).module_.state_dict())
-    found = callback.prior_precision_
-    again = flat(seeded(net, X, Y).module_.state_dict())
-    assert torch.equal(again, first)
-    assert np.array_equal(callback.prior_precision_, found)
-
-
 # ------------------------------------------------------------------ leaves no trace
 @pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "ef", "identity"])
 def test_the_network_the_generators_and_the_mode_are_left_alone(curvature):
@@ -477,28 +467,6 @@ def test_labels_are_read_before_the_first_step(kind):
     refused("Some labels are negative", data=data, **settings)
 
 
-def test_labels_that_are_held_out_may_be_negative():
-    y = np.where(np.arange(len(Y)) < 5, -100, Y)
-    split = {"train_split": lambda rows, y=None: (held_out(rows)[0], None)}
-    net = classifier(callbacks=[MarglikTraining()], max_epochs=1, **split)
-    seeded(net, X, y)
-
-
-def test_a_batch_that_weighs_nothing_takes_no_step():
-    order = np.argsort(Y, kind="stable")
-    net = classifier(
-        callbacks=[MarglikTraining()],
-        criterion__weight=torch.tensor([0.0, 1.0, 1.0]),
-        criterion__reduction="sum",
-        batch_size=2,
-        iterator_train__shuffle=False,
-        lr=1e-3,
-        max_epochs=1,
-    )
-    seeded(net, X[order], Y[order])
-    assert all(p.isfinite().all() for p in net.module_.parameters())
-
-
 @pytest.mark.parametrize("subsets", [("all", "all"), ("last_layer", "all")])
 def test_two_priors_over_the_same_weights_are_refused(subsets):
     callbacks = [MarglikTraining(subset) for subset in subsets]
@@ -519,6 +487,11 @@ def test_the_prior_of_a_task_goes_with_no_other():
     earlier = LaplaceClassifier(net, **settings).fit(X, Y).posterior_
     callbacks = [PriorTraining(earlier), MarglikTraining()]
     refused("PriorTraining among the callbacks has a", callbacks)
+
+
+def test_reprs_can_be_evaluated():
+    text = "MarglikTraining(subset_of_weights=['head'], prior_precision=0.5)"
+    assert repr(eval(text, {"MarglikTraining": MarglikTraining})) == text
 
 
 # --------------------------------------------------------------------- does it help

@@ -5,15 +5,11 @@ import warnings
 import numpy as np
 import pytest
 from nets import blobs, classifier, regressor, seeded, waves
-from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.ensemble import VotingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.multioutput import MultiOutputRegressor
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.model_selection import GridSearchCV
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 
@@ -29,34 +25,6 @@ def net(rows):
 
 
 # -------------------------------------------------------------------------- tools
-class TestPipeline:
-    def test_passes_keywords_of_predict(self):
-        X, y = waves()
-        pipeline = make_pipeline(StandardScaler(), LaplaceRegressor(random_state=0))
-        mean, std = pipeline.fit(X, y).predict(X, return_std=True)
-        assert mean.shape == std.shape == (60,)
-
-
-GRID = {"prior_precision": [1e-4, 1.0, 1e4], "temperature": [0.5, 2.0]}
-
-
-class TestSearch:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("frozen", [True, False])
-    def test_grid(self, frozen, rows, net):
-        estimator = FrozenEstimator(net) if frozen else classifier(max_epochs=5)
-        model = LaplaceClassifier(estimator, random_state=0)
-        scored = {"scoring": "neg_log_loss", "cv": 3}
-        search = GridSearchCV(model, GRID, n_jobs=2, error_score="raise", **scored)
-        scores = search.fit(*rows).cv_results_["mean_test_score"]
-        assert len(np.unique(scores)) == 6
-        best = search.best_params_["prior_precision"]
-        assert search.best_estimator_.prior_precision_ == best
-        # a shared or lost posterior would give the score of another candidate
-        for params, score in zip(search.cv_results_["params"], scores, strict=True):
-            own = cross_val_score(clone(model).set_params(**params), *rows, **scored)
-            # workers may run torch with other numbers of threads, in float32
-            assert own.mean() == pytest.approx(score, rel=1e-4)
 
 
 class TestMeta:
@@ -83,14 +51,6 @@ class TestMeta:
         each = [member.predict_proba(X) for member in voting.estimators_]
         np.testing.assert_allclose(voting.predict_proba(X), np.mean(each, 0))
         assert not np.allclose(each[0], each[1])
-
-    def test_one_regressor_per_target(self):
-        X, Y = waves(n_targets=2)
-        model = LaplaceRegressor(regressor(), random_state=0)
-        both = MultiOutputRegressor(model).fit(X, Y)
-        means = [member.predict(X) for member in both.estimators_]
-        np.testing.assert_array_equal(both.predict(X), np.stack(means, 1))
-        assert not np.allclose(*means)
 
 
 def test_a_search_warns_once_of_noise_from_training_samples():

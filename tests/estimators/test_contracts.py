@@ -16,6 +16,7 @@ import tagging
 import torch
 from conftest import global_rng_states
 from nets import (
+    QUICK,
     DropoutMLP,
     binary_classifier,
     blobs,
@@ -32,9 +33,12 @@ from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import r2_score
+from skorch import NeuralNetBinaryClassifier
 from skorch.callbacks import Callback
+from torch import nn
 
 from sklaplace import (
+    BradleyTerry,
     DeepEnsembleClassifier,
     DeepEnsembleRegressor,
     LaplaceClassifier,
@@ -69,6 +73,10 @@ OF_CLASSES, OF_NUMBERS = classifier(**DOUBLE), regressor(**DOUBLE)
 FROZEN = FrozenEstimator(seeded(clone(OF_CLASSES), X, Y))
 FROZEN_REG = FrozenEstimator(seeded(clone(OF_NUMBERS), X_REG, Y_REG[:, None]))
 TAGS = FrozenEstimator(seeded(tagging.net(), tagging.X, tagging.Y.astype(float)))
+SCORER = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1, bias=False))
+SCORER = BradleyTerry(SCORER.double())
+SCORES = NeuralNetBinaryClassifier(SCORER, **QUICK)
+SCORES = FrozenEstimator(seeded(SCORES, PAIRS[0], PAIRS[1].astype(float)))
 MAPS = FrozenEstimator(seeded(segmentation.net(), segmentation.X, segmentation.Y))
 
 
@@ -117,6 +125,7 @@ SUBJECTS = {
     "swag": of_classes(SWAGClassifier(OF_CLASSES, **SWAG)),
     "variational": of_classes(VariationalClassifier(OF_CLASSES, **DRAWS)),
     "pairs": Subject(LaplaceRanker(random_state=0), *PAIRS),
+    "frozen pairs": Subject(LaplaceRanker(SCORES, **FIXED, **ALL), *PAIRS),
     "numbers": of_numbers(LaplaceRegressor(OF_NUMBERS, random_state=0)),
     "frozen numbers": of_numbers(
         LaplaceRegressor(FROZEN_REG, sigma_noise=0.2, **FIXED, **ALL)
@@ -137,7 +146,7 @@ SUBJECTS = {
     ),
     "ensemble of numbers": of_numbers(DeepEnsembleRegressor(OF_NUMBERS, **NETWORKS)),
     "swag of numbers": of_numbers(SWAGRegressor(OF_NUMBERS, **SWAG)),
-    "variational numbers": of_numbers(VariationalRegressor(OF_NUMBERS, **DRAWS)),
+    "variational of numbers": of_numbers(VariationalRegressor(OF_NUMBERS, **DRAWS)),
 }
 
 # what is asked of rows -> keyword arguments; answers have one entry per row
@@ -216,13 +225,31 @@ def state(subject, model):
 # --------------------------------------------------------------------- same answers
 def neither_batches_nor_order_matter(subject):
     model, X = subject.fitted, subject.X
-    for size in (1, 7, 1000):
+    for size, n in ((1, 5), (7, None), (1000, None)):
         other = copy.copy(model).set_params(batch_size=size)
-        assert_same(answers(other, X), subject.answers)
+        assert_same(answers(other, X[:n]), [found[:n] for found in subject.answers])
     order = np.random.default_rng(0).permutation(len(X))
     assert_same(answers(model, X[order]), [found[order] for found in subject.answers])
     alone = answers(model, X[3:4])
     assert_same(alone, [found[3:4] for found in subject.answers])
+
+
+def samples_of_a_frozen_net_are_exchangeable(subject):
+    """In batches, in another order, in parts, and repeated instead of weighted."""
+    model, X, y = clone(subject.model), subject.X, subject.y
+    if not isinstance(model.estimator, FrozenEstimator):
+        return
+    new, expected = X[:9], [found[:9] for found in subject.answers]
+    order = np.random.default_rng(1).permutation(len(X))
+    model.set_params(batch_size=13).fit(X[order], y[order])
+    assert_same(answers(model, new), expected, 1e-6)
+    first, second = np.array_split(order, 2)
+    model.fit(X[first], y[first]).partial_fit(X[second], y[second])
+    assert_same(answers(model, new), expected, 1e-6)
+    counts = np.random.default_rng(3).integers(0, 4, len(X))
+    repeated = clone(model).fit(X.repeat(counts, 0), y.repeat(counts, 0))
+    weighted = model.fit(X, y, sample_weight=counts)
+    assert_same(answers(weighted, new), answers(repeated, new), 1e-6)
 
 
 def contexts_of_the_caller_change_nothing(subject):
@@ -245,7 +272,7 @@ def copies_answer_alike_and_share_nothing(subject):
         for net in getattr(twin, "estimators_", [twin.estimator_]):
             for value in net.module_.state_dict().values():
                 value.fill_(torch.nan)
-        twin.fit(subject.X, subject.y)
+    twin.fit(subject.X, subject.y)
     shallow = copy.copy(model).fit(subject.X[::-1][:40], subject.y[::-1][:40])
     assert shallow.estimator_ is not model.estimator_
     assert_same(answers(model, subject.X), subject.answers, 0, 0)
@@ -299,7 +326,7 @@ def workers_change_no_bit(subject):
     for n_jobs in (1, 2) if "n_jobs" in subject.model.get_params() else ():
         model = clone(subject.model).set_params(n_jobs=n_jobs, batch_size=8)
         with joblib.parallel_config(backend="threading"):
-            found.append(answers(model.fit(subject.X, subject.y), subject.X))
+            found.append(answers(model.fit(subject.X, subject.y), subject.X[:20]))
     for one, other in itertools.pairwise(found):
         assert_same(one, other, 0, 0)
 
@@ -378,9 +405,10 @@ def fits_that_fail_change_nothing(subject):
         (X, None, {}),
         (X, y, {"sample_weight": -np.ones(len(X))}),
     ):
-        with pytest.raises(ValueError, match=r"\w"):
-            model.fit(rows, labels, **options)
-        assert state(subject, model) == before
+        for name in ("fit", "partial_fit") if labels is not None else ("fit",):
+            with pytest.raises(ValueError, match=r"\w"):
+                getattr(model, name, model.fit)(rows, labels, **options)
+            assert state(subject, model) == before
     net = model.estimator
     if net is not None and not isinstance(net, FrozenEstimator):
         failing = clone(net)
@@ -550,6 +578,7 @@ def deviations_are_scaled_to_residuals(subject):
 
 EVERY = [
     neither_batches_nor_order_matter,
+    samples_of_a_frozen_net_are_exchangeable,
     contexts_of_the_caller_change_nothing,
     copies_answer_alike_and_share_nothing,
     a_clone_fits_alike,
@@ -566,6 +595,16 @@ EVERY = [
     scores_are_finite,
     draws_have_the_joint_moments,
 ]
+# that are about training and storing, which does not depend on the kind of targets
+OF_TRAINING = {
+    contexts_of_the_caller_change_nothing,
+    copies_answer_alike_and_share_nothing,
+    a_clone_fits_alike,
+    seeds_decide,
+    files_are_answered_as_arrays,
+    workers_change_no_bit,
+    tensors_are_converted_or_refused,
+}
 OF_CLASSES_ONLY = [probabilities_agree, dirichlets_agree]
 OF_NUMBERS_ONLY = [
     numbers_agree,
@@ -578,11 +617,109 @@ def contracts():
     """A contract and the name of a subject, as one value: none is left for later."""
     for name, subject in SUBJECTS.items():
         some = OF_CLASSES_ONLY if is_classifier(subject.model) else OF_NUMBERS_ONLY
+        is_twin = " of numbers" in name or name == "one column"
         for contract in EVERY + some:
-            yield pytest.param((contract, name), id=f"{name}: {contract.__name__}")
+            marks = pytest.mark.slow if is_twin and contract in OF_TRAINING else ()
+            id_ = f"{name}: {contract.__name__}"
+            yield pytest.param((contract, name), id=id_, marks=marks)
 
 
 @pytest.mark.parametrize("case", [*contracts()])
 def test_contract(case):
     contract, name = case
     contract(SUBJECTS[name])
+
+
+# ------------------------------------------------------ every posterior of a frozen net
+def under(prior_precision, structure="kron", subset="last_layer", **settings):
+    kinds = {"hessian_structure": structure, "subset_of_weights": subset}
+    return {"prior_precision": prior_precision, **kinds, **settings}
+
+
+NINE = {"n_weights": 9}
+SETTINGS = [
+    under(1.0),
+    under("marglik"),
+    under("marglik", refine=True),
+    under("marglik", "lowrank", structure_params={"rank": 4}),
+    under(1.0, "gp", "all", prior_structure="layerwise"),
+    under("marglik", "nystrom"),
+    under(1.0, subset="all", refine=True),
+    under(1.0, "variational", "all"),
+    under("marglik", curvature="ef"),
+    under(1.0, subset="trainable"),
+    under("marglik", "full", "subnetwork", subset_params=NINE),
+    under(1.0, subset="subnetwork", subset_params=NINE | {"by": "swag"}),
+    under(1.0, curvature="ggn_mc", curvature_params={"n_draws": 3}, refine=True),
+    under(1e4, "full", "all", curvature="hessian"),
+    under(1.0, "diag", prior_structure="diag"),
+    under("marglik", prior_structure="layerwise"),
+    under(1.0, subset="all"),
+    under(1.0, "full", "all"),
+]
+
+
+def frozen(kind, settings):
+    """An estimator, not fitted, and its samples."""
+    if kind is LaplaceClassifier:
+        return kind(FROZEN, random_state=0, **settings), X, Y
+    prior = settings["prior_precision"]
+    noise = prior if isinstance(prior, str) else 0.2
+    return kind(FROZEN_REG, sigma_noise=noise, random_state=0, **settings), X_REG, Y_REG
+
+
+def assert_same_posterior(model, other, X, tolerance):
+    for found, expected in zip(
+        model.latent_mean_and_variance(X, full_cov=True),
+        other.latent_mean_and_variance(X, full_cov=True),
+        strict=True,
+    ):
+        assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+    evidences = [m.log_marginal_likelihood_value_ for m in (model, other)]
+    assert_allclose(*evidences, rtol=tolerance)
+
+
+every_setting = pytest.mark.parametrize("settings", SETTINGS)
+both_kinds = pytest.mark.parametrize("kind", [LaplaceClassifier, LaplaceRegressor])
+
+
+@every_setting
+@both_kinds
+def test_neither_batches_nor_order_of_training_samples_matter(kind, settings):
+    model, X, y = frozen(kind, settings)
+    order = np.random.default_rng(1).permutation(len(X))
+    whole = clone(model).fit(X, y)
+    small = 13 if settings.get("refine") else 1
+    for batch_size, rows in ((small, ...), (1000, order)):
+        model.set_params(batch_size=batch_size).fit(X[rows], y[rows])
+        assert_same_posterior(model, whole, X, 1e-10)
+    shuffled = whole.latent_mean_and_variance(X[order])
+    for there, here in zip(whole.latent_mean_and_variance(X), shuffled, strict=True):
+        assert_array_equal(there[order], here)
+
+
+@every_setting
+@both_kinds
+def test_integer_weights_are_repeated_samples(kind, settings):
+    model, X, y = frozen(kind, settings)
+    counts = np.random.default_rng(3).integers(0, 4, len(X))
+    repeated = clone(model).fit(X.repeat(counts, 0), y.repeat(counts))
+    assert_same_posterior(model.fit(X, y, counts), repeated, X, 1e-8)
+
+
+@every_setting
+@both_kinds
+@pytest.mark.usefixtures("rng_untouched")
+def test_samples_in_parts_are_one_fit(kind, settings):
+    # what is tuned would be tuned on other samples
+    settings = {**settings, "prior_precision": 1e4, "refine": False}
+    if settings["subset_of_weights"] == "subnetwork":
+        settings["subset_params"] = {"indices": [0, 3, 5, 11]}
+    model, X, y = frozen(kind, settings)
+    w = 0.5 + np.arange(len(X)) % 3
+    whole = clone(model).fit(X, y, w)
+    first, *others = np.array_split(np.random.default_rng(0).permutation(60), 3)
+    model.fit(X[first], y[first], w[first])
+    for rows in others:
+        assert model.partial_fit(X[rows], y[rows], sample_weight=w[rows]) is model
+    assert_same_posterior(model, whole, X, 1e-9)

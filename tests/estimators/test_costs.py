@@ -4,7 +4,6 @@ Nothing is timed. A bound is the count that the method needs, derived beside it;
 slow path taken by mistake breaks it by far.
 """
 
-import functools
 import math
 import sys
 from functools import partial
@@ -19,7 +18,6 @@ from nets import (
     classifier,
     initialised,
     regressor,
-    seeded,
     waves,
 )
 from sklearn.frozen import FrozenEstimator
@@ -31,7 +29,6 @@ from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.dirichlet import logits
 from sklaplace.dirichlet.links import LINKS
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.last_layer import LastLayerModel
 from sklaplace.posterior.tuning import evidence
 from sklaplace.posterior.tuning.validation import PATH
 
@@ -84,11 +81,6 @@ SCALAR = {"prior_precision": 1.0, "refine": False}
 def frozen(module=Deep, make=classifier, **sizes):
     params = {f"module__{name}": size for name, size in sizes.items()}
     return FrozenEstimator(initialised(make(module, **params)))
-
-
-@functools.cache
-def trained():
-    return FrozenEstimator(seeded(classifier(Deep, max_epochs=50), *rows()))
 
 
 def laplace(estimator=None, subset=LAST, structure="kron", **options):
@@ -144,17 +136,6 @@ def test_bytes_are_counted_once_until_they_are_free():
     assert costs.largest == 2000
 
 
-def test_decompositions_are_seen():
-    matrix = torch.eye(3).expand(2, 3, 3)
-    with counted() as costs:
-        torch.linalg.eigh(matrix)
-        torch.linalg.eigvalsh(matrix[0])
-        torch.linalg.cholesky(matrix)
-        torch.linalg.solve(matrix[0], matrix[0])
-    assert costs.eigh == [3] * 3
-    assert costs.cholesky == [3] * 3
-
-
 # ------------------------------------------------------- passes: the last layer
 KINDS = {
     "softmax": (LaplaceClassifier, classifier, C, rows()),
@@ -207,18 +188,6 @@ def test_all_weights_cost_one_pass_and_a_column_per_output(structure):
     assert costs.columns() == N * C
 
 
-@pytest.mark.parametrize("structure", ["kron", "diag"])
-def test_columns_in_parts_cost_no_more_passes(structure, monkeypatch):
-    # two columns of a batch at a time: their gradients in 8 + 7 + c numbers
-    per_column = 2 * 4 * BATCH * (8 + 7 + C)
-    monkeypatch.setattr("sklaplace.curvature.recorder.BUDGET", 2 * per_column)
-    model = laplace(subset=ALL, structure=structure)
-    costs = fitted_costs(model)
-    assert costs.forward_rows(FEW) == CUTS
-    assert costs.columns(FEW) == N * (C - 1)
-    assert len([rows for rows, _ in costs.backward if rows == BATCH]) == 3 * 3
-
-
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_tuning_all_weights_passes_held_out_rows_twice(structure):
     model = laplace(subset=ALL, structure=structure, prior_precision="validation")
@@ -235,8 +204,6 @@ FACTORS = {LAST: sorted([C, 7]), ALL: sorted([8, 5, 7, 8, C, 7])}
 P = {LAST: C * 8, ALL: 8 * 6 + 7 * 9 + C * 8}
 # those that are decomposed in the space of weights, not in that of their points
 IN_WEIGHTS = ["diag", "full", "kron", "lowrank"]
-# the softmax does not see a shift of all outputs, by any of the inputs of the head
-RANK = {LAST: (C - 1) * 8, ALL: P[ALL] - 8}
 
 
 def large(sizes):
@@ -249,23 +216,6 @@ def assert_decomposed_once(costs, subset, structure):
     sizes["lowrank"] = [min(P[subset], 110)]
     assert large(costs.eigh) == sizes[structure]
     assert costs.cholesky == (sizes[structure] if structure == "lowrank" else [])
-
-
-@pytest.mark.parametrize("structure", IN_WEIGHTS)
-@pytest.mark.parametrize("subset", [LAST, ALL])
-def test_a_fixed_prior_decomposes_once_and_when_asked(subset, structure):
-    model = laplace(subset=subset, structure=structure)
-    costs = fitted_costs(model)
-    # a sketch is of no use before it is decomposed
-    sketched = [min(P[subset], 110)] if structure == "lowrank" else []
-    assert (costs.eigh, costs.cholesky) == (sketched, sketched)
-    X = rows()[0]
-    with counted() as costs:
-        for _ in range(3):
-            model.predict_proba(X)
-    assert large(costs.eigh) == (FACTORS[subset] if structure == "kron" else [])
-    inner = {"full": [P[subset]], "lowrank": [min(P[subset], 100, RANK[subset])]}
-    assert costs.cholesky == inner.get(structure, [])
 
 
 @pytest.mark.parametrize("structure", IN_WEIGHTS)
@@ -295,30 +245,6 @@ def test_a_validation_path_rotates_held_out_rows_once(link, subset, structure):
         looks = 3  # every fourth point, then twice the neighbours of the best
     assert len(projections) == looks * batches < len(PATH)
     assert_decomposed_once(costs, subset, structure)
-
-
-TUNED = [("marglik", "kron"), ("validation", "diag")]
-
-
-@pytest.mark.parametrize(
-    ("tuner", "structure"), [*TUNED, ("marglik", "full"), ("validation", "full")]
-)
-def test_a_head_is_refitted_a_few_times(tuner, structure):
-    options = {"prior_precision": tuner, "refine": True}
-    model = laplace(trained(), structure=structure, **options)
-    held = held_out(150) if tuner == "validation" else {}
-    with (
-        calls(LastLayerModel, "refit") as refits,
-        calls(LastLayerModel, "curvature_at") as steps,
-    ):
-        costs = fitted_costs(model, **held)
-    assert costs.forward_rows(FEW) == CUTS + ([100, 50] if held else [])
-    assert len(refits) <= 10
-    assert len(steps) <= 8 * len(refits)
-    assert all(n < P[LAST] for n in costs.eigh) or structure == "full"
-    if structure == "full":
-        per_refit = [n for n in costs.eigh + costs.cholesky if n == P[LAST]]
-        assert len(per_refit) <= len(refits) + 1
 
 
 # --------------------------------------------------------------------- memory
@@ -392,54 +318,7 @@ def test_memory_does_not_grow_with_the_number_of_rows(subset, structure, set_bud
     assert predict_4 <= 1.02 * max(predict, budget / 2)
 
 
-# Of what is as large as the weights, at most so many copies are alive at once: while
-# fitting, sums and one batch's share of them, and the weights themselves; while
-# predicting, variances and their narrow copy, or a moment with its eigenvectors.
-COPIES = 6
-
-
-@pytest.mark.parametrize("width", [32, 64, 128])
-@pytest.mark.parametrize("structure", ["kron", "diag"])
-def test_memory_is_the_budget_and_a_few_copies_of_the_weights(
-    structure, width, set_budget
-):
-    budget = set_budget(MIB)
-    X, y = rows(400)
-    net = frozen(width=width, second=width)
-    model = laplace(net, ALL, structure, batch_size=None)
-    fit = fitted_costs(model, (X, y))
-    with counted() as predict:
-        model.predict_proba(X)
-    layout = model.posterior_.layout
-    weights = 8 * layout.n_parameters
-    factors = [8 * sum(n * n for n in b.factor_shape) for b in layout.blocks]
-    kept = sum(factors) if structure == "kron" else 0
-    allowed = 1.25 * budget + COPIES * weights + 3 * kept
-    assert fit.peak <= allowed
-    assert predict.peak <= allowed
-    # dense rows of one batch would be (b, c - 1, P)
-    b = fit.forward_rows(FEW)[0]
-    assert 4 * b * (C - 1) * layout.n_parameters > allowed
-
-
 # --------------------------------------------------------------- function space
-@pytest.mark.parametrize("structure", ["gp", "nystrom", "variational"])
-@pytest.mark.parametrize("subset", [LAST, ALL])
-def test_function_space_decomposes_products_of_points(subset, structure):
-    """No matrix of a decomposition has more rows than points have columns."""
-    n = 10
-    model = laplace(None, subset, structure, structure_params={"n_points": n})
-    fit = fitted_costs(model)
-    with counted() as predict:
-        for _ in range(3):
-            model.predict_proba(rows()[0])
-    rank = min(n * (C - 1), RANK[subset])
-    pool = n * (C - 1) * (4 if structure == "variational" else 1)
-    assert all(size <= pool for size in fit.eigh)
-    assert fit.cholesky == predict.eigh == []
-    # both lists hold what the three predictions take together
-    assert len(predict.cholesky) == 1
-    assert rank <= predict.cholesky[0] <= min(n * (C - 1), P[subset])
 
 
 # ----------------------------------------------------------------- convolutions

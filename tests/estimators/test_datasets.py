@@ -70,16 +70,6 @@ def test_fit_and_predictions(model, weighted, data, rows):
     assert found.score(data, Y[rows]) == expected.score(X[rows], Y[rows])
 
 
-@OF_SUBSETS
-def test_partial_fit(data, rows):
-    model = MODELS["frozen"]
-    weights = np.arange(len(rows)) % 2
-    found = clone(model).fit(X, Y).partial_fit(data, Y[rows], sample_weight=weights)
-    expected = clone(model).fit(X, Y)
-    expected.partial_fit(X[rows], Y[rows], sample_weight=weights)
-    np.testing.assert_allclose(found.predict_proba(X), expected.predict_proba(X))
-
-
 def test_masks_are_no_positions():
     mask = Subset(DATA, (Y > 0))
     words = "boolean", "numpy.flatnonzero"

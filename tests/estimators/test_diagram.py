@@ -9,7 +9,6 @@ from refusals import CLASSIFIERS, REGRESSORS
 from sklearn.base import is_classifier
 from sklearn.pipeline import make_pipeline
 
-import sklaplace
 from sklaplace import (
     LaplaceClassifier,
     LaplaceRegressor,
@@ -83,45 +82,3 @@ class TestDiagram:
             documented = type(found).__doc__.partition("Attributes\n")[2]
             missing = {name for name in attributes(found) if name not in documented}
             assert missing == set()
-
-
-class TestLink:
-    @pytest.fixture
-    def metadata(self, monkeypatch):
-        """Stand-in for those of the installed package."""
-        entries = []
-
-        class Metadata:
-            def get_all(self, name):
-                assert name == "Project-URL"
-                return entries or None
-
-        monkeypatch.setattr(diagram, "metadata", lambda name: Metadata())
-        return entries
-
-    def test_none_without_an_address(self, fitted, metadata):
-        assert fitted._get_doc_link() == ""
-        metadata.append("Source, https://source.example")
-        assert fitted._get_doc_link() == ""
-        assert "Documentation" not in shown(fitted)
-
-    @pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS])
-    def test_page_of_the_class(self, kind, metadata):
-        """The page that the table of contents of the API makes."""
-        metadata += ["Source, https://a.example", "Documentation, https://b.example/x/"]
-        page = f"https://b.example/x/generated/sklaplace.{kind.__name__}.html"
-        assert kind()._get_doc_link() == page
-        assert f'href="{page}"' in kind()._repr_html_()
-
-
-class TestReprs:
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "MarglikTraining()",
-            "MarglikTraining(hessian_structure='diag', n_burnin=3)",
-            "MarglikTraining(subset_of_weights=['head'], prior_precision=0.5)",
-        ],
-    )
-    def test_callbacks_can_be_evaluated(self, text):
-        assert repr(eval(text, vars(sklaplace))) == text

@@ -190,15 +190,6 @@ class TestEstimators:
             gaps = [np.abs(draw - own[..., k].numpy()).max() for k in range(4)]
             assert min(gaps) < 1e-9
 
-    def test_hooks_are_gone_when_prediction_fails(self):
-        model = MCDropoutClassifier(classifier(BatchNormMLP), n_samples=3).fit(X, Y)
-        with pytest.raises(ValueError, match="features"):
-            model.predict_proba(X[:, :1])
-        module = model.estimator_.module_
-        with pytest.raises(RuntimeError), torch.no_grad():
-            mc_dropout_outputs(Forward(module, module), torch.ones(2, 9), [0])
-        assert not module.dropout._forward_hooks
-
     def test_many_rows_need_no_more_memory_than_their_batches(self, monkeypatch):
         model = MCDropoutClassifier(classifier(BatchNormMLP), n_samples=4).fit(X, Y)
         expected = model.predict_proba(X)

@@ -245,11 +245,6 @@ def test_settings_that_contradict_an_earlier_posterior(earlier, settings, words)
     refused(LaplaceClassifier(net, prior=earlier.posterior_, **settings), *words)
 
 
-def test_an_estimator_is_no_posterior(earlier):
-    model = LaplaceClassifier(classifier(), prior=earlier)
-    refused(model, "'prior' parameter", "GaussianPosterior", error=TypeError)
-
-
 def test_other_single_weights():
     net = FrozenEstimator(initialised(classifier()))
     kinds = {"subset_of_weights": "subnetwork", "hessian_structure": "full"}
@@ -318,20 +313,6 @@ def test_gradients_are_those_of_the_quadratic(structure):
         (gradient,) = torch.autograd.grad(energy, leaf)
         theta = theta - 0.01 * 1.7 / len(X) * gradient
     assert_equal(layout.read(trained.module_), theta, 1e-10)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words", "error"),
-    [
-        ({"prior": None}, "GaussianPosterior'. Got None", TypeError),
-        ({"sigma_noise": -1}, "'sigma_noise' .* Got -1", ValueError),
-        ({"temperature": 0}, "'temperature' .* Got 0", ValueError),
-    ],
-)
-def test_bad_settings_of_the_callback(earlier, settings, words, error):
-    callback = PriorTraining(**{"prior": earlier.posterior_} | settings)
-    with pytest.raises(error, match=words):
-        seeded(classifier(callbacks=[callback]), ROWS, LABELS)
 
 
 def test_the_callback_refuses_other_networks(earlier):

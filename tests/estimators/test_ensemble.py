@@ -1,9 +1,5 @@
 """Deep ensembles: networks from starts of their own, and the average of them."""
 
-import copy
-from concurrent.futures import ThreadPoolExecutor
-
-import joblib
 import numpy as np
 import pytest
 import torch
@@ -100,28 +96,8 @@ class TestAverage:
         assert np.isfinite(alpha).all()
         assert (alpha > 0).all()
 
-    def test_networks_differ_before_any_step(self):
-        model = of_classes(classifier(max_epochs=0)).fit(X, Y)
-        first, second, third = (net.forward(X) for net in model.estimators_)
-        assert not torch.allclose(first, second)
-        assert not torch.allclose(second, third)
-        assert model.n_iter_ == 1
-
 
 class TestTraining:
-    def test_threads_of_joblib_do_not_wait_for_each_other(self):
-        model = of_classes(classifier(max_epochs=2), 2, n_jobs=2)
-
-        def fit():
-            with joblib.parallel_config(backend="threading", n_jobs=2):
-                return copy.copy(model).fit(X, Y)
-
-        pool = ThreadPoolExecutor(1)
-        found = pool.submit(fit).result(timeout=60)
-        pool.shutdown(wait=False)
-        alone = model.set_params(n_jobs=1).fit(X, Y).predict_proba(X)
-        np.testing.assert_array_equal(found.predict_proba(X), alone)
-
     def test_starts_do_not_depend_on_their_number(self, classes):
         fewer = of_classes(n=2).fit(X, Y)
         for net, other in zip(fewer.estimators_, classes.estimators_, strict=False):

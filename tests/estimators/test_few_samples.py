@@ -109,22 +109,19 @@ FEW, FEW_REG = blobs(MIN_ROWS - 1), waves(MIN_ROWS - 1)
 
 
 def test_only_few_samples_without_others_are_tuned_by_folds():
-    model = LaplaceRegressor(regressor(), random_state=0)
+    quick, split = regressor(max_epochs=2), ValidSplit(5)
+    model = LaplaceRegressor(quick, random_state=0)
     assert n_trainings(model, *FEW_REG) == N_FOLDS + 1
     X, y = waves(FOLDED)
     assert n_trainings(model, X, y) == 1
     assert n_trainings(model, *FEW_REG, X_val=X, y_val=y) == 1
-    for fixed in (
-        {"prior_precision": 1.0, "sigma_noise": 0.1},
-        {"prior_precision": "marglik", "sigma_noise": "marglik"},
-    ):
-        model = LaplaceRegressor(regressor(), random_state=0, **fixed)
+    for fixed in ({"prior_precision": 1.0, "sigma_noise": 0.1}, SEEN):
+        model = LaplaceRegressor(quick, random_state=0, **fixed)
         assert n_trainings(model, *FEW_REG) == 1
-    model = LaplaceClassifier(classifier(), random_state=0)
+    model = LaplaceClassifier(classifier(max_epochs=2), random_state=0)
     assert n_trainings(model, *FEW) == N_FOLDS + 1
-    for n, expected in ((FOLDED - 1, N_FOLDS + 1), (FOLDED, 1)):
-        model = LaplaceRegressor(regressor(train_split=ValidSplit(5)), random_state=0)
-        assert n_trainings(model, *waves(n)) == expected
+    model = LaplaceRegressor(regressor(max_epochs=2, train_split=split))
+    assert n_trainings(model, *waves(FOLDED - 1)) == N_FOLDS + 1
 
 
 @pytest.mark.parametrize("n", [5, 60])
@@ -235,25 +232,6 @@ def test_their_noise_is_that_of_cross_validation(n_targets):
     assert_allclose(model.sigma_noise_, expected.squeeze(), rtol=1e-2)
 
 
-class StoppedMLP(MLP):
-    """A network whose training with fewer samples the user interrupts."""
-
-    def forward(self, X):
-        if self.training and len(X) < 40:
-            raise KeyboardInterrupt
-        return super().forward(X)
-
-
-@pytest.mark.usefixtures("rng_untouched")
-def test_an_interrupt_of_networks_of_folds_ends_fit():
-    net, X, y = frozen(40, module=StoppedMLP)
-    model = LaplaceRegressor(net.estimator, random_state=0)
-    before = set(vars(model))
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(X, y)
-    assert set(vars(model)) == before
-
-
 @pytest.mark.slow
 @MAY_BE_ALONE
 @pytest.mark.parametrize(("n", "n_epochs"), [(30, 200), (200, 30)])
@@ -315,6 +293,7 @@ def test_refitted_networks_do_not_reach_far_between_samples(seed):
 
 
 # ------------------------------------------------------------------ the evidence
+@pytest.mark.slow
 def test_noise_of_held_out_samples_under_a_prior_of_the_evidence():
     X, y, X_test, y_test = noise(200)
     net = overfitting_net(train_split=ValidSplit(5))
@@ -336,6 +315,7 @@ def test_noise_of_held_out_samples_under_a_prior_of_the_evidence():
 
 
 # ------------------------------------------------------------------- several columns
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", ["auto", "marglik"])
 @pytest.mark.parametrize("n", [40, 200])
 def test_columns_have_noise_levels_of_their_own(n, prior):

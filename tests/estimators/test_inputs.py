@@ -60,17 +60,6 @@ class TestSliceDatasets:
         assert found.score(self.ROWS, self.TARGETS) == expected.score(X, Y)
 
 
-class TestTensorsThatRequireGradients:
-    def test_in_a_dict(self):
-        rows = {"X": torch.tensor(X, requires_grad=True)}
-        model = LaplaceClassifier(classifier(max_epochs=5), **FIXED)
-        proba = clone(model).fit(rows, Y).predict_proba(rows)
-        plain = {"X": torch.tensor(X)}
-        expected = clone(model).fit(plain, Y).predict_proba(plain)
-        np.testing.assert_array_equal(proba, expected)
-        assert rows["X"].grad is None
-
-
 class Sum(nn.Module):
     """Two inputs by name; the first has a name that skorch counts the samples by."""
 
@@ -103,14 +92,6 @@ class TestMappings:
         expected = clone(self.MODEL).fit(self.ROWS, Y).predict_proba(self.ROWS)
         np.testing.assert_allclose(model.predict_proba(given), expected, rtol=1e-6)
         assert model.score(given, Y) == model.score(self.ROWS, Y)
-
-    @pytest.mark.parametrize("more", [-1, 1])
-    def test_of_different_numbers_of_rows(self, more):
-        rows = self.ROWS | {"scale": np.ones(len(X) + more)}
-        words = "different numbers of rows", f"'scale': {len(X) + more}"
-        refused_fit(clone(self.MODEL), *words, data=(rows, Y))
-        model = clone(self.MODEL).fit(self.ROWS, Y)
-        refused(ValueError, words, lambda: model.predict(rows), model)
 
 
 class TestAxes:

@@ -1,15 +1,13 @@
 """Ctrl-C while networks train: skorch ends such a training without an exception."""
 
 import signal
-from unittest import mock
 
 import joblib
 import numpy as np
 import pytest
-from nets import MLP, blobs, classifier, regressor, waves
+from nets import MLP, DropoutMLP, blobs, classifier, regressor, waves
 from sklearn.base import RegressorMixin, is_regressor
 from skorch.callbacks import Callback, EarlyStopping
-from torch import nn
 
 from sklaplace import (
     DeepEnsembleClassifier,
@@ -22,7 +20,6 @@ from sklaplace import (
     SWAGRegressor,
     VariationalRegressor,
 )
-from sklaplace.estimators.training.laplace import LaplaceTrainer
 
 N = 120
 NUMBERS, CLASSES = waves(N), blobs(N)
@@ -56,25 +53,6 @@ class Stops(Callback):
     def on_batch_end(self, net, **kwargs):
         if len(net.history) == 3:
             raise KeyboardInterrupt
-
-
-class InterruptedMLP(MLP):
-    """Ctrl-C in the third step on so many samples."""
-
-    def __init__(self, n=N, **params):
-        super().__init__(**params)
-        self.n, self.n_steps = n, 0
-
-    def forward(self, X):
-        self.n_steps += self.training and len(X) == self.n
-        if self.training and self.n_steps == 3:
-            signal.raise_signal(signal.SIGINT)
-        return super().forward(X)
-
-
-class DropoutMLP(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Linear(2, 9), nn.Dropout(), nn.Linear(9, 3))
 
 
 def model_of(kind, *callbacks, module=MLP, net=(), **params):
@@ -113,23 +91,6 @@ def test_one_network_keeps_what_it_has_learned(kind):
     model = interrupted(model_of(kind, CtrlC(), module=module))
     assert len(model.estimator_.history) == 3
     assert np.isfinite(model.predict(CLASSES[0])).all()
-
-
-def test_interrupts_of_a_step():
-    options = {"net": {"module__n": 96}}  # the others are held out
-    model = model_of(LaplaceClassifier, module=InterruptedMLP, **options)
-    assert interrupted(model).n_iter_ == 3
-
-
-def test_before_the_first_step_nothing_is_learned():
-    def split(dataset, y=None):
-        signal.raise_signal(signal.SIGINT)
-
-    model = model_of(LaplaceClassifier, net={"train_split": split})
-    before = dict(vars(model))
-    with pytest.raises(KeyboardInterrupt):
-        fitted(model)
-    assert vars(model) == before
 
 
 # -------------------------------------------------------------------- what is stored
@@ -172,15 +133,3 @@ def test_an_interrupt_of_one_of_several_networks_ends_fit(kind):
     with pytest.raises(KeyboardInterrupt):
         fitted(model)
     assert vars(model) == before
-
-
-def test_no_folds_are_trained_once_the_network_was_interrupted():
-    options = {"module": InterruptedMLP, "net": {"module__n": 40}}
-    model = model_of(LaplaceRegressor, **options)
-    with (
-        mock.patch.object(LaplaceTrainer, "_train_each") as train_folds,
-        pytest.warns(UserWarning, match=WARNING),
-        pytest.warns(UserWarning, match="sigma_noise comes from the training rows"),
-    ):
-        model.fit(*waves(40))
-    train_folds.assert_not_called()

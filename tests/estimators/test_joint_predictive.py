@@ -53,13 +53,6 @@ def test_gradients_are_finite_differences():
     assert torch.autograd.gradcheck(lambda x: model.predictive(x, joint=True), x)
 
 
-def test_one_sample_per_group_is_the_default():
-    model, x = fitted(n_targets=2), torch.tensor(X[:5])
-    found = model.predictive(x[:, None], joint=True)
-    for one, other in zip(found, model.predictive(x), strict=True):
-        assert_allclose(one, other, rtol=1e-12)
-
-
 def test_dicts_of_tensors():
     rng = np.random.default_rng(0)
     data = {"left": rng.normal(size=(30, 2)), "right": rng.normal(size=(30, 3))}
@@ -92,11 +85,3 @@ def test_all_samples_are_one_group(subset, structure):
     expected = model.predictive(torch.tensor(X[None, :7]), joint=True)
     assert_allclose(mean.ravel(), expected[0][0], rtol=1e-10)
     assert_allclose(cov, expected[1][0], rtol=1e-8, atol=1e-10)
-
-
-def test_one_covariance_at_a_time():
-    model, words = fitted(), ["full_cov and joint", "Use"]
-    options = {"full_cov": True, "joint": True}
-    refused(
-        ValueError, words, lambda: model.latent_mean_and_variance(X, **options), model
-    )

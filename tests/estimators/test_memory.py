@@ -1,8 +1,5 @@
 """What estimators take from memory= is what they would compute without it."""
 
-import re
-from unittest import mock
-
 import numpy as np
 import pytest
 from costs import calls
@@ -47,34 +44,6 @@ def test_a_grid_over_refine(tmp_path):
     search = GridSearchCV(model(tmp_path), grid, cv=2, error_score="raise")
     search.fit(X, Y)
     assert len(search.cv_results_["mean_test_score"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("before", "values", "message"),
-    [
-        ({}, {"prior_precision": [1.0, 2.0]}, "prior_precision has shape"),
-        ({}, {"prior_mean": [1.0, 2.0]}, "prior_mean has shape"),
-        ({}, {"refine": True, "pred_type": "nn"}, "refine=True cannot be used"),
-        ({"refine": True}, {"refine": True, "pred_type": "nn"}, "refine=True cannot"),
-        (
-            {"prior_precision": "auto"},
-            {"prior_precision": "validation"},
-            "'validation' needs",
-        ),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:There are no rows that the network did not")
-def test_what_is_refused_without_memory_is_refused_with_it(
-    tmp_path, before, values, message
-):
-    own = model(tmp_path)
-    if "auto" in before.values():
-        own.set_params(estimator=fitted_net())
-    own.set_params(**before).fit(X, Y)
-    for memory in (None, tmp_path):
-        refused = clone(own).set_params(memory=memory, **values)
-        with pytest.raises(ValueError, match=re.escape(message)):
-            refused.fit(X, Y)
 
 
 @pytest.mark.parametrize(
@@ -130,17 +99,6 @@ def test_what_cannot_be_pickled_is_fitted_without_memory(tmp_path):
         assert len(str(log[0].message)) < 500
         wanted = clone(own).set_params(memory=None).fit(X, Y)
         np.testing.assert_array_equal(own.predict_proba(X), wanted.predict_proba(X))
-    assert not list(tmp_path.rglob("output.pkl"))
-
-
-def test_a_failed_training_leaves_no_entry(tmp_path):
-    with (
-        mock.patch(
-            "sklaplace.estimators.training.trainer.train", side_effect=OSError("gone")
-        ),
-        pytest.raises(OSError, match="gone"),
-    ):
-        model(tmp_path).fit(X, Y)
     assert not list(tmp_path.rglob("output.pkl"))
 
 

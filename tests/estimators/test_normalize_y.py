@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from nets import MLP, initialised, regressor, seeded, waves
+from nets import MLP, DropoutMLP, initialised, regressor, seeded, waves
 from numpy.testing import assert_allclose
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
@@ -32,17 +32,6 @@ CENTER, SCALE = np.array([-300.0, 2e4]), np.array([70.0, 0.01])
 WEIGHTS = np.random.default_rng(2).uniform(0.2, 2.0, 60)
 WEIGHTS[:5] = 0.0
 FIXED = {"prior_precision": 2.0, "sigma_noise": 30.0}
-
-
-class DropoutMLP(MLP):
-    """With a dropout layer."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.dropout = nn.Dropout(0.3)
-
-    def forward(self, X):
-        return self.head(self.dropout(torch.tanh(self.hidden(X))))
 
 
 def problem(n_targets=None, n=60):
@@ -340,8 +329,3 @@ class TestWarning:
         with pytest.warns(UserWarning, match=self.message):
             model.fit(X, unit * (y + 1))
         clone(model).set_params(normalize_y=True).fit(X, unit * (y + 1))
-
-    def test_noise_of_unit_size(self):
-        X, _ = problem()
-        y = np.random.default_rng(0).normal(2.0, 1.0, 60)
-        LaplaceRegressor(net(max_epochs=1), random_state=0).fit(X, y)

@@ -153,20 +153,6 @@ def test_a_net_with_a_loss_of_its_own_gets_what_the_module_returns(weights):
     assert model.fit(X, Y).predict_proba(X).shape == (len(X), 3)
 
 
-def test_the_hook_leaves_after_a_failure():
-    class Fails(Callback):
-        modules = []  # noqa: RUF012
-
-        def on_batch_end(self, net, **kwargs):
-            Fails.modules.append(net.module_)
-            raise ZeroDivisionError
-
-    net = classifier(Wrapped, callbacks=[Fails()])
-    with pytest.raises(ZeroDivisionError):
-        LaplaceClassifier(net, random_state=0).fit(X, Y)
-    assert not Fails.modules[0]._forward_hooks
-
-
 class Returns(MLP):
     """Outputs without logits."""
 

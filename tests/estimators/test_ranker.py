@@ -5,11 +5,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from nets import QUIET, RecordTraining, classifier, initialised, seeded
+from nets import QUIET, RecordTraining, initialised, seeded
 from references import gradient_rows
 from refusals import refused, refused_fit
 from scipy.special import expit
-from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetBinaryClassifier
 from torch import nn
@@ -162,15 +161,6 @@ def test_draws_of_weights(trained):
     assert model.predict_score(ITEMS, return_cov=True)[1].shape == (12, 12)
 
 
-def test_more_pairs_and_batches(trained):
-    model = fitted(trained)
-    expected = model.predict_score(ITEMS, return_std=True)
-    parts = clone(model).set_params(batch_size=7)
-    parts.partial_fit(X[:40], Y[:40]).partial_fit(X[40:], Y[40:])
-    found = parts.predict_score(ITEMS, return_std=True)
-    np.testing.assert_allclose(found, expected, rtol=1e-8)
-
-
 def test_pairs_of_an_earlier_task(trained):
     frozen = FrozenEstimator(trained)
     first = LaplaceRanker(frozen, prior_precision=DELTA).fit(X[:40], Y[:40])
@@ -268,18 +258,6 @@ class TestBadInput:
             ask = lambda items=items: model.predict_score(items)  # noqa: E731
             refused(ValueError, words, ask, model)
 
-    @pytest.mark.parametrize(
-        "y", [np.arange(80) % 3, np.zeros(80, dtype=int), np.stack([Y, Y], 1)]
-    )
-    def test_labels(self, y):
-        refused_fit(recorded(), "one of two labels", data=(X, y))
-
-    def test_another_criterion(self):
-        params = {"module__scorer": net().module__scorer}
-        other = classifier(BradleyTerry, callbacks=[RecordTraining()], **params)
-        model = LaplaceRanker(other)
-        refused_fit(model, "CrossEntropyLoss", "BCEWithLogitsLoss", data=(X, Y))
-
     def test_a_scorer_of_two_numbers(self):
         model = recorded(scorer=lambda: nn.Linear(P, 2, dtype=torch.float64))
         refused_fit(model, "(2,) per item", "one number", data=(X, Y))
@@ -306,24 +284,6 @@ class TestBadInput:
             (["Ask for one"], lambda: model.predict_score(ITEMS, **both)),
         ):
             refused(ValueError, words, ask, model)
-
-
-class Probabilities(BradleyTerry):
-    """Ends in a sigmoid."""
-
-    def forward(self, X):
-        return torch.sigmoid(super().forward(X))
-
-
-def test_probabilities_are_a_difference_of_scores():
-    scorer = net().module__scorer.float()
-    with torch.no_grad():
-        # so certain that probabilities round
-        scorer.weight.copy_(40 * torch.as_tensor(TRUE))
-    params = {"module__scorer": scorer, "criterion": nn.BCELoss, "max_epochs": 1}
-    other = NeuralNetBinaryClassifier(Probabilities, **QUIET, **params)
-    y = (X[:, 1] - X[:, 0]) @ TRUE > 0
-    assert LaplaceRanker(other, random_state=0).fit(X, y).score(X, y) > 0.9
 
 
 def test_the_defaults_cover_true_differences():

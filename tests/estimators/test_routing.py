@@ -5,12 +5,10 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from nets import blobs, classifier, regressor, waves
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 from sklearn import config_context
 from sklearn.base import clone
-from sklearn.ensemble import StackingClassifier
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, KFold, cross_val_predict
+from sklearn.model_selection import GridSearchCV, KFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -66,22 +64,6 @@ def test_grid_search_splits_weights_and_keeps_held_out_samples_whole(model):
         own.fit(X[train], Y[train], sample_weight=WEIGHTS[train], **HELD_OUT)
         score = own.score(X[test], Y[test], sample_weight=WEIGHTS[test])
         assert search.cv_results_[f"split{number}_test_score"][0] == score
-
-
-@pytest.mark.slow
-def test_stacking_weighs_members_and_final_estimator():
-    member = LaplaceClassifier(classifier(max_epochs=5), random_state=0)
-    member.set_fit_request(sample_weight=True)
-    final = LogisticRegression().set_fit_request(sample_weight=True)
-    stack = StackingClassifier([("net", member)], final, cv=KFold(2))
-    found = stack.fit(X, Y, sample_weight=WEIGHTS)
-    given = {"sample_weight": WEIGHTS}
-    expected = clone(member).fit(X, Y, **given)
-    assert_same_fit(found.estimators_[0], expected)
-    asked = {"cv": KFold(2), "method": "predict_proba", "params": given}
-    features = cross_val_predict(member, X, Y, **asked)
-    expected = clone(final).fit(features, Y, sample_weight=WEIGHTS)
-    assert_allclose(found.final_estimator_.coef_, expected.coef_)
 
 
 # ------------------------------------------------- held-out samples in other units

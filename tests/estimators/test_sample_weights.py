@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from nets import blobs, classifier, regressor, seeded, waves
+from nets import blobs, classifier, seeded
 from sklearn.ensemble import AdaBoostClassifier, BaggingClassifier
 from sklearn.frozen import FrozenEstimator
 
@@ -12,12 +12,10 @@ from sklaplace import (
     DeepEnsembleClassifier,
     LaplaceClassifier,
     LaplaceClassifierCV,
-    LaplaceRegressor,
     VariationalClassifier,
 )
 
 X, Y = blobs()
-X_REG, Y_REG = waves()
 QUICK = {"max_epochs": 2}
 MODEL = LaplaceClassifier(
     FrozenEstimator(seeded(classifier(), X, Y)), prior_precision=1.0, random_state=0
@@ -55,16 +53,6 @@ def test_weights_that_sum_to_one_are_warned_of_once(model):
     assert len(found) == 1
     assert found[0].startswith(f"{MESSAGE} 0.017")
     assert "60 samples count as 1." in found[0]
-
-
-@pytest.mark.parametrize("scale", [0.02, 20.0])
-def test_of_a_regressor_and_of_partial_fit(scale):
-    net = FrozenEstimator(seeded(regressor(), X_REG, Y_REG[:, None]))
-    model = LaplaceRegressor(net, prior_precision=1.0, sigma_noise=0.1)
-    weights = scale * RELATIVE
-    assert len(shown(lambda: model.fit(X_REG, Y_REG, weights))) == 1
-    assert shown(lambda: model.partial_fit(X_REG, Y_REG, weights)) == []
-    assert len(shown(lambda: model.partial_fit(X_REG, Y_REG, 2 * weights))) == 1
 
 
 @pytest.mark.parametrize(

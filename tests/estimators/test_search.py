@@ -1,6 +1,5 @@
 """Prior precisions by cross-validation: the choice of a grid search, for less."""
 
-import inspect
 import re
 from functools import partial
 
@@ -36,7 +35,7 @@ from sklaplace.metrics import gaussian_nll, neg_gaussian_nll_scorer
 
 X, Y = blobs(dtype=np.float64)
 X_REG, Y_REG = waves(dtype=np.float64)
-DOUBLE = {"module__dtype": torch.float64}
+DOUBLE = {"module__dtype": torch.float64, "max_epochs": 8}
 FEW = [0.01, 0.3, 10.0]
 PLAIN = {LaplaceClassifierCV: LaplaceClassifier, LaplaceRegressorCV: LaplaceRegressor}
 BOTH = list(PLAIN)
@@ -166,17 +165,6 @@ class TestAgainstGridSearch:
         search = grid_search(model, X, y)
         np.testing.assert_allclose(fold_scores(model), 2 * fold_scores(search))
 
-    def test_parameters(self):
-        for kind, plain in PLAIN.items():
-            found = inspect.signature(kind).parameters
-            wanted = inspect.signature(plain).parameters
-            left_out = {"prior", "prior_precision", "validation_fraction"}
-            assert set(wanted) - set(found) == left_out
-            added = {"prior_precisions", "cv", "scoring"}
-            assert set(found) - set(wanted) == added
-            for name in set(found) & set(wanted):
-                assert found[name].default == wanted[name].default
-
 
 # -------------------------------------------------------------------- the noise
 class TestNoise:
@@ -239,7 +227,7 @@ class TestPrice:
         RecordTraining.steps.clear()
         grid = np.logspace(-3, 3, 6)
         made(kind, recording(kind), prior_precisions=grid, **settings).fit(*DATA[kind])
-        n_epochs = 20
+        n_epochs = DOUBLE["max_epochs"]
         assert RecordTraining.steps == [40] * 3 * n_epochs + [60] * n_epochs
         assert [len(x) for _, x, *_ in linearised] == [20] * 3
 
@@ -372,9 +360,7 @@ def refused(model, *words, data=(X, Y), **options):
     assert not hasattr(model.estimator, "module_")
 
 
-GRIDS = [[], [[1.0, 2.0]], [[1.0], [1.0, 2.0]], ["a"], [1.0, -1.0], [0.0]]
-GRIDS += [[np.nan], [np.inf], 0.0, "auto", True, 5, {"a": 1.0}]
-GRID_WORDS = ["prior_precisions", "an array of positive numbers"]
+NO_SCORES = "high", None, np.ones(2), {"a": 1.0}
 NO_SCORERS = ["likelihood", ["accuracy"], {"a": "r2"}, 3]
 
 
@@ -427,19 +413,6 @@ class TestBadInput:
         [
             *[({"scoring": value}, ["scoring"]) for value in NO_SCORERS],
             ({"scoring": log_loss}, []),
-            *[
-                ({"n_jobs": n}, ["'n_jobs' parameter", f"Got {n!r}"])
-                for n in (0, "two", 1.5, True)
-            ],
-            *[({"prior_precisions": grid}, GRID_WORDS) for grid in GRIDS],
-            # and what the plain estimator refuses
-            ({"hessian_structure": "kronecker"}, ["hessian_structure"]),
-            ({"link_approx": "logit"}, ["link_approx"]),
-            ({"refine": "yes"}, ["refine"]),
-            ({"refine": True, "pred_type": "nn", **EVERYTHING}, ["refine"]),
-            ({"temperature": 0}, ["temperature"]),
-            ({"random_state": "zero"}, ["random_state"]),
-            ({"verbose": -1}, ["verbose"]),
         ],
         ids=lambda v: re.sub(" at 0x\\w+", "", str(v)),
     )
@@ -449,7 +422,7 @@ class TestBadInput:
     def test_memory(self, net):
         refused(for_classes(net, memory=3), "memory='3'")
 
-    @pytest.mark.parametrize("noise", ["marglik", "validation", 0.0, None, [1.0]])
+    @pytest.mark.parametrize("noise", ["marglik", "validation", [1.0]])
     def test_noise(self, noise):
         model = for_numbers(recording(LaplaceRegressorCV), sigma_noise=noise)
         refused(model, "sigma_noise", data=(X_REG, Y_REG))
@@ -458,17 +431,18 @@ class TestBadInput:
         words = "'X_val', 'y_val'", "LaplaceClassifier"
         refused(for_classes(net), *words, error=TypeError, X_val=X, y_val=Y)
 
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            *[(value, ["scoring returned", "one scorer"]) for value in NO_SCORES],
+            (np.nan, ["No prior precision has a finite score"]),
+        ],
+    )
+    def test_scores(self, value, words):
+        refused(for_classes(scoring=lambda estimator, X, y: value), *words)
+
     def test_a_scorer_that_fails(self):
         def fail(estimator, X, y):
             raise RuntimeError("no score")
 
         refused(for_classes(scoring=fail), "no score", error=RuntimeError)
-
-    @pytest.mark.parametrize("value", ["high", None, np.ones(2), {"a": 1.0}])
-    def test_scores_that_are_no_numbers(self, value):
-        model = for_classes(scoring=lambda estimator, X, y: value)
-        refused(model, "scoring returned", "one scorer")
-
-    def test_no_finite_score(self):
-        model = for_classes(scoring=lambda estimator, X, y: np.nan)
-        refused(model, "No prior precision has a finite score")

@@ -59,18 +59,6 @@ def test_further_and_held_out_samples(mapped):
     np.testing.assert_array_equal(found.posterior_.structure.dense(), dense)
 
 
-def test_fits_are_taken_from_memory(mapped, tmp_path):
-    model = LaplaceClassifier(NEW, **SMALL, memory=str(tmp_path / "memory"))
-    expected = model.fit(mapped(X), Y).predict_proba(X)
-    with mock.patch(
-        "sklaplace.estimators.training.trainer.train", side_effect=AssertionError
-    ):
-        found = model.fit(mapped(X), Y).predict_proba(X)
-        with pytest.raises(AssertionError):
-            model.fit(mapped(X + 1), Y)
-    np.testing.assert_array_equal(found, expected)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -87,12 +75,6 @@ def test_what_is_no_input_is_refused_before_training(change, words, mapped):
     refused_fit(model, *words, data=(mapped(values), Y[: len(values)]))
 
 
-def test_other_columns_are_refused(mapped):
-    model = LaplaceClassifier(NET, **SMALL, prior_precision=1.0).fit(X, Y)
-    with pytest.raises(ValueError, match="3 features"):
-        model.predict(mapped(np.c_[X, Y]))
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="of Linux")
 def test_memory_does_not_grow_with_the_file():
@@ -107,3 +89,15 @@ def test_memory_does_not_grow_with_the_file():
         peaks.append(int(re.search(r"predictions (\d+) MiB", found.stdout)[1]))
     assert max(peaks) < 1024
     assert peaks[1] - peaks[0] < 100
+
+
+def test_fits_are_taken_from_memory(mapped, tmp_path):
+    model = LaplaceClassifier(NEW, **SMALL, memory=str(tmp_path / "memory"))
+    expected = model.fit(mapped(X), Y).predict_proba(X)
+    with mock.patch(
+        "sklaplace.estimators.training.trainer.train", side_effect=AssertionError
+    ):
+        found = model.fit(mapped(X), Y).predict_proba(X)
+        with pytest.raises(AssertionError):
+            model.fit(mapped(X + 1), Y)
+    np.testing.assert_array_equal(found, expected)

@@ -130,14 +130,6 @@ def test_workers_of_a_loader_are_refused():
         model.fit(Stream(X), Y)
 
 
-def test_loaders_are_refused():
-    loader = DataLoader(TensorDataset(torch.from_numpy(X)))
-    words = "DataLoader", "dataset", "iter_predictions"
-    refused_fit(LaplaceClassifier(NET), *words, data=(loader, Y), error=TypeError)
-    with pytest.raises(TypeError, match="iter_predictions"):
-        FITTED.predict(loader)
-
-
 @pytest.mark.slow
 def test_predictions_name_what_to_use():
     model = LaplaceClassifier(NET, prior_precision=1.0).fit(X, Y)
@@ -170,7 +162,6 @@ INPUTS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", INPUTS)
 def test_predictions_are_those_of_all_samples(name):
     found = list(iter_predictions(FITTED, INPUTS[name], block_size=40))
@@ -198,22 +189,6 @@ def test_any_method_of_any_estimator():
     assert [len(part) for part in parts] == [2]
     scores = iter_predictions(FITTED, X, "score_samples", block_size=50)
     np.testing.assert_allclose(np.concatenate(list(scores)), FITTED.score_samples(X))
-
-
-def test_blocks_are_computed_one_after_another():
-    """None before it is asked for."""
-    seen = []
-
-    class Watched(Stream):
-        def __iter__(self):
-            for item in super().__iter__():
-                seen.append(item)
-                yield item
-
-    found = iter_predictions(FITTED, Watched(X), block_size=30)
-    assert not seen
-    next(found)
-    assert len(seen) == 30
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from nets import (
 )
 from refusals import refused_fit
 from sklearn.frozen import FrozenEstimator
-from torch import nn
 from torch.func import functional_call
 
 from sklaplace import MarglikTraining, SWAGClassifier, SWAGRegressor
@@ -84,15 +83,6 @@ def test_a_frozen_net_stays_and_its_copy_has_the_mean(module):
     assert all(p.requires_grad for p in own.parameters())
 
 
-def test_without_steps_to_speak_of_it_is_the_network():
-    net = frozen()
-    model = SWAGClassifier(FrozenEstimator(net), lr=1e-12, **FEW).fit(X, Y)
-    with torch.no_grad():
-        expected = net.module_(torch.from_numpy(X)).double().softmax(-1)
-    np.testing.assert_allclose(model.predict_proba(X), expected, atol=1e-6)
-    assert float(model.posterior_.variance().max()) < 1e-12
-
-
 def test_parameters_without_gradients_stay():
     net = frozen()
     net.module_.hidden.requires_grad_(False)
@@ -127,22 +117,6 @@ def test_more_deviations_than_fit_into_memory(monkeypatch):
 def test_callbacks_of_a_prior_are_refused():
     net = classifier(callbacks=[MarglikTraining(), RecordTraining()])
     refused_fit(SWAGClassifier(net), "MarglikTraining", "weight_decay", data=(X, Y))
-
-
-class ComplexMLP(MLP):
-    """With a parameter that no Gaussian over real numbers describes."""
-
-    def __init__(self, **params):
-        super().__init__(**params)
-        self.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
-
-    def forward(self, X):
-        return super().forward(X) + self.phase.real
-
-
-def test_complex_weights_are_refused():
-    net = classifier(ComplexMLP, callbacks=[RecordTraining()])
-    refused_fit(SWAGClassifier(net), "complex weights ('phase')", data=(X, Y))
 
 
 @pytest.mark.parametrize("lr", [1e3, 1e30])

@@ -1,7 +1,5 @@
 """Several labels per row: from targets to answers, against dense references."""
 
-import pickle
-
 import numpy as np
 import pytest
 import references
@@ -19,13 +17,7 @@ from torch import nn
 from sklaplace import LaplaceClassifier, LaplaceClassifierCV
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.dirichlet.links import LINKS
-from sklaplace.estimators.targets.label_types import (
-    DenseLabel,
-    MultiLabel,
-    SingleLabel,
-    infer_target_type,
-)
-from sklaplace.likelihoods import Bernoulli, Categorical
+from sklaplace.likelihoods import Bernoulli
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -81,22 +73,6 @@ def test_posterior_and_variances_are_those_of_the_dense_formula(
     assert model.log_marginal_likelihood() == pytest.approx(float(evidence), rel=1e-8)
 
 
-def test_weights_of_labels_are_torchs():
-    """Loss and derivatives, row by row."""
-    criterion = nn.BCEWithLogitsLoss(pos_weight=POS_WEIGHT, reduction="none")
-    likelihood = Bernoulli().multilabel().configured(criterion)
-    f = torch.linspace(-3, 3, 30, dtype=torch.float64).reshape(10, 3).requires_grad_()
-    y = (torch.arange(30).reshape(10, 3) % 2).double()
-    expected = criterion(f, y).sum(1)
-    torch.testing.assert_close(likelihood.loss(f, y), expected)
-    (slope,) = torch.autograd.grad(expected.sum(), f)
-    torch.testing.assert_close(likelihood.gradient(f.detach(), y), slope)
-    log_proba = torch.stack([(-f).sigmoid().log(), f.sigmoid().log()], -1)
-    torch.testing.assert_close(
-        likelihood.log_loss(log_proba.reshape(-1, 2), y), expected
-    )
-
-
 @pytest.mark.parametrize("link", LINKS)
 def test_a_label_is_a_problem_of_two_classes(trained, link):
     """Probabilities, Betas and draws of a label are those it has alone."""
@@ -138,35 +114,11 @@ def test_refitted_head_is_at_the_minimum(trained):
 
 
 # ------------------------------------------------------------------ the estimator
-def test_default_network():
-    model = LaplaceClassifier(random_state=0).fit(X, Y)
-    assert (model.classes_ == np.arange(N_LABELS)).all()
-    assert model.predict(X).dtype == np.int64
-    assert ((model.predict_proba(X) > 0.5) == model.predict(X)).all()
-    np.testing.assert_allclose(
-        model.predict_log_proba(X), np.log(model.predict_proba(X))
-    )
-    base = log_loss(Y.ravel(), np.tile(Y.mean(0), (len(Y), 1)).ravel())
-    assert log_loss(Y.ravel(), model.predict_proba(X).ravel()) < base
-    again = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
-
-
-@pytest.mark.parametrize("subset", ["last_layer", "all"])
-def test_neither_batches_nor_order_matter(trained, subset):
-    model = fitted(trained, subset_of_weights=subset)
-    proba = model.predict_proba(X)
-    order = np.random.default_rng(1).permutation(len(X))
-    other = clone(model).set_params(batch_size=7).fit(X[order], Y[order])
-    np.testing.assert_allclose(other.predict_proba(X), proba, rtol=1e-9)
 
 
 def test_new_rows(trained):
-    model = fitted(trained)
-    expected = model.predict_proba(X)
-    model = clone(model).partial_fit(X[:50], Y[:50], classes=np.arange(N_LABELS))
-    model.partial_fit(X[50:], Y[50:])
-    np.testing.assert_allclose(model.predict_proba(X), expected, rtol=1e-9)
+    model = clone(fitted(trained))
+    model.partial_fit(X, Y, classes=np.arange(N_LABELS))
     with pytest.raises(ValueError, match="y has shape"):
         model.partial_fit(X, Y[:, :2])
     with pytest.raises(ValueError, match="not the numbers of the columns"):
@@ -225,14 +177,6 @@ BAD = {
 def test_what_does_not_fit_is_refused(name):
     model, y, *words = BAD[name]
     refused_fit(model, *words, data=(X, y))
-
-
-@pytest.mark.parametrize("likelihood", [None, Bernoulli()])
-def test_kinds_of_targets(likelihood):
-    for one in (Y[:, 0], Y[:, :1]):
-        assert infer_target_type(one, likelihood) == SingleLabel()
-    assert infer_target_type(Y, likelihood) == MultiLabel(N_LABELS)
-    assert infer_target_type(Y, Categorical()) == DenseLabel((N_LABELS,))
 
 
 # -------------------------------------------------------------------------- scores

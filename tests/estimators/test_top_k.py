@@ -43,10 +43,6 @@ def test_equals_sorted_probabilities(k, link, batch_size):
     assert_sorted(fitted(link_approx=link, batch_size=batch_size), k)
 
 
-def test_weights_are_drawn_as_for_probabilities():
-    assert_sorted(fitted(pred_type="nn", n_samples=5), 2)
-
-
 def test_equally_probable_classes_come_in_order():
     net = initialised(classifier(LinearModel, module__n_out=5))
     net.module_.head.weight.data.zero_()
@@ -79,15 +75,6 @@ def test_what_is_refused():
     refused(ValueError, words, lambda: tags.predict_top_k(tagging.X, 1), tags)
 
 
-def test_many_classes_are_predicted_batch_by_batch(monkeypatch):
-    model = fitted()
-    expected = model.predict(NEW)
-    monkeypatch.setattr(probabilistic_classifier, "MANY_CLASSES", 3)
-    monkeypatch.setattr(LaplaceClassifier, "predict_proba", None)
-    np.testing.assert_array_equal(model.predict(NEW), expected)
-    assert model.score(NEW, expected) == 1
-
-
 @pytest.mark.slow
 def test_probabilities_of_all_samples_are_never_there_together():
     """The largest tensor is a tenth of (n, C) at most, for batches of a fortieth."""
@@ -107,3 +94,12 @@ def test_probabilities_of_all_samples_are_never_there_together():
     assert classes.shape == (n, 5)
     assert costs.largest <= n * c // 10
     assert costs.peak < 8 * n * c
+
+
+def test_many_classes_are_predicted_batch_by_batch(monkeypatch):
+    model = fitted()
+    expected = model.predict(NEW)
+    monkeypatch.setattr(probabilistic_classifier, "MANY_CLASSES", 3)
+    monkeypatch.setattr(LaplaceClassifier, "predict_proba", None)
+    np.testing.assert_array_equal(model.predict(NEW), expected)
+    assert model.score(NEW, expected) == 1

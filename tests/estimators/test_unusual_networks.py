@@ -6,14 +6,16 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from nets import MLP, blobs, classifier
-from refusals import refused_fit
+from nets import MLP, blobs, classifier, initialised, regressor, waves
+from refusals import refused, refused_fit
 from sklearn.frozen import FrozenEstimator
 from torch import nn
+from torch.func import grad, vmap
 
-from sklaplace import LaplaceClassifier
+from sklaplace import LaplaceClassifier, LaplaceRegressor
 
 X, Y = blobs()
+X_REG, Y_REG = waves()
 
 # what torch says of such modules
 pytestmark = [
@@ -200,3 +202,103 @@ def test_a_subnetwork_of_all_weights_by_default_is_told(options, warns):
         warnings.simplefilter("always")
         fit(trained(MLP), "subnetwork", "full", subset_params=options)
     assert [("has 39, which" in str(w.message)) for w in shown] == [True] * warns
+
+
+# --------------------------------------------- that write to inputs, or differentiate
+FIXED = {"prior_precision": 1.0, "sigma_noise": 0.5, "random_state": 0}
+
+
+class Plain(nn.Module):
+    def __init__(self, n_out=1):
+        super().__init__()
+        self.hidden, self.head = nn.Linear(2, 4), nn.Linear(4, n_out)
+
+    def energy(self, x):
+        return torch.tanh(self.hidden(x))
+
+    def forward(self, x):
+        return self.head(self.energy(self.before(x)))
+
+    def before(self, x):
+        return x * x.new_tensor([0.0, 2.0])
+
+
+class InPlace(Plain):
+    def before(self, x):
+        x.mul_(2)
+        x[:, 0] = 0
+        return x
+
+
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+@pytest.mark.parametrize("pred_type", ["glm", "nn"])
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_network_may_write_to_its_input(subset, pred_type, is_frozen):
+    found = []
+    for module in (InPlace, Plain):
+        net = initialised(regressor(module, max_epochs=2))
+        net = FrozenEstimator(net) if is_frozen else net.set_params(module=net.module_)
+        params = {"subset_of_weights": subset, "pred_type": pred_type, **FIXED}
+        Z = X_REG.copy()
+        model = LaplaceRegressor(net, **params).fit(Z, Y_REG)
+        found.append([*model.predict(Z, return_std=True), model.score_samples(Z)])
+        if pred_type == "glm":
+            x = torch.tensor(Z, requires_grad=True)
+            mean, cov = model.predictive(x)
+            (slope,) = torch.autograd.grad(mean.sum() + cov.sum(), x)
+            found[-1] += [mean.detach(), cov.detach(), slope]
+            np.testing.assert_array_equal(x.detach(), X_REG)
+        np.testing.assert_array_equal(Z, X_REG)
+    for own, plain in zip(*found, strict=True):
+        np.testing.assert_allclose(own, plain, rtol=1e-5, atol=1e-6)
+
+
+class Force(Plain):
+    """Its outputs are made of derivatives of a layer in its inputs."""
+
+    def energy(self, x):
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        hidden = torch.tanh(self.hidden(x))
+        (slope,) = torch.autograd.grad(hidden[:, 0].sum(), x, create_graph=True)
+        return torch.cat([hidden[:, :2], slope], 1)
+
+
+class ForceOfTorchFunc(Force):
+    def one(self, x):
+        return torch.tanh(self.hidden(x))
+
+    def energy(self, x):
+        slope = vmap(grad(lambda row: self.one(row)[0]))(x)
+        return torch.cat([self.one(x)[:, :2], slope], 1)
+
+
+class ForceInClosedForm(Plain):
+    def energy(self, x):
+        hidden = torch.tanh(self.hidden(x))
+        slope = (1 - hidden[:, :1] ** 2) * self.hidden.weight[:1]
+        return torch.cat([hidden[:, :2], slope], 1)
+
+
+@pytest.mark.parametrize("module", [Force, ForceOfTorchFunc])
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+@pytest.mark.parametrize("pred_type", ["glm", "nn"])
+def test_a_network_may_differentiate_inside(module, subset, pred_type):
+    found = []
+    for kind in (module, ForceInClosedForm):
+        net = initialised(regressor(kind))
+        params = {"subset_of_weights": subset, "pred_type": pred_type, **FIXED}
+        model = LaplaceRegressor(FrozenEstimator(net), **params).fit(X_REG, Y_REG)
+        found.append([*model.predict(X_REG, return_std=True)])
+        assert np.isfinite(model.score_samples(X_REG)).all()
+    for own, closed in zip(*found, strict=True):
+        np.testing.assert_allclose(own, closed, rtol=1e-4, atol=1e-5)
+
+
+def test_predictive_says_which_derivatives_it_takes():
+    net = FrozenEstimator(initialised(regressor(Force)))
+    model = LaplaceRegressor(net, **FIXED).fit(X_REG, Y_REG)
+    words = "requires_grad_", "torch.func.grad"
+    refused(ValueError, words, lambda: model.predictive(torch.tensor(X_REG)), model)
+    net = FrozenEstimator(initialised(regressor(ForceOfTorchFunc)))
+    model = LaplaceRegressor(net, **FIXED).fit(X_REG, Y_REG)
+    assert model.predictive(torch.tensor(X_REG))[0].isfinite().all()

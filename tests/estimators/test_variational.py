@@ -80,6 +80,7 @@ def linear(line):
     return fit_line(line, sigma_noise=SIGMA)
 
 
+@pytest.mark.slow
 class TestLinearModel:
     """One linear layer under Gaussian noise: all is known."""
 
@@ -113,11 +114,9 @@ class TestLinearModel:
         ratio = np.sqrt(found.variance().numpy()) / std
         np.testing.assert_allclose(ratio, 1, atol=0.12)
 
-    @pytest.mark.slow
     def test_posterior_is_the_best_independent_one(self, linear, line):
         self.assert_optimal(linear, *line, SIGMA)
 
-    @pytest.mark.slow
     def test_elbo_is_that_of_the_optimum(self, linear, line):
         expected, spread = self.bound(*line, SIGMA, SCALE)
         # five standard errors of 20 draws, and what is lost by being a little off
@@ -142,7 +141,6 @@ class TestLinearModel:
         ratio = np.sqrt(spread[:, 0] / expected)
         np.testing.assert_allclose(ratio, 1, atol=5 / 200**0.5 + 0.12)
 
-    @pytest.mark.slow
     def test_learned_noise_maximises_the_objective(self, line):
         model, sigma = fit_line(line), 1.0
         for _ in range(50):
@@ -152,7 +150,6 @@ class TestLinearModel:
         # squares of a draw spread by 6 %, and the last twenty are averaged
         assert model.sigma_noise_ == pytest.approx(sigma, rel=5 * 0.03 / 20**0.5)
 
-    @pytest.mark.slow
     def test_weight_of_the_divergence_is_a_temperature(self, line):
         model = fit_line(line, kl_weight=0.25, sigma_noise=SIGMA)
         # 1/4 of the divergence is the objective of four times as many rows
@@ -198,7 +195,7 @@ SPLIT = {"train_split": ValidSplit(3), "callbacks": None}
 
 @pytest.fixture(scope="module")
 def net():
-    return seeded(classifier(max_epochs=60, **SPLIT), X, Y)
+    return seeded(classifier(max_epochs=30, **SPLIT), X, Y)
 
 
 def started(net, **options):
@@ -253,9 +250,6 @@ class TestFrozenStart:
         words = r"predicts the 20 rows that the net holds out worse.*lower kl_weight"
         with pytest.warns(UserWarning, match=words):
             started(net, kl_weight=1e3)
-
-    def test_no_word_without_rows_held_out(self):
-        started(seeded(classifier(), X, Y), kl_weight=3.0)
 
 
 # ------------------------------------------------------------------------ families
@@ -327,15 +321,7 @@ OPTIONS = [
     ({"posterior_params": {"n_units": 2}}, ["'n_units', which posterior='gaussian'"]),
     ({"posterior": Unusable}, ["'Unusable' has draws without gradients"]),
     ({"posterior": START}, ["instance for 3 weights, but the network has"]),
-    ({"prior": "normal"}, ["'prior' parameter", "'scale_mixture'", "Got 'normal'"]),
-    ({"kl_schedule": None}, ["'kl_schedule' parameter", "'blundell'"]),
-    ({"kl_weight": 0}, ["'kl_weight' parameter", "a positive number. Got 0"]),
-    ({"kl_weight": "auto"}, ["'kl_weight' parameter"]),
-    ({"kl_weight": np.inf}, ["Got inf"]),
-    ({"bound": -1.0}, ["'bound' parameter", "a positive number. Got -1.0"]),
-    ({"prior_scale": None}, ["'prior_scale' parameter", "a positive number"]),
     ({"prior_params": {"weight": 0.5}}, ["'weight'", "It takes none."]),
-    ({"prior_params": 3}, ["'prior_params' parameter", "Mapping", "Got 3"]),
     (mixture(wide=1), ["has 'wide'", "It takes 'narrow', 'weight'."]),
     (mixture(weight=1.5), ["prior_params['weight']=1.5 is not between 0 and 1"]),
     (mixture(narrow="x"), ["prior_params['narrow']='x'"]),
@@ -369,10 +355,8 @@ class TestRefused:
 
     @pytest.mark.parametrize(("options", "words"), OPTIONS)
     def test_options(self, options, words):
-        error = TypeError if options == {"prior_params": 3} else ValueError
         for kind, data in DATA.items():
-            model = recorded(kind=kind, **options)
-            refused_fit(model, *words, data=data, error=error)
+            refused_fit(recorded(kind=kind, **options), *words, data=data)
 
     def test_noise_of_targets_that_have_their_own(self):
         counts = {"criterion": nn.PoissonNLLLoss}
@@ -402,9 +386,3 @@ class TestFailures:
         net = regressor(lr=1e20, optimizer=torch.optim.SGD)
         with pytest.raises(ValueError, match="has diverged"):
             VariationalRegressor(net, random_state=0).fit(X_REG, Y_REG)
-
-    def test_guessing_is_told(self):
-        net = classifier(max_epochs=30, lr=5.0, optimizer=torch.optim.SGD)
-        model = VariationalClassifier(net, kl_weight=1e-6, random_state=0)
-        with pytest.warns(UserWarning, match="larger than that of guessing"):
-            model.fit(1e3 * X, Y)

@@ -2,16 +2,14 @@
 
 import re
 import sys
-import threading
 
 import joblib
 import numpy as np
 import pytest
-from nets import MLP, classifier, regressor, seeded
+from nets import DropoutMLP, classifier, regressor, seeded
 from refusals import CLASSES, CLASSIFIERS, NUMBERS, REGRESSORS
 from sklearn.base import is_classifier
 from sklearn.frozen import FrozenEstimator
-from torch import nn
 
 from sklaplace import (
     DeepEnsembleClassifier,
@@ -55,17 +53,6 @@ PHASES = {
 }
 
 
-class WithDropout(MLP):
-    """An MLP with a layer of dropout, which Monte Carlo dropout needs."""
-
-    def __init__(self, **sizes):
-        super().__init__(**sizes)
-        self.dropout = nn.Dropout(0.2)
-
-    def forward(self, X):
-        return self.head(self.dropout(self.hidden(X).tanh()))
-
-
 def made(kind, **params):
     """An estimator of a kind around a quick net, and samples for it."""
     names = kind().get_params(deep=False)
@@ -73,7 +60,7 @@ def made(kind, **params):
     if kind is LaplaceRanker:
         return kind(**{**settings, **params}), (PAIRS, PREFERRED)
     net = classifier if is_classifier(kind()) else regressor
-    given = {"estimator": net(WithDropout, max_epochs=2), **settings, **params}
+    given = {"estimator": net(DropoutMLP, max_epochs=2), **settings, **params}
     return kind(**given), (CLASSES if is_classifier(kind()) else NUMBERS)
 
 
@@ -185,22 +172,6 @@ class TestWorkers:
         out, err = capfd.readouterr()
         assert phases(out) == PHASES[kind.__name__]
         assert re.search(rf"\[{kind.__name__}\] (folds|networks): ", err)
-
-    def test_threads_print_for_themselves(self, capsys):
-        """A silent fit beside a loud one prints nothing."""
-        models = [made(LaplaceRegressor, verbose=v)[0] for v in (1, 0)]
-        start = threading.Barrier(2)
-
-        def fit(model):
-            start.wait()
-            model.fit(X_REG, Y_REG)
-
-        threads = [threading.Thread(target=fit, args=(model,)) for model in models]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert phases(capsys.readouterr().out) == LAPLACE
 
 
 class TestSummary:

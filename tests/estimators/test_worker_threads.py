@@ -58,11 +58,6 @@ def most_threads_at_once(rows):
     return max(np.cumsum([n for _, n in sorted(begins + ends)]))
 
 
-def test_overlapping_evaluations_are_counted():
-    rows = np.array([[0, 4, 1, 7], [1, 2, 3, 8], [3, 5, 2, 8], [6, 7, 2, 7]])
-    assert most_threads_at_once(rows) == 4
-
-
 @pytest.fixture
 def _processes():
     """Processes in which torch may use two threads each."""
