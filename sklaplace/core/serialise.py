@@ -33,7 +33,6 @@ from skorch import NeuralNet
 from skorch.helper import _make_split
 from skorch.setter import optimizer_setter
 from skorch.utils import get_map_location
-from torch import Tensor
 from torch.nn import functional
 from torch.overrides import get_overridable_functions, resolve_name
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
@@ -259,18 +258,6 @@ def reduced_net(net: NeuralNet, left_out: Iterable[str] = ()) -> Any:
 
 def _set_attributes(net: NeuralNet, state: dict[str, Any]) -> None:
     vars(net).update(state)
-
-
-def reduced_as_array(value: Tensor) -> Any:
-    """Reduce a plain tensor to an array, for pickle; return None for other tensors.
-
-    Arrays load several times faster than torch's own format.
-    """
-    is_plain = value.is_contiguous() and value.device.type == "cpu"
-    if is_plain and not (value.requires_grad or vars(value)):
-        with suppress(TypeError, RuntimeError):  # dtypes that numpy lacks
-            return torch.from_numpy, (value.numpy(),)
-    return None
 
 
 _IS_FOR_WORKER: ContextVar[bool] = ContextVar("is_for_worker", default=False)

@@ -39,7 +39,7 @@ from sklaplace.networks.data import (
     input_type,
     is_opaque,
 )
-from sklaplace.networks.stored import StoredArray, check_file, is_stored
+from sklaplace.networks.stored import StoredArray, is_stored
 
 # Warn if the mean of the positive weights is below this number or above its inverse.
 SMALLEST_MEAN_WEIGHT = 0.1
@@ -265,7 +265,6 @@ class InputForm(InputType):
         """
         check_loader(X)
         check_arrays(X=X, y=y)
-        check_file(y, "y")
         if is_opaque(X):
             X, y = as_given(X, self.dtype), _as_targets(y, allow_nd=True)
             check_length(X, y)
@@ -296,7 +295,6 @@ class InputForm(InputType):
         self, owner: BaseEstimator, X: Any, *, reset: bool
     ) -> np.ndarray | StoredArray:
         """Return checked array-like inputs in the dtype of the network."""
-        check_file(X, "X")
         if is_stored(X):
             return self._stored(owner, X, reset=reset)
         check_columns(X, "X")
