@@ -9,8 +9,8 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from dis import opmap
 from functools import partial
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -217,17 +217,10 @@ def noting_interrupts(note: Callable[[], None]) -> type:
 def _is_stop(error: KeyboardInterrupt) -> bool:
     """Return whether a callback stopped the training, such as `EarlyStopping`.
 
-    Ctrl-C during a callback raises the same exception, but without a ``raise``
-    statement.
+    Ctrl-C during a callback counts as a stop.
     """
-    # Limitation: a SIGINT handler written in Python has such a statement, so Ctrl-C
-    # during a callback counts as a stop.
-    names, trace = set[str](), error.__traceback__
-    while trace is not None:
-        code, last = trace.tb_frame.f_code, trace.tb_lasti
-        names.add(code.co_name)
-        trace = trace.tb_next
-    return "notify" in names and code.co_code[last] == opmap["RAISE_VARARGS"]
+    frames = walk_tb(error.__traceback__)
+    return any(frame.f_code.co_name == "notify" for frame, _ in frames)
 
 
 def batch_weights(net: NeuralNet) -> Tensor | None:
