@@ -1,14 +1,12 @@
 """Progress: printed messages about a fit, and progress bars.
 
 `reporting` opens a scope for one estimator; phases and loops inside need no extra
-arguments. A scope belongs to one thread: code in other threads or in joblib processes
+arguments. A scope belongs to one thread: code in other threads or processes
 prints nothing. Estimators do not store scopes.
 """
 
-import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
@@ -36,7 +34,6 @@ class Reporter:
     def __init__(self, title: str, verbose: Any) -> None:
         is_known = isinstance(verbose, Integral | np.bool_)
         self.title, self.verbose = title, int(verbose) if is_known else 0
-        self.process = os.getpid()  # a forked process inherits this scope
         self.in_phase, self.bar, self.counted = False, None, ""
 
     def line(self, text: str) -> None:
@@ -64,16 +61,13 @@ _SILENT = Reporter("", 0)
 
 def _current() -> Reporter:
     found: Reporter = getattr(_scopes, "current", _SILENT)
-    return found if found.process == os.getpid() else _SILENT
+    return found
 
 
 def _bars() -> Callable[..., Any] | None:
     """Return tqdm's bar class for a terminal or notebook, or None without tqdm."""
     try:
-        with warnings.catch_warnings():
-            # for notebooks without widgets, where bars are text
-            warnings.simplefilter("ignore")
-            from tqdm.auto import tqdm
+        from tqdm.auto import tqdm
     except ImportError:
         return None
     return tqdm

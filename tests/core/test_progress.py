@@ -1,6 +1,5 @@
-"""Scopes of what is printed: phases, progress bars, threads, forks, failures."""
+"""Scopes of what is printed: phases, progress bars, threads, failures."""
 
-import os
 import re
 import sys
 import threading
@@ -209,10 +208,3 @@ class TestElsewhere:
             progress.line("from here")
         assert capsys.readouterr().out == "[Name] from here\n"
         assert bars == []
-
-    def test_a_forked_process_is_silent(self, monkeypatch, capsys):
-        with progress.reporting("Name", 1):
-            number = os.getpid()
-            monkeypatch.setattr(os, "getpid", lambda: number + 1)
-            progress.line("from a fork")
-        assert capsys.readouterr().out == ""

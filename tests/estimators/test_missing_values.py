@@ -62,7 +62,7 @@ BAD_INPUTS = {
         TypeError,
         "column 'b'",
     ),
-    "words": (replaced(X, "red"), ValueError, "X has the entry 'red'"),
+    "words": (replaced(X, "red"), ValueError, "X is not an array of numbers"),
 }
 BAD_LABELS = {
     "None": (replaced(WORDS, None), "y contains NaN"),

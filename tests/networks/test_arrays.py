@@ -73,8 +73,8 @@ class TestNumbers:
         [("red", ValueError), ({"a": 1}, TypeError), (10**400, ValueError)],
         ids=["word", "dict", "large integer"],
     )
-    def test_name_the_entry_that_is_none(self, entry, error):
-        with pytest.raises(error, match=r"items has the entry .* not a number"):
+    def test_of_other_objects(self, entry, error):
+        with pytest.raises(error, match=r"items is not an array of numbers: .* Encode"):
             as_numbers(objects(1.0, entry), "items")
 
     def test_missing_one_of_pandas(self):
