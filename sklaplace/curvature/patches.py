@@ -7,6 +7,7 @@ patches is computed from the autocorrelation of the image.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 
 from sklaplace.core.budget import CACHE
 from sklaplace.core.linalg import gram
-from sklaplace.core.parallel import cached_property
 
 # The autocorrelation is faster if the products that it avoids, (samples · positions ·
 # i²), cost more than its small products, whose number grows with the cube of the kernel

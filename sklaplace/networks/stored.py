@@ -104,7 +104,7 @@ class StoredArray:
         """Read all samples into memory, in their stored dtype."""
         if isinstance(self.source, np.ndarray):
             found = np.asarray(self.source)[self.rows]
-            file = getattr(self.source, "_mmap", None)
+            file: Any = getattr(self.source, "_mmap", None)
             if hasattr(file, "madvise"):
                 file.madvise(mmap.MADV_DONTNEED)  # pages of the map count as memory
             return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Self
 
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.linalg import all_finite, gram, symmetric_eigh
-from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.blocks import BaseBlock, Block, HeadBlock
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
