@@ -21,7 +21,6 @@ from skorch.utils import to_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from sklaplace.core.checks import naming
 from sklaplace.core.random import private_rng
 from sklaplace.likelihoods import CRITERIA
 from sklaplace.networks.data import collate_weighted, sample_weights, with_targets
@@ -67,14 +66,8 @@ def train(
     if weights is not None or isinstance(X, torch.utils.data.Dataset):
         state.dataset = with_targets(net.get_dataset(X, y), y, weights)
         changes = (*changes, _WeightedTraining)
-    try:
-        with _training_class(net, state, changes):
-            net.fit(X, y, **fit_params)
-    except (TypeError, ValueError):
-        if state.has_begun:
-            raise
-        with naming(estimator="estimator"):  # initialisation failed
-            raise
+    with _training_class(net, state, changes):
+        net.fit(X, y, **fit_params)
     return state.parts or (state.dataset or net.get_dataset(X, y), None)
 
 
@@ -129,7 +122,6 @@ class _TrainingState:
     X: object = None
     dataset: Samples | None = None
     check: Callable[[Samples, Samples | None], None] | None = None
-    has_begun: bool = False
     parts: tuple[Samples, Samples | None] | None = None
     weights: Tensor | None = None
     mean_weight: float = 1.0
@@ -177,7 +169,6 @@ class _ForTraining:
     ) -> tuple[Samples, Samples | None]:
         # skorch calls this after all initialisation, just before the first step.
         state, split = self._training_state, super().get_split_datasets  # type: ignore[misc]
-        state.has_begun = True
         state.dataset = dataset = self.get_dataset(X, y)
         try:
             parts = split(X, y, **params)

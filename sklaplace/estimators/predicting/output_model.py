@@ -27,7 +27,7 @@ from sklaplace.likelihoods.base import weighted
 from sklaplace.networks.data import Batches, count_rows
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import OutputSpec
-from sklaplace.networks.shards import Shards, cut
+from sklaplace.networks.shards import cut, shards_of
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.predictive import WeightDistribution, moments, network_draws
 
@@ -354,7 +354,7 @@ class BatchedOutputs:
         alone = replace(self, batch_size=batch_size, scope=("", 0), in_worker=True)
         own, workers = partial(work, alone), n_workers(self.n_jobs)
         n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
-        shards = Shards.of(dataset, batch_size, n_shards)
+        shards = shards_of(dataset, batch_size, n_shards)
         if len(shards) > 1:
             with torch_threads(1):
                 # computed here first, so that workers receive the values that the
