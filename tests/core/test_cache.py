@@ -36,10 +36,6 @@ class Counter:
         return self.make()
 
 
-def entries(folder):
-    return sorted(folder.rglob("output.pkl"))
-
-
 def differ(*values):
     keys = [fingerprint(value) for value in values]
     return len(set(keys)) == len(keys)
@@ -60,13 +56,6 @@ def test_work_is_done_once_per_key_and_results_share_nothing(tmp_path, options):
     assert work.n == 2
 
 
-def test_every_folder_has_its_own_entries(tmp_path):
-    work = Counter()
-    for folder in "abab":
-        cached(check_memory(str(tmp_path / folder)), "key", work)
-    assert work.n == 2
-
-
 def test_what_can_be_a_memory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert check_memory(None).location is None
@@ -76,19 +65,6 @@ def test_what_can_be_a_memory(tmp_path, monkeypatch):
     assert check_memory(own) is own
     with pytest.raises(ValueError, match="'memory' should be None"):
         check_memory(1)
-
-
-def test_a_failure_of_the_work_is_passed_on_and_leaves_no_entry(tmp_path):
-    def fail():
-        raise RuntimeError("diverged")
-
-    memory, work = check_memory(tmp_path), Counter()
-    with pytest.raises(RuntimeError, match="diverged"):
-        cached(memory, "a", fail)
-    assert entries(tmp_path) == []
-    cached(memory, "a", work)
-    cached(memory, "a", work)
-    assert work.n == 1
 
 
 def test_a_result_that_cannot_be_pickled_is_returned(tmp_path):
