@@ -114,23 +114,9 @@ class TestBars:
         with progress.reporting("Name", 2):
             for _ in progress.tracked("ab", "outer", 2):
                 list(progress.tracked("abc", "inner", 3))
-                progress.count("steps")
             for _ in progress.tracked("a", "single", 1):
                 list(progress.tracked("abc", "inner", 3))
         assert [(bar.desc[7:], bar.n) for bar in bars] == [("outer", 2), ("inner", 3)]
-
-    def test_a_count_lasts_for_the_phase(self, bars):
-        with progress.reporting("Name", 2):
-            with progress.phase("tune"):
-                for _ in range(4):
-                    progress.count("path")
-                    progress.count("steps of a step")
-                    list(progress.tracked("abc", "inner", 3))
-                assert bars[0].n_closed == 0
-            with progress.phase("refit"):
-                progress.count("steps")
-        assert [(bar.desc[7:], bar.n) for bar in bars] == [("path", 4), ("steps", 1)]
-        assert [(bar.total, bar.n_closed) for bar in bars] == [(None, 1), (None, 1)]
 
     def test_closed_where_a_loop_fails(self, bars):
         """While the error is about, which keeps the generator of the loop alive."""
@@ -153,7 +139,6 @@ class TestBars:
         monkeypatch.setitem(sys.modules, "tqdm.auto", None)
         with progress.reporting("Name", 2), progress.phase("train"):
             assert list(progress.tracked("abc", "letters", 3)) == ["a", "b", "c"]
-            progress.count("steps")
         out, err = capsys.readouterr()
         assert re.fullmatch(rf"\[Name\] train: {TIME}\n", out)
         assert err == ""

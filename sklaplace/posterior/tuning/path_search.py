@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sklaplace.core import progress
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.candidate import Candidate, implied_variance, scored
 from sklaplace.posterior.tuning.problem import TuningProblem
@@ -196,7 +195,6 @@ def _refitted(
     tolerance: float,
 ) -> Candidate:
     """Return the candidate with models refitted at one ratio ``ρ = δ/scale``."""
-    progress.count("prior path")
 
     def refit(part: TuningProblem, start: GaussianPosterior) -> TuningProblem:
         if part.free_prior:
