@@ -6,6 +6,7 @@ reading.
 """
 
 import mmap
+import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from math import prod
@@ -127,5 +128,16 @@ class StoredArray:
         return np.asarray(self.read(), dtype=dtype)
 
     def __reduce__(self) -> Any:
-        """Pickle the samples by value."""
-        return StoredArray, (self._raw(), self.cast)
+        """Pickle the samples by value, and blocks of dask as their graph.
+
+        Blocks are computed at unpickling, not later. A dask worker that waits for a
+        block starts other tasks, which may wait for a resource that the worker holds.
+        """
+        if not hasattr(self.source, "__dask_graph__"):
+            return StoredArray, (self._raw(), self.cast)
+        (blocks,) = sys.modules["dask"].optimize(self.source[self.rows])
+        return _computed, (blocks, self.cast)
+
+
+def _computed(source: object, cast: Cast) -> StoredArray:
+    return StoredArray(np.asarray(source), cast)

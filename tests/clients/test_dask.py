@@ -156,3 +156,24 @@ def test_stored_arrays_are_as_those_of_numpy(workers, name, tmp_path):
     expected = computed(CLASSES, X, Y)
     assert_equal(computed(CLASSES, array, Y), expected)
     assert_equal(computed(CLASSES, array, Y, *workers), expected)
+
+
+class Noted:
+    """Rows of X, and the processes that compute them."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __call__(self, block):
+        Path(self.folder, str(os.getpid())).touch()
+        return block
+
+
+@on_dask
+def test_blocks_are_computed_by_the_workers(workers, tmp_path):
+    blocks = da.from_array(X, chunks=(40, 2))
+    array = blocks.map_blocks(Noted(tmp_path), dtype=X.dtype, meta=X[:0])
+    pids = {str(pid) for pid in distributed.get_client().run(os.getpid).values()}
+    model = LaplaceClassifier(FROZEN, **SMALL, prior_precision=1.0)
+    assert_equal(computed(model, array, Y, *workers), computed(model, X, Y))
+    assert {file.name for file in tmp_path.iterdir()} <= pids

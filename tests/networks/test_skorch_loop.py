@@ -14,7 +14,6 @@ from nets import (
     blobs,
     classifier,
     regressor,
-    seeded,
     waves,
 )
 from skorch import NeuralNetClassifier
@@ -252,10 +251,3 @@ class TestEstimator:
         (net,) = Escapes.net
         assert type(net) is NeuralNetClassifier
         assert net.train_split is None
-
-    def test_the_net_given_is_left_alone(self):
-        net = classifier(**SPLIT)
-        before = dict(vars(net))
-        fitted(net)
-        assert vars(net) == before
-        seeded(net, X, Y)

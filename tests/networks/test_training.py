@@ -17,7 +17,7 @@ from nets import (
 )
 from sklearn.base import clone
 from skorch import NeuralNetClassifier
-from skorch.callbacks import Callback, Checkpoint, EpochScoring
+from skorch.callbacks import Callback, EpochScoring
 from skorch.dataset import ValidSplit
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
@@ -65,17 +65,6 @@ class TestFit:
         seen = dict(model.estimator_.callbacks_)["sees"]
         np.testing.assert_array_equal(seen.X_, X)
         np.testing.assert_array_equal(seen.y_, Y)
-
-    @weighted_or_not
-    def test_checkpoints(self, weights, tmp_path):
-        checkpoint = Checkpoint(dirname=tmp_path, f_pickle="net.pkl", load_best=True)
-        net = skorch_defaults(checkpoint)
-        LaplaceClassifier(net, random_state=0).fit(X, Y, sample_weight=weights)
-        with open(tmp_path / "net.pkl", "rb") as file:
-            saved = pickle.load(file)
-        assert type(saved) is NeuralNetClassifier
-        assert type(saved.train_split) is type(net.train_split)
-        assert saved.predict_proba(X).shape == (60, 3)
 
     def test_nothing_is_left_on_the_net(self):
         model = LaplaceClassifier(classifier(), **FIXED).fit(X, Y, WEIGHTS)
