@@ -109,8 +109,11 @@ class StoredArray:
             if hasattr(file, "madvise"):
                 file.madvise(mmap.MADV_DONTNEED)  # pages of the map count as memory
             return found
-        distinct, places = np.unique(self.rows, return_inverse=True)
         size = self._chunk_rows
+        chunks = self.rows // size
+        if (chunks == chunks[0]).all():  # as for a single sample
+            return self._chunk(int(chunks[0]))[self.rows % size]
+        distinct, places = np.unique(self.rows, return_inverse=True)
         groups = np.split(distinct, np.flatnonzero(np.diff(distinct // size)) + 1)
         parts = [self._chunk(int(rows[0]) // size)[rows % size] for rows in groups]
         return np.concatenate(parts)[places]
