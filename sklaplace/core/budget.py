@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,11 @@ from torch import Tensor, nn
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-# Files of a control group: the limit, the usage, and the entry of memory.stat that
-# counts memory the kernel can reclaim.
-VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-VERSION_2 = "memory.max", "memory.current", "inactive_file"
-
-Group = tuple[Path, str, str, str]  # folder and names of its files
 
 
 def free_cpu_bytes() -> int:
     """Estimate how many bytes this process can allocate."""
-    return max(0, min([_machine(), *_control_groups(), *_address_space()]))
+    return max(0, min([_machine(), *_control_groups()]))
 
 
 def _machine() -> int:
@@ -39,58 +32,23 @@ def _machine() -> int:
 
 
 def _control_groups() -> Iterator[int]:
-    """Yield the bytes left under the limit of each control group of the process."""
-    for folder, limit, use, reclaimable in _folders(PROC, CGROUPS):
+    """Yield the bytes left under each memory limit of the process's control groups.
+
+    Only groups of version 2 are read.
+    """
+    own = Path()
+    with suppress(OSError):
+        lines = (PROC / "self" / "cgroup").read_text().splitlines()
+        own = Path(*(line[4:] for line in lines if line.startswith("0::/")))
+    # in a container the path may be the host's, which is invisible inside
+    for group in (CGROUPS / folder for folder in (own, *own.parents)):
         # a group without a limit has "max" instead of a number
         with suppress(OSError, ValueError):
-            left = int((folder / limit).read_text())
-            if left < 2**60:  # version 1 has a huge number for no limit
-                left -= int((folder / use).read_text())
-                yield left + _entry(folder / "memory.stat", reclaimable)
-
-
-@cache  # a process rarely changes its groups
-def _folders(proc: Path, root: Path) -> list[Group]:
-    """Return the folders of this process's control groups, innermost first."""
-    found: dict[Path, Group] = {}
-    with suppress(OSError, ValueError):
-        for line in (proc / "self" / "cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            own = Path(path.lstrip("/"))
-            # in a container the path may be the host's, which is invisible inside
-            for mount, files in _interfaces(controllers):
-                for folder in (root / mount / group for group in (own, *own.parents)):
-                    if (folder / files[0]).exists():
-                        found[folder] = (folder, *files)
-    return list(found.values())
-
-
-def _interfaces(controllers: str) -> list[tuple[str, tuple[str, str, str]]]:
-    """Return mount points for some controllers, each with the names of its files."""
-    if not controllers:
-        return [("", VERSION_2), ("unified", VERSION_2)]
-    return [("memory", VERSION_1)] if "memory" in controllers.split(",") else []
-
-
-def _entry(path: Path, name: str) -> int:
-    """Return the number after a name in a file; zero if the name is missing."""
-    with suppress(OSError, ValueError):
-        for line in path.read_text().splitlines():
-            key, value = line.split()
-            if key == name:
-                return int(value)
-    return 0
-
-
-def _address_space() -> Iterator[int]:
-    """Yield the bytes left under the limit of the address space, if it has one."""
-    with suppress(ImportError, OSError, ValueError):
-        import resource  # not on Windows
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY:
-            pages = int((PROC / "self" / "statm").read_text().split()[0])
-            yield limit - pages * resource.getpagesize()
+            limit = int((group / "memory.max").read_text())
+            left = limit - int((group / "memory.current").read_text())
+            stat = (group / "memory.stat").read_text().split()
+            counts = dict(zip(stat[::2], stat[1::2], strict=True))
+            yield left + int(counts.get("inactive_file", 0))
 
 
 # Bytes for processing one batch, without the network and the posterior's factors.

@@ -8,7 +8,6 @@ code. An edit to a function that this source code calls goes unnoticed, as with
 
 import functools
 import inspect
-import io
 import linecache
 import marshal
 import os
@@ -32,7 +31,6 @@ from torch import Tensor, nn
 
 from sklaplace.core import progress
 from sklaplace.core.checks import warn_user
-from sklaplace.core.serialise import reduced_as_array, reduced_net
 
 T = TypeVar("T")
 _VERSIONS = {m.__name__: m.__version__ for m in (joblib, np, scipy, sklearn, skorch)}
@@ -80,32 +78,20 @@ def cached(memory: Any, key: str, work: Callable[[], T]) -> T:
     object
         The value of ``work()``, or a copy of the value stored earlier for the key.
 
-    Warns
+    Notes
     -----
-    UserWarning
-        If the store cannot be read, or the result cannot be stored. The result is
-        still returned.
+    The store warns if it cannot read or write a result; see `joblib.Memory`.
     """
-    begun, fresh = list[str](), list[T]()
+    fresh = list[T]()
 
-    def entry(key: str) -> bytes:  # joblib stores its value under its argument
-        begun.append(key)
+    def entry(key: str) -> T:  # joblib stores its value under its argument
         fresh.append(work())
-        file = io.BytesIO()
-        _Pickler(file, protocol=5).dump(fresh[0])
-        return file.getvalue()
+        return fresh[0]
 
-    try:
-        stored = memory.cache(entry)(key)
-        if not fresh:
-            found = pickle.loads(stored)
-            progress.line("network and curvature: from memory")
-            return cast(T, found)
-    except Exception as error:
-        if begun and not fresh:  # the work itself failed
-            raise
-        warn_without_memory(error)
-    return fresh[0] if fresh else work()
+    found = cast(T, memory.cache(entry)(key))
+    if not fresh:
+        progress.line("network and curvature: from memory")
+    return found
 
 
 def warn_without_memory(error: Exception) -> None:
@@ -166,8 +152,8 @@ class _Hasher(NumpyHasher):
             return type, (type(value),), self._content(value)
         if isinstance(value, skorch.NeuralNet):
             return type, (type(value),), _parameters(value)
-        if hasattr(type(value), "digest"):  # a stored array
-            return type, (type(value),), value.digest()
+        if hasattr(type(value), "blocks"):  # a stored array
+            return type, (type(value),), [joblib.hash(b) for b in value.blocks()]
         return NotImplemented
 
     def _content(self, tensor: Tensor) -> tuple[Any, ...]:
@@ -216,39 +202,24 @@ def _is_of_user(value: object) -> bool:
     return str(value.__module__).partition(".")[0] not in _LIBRARIES
 
 
-def _code(value: object) -> tuple[str, list[bytes]]:
+def _code(value: Any) -> tuple[str, list[bytes]]:
     """Return the source and the loaded bytecode of a class or function.
 
-    They differ if the file was edited after its import.
+    They differ if the file was edited after its import. A notebook has no file, so its
+    classes are hashed by their whole cell.
     """
-    file = getattr(sys.modules.get(value.__module__), "__file__", None)
-    stamp = os.stat(file).st_mtime_ns if file and os.path.exists(file) else 0
-    codes = [c.replace(co_filename="", co_firstlineno=1) for c in _codes(value)]
-    # version 2 of the format does not depend on reference counts
-    return _source(value, file, stamp), [marshal.dumps(code, 2) for code in codes]
-
-
-def _codes(value: object) -> list[types.CodeType]:
     functions = [value, *vars(value).values()]
-    return [f.__code__ for f in functions if isinstance(f, types.FunctionType)]
-
-
-@functools.lru_cache(maxsize=1024)
-def _source(value: Any, file: str | None, stamp: int) -> str:
-    """Return the source of a class or function, cached by the file's time stamp.
-
-    A notebook has no file, so its classes are hashed by their whole cell.
-    """
-    if file and not file.endswith(".py"):  # compiled
-        return ""
+    codes = [f.__code__ for f in functions if isinstance(f, types.FunctionType)]
     try:
-        return inspect.getsource(value)
+        source = inspect.getsource(value)
     except (OSError, TypeError) as error:
-        cells = {code.co_filename for code in _codes(value)}
-        texts = ("".join(linecache.getlines(cell)) for cell in cells)
-        if source := "".join(sorted(texts)):
-            return source
-        raise pickle.PicklingError(f"{value!r} has no source code") from error
+        cells = {code.co_filename for code in codes}
+        source = "".join(sorted("".join(linecache.getlines(cell)) for cell in cells))
+        if not source:
+            raise pickle.PicklingError(f"{value!r} has no source code") from error
+    loaded = [code.replace(co_filename="", co_firstlineno=1) for code in codes]
+    # version 2 of the format does not depend on reference counts
+    return source, [marshal.dumps(code, 2) for code in loaded]
 
 
 @functools.cache
@@ -256,14 +227,3 @@ def _own_source() -> str:
     """Return a hash of this package's source code."""
     files = sorted(Path(__file__).parents[1].rglob("*.py"))
     return sha256(repr([*map(Path.read_bytes, files)]).encode()).hexdigest()
-
-
-class _Pickler(pickle.Pickler):
-    """Pickler that is faster for skorch nets and tensors than their own methods."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is Tensor and (reduced := reduced_as_array(value)):
-            return reduced
-        if isinstance(value, skorch.NeuralNet):
-            return reduced_net(value)
-        return NotImplemented

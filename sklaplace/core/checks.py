@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
@@ -34,26 +33,20 @@ def check_option(
     allowed = list(allowed)
     if isinstance(value, str) and value in allowed:
         return
-    names = {name.lower(): name for name in allowed}
-    close = get_close_matches(str(value).lower(), names, n=1)
-    hint = f" Did you mean {names[close[0]]!r}?" if close else ""
     raise ValueError(
-        f"{name}={value!r} is not known. Choose one of {listed(allowed)}{others}.{hint}"
+        f"{name}={value!r} is not known. Choose one of {listed(allowed)}{others}."
     )
 
 
 def check_positive(name: str, value: object, *, scalar: bool = True) -> None:
     """Raise ValueError unless a value is positive and finite."""
     kind = "a positive number" if scalar else "a positive number or array"
-    if isinstance(value, (str, bool)) or value is None:
-        raise ValueError(f"{name}={value!r} is not a positive number. Choose {kind}.")
     try:
-        numbers = np.asarray(value, dtype=float)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}={value!r} is not a number. Choose {kind}.") from error
-    if scalar and numbers.ndim:
-        raise ValueError(f"{name} has shape {numbers.shape}. Choose {kind}.")
-    if numbers.size == 0 or not (np.isfinite(numbers) & (numbers > 0)).all():
+        numbers = np.asarray(np.nan if isinstance(value, (str, bool)) else value, float)
+    except (TypeError, ValueError):
+        numbers = np.empty(0)
+    is_positive = numbers.size > 0 and (np.isfinite(numbers) & (numbers > 0)).all()
+    if not is_positive or (scalar and numbers.ndim):
         raise ValueError(f"{name}={value!r} is not positive and finite. Choose {kind}.")
 
 
@@ -103,16 +96,14 @@ def _is_number(value: object, kind: type = Real) -> bool:
 def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
     """Return one or more fractions as a vector."""
     try:
-        levels = np.atleast_1d(np.asarray(value, dtype=float))
-    except (TypeError, ValueError) as error:
+        levels = np.atleast_1d(value)
+    except ValueError as error:  # ragged
         raise ValueError(f"{name}={value!r} is not a number. {hint}") from error
-    if levels.size == 0:
-        raise ValueError(f"{name} is empty. {hint}")
-    if levels.ndim != 1:
-        raise ValueError(f"{name} has shape {levels.shape}, not one axis. {hint}")
-    for level in np.atleast_1d(value).tolist():
+    if levels.size == 0 or levels.ndim != 1:
+        raise ValueError(f"{name} has shape {levels.shape}, not (n,), n > 0. {hint}")
+    for level in levels.tolist():
         check_fraction(name, level, hint)
-    return levels
+    return levels.astype(float)
 
 
 def check_unmasked(values: Any, name: str) -> None:
@@ -210,18 +201,15 @@ def as_generator(random_state: RandomState | torch.Generator) -> torch.Generator
 PACKAGES = {"sklaplace", "sklearn", "skorch", "joblib", "contextlib", "threading"}
 PACKAGES |= {"concurrent"}
 
-_SHOWN: set[tuple[str | int, ...]] = set()
+_SHOWN: set[tuple[str, str, int]] = set()
 
 
-def warn_user(
-    message: str, category: type[Warning] = UserWarning, *, once: bool = False
-) -> None:
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the user's line that called this package, maybe through scikit-learn.
 
     Python's default filters show a warning once per line. But Python forgets the shown
     warnings when any code changes the filters, and scikit-learn changes them for every
-    fit of a search. So this function remembers them itself. With ``once``, a message is
-    not repeated even under the filter "always".
+    fit of a search. So this function remembers them itself.
     """
     frame = sys._getframe(1)
     while (
@@ -229,10 +217,8 @@ def warn_user(
     ):
         frame = frame.f_back
     line = frame.f_code.co_filename, frame.f_lineno
-    key = (message,) if once else (message, *line)
-    action = _action(message, category)
-    repeats = action == "error" or (action == "always" and not once)
-    if repeats or key not in _SHOWN:
+    key, action = (message, *line), _action(message, category)
+    if action in ("error", "always") or key not in _SHOWN:
         warnings.warn_explicit(message, category, *line)
         if action != "ignore":
             _SHOWN.add(key)

@@ -14,7 +14,6 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from sklaplace.core import progress
 from sklaplace.core.checks import warn_user
 from sklaplace.core.linalg import conjugate_gradients, solve_psd
 
@@ -113,7 +112,6 @@ def minimum(
     unit = min(1.0, max(float(value), SMALLEST))
     steps = _Steps(problem, rho, tolerance)
     for _ in range(MAX_STEPS):
-        progress.count("refit")
         step, has_converged = steps.at(f, gradient)
         # twice the decrease of the quadratic model
         decrease = float(-(gradient @ step)) / (unit + float(value))

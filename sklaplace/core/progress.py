@@ -1,14 +1,12 @@
 """Progress: printed messages about a fit, and progress bars.
 
 `reporting` opens a scope for one estimator; phases and loops inside need no extra
-arguments. A scope belongs to one thread: code in other threads or in joblib processes
+arguments. A scope belongs to one thread: code in other threads or processes
 prints nothing. Estimators do not store scopes.
 """
 
-import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
@@ -36,20 +34,18 @@ class Reporter:
     def __init__(self, title: str, verbose: Any) -> None:
         is_known = isinstance(verbose, Integral | np.bool_)
         self.title, self.verbose = title, int(verbose) if is_known else 0
-        self.process = os.getpid()  # a forked process inherits this scope
-        self.in_phase, self.bar, self.counted = False, None, ""
+        self.in_phase, self.bar = False, None
 
     def line(self, text: str) -> None:
         """Print a line, unless the scope is silent."""
         if self.verbose > 0:
             print(f"[{self.title}] {text}")  # noqa: T201
 
-    def open_bar(self, label: str, total: int | None) -> Any:
+    def open_bar(self, label: str, total: int) -> Any:
         """Return a new bar, or None if a bar is open or bars are not shown."""
         if self.verbose < 2 or self.bar is not None or (new := _bars()) is None:
             return None
         self.bar = new(total=total, desc=f"[{self.title}] {label}", leave=False)
-        self.counted = label if total is None else ""
         return self.bar
 
     def close_bar(self) -> None:
@@ -64,16 +60,13 @@ _SILENT = Reporter("", 0)
 
 def _current() -> Reporter:
     found: Reporter = getattr(_scopes, "current", _SILENT)
-    return found if found.process == os.getpid() else _SILENT
+    return found
 
 
 def _bars() -> Callable[..., Any] | None:
     """Return tqdm's bar class for a terminal or notebook, or None without tqdm."""
     try:
-        with warnings.catch_warnings():
-            # for notebooks without widgets, where bars are text
-            warnings.simplefilter("ignore")
-            from tqdm.auto import tqdm
+        from tqdm.auto import tqdm
     except ImportError:
         return None
     return tqdm
@@ -139,17 +132,6 @@ def tracked(items: Iterable[T], label: str, total: int) -> Iterator[T]:
     finally:
         if bar is not None and reporter.bar is bar:
             reporter.close_bar()
-
-
-def count(label: str) -> None:
-    """Count one step of a loop of unknown length in a progress bar.
-
-    The bar stays open until the phase ends. Loops within the step show no bar.
-    """
-    reporter = _current()
-    reporter.open_bar(label, None)
-    if reporter.bar is not None and reporter.counted == label:
-        reporter.bar.update()
 
 
 def duration(seconds: float) -> str:

@@ -33,7 +33,6 @@ from skorch import NeuralNet
 from skorch.helper import _make_split
 from skorch.setter import optimizer_setter
 from skorch.utils import get_map_location
-from torch import Tensor
 from torch.nn import functional
 from torch.overrides import get_overridable_functions, resolve_name
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
@@ -72,18 +71,16 @@ def to_portable(state: dict[str, Any]) -> dict[str, Any]:
     Raises
     ------
     TypeError
-        If a value cannot be stored without pickle. The message names its path.
+        If a value cannot be stored without pickle.
     """
     values: list[Any] = []
     try:
         return {_KEY: _written(dict(state), values), _VALUES: values}
     except Exception as error:
-        path, value = _refused(state, "")
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise TypeError(
-            f"{path.lstrip('.')} is of type {kind}, which cannot be stored without "
-            f"pickle: {error}. Define classes and functions at the top level of a "
-            "module that can be imported, or use joblib.dump."
+            f"The estimator cannot be stored without pickle: {error}. Define classes "
+            "and functions at the top level of a module that can be imported, or use "
+            "joblib.dump."
         ) from error
 
 
@@ -129,18 +126,6 @@ def _written(value: object, values: list[Any]) -> np.ndarray:
     return np.frombuffer(file.getvalue(), np.uint8)
 
 
-def _refused(value: Any, path: str) -> tuple[str, Any]:
-    """Return the path of the innermost part that cannot be stored, and that part."""
-    is_list = isinstance(value, (list, tuple))
-    parts = enumerate(value) if is_list else {**getattr(value, "__dict__", {})}.items()
-    for key, part in value.items() if isinstance(value, dict) else parts:
-        try:
-            _written(part, [])
-        except Exception:
-            return _refused(part, f"{path}[{key}]" if is_list else f"{path}.{key}")
-    return path, value
-
-
 def _reduced(value: object, values: list[Any]) -> Any:
     """Return a function that rebuilds an object, and the function's arguments."""
     if name := trusted_name(value):
@@ -162,7 +147,7 @@ def _reduced(value: object, values: list[Any]) -> Any:
     call, args, state, items, pairs = (*parts, None, None, None)[:5]
     has_slots = isinstance(state, tuple) and not hasattr(value, "__setstate__")
     if has_slots or (args[0] if call is _NEW else call) is not kind:
-        raise TypeError("it is not made of its attributes")
+        raise TypeError(f"{kind.__qualname__} is not made of its attributes")
     return _made, (call, args, state, list(items or ()), list(pairs or ()))
 
 
@@ -181,20 +166,14 @@ def _made(call: Any, args: Any, state: Any, items: list[Any], pairs: list[Any]) 
     for key, value in pairs:
         made[key] = value
     if isinstance(made, BaseEstimator):
-        vars(made).update(_on_present_device(state))
+        vars(made).update(state)
+        if getattr(made, "device", None):  # the CPU if it is missing, with a warning
+            made.device = str(get_map_location(made.device))
     elif hasattr(made, "__setstate__") and state is not None:
         made.__setstate__(state)
     elif state:
         vars(made).update(state)
     return made
-
-
-def _on_present_device(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a skorch net's attributes; a missing device is replaced by the CPU."""
-    device = state.get("device")
-    located = get_map_location(device)  # warns if the device is missing
-    is_there = device is None or torch.device(device) == located
-    return state if is_there else {**state, "device": str(located)}
 
 
 @cache
@@ -259,18 +238,6 @@ def reduced_net(net: NeuralNet, left_out: Iterable[str] = ()) -> Any:
 
 def _set_attributes(net: NeuralNet, state: dict[str, Any]) -> None:
     vars(net).update(state)
-
-
-def reduced_as_array(value: Tensor) -> Any:
-    """Reduce a plain tensor to an array, for pickle; return None for other tensors.
-
-    Arrays load several times faster than torch's own format.
-    """
-    is_plain = value.is_contiguous() and value.device.type == "cpu"
-    if is_plain and not (value.requires_grad or vars(value)):
-        with suppress(TypeError, RuntimeError):  # dtypes that numpy lacks
-            return torch.from_numpy, (value.numpy(),)
-    return None
 
 
 _IS_FOR_WORKER: ContextVar[bool] = ContextVar("is_for_worker", default=False)

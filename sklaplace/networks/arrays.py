@@ -6,7 +6,6 @@ pandas and labels of mixed types raise obscure errors about comparisons.
 
 import datetime as dt
 import math
-import reprlib
 from typing import Any
 
 import numpy as np
@@ -72,18 +71,13 @@ def as_numbers(values: object, name: str, advice: str = ENCODE) -> np.ndarray:
     for value in _one_of_each_type(values):
         if isinstance(value, _DATES) or type(value).__name__ in _DATE_TYPES:
             raise _no_dates(name, f"such as {value}")
+        if type(value).__name__ == "NAType":  # pandas raises TypeError for float(NA)
+            raise ValueError(f"{name} contains NaN: {value}. {_advice(name)}")
     try:
         return values.astype(np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        cause = error
-    entry = next(v for v in values.ravel().tolist() if not _is_number(v))
-    if is_missing(entry):
-        raise ValueError(f"{name} contains NaN: {entry}. {_advice(name)}") from cause
-    kind = TypeError if isinstance(cause, TypeError) else ValueError
-    raise kind(
-        f"{name} has the entry {reprlib.repr(entry)}, which is not a number "
-        f"({cause}). {advice}"
-    ) from cause
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name} is not an array of numbers: {error}. {advice}") from error
 
 
 def check_finite(values: np.ndarray, name: str) -> None:
@@ -162,14 +156,6 @@ def _kind(label: object) -> str:
     if isinstance(label, bool | int | float | np.number | np.bool_):
         return "number"
     return "string" if isinstance(label, str) else type(label).__name__
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError, OverflowError):
-        return False
-    return True
 
 
 def _no_dates(name: str, where: str) -> TypeError:

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import leaves, mapped
-from sklaplace.networks.arrays import as_numbers, check_finite, detached
+from sklaplace.networks.arrays import as_array, as_numbers, check_finite, detached
 from sklaplace.networks.stored import StoredArray
 from sklaplace.networks.streams import (
     RowStream,
@@ -311,13 +311,7 @@ def _as_dict(X: Mapping[str, Any], dtype: np.dtype) -> dict[str, Any]:
 def _as_array(key: object, value: object, dtype: np.dtype) -> Any:
     if not isinstance(value, list):
         return value
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise ValueError(
-            f"X has a list {key!r} whose entries have different lengths. Pad them to "
-            "one length, as padding=True of a tokenizer does."
-        ) from error
+    array = as_array(value, f"X[{key!r}]")  # raises for sequences that are not padded
     return array.astype(dtype) if array.dtype.kind == "f" else array
 
 

@@ -39,14 +39,7 @@ def check_one_module(net: NeuralNet, x: object) -> None:
 
 
 def check_device(net: NeuralNet) -> None:
-    """Raise ValueError for a device that is missing or has no float64.
-
-    Raises
-    ------
-    ValueError
-        If an untrained net needs a GPU that torch does not see, or if a net is on an
-        Apple GPU.
-    """
+    """Raise ValueError for a net on an Apple GPU, which has no float64."""
     module = getattr(net, "module_", net.module)
     parameters = module.parameters() if isinstance(module, nn.Module) else ()
     devices = [net.device, *(parameter.device for parameter in parameters)]
@@ -56,14 +49,6 @@ def check_device(net: NeuralNet) -> None:
             "posterior and predictions are computed in float64, on the device of the "
             "net. Allowed are 'cpu' and 'cuda'. Train the net with device='cpu'; move "
             "a trained one by net.set_params(device='cpu') and net.module_.to('cpu')."
-        )
-    is_new = not getattr(net, "initialized_", False)  # a loaded net is allowed
-    is_on_gpu = str(net.device).startswith("cuda")
-    if is_new and is_on_gpu and not torch.cuda.is_available():
-        raise ValueError(
-            f"The net has device={str(net.device)!r}, but torch sees no GPU here: "
-            "torch.cuda.is_available() is False. Use device='cpu', or a build of torch "
-            "for the GPU with its driver."
         )
 
 

@@ -281,34 +281,26 @@ def _no_likelihood(
         )
     )
     has_labels = issubclass(allowed[0], ClassificationLikelihood)
+    advice = f"Choose one of {criteria}"
     if known is None:
         base = ClassificationLikelihood if has_labels else RegressionLikelihood
-        return (
-            f"criterion={name} has no likelihood here. Choose one of {criteria}; or "
-            "pass likelihood=, an instance of a class of your own that is derived "
-            f"from {LIKELIHOODS}.{base.__name__}."
+        advice += (
+            "; or pass likelihood=, an instance of a class of your own that is derived "
+            f"from {LIKELIHOODS}.{base.__name__}"
         )
-    if known.is_classification == has_labels or not other:
-        return f"criterion={name} is not supported here. Choose one of {criteria}."
-    kind = "numbers" if has_labels else "class labels"
-    net = "NeuralNetClassifier" if has_labels else "NeuralNetRegressor"
-    return (
-        f"criterion={name} is for {kind}. For {kind} use {other}; here a net, such as "
-        f"skorch.{net}, whose criterion is one of {criteria}."
-    )
+    elif other and known.is_classification != has_labels:
+        advice += f"; or use {other}"
+    return f"criterion={name} has no likelihood here. {advice}."
 
 
 def raw_outputs(net: NeuralNet, x: object) -> Tensor:
     """Return the module's output for a few samples, (b,) or (b, c, ...)."""
-    shown = f"rows given as {type(x).__name__}"
-    if isinstance(x, Tensor):
-        shown = f"rows of shape {tuple(x.shape[1:])} and type {x.dtype}"
-    forward = as_forward(net)
+    shape = f" of shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else ""
     try:
-        found = first_tensor(forward.returned(x))
+        found = first_tensor(as_forward(net).returned(x))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ValueError(
-            f"The network cannot be applied to {shown}: {str(error).rstrip('.')}. "
+            f"The network cannot be applied to rows{shape}: {str(error).rstrip('.')}. "
             "Compare the size and type of its inputs with X; layers that look tokens "
             "up take integers."
         ) from error

@@ -4,8 +4,6 @@ Sums over samples are computed separately for each shard and added in order. The
 is therefore the same on any number of workers.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,51 +21,23 @@ MIN_BATCHES = 4
 MAX_SHARDS = 32
 
 
-@dataclass(frozen=True)
-class Shards(Sequence[Any]):
-    """Consecutive samples of a dataset, in whole batches; each shard is a dataset.
+def shards_of(dataset: Samples, batch_size: int, n_shards: int | None) -> list[Any]:
+    """Split a dataset into shards of nearly equal size; each shard is a dataset.
 
-    Attributes
-    ----------
-    dataset : Dataset
-        Samples.
-    rows : tuple of range
-        Positions of the samples in each shard.
+    With ``n_shards=None`` the number of shards depends only on the number of batches.
+    It never exceeds the number of batches, and a stream is one shard. A single shard is
+    the dataset itself.
     """
-
-    dataset: Samples
-    rows: tuple[range, ...]
-
-    @classmethod
-    def of(cls, dataset: Samples, batch_size: int, n_shards: int | None) -> "Shards":
-        """Split a dataset into shards of nearly equal size.
-
-        With ``n_shards=None`` the number of shards depends only on the number of
-        batches. It never exceeds the number of batches, and a stream is one shard.
-        """
-        n_samples = len(dataset)
-        n_batches = -(-n_samples // batch_size)
-        if n_shards is None:
-            n_shards = min(MAX_SHARDS, n_batches // MIN_BATCHES)
-        n_shards = 1 if is_stream(dataset) else max(1, min(n_shards, n_batches))
-        ends = [k * n_batches // n_shards * batch_size for k in range(n_shards)]
-        pairs = zip(ends, [*ends[1:], n_samples], strict=True)
-        return cls(dataset, tuple(range(*pair) for pair in pairs))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return the dataset of a shard, or several shards.
-
-        If a shard contains all samples, this is the dataset itself.
-        """
-        if isinstance(index, slice):
-            return replace(self, rows=self.rows[index])
-        rows = self.rows[index]
-        is_whole = len(rows) == len(self.dataset)
-        chosen = slice(rows.start, rows.stop)
-        return self.dataset if is_whole else cut(self.dataset, chosen)
+    n_samples = len(dataset)
+    n_batches = -(-n_samples // batch_size)
+    if n_shards is None:
+        n_shards = min(MAX_SHARDS, n_batches // MIN_BATCHES)
+    n_shards = 1 if is_stream(dataset) else max(1, min(n_shards, n_batches))
+    if n_shards == 1:
+        return [dataset]
+    ends = [k * n_batches // n_shards * batch_size for k in range(n_shards)]
+    pairs = zip(ends, [*ends[1:], n_samples], strict=True)
+    return [cut(dataset, slice(*pair)) for pair in pairs]
 
 
 def cut(dataset: Any, chosen: slice | np.ndarray) -> Any:

@@ -9,8 +9,8 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from dis import opmap
 from functools import partial
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from skorch.utils import to_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from sklaplace.core.checks import naming
 from sklaplace.core.random import private_rng
 from sklaplace.likelihoods import CRITERIA
 from sklaplace.networks.data import collate_weighted, sample_weights, with_targets
@@ -67,14 +66,8 @@ def train(
     if weights is not None or isinstance(X, torch.utils.data.Dataset):
         state.dataset = with_targets(net.get_dataset(X, y), y, weights)
         changes = (*changes, _WeightedTraining)
-    try:
-        with _training_class(net, state, changes):
-            net.fit(X, y, **fit_params)
-    except (TypeError, ValueError):
-        if state.has_begun:
-            raise
-        with naming(estimator="estimator"):  # initialisation failed
-            raise
+    with _training_class(net, state, changes):
+        net.fit(X, y, **fit_params)
     return state.parts or (state.dataset or net.get_dataset(X, y), None)
 
 
@@ -129,7 +122,6 @@ class _TrainingState:
     X: object = None
     dataset: Samples | None = None
     check: Callable[[Samples, Samples | None], None] | None = None
-    has_begun: bool = False
     parts: tuple[Samples, Samples | None] | None = None
     weights: Tensor | None = None
     mean_weight: float = 1.0
@@ -177,7 +169,6 @@ class _ForTraining:
     ) -> tuple[Samples, Samples | None]:
         # skorch calls this after all initialisation, just before the first step.
         state, split = self._training_state, super().get_split_datasets  # type: ignore[misc]
-        state.has_begun = True
         state.dataset = dataset = self.get_dataset(X, y)
         try:
             parts = split(X, y, **params)
@@ -217,17 +208,10 @@ def noting_interrupts(note: Callable[[], None]) -> type:
 def _is_stop(error: KeyboardInterrupt) -> bool:
     """Return whether a callback stopped the training, such as `EarlyStopping`.
 
-    Ctrl-C during a callback raises the same exception, but without a ``raise``
-    statement.
+    Ctrl-C during a callback counts as a stop.
     """
-    # Limitation: a SIGINT handler written in Python has such a statement, so Ctrl-C
-    # during a callback counts as a stop.
-    names, trace = set[str](), error.__traceback__
-    while trace is not None:
-        code, last = trace.tb_frame.f_code, trace.tb_lasti
-        names.add(code.co_name)
-        trace = trace.tb_next
-    return "notify" in names and code.co_code[last] == opmap["RAISE_VARARGS"]
+    frames = walk_tb(error.__traceback__)
+    return any(frame.f_code.co_name == "notify" for frame, _ in frames)
 
 
 def batch_weights(net: NeuralNet) -> Tensor | None:

@@ -1,5 +1,3 @@
-import re
-
 import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
@@ -31,13 +29,6 @@ def test_unknown_option(value):
         check_option("hessian_structure", value, ["full", "kron"])
 
 
-def test_close_names_are_suggested():
-    message = "hessian_structure='kronn' is not known. Choose one of 'full', 'kron'."
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        check_option("hessian_structure", "kronn", ["full", "kron"])
-    assert str(caught.value).endswith("Did you mean 'kron'?")
-
-
 @pytest.mark.parametrize("value", [1, 0.5, np.float32(2), np.array(3.0)])
 def test_positive(value):
     check_positive("temperature", value)
@@ -47,7 +38,7 @@ def test_positive(value):
 @pytest.mark.parametrize("value", [np.array([1.0, 2.0]), [1, 2]])
 def test_positive_array(value):
     check_positive("prior_precision", value, scalar=False)
-    with pytest.raises(ValueError, match=r"temperature has shape \(2,\). Choose a"):
+    with pytest.raises(ValueError, match=r"temperature=.* Choose a positive number\."):
         check_positive("temperature", value)
 
 

@@ -280,18 +280,6 @@ def test_unit_of_the_targets_changes_nothing(unit):
     assert_equal(minimum(scaled, rho) / unit, expected, 1e-9)
 
 
-def test_a_small_problem_that_needs_a_dense_step_keeps_to_them(monkeypatch):
-    monkeypatch.setattr(newton, "MAX_CG_IF_DENSE", 0)
-    head, _, rho = problem("Categorical", dtype=torch.float32)
-    with (
-        calls(LastLayerModel, "curvature_at") as products,
-        calls(LastLayerModel, "dense_curvature_at") as dense,
-    ):
-        minimum(head, rho)
-    assert [args[-1] for args in products] == [torch.float32, DOUBLE]
-    assert len(dense) > 2
-
-
 def test_warns_where_rounding_stops_the_descent(monkeypatch):
     """A gradient that is no derivative of the loss leads uphill."""
     head, _, rho = problem("Categorical")

@@ -181,13 +181,6 @@ def test_states_of_subclasses_are_kept():
         np.testing.assert_array_equal(back.predict(X), model.predict(X))
 
 
-def test_pickles_are_as_before():
-    model = LaplaceClassifier(classifier(), random_state=0).fit(X, Y)
-    _, _, state = model.__reduce_ex__(4)
-    assert state["estimator_"] is model.estimator_
-    assert set(state) == set(vars(model))
-
-
 @pytest.mark.parametrize("subset", ["last_layer", "all"])
 def test_caches_are_not_pickled(subset):
     model = LaplaceClassifier(classifier(), subset_of_weights=subset, random_state=0)
@@ -215,8 +208,8 @@ def local():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_be_stored_is_refused_with_its_place(value):
-    with pytest.raises(TypeError, match=r"a\.b\[1\] is .* without pickle: ") as caught:
+def test_what_cannot_be_stored_is_refused(value):
+    with pytest.raises(TypeError, match="cannot be stored without pickle: ") as caught:
         to_portable({"a": {"b": [0, value]}})
     assert "joblib.dump" in str(caught.value)
 

@@ -36,10 +36,9 @@ def test_filters_that_show_all_warnings_do(action):
     assert len(shown) == (3 if action == "always" else 0)
 
 
-@pytest.mark.parametrize("once", [True, False])
-def test_ignored_warnings_are_ignored_and_shown_later(once):
+def test_ignored_warnings_are_ignored_and_shown_later():
     def warned():
-        warn_user(f"nothing to see {once}", once=once)
+        warn_user("nothing to see")
 
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("ignore")
@@ -47,17 +46,4 @@ def test_ignored_warnings_are_ignored_and_shown_later(once):
         assert shown == []
         warnings.simplefilter("default")
         warned()
-    assert len(shown) == 1
-
-
-def test_what_is_shown_once_raises_each_time_where_warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(2):
-            with pytest.raises(UserWarning):
-                warn_user("large", once=True)
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            warn_user("large", once=True)
     assert len(shown) == 1

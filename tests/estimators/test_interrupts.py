@@ -5,6 +5,7 @@ import signal
 import joblib
 import numpy as np
 import pytest
+import torch
 from nets import MLP, DropoutMLP, blobs, classifier, regressor, waves
 from sklearn.base import RegressorMixin, is_regressor
 from skorch.callbacks import Callback, EarlyStopping
@@ -39,12 +40,16 @@ def ctrl_c_raises(rng_untouched):
     signal.signal(signal.SIGINT, before)
 
 
-class CtrlC(Callback):
-    """Ctrl-C in the third epoch."""
+class CtrlC(torch.optim.Adam):
+    """Ctrl-C in the third step, which is one of the third epoch."""
 
-    def on_batch_end(self, net, **kwargs):
-        if len(net.history) == 3:
+    n_steps = 0
+
+    def step(self, closure):
+        self.n_steps += 1
+        if self.n_steps == 3:
             signal.raise_signal(signal.SIGINT)
+        return super().step(closure)
 
 
 class Stops(Callback):
@@ -88,14 +93,14 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_network_keeps_what_it_has_learned(kind):
     module = DropoutMLP if kind is MCDropoutClassifier else MLP
-    model = interrupted(model_of(kind, CtrlC(), module=module))
+    model = interrupted(model_of(kind, module=module, net={"optimizer": CtrlC}))
     assert len(model.estimator_.history) == 3
     assert np.isfinite(model.predict(CLASSES[0])).all()
 
 
 # -------------------------------------------------------------------- what is stored
 def test_interrupted_networks_are_not_in_memory(tmp_path):
-    model = model_of(LaplaceRegressor, CtrlC(), memory=tmp_path)
+    model = model_of(LaplaceRegressor, net={"optimizer": CtrlC}, memory=tmp_path)
     assert interrupted(model).n_iter_ == 3
     assert n_entries(tmp_path) == 0
     press(is_ignored=True)
@@ -128,7 +133,7 @@ SEVERAL = [
 
 @pytest.mark.parametrize("kind", SEVERAL)
 def test_an_interrupt_of_one_of_several_networks_ends_fit(kind):
-    model = model_of(kind, CtrlC())
+    model = model_of(kind, net={"optimizer": CtrlC})
     before = dict(vars(model))
     with pytest.raises(KeyboardInterrupt):
         fitted(model)

@@ -266,8 +266,8 @@ NO_INSTANCE = "an instance, not the class", CE
 of_two = partial(of_classes, criterion=nn.BCEWithLogitsLoss)
 UNKNOWN = "torch.nn.CrossEntropyLoss", *OWN
 MARGIN = of_classes(criterion=nn.MultiMarginLoss)
-FOR_NET = "criterion=MSELoss is for numbers", "Regressor", "NeuralNetClassifier"
-BETWEEN = "criterion=CrossEntropyLoss is for class labels", "NeuralNetRegressor"
+FOR_NET = "criterion=MSELoss has no likelihood here", "or use ", "Regressor"
+BETWEEN = "criterion=CrossEntropyLoss has no likelihood", "Classifier", "MSELoss"
 CLASSES = "y has 1 class", "two classes or more", "partial_fit(X, y, classes=...)"
 # what users of every estimator do first by mistake: error, estimator, X, y and words
 OF_CLASSIFIERS = {
@@ -312,7 +312,7 @@ OF_RANKERS = {
     "a net for numbers": (ValueError, of_numbers(), PAIRS, PREFERRED, FOR_NET[0]),
     "several logits": (
         *(ValueError, of_classes(), PAIRS, PREFERRED),
-        *("criterion=CrossEntropyLoss is not supported", "BCEWithLogitsLoss"),
+        *("criterion=CrossEntropyLoss has no", "BCEWithLogitsLoss"),
     ),
     "one-hot": (
         *(ValueError, None, PAIRS, np.eye(2)[PREFERRED]),
@@ -424,7 +424,7 @@ INPUTS = {
         *(FRAME.assign(b=pd.date_range("2020", periods=60)), TypeError),
         "column 'b'",
     ),
-    "words": (replaced(X, "red"), ValueError, "X has the entry 'red'"),
+    "words": (replaced(X, "red"), ValueError, "X is not an array of numbers"),
     "masked": (masked(X), ValueError, "X.filled(value)"),
     "masked in a list": (list(masked(X)), ValueError, "X has masked entries"),
     "sparse": (sparse.dok_array(X), TypeError, "toarray"),

@@ -5,13 +5,14 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from nets import initialised, seeded
+from nets import seeded
 from sklearn.base import clone
 from sklearn.datasets import load_iris, make_friedman1, make_moons
 from sklearn.linear_model import BayesianRidge
 from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
+from sklaplace.core.random import private_rng
 from sklaplace.networks.default import (
     MIN_NOISE,
     REGRESSION_STRENGTH,
@@ -20,35 +21,7 @@ from sklaplace.networks.default import (
     with_dropout,
     without_penalty,
 )
-
-
-class _Weighted(torch.utils.data.Dataset):
-    """Rows with targets and weights, as the estimators hand them to skorch."""
-
-    def __init__(self, X, y, weight):
-        self.X, self.y, self.weight = X, y, weight
-
-    def __len__(self):
-        return len(self.X)
-
-    def __getitem__(self, index):
-        return self.X[index], (self.y[index], self.weight[index])
-
-
-def _fit_weighted(net, X, y, weight, seed=0):
-    initialised(net, seed).criterion_.reduction = "none"
-    unweighted = net.get_loss
-
-    def get_loss(y_pred, y_true, *args, **kwargs):
-        y_true, w = y_true
-        rows = unweighted(y_pred, y_true, *args, **kwargs)
-        w = (w / w.mean()).reshape(-1, *[1] * (rows.ndim - 1))
-        return (w * rows).mean()
-
-    net.get_loss = get_loss
-    net.partial_fit(_Weighted(X, y, weight), None)
-    del net.get_loss
-    return net
+from sklaplace.networks.training import train
 
 
 def _outputs(net, X):
@@ -165,10 +138,11 @@ class TestWeightsAndOrder:
         rows = rng.permutation(np.repeat(np.arange(n), weight))
         weight = weight.astype(float)
         net = _default(kind, X, y, weight, n_outputs)
-        weighted = _fit_weighted(net, X, y, weight)
+        with private_rng(0):
+            train(net, X, y, weight, lambda *_: None)
         repeated = _trained(kind, X[rows], y[rows], n_outputs=n_outputs)
         # predict_proba of skorch's regressor is its predict
-        actual, expected = weighted.predict_proba(X), repeated.predict_proba(X)
+        actual, expected = net.predict_proba(X), repeated.predict_proba(X)
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-7)
 
 

@@ -90,15 +90,6 @@ def test_a_frozen_net_on_a_device_without_float64_is_refused():
     refused_fit(LaplaceClassifier(FrozenEstimator(net)), *MPS, data=(X, Y))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("device", ["cuda", torch.device("cuda", 1)])
-def test_a_gpu_that_is_not_there_is_refused_before_training(estimator, device):
-    net = classifier(callbacks=[RecordTraining()], device=device)
-    words = f"device='{device}'", "sees no GPU", "device='cpu'"
-    refused_fit(estimator(net), *words, data=(X, Y))
-
-
 def test_a_callback_refuses_a_device_without_float64():
     callbacks = [MarglikTraining(), RecordTraining()]
     net = classifier(module__n_in=2, callbacks=callbacks).initialize()

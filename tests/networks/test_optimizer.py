@@ -59,14 +59,3 @@ def test_step_sizes_are_as_before():
     for _ in range(2):
         optimizer.step(closure)
         assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.2]
-
-
-def test_steps_go_on_with_what_adam_remembers_and_stores():
-    parameters, closure, _ = problem()
-    optimizer = CosineAdam(parameters, n_steps=4)
-    for steps in (4, 8):
-        optimizer.step(closure)
-        other = CosineAdam(problem()[0], n_steps=4)
-        other.load_state_dict(optimizer.state_dict())
-        for one in (optimizer, other):
-            assert {int(state["step"]) for state in one.state.values()} == {steps}

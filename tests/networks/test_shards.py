@@ -8,7 +8,7 @@ from skorch.dataset import Dataset
 from torch.utils.data import Subset, TensorDataset
 
 from sklaplace.networks.data import Batches, RowDataset
-from sklaplace.networks.shards import MAX_SHARDS, Shards, cut
+from sklaplace.networks.shards import MAX_SHARDS, cut, shards_of
 
 N = 23
 X = np.arange(2.0 * N, dtype=np.float32).reshape(N, 2)
@@ -48,7 +48,7 @@ def samples(net, dataset, batch_size=4):
 @pytest.mark.parametrize("dataset", DATASETS.values(), ids=DATASETS)
 @pytest.mark.parametrize("n_shards", [None, 1, 2, 3, 100])
 def test_batches_are_those_of_the_dataset(net, dataset, n_shards):
-    shards = Shards.of(dataset, 4, n_shards)
+    shards = shards_of(dataset, 4, n_shards)
     found = [batch for shard in shards for batch in samples(net, shard)]
     for batch, expected in zip(found, samples(net, dataset), strict=True):
         torch.testing.assert_close(batch, expected, rtol=0, atol=0)
@@ -57,7 +57,7 @@ def test_batches_are_those_of_the_dataset(net, dataset, n_shards):
 def test_number_of_shards():
     def count(n_samples, n_shards=None):
         dataset = Dataset(np.zeros((n_samples, 1)))
-        return len(Shards.of(dataset, 10, n_shards))
+        return len(shards_of(dataset, 10, n_shards))
 
     assert [count(n) for n in (1, 70, 80, 10_000)] == [1, 1, 2, MAX_SHARDS]
     assert [count(100, n) for n in (1, 3, 10, 11)] == [1, 3, 10, 10]

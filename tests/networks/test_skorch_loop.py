@@ -14,7 +14,6 @@ from nets import (
     blobs,
     classifier,
     regressor,
-    seeded,
     waves,
 )
 from skorch import NeuralNetClassifier
@@ -132,11 +131,6 @@ class TestCallbacks:
         assert best < len(Notes.seen) - 1
         assert model.sigma_noise_ == Notes.seen[best] != Notes.seen[-1]
 
-    def test_the_bound_itself_can_be_monitored(self):
-        stopping = EarlyStopping("elbo", patience=3, lower_is_better=False)
-        net = classifier(max_epochs=500, lr=0.2, callbacks=[("stopping", stopping)])
-        assert len(fitted(net).estimator_.history) < 500
-
     def test_checkpoints_are_loaded_and_nets_stored(self, tmp_path):
         options = {"f_pickle": "net.pkl", "load_best": True}
         checkpoint = Checkpoint(dirname=str(tmp_path), **options)
@@ -251,20 +245,9 @@ class TestEstimator:
         assert "kl" not in seeded_net.history[-1]
         assert torch.equal(model.posterior_.mean, expected)
 
-    def test_class_is_the_nets_own_in_callbacks_names(self):
-        fitted(classifier(callbacks=[Notes(lambda net: type(net).__name__)]))
-        assert set(Notes.seen) == {"NeuralNetClassifier"}
-
     def test_class_is_the_nets_own_when_training_raises(self, rng_untouched):
         with pytest.raises(KeyError):
             fitted(classifier(callbacks=[Escapes()]))
         (net,) = Escapes.net
         assert type(net) is NeuralNetClassifier
         assert net.train_split is None
-
-    def test_the_net_given_is_left_alone(self):
-        net = classifier(**SPLIT)
-        before = dict(vars(net))
-        fitted(net)
-        assert vars(net) == before
-        seeded(net, X, Y)

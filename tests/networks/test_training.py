@@ -1,7 +1,6 @@
 """Training: skorch's own behaviour kept, and nothing left behind."""
 
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,13 +13,11 @@ from nets import (
     blobs,
     classifier,
     regressor,
-    seeded,
     waves,
 )
 from sklearn.base import clone
-from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetClassifier
-from skorch.callbacks import Callback, Checkpoint, EarlyStopping, EpochScoring
+from skorch.callbacks import Callback, EpochScoring
 from skorch.dataset import ValidSplit
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
@@ -68,23 +65,6 @@ class TestFit:
         seen = dict(model.estimator_.callbacks_)["sees"]
         np.testing.assert_array_equal(seen.X_, X)
         np.testing.assert_array_equal(seen.y_, Y)
-
-    @weighted_or_not
-    def test_checkpoints(self, weights, tmp_path):
-        checkpoint = Checkpoint(dirname=tmp_path, f_pickle="net.pkl", load_best=True)
-        net = skorch_defaults(checkpoint)
-        LaplaceClassifier(net, random_state=0).fit(X, Y, sample_weight=weights)
-        with open(tmp_path / "net.pkl", "rb") as file:
-            saved = pickle.load(file)
-        assert type(saved) is NeuralNetClassifier
-        assert type(saved.train_split) is type(net.train_split)
-        assert saved.predict_proba(X).shape == (60, 3)
-
-    def test_early_stopping(self):
-        stopping = EarlyStopping(patience=2, sink=lambda text: None)
-        net = skorch_defaults(stopping, max_epochs=50, lr=0.0)
-        model = LaplaceClassifier(net, random_state=0).fit(X, Y)
-        assert 2 <= model.n_iter_ < 10
 
     def test_nothing_is_left_on_the_net(self):
         model = LaplaceClassifier(classifier(), **FIXED).fit(X, Y, WEIGHTS)
@@ -148,17 +128,3 @@ def test_uncached_scores_see_weighted_rows(on_train):
     net = classifier(callbacks=[scoring], train_split=ValidSplit(4))
     model = LaplaceClassifier(net, random_state=0).fit(X, Y, sample_weight=WEIGHTS)
     assert all(0 <= score <= 1 for score in model.estimator_.history[:, "s"])
-
-
-def test_threads_take_turns():
-    """Another thread must not meet a network in another mode."""
-    net = seeded(classifier(BatchNormMLP), X, Y)
-    model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0).fit(X, Y)
-    model.estimator_.module_.train()
-    expected = model.predict_proba(X)
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(model.predict_proba, [X] * 40))
-    for found in answers:
-        np.testing.assert_array_equal(found, expected)
-    assert model.estimator_.module_.training
-    assert all(p.requires_grad for p in model.estimator_.module_.parameters())

@@ -39,7 +39,7 @@ from sklaplace.estimators.options.workers import Group
 from sklaplace.likelihoods.base import DataFit, weighted
 from sklaplace.networks.data import Batches, TrainingData
 from sklaplace.networks.outputs import as_forward
-from sklaplace.networks.shards import Shards
+from sklaplace.networks.shards import shards_of
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
@@ -197,7 +197,7 @@ class LaplaceSolver:
         in_workers = partial(ordered_map, n_jobs=self.options.n_jobs, label="curvature")
         return accumulate(
             replace(network, train=None, held_out=None),
-            Shards.of(network.train, batch_size, self.options.n_shards),
+            shards_of(network.train, batch_size, self.options.n_shards),
             self.options.configured_curvature(self.seed),
             self.options.accumulator(network.spec.layout),
             batch_size=batch_size,

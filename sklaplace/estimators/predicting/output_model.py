@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,19 +20,14 @@ from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_count
 from sklaplace.core.linalg import all_finite
-from sklaplace.core.parallel import (
-    cached_property,
-    n_workers,
-    ordered_map,
-    torch_threads,
-)
+from sklaplace.core.parallel import n_workers, ordered_map, torch_threads
 from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.likelihoods.base import weighted
 from sklaplace.networks.data import Batches, count_rows
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import OutputSpec
-from sklaplace.networks.shards import Shards, cut
+from sklaplace.networks.shards import cut, shards_of
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.predictive import WeightDistribution, moments, network_draws
 
@@ -359,7 +354,7 @@ class BatchedOutputs:
         alone = replace(self, batch_size=batch_size, scope=("", 0), in_worker=True)
         own, workers = partial(work, alone), n_workers(self.n_jobs)
         n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
-        shards = Shards.of(dataset, batch_size, n_shards)
+        shards = shards_of(dataset, batch_size, n_shards)
         if len(shards) > 1:
             with torch_threads(1):
                 # computed here first, so that workers receive the values that the

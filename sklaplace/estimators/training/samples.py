@@ -39,7 +39,7 @@ from sklaplace.networks.data import (
     input_type,
     is_opaque,
 )
-from sklaplace.networks.stored import StoredArray, check_file, is_stored
+from sklaplace.networks.stored import StoredArray, is_stored
 
 # Warn if the mean of the positive weights is below this number or above its inverse.
 SMALLEST_MEAN_WEIGHT = 0.1
@@ -200,10 +200,7 @@ def as_weights(sample_weight: Any, n: int, **options: Any) -> np.ndarray:
 
 
 def warn_of_weight_scale(sample_weight: Any) -> None:
-    """Warn about weights with a mean far from one, unless they are whole numbers.
-
-    The warning is shown once: AdaBoost fits its estimator many times with such weights.
-    """
+    """Warn about weights with a mean far from one, unless they are whole numbers."""
     if sample_weight is None:
         return
     weights = as_array(detached(sample_weight), "sample_weight")
@@ -218,7 +215,6 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
             f"The mean of sample_weight is {mean:.2g}: weights are counts, so that "
             f"{len(weights):,} samples count as {weights.sum():.3g}. Divide "
             "sample_weight by its mean, unless that is what you mean.",
-            once=True,
         )
 
 
@@ -265,7 +261,6 @@ class InputForm(InputType):
         """
         check_loader(X)
         check_arrays(X=X, y=y)
-        check_file(y, "y")
         if is_opaque(X):
             X, y = as_given(X, self.dtype), _as_targets(y, allow_nd=True)
             check_length(X, y)
@@ -296,7 +291,6 @@ class InputForm(InputType):
         self, owner: BaseEstimator, X: Any, *, reset: bool
     ) -> np.ndarray | StoredArray:
         """Return checked array-like inputs in the dtype of the network."""
-        check_file(X, "X")
         if is_stored(X):
             return self._stored(owner, X, reset=reset)
         check_columns(X, "X")

@@ -8,7 +8,6 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from sklaplace.core import progress
 from sklaplace.curvature.structures import projected
 from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -55,7 +54,6 @@ def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
             mean = linearised_mean(part.posterior, batch.f, batch.jacobian)
             known.append((batch, mean, projected(structure, batch.jacobian, n_blocks)))
         for ratio, losses in zip(path, scores, strict=True):
-            progress.count("prior path")
             precision = structure.precision(
                 ratio, torch.ones_like(part.posterior.scale)
             )

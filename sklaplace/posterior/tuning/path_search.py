@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from sklaplace.core import progress
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.candidate import Candidate, implied_variance, scored
 from sklaplace.posterior.tuning.problem import TuningProblem
@@ -119,7 +118,6 @@ def _refitted(
 
     Refits start at another candidate, or at the network's weights.
     """
-    progress.count("prior path")
     network = tuple(part.posterior for part in problem.parts)
 
     def refit(part: TuningProblem, start: GaussianPosterior) -> TuningProblem:

@@ -71,7 +71,12 @@ class Unfinished(WeightPosterior):
 @pytest.mark.parametrize(
     ("family", "prior", "error", "words"),
     [
-        (("gausian",), None, ValueError, ["mean 'gaussian'", "an instance of Weight"]),
+        (
+            ("gausian",),
+            None,
+            ValueError,
+            ["'gausian' is not known", "an instance of Weight"],
+        ),
         ((3,), None, ValueError, ["posterior=3 is not known"]),
         ((dict,), None, ValueError, ["posterior=<class 'dict'> is not known"]),
         (("gaussian", 3.0, {"n_units": 2}), None, ValueError, ["It takes none."]),

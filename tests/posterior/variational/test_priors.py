@@ -66,13 +66,13 @@ def test_the_expectation_of_a_mixture_is_no_function_of_second_moments():
     ("kind", "values", "message"),
     [
         (GaussianPrior, {"scale": 0}, "prior_scale=0 is not positive and finite"),
-        (GaussianPrior, {"scale": "1"}, "prior_scale='1' is not a positive number"),
+        (GaussianPrior, {"scale": "1"}, "prior_scale='1' is not positive and finite"),
         (ScaleMixturePrior, {"scale": -1.0}, "prior_scale=-1.0 is not positive"),
         (ScaleMixturePrior, {"weight": 1}, "prior_params['weight']=1 is not between"),
         (ScaleMixturePrior, {"weight": 0.0}, "prior_params['weight']=0.0 is not"),
         (ScaleMixturePrior, {"narrow": 0}, "prior_params['narrow']=0 is not positive"),
         (UniformPrior, {"bound": math.inf}, "bound=inf is not positive and finite"),
-        (UniformPrior, {"bound": None}, "bound=None is not a positive number"),
+        (UniformPrior, {"bound": None}, "bound=None is not positive and finite"),
     ],
 )
 def test_bad_values(kind, values, message):
