@@ -201,15 +201,18 @@ def as_generator(random_state: RandomState | torch.Generator) -> torch.Generator
 PACKAGES = {"sklaplace", "sklearn", "skorch", "joblib", "contextlib", "threading"}
 PACKAGES |= {"concurrent"}
 
-_SHOWN: set[tuple[str, str, int]] = set()
+_SHOWN: set[tuple[str | int, ...]] = set()
 
 
-def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+def warn_user(
+    message: str, category: type[Warning] = UserWarning, *, once: bool = False
+) -> None:
     """Warn at the user's line that called this package, maybe through scikit-learn.
 
     Python's default filters show a warning once per line. But Python forgets the shown
     warnings when any code changes the filters, and scikit-learn changes them for every
-    fit of a search. So this function remembers them itself.
+    fit of a search. So this function remembers them itself. With ``once``, a message is
+    not repeated even under the filter "always".
     """
     frame = sys._getframe(1)
     while (
@@ -217,8 +220,9 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     ):
         frame = frame.f_back
     line = frame.f_code.co_filename, frame.f_lineno
-    key, action = (message, *line), _action(message, category)
-    if action in ("error", "always") or key not in _SHOWN:
+    key, action = (message,) if once else (message, *line), _action(message, category)
+    repeats = action == "error" or (action == "always" and not once)
+    if repeats or key not in _SHOWN:
         warnings.warn_explicit(message, category, *line)
         if action != "ignore":
             _SHOWN.add(key)

@@ -280,7 +280,7 @@ def test_samples_alone_in_their_class_count_for_nothing():
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_counts(kind):
     X, y = data(kind, n=60)
-    counts = np.random.default_rng(0).integers(0, 3, 60)
+    counts = np.random.default_rng(1).integers(0, 3, 60)  # two priors tie under seed 0
     net, given = {"train_split": None}, {"X_val": X[::2], "y_val": y[::2]}
     weighted = model(kind, net=net).fit(X, y, counts.astype(float), **given)
     repeated = model(kind, net=net).fit(

@@ -316,7 +316,7 @@ def mixture(**params):
 
 
 OPTIONS = [
-    ({"posterior": "gausian"}, ["posterior='gausian'", "mean 'gaussian'"]),
+    ({"posterior": "gausian"}, ["posterior='gausian'", "'gaussian'"]),
     ({"posterior": nn.Module}, ["Module'> is not known", "a subclass or an instance"]),
     ({"posterior_params": {"n_units": 2}}, ["'n_units', which posterior='gaussian'"]),
     ({"posterior": Unusable}, ["'Unusable' has draws without gradients"]),

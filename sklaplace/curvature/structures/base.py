@@ -135,6 +135,8 @@ class Structure(FieldsOnly, ABC):
     layout: Layout
     priors: ClassVar[frozenset[str]]
     """Prior structures that `precision` supports."""
+    is_spectral: ClassVar[bool] = True
+    """Whether ``log det P = Σ log(scale·e + δ)`` under a scalar prior."""
     kind: ClassVar[str]
     """Name in the registry."""
     is_additive: ClassVar[bool] = True

@@ -135,6 +135,7 @@ class Variational(Nystrom):
     """`Nystrom` with a lower bound instead of the evidence."""
 
     kind = "variational"
+    is_spectral = False
     # the bound includes the trace that the points do not explain
     evidence_is_biased_up = False
 

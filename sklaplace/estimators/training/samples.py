@@ -200,7 +200,10 @@ def as_weights(sample_weight: Any, n: int, **options: Any) -> np.ndarray:
 
 
 def warn_of_weight_scale(sample_weight: Any) -> None:
-    """Warn about weights with a mean far from one, unless they are whole numbers."""
+    """Warn about weights with a mean far from one, unless they are whole numbers.
+
+    The warning is shown once: AdaBoost fits its estimator many times with such weights.
+    """
     if sample_weight is None:
         return
     weights = as_array(detached(sample_weight), "sample_weight")
@@ -215,6 +218,7 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
             f"The mean of sample_weight is {mean:.2g}: weights are counts, so that "
             f"{len(weights):,} samples count as {weights.sum():.3g}. Divide "
             "sample_weight by its mean, unless that is what you mean.",
+            once=True,
         )
 
 

@@ -178,12 +178,50 @@ class NegativeEvidence:
 
     def derivatives(self, v: ndarray) -> tuple[float, ndarray, ndarray]:
         """Return value, gradient and Hessian at ``v``."""
+        posterior = self.posterior
+        if posterior.prior_precision.ndim == 0 and posterior.structure.is_spectral:
+            return self._spectral_derivatives(v)
         with torch.enable_grad():
             point = torch.tensor(v, requires_grad=True)
             value = -self.at(point).log_marginal_likelihood()
             (gradient,) = grad(value, point, create_graph=True)
             rows = [grad(entry, point, retain_graph=True)[0] for entry in gradient]
         return value.item(), gradient.detach().numpy(), torch.stack(rows).numpy()
+
+    def _spectral_derivatives(self, v: ndarray) -> tuple[float, ndarray, ndarray]:
+        """Return the derivatives for a scalar prior precision, in closed form.
+
+        With eigenvalues ``k = scale·e``, ``w = k / (k + δ)`` and ``u = 1 - w``, the
+        log-determinant has first derivatives ``Σu`` in log δ and ``Σw`` in log scale,
+        and second derivatives ``±Σuw`` (MacKay 1992, "Bayesian interpolation", section
+        4). The scale is proportional to ``σ^(-2·order)``.
+        """
+        order = self.posterior.curvature_order
+        first, k, delta, squares, loss, n, nll = self._initial
+        free = self.free_prior, self.free_noise
+        change_prior, change_noise = (v - first)[[0, -1]] * free
+        delta, shrink = delta * math.exp(change_prior), math.exp(-2 * change_noise)
+        u = delta / (k * shrink**order + delta)
+        sum_u, sum_uw = u.sum(), (u * (1 - u)).sum()
+        sum_w, both, scatter = len(u) - sum_u, order * sum_uw, delta * squares
+        value = nll + n * change_noise + (shrink - 1) * loss
+        value += (scatter - np.log(u).sum()) / 2
+        gradient = [(scatter - sum_w) / 2, n - 2 * shrink * loss - order * sum_w]
+        noise = 4 * shrink * loss + 2 * order * both
+        hessian = np.array([[(sum_uw + scatter) / 2, both], [both, noise]])
+        kept = slice(not free[0], 1 + free[1])
+        return float(value), np.array(gradient)[kept], hessian[kept, kept]
+
+    @cached_property
+    def _initial(self) -> tuple[ndarray, ndarray, float, float, float, float, float]:
+        """Coordinates, ``scale·e``, δ, scatter / δ, loss, number of targets and nll."""
+        p = self.posterior
+        eigenvalues = (p.scale * p.structure.eigenvalues).cpu().numpy()
+        delta, loss = float(p.prior_precision), p.data_fit.loss * p.loss_scale
+        squares, nll = float(p.scatter()) / delta, -float(p.log_likelihood())
+        first = self.logs(p.hyperparameters).cpu().numpy()
+        n_targets = float(p.data_fit.n_targets)
+        return first, eigenvalues, delta, squares, float(loss), n_targets, nll
 
 
 def _typical_precision(posterior: GaussianPosterior) -> Tensor:
