@@ -51,8 +51,6 @@ TAKE_ESTIMATORS = {
     "sklaplace.estimators.predicting.streaming": {"iter_predictions"},
     # the parameter of that name: a net, maybe frozen
     "sklaplace.estimators.options.given_net": {"inner_net", "is_frozen", "check_net"},
-    # restores all attributes after a failure
-    "sklaplace.estimators.training.samples": {"unchanged_on_error"},
 }
 # Private attributes of other packages that have no public form.
 FOREIGN = {

@@ -8,7 +8,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from sklaplace.core import progress
 from sklaplace.core.checks import check_option
 from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.links import LINKS, Link, choose_link
@@ -315,7 +314,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             classes = np.unique(classes)
             self._check_classes(classes, y)
         if not hasattr(self, "posterior_"):
-            with progress.reporting(type(self).__name__, self.verbose):
+            with self._reported():
                 return self._fit(Samples(X, y, sample_weight, classes=classes))
         if not self._targets.is_ignored(as_array(y, "y")).all():
             self._add_samples(X, y, sample_weight)

@@ -9,18 +9,15 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import is_classifier
-from sklearn.utils._param_validation import validate_parameter_constraints
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace.core import progress
-from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import naming
 from sklaplace.core.linalg import plain
-from sklaplace.core.serialise import from_portable, pickled, to_portable, worker_state
 from sklaplace.core.trees import Inputs, without_groups
-from sklaplace.estimators.fitting.diagram import displayed
+from sklaplace.estimators.fitting import members
 from sklaplace.estimators.fitting.fit_cache import FitWork, UnfinishedFit, cached_fit
 from sklaplace.estimators.fitting.hyperparameters import (
     check_addable,
@@ -42,46 +39,28 @@ from sklaplace.estimators.fitting.summary import (
     warn_without_residual,
 )
 from sklaplace.estimators.options.constraints import CONSTRAINTS, Constraints
-from sklaplace.estimators.options.given_net import (
-    check_net,
-    inner_net,
-)
-from sklaplace.estimators.options.laplace import (
-    REPLACED,
-    LaplaceOptions,
-    check_likelihood,
-    sibling,
-)
+from sklaplace.estimators.options.laplace import REPLACED, LaplaceOptions, sibling
 from sklaplace.estimators.options.workers import Group, check_workers, data_to_agree_on
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS, CachedOutputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, require_finite
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.samples import (
-    EncodedData,
     InputForm,
     Samples,
     applicable,
     check_loader,
     draw_seed,
-    encode_samples,
-    unchanged_on_error,
     warn_of_weight_scale,
     weighted_data,
 )
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import raw_outputs
-from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
+from sklaplace.networks.trained import TrainedNetwork, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.residual import Residual
 
-# fitted attributes with tensors
-_WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
-# attributes that functions of outputs do not need
-_SENT_APART = "estimator", "estimator_", "prior", "memory", "posterior_", "_novelty"
 
-
-@displayed
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseLaplace:
     """Parameters, fit and posterior of all Laplace estimators."""
@@ -113,6 +92,7 @@ class BaseLaplace:
     verbose: int = 0
 
     if TYPE_CHECKING:  # provided by the other base class of an estimator
+        _input_type: InputForm
         _targets: Any
         _targets_kind: ClassVar[Any]
         _likelihood: Any
@@ -122,9 +102,20 @@ class BaseLaplace:
         def _check_loss(self, loss: float, rate: str = ...) -> None: ...
 
     _parameter_constraints: ClassVar[Constraints] = CONSTRAINTS
+    _keeps_weights: ClassVar[bool] = True
     # LinearisationCache of a search over priors, which predicts the same samples
     # repeatedly
     _cache: ClassVar[Any] = None
+
+    _reported = members.reported
+    _encode = members.encode
+    _check_samples = members.check_samples
+    _check_parameters = members.check_parameters
+    _check_settings = members.check_settings
+    _sk_visual_block_ = members.visual_block
+    __reduce_ex__ = members.reduce_ex
+    __getstate__ = members.getstate
+    __setstate__ = members.setstate
 
     # --------------------------------------------------------------------- fit
     def fit(
@@ -198,25 +189,22 @@ class BaseLaplace:
         samples = Samples(
             X, y, sample_weight, X_val=X_val, y_val=y_val, fit_params=fit_params
         )
-        with progress.reporting(type(self).__name__, self.verbose):
+        with self._reported():
             return self._fit(samples)
 
     def _fit(self, samples: Samples) -> Any:
-        with unchanged_on_error(self):
-            with Group.of(self.distributed).together():
-                options = self._check_options()
-                warn_of_weight_scale(samples.sample_weight)
-            fit = self._train_and_accumulate(options, samples)
-            score = self._score(fit.network.spec.likelihood)
-            score = replace(score, is_given=samples.X_val is not None)
-            posterior = self._solver(options).posterior(fit, score)
-            self._set_fitted(options, fit.network, posterior)
-            self._check_loss(loss_per_target(fit.data_fit, fit.network, posterior))
-            self._novelty = fit.novelty and fit.novelty.inflated(score.leverages)
-            if options.residual_variance(self.residual) and self._residual() is None:
-                warn_without_residual(posterior, options)
-        if self.verbose:
-            progress.line(self._summary())
+        with Group.of(self.distributed).together():
+            options = self._check_options()
+            warn_of_weight_scale(samples.sample_weight)
+        fit = self._train_and_accumulate(options, samples)
+        score = self._score(fit.network.spec.likelihood)
+        score = replace(score, is_given=samples.X_val is not None)
+        posterior = self._solver(options).posterior(fit, score)
+        self._set_fitted(options, fit.network, posterior)
+        self._check_loss(loss_per_target(fit.data_fit, fit.network, posterior))
+        self._novelty = fit.novelty and fit.novelty.inflated(score.leverages)
+        if options.residual_variance(self.residual) and self._residual() is None:
+            warn_without_residual(posterior, options)
         return self
 
     def _train_and_accumulate(
@@ -290,10 +278,7 @@ class BaseLaplace:
         """Return the options; raise an error for invalid values."""
         names = [f.name for f in fields(LaplaceOptions) if f.name != "sigma_noise"]
         values = {name: getattr(self, name) for name in names}
-        self._validate_params()
-        check_net(self.estimator, self._targets_kind.example_net)
-        other = sibling(type(self).__name__, is_classifier(self))
-        check_likelihood(self.likelihood, is_classifier(self), other)
+        self._check_parameters()
         check_workers(self.distributed, self.memory)
         kind = type(self)
         return LaplaceOptions.of(
@@ -326,6 +311,7 @@ class BaseLaplace:
     @property
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
+        check_is_fitted(self)
         self._check_settings()
         kind = OUTPUT_MODELS[self.pred_type]
         draws = self.n_samples, self._seed, self.posterior_
@@ -340,15 +326,6 @@ class BaseLaplace:
             return CachedOutputs(*given, cache=self._cache)
         return BatchedOutputs(*given, self.n_jobs, (type(self).__name__, self.verbose))
 
-    def _check_settings(self) -> None:
-        """Raise for an unfitted estimator, and for invalid values set after fit."""
-        check_is_fitted(self)
-        names = "pred_type", "n_samples", "batch_size", "n_jobs", "residual"
-        values = {name: getattr(self, name) for name in names}
-        validate_parameter_constraints(
-            self._parameter_constraints, values, type(self).__name__
-        )
-
     def _residual(self) -> Residual | None:
         """Return the residual of the outputs, or None if there is none."""
         # the parameter can change after fit
@@ -358,22 +335,6 @@ class BaseLaplace:
         return Residual.of(self._novelty, self.posterior_, variance)
 
     # ----------------------------------------------------------------------- samples
-    def _encode(self, samples: Samples) -> EncodedData:
-        """Return encoded samples, and set the encoding of later samples."""
-        self._input_type = InputForm.of(inner_net(self.estimator))
-        owner, infer = type(self).__name__, self._infer_targets
-        return encode_samples(samples, owner, self._check_samples, infer)
-
-    def _check_samples(
-        self, X: Inputs, y: ArrayLike, *, reset: bool
-    ) -> tuple[Any, Any]:
-        """Return validated inputs and targets, with inputs cast."""
-        options = {"reset": reset, "allow_nd": is_classifier(self)}
-        X, y = self._input_type.check_samples(self, X, y, **options)
-        if reset:
-            self._input_type = self._input_type.seen(X)
-        return X, y
-
     def _check_inputs(self, X: Inputs) -> Any:
         """Return validated and cast inputs for prediction."""
         check_is_fitted(self)
@@ -387,10 +348,7 @@ class BaseLaplace:
     ) -> Any:
         """Add curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
-        with (
-            progress.reporting(type(self).__name__, self.verbose),
-            unchanged_on_error(self),
-        ):
+        with self._reported():
             group = Group.of(self.distributed)
             with group.together():
                 solver, data, network, novelty = self._prepared(X, y, sample_weight)
@@ -614,11 +572,9 @@ class BaseLaplace:
         >>> model.tune(X[1::2], y[1::2]).prior_precision_ != 1.0
         True
         """
+        check_is_fitted(self)
         self._check_settings()
-        with (
-            progress.reporting(type(self).__name__, self.verbose),
-            unchanged_on_error(self),
-        ):
+        with self._reported():
             free = free_parameters(self.posterior_, parameters)
             network = TrainedNetwork(self.estimator_, self.network_spec_)
             if X is None:
@@ -640,8 +596,6 @@ class BaseLaplace:
                 )
             self._set_fitted(self._options, network, posterior)
             self._novelty = self._novelty and self._novelty.inflated(score.leverages)
-            if self.verbose:
-                progress.line(self._summary())
         return self
 
     def predictive(self, x: Tensor, joint: bool = False) -> tuple[Tensor, Tensor]:
@@ -716,17 +670,3 @@ class BaseLaplace:
             return self._targets.restored_outputs(self._likelihood, *found)
 
     # ------------------------------------------------------------- persistence
-    def __reduce_ex__(self, protocol: object) -> Any:
-        """Pickle the estimator with tensors on the CPU; skorch pickles the network."""
-        state = worker_state(vars(self), _SENT_APART)
-        return pickled(self, moved_entries(state, _WITH_TENSORS, "cpu"))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without tensors for skops, see `to_portable`."""
-        return to_portable(vars(self))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(from_portable(state))
-        if "estimator_" in vars(self):
-            device = device_of(self.estimator_)
-            vars(self).update(moved_entries(vars(self), _WITH_TENSORS, device))

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import is_classifier, is_regressor
-from sklearn.utils._param_validation import validate_parameter_constraints
 from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core import progress
-from sklaplace.core.budget import moved_entries
 from sklaplace.core.checks import check_count
 from sklaplace.core.random import private_rng
-from sklaplace.core.serialise import from_portable, pickled, to_portable
 from sklaplace.core.trees import Inputs
-from sklaplace.estimators.fitting.diagram import displayed
+from sklaplace.estimators.fitting import members
 from sklaplace.estimators.fitting.noise import most_probable_noise
 from sklaplace.estimators.fitting.summary import of_likelihood, of_training
 from sklaplace.estimators.options.constraints import (
@@ -25,12 +22,8 @@ from sklaplace.estimators.options.constraints import (
     LEVELS,
     Constraints,
 )
-from sklaplace.estimators.options.given_net import (
-    check_net,
-    inner_net,
-    is_frozen,
-)
-from sklaplace.estimators.options.laplace import check_likelihood, sibling
+from sklaplace.estimators.options.given_net import inner_net, is_frozen
+from sklaplace.estimators.options.laplace import sibling
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, OutputModel
 from sklaplace.estimators.targets.numbers import (
     check_normalize_y,
@@ -39,13 +32,9 @@ from sklaplace.estimators.targets.numbers import (
 )
 from sklaplace.estimators.training import samples
 from sklaplace.estimators.training.trainer import Trainer
-from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
-
-# fitted attributes of some subclasses
-_WITH_TENSORS = ("posterior_",)
+from sklaplace.networks.trained import TrainedNetwork, n_epochs
 
 
-@displayed
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseSampling(ABC):
     """Parameters and fit of estimators that predict from draws."""
@@ -62,6 +51,7 @@ class BaseSampling(ABC):
         normalize_y: bool
         validation_fraction: float
         dirichlet_approx: str
+        _input_type: samples.InputForm
         _targets: Any
         _targets_kind: ClassVar[Any]
 
@@ -78,6 +68,15 @@ class BaseSampling(ABC):
     }
     # an ensemble trains new weights for each network
     _keeps_weights: ClassVar[bool] = True
+    _reported = members.reported
+    _encode = members.encode
+    _check_samples = members.check_samples
+    _check_parameters = members.check_parameters
+    _check_settings = members.check_settings
+    _sk_visual_block_ = members.visual_block
+    __reduce_ex__ = members.reduce_ex
+    __getstate__ = members.getstate
+    __setstate__ = members.setstate
 
     def fit(
         self,
@@ -137,10 +136,7 @@ class BaseSampling(ABC):
         given = samples.Samples(
             X, y, sample_weight, X_val=X_val, y_val=y_val, fit_params=fit_params
         )
-        with (
-            progress.reporting(type(self).__name__, self.verbose),
-            samples.unchanged_on_error(self),
-        ):
+        with self._reported():
             self._check_options()
             if self.estimator is None or self._trainer_kind.has_prior:
                 samples.warn_of_weight_scale(sample_weight)
@@ -155,8 +151,6 @@ class BaseSampling(ABC):
                 self.n_iter_ = n_epochs(network.net)
                 with network.forward().frozen():
                     self._set_fitted(network)
-            if self.verbose:
-                progress.line(self._summary())
         return self
 
     def _summary(self) -> str:
@@ -170,11 +164,7 @@ class BaseSampling(ABC):
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> None:
         """Raise an error for invalid values."""
-        self._validate_params()
-        example = self._targets_kind.example_net
-        check_net(self.estimator, example, keeps_weights=self._keeps_weights)
-        other = sibling(type(self).__name__, is_classifier(self))
-        check_likelihood(self.likelihood, is_classifier(self), other)
+        self._check_parameters()
         if is_regressor(self):
             # a variance is made of two draws or more
             check_count("n_samples", getattr(self, "n_samples", 2), 2)
@@ -218,11 +208,7 @@ class BaseSampling(ABC):
 
     def _outputs_of(self, network: TrainedNetwork) -> BatchedOutputs:
         scope = type(self).__name__, self.verbose
-        names = "n_samples", "batch_size", "n_jobs"  # they may have been set after fit
-        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        validate_parameter_constraints(
-            self._parameter_constraints, values, type(self).__name__
-        )
+        self._check_settings()
         model = self._output_model()
         return BatchedOutputs(network, model, self.batch_size, scope=scope)
 
@@ -232,38 +218,9 @@ class BaseSampling(ABC):
         check_is_fitted(self)
         return self._outputs_of(TrainedNetwork(self.estimator_, self.network_spec_))
 
-    def _encode(self, given: samples.Samples) -> samples.EncodedData:
-        """Return encoded samples, and set the encoding of later samples."""
-        self._input_type = samples.InputForm.of(inner_net(self.estimator))
-        owner, infer = type(self).__name__, self._infer_targets
-        return samples.encode_samples(given, owner, self._check_samples, infer)
-
-    def _check_samples(
-        self, X: Inputs, y: ArrayLike, *, reset: bool
-    ) -> tuple[Any, Any]:
-        """Return validated inputs and targets, with inputs cast."""
-        options = {"reset": reset, "allow_nd": is_classifier(self)}
-        X, y = self._input_type.check_samples(self, X, y, **options)
-        if reset:
-            self._input_type = self._input_type.seen(X)
-        return X, y
-
     def _check_inputs(self, X: Inputs) -> Any:
         """Return validated and cast inputs for prediction."""
         check_is_fitted(self)
         return self._input_type.check_inputs(self, X, self.estimator_)
 
     # ------------------------------------------------------------- persistence
-    def __reduce_ex__(self, protocol: object) -> Any:
-        """Pickle the estimator with tensors on the CPU; skorch pickles the networks."""
-        return pickled(self, moved_entries(vars(self), _WITH_TENSORS, "cpu"))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without tensors for skops, see `to_portable`."""
-        return to_portable(vars(self))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(from_portable(state))
-        if "estimator_" in vars(self):
-            device = device_of(self.estimator_)
-            vars(self).update(moved_entries(vars(self), _WITH_TENSORS, device))

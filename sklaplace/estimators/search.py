@@ -184,7 +184,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
         >>> model.fit(X, y).n_splits_
         2
         """
-        return self._fit(Samples(X, y, sample_weight, fit_params=fit_params))
+        with self._reported():
+            return self._fit(Samples(X, y, sample_weight, fit_params=fit_params))
 
     def _fit(self, samples: Samples) -> Any:
         return PriorSearch(self, LaplaceClassifier).fit(samples)
@@ -359,7 +360,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
         >>> model.fit(X, y).n_splits_
         2
         """
-        return self._fit(Samples(X, y, sample_weight, fit_params=fit_params))
+        with self._reported():
+            return self._fit(Samples(X, y, sample_weight, fit_params=fit_params))
 
     def _fit(self, samples: Samples) -> Any:
         return PriorSearch(self, LaplaceRegressor).fit(samples)

@@ -10,11 +10,7 @@ from sklearn.base import is_classifier
 from sklearn.pipeline import make_pipeline
 
 import sklaplace
-from sklaplace import (
-    LaplaceClassifier,
-    LaplaceRegressor,
-)
-from sklaplace.estimators.fitting import diagram
+from sklaplace import LaplaceClassifier
 
 X, Y = blobs()
 X_REG, Y_REG = waves()
@@ -24,14 +20,6 @@ def shown(model):
     """The text of a diagram."""
     found = re.sub(r"<(script|style).*?</\1>", "", model._repr_html_(), flags=re.S)
     return re.sub(r"\s+", " ", html.unescape(re.sub("<[^>]+>", " ", found)))
-
-
-def attributes(model):
-    """Names in the table of fitted attributes; none before scikit-learn has one."""
-    table = getattr(diagram.BaseEstimator, "_get_fitted_attr_html", None)
-    if table is None:
-        pytest.skip("this scikit-learn has no table of fitted attributes")
-    return set(model._get_fitted_attr_html())
 
 
 @pytest.fixture(scope="module")
@@ -65,53 +53,6 @@ class TestDiagram:
         model.set_params(link_approx="none")  # refused by predictions
         assert "posterior over" not in shown(model)
         assert "LaplaceClassifier" in shown(make_pipeline(model))
-
-    def test_no_evidence_that_misleads(self, fitted):
-        """Where the prior was not chosen by it, and weights need not be probable."""
-        name = "log_marginal_likelihood_value_"
-        assert name not in attributes(fitted)
-        model = LaplaceClassifier(prior_precision="marglik", random_state=0).fit(X, Y)
-        assert name in attributes(model)
-        value = f"{model.log_marginal_likelihood_value_:.1f}"
-        assert f"log evidence {value}" in shown(model)
-        assert hasattr(fitted, name)
-
-    def test_attributes_are_documented(self, fitted):
-        """No internal ones: each is named in the docstring of the class."""
-        model = LaplaceRegressor(random_state=0).fit(X_REG, Y_REG)
-        for found in (fitted, model):
-            documented = type(found).__doc__.partition("Attributes\n")[2]
-            missing = {name for name in attributes(found) if name not in documented}
-            assert missing == set()
-
-
-class TestLink:
-    @pytest.fixture
-    def metadata(self, monkeypatch):
-        """Stand-in for those of the installed package."""
-        entries = []
-
-        class Metadata:
-            def get_all(self, name):
-                assert name == "Project-URL"
-                return entries or None
-
-        monkeypatch.setattr(diagram, "metadata", lambda name: Metadata())
-        return entries
-
-    def test_none_without_an_address(self, fitted, metadata):
-        assert fitted._get_doc_link() == ""
-        metadata.append("Source, https://source.example")
-        assert fitted._get_doc_link() == ""
-        assert "Documentation" not in shown(fitted)
-
-    @pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS])
-    def test_page_of_the_class(self, kind, metadata):
-        """The page that the table of contents of the API makes."""
-        metadata += ["Source, https://a.example", "Documentation, https://b.example/x/"]
-        page = f"https://b.example/x/generated/sklaplace.{kind.__name__}.html"
-        assert kind()._get_doc_link() == page
-        assert f'href="{page}"' in kind()._repr_html_()
 
 
 class TestReprs:

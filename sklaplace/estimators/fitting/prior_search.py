@@ -26,11 +26,7 @@ from sklaplace.estimators.fitting.folds import (
     select,
     with_noise,
 )
-from sklaplace.estimators.training.samples import (
-    Samples,
-    as_weights,
-    unchanged_on_error,
-)
+from sklaplace.estimators.training.samples import Samples, as_weights
 from sklaplace.networks.data import TrainingData, is_opaque
 
 GRID = np.logspace(-3, 3, 20)
@@ -65,23 +61,16 @@ class PriorSearch:
                 f"fit got {listed(held_out)}, but here folds are held out. Leave them "
                 f"out, or use {self.plain.__name__}, which tunes on such rows."
             )
-        with progress.reporting(type(estimator).__name__, estimator.verbose):
-            with unchanged_on_error(estimator):
-                results, n_splits = self._searched(samples)
-                best = int(results["rank_test_score"].argmin())
-                best_params = results["params"][best]
-                self.model = self._model(best_params, estimator.random_state)
-                self.model._fit(replace(samples, is_part=True))
-                for name in ("n_features_in_", "feature_names_in_"):
-                    vars(estimator).pop(name, None)
-                parameters, fitted = self.model.get_params(deep=False), vars(self.model)
-                state = {k: v for k, v in fitted.items() if k not in parameters}
-                vars(estimator).update(state)
-                estimator.cv_results_, estimator.n_splits_ = results, n_splits
-                estimator.best_index_ = best
-                estimator.best_score_ = float(results["mean_test_score"][best])
-            if estimator.verbose:
-                progress.line(self.estimator._summary())
+        results, estimator.n_splits_ = self._searched(samples)
+        best = int(results["rank_test_score"].argmin())
+        self.model = self._model(results["params"][best], estimator.random_state)
+        self.model._fit(replace(samples, is_part=True))
+        for name in ("n_features_in_", "feature_names_in_"):
+            vars(estimator).pop(name, None)
+        parameters, fitted = self.model.get_params(deep=False), vars(self.model)
+        vars(estimator).update({k: v for k, v in fitted.items() if k not in parameters})
+        estimator.cv_results_, estimator.best_index_ = results, best
+        estimator.best_score_ = float(results["mean_test_score"][best])
         return estimator
 
     def _model(

@@ -4,8 +4,7 @@ Arrays are validated as in scikit-learn. Dicts of arrays and torch datasets are 
 to skorch unchanged.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, cast
 
@@ -394,15 +393,3 @@ def draw_seed(random_state: Any) -> int:
         random_state = np.random.RandomState()
     generator: np.random.RandomState = check_random_state(random_state)
     return int(generator.randint(np.iinfo(np.int32).max))
-
-
-@contextmanager
-def unchanged_on_error(estimator: Any) -> Iterator[None]:
-    """Restore the estimator's attributes if anything raises."""
-    before = dict(vars(estimator))
-    try:
-        yield
-    except BaseException:
-        vars(estimator).clear()
-        vars(estimator).update(before)
-        raise
