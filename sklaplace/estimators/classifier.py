@@ -228,9 +228,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     array([0, 0])
     """
 
-    class_weight: dict[Any, float] | str | None = None
     link_approx: str = "auto"
-    dirichlet_approx: str = "projection"
 
     # --------------------------------------------------------------------- fit
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:

@@ -197,9 +197,6 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
     (2, 3)
     """
 
-    class_weight: dict[Any, float] | str | None = None
-    dirichlet_approx: str = "projection"
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
@@ -267,7 +264,3 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
     >>> mean.shape, std.shape
     ((2,), (2,))
     """
-
-    sigma_noise: Any = "auto"
-    validation_fraction: float = 0.2
-    normalize_y: bool = False

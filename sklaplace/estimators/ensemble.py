@@ -254,9 +254,6 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     (2, 3)
     """
 
-    class_weight: dict[Any, float] | str | None = None
-    dirichlet_approx: str = "projection"
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
@@ -324,7 +321,3 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
     >>> mean.shape, std.shape
     ((2,), (2,))
     """
-
-    sigma_noise: Any = "auto"
-    validation_fraction: float = 0.2
-    normalize_y: bool = False

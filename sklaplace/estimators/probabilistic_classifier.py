@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -33,14 +34,17 @@ MANY_CLASSES = 1024
 Reduction = Callable[[Tensor], Tensor]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     """Predictions of a classifier, from the distribution of its outputs.
 
     Subclasses implement ``fit`` and `_outputs`, the distribution of outputs.
     """
 
+    class_weight: dict[Any, float] | str | None = None
+    dirichlet_approx: str = "projection"
+
     _targets_kind: ClassVar[type[ClassTargets]] = ClassTargets
-    _targets: ClassTargets
 
     @property
     @abstractmethod
@@ -54,7 +58,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             y,
             inner_net(self.estimator),
             self.likelihood,
-            getattr(self, "class_weight", None),
+            self.class_weight,
             is_frozen=is_frozen(self.estimator),
             classes=samples.classes,
         )

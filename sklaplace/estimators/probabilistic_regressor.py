@@ -1,6 +1,7 @@
 """ProbabilisticRegressor: means, standard deviations, quantiles and samples."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -23,16 +24,17 @@ from sklaplace.estimators.training.samples import Samples, applicable, weighted_
 from sklaplace.likelihoods import RegressionLikelihood
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     """Predictions of a regressor, from the distribution of its outputs.
 
     Subclasses implement ``fit`` and `_outputs`, the distribution of outputs.
     """
 
-    normalize_y: bool
-    sigma_noise_: Any
-    sigma_scaling_: np.ndarray
-    _targets: NumberTargets
+    sigma_noise: Any = "auto"
+    validation_fraction: float = 0.2
+    normalize_y: bool = False
+
     _targets_kind: ClassVar[type[NumberTargets]] = NumberTargets
 
     @property
@@ -75,7 +77,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         """Set ``sigma_noise_`` from the noise in the likelihood's units."""
         likelihood = self._likelihood
         relative = getattr(likelihood, "relative", None)
-        self.sigma_noise_ = 1.0
+        self.sigma_noise_: Any = 1.0
         if likelihood.has_noise:
             self.sigma_noise_ = self._targets.noise_of_columns(sigma, relative)
         self.sigma_scaling_ = np.ones(self._targets.n_outputs)

@@ -224,9 +224,6 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     (2, 2)
     """
 
-    sigma_noise: Any = "auto"
-    normalize_y: bool = False
-
     # --------------------------------------------------------------------- fit
     def _check_options(self) -> LaplaceOptions:
         options = super()._check_options()

@@ -252,9 +252,6 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
     20
     """
 
-    class_weight: dict[Any, float] | str | None = None
-    dirichlet_approx: str = "projection"
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
@@ -319,7 +316,3 @@ class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
     >>> mean.shape, std.shape
     ((2,), (2,))
     """
-
-    sigma_noise: Any = "auto"
-    validation_fraction: float = 0.2
-    normalize_y: bool = False

@@ -289,9 +289,6 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
     True
     """
 
-    class_weight: dict[Any, float] | str | None = None
-    dirichlet_approx: str = "projection"
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
@@ -364,10 +361,6 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     >>> mean.shape, std.shape
     ((2,), (2,))
     """
-
-    sigma_noise: Any = "auto"
-    validation_fraction: float = 0.2
-    normalize_y: bool = False
 
     def _chosen_noise(self, network: Any) -> float:
         is_learned = self._given_noise is None and (

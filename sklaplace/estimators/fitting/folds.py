@@ -14,7 +14,6 @@ import inspect
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,8 @@ from sklearn.utils import _safe_indexing, gen_batches
 from torch import Tensor
 
 from sklaplace.core import progress
+from sklaplace.core.checks import naming
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit
-from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.predicting.glm_outputs import LinearisationCache
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.networks.data import TrainingData, is_opaque, take_rows
@@ -39,13 +38,18 @@ NOISE_TOLERANCE = 1e-3
 NOISE_STEP = 0.3
 
 Params = dict[str, float]
-# A model, its options, and its trained network with the curvature of some samples.
-TrainedModel = tuple[Any, LaplaceOptions, LaplaceFit]
 
 
-@dataclass(frozen=True)
-class FoldWork:
-    """A fold to train and score, maybe in another process.
+def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
+    """Select samples in their original form, with targets and weights."""
+    weights = None if data.sample_weight is None else data.sample_weight[rows]
+    take = take_rows if is_opaque(data.X) else _safe_indexing
+    return TrainingData(take(data.X, rows), data.y[rows], weights)
+
+
+@dataclass
+class Fold:
+    """A model trained on the other folds, and the held-out samples of this fold.
 
     Attributes
     ----------
@@ -61,46 +65,22 @@ class FoldWork:
     samples: Samples
     held_out: TrainingData
 
-    def trained(self) -> TrainedModel:
-        """Train the model and accumulate its curvature on the other folds."""
-        options = self.model._check_options()
-        fit = self.model._train_and_accumulate(options, self.samples)
-        return self.model, options, fit.stored()
-
-    def scored(self, candidates: list[Params], scorer: object) -> list[float]:
-        """Return the scores of the fold, and keep nothing else."""
-        fold = Fold(self.trained(), self.held_out)
-        return fold.scores(candidates, scorer, in_pieces=True)
-
-
-def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
-    """Select samples in their original form, with targets and weights."""
-    weights = None if data.sample_weight is None else data.sample_weight[rows]
-    take = take_rows if is_opaque(data.X) else _safe_indexing
-    return TrainingData(take(data.X, rows), data.y[rows], weights)
-
-
-class Fold:
-    """A model trained on the other folds, and the held-out samples of this fold.
-
-    Parameters
-    ----------
-    trained : TrainedModel
-        Model with its curvature, but still without a posterior.
-    held_out : TrainingData
-        Samples of this fold, as passed to ``fit``.
-    """
-
-    def __init__(self, trained: TrainedModel, held_out: TrainingData) -> None:
-        self.model, self.options, self.fit = trained
-        self.held_out = held_out
+    def trained(self) -> "Fold":
+        """Train the model and accumulate its curvature, maybe in another process."""
+        self.options = self.model._check_options()
+        fit = self.model._train_and_accumulate(self.options, self.samples)
+        self.fit: LaplaceFit = fit.stored()
+        solver = self.model._solver(self.options)
         with self.fit.evaluation():
-            self.template, self.linear_model = self.model._solver(self.options).untuned(
-                self.fit
-            )
+            self.template, self.linear_model = solver.untuned(self.fit)
         self._start: Tensor | None = None
         self.model._cache = LinearisationCache()
         self.model._novelty = self.fit.novelty
+        return self
+
+    def trained_scores(self, candidates: list[Params], scorer: object) -> list[float]:
+        """Train, return the scores of the fold, and keep nothing else."""
+        return self.trained().scores(candidates, scorer, in_pieces=True)
 
     def under(self, params: Params) -> Any:
         """Return the model as if it had been fitted with the given hyperparameters."""
@@ -135,10 +115,11 @@ class Fold:
             options = {}
             if data.sample_weight is not None and _takes_weights(scorer):
                 options = {"sample_weight": data.sample_weight}
-            return [
-                _number(scorer(self.under(params), data.X, data.y, **options))
-                for params in candidates
-            ]
+            with naming(scoring="scoring"):
+                return [
+                    float(scorer(self.under(params), data.X, data.y, **options))
+                    for params in candidates
+                ]
         totals = np.zeros(len(candidates))
         for piece in self._pieces() if in_pieces else [data]:
             totals += [self.log_likelihood(params, piece) for params in candidates]
@@ -182,16 +163,6 @@ def _takes_weights(scorer: Any) -> bool:
     if hasattr(scorer, "_accept_sample_weight"):
         return bool(scorer._accept_sample_weight())
     return "sample_weight" in inspect.signature(scorer).parameters
-
-
-def _number(score: object) -> float:
-    """Return a score as a float; raise ValueError if it is not a number."""
-    if not isinstance(score, (Real, np.number)):
-        raise ValueError(
-            f"scoring returned {score!r}, which is no number. Use one scorer that "
-            "returns a number, the higher the better."
-        )
-    return float(score)
 
 
 def with_noise(folds: list[Fold], candidates: list[Params]) -> list[Params]:

@@ -21,7 +21,6 @@ from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import RandomState, private_rng
 from sklaplace.estimators.fitting.folds import (
     Fold,
-    FoldWork,
     Params,
     select,
     with_noise,
@@ -98,40 +97,38 @@ class PriorSearch:
     def _grid(self) -> list[float]:
         """Prior precisions to try."""
         given = self.estimator.prior_precisions
-        if given is None:
-            return [float(value) for value in GRID]
-        return [float(value) for value in given]
+        return [float(value) for value in (GRID if given is None else given)]
 
     # -------------------------------------------------------------------- search
     def _searched(self, samples: Samples) -> tuple[dict[str, Any], int]:
         """Return ``cv_results_`` and the number of folds."""
         data, splits, scorer = self._checked(samples)
-        jobs = []
+        folds = []
         for train, test in splits:
             params = _check_method_params(data.X, samples.fit_params, indices=train)
             part = select(data, train)
             own = Samples(
                 **vars(part), fit_params=params, classes=samples.classes, is_part=True
             )
-            jobs.append(FoldWork(self._unfitted(), own, select(data, test)))
+            folds.append(Fold(self._unfitted(), own, select(data, test)))
         candidates: list[Params] = [{"prior_precision": value} for value in self._grid]
-        candidates, scores = self._scores(jobs, candidates, scorer)
+        candidates, scores = self._scores(folds, candidates, scorer)
         return _results(candidates, np.array(scores).T), len(splits)
 
     def _scores(
-        self, jobs: list[FoldWork], candidates: list[Params], scorer: object
+        self, folds: list[Fold], candidates: list[Params], scorer: object
     ) -> tuple[list[Params], list[list[float]]]:
         """Return candidates and their scores in each fold."""
         n_jobs = self.estimator.n_jobs
         with progress.phase("folds"):
             if not self.chooses_noise:  # keep only the scores of a fold
-                given = [(job, candidates, scorer) for job in jobs]
-                return candidates, in_parallel(FoldWork.scored, given, n_jobs, "folds")
-            alone = [(job,) for job in jobs]
-            models = in_parallel(FoldWork.trained, alone, n_jobs, "folds")
+                given = [(fold, candidates, scorer) for fold in folds]
+                scores = in_parallel(Fold.trained_scores, given, n_jobs, "folds")
+                return candidates, scores
+            folds = in_parallel(
+                Fold.trained, [(fold,) for fold in folds], n_jobs, "folds"
+            )
         with progress.phase("tune"):
-            parts = zip(models, jobs, strict=True)
-            folds = [Fold(model, job.held_out) for model, job in parts]
             if folds[0].template.likelihood.has_noise:
                 candidates = with_noise(folds, candidates)
             return candidates, [fold.scores(candidates, scorer) for fold in folds]
@@ -179,9 +176,8 @@ class PriorSearch:
                 splits = [(known[a], known[b]) for a, b in cv.split(X, part.y)]
         except (IndexError, TypeError, ValueError) as error:
             raise ValueError(
-                f"cv={self.estimator.cv!r} cannot split {len(known)} samples: "
-                f"{str(error).rstrip('.')}. Use fewer folds, leave out classes of y "
-                "with few samples, or give pairs (train, test) of row indices."
+                f"cv={self.estimator.cv!r} cannot split {len(known)} samples: {error} "
+                "Use fewer folds, or pairs (train, test) of row indices."
             ) from error
         if not splits:
             raise ValueError("cv has no splits. Give at least one pair (train, test).")
@@ -190,8 +186,8 @@ class PriorSearch:
             if by_class and len(lacking := targets.missing_classes(data.y[split[0]])):
                 raise ValueError(
                     f"Split {number} of cv has no rows of the classes "
-                    f"{lacking[:5].tolist()} to train on. Use fewer folds, stratified "
-                    "ones (StratifiedKFold), or leave out classes with so few rows."
+                    f"{lacking[:5].tolist()} to train on. Use fewer folds, or "
+                    "StratifiedKFold."
                 )
         return splits
 
@@ -201,8 +197,8 @@ def _check_split(number: int, split: Split, weights: np.ndarray | None) -> None:
     for name, rows in zip(("train on", "score"), split, strict=True):
         if not len(rows) or (weights is not None and not weights[rows].any()):
             raise ValueError(
-                f"Split {number} of cv has no rows to {name}, or none of positive "
-                "weight. Use fewer folds, or splits of your own."
+                f"Split {number} of cv has no rows to {name} with positive weight. "
+                "Use fewer folds."
             )
 
 
@@ -226,9 +222,8 @@ def _check_scores_columns(scorer: object) -> None:
     score = getattr(scorer, "_score_func", None)
     if score in (log_loss, brier_score_loss):
         raise ValueError(
-            f"scoring with {score.__name__} takes columns of y for the classes of one "
-            "label per row, and y has several labels. Use scoring=None, the "
-            "log-likelihood of all labels."
+            f"scoring with {score.__name__} reads columns of y as classes of one "
+            "label. Use scoring=None, the log-likelihood of all labels."
         )
 
 

@@ -6,7 +6,7 @@ closed form. `BatchedOutputs` evaluates both kinds batch by batch.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -212,30 +212,23 @@ class BatchedOutputs:
         diagonal, centred : bool
             See `OutputModel.gaussian`.
         """
-        n_draws = 0
-        if not self.model.is_gaussian:
-            self.model.check_variance()
-            n_draws = self.model.n_samples
+        model: OutputModel = self.model
+        if not model.is_gaussian:
+            model.check_variance()
         if not diagonal:
             check_covariances(self.network.spec)
-        sizes = {"with_covariance": not diagonal, "n_draws": n_draws}
-        if self.uses_workers:
-            work = partial(
-                BatchedOutputs.map_gaussian,
-                function=function,
-                diagonal=diagonal,
-                centred=centred,
-            )
-            return self._in_workers(work, X, sizes)
-        model: OutputModel = self.model
-        n_blocks, parts = self.network.spec.likelihood.n_blocks, []
-        with self.evaluation(X, **sizes) as (forward, batches):
-            for x, _, _ in batches:
-                gaussian = model.gaussian(
-                    forward, x, n_blocks=n_blocks, diagonal=diagonal, centred=centred
-                )
-                parts.append(function(*require_finite(*gaussian)))
-        return _joined(parts)
+        options = {
+            "n_blocks": self.network.spec.likelihood.n_blocks,
+            "diagonal": diagonal,
+            "centred": centred,
+        }
+
+        def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
+            gaussian = model.gaussian(forward, x, **options)
+            return function(*require_finite(*gaussian))
+
+        n_draws = 0 if model.is_gaussian else model.n_samples
+        return self.mapped(X, of_batch, with_covariance=not diagonal, n_draws=n_draws)
 
     def latent(
         self, X: Inputs, full_cov: bool = False, function: Any = lambda m, c: (m, c)
@@ -332,32 +325,25 @@ class BatchedOutputs:
             yield losses, weights, likelihood.n_targets(draws.shape[1])
 
     # --------------------------------------------------------------------- batches
-    @property
-    def uses_workers(self) -> bool:
-        """Whether samples are divided among workers."""
-        return not self.in_worker and n_workers(self.n_jobs) > 0
-
     def mapped(
         self, X: Inputs, function: BatchFunction, **sizes: Any
     ) -> list[np.ndarray]:
         """Apply a function to each batch of X; concatenate the results."""
-        if self.uses_workers:
-            work = partial(BatchedOutputs.mapped, function=function, **sizes)
-            return self._in_workers(work, X, sizes)
+        if not self.in_worker and n_workers(self.n_jobs):
+            return self._in_workers(X, function, **sizes)
         with self.evaluation(X, **sizes) as (forward, batches):
-            return _joined([function(forward, x) for x, _, _ in batches])
+            parts = [function(forward, x) for x, _, _ in batches]
+        # concatenate copies: a single batch may share memory with a cache
+        return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
 
     def _in_workers(
-        self,
-        work: Callable[["BatchedOutputs", Any], list[np.ndarray]],
-        X: Inputs,
-        sizes: dict[str, Any],
+        self, X: Inputs, function: BatchFunction, **sizes: Any
     ) -> list[np.ndarray]:
-        """Compute the arrays of ``work`` for all samples in workers."""
-        dataset = self._dataset(X)
+        """Apply a function to each batch of X in workers."""
+        dataset, workers = self._dataset(X), n_workers(self.n_jobs)
         batch_size = self._batches(dataset, **sizes).batch_size
         alone = replace(self, batch_size=batch_size, scope=("", 0), in_worker=True)
-        own, workers = partial(work, alone), n_workers(self.n_jobs)
+        own: Callable[..., Any] = partial(alone.mapped, function=function, **sizes)
         n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
         shards = Shards.of(dataset, batch_size, n_shards)
         if len(shards) > 1:
@@ -389,12 +375,6 @@ class BatchedOutputs:
         return self.network.batches(
             dataset, self.batch_size, row_elements=self.row_elements, **sizes
         )
-
-
-def _joined(parts: Sequence[tuple[Tensor, ...]]) -> list[np.ndarray]:
-    """Concatenate the tensors of batches to arrays on the CPU."""
-    # concatenate copies: a single batch may share memory with a cache
-    return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
 
 
 def check_covariances(spec: OutputSpec) -> None:
