@@ -289,7 +289,7 @@ def test_accepts(module, source):
         ("sklaplace.plotting", "import matplotlib.pyplot", "inside functions"),
         ("sklaplace.core.progress", "import tqdm", "inside functions"),
         (
-            "sklaplace.estimators.fitting.folds",
+            "sklaplace.estimators.fitting.prior_search",
             "def f():\n    import tqdm",
             "inside functions",
         ),

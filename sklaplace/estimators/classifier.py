@@ -8,7 +8,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from sklaplace.core.checks import check_option
 from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.links import LINKS, Link, choose_link
 from sklaplace.estimators.fitting.laplace_fit import HeldOutScore
@@ -331,42 +330,28 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         unknown = np.setdiff1d(labels[~ignored], classes)
         if len(unknown):
             raise ValueError(
-                f"y has labels that classes lacks: {unknown[:5].tolist()}. List all of "
-                "them."
+                f"y has labels that classes lacks: {unknown[:5].tolist()}. Add them."
             )
 
     # ----------------------------------------------------------------- predict
     def _map_proba(
         self, X: Inputs, reduce: Reduction = lambda proba: proba
     ) -> np.ndarray:
-        outputs = self._outputs
-        if not outputs.model.is_gaussian:
+        if not self._outputs.model.is_gaussian:
             return super()._map_proba(X, reduce)
         link = self._link()
 
         def of_logits(mean: Tensor, cov: Tensor) -> Tensor:
             return reduce(self._normalised(self._proba_of_gaussian(link, mean, cov)))
 
-        (proba,) = outputs.map_gaussian(
-            self._check_inputs(X),
-            self._of_logits(of_logits),
-            diagonal=self._needs_variances_only(link.diagonal),
-            centred=self._is_centred(link.centred),
-        )
-        return proba
+        flags = {"diagonal": link.diagonal, "centred": link.centred}
+        return self._map_logits(X, of_logits, **flags)
 
     def _link(self) -> Link:
-        return LINKS[self._link_name()]
-
-    def _link_summary(self) -> list[str]:
-        return [f"link_approx {self._link_name()}"]
-
-    def _link_name(self) -> str:
         """Return the link in use; ``link_approx`` can change after fit."""
-        check_option("link_approx", self.link_approx, ["auto", *LINKS])
         if self.link_approx == "auto":
-            return choose_link(self._targets.n_classes, self.n_samples)
-        return self.link_approx
+            return LINKS[choose_link(self._targets.n_classes, self.n_samples)]
+        return LINKS[self.link_approx]
 
     def _proba_of_gaussian(
         self, link: Link, mean: Tensor, cov: Tensor, *, single: bool = False

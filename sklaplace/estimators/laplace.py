@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import is_classifier
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from sklaplace.core.checks import naming
 from sklaplace.core.linalg import plain
 from sklaplace.core.trees import Inputs, without_groups
 from sklaplace.estimators.fitting import members
-from sklaplace.estimators.fitting.fit_cache import FitWork, UnfinishedFit, cached_fit
+from sklaplace.estimators.fitting.fit_cache import FitWork, cached_fit
 from sklaplace.estimators.fitting.hyperparameters import (
     check_addable,
     check_evidence,
@@ -30,16 +29,12 @@ from sklaplace.estimators.fitting.laplace_fit import (
     LaplaceFit,
     LaplaceSolver,
     network_at_mean,
-)
-from sklaplace.estimators.fitting.noise import loss_per_target
-from sklaplace.estimators.fitting.novelty_recorder import novelty_scores
-from sklaplace.estimators.fitting.summary import (
-    of_likelihood,
-    of_posterior,
     warn_without_residual,
 )
+from sklaplace.estimators.fitting.noise import loss_per_target
+from sklaplace.estimators.fitting.sample_record import novelty_scores
 from sklaplace.estimators.options.constraints import CONSTRAINTS, Constraints
-from sklaplace.estimators.options.laplace import REPLACED, LaplaceOptions, sibling
+from sklaplace.estimators.options.laplace import REPLACED, LaplaceOptions
 from sklaplace.estimators.options.workers import Group, check_workers, data_to_agree_on
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS, CachedOutputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, require_finite
@@ -48,13 +43,10 @@ from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.samples import (
     InputForm,
     Samples,
-    applicable,
     check_loader,
     draw_seed,
     warn_of_weight_scale,
-    weighted_data,
 )
-from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -94,15 +86,11 @@ class BaseLaplace:
     if TYPE_CHECKING:  # provided by the other base class of an estimator
         _input_type: InputForm
         _targets: Any
-        _targets_kind: ClassVar[Any]
         _likelihood: Any
 
-        def _infer_targets(self, y: ArrayLike, samples: Samples) -> Any: ...
-        def _validate_params(self) -> None: ...
         def _check_loss(self, loss: float, rate: str = ...) -> None: ...
 
     _parameter_constraints: ClassVar[Constraints] = CONSTRAINTS
-    _keeps_weights: ClassVar[bool] = True
     # LinearisationCache of a search over priors, which predicts the same samples
     # repeatedly
     _cache: ClassVar[Any] = None
@@ -110,8 +98,10 @@ class BaseLaplace:
     _reported = members.reported
     _encode = members.encode
     _check_samples = members.check_samples
+    _new_data = members.new_data
     _check_parameters = members.check_parameters
     _check_settings = members.check_settings
+    _summary = members.summary
     _sk_visual_block_ = members.visual_block
     __reduce_ex__ = members.reduce_ex
     __getstate__ = members.getstate
@@ -164,7 +154,7 @@ class BaseLaplace:
         -----
         UserWarning
             If Ctrl-C ended the training of the network. The fit then uses the weights
-            learned so far, and is not cached.
+            learned so far. With ``memory``, it raises KeyboardInterrupt instead.
 
         See Also
         --------
@@ -219,10 +209,11 @@ class BaseLaplace:
         group.agree({"random_state": self.random_state})
         # without a random state, all processes use the seed of the first
         self._seed, *_ = group.gather(draw_seed(self.random_state))
+        # an interrupted training is not stored
+        is_part = samples.is_part or self.memory is not None
         work = FitWork(
-            trainer=replace(self._trainer(options), is_part=samples.is_part),
+            trainer=replace(self._trainer(options), is_part=is_part),
             solver=self._solver(options),
-            group=group,
             data=encoded.data,
             validation=encoded.validation,
             fit_params=samples.fit_params,
@@ -234,10 +225,7 @@ class BaseLaplace:
         }
         if options.tunes_on_held_out:
             settings["validation_fraction"] = self.validation_fraction
-        try:
-            return cached_fit(work, self.memory, self.random_state, settings)
-        except UnfinishedFit as unfinished:
-            return unfinished.args[0]
+        return cached_fit(work, self.memory, self.random_state, settings)
 
     def _set_fitted(
         self,
@@ -252,26 +240,6 @@ class BaseLaplace:
         self.n_iter_ = n_epochs(network.net)
         self.prior_precision_ = plain(posterior.prior_precision)
         self.temperature_ = plain(posterior.hyperparameters.temperature)
-
-    def _summary(self) -> str:
-        """Return a one-line summary of the posterior and the prediction settings."""
-        parts = of_posterior(self.posterior_, self._options, self._residual())
-        if self.temperature_ != 1:
-            parts.append(f"temperature {self.temperature_:.3g}")
-        noise = getattr(self, "sigma_noise_", 1.0)
-        parts += of_likelihood(self.network_spec_.likelihood, noise)
-        if self.pred_type != "glm":
-            parts.append(f"pred_type {self.pred_type}")
-        else:
-            parts += self._link_summary()
-        if self._options.tuner == "marglik":
-            # under other priors, weights without a refit can be improbable
-            parts.append(f"log evidence {self.log_marginal_likelihood_value_:.1f}")
-        return ", ".join(parts)
-
-    def _link_summary(self) -> list[str]:
-        """Return how outputs become probabilities; empty for a regressor."""
-        return []
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:
@@ -290,15 +258,7 @@ class BaseLaplace:
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         fraction = options.validation_fraction if options.holds_out else None
-        return LaplaceTrainer(
-            estimator=self.estimator,
-            targets=self._targets,
-            likelihood=self.likelihood,
-            seed=self._seed,
-            validation_fraction=fraction,
-            alternative=sibling(type(self).__name__, is_classifier(self)),
-            options=options,
-        )
+        return members.new_trainer(self, LaplaceTrainer, fraction, options=options)
 
     def _likelihood_settings(self) -> Any:
         """Return the likelihood settings that affect the curvature."""
@@ -348,35 +308,23 @@ class BaseLaplace:
     ) -> Any:
         """Add curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
+        group = Group.of(self.distributed)
         with self._reported():
-            group = Group.of(self.distributed)
             with group.together():
-                solver, data, network, novelty = self._prepared(X, y, sample_weight)
+                options = self._check_options()
+                check_addable(
+                    self.posterior_, self.network_spec_, self._options, options
+                )
+                warn_of_weight_scale(sample_weight)
+                data = self._new_data(X, y, sample_weight)
+                samples, solver = data.dataset(self.estimator_), self._solver(options)
+                network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
+                novelty = solver.add_novelty(self._novelty, network)
             group.agree(data_to_agree_on(data))
             network = network_at_mean(self.posterior_, network, data)
-            added = solver.add(self.posterior_, network)
-            self.posterior_, self._novelty = added, novelty
+            self.posterior_ = solver.add(self.posterior_, network)
+            self._novelty = novelty
         return self
-
-    def _prepared(
-        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
-    ) -> tuple[Any, ...]:
-        """Return solver, new samples, the network with them, and updated novelty."""
-        options = self._check_options()
-        check_addable(self.posterior_, self.network_spec_, self._options, options)
-        warn_of_weight_scale(sample_weight)
-        data = self._new_data(X, y, sample_weight)
-        samples, solver = data.dataset(self.estimator_), self._solver(options)
-        network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
-        return solver, data, network, solver.add_novelty(self._novelty, network)
-
-    def _new_data(
-        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
-    ) -> TrainingData:
-        """Return new samples for the fitted network, validated, cast and encoded."""
-        inputs, targets = self._check_samples(X, y, reset=False)
-        inputs = applicable(self.estimator_, inputs)
-        return weighted_data(self._targets, inputs, targets, sample_weight)
 
     def score_samples(self, X: Inputs) -> np.ndarray:
         """Score how similar samples are to the training data; higher is more normal.
@@ -582,10 +530,7 @@ class BaseLaplace:
             else:
                 check_loader(X, "tune")
                 if y is None:
-                    raise ValueError(
-                        "y is missing: samples to tune on need inputs and targets. "
-                        "Pass both X and y, or neither."
-                    )
+                    raise ValueError("y is missing. Pass both X and y, or neither.")
                 data = self._new_data(X, y, sample_weight)
                 network = replace(network, held_out=data.dataset(self.estimator_))
             score = replace(self._score(network.spec.likelihood), is_given=True)
@@ -668,5 +613,3 @@ class BaseLaplace:
             raw_outputs(self.estimator_, rows)  # raises for invalid inputs
             found = require_finite(*model.in_graph(forward, rows, n_joint))
             return self._targets.restored_outputs(self._likelihood, *found)
-
-    # ------------------------------------------------------------- persistence

@@ -20,9 +20,10 @@ from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
-from sklaplace.estimators.predicting import class_outputs, latent
+from sklaplace.estimators.predicting import latent
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
-from sklaplace.estimators.targets.classes import ClassTargets, likelihood_of
+from sklaplace.estimators.targets.base import likelihood_of
+from sklaplace.estimators.targets.classes import ClassTargets
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.networks.data import count_rows
@@ -85,15 +86,28 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         points = cached_sobol_normals(self.n_samples, like.shape[1], self._seed)
         return points.to(like)
 
-    def _of_logits(
-        self, function: Callable[[Tensor, Tensor], Tensor]
-    ) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
-        """Convert a function of Gaussian logits to a function of Gaussian outputs."""
-        class_logits = self._likelihood.class_logits
-        return lambda mean, cov: (function(*class_logits(mean, cov)),)
+    def _map_logits(
+        self,
+        X: Inputs,
+        function: Callable[[Tensor, Tensor], Tensor],
+        *,
+        diagonal: bool,
+        centred: bool,
+    ) -> np.ndarray:
+        """Apply a function to mean and covariance of each sample's class logits."""
+        likelihood = self._likelihood
 
-    def _is_centred(self, method_is_centred: bool) -> bool:
-        return self._likelihood.is_shift_invariant and method_is_centred
+        def of_outputs(mean: Tensor, cov: Tensor) -> tuple[Tensor]:
+            return (function(*likelihood.class_logits(mean, cov)),)
+
+        outputs = self._outputs
+        (found,) = outputs.map_gaussian(
+            self._check_inputs(X),
+            of_outputs,
+            diagonal=self._needs_variances_only(diagonal),
+            centred=likelihood.is_shift_invariant and centred,
+        )
+        return found
 
     def _needs_variances_only(self, method_needs_variances_only: bool) -> bool:
         """Return whether only the variances of the logits are needed."""
@@ -128,18 +142,13 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     def _concentrations(self, X: Inputs, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
-        check_option(
-            "dirichlet_approx", self.dirichlet_approx, dirichlet.APPROXIMATIONS
-        )
+        check_is_fitted(self)
+        self._check_settings()
         method = self.dirichlet_approx if method is None else method
         check_option("method", method, dirichlet.APPROXIMATIONS)
         approximation = dirichlet.APPROXIMATIONS[method]
-        (alpha,) = self._outputs.map_gaussian(
-            self._check_inputs(X),
-            self._of_logits(approximation),
-            diagonal=self._needs_variances_only(approximation.diagonal),
-            centred=self._is_centred(approximation.centred),
-        )
+        flags = {"diagonal": approximation.diagonal, "centred": approximation.centred}
+        alpha = self._map_logits(X, approximation, **flags)
         return alpha[:, : self._targets.n_classes]
 
     def _entropies(self, X: Inputs, method: str) -> np.ndarray:
@@ -148,15 +157,15 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         if method != "mc":
             found = dirichlet.uncertainty(self._concentrations(X, method))
         elif outputs.model.is_gaussian:
-            outputs.model.check_draws(2)
-            (found,) = outputs.map_gaussian(
-                self._check_inputs(X),
-                self._of_logits(lambda m, c: mc_uncertainty(m, c, self._normals(m))),
-                diagonal=self._needs_variances_only(False),
-                centred=self._likelihood.is_shift_invariant,
+            outputs.model.check_variance()
+            found = self._map_logits(
+                X,
+                lambda m, c: mc_uncertainty(m, c, self._normals(m)),
+                diagonal=False,
+                centred=True,
             )
         else:
-            outputs.model.check_draws(2)
+            outputs.model.check_variance()
             X, of = self._check_inputs(X), self._proba_of_draws
             found = outputs.map_draws(X, lambda f: uncertainty_of_draws(of(f))).numpy()
         # a network with one logit has two classes
@@ -164,8 +173,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     def _log_proba_of(self, X: Inputs, y: ArrayLike) -> np.ndarray:
         """Return the finite log-probability of each sample's labels, (n,)."""
-        proba = self._map_proba(X)
-        return class_outputs.log_proba_of(self._targets, proba, y)
+        return self._targets.log_proba_of(y, self._map_proba(X))
 
     # ------------------------------------------------------------- public methods
     def predict_proba(self, X: Inputs) -> np.ndarray:
@@ -313,12 +321,11 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         target_type = self._targets.target_type
         if not target_type.has_class_names:
             raise ValueError(
-                "y in fit is a matrix of labels that are 0 or 1, which are predicted "
-                "one by one: there is no order of classes. Use predict_proba, whose "
-                "columns are the labels."
+                "y in fit is a matrix of labels, which have no order. Use "
+                "predict_proba, whose columns are the labels."
             )
         k = min(int(k), self._targets.n_classes)
-        found = self._map_proba(X, lambda proba: class_outputs.largest(proba, k))
+        found = self._map_proba(X, lambda proba: _largest(proba, k))
         columns, proba = found[..., 0].astype(np.intp), found[..., 1]
         unflatten = target_type.unflatten
         return unflatten(self.classes_[columns]), unflatten(np.ascontiguousarray(proba))
@@ -452,7 +459,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         >>> mean.shape, variance.shape
         ((2, 3), (2, 3))
         """
-        latent.check_one_covariance(full_cov=full_cov, joint=joint)
+        latent.check_one(full_cov=full_cov, joint=joint)
         outputs, target_type = self._outputs, self._targets.target_type
         if joint:
             return latent.joint_moments(
@@ -614,9 +621,6 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         """
         is_gaussian = self._outputs.model.is_gaussian
         if method is None:
-            check_option(
-                "dirichlet_approx", self.dirichlet_approx, dirichlet.APPROXIMATIONS
-            )
             method = self.dirichlet_approx if is_gaussian else "mc"
         check_option("method", method, ["mc", *dirichlet.APPROXIMATIONS])
         found = self._entropies(X, method)
@@ -728,3 +732,18 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         tags.classifier_tags.multi_label = multi_target == "multilabel"
         tags.input_tags.three_d_array = True
         return tags
+
+
+def _largest(proba: Tensor, k: int) -> Tensor:
+    """Return columns and values of the k largest entries of each row, (b, k, 2).
+
+    Entries are in descending order. Ties are in the order of the columns.
+    """
+    values = np.ascontiguousarray(proba.cpu().numpy())
+    lowest = torch.from_numpy(values).topk(k, -1).values[:, -1].numpy()
+    columns = np.empty((len(values), k), dtype=np.intp)
+    for n, (row, limit) in enumerate(zip(values, lowest, strict=True)):
+        candidates = np.flatnonzero(row >= limit)
+        columns[n] = candidates[np.argsort(-row[candidates], kind="stable")[:k]]
+    pairs = columns.astype(np.float64), np.take_along_axis(values, columns, 1)
+    return torch.from_numpy(np.stack(pairs, -1))

@@ -20,7 +20,7 @@ from sklaplace.estimators.options.laplace import sibling
 from sklaplace.estimators.predicting import latent
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.targets.numbers import NumberTargets, geometric_mean
-from sklaplace.estimators.training.samples import Samples, applicable, weighted_data
+from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import RegressionLikelihood
 
 
@@ -79,7 +79,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         relative = getattr(likelihood, "relative", None)
         self.sigma_noise_: Any = 1.0
         if likelihood.has_noise:
-            self.sigma_noise_ = self._targets.noise_of_columns(sigma, relative)
+            levels = sigma if relative is None else sigma * np.array(relative)
+            self.sigma_noise_ = levels * self._targets.scaling.scale
         self.sigma_scaling_ = np.ones(self._targets.n_outputs)
 
     def _latent(self, X: Inputs) -> list[np.ndarray]:
@@ -161,29 +162,17 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         check_is_fitted(self)
         if not self._likelihood.has_noise:
             raise ValueError(
-                "recalibrate scales the noise of targets around their mean, which "
-                f"{type(self._likelihood).__name__} does not have. Use a net with "
-                "criterion=torch.nn.MSELoss."
+                f"recalibrate scales noise, which {type(self._likelihood).__name__} "
+                "does not have. Use a net with criterion=torch.nn.MSELoss."
             )
-        inputs, targets = self._check_samples(X, y, reset=False)
-        data = weighted_data(
-            self._targets,
-            applicable(self.estimator_, inputs),
-            targets,
-            sample_weight,
-        )
-        if len(data.y) < 2:
-            raise ValueError(
-                f"{len(data.y)} row tells no scale. Pass a hundred or more."
-            )
+        data = self._new_data(X, y, sample_weight)
         mean, variance = self._outputs.latent(data.X)
         mean, variance = self._likelihood.moments(mean, variance, self._noise)
         squares = (data.y - mean) ** 2 / variance
         scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
         if not (scaling > 0).all():
             raise ValueError(
-                "The targets equal the predictions, so that there is nothing to "
-                "scale to. Pass rows that were measured with noise."
+                "The targets equal the predictions. Pass rows measured with noise."
             )
         self.sigma_scaling_ = scaling
         return self
@@ -274,11 +263,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         >>> mean.shape, std.shape
         ((2,), (2,))
         """
-        if return_std and return_cov:
-            raise ValueError(
-                "return_std and return_cov cannot both be True. The diagonal of the "
-                "covariance is the squared standard deviation."
-            )
+        latent.check_one(return_std=return_std, return_cov=return_cov)
         if return_cov:
             mean, cov = self._outputs.joint(self._check_inputs(X))
             mean, cov = self._likelihood.joint_moments(mean, cov, self._noise)
@@ -398,12 +383,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         """
         levels = as_levels("coverage", coverage, "Choose a probability, such as 0.9.")
         tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])  # (2, n_levels)
-        for level in levels[tails[1] == 1].tolist():
-            raise ValueError(
-                f"coverage={level!r} is so close to 1 that its interval has no ends. "
-                "Choose a smaller one, such as 0.9999."
-            )
-        values = self.predict_quantiles(X, tails.ravel())
+        with naming(alpha="coverage"):
+            values = self.predict_quantiles(X, tails.ravel())
         values = values.reshape(*values.shape[:-1], *tails.shape)
         return values if np.ndim(coverage) else values[..., 0]
 
@@ -486,7 +467,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         >>> bool((variance[:, 0] < model.predict(X[:2], return_std=True)[1] ** 2).all())
         True
         """
-        latent.check_one_covariance(full_cov=full_cov, joint=joint)
+        latent.check_one(full_cov=full_cov, joint=joint)
         X = self._check_inputs(X)
         if joint:
             return latent.joint_moments(self._outputs, X, self._in_units)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import is_classifier, is_regressor
+from sklearn.base import is_regressor
 from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core import progress
@@ -15,7 +15,6 @@ from sklaplace.core.random import private_rng
 from sklaplace.core.trees import Inputs
 from sklaplace.estimators.fitting import members
 from sklaplace.estimators.fitting.noise import most_probable_noise
-from sklaplace.estimators.fitting.summary import of_likelihood, of_training
 from sklaplace.estimators.options.constraints import (
     AUTO,
     CONSTRAINTS,
@@ -23,7 +22,6 @@ from sklaplace.estimators.options.constraints import (
     Constraints,
 )
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
-from sklaplace.estimators.options.laplace import sibling
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, OutputModel
 from sklaplace.estimators.targets.numbers import (
     check_normalize_y,
@@ -46,17 +44,11 @@ class BaseSampling(ABC):
     verbose: int = 0
 
     if TYPE_CHECKING:  # provided by a subclass or the other base class of an estimator
-        n_samples: int
         sigma_noise: Any
         normalize_y: bool
         validation_fraction: float
-        dirichlet_approx: str
         _input_type: samples.InputForm
         _targets: Any
-        _targets_kind: ClassVar[Any]
-
-        def _validate_params(self) -> None: ...
-        def _infer_targets(self, y: ArrayLike, given: samples.Samples) -> Any: ...
 
         def _check_loss(self, loss: float, rate: str = ...) -> None: ...
         def _set_noise(self, sigma: float) -> None: ...
@@ -66,13 +58,13 @@ class BaseSampling(ABC):
         **CONSTRAINTS,
         "sigma_noise": [AUTO, LEVELS],
     }
-    # an ensemble trains new weights for each network
-    _keeps_weights: ClassVar[bool] = True
     _reported = members.reported
     _encode = members.encode
     _check_samples = members.check_samples
+    _new_data = members.new_data
     _check_parameters = members.check_parameters
     _check_settings = members.check_settings
+    _summary = members.summary
     _sk_visual_block_ = members.visual_block
     __reduce_ex__ = members.reduce_ex
     __getstate__ = members.getstate
@@ -143,23 +135,14 @@ class BaseSampling(ABC):
             encoded = self._encode(given)
             self._seed = samples.draw_seed(self.random_state)
             device = getattr(inner_net(self.estimator), "device", "cpu")
+            trainer = self._trainer()
             with private_rng(self._seed, device), torch.inference_mode(False):
-                network = self._trainer().train(
-                    encoded.data, encoded.validation, fit_params
-                )
+                network = trainer.train(encoded.data, encoded.validation, fit_params)
                 self.estimator_, self.network_spec_ = network.net, network.spec
                 self.n_iter_ = n_epochs(network.net)
                 with network.forward().frozen():
-                    self._set_fitted(network)
+                    self._set_fitted(trainer, network)
         return self
-
-    def _summary(self) -> str:
-        """Return a one-line summary of the fit."""
-        training = of_training(self.n_iter_, is_kept=is_frozen(self.estimator))
-        noise = getattr(self, "sigma_noise_", 1.0)
-        return ", ".join(
-            [training, *of_likelihood(self.network_spec_.likelihood, noise)]
-        )
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> None:
@@ -176,22 +159,17 @@ class BaseSampling(ABC):
         if is_regressor(self) and has_noise(self.likelihood, inner_net(self.estimator)):
             is_tuned = isinstance(self.sigma_noise, str) and self.sigma_noise == "auto"
             fraction = self.validation_fraction if is_tuned else None
-        return self._trainer_kind(
-            estimator=self.estimator,
-            targets=self._targets,
-            likelihood=self.likelihood,
-            seed=self._seed,
-            validation_fraction=fraction,
-            alternative=sibling(type(self).__name__, is_classifier(self)),
-            **options,
+        trainer: Trainer = members.new_trainer(
+            self, self._trainer_kind, fraction, **options
         )
+        return trainer
 
-    def _set_fitted(self, network: Any) -> None:
+    def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
         """Set fitted attributes from the trained network, in evaluation mode."""
         if is_regressor(self):
-            self._set_noise(self._chosen_noise(network))
+            self._set_noise(self._chosen_noise(trainer, network))
 
-    def _chosen_noise(self, network: TrainedNetwork) -> float:
+    def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> float:
         """Return the given or the most probable noise, in the network's units."""
         if not network.spec.likelihood.has_noise:
             return 1.0
@@ -222,5 +200,3 @@ class BaseSampling(ABC):
         """Return validated and cast inputs for prediction."""
         check_is_fitted(self)
         return self._input_type.check_inputs(self, X, self.estimator_)
-
-    # ------------------------------------------------------------- persistence

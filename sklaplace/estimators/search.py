@@ -190,11 +190,6 @@ class LaplaceClassifierCV(LaplaceClassifier):
     def _fit(self, samples: Samples) -> Any:
         return PriorSearch(self, LaplaceClassifier).fit(samples)
 
-    def _summary(self) -> str:
-        n_tried = len(self.cv_results_["params"])
-        search = f"{n_tried} tried in {self.n_splits_} folds"
-        return f"{super()._summary()}, {search}, score {self.best_score_:.4g}"
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LaplaceRegressorCV(LaplaceRegressor):
@@ -361,12 +356,5 @@ class LaplaceRegressorCV(LaplaceRegressor):
         2
         """
         with self._reported():
-            return self._fit(Samples(X, y, sample_weight, fit_params=fit_params))
-
-    def _fit(self, samples: Samples) -> Any:
-        return PriorSearch(self, LaplaceRegressor).fit(samples)
-
-    def _summary(self) -> str:
-        n_tried = len(self.cv_results_["params"])
-        search = f"{n_tried} tried in {self.n_splits_} folds"
-        return f"{super()._summary()}, {search}, score {self.best_score_:.4g}"
+            samples = Samples(X, y, sample_weight, fit_params=fit_params)
+            return PriorSearch(self, LaplaceRegressor).fit(samples)

@@ -55,5 +55,5 @@ def test_columns_are_labels():
     assert targets.n_outputs == 2
     assert targets.n_classes == 2
     assert targets.encode(y).dtype == np.float32
-    with pytest.raises(ValueError, match="weighs rows by their one label"):
+    with pytest.raises(ValueError, match="one label per row"):
         ClassTargets.infer(y, net, class_weight="balanced")

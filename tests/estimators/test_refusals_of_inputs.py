@@ -227,7 +227,7 @@ def test_modules_of_torchscript_are_refused(make, way):
 # -------------------------------------------------------------- intervals and rows
 @pytest.mark.parametrize("coverage", [1 - 1e-16, [0.5, 1 - 1e-16]])
 def test_intervals_of_almost_all_targets_name_coverage(linear, coverage):
-    words = "coverage=0.9999999999999999", "0.9999."
+    words = ("coverage",)
     call = lambda: linear.predict_interval(X_REG, coverage)  # noqa: E731
     assert "alpha" not in refused(ValueError, words, call, linear)
     assert np.isfinite(linear.predict_interval(X_REG, 1 - 1e-15)).all()

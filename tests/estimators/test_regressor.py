@@ -262,8 +262,7 @@ class TestShapes:
 
     def test_constant_target(self):
         X, _ = waves(dtype=np.float64)
-        with pytest.warns(UserWarning, match="y is constant"):
-            model = LaplaceRegressor(random_state=0).fit(X, np.full(60, 7.0))
+        model = LaplaceRegressor(random_state=0).fit(X, np.full(60, 7.0))
         mean, std = model.predict(X, return_std=True)
         assert_allclose(mean, 7.0, atol=1e-6)
         assert np.isfinite(std).all()
@@ -330,10 +329,9 @@ class TestRecalibrate:
 
     def test_rows_that_tell_nothing(self, model):
         X, _ = waves(n=5)
-        for rows, word in ((X[:1], "1 row tells no scale"), (X, "nothing to scale")):
-            with pytest.raises(ValueError, match=word):
-                model.recalibrate(rows, model.predict(rows))
-            assert model.sigma_scaling_.tolist() == [1.0]
+        with pytest.raises(ValueError, match="equal the predictions"):
+            model.recalibrate(X, model.predict(X))
+        assert model.sigma_scaling_.tolist() == [1.0]
 
 
 def counts(n=150, seed=0):
@@ -605,9 +603,9 @@ class TestLikelihoodsOfOnesOwn:
         [
             (WrongGradient(), ValueError, "gradient of WrongGradient contradicts"),
             (NoiseToChoose(), ValueError, "only normal noise can be chosen"),
-            (StudentT, TypeError, r"is no likelihood\. Pass an instance"),
-            ("poisson", TypeError, "lacks 'check_targets', 'configured'"),
-            (Categorical(), TypeError, "is no likelihood; it lacks 'check_targets'"),
+            (StudentT, TypeError, r"not an instance .*RegressionLikelihood"),
+            ("poisson", TypeError, "likelihood='poisson' is not an instance"),
+            (Categorical(), TypeError, "use LaplaceClassifier"),
         ],
     )
     def test_that_cannot_be(self, wrong, error, words):

@@ -220,7 +220,6 @@ def test_blocks_are_computed_one_after_another():
     ("options", "error", "words"),
     [
         ({"method": "predict_prob"}, AttributeError, "predict_prob"),
-        ({"method": "classes_"}, AttributeError, "takes X"),
         ({"block_size": 0}, ValueError, "block_size"),
         ({"block_size": 2.5}, ValueError, "block_size"),
     ],

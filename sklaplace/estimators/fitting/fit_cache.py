@@ -24,10 +24,6 @@ from sklaplace.networks.data import TrainingData
 from sklaplace.networks.trained import TrainedNetwork
 
 
-class UnfinishedFit(Exception):  # noqa: N818 - it is a result
-    """A fit of a network whose training was interrupted."""
-
-
 @dataclass(frozen=True)
 class FitWork:
     """Pending training of a network and accumulation of its curvature.
@@ -38,8 +34,6 @@ class FitWork:
         Trains the network.
     solver : LaplaceSolver
         Accumulates the curvature.
-    group : Group
-        Processes that compute the fit together.
     data, validation : TrainingData
         Training samples, and held-out samples for tuning or None.
     fit_params : dict
@@ -48,35 +42,24 @@ class FitWork:
 
     trainer: LaplaceTrainer
     solver: LaplaceSolver
-    group: Group
     data: TrainingData
     validation: TrainingData | None
     fit_params: dict[str, Any]
 
     def done(self) -> LaplaceFit:
-        """Train the network and accumulate its curvature.
-
-        Raises
-        ------
-        UnfinishedFit
-            If training was interrupted. The exception's argument is the fit.
-        """
-        trainer = self.trainer
+        """Train the network and accumulate its curvature."""
+        trainer, group = self.trainer, Group.of(self.solver.options.distributed)
         device = getattr(inner_net(trainer.estimator), "device", "cpu")
         with torch.inference_mode(False):
-            with self.group.together(), private_rng(trainer.seed, device):
+            with group.together(), private_rng(trainer.seed, device):
                 networks = trainer.train_with_folds(
                     self.data, self.validation, self.fit_params
                 )
             # outside `private_rng`, which admits one thread at a time: inside, the fit
             # would wait for workers that wait for the fit
-            if self.group.size == 1:
-                fit = _accumulated(self.solver, trainer, *networks)
-            else:
-                fit = self.solver.accumulate(*networks)
-        if trainer.is_interrupted:
-            raise UnfinishedFit(fit)
-        return fit
+            if group.size > 1:
+                return self.solver.accumulate(*networks)
+            return _accumulated(self.solver, trainer, *networks)
 
     def key(self, settings: dict[str, Any]) -> str:
         """Return a hash of everything that the `LaplaceFit` depends on."""
@@ -108,11 +91,6 @@ def cached_fit(
         Parameters of the estimator.
     settings : dict
         Other settings of the estimator that the fit depends on.
-
-    Raises
-    ------
-    UnfinishedFit
-        If training was interrupted. The fit is not stored.
     """
     if memory is None:
         return work.done()

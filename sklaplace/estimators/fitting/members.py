@@ -5,6 +5,7 @@ Both classes assign these functions as methods.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -14,6 +15,7 @@ from sklearn.utils.metaestimators import available_if
 
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
+from sklaplace.core.checks import check_arrays, naming
 from sklaplace.core.serialise import from_portable, pickled, to_portable, worker_state
 from sklaplace.core.trees import Inputs
 from sklaplace.estimators.options.given_net import check_net, inner_net
@@ -22,8 +24,14 @@ from sklaplace.estimators.training.samples import (
     EncodedData,
     InputForm,
     Samples,
-    encode_samples,
+    applicable,
+    as_weights,
+    check_loader,
+    warn_of_other_ranges,
+    weighted_data,
 )
+from sklaplace.estimators.training.trainer import Trainer
+from sklaplace.networks.data import TrainingData
 from sklaplace.networks.trained import device_of
 
 # fitted attributes with tensors
@@ -31,7 +39,10 @@ _WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
 # attributes that functions of outputs do not need
 _SENT_APART = "estimator", "estimator_", "prior", "memory", "posterior_", "_novelty"
 # parameters of predictions, which can change after fit
-_PREDICTING = "pred_type", "n_samples", "batch_size", "n_jobs", "residual"
+_PREDICTING = (
+    *("pred_type", "n_samples", "batch_size", "n_jobs", "residual"),
+    *("link_approx", "dirichlet_approx"),
+)
 
 
 # ----------------------------------------------------------------------------- fit
@@ -53,8 +64,7 @@ def reported(self: Any) -> Iterator[None]:
 def check_parameters(self: Any) -> None:
     """Raise an error for invalid parameters."""
     self._validate_params()
-    example, keeps_weights = self._targets_kind.example_net, self._keeps_weights
-    check_net(self.estimator, example, keeps_weights=keeps_weights)
+    check_net(self.estimator, self._targets_kind.example_net)
     other = sibling(type(self).__name__, is_classifier(self))
     check_likelihood(self.likelihood, is_classifier(self), other)
 
@@ -67,12 +77,52 @@ def check_settings(self: Any) -> None:
     )
 
 
+def new_trainer(
+    self: Any, kind: type[Trainer], validation_fraction: float | None, **options: Any
+) -> Any:
+    """Return a trainer; ``options`` are specific to its class."""
+    return kind(
+        estimator=self.estimator,
+        targets=self._targets,
+        likelihood=self.likelihood,
+        seed=self._seed,
+        validation_fraction=validation_fraction,
+        alternative=sibling(type(self).__name__, is_classifier(self)),
+        **options,
+    )
+
+
 # ------------------------------------------------------------------------- samples
 def encode(self: Any, samples: Samples) -> EncodedData:
-    """Return encoded samples, and set the encoding of later samples."""
+    """Return samples, checked and encoded, and set the encoding of later samples."""
     self._input_type = InputForm.of(inner_net(self.estimator))
-    owner, infer = type(self).__name__, self._infer_targets
-    return encode_samples(samples, owner, self._check_samples, infer)
+    if (samples.X_val is None) != (samples.y_val is None):
+        missing = "y_val" if samples.y_val is None else "X_val"
+        raise ValueError(
+            f"{missing} is missing. Pass both X_val and y_val, or neither."
+        )
+    check_arrays(X_val=samples.X_val, y_val=samples.y_val)
+    check_loader(samples.X)
+    if samples.y is None:
+        raise ValueError(
+            f"{type(self).__name__} requires y to be passed, but the target y is "
+            "None. For a torch Dataset of pairs, pass all targets as an array: "
+            "fit(dataset, [y for _, y in dataset])."
+        )
+    X, y = self._check_samples(samples.X, samples.y, reset=True)
+    if samples.sample_weight is not None:
+        weights = as_weights(samples.sample_weight, y.shape[0])
+        samples = replace(samples, sample_weight=weights)
+    with naming(y="y"):
+        targets = self._infer_targets(y, samples)
+    data = weighted_data(targets, X, y, samples.sample_weight)
+    if samples.X_val is None:
+        return EncodedData(data, None)
+    with naming(X="X_val", y="y_val"):
+        X, y = self._check_samples(samples.X_val, samples.y_val, reset=False)
+        validation = weighted_data(targets, X, y, None, name="y_val")
+    warn_of_other_ranges(data.X, validation.X)
+    return EncodedData(data, validation)
 
 
 def check_samples(
@@ -84,6 +134,15 @@ def check_samples(
     if reset:
         self._input_type = self._input_type.seen(X)
     return X, y
+
+
+def new_data(
+    self: Any, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
+) -> TrainingData:
+    """Return new samples for the fitted network, validated, cast and encoded."""
+    inputs, targets = self._check_samples(X, y, reset=False)
+    inputs = applicable(self.estimator_, inputs)
+    return weighted_data(self._targets, inputs, targets, sample_weight)
 
 
 # --------------------------------------------------------------------- persistence
@@ -107,6 +166,23 @@ def setstate(self: Any, state: dict[str, Any]) -> None:
 
 
 # ------------------------------------------------------------------------- display
+_SHOWN = (
+    *("posterior_", "sigma_noise_", "temperature_", "elbo_", "kl_", "n_iter_"),
+    *("best_score_", "n_splits_"),
+)
+
+
+def summary(self: Any) -> str:
+    """Return a one-line summary of the fitted attributes."""
+    parts = [f"{type(self.network_spec_.likelihood).__name__} likelihood"]
+    for name in _SHOWN:
+        if hasattr(self, name):
+            value = getattr(self, name)
+            shown = f"{value:.4g}" if isinstance(value, float) else f"{value!s}"
+            parts.append(f"{name} {shown}")
+    return ", ".join(parts)
+
+
 @available_if(lambda self: hasattr(self, "estimator_"))  # type: ignore[untyped-decorator]
 def visual_block(self: Any) -> Any:
     """Return the block of a fitted estimator in a notebook, with its summary.
@@ -115,11 +191,7 @@ def visual_block(self: Any) -> Any:
     """
     from sklearn.utils._repr_html.estimator import _VisualBlock
 
-    try:
-        caption = self._summary()
-    except ValueError:  # an invalid parameter, set after fit, raises later
-        caption = None
-    name = type(self).__name__
+    name, caption = type(self).__name__, self._summary()
     return _VisualBlock(
         "single", self, names=name, name_details=str(self), name_caption=caption
     )

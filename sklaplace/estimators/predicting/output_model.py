@@ -92,17 +92,10 @@ class OutputModel(ABC):
         """Return the same model with new draws."""
         return replace(self, n_samples=n_samples, seed=seed)
 
-    def check_draws(self, smallest: int = 1) -> None:
-        """Raise ValueError if ``n_samples`` is not an integer or is too small."""
-        check_count("n_samples", self.n_samples, smallest)
-
     def check_variance(self) -> None:
         """Raise ValueError if a variance would come from a single draw."""
         if self.n_samples == 1:
-            raise ValueError(
-                "n_samples=1 has no variance, and there is no other than that of the "
-                "draws. Use 2 or more, such as 100."
-            )
+            raise ValueError("n_samples=1 has no variance. Use 2 or more, such as 100.")
 
     def joint(
         self, outputs: "BatchedOutputs", X: Inputs, across_outputs: bool
@@ -132,7 +125,6 @@ class WeightDraws(OutputModel):
     @cached_property
     def weights(self) -> Tensor:
         """Drawn weights (s, P); raises ValueError if they do not fit into memory."""
-        self.check_draws()
         require_draws(self.n_samples, self.posterior.layout.n_parameters)
         generator = torch.Generator().manual_seed(self.seed)
         return self.posterior.sample(self.n_samples, generator)
@@ -186,10 +178,6 @@ class BatchedOutputs:
     n_jobs: int | None = None
     scope: tuple[str, Any] = ("", 0)
     in_worker: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for invalid values, which users may set after fit."""
-        self.model.check_draws()
 
     # ------------------------------------------------------------------- Gaussians
     def map_gaussian(
@@ -383,8 +371,7 @@ def check_covariances(spec: OutputSpec) -> None:
         4 * 8 * spec.covariance_size,
         "cpu",
         f"a covariance between {spec.n_outputs:,} outputs",
-        "use link_approx='probit' and dirichlet_approx='bridge', which need variances "
-        "alone",
+        "use link_approx='probit' and dirichlet_approx='bridge'",
     )
 
 
@@ -394,8 +381,7 @@ def require_draws(n_samples: int, n_weights: int) -> None:
         8 * n_samples * 3 * n_weights,
         "cpu",
         f"n_samples={n_samples:,} draws of {n_weights:,} weights",
-        "set a smaller n_samples; of samples, draw fewer at a time, each with a "
-        "random_state of its own",
+        "set a smaller n_samples",
     )
 
 
@@ -412,8 +398,7 @@ def require_joint(
         8 * n * c * (2 * n_rows + n_factors),
         "cpu",
         f"the joint covariance of {n:,} samples of {c:,} outputs",
-        "use return_std=True, or latent_mean_and_variance(X) without joint=True, for "
-        "variances of single samples; or ask for fewer samples at a time",
+        "use return_std=True, or ask for fewer samples at a time",
     )
 
 
@@ -423,5 +408,5 @@ def require_finite(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         return mean, cov
     raise ValueError(
         "The network's outputs are not finite for some rows of X. Look for values far "
-        "beyond those it was trained on."
+        "beyond the training data."
     )
