@@ -101,6 +101,7 @@ class BaseLaplace:
     _new_data = members.new_data
     _check_parameters = members.check_parameters
     _check_settings = members.check_settings
+    _new_trainer = members.new_trainer
     _summary = members.summary
     _sk_visual_block_ = members.visual_block
     __reduce_ex__ = members.reduce_ex
@@ -258,7 +259,7 @@ class BaseLaplace:
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         fraction = options.validation_fraction if options.holds_out else None
-        return members.new_trainer(self, LaplaceTrainer, fraction, options=options)
+        return self._new_trainer(LaplaceTrainer, fraction, options=options)
 
     def _likelihood_settings(self) -> Any:
         """Return the likelihood settings that affect the curvature."""

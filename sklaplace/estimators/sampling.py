@@ -64,6 +64,7 @@ class BaseSampling(ABC):
     _new_data = members.new_data
     _check_parameters = members.check_parameters
     _check_settings = members.check_settings
+    _new_trainer = members.new_trainer
     _summary = members.summary
     _sk_visual_block_ = members.visual_block
     __reduce_ex__ = members.reduce_ex
@@ -159,10 +160,7 @@ class BaseSampling(ABC):
         if is_regressor(self) and has_noise(self.likelihood, inner_net(self.estimator)):
             is_tuned = isinstance(self.sigma_noise, str) and self.sigma_noise == "auto"
             fraction = self.validation_fraction if is_tuned else None
-        trainer: Trainer = members.new_trainer(
-            self, self._trainer_kind, fraction, **options
-        )
-        return trainer
+        return self._new_trainer(self._trainer_kind, fraction, **options)
 
     def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
         """Set fitted attributes from the trained network, in evaluation mode."""

@@ -6,7 +6,7 @@ Both classes assign these functions as methods.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import ArrayLike
 from sklearn.base import is_classifier
@@ -33,6 +33,8 @@ from sklaplace.estimators.training.samples import (
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.trained import device_of
+
+T = TypeVar("T", bound=Trainer)
 
 # fitted attributes with tensors
 _WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
@@ -78,8 +80,8 @@ def check_settings(self: Any) -> None:
 
 
 def new_trainer(
-    self: Any, kind: type[Trainer], validation_fraction: float | None, **options: Any
-) -> Any:
+    self: Any, kind: type[T], validation_fraction: float | None, **options: Any
+) -> T:
     """Return a trainer; ``options`` are specific to its class."""
     return kind(
         estimator=self.estimator,
