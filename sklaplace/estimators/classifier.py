@@ -337,7 +337,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     def _map_proba(
         self, X: Inputs, reduce: Reduction = lambda proba: proba
     ) -> np.ndarray:
-        if not self._outputs.model.is_gaussian:
+        outputs = self._outputs
+        if not outputs.model.is_gaussian:
             return super()._map_proba(X, reduce)
         link = self._link()
 
@@ -345,7 +346,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             return reduce(self._normalised(self._proba_of_gaussian(link, mean, cov)))
 
         flags = {"diagonal": link.diagonal, "centred": link.centred}
-        return self._map_logits(X, of_logits, **flags)
+        work = self._on_logits(of_logits, **flags)
+        (proba,) = outputs.map_gaussian(self._check_inputs(X), **work)
+        return proba
 
     def _link(self) -> Link:
         """Return the link in use; ``link_approx`` can change after fit."""

@@ -86,28 +86,20 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         points = cached_sobol_normals(self.n_samples, like.shape[1], self._seed)
         return points.to(like)
 
-    def _map_logits(
+    def _on_logits(
         self,
-        X: Inputs,
         function: Callable[[Tensor, Tensor], Tensor],
         *,
         diagonal: bool,
         centred: bool,
-    ) -> np.ndarray:
-        """Apply a function to mean and covariance of each sample's class logits."""
+    ) -> dict[str, Any]:
+        """Return arguments of `map_gaussian` for a function of Gaussian logits."""
         likelihood = self._likelihood
-
-        def of_outputs(mean: Tensor, cov: Tensor) -> tuple[Tensor]:
-            return (function(*likelihood.class_logits(mean, cov)),)
-
-        outputs = self._outputs
-        (found,) = outputs.map_gaussian(
-            self._check_inputs(X),
-            of_outputs,
-            diagonal=self._needs_variances_only(diagonal),
-            centred=likelihood.is_shift_invariant and centred,
-        )
-        return found
+        return {
+            "function": lambda m, c: (function(*likelihood.class_logits(m, c)),),
+            "diagonal": self._needs_variances_only(diagonal),
+            "centred": likelihood.is_shift_invariant and centred,
+        }
 
     def _needs_variances_only(self, method_needs_variances_only: bool) -> bool:
         """Return whether only the variances of the logits are needed."""
@@ -148,7 +140,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         check_option("method", method, dirichlet.APPROXIMATIONS)
         approximation = dirichlet.APPROXIMATIONS[method]
         flags = {"diagonal": approximation.diagonal, "centred": approximation.centred}
-        alpha = self._map_logits(X, approximation, **flags)
+        work = self._on_logits(approximation, **flags)
+        (alpha,) = self._outputs.map_gaussian(self._check_inputs(X), **work)
         return alpha[:, : self._targets.n_classes]
 
     def _entropies(self, X: Inputs, method: str) -> np.ndarray:
@@ -158,12 +151,12 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             found = dirichlet.uncertainty(self._concentrations(X, method))
         elif outputs.model.is_gaussian:
             outputs.model.check_variance()
-            found = self._map_logits(
-                X,
+            work = self._on_logits(
                 lambda m, c: mc_uncertainty(m, c, self._normals(m)),
                 diagonal=False,
                 centred=True,
             )
+            (found,) = outputs.map_gaussian(self._check_inputs(X), **work)
         else:
             outputs.model.check_variance()
             X, of = self._check_inputs(X), self._proba_of_draws

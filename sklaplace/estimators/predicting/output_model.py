@@ -6,7 +6,7 @@ closed form. `BatchedOutputs` evaluates both kinds batch by batch.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -205,18 +205,18 @@ class BatchedOutputs:
             model.check_variance()
         if not diagonal:
             check_covariances(self.network.spec)
-        options = {
-            "n_blocks": self.network.spec.likelihood.n_blocks,
-            "diagonal": diagonal,
-            "centred": centred,
-        }
-
-        def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
-            gaussian = model.gaussian(forward, x, **options)
-            return function(*require_finite(*gaussian))
-
+        options: dict[str, Any] = {"diagonal": diagonal, "centred": centred}
         n_draws = 0 if model.is_gaussian else model.n_samples
-        return self.mapped(X, of_batch, with_covariance=not diagonal, n_draws=n_draws)
+        sizes = {"with_covariance": not diagonal, "n_draws": n_draws}
+        if self.uses_workers:
+            work = partial(BatchedOutputs.map_gaussian, function=function, **options)
+            return self._in_workers(work, X, sizes)
+        n_blocks, parts = self.network.spec.likelihood.n_blocks, []
+        with self.evaluation(X, **sizes) as (forward, batches):
+            for x, _, _ in batches:
+                gaussian = model.gaussian(forward, x, n_blocks=n_blocks, **options)
+                parts.append(function(*require_finite(*gaussian)))
+        return joined(parts)
 
     def latent(
         self, X: Inputs, full_cov: bool = False, function: Any = lambda m, c: (m, c)
@@ -313,25 +313,29 @@ class BatchedOutputs:
             yield losses, weights, likelihood.n_targets(draws.shape[1])
 
     # --------------------------------------------------------------------- batches
+    @property
+    def uses_workers(self) -> bool:
+        """Whether samples are divided among workers."""
+        return not self.in_worker and n_workers(self.n_jobs) > 0
+
     def mapped(
         self, X: Inputs, function: BatchFunction, **sizes: Any
     ) -> list[np.ndarray]:
         """Apply a function to each batch of X; concatenate the results."""
-        if not self.in_worker and n_workers(self.n_jobs):
-            return self._in_workers(X, function, **sizes)
+        if self.uses_workers:
+            work = partial(BatchedOutputs.mapped, function=function, **sizes)
+            return self._in_workers(work, X, sizes)
         with self.evaluation(X, **sizes) as (forward, batches):
-            parts = [function(forward, x) for x, _, _ in batches]
-        # concatenate copies: a single batch may share memory with a cache
-        return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
+            return joined([function(forward, x) for x, _, _ in batches])
 
     def _in_workers(
-        self, X: Inputs, function: BatchFunction, **sizes: Any
+        self, work: Callable[..., list[np.ndarray]], X: Inputs, sizes: dict[str, Any]
     ) -> list[np.ndarray]:
-        """Apply a function to each batch of X in workers."""
+        """Return the arrays that ``work(outputs, X)`` computes, for X in workers."""
         dataset, workers = self._dataset(X), n_workers(self.n_jobs)
         batch_size = self._batches(dataset, **sizes).batch_size
         alone = replace(self, batch_size=batch_size, scope=("", 0), in_worker=True)
-        own: Callable[..., Any] = partial(alone.mapped, function=function, **sizes)
+        own = partial(work, alone)
         n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
         shards = Shards.of(dataset, batch_size, n_shards)
         if len(shards) > 1:
@@ -363,6 +367,12 @@ class BatchedOutputs:
         return self.network.batches(
             dataset, self.batch_size, row_elements=self.row_elements, **sizes
         )
+
+
+def joined(parts: Sequence[tuple[Tensor, ...]]) -> list[np.ndarray]:
+    """Concatenate the tensors of batches to arrays on the CPU."""
+    # concatenate copies: a single batch may share memory with a cache
+    return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
 
 
 def check_covariances(spec: OutputSpec) -> None:
