@@ -351,10 +351,13 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         return proba
 
     def _link(self) -> Link:
+        return LINKS[self._link_name()]
+
+    def _link_name(self) -> str:
         """Return the link in use; ``link_approx`` can change after fit."""
         if self.link_approx == "auto":
-            return LINKS[choose_link(self._targets.n_classes, self.n_samples)]
-        return LINKS[self.link_approx]
+            return choose_link(self._targets.n_classes, self.n_samples)
+        return self.link_approx
 
     def _proba_of_gaussian(
         self, link: Link, mean: Tensor, cov: Tensor, *, single: bool = False

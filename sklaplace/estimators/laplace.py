@@ -28,6 +28,7 @@ from sklaplace.estimators.fitting.laplace_fit import (
     HeldOutScore,
     LaplaceFit,
     LaplaceSolver,
+    are_certain,
     network_at_mean,
     warn_without_residual,
 )
@@ -104,6 +105,7 @@ class BaseLaplace:
     _new_trainer = members.new_trainer
     _summary = members.summary
     _sk_visual_block_ = members.visual_block
+    _get_fitted_attr_html = members.fitted_attributes
     __reduce_ex__ = members.reduce_ex
     __getstate__ = members.getstate
     __setstate__ = members.setstate
@@ -155,7 +157,7 @@ class BaseLaplace:
         -----
         UserWarning
             If Ctrl-C ended the training of the network. The fit then uses the weights
-            learned so far. With ``memory``, it raises KeyboardInterrupt instead.
+            learned so far, and is not stored in ``memory``.
 
         See Also
         --------
@@ -210,10 +212,8 @@ class BaseLaplace:
         group.agree({"random_state": self.random_state})
         # without a random state, all processes use the seed of the first
         self._seed, *_ = group.gather(draw_seed(self.random_state))
-        # an interrupted training is not stored
-        is_part = samples.is_part or self.memory is not None
         work = FitWork(
-            trainer=replace(self._trainer(options), is_part=is_part),
+            trainer=replace(self._trainer(options), is_part=samples.is_part),
             solver=self._solver(options),
             data=encoded.data,
             validation=encoded.validation,
@@ -241,6 +241,32 @@ class BaseLaplace:
         self.n_iter_ = n_epochs(network.net)
         self.prior_precision_ = plain(posterior.prior_precision)
         self.temperature_ = plain(posterior.hyperparameters.temperature)
+
+    def _fit_summary(self) -> list[str]:
+        """Return the parts of the summary that describe the posterior."""
+        posterior, options = self.posterior_, self._options
+        subset = options.subset_of_weights
+        names = subset if isinstance(subset, str) else ", ".join(subset)
+        parts = [
+            f"{options.hessian_structure} posterior over "
+            f"{posterior.layout.n_parameters:,} weights ({names})",
+            "weights refitted" if posterior.is_refitted else "weights kept",
+        ]
+        if posterior.earlier is not None:
+            parts.append("prior of an earlier task")
+        else:
+            parts.append(f"prior_precision {posterior.shown_precision()}")
+            if options.free_prior and are_certain(posterior):
+                parts.append("weights hardly uncertain")
+        residual = self._residual()
+        if residual is not None:
+            parts.append(f"residual {residual.variance:.3g}")
+        if self.temperature_ != 1:
+            parts.append(f"temperature {self.temperature_:.3g}")
+        if options.tuner == "marglik":
+            # under other priors, weights without a refit can be improbable
+            parts.append(f"log evidence {self.log_marginal_likelihood_value_:.1f}")
+        return parts
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:

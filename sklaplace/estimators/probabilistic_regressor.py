@@ -166,13 +166,16 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
                 "does not have. Use a net with criterion=torch.nn.MSELoss."
             )
         data = self._new_data(X, y, sample_weight)
+        if len(data.y) < 2:
+            raise ValueError("1 row tells no scale. Pass a hundred or more.")
         mean, variance = self._outputs.latent(data.X)
         mean, variance = self._likelihood.moments(mean, variance, self._noise)
         squares = (data.y - mean) ** 2 / variance
         scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
         if not (scaling > 0).all():
             raise ValueError(
-                "The targets equal the predictions. Pass rows measured with noise."
+                "The targets equal the predictions: there is nothing to scale to. "
+                "Pass rows that were measured with noise."
             )
         self.sigma_scaling_ = scaling
         return self

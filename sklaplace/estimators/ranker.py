@@ -474,4 +474,5 @@ def _check_difference(net: NeuralNet, forward: Forward, x: Batch) -> None:
     size = first.abs() + second.abs() + logit.abs()
     is_compared = size < (_COARSE if forward.output_map == "logit" else torch.inf)
     if bool((difference > _ROUNDING * size + 1e-6)[is_compared].any()):
-        raise ValueError(wrong.format("gives pairs other logits than differences"))
+        reason = "gives pairs other logits than the difference of its outputs"
+        raise ValueError(wrong.format(reason))

@@ -67,6 +67,7 @@ class BaseSampling(ABC):
     _new_trainer = members.new_trainer
     _summary = members.summary
     _sk_visual_block_ = members.visual_block
+    _get_fitted_attr_html = members.fitted_attributes
     __reduce_ex__ = members.reduce_ex
     __getstate__ = members.getstate
     __setstate__ = members.setstate
@@ -144,6 +145,17 @@ class BaseSampling(ABC):
                 with network.forward().frozen():
                     self._set_fitted(trainer, network)
         return self
+
+    def _fit_summary(self) -> list[str]:
+        """Return the parts of the summary that describe the training."""
+        n, parts = self.n_iter_, []
+        if hasattr(self, "estimators_"):
+            parts.append(f"{len(self.estimators_)} networks")
+        if hasattr(self, "posterior_"):
+            parts.append(repr(self.posterior_))
+        elif is_frozen(self.estimator):
+            return ["weights kept"]
+        return [*parts, f"trained for {n:,} epoch{'' if n == 1 else 's'}"]
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> None:

@@ -127,8 +127,10 @@ FOR_CLASSES = [
         for s in ("kron", "diag", "lowrank")
     ),
     # the prior
-    settings("prior_precision", "shape (21,)", prior_precision=np.ones(21)),
-    settings("prior_precision", "shape (2,)", prior_precision=np.ones(2)),
+    settings("prior_precision", "shape (21,)", "'diag'", prior_precision=np.ones(21)),
+    settings(
+        "prior_precision", "shape (2,)", "'layerwise'", prior_precision=np.ones(2)
+    ),
     settings("shape (4,)", "'diag'", "(21,)", **FOUR, prior_structure="diag"),
     settings(
         "prior_structure='diag'",
@@ -207,6 +209,13 @@ class TestEstimator:
     def test_frozen_without_weights(self):
         net = FrozenEstimator(classifier())
         refused_fit(for_classes(net), "no weights", "net.initialize()")
+
+    @pytest.mark.parametrize("frozen", [True, False])
+    def test_trimmed(self, frozen):
+        net = seeded(classifier(), X, Y)
+        net.trim_for_prediction()
+        net = FrozenEstimator(net) if frozen else net
+        refused_fit(for_classes(net), "trimmed for prediction")
 
 
 TO_THREE = "3 classes", "to 3"

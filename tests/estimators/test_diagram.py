@@ -6,11 +6,11 @@ import re
 import pytest
 from nets import blobs, waves
 from refusals import CLASSIFIERS, REGRESSORS
-from sklearn.base import is_classifier
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.pipeline import make_pipeline
 
 import sklaplace
-from sklaplace import LaplaceClassifier
+from sklaplace import LaplaceClassifier, LaplaceRegressor
 
 X, Y = blobs()
 X_REG, Y_REG = waves()
@@ -20,6 +20,13 @@ def shown(model):
     """The text of a diagram."""
     found = re.sub(r"<(script|style).*?</\1>", "", model._repr_html_(), flags=re.S)
     return re.sub(r"\s+", " ", html.unescape(re.sub("<[^>]+>", " ", found)))
+
+
+def attributes(model):
+    """Names in the table of fitted attributes; none before scikit-learn has one."""
+    if not hasattr(BaseEstimator, "_get_fitted_attr_html"):
+        pytest.skip("this scikit-learn has no table of fitted attributes")
+    return set(model._get_fitted_attr_html())
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +57,27 @@ class TestDiagram:
         model.set_params(hessian_structure="diag", subset_of_weights="all")
         assert model._summary() == found
         assert found in shown(model)
+        model.set_params(link_approx="none")  # refused by predictions
+        assert "posterior over" not in shown(model)
         assert "LaplaceClassifier" in shown(make_pipeline(model))
+
+    def test_no_evidence_that_misleads(self, fitted):
+        """Where the prior was not chosen by it, and weights need not be probable."""
+        name = "log_marginal_likelihood_value_"
+        assert name not in attributes(fitted)
+        model = LaplaceClassifier(prior_precision="marglik", random_state=0).fit(X, Y)
+        assert name in attributes(model)
+        value = f"{model.log_marginal_likelihood_value_:.1f}"
+        assert f"log evidence {value}" in shown(model)
+        assert hasattr(fitted, name)
+
+    def test_attributes_are_documented(self, fitted):
+        """No internal ones: each is named in the docstring of the class."""
+        model = LaplaceRegressor(random_state=0).fit(X_REG, Y_REG)
+        for found in (fitted, model):
+            documented = type(found).__doc__.partition("Attributes\n")[2]
+            missing = {name for name in attributes(found) if name not in documented}
+            assert missing == set()
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,7 @@ def test_networks_without_features_have_none():
         UserWarning, match="Held-out rows .* this network has no residual"
     ):
         fitted = LaplaceClassifier(classifier(Sorted), random_state=0).fit(X, y)
+    assert "weights hardly uncertain" in fitted._summary()
     new = far(LaplaceClassifier).astype(np.float32)
     found = fitted.predict_proba(new)
     assert_array_equal(found, without(fitted).predict_proba(new))

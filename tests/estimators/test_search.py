@@ -470,7 +470,7 @@ class TestBadInput:
     @pytest.mark.parametrize("value", ["high", None, np.ones(2), {"a": 1.0}])
     def test_scores_that_are_no_numbers(self, value):
         model = for_classes(scoring=lambda estimator, X, y: value)
-        refused(model, "scoring", error=(TypeError, ValueError))
+        refused(model, "scoring returned", "one scorer")
 
     def test_no_finite_score(self):
         model = for_classes(scoring=lambda estimator, X, y: np.nan)

@@ -203,8 +203,22 @@ class TestWorkers:
         assert phases(capsys.readouterr().out) == LAPLACE
 
 
-def test_the_summary_names_what_was_chosen():
-    model = fitted(LaplaceRegressor, temperature=2.0)
-    text = model._summary()
-    assert text.startswith("Gaussian likelihood, posterior_ GaussianPosterior(Kron")
-    assert f"sigma_noise_ {model.sigma_noise_:.4g}, temperature_ 2" in text
+class TestSummary:
+    """The last line names what was chosen."""
+
+    def test_of_a_classifier(self):
+        text = fitted(LaplaceClassifier, refine=False)._summary()
+        assert text.startswith("kron posterior over 21 weights (last_layer)")
+        for words in ("weights kept", "prior_precision ", "Categorical likelihood"):
+            assert words in text
+        assert "link_approx " in text
+        assert "link_approx auto" not in text
+        assert "temperature" not in text
+
+    def test_of_a_regressor(self):
+        model = fitted(LaplaceRegressor, temperature=2.0, refine=True)
+        text = model._summary()
+        for words in ("weights refitted", "temperature 2", "Gaussian likelihood"):
+            assert words in text
+        assert f"sigma_noise {model.sigma_noise_:.3g}" in text
+        assert "link" not in text

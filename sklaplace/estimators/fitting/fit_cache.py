@@ -1,8 +1,9 @@
 """Cache of a trained network and its curvature in ``memory``."""
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -22,6 +23,10 @@ from sklaplace.estimators.options.workers import Group
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.trained import TrainedNetwork
+
+
+class UnfinishedFit(Exception):  # noqa: N818 - it is a result
+    """A fit of a network whose training was interrupted, which is not stored."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +110,20 @@ def cached_fit(
     except Exception as error:
         warn_without_memory(error)
         return work.done()
-    fit = cached(check_memory(memory), key, lambda: _factorised(work.done()).stored())
+    try:
+        fit = cached(check_memory(memory), key, partial(_stored, work))
+    except UnfinishedFit as unfinished:
+        return cast(LaplaceFit, unfinished.args[0])
     work.trainer.check_trained(fit.network)
     return fit
+
+
+def _stored(work: FitWork) -> LaplaceFit:
+    """Return the fit to store; raise UnfinishedFit with it after Ctrl-C."""
+    fit = work.done()
+    if work.trainer.is_interrupted:
+        raise UnfinishedFit(fit)
+    return _factorised(fit).stored()
 
 
 def _factorised(fit: LaplaceFit) -> LaplaceFit:

@@ -561,7 +561,8 @@ def warn_without_residual(
     if options.residual != "auto":
         warn_user(
             f"residual={options.residual} has no effect: the network has no features, "
-            "or its likelihood no unit for a residual. Use 'none'."
+            "or its likelihood no unit for a residual. See score_samples; or use "
+            "'none'."
         )
     elif options.free_prior and are_certain(posterior):
         warn_user(

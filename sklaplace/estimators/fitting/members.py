@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.base import is_classifier
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.utils._param_validation import validate_parameter_constraints
 from sklearn.utils.metaestimators import available_if
 
@@ -168,20 +169,28 @@ def setstate(self: Any, state: dict[str, Any]) -> None:
 
 
 # ------------------------------------------------------------------------- display
-_SHOWN = (
-    *("posterior_", "sigma_noise_", "temperature_", "elbo_", "kl_", "n_iter_"),
-    *("best_score_", "n_splits_"),
-)
+# fitted attributes in the summary, with their names there
+_SHOWN = {"elbo_": "ELBO", "kl_": "KL", "best_score_": "score", "n_splits_": "folds"}
+# fitted attributes that the table in a notebook leaves out
+_INTERNAL = {"network_spec_"}
 
 
 def summary(self: Any) -> str:
-    """Return a one-line summary of the fitted attributes."""
-    parts = [f"{type(self.network_spec_.likelihood).__name__} likelihood"]
-    for name in _SHOWN:
+    """Return a one-line summary of the fit and of the settings of predictions."""
+    self._check_settings()
+    likelihood = self.network_spec_.likelihood
+    parts = [*self._fit_summary(), f"{type(likelihood).__name__} likelihood"]
+    if likelihood.has_noise:
+        low, high = np.min(self.sigma_noise_), np.max(self.sigma_noise_)
+        shown = f"{low:.3g} to {high:.3g}" if high > low else f"{low:.3g}"
+        parts.append(f"sigma_noise {shown}")
+    if getattr(self, "pred_type", "glm") != "glm":
+        parts.append(f"pred_type {self.pred_type}")
+    elif hasattr(self, "_link_name"):
+        parts.append(f"link_approx {self._link_name()}")
+    for name, shown in _SHOWN.items():
         if hasattr(self, name):
-            value = getattr(self, name)
-            shown = f"{value:.4g}" if isinstance(value, float) else f"{value!s}"
-            parts.append(f"{name} {shown}")
+            parts.append(f"{shown} {getattr(self, name):.4g}")
     return ", ".join(parts)
 
 
@@ -193,7 +202,30 @@ def visual_block(self: Any) -> Any:
     """
     from sklearn.utils._repr_html.estimator import _VisualBlock
 
-    name, caption = type(self).__name__, self._summary()
+    try:
+        caption = self._summary()
+    except ValueError:  # an invalid parameter, set after fit, raises later
+        caption = None
+    name = type(self).__name__
     return _VisualBlock(
         "single", self, names=name, name_details=str(self), name_caption=caption
     )
+
+
+def fitted_attributes(self: object, doc_link: str = "") -> Any:
+    """Return scikit-learn's table of fitted attributes, without misleading ones.
+
+    If the prior was not chosen by the evidence, the evidence at weights that were not
+    refitted says little about the model.
+    """
+    table = _TABLE(self, doc_link)
+    hidden = set(_INTERNAL)
+    if hasattr(self, "_options") and self._options.tuner != "marglik":
+        hidden.add("log_marginal_likelihood_value_")
+    for name in hidden & table.keys():
+        del table[name]
+    return table
+
+
+# absent from older versions of scikit-learn, which then do not call ours
+_TABLE: Any = getattr(BaseEstimator, "_get_fitted_attr_html", None)

@@ -126,11 +126,10 @@ class Fold:
             options = {}
             if data.sample_weight is not None and _takes_weights(scorer):
                 options = {"sample_weight": data.sample_weight}
-            with naming(scoring="scoring"):
-                return [
-                    float(scorer(self.under(params), data.X, data.y, **options))
-                    for params in candidates
-                ]
+            return [
+                _number(scorer(self.under(params), data.X, data.y, **options))
+                for params in candidates
+            ]
         totals = np.zeros(len(candidates))
         for piece in self._pieces() if in_pieces else [data]:
             totals += [self.log_likelihood(params, piece) for params in candidates]
@@ -167,6 +166,17 @@ class Fold:
 def _row_weights(data: TrainingData) -> np.ndarray:
     """Return the sample weights, or ones if no weights are given."""
     return np.ones(len(data.y)) if data.sample_weight is None else data.sample_weight
+
+
+def _number(score: Any) -> float:
+    """Return a score as a float; raise if it is not a number."""
+    try:
+        return float(score)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"scoring returned {score!r}, which is no number. Use one scorer that "
+            "returns a float."
+        ) from error
 
 
 def _takes_weights(scorer: Any) -> bool:
@@ -369,8 +379,9 @@ class PriorSearch:
                 splits = [(known[a], known[b]) for a, b in cv.split(X, part.y)]
         except (IndexError, TypeError, ValueError) as error:
             raise ValueError(
-                f"cv={self.estimator.cv!r} cannot split {len(known)} samples: {error} "
-                "Use fewer folds, or pairs (train, test) of row indices."
+                f"cv={self.estimator.cv!r} cannot split {len(known)} samples: "
+                f"{str(error).rstrip('.')}. Use fewer folds, leave out classes of y "
+                "with few samples, or give pairs (train, test) of row indices."
             ) from error
         if not splits:
             raise ValueError("cv has no splits. Give at least one pair (train, test).")
@@ -379,7 +390,8 @@ class PriorSearch:
             if by_class and len(lacking := targets.missing_classes(data.y[split[0]])):
                 raise ValueError(
                     f"Split {number} of cv has no rows of the classes "
-                    f"{lacking[:5].tolist()} to train on. Use StratifiedKFold."
+                    f"{lacking[:5].tolist()} to train on. Use fewer folds, "
+                    "StratifiedKFold, or leave these classes out."
                 )
         return splits
 
@@ -390,7 +402,7 @@ def _check_split(number: int, split: Split, weights: np.ndarray | None) -> None:
         if not len(rows) or (weights is not None and not weights[rows].any()):
             raise ValueError(
                 f"Split {number} of cv has no rows to {name} with positive weight. "
-                "Use fewer folds."
+                "Use fewer folds, or splits of your own."
             )
 
 

@@ -41,7 +41,13 @@ def check_net(estimator: Any, example: str) -> None:
         raise TypeError(
             "estimator must be a skorch net (an instance, not the class), a "
             f"FrozenEstimator around one, or None; got {shown}. Wrap a torch module as "
-            f"{example.format(module)}, with its arguments as module__name=value."
+            f"{example.format(module)}, with its arguments as module__name=value, and "
+            "put preprocessing into a Pipeline around this estimator."
+        )
+    if getattr(net, "_trimmed_for_prediction", False):
+        raise ValueError(
+            "The network was trimmed for prediction, which deletes its criterion. Pass "
+            "the network as it was before trim_for_prediction()."
         )
     check_scripted(net)
     check_device(net)

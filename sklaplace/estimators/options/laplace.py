@@ -125,7 +125,10 @@ class LaplaceOptions:
             k for k, v in defaults.items() if not np.array_equal(getattr(self, k), v)
         ]
         if own:
-            raise ValueError(f"prior replaces {listed(own)}. Leave one of them out.")
+            raise ValueError(
+                f"{listed(own)} and prior are both given, but an earlier posterior "
+                "replaces them. Leave one of them out."
+            )
         if self.refine is True:
             raise ValueError(
                 "refine=True cannot be used with prior. Train the network with the "
@@ -368,8 +371,11 @@ def check_prior_shape(
     shape = np.shape(value)
     if isinstance(value, str) or shape in ((), expected):
         return
+    fitting = [k for k, size in PRIOR_STRUCTURES.items() if size(layout) == shape]
+    wanted = f"one number or shape {expected}" if expected else "one number"
+    hint = f" This shape fits prior_structure={fitting[0]!r}." if fitting else ""
     raise ValueError(
         f"prior_precision has shape {shape}, but prior_structure={prior_structure!r} "
-        f"needs one number or shape {expected}: the selected subset has "
-        f"{len(layout.blocks)} parameter tensors with {layout.n_parameters:,} weights."
+        f"needs {wanted}. The selected subset has {len(layout.blocks)} parameter "
+        f"tensors with {layout.n_parameters:,} weights.{hint}"
     )

@@ -55,7 +55,8 @@ class Group:
             return cls()
         if not (dist.is_available() and dist.is_initialized()):
             raise ValueError(
-                "distributed=True needs torchrun, and a call of "
+                "distributed=True, but torch.distributed has no process group. Start "
+                "the script by torchrun, and call "
                 "torch.distributed.init_process_group() before fit."
             )
         return cls(dist.get_rank(), dist.get_world_size())
@@ -209,7 +210,8 @@ def check_workers(distributed: bool, memory: Any) -> None:
     """Raise if several processes would share ``memory``."""
     if Group.of(distributed).size > 1 and memory is not None:
         raise ValueError(
-            "distributed=True cannot be used with memory. Use memory=None."
+            "distributed=True cannot be used with memory, whose entries other "
+            "processes may lack. Use memory=None."
         )
 
 

@@ -381,7 +381,8 @@ def check_covariances(spec: OutputSpec) -> None:
         4 * 8 * spec.covariance_size,
         "cpu",
         f"a covariance between {spec.n_outputs:,} outputs",
-        "use link_approx='probit' and dirichlet_approx='bridge'",
+        "use link_approx='probit' and dirichlet_approx='bridge', which need variances "
+        "alone",
     )
 
 
@@ -391,7 +392,8 @@ def require_draws(n_samples: int, n_weights: int) -> None:
         8 * n_samples * 3 * n_weights,
         "cpu",
         f"n_samples={n_samples:,} draws of {n_weights:,} weights",
-        "set a smaller n_samples",
+        "set a smaller n_samples; of samples, draw fewer at a time, each with a "
+        "random_state of its own",
     )
 
 
@@ -408,7 +410,8 @@ def require_joint(
         8 * n * c * (2 * n_rows + n_factors),
         "cpu",
         f"the joint covariance of {n:,} samples of {c:,} outputs",
-        "use return_std=True, or ask for fewer samples at a time",
+        "use return_std=True, or latent_mean_and_variance(X) without joint=True, for "
+        "variances of single samples; or ask for fewer samples at a time",
     )
 
 

@@ -103,7 +103,8 @@ class ClassTargets(Targets):
         ignored = is_ignored(labels, net)
         if ignored.all():
             raise ValueError(
-                "All rows have the label that the criterion ignores. Pass others."
+                "All rows have the label that the criterion ignores. Pass some "
+                "with classes."
             )
         found = target_type.classes(labels[~ignored])
         if not target_type.has_class_names and classes is not None:

@@ -208,7 +208,8 @@ class DenseLabel(TargetType):
             )
         if labels.dtype.kind == "f" and (labels != np.round(labels)).any():
             raise ValueError(
-                f"{name} has entries that are not whole numbers. Pass labels, or 1D y."
+                f"{name} has entries that are not whole numbers, at positions "
+                f"{self.positions}. Pass a label for each position, or 1d array y."
             )
         return labels
 

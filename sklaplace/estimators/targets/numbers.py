@@ -142,7 +142,7 @@ class NumberTargets(Targets):
         elif np.size(sigma_noise) != columns.shape[1]:
             raise ValueError(
                 f"sigma_noise has shape {np.shape(sigma_noise)}, but y has "
-                f"{columns.shape[1]} columns. Pass one number, or one for each."
+                f"{columns.shape[1]} columns. Pass one number, or one for each column."
             )
         n_outputs = columns.shape[1]
         if sample_weight is not None:
@@ -251,6 +251,12 @@ class NumberTargets(Targets):
                 f"sigma_noise={given!r} was given, but criterion="
                 f"{type(net.criterion_).__name__} has no noise level. Leave it out."
             )
+        is_constant = len(y) > 1 and (y == y[0]).all(axis=0).any()
+        if likelihood.has_noise and isinstance(given, str) and is_constant:
+            warn_user(
+                "y is constant, or a column of it, so standard deviations will be "
+                "close to zero. Pass sigma_noise as a number, or targets that vary."
+            )
 
     def check_loss(self, likelihood: RegressionLikelihood, loss: float) -> None:
         """Warn if the network explains nothing and the targets are far from unit size.
@@ -308,7 +314,8 @@ def _check_size(y: np.ndarray, name: str, low: float, high: float) -> None:
     if size and not low <= size <= high:
         raise ValueError(
             f"{name} has values up to {size:.0e}; sizes from {SMALLEST:.0e} to "
-            f"{LARGEST:.0e} are supported. Scale y."
+            f"{LARGEST:.0e} are supported. Scale y, such as by "
+            "sklearn.compose.TransformedTargetRegressor."
         )
 
 

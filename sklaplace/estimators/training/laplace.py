@@ -281,8 +281,9 @@ class LaplaceTrainer(Trainer):
         """Raise if the weights cannot be refitted."""
         if spec.head_map is None and self.options.pred_type == "nn":
             raise ValueError(
-                "refine=True refits the linearised network. Use pred_type='glm', or "
-                "subset_of_weights='last_layer' with a Linear last layer."
+                "refine=True cannot be used with pred_type='nn' here: it refits the "
+                "linearised network. Use pred_type='glm', or subset_of_weights="
+                "'last_layer' with a network that ends in a Linear layer."
             )
         if not spec.likelihood.is_convex:
             raise ValueError(
