@@ -330,14 +330,15 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         unknown = np.setdiff1d(labels[~ignored], classes)
         if len(unknown):
             raise ValueError(
-                f"y has labels that classes lacks: {unknown[:5].tolist()}. Add them."
+                f"y has labels that classes lacks: {unknown[:5].tolist()}. List all of "
+                "them."
             )
 
     # ----------------------------------------------------------------- predict
     def _map_proba(
         self, X: Inputs, reduce: Reduction = lambda proba: proba
     ) -> np.ndarray:
-        outputs = self._outputs
+        outputs = self._outputs()
         if not outputs.model.is_gaussian:
             return super()._map_proba(X, reduce)
         link = self._link()

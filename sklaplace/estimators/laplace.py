@@ -295,7 +295,6 @@ class BaseLaplace:
         """Return the score for held-out samples."""
         return HeldOutScore()
 
-    @property
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
         check_is_fitted(self)
@@ -389,7 +388,7 @@ class BaseLaplace:
         >>> bool(known > unknown)
         True
         """
-        return novelty_scores(self._outputs, self._check_inputs(X), self._novelty)
+        return novelty_scores(self._outputs(), self._check_inputs(X), self._novelty)
 
     # ------------------------------------------------------------------- posterior
     @property
@@ -625,7 +624,7 @@ class BaseLaplace:
         >>> x.grad.shape
         torch.Size([2, 10])
         """
-        outputs = self._outputs
+        outputs = self._outputs()
         model: Any = outputs.model
         if not model.is_gaussian:
             raise ValueError(

@@ -47,7 +47,6 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     _targets_kind: ClassVar[type[ClassTargets]] = ClassTargets
 
-    @property
     @abstractmethod
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
@@ -121,7 +120,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         With ``reduce``, return its values for the probabilities (b·r, K) of each batch.
         """
         X, of = self._check_inputs(X), self._proba_of_draws
-        of_draws = self._outputs.map_draws(
+        of_draws = self._outputs().map_draws(
             X, lambda f: reduce(self._normalised(of(f).mean(-1)))
         )
         return of_draws.numpy()
@@ -141,12 +140,12 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         approximation = dirichlet.APPROXIMATIONS[method]
         flags = {"diagonal": approximation.diagonal, "centred": approximation.centred}
         work = self._on_logits(approximation, **flags)
-        (alpha,) = self._outputs.map_gaussian(self._check_inputs(X), **work)
+        (alpha,) = self._outputs().map_gaussian(self._check_inputs(X), **work)
         return alpha[:, : self._targets.n_classes]
 
     def _entropies(self, X: Inputs, method: str) -> np.ndarray:
         """Return total, aleatoric and epistemic entropy of each label, (n·r, 3)."""
-        outputs = self._outputs
+        outputs = self._outputs()
         if method != "mc":
             found = dirichlet.uncertainty(self._concentrations(X, method))
         elif outputs.model.is_gaussian:
@@ -405,7 +404,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         >>> model.sample_proba(X[:2], n_samples=5).shape
         (2, 3, 5)
         """
-        outputs = self._outputs
+        outputs = self._outputs()
         seed = as_seed("random_state", random_state)
         draws = torch.as_tensor(outputs.sample(self._check_inputs(X), n_samples, seed))
         drawn = self._likelihood.probabilities(draws.mT)  # (n, s, K) or (n, s, r, K)
@@ -453,7 +452,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ((2, 3), (2, 3))
         """
         latent.check_one(full_cov=full_cov, joint=joint)
-        outputs, target_type = self._outputs, self._targets.target_type
+        outputs, target_type = self._outputs(), self._targets.target_type
         if joint:
             return latent.joint_moments(
                 outputs, self._check_inputs(X), self._class_logits
@@ -496,7 +495,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         >>> model.sample_latent(X[:2], n_samples=5).shape
         (2, 3, 5)
         """
-        outputs, X = self._outputs, self._check_inputs(X)
+        outputs, X = self._outputs(), self._check_inputs(X)
         return latent.joint_draws(
             outputs, X, n_samples, random_state, self._class_logits
         )
@@ -612,7 +611,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         >>> bool(total[0] < total[1])
         True
         """
-        is_gaussian = self._outputs.model.is_gaussian
+        is_gaussian = self._outputs().model.is_gaussian
         if method is None:
             method = self.dirichlet_approx if is_gaussian else "mc"
         check_option("method", method, ["mc", *dirichlet.APPROXIMATIONS])

@@ -37,7 +37,6 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
     _targets_kind: ClassVar[type[NumberTargets]] = NumberTargets
 
-    @property
     @abstractmethod
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
@@ -85,7 +84,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
     def _latent(self, X: Inputs) -> list[np.ndarray]:
         """Return mean and variance (n, c) of the outputs, in the network's units."""
-        return self._outputs.latent(self._check_inputs(X))
+        return self._outputs().latent(self._check_inputs(X))
 
     def _mean_and_variance(self, X: Inputs) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance (n, n_outputs) of new targets, noise included."""
@@ -168,7 +167,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         data = self._new_data(X, y, sample_weight)
         if len(data.y) < 2:
             raise ValueError("1 row tells no scale. Pass a hundred or more.")
-        mean, variance = self._outputs.latent(data.X)
+        mean, variance = self._outputs().latent(data.X)
         mean, variance = self._likelihood.moments(mean, variance, self._noise)
         squares = (data.y - mean) ** 2 / variance
         scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
@@ -268,7 +267,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         """
         latent.check_one(return_std=return_std, return_cov=return_cov)
         if return_cov:
-            mean, cov = self._outputs.joint(self._check_inputs(X))
+            mean, cov = self._outputs().joint(self._check_inputs(X))
             mean, cov = self._likelihood.joint_moments(mean, cov, self._noise)
             scaling = self._targets.scaling
             mean = self._targets.drop_axis(scaling.restored(mean))
@@ -423,7 +422,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         >>> model.sample_y(X[:2], n_samples=5).shape
         (2, 5)
         """
-        outputs, seed = self._outputs, as_seed("random_state", random_state)
+        outputs, seed = self._outputs(), as_seed("random_state", random_state)
         draws = outputs.sample(self._check_inputs(X), n_samples, seed)
         generator = np.random.default_rng(as_seed("random_state", random_state))
         draws = self._likelihood.sample(draws, self._noise, generator)
@@ -473,9 +472,9 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         latent.check_one(full_cov=full_cov, joint=joint)
         X = self._check_inputs(X)
         if joint:
-            return latent.joint_moments(self._outputs, X, self._in_units)
+            return latent.joint_moments(self._outputs(), X, self._in_units)
         restored = partial(self._targets.restored_outputs, self._likelihood)
-        mean, variance = self._outputs.latent(X, full_cov, restored)
+        mean, variance = self._outputs().latent(X, full_cov, restored)
         return mean, variance
 
     def sample_latent(
@@ -513,7 +512,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         """
         X = self._check_inputs(X)
         return latent.joint_draws(
-            self._outputs, X, n_samples, random_state, self._in_units
+            self._outputs(), X, n_samples, random_state, self._in_units
         )
 
     def _in_units(self, outputs: Tensor) -> Tensor:

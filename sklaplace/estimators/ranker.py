@@ -322,7 +322,8 @@ class LaplaceRanker(LaplaceClassifier):
         """Raise ValueError for a residual: it is not a difference of two scores."""
         if self.residual != "none":
             raise ValueError(
-                f"residual={self.residual!r} cannot be used for pairs. Use 'none'."
+                f"residual={self.residual!r} cannot be used for pairs. Use "
+                "residual='none'."
             )
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
@@ -416,9 +417,9 @@ class LaplaceRanker(LaplaceClassifier):
         latent.check_one(return_std=return_std, return_cov=return_cov)
         single_items = self._single_items(items)
         if return_cov:
-            mean, cov = self._outputs.joint(single_items)
+            mean, cov = self._outputs().joint(single_items)
             return mean[:, 0], cov[..., 0]
-        mean, variance = self._outputs.latent(single_items)
+        mean, variance = self._outputs().latent(single_items)
         if return_std:
             return mean[:, 0], np.sqrt(np.maximum(variance[:, 0], 0))
         return mean[:, 0]

@@ -200,7 +200,6 @@ class BaseSampling(ABC):
         model = self._output_model()
         return BatchedOutputs(network, model, self.batch_size, scope=scope)
 
-    @property
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
         check_is_fitted(self)

@@ -398,7 +398,7 @@ class TestDrawnWeights:
             draws = linearised.sample_proba(X, model.n_samples, model._seed)
             assert_allclose(model.predict_proba(X), draws.mean(-1), atol=1e-12)
         else:
-            draws = linearised._outputs.sample(X, model.n_samples, model._seed)
+            draws = linearised._outputs().sample(X, model.n_samples, model._seed)
             mean, variance = model.latent_mean_and_variance(X)
             assert_allclose(mean, draws.mean(-1), atol=1e-12)
             assert_allclose(variance, draws.var(-1, ddof=1), atol=1e-12)
@@ -409,7 +409,7 @@ class TestDrawnWeights:
 
     def test_of_all_weights_are_not(self, model, X):
         linearised = with_params(model, pred_type="glm")
-        ours, theirs = (m._outputs.sample(X, 5, 0) for m in (model, linearised))
+        ours, theirs = (m._outputs().sample(X, 5, 0) for m in (model, linearised))
         assert abs(ours - theirs).max() > 1e-3
 
     def test_have_no_gaussian_in_the_graph(self, model, X):

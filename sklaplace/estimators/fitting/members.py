@@ -149,22 +149,22 @@ def new_data(
 
 
 # --------------------------------------------------------------------- persistence
-def reduce_ex(self: Any, protocol: object) -> Any:
+def reduce_ex(self: object, protocol: object) -> Any:
     """Pickle the estimator with tensors on the CPU; skorch pickles the networks."""
     state = worker_state(vars(self), _SENT_APART)
     return pickled(self, moved_entries(state, _WITH_TENSORS, "cpu"))
 
 
-def getstate(self: Any) -> dict[str, Any]:
+def getstate(self: object) -> dict[str, Any]:
     """Return the state without tensors for skops, see `to_portable`."""
     return to_portable(vars(self))
 
 
-def setstate(self: Any, state: dict[str, Any]) -> None:
+def setstate(self: object, state: dict[str, Any]) -> None:
     """Restore the state, with tensors on the network's device."""
     vars(self).update(from_portable(state))
     if "estimator_" in vars(self):
-        device = device_of(self.estimator_)
+        device = device_of(vars(self)["estimator_"])
         vars(self).update(moved_entries(vars(self), _WITH_TENSORS, device))
 
 
