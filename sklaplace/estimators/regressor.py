@@ -244,7 +244,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         if len(names) > 1 and values != ("marglik", "validation"):
             raise ValueError(
                 f"prior_precision={self.prior_precision!r} and sigma_noise="
-                f"{self.sigma_noise!r} name two tuners. Use sigma_noise='auto'."
+                f"{self.sigma_noise!r} name two tuners. Use the same name for "
+                "both, or sigma_noise='auto'."
             )
         noise = options.sigma_noise
         is_free = isinstance(noise, str) and noise != "marglik"
@@ -252,7 +253,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         if is_of_second_order and is_free and options.refine is True:
             raise ValueError(
                 f"refine=True cannot be used with curvature={self.curvature!r} and "
-                "noise chosen on held-out rows. Use sigma_noise='marglik' or a number."
+                "noise chosen on held-out rows. Use sigma_noise='marglik' or a number, "
+                "refine=False, or curvature='ggn'."
             )
         return options
 

@@ -230,9 +230,9 @@ BOTH = {"prior_precision": "marglik", "prior_mean": 1.0}
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"prior_precision": 2.0}, ["prior replaces 'prior_precision'"]),
-        (BOTH, ["'prior_mean', 'prior_precision'"]),
-        ({"prior_structure": "layerwise"}, ["'prior_structure'"]),
+        ({"prior_precision": 2.0}, ["'prior_precision' and prior are both given"]),
+        (BOTH, ["'prior_mean', 'prior_precision' and prior"]),
+        ({"prior_structure": "layerwise"}, ["'prior_structure' and prior"]),
         ({"refine": True}, ["refine=True cannot be used with prior"]),
         ({"hessian_structure": "diag"}, ["'diag'", "structure 'kron'"]),
         ({"hessian_structure": "lowrank"}, ["'lowrank'", "'diag', 'full', 'kron'"]),

@@ -345,11 +345,11 @@ LINE_SEARCH["optimizer__line_search_fn"] = "strong_wolfe"
 GROUPS = {"optimizer__param_groups": [("head.*", {"lr": 0.1})]}
 STILL = {"module": MLP(2, 3).requires_grad_(False)}
 UNFIT = [
-    ({"optimizer": torch.optim.AdamW}, ["weight_decay=0.01"]),
+    ({"optimizer": torch.optim.AdamW}, ["weight_decay=0.01", "prior_scale"]),
     ({"max_epochs": 0}, ["max_epochs=0"]),
     ({"module": Sparse}, ["Embedding has sparse=True"]),
     (GROUPS, ["optimizer__param_groups", "Leave it out"]),
-    (LINE_SEARCH, ["line_search_fn"]),
+    (LINE_SEARCH, ["line_search_fn", "torch.optim.Adam"]),
     (STILL, ["no parameters that require gradients"]),
     ({"module__n_out": 4}, ["gives 4 outputs, but y has 3 classes"]),
 ]

@@ -211,5 +211,6 @@ def _warn_of_kept_proportions(posterior: GaussianPosterior, levels: Tensor) -> N
     if (change - change.mean()).abs().max() > math.log(NOTABLE_CHANGE):
         warn_user(
             "The residuals of the columns of y are not in the proportions of their "
-            "noise levels, which are kept. Fit anew with sigma_noise='auto'."
+            "noise levels, which are kept. Fit anew with sigma_noise='auto', or with "
+            "one number per column."
         )

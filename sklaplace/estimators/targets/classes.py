@@ -170,7 +170,7 @@ class ClassTargets(Targets):
             labels, known = labels.astype(predicted.dtype), known[:, 0]
         if not known.any():
             raise ValueError(
-                "The criterion ignores all labels. Pass some rows with classes."
+                "The criterion ignores all labels of y. Pass some rows with classes."
             )
         weights = None
         if sample_weight is not None:

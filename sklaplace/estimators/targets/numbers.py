@@ -288,8 +288,9 @@ def check_normalize_y(value: bool, is_frozen: bool) -> None:
     """Raise if ``normalize_y`` is set for a frozen network, which is not trained."""
     if value and is_frozen:
         raise ValueError(
-            "normalize_y=True cannot be used with a frozen network. Pass the net "
-            "without FrozenEstimator, or use normalize_y=False."
+            "normalize_y=True cannot be used with a frozen network, which predicts in "
+            "the units that it was trained on. Pass the net without FrozenEstimator, "
+            "or use normalize_y=False."
         )
 
 

@@ -269,11 +269,13 @@ def check_optimizer(net: NeuralNet, names: Collection[str] | None = None) -> Non
         if group.get("line_search_fn"):
             raise ValueError(
                 f"The optimizer has line_search_fn={group['line_search_fn']!r}, which "
-                "compares losses without the prior. Set optimizer__line_search_fn=None."
+                "compares losses without the prior, or under different draws. Set "
+                "optimizer__line_search_fn=None, or use torch.optim.Adam."
             )
         decay = group.get("weight_decay", 0)
         if decay and selected & {id(p) for p in group["params"]}:
             raise ValueError(
                 f"The optimizer has weight_decay={decay}, a second prior. Set "
-                "optimizer__weight_decay=0."
+                "optimizer__weight_decay=0; the prior (prior_scale of a variational "
+                "estimator) says how wide weights may be."
             )

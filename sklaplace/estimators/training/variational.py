@@ -95,6 +95,7 @@ def _check_net(net: NeuralNet, *, has_likelihood: bool) -> None:
         )
     if net.max_epochs == 0:
         raise ValueError(
-            "The net has max_epochs=0, which learns no distribution. Choose 1 or more."
+            "The net has max_epochs=0, which learns no distribution. Choose 1 or more; "
+            "distributions need more epochs than weights."
         )
     refuse_callbacks(net, PriorCallback, ParamMapper)
