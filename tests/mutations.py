@@ -47,9 +47,9 @@ MUTATIONS = [
     ),
     Mutation(
         "variational posteriors pickled on their GPU",
-        "sklaplace/estimators/sampling.py",
-        'moved_entries(vars(self), _WITH_TENSORS, "cpu")',
-        "dict(vars(self))",
+        "sklaplace/estimators/fitting/members.py",
+        'moved_entries(state, _WITH_TENSORS, "cpu")',
+        "dict(state)",
         "test_devices.py::test_what_was_fitted_on_a_gpu_is_stored_without_one",
     ),
     Mutation(

@@ -37,7 +37,7 @@ FLOORS = [
 ESTIMATOR_ROOMS = ["targets", "predicting", "options", "training", "fitting"]
 
 # Names of first parameters that are estimators, and the functions that may have one.
-ESTIMATOR_NAMES = {"model", "estimator", "clf", "reg"}
+ESTIMATOR_NAMES = {"self", "model", "estimator", "clf", "reg"}
 TAKE_ESTIMATORS = {
     # as scikit-learn calls scorers
     "sklaplace.metrics.scorers": {
@@ -49,10 +49,15 @@ TAKE_ESTIMATORS = {
     },
     # public: any fitted estimator
     "sklaplace.estimators.predicting.streaming": {"iter_predictions"},
+    # methods that BaseLaplace and BaseSampling share; a common base would be a fifth
+    # class
+    "sklaplace.estimators.fitting.members": {
+        *("reported", "check_parameters", "check_settings", "new_trainer", "encode"),
+        *("check_samples", "new_data", "reduce_ex", "getstate", "setstate"),
+        *("summary", "visual_block", "fitted_attributes"),
+    },
     # the parameter of that name: a net, maybe frozen
     "sklaplace.estimators.options.given_net": {"inner_net", "is_frozen", "check_net"},
-    # restores all attributes after a failure
-    "sklaplace.estimators.training.samples": {"unchanged_on_error"},
 }
 # Private attributes of other packages that have no public form.
 FOREIGN = {

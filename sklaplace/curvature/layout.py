@@ -177,6 +177,13 @@ class Layout(FieldsOnly):
         own = dict(module.named_parameters())
         return self.flatten(own[b.name].detach().double() for b in self.blocks)
 
+    def write(self, vector: Tensor, module: nn.Module) -> None:
+        """Set the selected parameters of a module to a vector (P,)."""
+        own = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, value in self.unflatten(vector, module).items():
+                own[name].copy_(value)
+
     def flatten(self, pieces: Iterable[Tensor]) -> Tensor:
         """Join selected entries, (..., P), of parameters, (..., *shape) per block."""
         flat = []

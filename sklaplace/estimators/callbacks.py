@@ -10,19 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils._param_validation import (
-    StrOptions,
-    validate_parameter_constraints,
-)
+from sklearn.utils._param_validation import StrOptions, validate_parameter_constraints
 from skorch import NeuralNet
 from torch import Tensor
 
 from sklaplace.core.budget import move
 from sklaplace.core.checks import warn_user
 from sklaplace.core.linalg import plain
-from sklaplace.core.trees import Inputs
 from sklaplace.curvature import priors
 from sklaplace.curvature.accumulation import accumulate
 from sklaplace.curvature.ggn import CURVATURES
@@ -30,6 +25,7 @@ from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
+from sklaplace.estimators.fitting.laplace_fit import at_weights, initial_hyperparameters
 from sklaplace.estimators.options import laplace as options
 from sklaplace.estimators.options.constraints import (
     CONSTRAINTS,
@@ -50,11 +46,11 @@ class _Best:
 
     value: float
     epoch: int
-    hyperparameters: Hyperparameters | None
+    hyperparameters: Hyperparameters
     state: dict[str, Any]
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class MarglikTraining(PriorCallback):
     """Callback that maximises the evidence over prior precision and noise.
 
@@ -196,14 +192,7 @@ class MarglikTraining(PriorCallback):
             n_columns=c,
             is_last_layer=self.subset_of_weights == "last_layer",
         )
-        names = "prior_precision", "prior_mean", "sigma_noise", "temperature"
-        values = {
-            k: torch.as_tensor(getattr(self, k), dtype=torch.float64, device=device)
-            for k in names
-        }
-        shape = priors.PRIOR_STRUCTURES[self.prior_structure](layout)
-        values["prior_precision"] = values["prior_precision"].expand(shape).clone()
-        self.hyperparameters_ = Hyperparameters(**values)
+        self.hyperparameters_ = initial_hyperparameters(self, layout, device)
         self.epoch_ = 0
         self.best_: _Best | None = None
         return layout
@@ -235,35 +224,27 @@ class MarglikTraining(PriorCallback):
         net.history.record("log_marginal_likelihood_best", is_best)
 
     def on_train_end(
-        self,
-        net: NeuralNet,
-        X: Inputs | None = None,
-        y: ArrayLike | None = None,
-        **kw: object,
+        self, net: NeuralNet, X: Any = None, y: Any = None, **kw: object
     ) -> None:
         """Load the weights with the highest evidence into the module."""
-        layout = self.training_.layout
-        super().on_train_end(net, X=X, y=y, **kw)
-        best = self.__dict__.pop("best_", None)
-        h = self.__dict__.pop("hyperparameters_", None)
-        epochs = self.__dict__.pop("epoch_", 0)
+        best = self.best_
         if best is None:
-            message = (
-                f"The training ended after {epochs} epochs, before the evidence was "
-                f"maximised, with n_burnin={self.n_burnin}. Train longer, or lower "
-                "n_burnin."
+            warn_user(
+                f"The training ended after {self.epoch_} epochs, before the evidence "
+                "was maximised. Train longer, or lower n_burnin."
             )
-            warn_user(message)
-            best = _Best(float("nan"), epochs, h, net.module_.state_dict())
+            state, h = net.module_.state_dict(), self.hyperparameters_
+            best = _Best(float("nan"), self.epoch_, h, state)
         net.module_.load_state_dict(best.state)
         self.log_marginal_likelihood_, self.best_epoch_ = best.value, best.epoch
-        if best.hyperparameters is not None:
-            self.prior_precision_ = plain(best.hyperparameters.prior_precision)
-            self.sigma_noise_ = plain(best.hyperparameters.sigma_noise)
-            logs = priors.expand(best.hyperparameters.prior_precision, layout).log()
-            means = [math.exp(piece.mean()) for piece in layout.split(logs)]
-            names = [block.name for block in layout.blocks]
-            self.precisions_ = dict(zip(names, means, strict=True))
+        self.prior_precision_ = plain(best.hyperparameters.prior_precision)
+        self.sigma_noise_ = plain(best.hyperparameters.sigma_noise)
+        layout = self.training_.layout
+        logs = priors.expand(best.hyperparameters.prior_precision, layout).log()
+        means = [math.exp(piece.mean()) for piece in layout.split(logs)]
+        names = [block.name for block in layout.blocks]
+        self.precisions_ = dict(zip(names, means, strict=True))
+        super().on_train_end(net, X=X, y=y, **kw)
 
     def _posterior(self, net: NeuralNet) -> GaussianPosterior:
         """Return the posterior at the current weights and hyperparameters."""
@@ -278,17 +259,8 @@ class MarglikTraining(PriorCallback):
             accumulator,
             batch_size=spec.batch_size(row_elements=elements),
         )
-        weights = layout.read(network.forward().module)
-        return GaussianPosterior(
-            mean=weights,
-            weights=weights,
-            structure=sums.accumulator.decompose(),
-            layout=layout,
-            likelihood=spec.likelihood,
-            data_fit=sums.data_fit,
-            hyperparameters=self.hyperparameters_,
-            curvature_order=curvature.order,
-        )
+        structure, h = sums.accumulator.decompose(), self.hyperparameters_
+        return at_weights(network, structure, sums.data_fit, h, curvature.order)
 
     def _updated(self, posterior: GaussianPosterior) -> GaussianPosterior:
         """Return the posterior after a damped log-scale step to the maximum."""
@@ -307,7 +279,7 @@ class MarglikTraining(PriorCallback):
         )
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class PriorTraining(PriorCallback):
     """Callback that trains a net with an earlier task's posterior as its prior.
 
@@ -408,11 +380,8 @@ class PriorTraining(PriorCallback):
 
     def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
         self.earlier_ = move(self.prior.as_prior(), device_of(net))
-        module, layout = unwrapped(net.module_), self.earlier_.layout
-        parameters = dict(module.named_parameters())
-        with torch.no_grad():
-            for name, value in layout.unflatten(self.earlier_.mean, module).items():
-                parameters[name].copy_(value)
+        layout = self.earlier_.layout
+        layout.write(self.earlier_.mean, unwrapped(net.module_))
         return layout
 
     def _prior_gradient(self, theta: Tensor) -> Tensor:
@@ -424,14 +393,3 @@ class PriorTraining(PriorCallback):
             noise = torch.as_tensor(self.sigma_noise, dtype=torch.float64)
         noise = noise.to(self.earlier_.mean.device)
         return self.training_.spec.likelihood.scale(noise) / self.temperature
-
-    def on_train_end(
-        self,
-        net: NeuralNet,
-        X: Inputs | None = None,
-        y: ArrayLike | None = None,
-        **kw: object,
-    ) -> None:
-        """Delete attributes that are needed only during training."""
-        super().on_train_end(net, X=X, y=y, **kw)
-        self.__dict__.pop("earlier_", None)

@@ -8,8 +8,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from sklaplace.core import progress
-from sklaplace.core.checks import check_option
 from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.links import LINKS, Link, choose_link
 from sklaplace.estimators.fitting.laplace_fit import HeldOutScore
@@ -229,9 +227,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     array([0, 0])
     """
 
-    class_weight: dict[Any, float] | str | None = None
     link_approx: str = "auto"
-    dirichlet_approx: str = "projection"
 
     # --------------------------------------------------------------------- fit
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
@@ -315,7 +311,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             classes = np.unique(classes)
             self._check_classes(classes, y)
         if not hasattr(self, "posterior_"):
-            with progress.reporting(type(self).__name__, self.verbose):
+            with self._reported():
                 return self._fit(Samples(X, y, sample_weight, classes=classes))
         if not self._targets.is_ignored(as_array(y, "y")).all():
             self._add_samples(X, y, sample_weight)
@@ -342,7 +338,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     def _map_proba(
         self, X: Inputs, reduce: Reduction = lambda proba: proba
     ) -> np.ndarray:
-        outputs = self._outputs
+        outputs = self._outputs()
         if not outputs.model.is_gaussian:
             return super()._map_proba(X, reduce)
         link = self._link()
@@ -350,23 +346,16 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         def of_logits(mean: Tensor, cov: Tensor) -> Tensor:
             return reduce(self._normalised(self._proba_of_gaussian(link, mean, cov)))
 
-        (proba,) = outputs.map_gaussian(
-            self._check_inputs(X),
-            self._of_logits(of_logits),
-            diagonal=self._needs_variances_only(link.diagonal),
-            centred=self._is_centred(link.centred),
-        )
+        flags = {"diagonal": link.diagonal, "centred": link.centred}
+        work = self._on_logits(of_logits, **flags)
+        (proba,) = outputs.map_gaussian(self._check_inputs(X), **work)
         return proba
 
     def _link(self) -> Link:
         return LINKS[self._link_name()]
 
-    def _link_summary(self) -> list[str]:
-        return [f"link_approx {self._link_name()}"]
-
     def _link_name(self) -> str:
         """Return the link in use; ``link_approx`` can change after fit."""
-        check_option("link_approx", self.link_approx, ["auto", *LINKS])
         if self.link_approx == "auto":
             return choose_link(self._targets.n_classes, self.n_samples)
         return self.link_approx

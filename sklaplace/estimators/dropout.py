@@ -101,7 +101,6 @@ class DropoutDraws(OutputModel):
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return outputs (b, c, s), with one mask per draw."""
-        self.check_draws()
         generator = np.random.default_rng(self.seed)
         seeds = generator.integers(2**63, size=self.n_samples).tolist()
         return mc_dropout_outputs(forward, x, seeds)
@@ -123,10 +122,9 @@ class DropoutTrainer(Trainer):
         if not dropout_layers(as_forward(net).module):
             known = ", ".join(kind.__name__ for kind in DROPOUTS)
             raise ValueError(
-                "The network has no dropout layer with p > 0, so that all draws would "
-                f"be the same. Use one of {known} from torch.nn as a layer of its own; "
-                "torch.nn.functional.dropout, and dropout within attention and "
-                "recurrent layers, cannot be drawn here."
+                f"The network has no dropout layer with p > 0. Use one of {known} from "
+                "torch.nn; torch.nn.functional.dropout, and dropout within attention "
+                "and recurrent layers, cannot be drawn."
             )
         return spec
 
@@ -197,9 +195,6 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
     (2, 3)
     """
 
-    class_weight: dict[Any, float] | str | None = None
-    dirichlet_approx: str = "projection"
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
@@ -267,7 +262,3 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
     >>> mean.shape, std.shape
     ((2,), (2,))
     """
-
-    sigma_noise: Any = "auto"
-    validation_fraction: float = 0.2
-    normalize_y: bool = False

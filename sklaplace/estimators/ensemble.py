@@ -1,6 +1,6 @@
 """DeepEnsembleClassifier and DeepEnsembleRegressor: ensembles of networks."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,24 +74,8 @@ class EnsembleDraws(OutputModel):
         chosen = tuple(generator.integers(len(self.networks), size=n_samples).tolist())
         return replace(self, n_samples=n_samples, seed=seed, chosen=chosen)
 
-    def check_draws(self, smallest: int = 1) -> None:
-        """Accept any number of networks."""
-
     def check_variance(self) -> None:
         """Accept a single network, which has zero variance."""
-
-
-@dataclass(frozen=True)
-class TrainedEnsemble(TrainedNetwork):
-    """A trained ensemble: its first network, and the list of all networks.
-
-    Attributes
-    ----------
-    networks : list of TrainedNetwork
-        All networks.
-    """
-
-    networks: list[TrainedNetwork] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -112,8 +96,8 @@ class EnsembleTrainer(Trainer):
 
     def train(
         self, data: TrainingData, validation: TrainingData | None, fit_params: Any
-    ) -> TrainedEnsemble:
-        """Return the trained networks, which share their held-out samples."""
+    ) -> TrainedNetwork:
+        """Train the networks, which share their held-out samples; return the first."""
         net = inner_net(self.estimator)
         if validation is None and not getattr(net, "train_split", None):
             data, validation = self.hold_out(data)
@@ -121,8 +105,8 @@ class EnsembleTrainer(Trainer):
         given = [(int(seed), data, validation, fit_params) for seed in seeds]
         n_jobs = _processes(self.n_jobs)
         with progress.phase("train"):
-            networks = in_parallel(self.train_one, given, n_jobs, "networks")
-        return TrainedEnsemble(**vars(networks[0]), networks=networks)
+            self.networks = in_parallel(self.train_one, given, n_jobs, "networks")
+        return self.networks[0]
 
     def train_one(self, seed: int, *args: Any) -> TrainedNetwork:
         """Return one network, initialised and trained with a seed."""
@@ -153,34 +137,28 @@ class BaseEnsemble(BaseSampling):
     n_jobs: int | None = None
 
     _trainer_kind = EnsembleTrainer
-    _keeps_weights = False
 
     def _check_options(self) -> None:
         super()._check_options()
         if is_frozen(self.estimator):
             raise ValueError(
-                "The networks of an ensemble are trained, each from its own start, and "
-                "a frozen one has been. Pass the net without FrozenEstimator."
+                "An ensemble trains its networks. Pass the net without FrozenEstimator."
             )
         if isinstance(getattr(inner_net(self.estimator), "module", None), nn.Module):
             raise ValueError(
                 "estimator has a module instance, whose weights would be the start of "
-                "all networks. Pass its class, with arguments as module__..., so that "
-                "each is initialised anew."
+                "all networks. Pass its class, with arguments as module__name=value."
             )
 
     def _trainer(self, **options: Any) -> Trainer:
         return super()._trainer(n_estimators=self.n_estimators, n_jobs=self.n_jobs)
 
-    def _set_fitted(self, network: Any) -> None:
-        self.estimators_ = [member.net for member in network.networks]
+    def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
+        self.estimators_ = [member.net for member in trainer.networks]
         # do not store the samples
-        self._networks = [TrainedNetwork(n.net, n.spec) for n in network.networks]
-        super()._set_fitted(network)
+        self._networks = [TrainedNetwork(n.net, n.spec) for n in trainer.networks]
+        super()._set_fitted(trainer, network)
         self.n_iter_ = max(n_epochs(net) for net in self.estimators_)
-
-    def _summary(self) -> str:
-        return f"{len(self.estimators_)} networks, {super()._summary()}"
 
     def _output_model(self) -> OutputModel:
         n = len(self._networks)
@@ -254,9 +232,6 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     (2, 3)
     """
 
-    class_weight: dict[Any, float] | str | None = None
-    dirichlet_approx: str = "projection"
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
@@ -324,7 +299,3 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
     >>> mean.shape, std.shape
     ((2,), (2,))
     """
-
-    sigma_noise: Any = "auto"
-    validation_fraction: float = 0.2
-    normalize_y: bool = False

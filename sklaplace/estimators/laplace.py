@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import is_classifier
-from sklearn.utils._param_validation import validate_parameter_constraints
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace.core import progress
-from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import naming
 from sklaplace.core.linalg import plain
-from sklaplace.core.serialise import from_portable, pickled, to_portable, worker_state
 from sklaplace.core.trees import Inputs, without_groups
-from sklaplace.estimators.fitting.diagram import displayed
-from sklaplace.estimators.fitting.fit_cache import FitWork, UnfinishedFit, cached_fit
+from sklaplace.estimators.fitting import members
+from sklaplace.estimators.fitting.fit_cache import FitWork, cached_fit
 from sklaplace.estimators.fitting.hyperparameters import (
     check_addable,
     check_evidence,
@@ -32,56 +28,32 @@ from sklaplace.estimators.fitting.laplace_fit import (
     HeldOutScore,
     LaplaceFit,
     LaplaceSolver,
+    are_certain,
     network_at_mean,
-)
-from sklaplace.estimators.fitting.noise import loss_per_target
-from sklaplace.estimators.fitting.novelty_recorder import novelty_scores
-from sklaplace.estimators.fitting.summary import (
-    of_likelihood,
-    of_posterior,
     warn_without_residual,
 )
+from sklaplace.estimators.fitting.noise import loss_per_target
+from sklaplace.estimators.fitting.sample_record import novelty_scores
 from sklaplace.estimators.options.constraints import CONSTRAINTS, Constraints
-from sklaplace.estimators.options.given_net import (
-    check_net,
-    inner_net,
-)
-from sklaplace.estimators.options.laplace import (
-    REPLACED,
-    LaplaceOptions,
-    check_likelihood,
-    sibling,
-)
+from sklaplace.estimators.options.laplace import REPLACED, LaplaceOptions
 from sklaplace.estimators.options.workers import Group, check_workers, data_to_agree_on
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS, CachedOutputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, require_finite
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.samples import (
-    EncodedData,
     InputForm,
     Samples,
-    applicable,
     check_loader,
     draw_seed,
-    encode_samples,
-    unchanged_on_error,
     warn_of_weight_scale,
-    weighted_data,
 )
-from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import raw_outputs
-from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
+from sklaplace.networks.trained import TrainedNetwork, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.residual import Residual
 
-# fitted attributes with tensors
-_WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
-# attributes that functions of outputs do not need
-_SENT_APART = "estimator", "estimator_", "prior", "memory", "posterior_", "_novelty"
 
-
-@displayed
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseLaplace:
     """Parameters, fit and posterior of all Laplace estimators."""
@@ -113,18 +85,30 @@ class BaseLaplace:
     verbose: int = 0
 
     if TYPE_CHECKING:  # provided by the other base class of an estimator
+        _input_type: InputForm
         _targets: Any
-        _targets_kind: ClassVar[Any]
         _likelihood: Any
 
-        def _infer_targets(self, y: ArrayLike, samples: Samples) -> Any: ...
-        def _validate_params(self) -> None: ...
         def _check_loss(self, loss: float, rate: str = ...) -> None: ...
 
     _parameter_constraints: ClassVar[Constraints] = CONSTRAINTS
     # LinearisationCache of a search over priors, which predicts the same samples
     # repeatedly
     _cache: ClassVar[Any] = None
+
+    _reported = members.reported
+    _encode = members.encode
+    _check_samples = members.check_samples
+    _new_data = members.new_data
+    _check_parameters = members.check_parameters
+    _check_settings = members.check_settings
+    _new_trainer = members.new_trainer
+    _summary = members.summary
+    _sk_visual_block_ = members.visual_block
+    _get_fitted_attr_html = members.fitted_attributes
+    __reduce_ex__ = members.reduce_ex
+    __getstate__ = members.getstate
+    __setstate__ = members.setstate
 
     # --------------------------------------------------------------------- fit
     def fit(
@@ -173,7 +157,7 @@ class BaseLaplace:
         -----
         UserWarning
             If Ctrl-C ended the training of the network. The fit then uses the weights
-            learned so far, and is not cached.
+            learned so far, and is not stored in ``memory``.
 
         See Also
         --------
@@ -198,25 +182,22 @@ class BaseLaplace:
         samples = Samples(
             X, y, sample_weight, X_val=X_val, y_val=y_val, fit_params=fit_params
         )
-        with progress.reporting(type(self).__name__, self.verbose):
+        with self._reported():
             return self._fit(samples)
 
     def _fit(self, samples: Samples) -> Any:
-        with unchanged_on_error(self):
-            with Group.of(self.distributed).together():
-                options = self._check_options()
-                warn_of_weight_scale(samples.sample_weight)
-            fit = self._train_and_accumulate(options, samples)
-            score = self._score(fit.network.spec.likelihood)
-            score = replace(score, is_given=samples.X_val is not None)
-            posterior = self._solver(options).posterior(fit, score)
-            self._set_fitted(options, fit.network, posterior)
-            self._check_loss(loss_per_target(fit.data_fit, fit.network, posterior))
-            self._novelty = fit.novelty and fit.novelty.inflated(score.leverages)
-            if options.residual_variance(self.residual) and self._residual() is None:
-                warn_without_residual(posterior, options)
-        if self.verbose:
-            progress.line(self._summary())
+        with Group.of(self.distributed).together():
+            options = self._check_options()
+            warn_of_weight_scale(samples.sample_weight)
+        fit = self._train_and_accumulate(options, samples)
+        score = self._score(fit.network.spec.likelihood)
+        score = replace(score, is_given=samples.X_val is not None)
+        posterior = self._solver(options).posterior(fit, score)
+        self._set_fitted(options, fit.network, posterior)
+        self._check_loss(loss_per_target(fit.data_fit, fit.network, posterior))
+        self._novelty = fit.novelty and fit.novelty.inflated(score.leverages)
+        if options.residual_variance(self.residual) and self._residual() is None:
+            warn_without_residual(posterior, options)
         return self
 
     def _train_and_accumulate(
@@ -234,7 +215,6 @@ class BaseLaplace:
         work = FitWork(
             trainer=replace(self._trainer(options), is_part=samples.is_part),
             solver=self._solver(options),
-            group=group,
             data=encoded.data,
             validation=encoded.validation,
             fit_params=samples.fit_params,
@@ -246,10 +226,7 @@ class BaseLaplace:
         }
         if options.tunes_on_held_out:
             settings["validation_fraction"] = self.validation_fraction
-        try:
-            return cached_fit(work, self.memory, self.random_state, settings)
-        except UnfinishedFit as unfinished:
-            return unfinished.args[0]
+        return cached_fit(work, self.memory, self.random_state, settings)
 
     def _set_fitted(
         self,
@@ -265,35 +242,38 @@ class BaseLaplace:
         self.prior_precision_ = plain(posterior.prior_precision)
         self.temperature_ = plain(posterior.hyperparameters.temperature)
 
-    def _summary(self) -> str:
-        """Return a one-line summary of the posterior and the prediction settings."""
-        parts = of_posterior(self.posterior_, self._options, self._residual())
+    def _fit_summary(self) -> list[str]:
+        """Return the parts of the summary that describe the posterior."""
+        posterior, options = self.posterior_, self._options
+        subset = options.subset_of_weights
+        names = subset if isinstance(subset, str) else ", ".join(subset)
+        parts = [
+            f"{options.hessian_structure} posterior over "
+            f"{posterior.layout.n_parameters:,} weights ({names})",
+            "weights refitted" if posterior.is_refitted else "weights kept",
+        ]
+        if posterior.earlier is not None:
+            parts.append("prior of an earlier task")
+        else:
+            parts.append(f"prior_precision {posterior.shown_precision()}")
+            if options.free_prior and are_certain(posterior):
+                parts.append("weights hardly uncertain")
+        residual = self._residual()
+        if residual is not None:
+            parts.append(f"residual {residual.variance:.3g}")
         if self.temperature_ != 1:
             parts.append(f"temperature {self.temperature_:.3g}")
-        noise = getattr(self, "sigma_noise_", 1.0)
-        parts += of_likelihood(self.network_spec_.likelihood, noise)
-        if self.pred_type != "glm":
-            parts.append(f"pred_type {self.pred_type}")
-        else:
-            parts += self._link_summary()
-        if self._options.tuner == "marglik":
+        if options.tuner == "marglik":
             # under other priors, weights without a refit can be improbable
             parts.append(f"log evidence {self.log_marginal_likelihood_value_:.1f}")
-        return ", ".join(parts)
-
-    def _link_summary(self) -> list[str]:
-        """Return how outputs become probabilities; empty for a regressor."""
-        return []
+        return parts
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:
         """Return the options; raise an error for invalid values."""
         names = [f.name for f in fields(LaplaceOptions) if f.name != "sigma_noise"]
         values = {name: getattr(self, name) for name in names}
-        self._validate_params()
-        check_net(self.estimator, self._targets_kind.example_net)
-        other = sibling(type(self).__name__, is_classifier(self))
-        check_likelihood(self.likelihood, is_classifier(self), other)
+        self._check_parameters()
         check_workers(self.distributed, self.memory)
         kind = type(self)
         return LaplaceOptions.of(
@@ -305,15 +285,7 @@ class BaseLaplace:
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         fraction = options.validation_fraction if options.holds_out else None
-        return LaplaceTrainer(
-            estimator=self.estimator,
-            targets=self._targets,
-            likelihood=self.likelihood,
-            seed=self._seed,
-            validation_fraction=fraction,
-            alternative=sibling(type(self).__name__, is_classifier(self)),
-            options=options,
-        )
+        return self._new_trainer(LaplaceTrainer, fraction, options=options)
 
     def _likelihood_settings(self) -> Any:
         """Return the likelihood settings that affect the curvature."""
@@ -323,9 +295,9 @@ class BaseLaplace:
         """Return the score for held-out samples."""
         return HeldOutScore()
 
-    @property
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
+        check_is_fitted(self)
         self._check_settings()
         kind = OUTPUT_MODELS[self.pred_type]
         draws = self.n_samples, self._seed, self.posterior_
@@ -340,15 +312,6 @@ class BaseLaplace:
             return CachedOutputs(*given, cache=self._cache)
         return BatchedOutputs(*given, self.n_jobs, (type(self).__name__, self.verbose))
 
-    def _check_settings(self) -> None:
-        """Raise for an unfitted estimator, and for invalid values set after fit."""
-        check_is_fitted(self)
-        names = "pred_type", "n_samples", "batch_size", "n_jobs", "residual"
-        values = {name: getattr(self, name) for name in names}
-        validate_parameter_constraints(
-            self._parameter_constraints, values, type(self).__name__
-        )
-
     def _residual(self) -> Residual | None:
         """Return the residual of the outputs, or None if there is none."""
         # the parameter can change after fit
@@ -358,22 +321,6 @@ class BaseLaplace:
         return Residual.of(self._novelty, self.posterior_, variance)
 
     # ----------------------------------------------------------------------- samples
-    def _encode(self, samples: Samples) -> EncodedData:
-        """Return encoded samples, and set the encoding of later samples."""
-        self._input_type = InputForm.of(inner_net(self.estimator))
-        owner, infer = type(self).__name__, self._infer_targets
-        return encode_samples(samples, owner, self._check_samples, infer)
-
-    def _check_samples(
-        self, X: Inputs, y: ArrayLike, *, reset: bool
-    ) -> tuple[Any, Any]:
-        """Return validated inputs and targets, with inputs cast."""
-        options = {"reset": reset, "allow_nd": is_classifier(self)}
-        X, y = self._input_type.check_samples(self, X, y, **options)
-        if reset:
-            self._input_type = self._input_type.seen(X)
-        return X, y
-
     def _check_inputs(self, X: Inputs) -> Any:
         """Return validated and cast inputs for prediction."""
         check_is_fitted(self)
@@ -387,38 +334,23 @@ class BaseLaplace:
     ) -> Any:
         """Add curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
-        with (
-            progress.reporting(type(self).__name__, self.verbose),
-            unchanged_on_error(self),
-        ):
-            group = Group.of(self.distributed)
+        group = Group.of(self.distributed)
+        with self._reported():
             with group.together():
-                solver, data, network, novelty = self._prepared(X, y, sample_weight)
+                options = self._check_options()
+                check_addable(
+                    self.posterior_, self.network_spec_, self._options, options
+                )
+                warn_of_weight_scale(sample_weight)
+                data = self._new_data(X, y, sample_weight)
+                samples, solver = data.dataset(self.estimator_), self._solver(options)
+                network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
+                novelty = solver.add_novelty(self._novelty, network)
             group.agree(data_to_agree_on(data))
             network = network_at_mean(self.posterior_, network, data)
-            added = solver.add(self.posterior_, network)
-            self.posterior_, self._novelty = added, novelty
+            self.posterior_ = solver.add(self.posterior_, network)
+            self._novelty = novelty
         return self
-
-    def _prepared(
-        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
-    ) -> tuple[Any, ...]:
-        """Return solver, new samples, the network with them, and updated novelty."""
-        options = self._check_options()
-        check_addable(self.posterior_, self.network_spec_, self._options, options)
-        warn_of_weight_scale(sample_weight)
-        data = self._new_data(X, y, sample_weight)
-        samples, solver = data.dataset(self.estimator_), self._solver(options)
-        network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
-        return solver, data, network, solver.add_novelty(self._novelty, network)
-
-    def _new_data(
-        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
-    ) -> TrainingData:
-        """Return new samples for the fitted network, validated, cast and encoded."""
-        inputs, targets = self._check_samples(X, y, reset=False)
-        inputs = applicable(self.estimator_, inputs)
-        return weighted_data(self._targets, inputs, targets, sample_weight)
 
     def score_samples(self, X: Inputs) -> np.ndarray:
         """Score how similar samples are to the training data; higher is more normal.
@@ -456,7 +388,7 @@ class BaseLaplace:
         >>> bool(known > unknown)
         True
         """
-        return novelty_scores(self._outputs, self._check_inputs(X), self._novelty)
+        return novelty_scores(self._outputs(), self._check_inputs(X), self._novelty)
 
     # ------------------------------------------------------------------- posterior
     @property
@@ -614,11 +546,9 @@ class BaseLaplace:
         >>> model.tune(X[1::2], y[1::2]).prior_precision_ != 1.0
         True
         """
+        check_is_fitted(self)
         self._check_settings()
-        with (
-            progress.reporting(type(self).__name__, self.verbose),
-            unchanged_on_error(self),
-        ):
+        with self._reported():
             free = free_parameters(self.posterior_, parameters)
             network = TrainedNetwork(self.estimator_, self.network_spec_)
             if X is None:
@@ -626,10 +556,7 @@ class BaseLaplace:
             else:
                 check_loader(X, "tune")
                 if y is None:
-                    raise ValueError(
-                        "y is missing: samples to tune on need inputs and targets. "
-                        "Pass both X and y, or neither."
-                    )
+                    raise ValueError("y is missing. Pass both X and y, or neither.")
                 data = self._new_data(X, y, sample_weight)
                 network = replace(network, held_out=data.dataset(self.estimator_))
             score = replace(self._score(network.spec.likelihood), is_given=True)
@@ -640,8 +567,6 @@ class BaseLaplace:
                 )
             self._set_fitted(self._options, network, posterior)
             self._novelty = self._novelty and self._novelty.inflated(score.leverages)
-            if self.verbose:
-                progress.line(self._summary())
         return self
 
     def predictive(self, x: Tensor, joint: bool = False) -> tuple[Tensor, Tensor]:
@@ -699,7 +624,7 @@ class BaseLaplace:
         >>> x.grad.shape
         torch.Size([2, 10])
         """
-        outputs = self._outputs
+        outputs = self._outputs()
         model: Any = outputs.model
         if not model.is_gaussian:
             raise ValueError(
@@ -714,19 +639,3 @@ class BaseLaplace:
             raw_outputs(self.estimator_, rows)  # raises for invalid inputs
             found = require_finite(*model.in_graph(forward, rows, n_joint))
             return self._targets.restored_outputs(self._likelihood, *found)
-
-    # ------------------------------------------------------------- persistence
-    def __reduce_ex__(self, protocol: object) -> Any:
-        """Pickle the estimator with tensors on the CPU; skorch pickles the network."""
-        state = worker_state(vars(self), _SENT_APART)
-        return pickled(self, moved_entries(state, _WITH_TENSORS, "cpu"))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without tensors for skops, see `to_portable`."""
-        return to_portable(vars(self))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(from_portable(state))
-        if "estimator_" in vars(self):
-            device = device_of(self.estimator_)
-            vars(self).update(moved_entries(vars(self), _WITH_TENSORS, device))

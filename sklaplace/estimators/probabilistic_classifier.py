@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -19,9 +20,10 @@ from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
-from sklaplace.estimators.predicting import class_outputs, latent
+from sklaplace.estimators.predicting import latent
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
-from sklaplace.estimators.targets.classes import ClassTargets, likelihood_of
+from sklaplace.estimators.targets.base import likelihood_of
+from sklaplace.estimators.targets.classes import ClassTargets
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.networks.data import count_rows
@@ -33,16 +35,18 @@ MANY_CLASSES = 1024
 Reduction = Callable[[Tensor], Tensor]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     """Predictions of a classifier, from the distribution of its outputs.
 
     Subclasses implement ``fit`` and `_outputs`, the distribution of outputs.
     """
 
-    _targets_kind: ClassVar[type[ClassTargets]] = ClassTargets
-    _targets: ClassTargets
+    class_weight: dict[Any, float] | str | None = None
+    dirichlet_approx: str = "projection"
 
-    @property
+    _targets_kind: ClassVar[type[ClassTargets]] = ClassTargets
+
     @abstractmethod
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
@@ -54,7 +58,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             y,
             inner_net(self.estimator),
             self.likelihood,
-            getattr(self, "class_weight", None),
+            self.class_weight,
             is_frozen=is_frozen(self.estimator),
             classes=samples.classes,
         )
@@ -81,15 +85,20 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         points = cached_sobol_normals(self.n_samples, like.shape[1], self._seed)
         return points.to(like)
 
-    def _of_logits(
-        self, function: Callable[[Tensor, Tensor], Tensor]
-    ) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
-        """Convert a function of Gaussian logits to a function of Gaussian outputs."""
-        class_logits = self._likelihood.class_logits
-        return lambda mean, cov: (function(*class_logits(mean, cov)),)
-
-    def _is_centred(self, method_is_centred: bool) -> bool:
-        return self._likelihood.is_shift_invariant and method_is_centred
+    def _on_logits(
+        self,
+        function: Callable[[Tensor, Tensor], Tensor],
+        *,
+        diagonal: bool,
+        centred: bool,
+    ) -> dict[str, Any]:
+        """Return arguments of `map_gaussian` for a function of Gaussian logits."""
+        likelihood = self._likelihood
+        return {
+            "function": lambda m, c: (function(*likelihood.class_logits(m, c)),),
+            "diagonal": self._needs_variances_only(diagonal),
+            "centred": likelihood.is_shift_invariant and centred,
+        }
 
     def _needs_variances_only(self, method_needs_variances_only: bool) -> bool:
         """Return whether only the variances of the logits are needed."""
@@ -111,7 +120,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         With ``reduce``, return its values for the probabilities (b·r, K) of each batch.
         """
         X, of = self._check_inputs(X), self._proba_of_draws
-        of_draws = self._outputs.map_draws(
+        of_draws = self._outputs().map_draws(
             X, lambda f: reduce(self._normalised(of(f).mean(-1)))
         )
         return of_draws.numpy()
@@ -124,35 +133,31 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     def _concentrations(self, X: Inputs, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
-        check_option(
-            "dirichlet_approx", self.dirichlet_approx, dirichlet.APPROXIMATIONS
-        )
+        check_is_fitted(self)
+        self._check_settings()
         method = self.dirichlet_approx if method is None else method
         check_option("method", method, dirichlet.APPROXIMATIONS)
         approximation = dirichlet.APPROXIMATIONS[method]
-        (alpha,) = self._outputs.map_gaussian(
-            self._check_inputs(X),
-            self._of_logits(approximation),
-            diagonal=self._needs_variances_only(approximation.diagonal),
-            centred=self._is_centred(approximation.centred),
-        )
+        flags = {"diagonal": approximation.diagonal, "centred": approximation.centred}
+        work = self._on_logits(approximation, **flags)
+        (alpha,) = self._outputs().map_gaussian(self._check_inputs(X), **work)
         return alpha[:, : self._targets.n_classes]
 
     def _entropies(self, X: Inputs, method: str) -> np.ndarray:
         """Return total, aleatoric and epistemic entropy of each label, (n·r, 3)."""
-        outputs = self._outputs
+        outputs = self._outputs()
         if method != "mc":
             found = dirichlet.uncertainty(self._concentrations(X, method))
         elif outputs.model.is_gaussian:
-            outputs.model.check_draws(2)
-            (found,) = outputs.map_gaussian(
-                self._check_inputs(X),
-                self._of_logits(lambda m, c: mc_uncertainty(m, c, self._normals(m))),
-                diagonal=self._needs_variances_only(False),
-                centred=self._likelihood.is_shift_invariant,
+            outputs.model.check_variance()
+            work = self._on_logits(
+                lambda m, c: mc_uncertainty(m, c, self._normals(m)),
+                diagonal=False,
+                centred=True,
             )
+            (found,) = outputs.map_gaussian(self._check_inputs(X), **work)
         else:
-            outputs.model.check_draws(2)
+            outputs.model.check_variance()
             X, of = self._check_inputs(X), self._proba_of_draws
             found = outputs.map_draws(X, lambda f: uncertainty_of_draws(of(f))).numpy()
         # a network with one logit has two classes
@@ -160,8 +165,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     def _log_proba_of(self, X: Inputs, y: ArrayLike) -> np.ndarray:
         """Return the finite log-probability of each sample's labels, (n,)."""
-        proba = self._map_proba(X)
-        return class_outputs.log_proba_of(self._targets, proba, y)
+        return self._targets.log_proba_of(y, self._map_proba(X))
 
     # ------------------------------------------------------------- public methods
     def predict_proba(self, X: Inputs) -> np.ndarray:
@@ -309,12 +313,11 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         target_type = self._targets.target_type
         if not target_type.has_class_names:
             raise ValueError(
-                "y in fit is a matrix of labels that are 0 or 1, which are predicted "
-                "one by one: there is no order of classes. Use predict_proba, whose "
-                "columns are the labels."
+                "y in fit is a matrix of labels, which have no order. Use "
+                "predict_proba, whose columns are the labels."
             )
         k = min(int(k), self._targets.n_classes)
-        found = self._map_proba(X, lambda proba: class_outputs.largest(proba, k))
+        found = self._map_proba(X, lambda proba: _largest(proba, k))
         columns, proba = found[..., 0].astype(np.intp), found[..., 1]
         unflatten = target_type.unflatten
         return unflatten(self.classes_[columns]), unflatten(np.ascontiguousarray(proba))
@@ -401,7 +404,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         >>> model.sample_proba(X[:2], n_samples=5).shape
         (2, 3, 5)
         """
-        outputs = self._outputs
+        outputs = self._outputs()
         seed = as_seed("random_state", random_state)
         draws = torch.as_tensor(outputs.sample(self._check_inputs(X), n_samples, seed))
         drawn = self._likelihood.probabilities(draws.mT)  # (n, s, K) or (n, s, r, K)
@@ -448,8 +451,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         >>> mean.shape, variance.shape
         ((2, 3), (2, 3))
         """
-        latent.check_one_covariance(full_cov=full_cov, joint=joint)
-        outputs, target_type = self._outputs, self._targets.target_type
+        latent.check_one(full_cov=full_cov, joint=joint)
+        outputs, target_type = self._outputs(), self._targets.target_type
         if joint:
             return latent.joint_moments(
                 outputs, self._check_inputs(X), self._class_logits
@@ -492,7 +495,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         >>> model.sample_latent(X[:2], n_samples=5).shape
         (2, 3, 5)
         """
-        outputs, X = self._outputs, self._check_inputs(X)
+        outputs, X = self._outputs(), self._check_inputs(X)
         return latent.joint_draws(
             outputs, X, n_samples, random_state, self._class_logits
         )
@@ -608,11 +611,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         >>> bool(total[0] < total[1])
         True
         """
-        is_gaussian = self._outputs.model.is_gaussian
+        is_gaussian = self._outputs().model.is_gaussian
         if method is None:
-            check_option(
-                "dirichlet_approx", self.dirichlet_approx, dirichlet.APPROXIMATIONS
-            )
             method = self.dirichlet_approx if is_gaussian else "mc"
         check_option("method", method, ["mc", *dirichlet.APPROXIMATIONS])
         found = self._entropies(X, method)
@@ -724,3 +724,18 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         tags.classifier_tags.multi_label = multi_target == "multilabel"
         tags.input_tags.three_d_array = True
         return tags
+
+
+def _largest(proba: Tensor, k: int) -> Tensor:
+    """Return columns and values of the k largest entries of each row, (b, k, 2).
+
+    Entries are in descending order. Ties are in the order of the columns.
+    """
+    values = np.ascontiguousarray(proba.cpu().numpy())
+    lowest = torch.from_numpy(values).topk(k, -1).values[:, -1].numpy()
+    columns = np.empty((len(values), k), dtype=np.intp)
+    for n, (row, limit) in enumerate(zip(values, lowest, strict=True)):
+        candidates = np.flatnonzero(row >= limit)
+        columns[n] = candidates[np.argsort(-row[candidates], kind="stable")[:k]]
+    pairs = columns.astype(np.float64), np.take_along_axis(values, columns, 1)
+    return torch.from_numpy(np.stack(pairs, -1))

@@ -1,6 +1,7 @@
 """ProbabilisticRegressor: means, standard deviations, quantiles and samples."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -19,23 +20,23 @@ from sklaplace.estimators.options.laplace import sibling
 from sklaplace.estimators.predicting import latent
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.targets.numbers import NumberTargets, geometric_mean
-from sklaplace.estimators.training.samples import Samples, applicable, weighted_data
+from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import RegressionLikelihood
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     """Predictions of a regressor, from the distribution of its outputs.
 
     Subclasses implement ``fit`` and `_outputs`, the distribution of outputs.
     """
 
-    normalize_y: bool
-    sigma_noise_: Any
-    sigma_scaling_: np.ndarray
-    _targets: NumberTargets
+    sigma_noise: Any = "auto"
+    validation_fraction: float = 0.2
+    normalize_y: bool = False
+
     _targets_kind: ClassVar[type[NumberTargets]] = NumberTargets
 
-    @property
     @abstractmethod
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
@@ -75,14 +76,15 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         """Set ``sigma_noise_`` from the noise in the likelihood's units."""
         likelihood = self._likelihood
         relative = getattr(likelihood, "relative", None)
-        self.sigma_noise_ = 1.0
+        self.sigma_noise_: Any = 1.0
         if likelihood.has_noise:
-            self.sigma_noise_ = self._targets.noise_of_columns(sigma, relative)
+            levels = sigma if relative is None else sigma * np.array(relative)
+            self.sigma_noise_ = levels * self._targets.scaling.scale
         self.sigma_scaling_ = np.ones(self._targets.n_outputs)
 
     def _latent(self, X: Inputs) -> list[np.ndarray]:
         """Return mean and variance (n, c) of the outputs, in the network's units."""
-        return self._outputs.latent(self._check_inputs(X))
+        return self._outputs().latent(self._check_inputs(X))
 
     def _mean_and_variance(self, X: Inputs) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance (n, n_outputs) of new targets, noise included."""
@@ -159,29 +161,20 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         check_is_fitted(self)
         if not self._likelihood.has_noise:
             raise ValueError(
-                "recalibrate scales the noise of targets around their mean, which "
-                f"{type(self._likelihood).__name__} does not have. Use a net with "
-                "criterion=torch.nn.MSELoss."
+                f"recalibrate scales noise, which {type(self._likelihood).__name__} "
+                "does not have. Use a net with criterion=torch.nn.MSELoss."
             )
-        inputs, targets = self._check_samples(X, y, reset=False)
-        data = weighted_data(
-            self._targets,
-            applicable(self.estimator_, inputs),
-            targets,
-            sample_weight,
-        )
+        data = self._new_data(X, y, sample_weight)
         if len(data.y) < 2:
-            raise ValueError(
-                f"{len(data.y)} row tells no scale. Pass a hundred or more."
-            )
-        mean, variance = self._outputs.latent(data.X)
+            raise ValueError("1 row tells no scale. Pass a hundred or more.")
+        mean, variance = self._outputs().latent(data.X)
         mean, variance = self._likelihood.moments(mean, variance, self._noise)
         squares = (data.y - mean) ** 2 / variance
         scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
         if not (scaling > 0).all():
             raise ValueError(
-                "The targets equal the predictions, so that there is nothing to "
-                "scale to. Pass rows that were measured with noise."
+                "The targets equal the predictions: there is nothing to scale to. "
+                "Pass rows that were measured with noise."
             )
         self.sigma_scaling_ = scaling
         return self
@@ -272,13 +265,9 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         >>> mean.shape, std.shape
         ((2,), (2,))
         """
-        if return_std and return_cov:
-            raise ValueError(
-                "return_std and return_cov cannot both be True. The diagonal of the "
-                "covariance is the squared standard deviation."
-            )
+        latent.check_one(return_std=return_std, return_cov=return_cov)
         if return_cov:
-            mean, cov = self._outputs.joint(self._check_inputs(X))
+            mean, cov = self._outputs().joint(self._check_inputs(X))
             mean, cov = self._likelihood.joint_moments(mean, cov, self._noise)
             scaling = self._targets.scaling
             mean = self._targets.drop_axis(scaling.restored(mean))
@@ -437,7 +426,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         >>> model.sample_y(X[:2], n_samples=5).shape
         (2, 5)
         """
-        outputs, seed = self._outputs, as_seed("random_state", random_state)
+        outputs, seed = self._outputs(), as_seed("random_state", random_state)
         draws = outputs.sample(self._check_inputs(X), n_samples, seed)
         generator = np.random.default_rng(as_seed("random_state", random_state))
         draws = self._likelihood.sample(draws, self._noise, generator)
@@ -484,12 +473,12 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         >>> bool((variance[:, 0] < model.predict(X[:2], return_std=True)[1] ** 2).all())
         True
         """
-        latent.check_one_covariance(full_cov=full_cov, joint=joint)
+        latent.check_one(full_cov=full_cov, joint=joint)
         X = self._check_inputs(X)
         if joint:
-            return latent.joint_moments(self._outputs, X, self._in_units)
+            return latent.joint_moments(self._outputs(), X, self._in_units)
         restored = partial(self._targets.restored_outputs, self._likelihood)
-        mean, variance = self._outputs.latent(X, full_cov, restored)
+        mean, variance = self._outputs().latent(X, full_cov, restored)
         return mean, variance
 
     def sample_latent(
@@ -527,7 +516,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         """
         X = self._check_inputs(X)
         return latent.joint_draws(
-            self._outputs, X, n_samples, random_state, self._in_units
+            self._outputs(), X, n_samples, random_state, self._in_units
         )
 
     def _in_units(self, outputs: Tensor) -> Tensor:

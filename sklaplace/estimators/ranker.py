@@ -23,6 +23,7 @@ from sklaplace.core.trees import Batch, Inputs, leaves, mapped
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.options.laplace import LaplaceOptions
+from sklaplace.estimators.predicting import latent
 from sklaplace.estimators.targets.classes import ClassTargets
 from sklaplace.estimators.targets.label_types import SingleLabel
 from sklaplace.estimators.training.laplace import LaplaceTrainer
@@ -311,9 +312,9 @@ class LaplaceRanker(LaplaceClassifier):
         self._residual()
         if options.structure_params.get("weight_sharing") == "reduce":
             raise ValueError(
-                "structure_params={'weight_sharing': 'reduce'} adds up the gradients "
-                "of the two items of a pair, which enter with opposite signs, so that "
-                "their sum says nothing. Use 'expand', or hessian_structure='full'."
+                "structure_params={'weight_sharing': 'reduce'} adds the gradients of "
+                "a pair's items, which have opposite signs. Use 'expand', or "
+                "hessian_structure='full'."
             )
         return options
 
@@ -321,8 +322,8 @@ class LaplaceRanker(LaplaceClassifier):
         """Raise ValueError for a residual: it is not a difference of two scores."""
         if self.residual != "none":
             raise ValueError(
-                f"residual={self.residual!r} cannot be used for pairs: it would not be "
-                "that of a difference of two scores. Use residual='none'."
+                f"residual={self.residual!r} cannot be used for pairs. Use "
+                "residual='none'."
             )
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
@@ -334,25 +335,16 @@ class LaplaceRanker(LaplaceClassifier):
     ) -> tuple[Any, Any]:
         if reset:  # a new fit may have other items
             self.__dict__.pop("_item_shape", None)
-        if is_opaque(X):
-            X, y = super()._check_samples(X, y, reset=reset)
-            _check_pairs(X)
-            return X, y
-        shape = np.asarray(X).shape
-        if len(shape) < 2 or shape[1] != 2:
-            raise ValueError(
-                f"X has shape {shape}, and pairs of items have (n, 2, ...). Stack the "
-                "first and the second items along axis 1."
-            )
+        _check_pairs(X)
         pairs, y = super()._check_samples(X, y, reset=reset)
-        if reset:
+        if not is_opaque(pairs):
+            self._check_items("X", pairs.shape[2:])
             self._item_shape = pairs.shape[2:]
-        self._check_items("X", pairs.shape[2:])
         return pairs, y
 
     def _check_inputs(self, X: Inputs) -> Any:
+        _check_pairs(X)
         pairs = super()._check_inputs(X)
-        _check_pairs(pairs)
         if not is_opaque(pairs):
             self._check_items("X", pairs.shape[2:])
         return pairs
@@ -362,8 +354,7 @@ class LaplaceRanker(LaplaceClassifier):
         known = getattr(self, "_item_shape", shape)
         if shape != known:
             raise ValueError(
-                f"{name} has items of shape {shape}, but those in fit have {known}. "
-                "Pass items of one kind."
+                f"{name} has items of shape {shape}, but items in fit have {known}."
             )
 
     @naming(items="items")
@@ -423,16 +414,12 @@ class LaplaceRanker(LaplaceClassifier):
         True
         """
         check_is_fitted(self)
-        if return_std and return_cov:
-            raise ValueError(
-                "return_std and return_cov are both True. Ask for one: the diagonal of "
-                "the covariance has the variances."
-            )
+        latent.check_one(return_std=return_std, return_cov=return_cov)
         single_items = self._single_items(items)
         if return_cov:
-            mean, cov = self._outputs.joint(single_items)
+            mean, cov = self._outputs().joint(single_items)
             return mean[:, 0], cov[..., 0]
-        mean, variance = self._outputs.latent(single_items)
+        mean, variance = self._outputs().latent(single_items)
         if return_std:
             return mean[:, 0], np.sqrt(np.maximum(variance[:, 0], 0))
         return mean[:, 0]
@@ -456,12 +443,15 @@ class LaplaceRanker(LaplaceClassifier):
 
 
 def _check_pairs(X: Inputs) -> None:
-    """Raise ValueError if a dict of arrays does not contain pairs."""
-    if isinstance(X, Mapping) and _n_items(X) != {2}:
-        shapes = {key: np.shape(value) for key, value in X.items()}
+    """Raise ValueError if arrays do not contain pairs."""
+    if is_opaque(X) and not isinstance(X, Mapping):
+        return
+    arrays = np.asarray(X) if isinstance(X, list | tuple) else X
+    if _n_items(arrays) != {2}:
+        shapes = mapped(np.shape, arrays)
         raise ValueError(
-            f"X has arrays of shapes {shapes}, and pairs of items have (n, 2, ...). "
-            "Stack the first and the second items along axis 1 of each."
+            f"X has the shape {shapes}, and pairs of items have (n, 2, ...). Stack the "
+            "first and the second items along axis 1."
         )
 
 
@@ -485,8 +475,5 @@ def _check_difference(net: NeuralNet, forward: Forward, x: Batch) -> None:
     size = first.abs() + second.abs() + logit.abs()
     is_compared = size < (_COARSE if forward.output_map == "logit" else torch.inf)
     if bool((difference > _ROUNDING * size + 1e-6)[is_compared].any()):
-        reason = (
-            "gives pairs other logits than the difference of its outputs for the "
-            "second and the first item"
-        )
+        reason = "gives pairs other logits than the difference of its outputs"
         raise ValueError(wrong.format(reason))

@@ -224,42 +224,37 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     (2, 2)
     """
 
-    sigma_noise: Any = "auto"
-    normalize_y: bool = False
-
     # --------------------------------------------------------------------- fit
     def _check_options(self) -> LaplaceOptions:
         options = super()._check_options()
         check_normalize_y(self.normalize_y, is_frozen(self.estimator))
         if self.prior is not None and self.normalize_y:
             raise ValueError(
-                "normalize_y=True cannot be used with prior: each task has units of "
-                "its own, in which the weights mean something else. Use "
-                "normalize_y=False."
+                "normalize_y=True cannot be used with prior, as each task has its own "
+                "units. Use normalize_y=False."
             )
         options = replace(options, sigma_noise=self._resolved_noise())
         if self.prior is not None and isinstance(options.sigma_noise, str):
             raise ValueError(
-                f"sigma_noise={self.sigma_noise!r} cannot be chosen under the "
-                "posterior of an earlier task. Use a number or an array, such as the "
-                "sigma_noise_ of the model that was fitted to it."
+                f"sigma_noise={self.sigma_noise!r} cannot be chosen with prior. Use a "
+                "number or an array, such as sigma_noise_ of the earlier model."
             )
         values = self.prior_precision, options.sigma_noise
         names = {value for value in values if isinstance(value, str)} - {"auto"}
         if len(names) > 1 and values != ("marglik", "validation"):
             raise ValueError(
                 f"prior_precision={self.prior_precision!r} and sigma_noise="
-                f"{self.sigma_noise!r} name two tuners, but both are chosen "
-                "together. Use the same name for both, or sigma_noise='auto'."
+                f"{self.sigma_noise!r} name two tuners. Use the same name for "
+                "both, or sigma_noise='auto'."
             )
         noise = options.sigma_noise
         is_free = isinstance(noise, str) and noise != "marglik"
         is_of_second_order = CURVATURES[self.curvature].order > 1
         if is_of_second_order and is_free and options.refine is True:
             raise ValueError(
-                f"refine=True cannot be used with curvature={self.curvature!r} where "
-                "the noise is chosen on held-out rows. Use sigma_noise='marglik' or a "
-                "number, or refine=False, or curvature='ggn'."
+                f"refine=True cannot be used with curvature={self.curvature!r} and "
+                "noise chosen on held-out rows. Use sigma_noise='marglik' or a number, "
+                "refine=False, or curvature='ggn'."
             )
         return options
 

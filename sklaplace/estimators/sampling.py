@@ -6,31 +6,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import is_classifier, is_regressor
-from sklearn.utils._param_validation import validate_parameter_constraints
+from sklearn.base import is_regressor
 from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core import progress
-from sklaplace.core.budget import moved_entries
 from sklaplace.core.checks import check_count
 from sklaplace.core.random import private_rng
-from sklaplace.core.serialise import from_portable, pickled, to_portable
 from sklaplace.core.trees import Inputs
-from sklaplace.estimators.fitting.diagram import displayed
+from sklaplace.estimators.fitting import members
 from sklaplace.estimators.fitting.noise import most_probable_noise
-from sklaplace.estimators.fitting.summary import of_likelihood, of_training
 from sklaplace.estimators.options.constraints import (
     AUTO,
     CONSTRAINTS,
     LEVELS,
     Constraints,
 )
-from sklaplace.estimators.options.given_net import (
-    check_net,
-    inner_net,
-    is_frozen,
-)
-from sklaplace.estimators.options.laplace import check_likelihood, sibling
+from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, OutputModel
 from sklaplace.estimators.targets.numbers import (
     check_normalize_y,
@@ -39,13 +30,9 @@ from sklaplace.estimators.targets.numbers import (
 )
 from sklaplace.estimators.training import samples
 from sklaplace.estimators.training.trainer import Trainer
-from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
-
-# fitted attributes of some subclasses
-_WITH_TENSORS = ("posterior_",)
+from sklaplace.networks.trained import TrainedNetwork, n_epochs
 
 
-@displayed
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseSampling(ABC):
     """Parameters and fit of estimators that predict from draws."""
@@ -57,16 +44,11 @@ class BaseSampling(ABC):
     verbose: int = 0
 
     if TYPE_CHECKING:  # provided by a subclass or the other base class of an estimator
-        n_samples: int
         sigma_noise: Any
         normalize_y: bool
         validation_fraction: float
-        dirichlet_approx: str
+        _input_type: samples.InputForm
         _targets: Any
-        _targets_kind: ClassVar[Any]
-
-        def _validate_params(self) -> None: ...
-        def _infer_targets(self, y: ArrayLike, given: samples.Samples) -> Any: ...
 
         def _check_loss(self, loss: float, rate: str = ...) -> None: ...
         def _set_noise(self, sigma: float) -> None: ...
@@ -76,8 +58,19 @@ class BaseSampling(ABC):
         **CONSTRAINTS,
         "sigma_noise": [AUTO, LEVELS],
     }
-    # an ensemble trains new weights for each network
-    _keeps_weights: ClassVar[bool] = True
+    _reported = members.reported
+    _encode = members.encode
+    _check_samples = members.check_samples
+    _new_data = members.new_data
+    _check_parameters = members.check_parameters
+    _check_settings = members.check_settings
+    _new_trainer = members.new_trainer
+    _summary = members.summary
+    _sk_visual_block_ = members.visual_block
+    _get_fitted_attr_html = members.fitted_attributes
+    __reduce_ex__ = members.reduce_ex
+    __getstate__ = members.getstate
+    __setstate__ = members.setstate
 
     def fit(
         self,
@@ -137,44 +130,37 @@ class BaseSampling(ABC):
         given = samples.Samples(
             X, y, sample_weight, X_val=X_val, y_val=y_val, fit_params=fit_params
         )
-        with (
-            progress.reporting(type(self).__name__, self.verbose),
-            samples.unchanged_on_error(self),
-        ):
+        with self._reported():
             self._check_options()
             if self.estimator is None or self._trainer_kind.has_prior:
                 samples.warn_of_weight_scale(sample_weight)
             encoded = self._encode(given)
             self._seed = samples.draw_seed(self.random_state)
             device = getattr(inner_net(self.estimator), "device", "cpu")
+            trainer = self._trainer()
             with private_rng(self._seed, device), torch.inference_mode(False):
-                network = self._trainer().train(
-                    encoded.data, encoded.validation, fit_params
-                )
+                network = trainer.train(encoded.data, encoded.validation, fit_params)
                 self.estimator_, self.network_spec_ = network.net, network.spec
                 self.n_iter_ = n_epochs(network.net)
                 with network.forward().frozen():
-                    self._set_fitted(network)
-            if self.verbose:
-                progress.line(self._summary())
+                    self._set_fitted(trainer, network)
         return self
 
-    def _summary(self) -> str:
-        """Return a one-line summary of the fit."""
-        training = of_training(self.n_iter_, is_kept=is_frozen(self.estimator))
-        noise = getattr(self, "sigma_noise_", 1.0)
-        return ", ".join(
-            [training, *of_likelihood(self.network_spec_.likelihood, noise)]
-        )
+    def _fit_summary(self) -> list[str]:
+        """Return the parts of the summary that describe the training."""
+        n, parts = self.n_iter_, []
+        if hasattr(self, "estimators_"):
+            parts.append(f"{len(self.estimators_)} networks")
+        if hasattr(self, "posterior_"):
+            parts.append(repr(self.posterior_))
+        elif is_frozen(self.estimator):
+            return ["weights kept"]
+        return [*parts, f"trained for {n:,} epoch{'' if n == 1 else 's'}"]
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> None:
         """Raise an error for invalid values."""
-        self._validate_params()
-        example = self._targets_kind.example_net
-        check_net(self.estimator, example, keeps_weights=self._keeps_weights)
-        other = sibling(type(self).__name__, is_classifier(self))
-        check_likelihood(self.likelihood, is_classifier(self), other)
+        self._check_parameters()
         if is_regressor(self):
             # a variance is made of two draws or more
             check_count("n_samples", getattr(self, "n_samples", 2), 2)
@@ -186,22 +172,14 @@ class BaseSampling(ABC):
         if is_regressor(self) and has_noise(self.likelihood, inner_net(self.estimator)):
             is_tuned = isinstance(self.sigma_noise, str) and self.sigma_noise == "auto"
             fraction = self.validation_fraction if is_tuned else None
-        return self._trainer_kind(
-            estimator=self.estimator,
-            targets=self._targets,
-            likelihood=self.likelihood,
-            seed=self._seed,
-            validation_fraction=fraction,
-            alternative=sibling(type(self).__name__, is_classifier(self)),
-            **options,
-        )
+        return self._new_trainer(self._trainer_kind, fraction, **options)
 
-    def _set_fitted(self, network: Any) -> None:
+    def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
         """Set fitted attributes from the trained network, in evaluation mode."""
         if is_regressor(self):
-            self._set_noise(self._chosen_noise(network))
+            self._set_noise(self._chosen_noise(trainer, network))
 
-    def _chosen_noise(self, network: TrainedNetwork) -> float:
+    def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> float:
         """Return the given or the most probable noise, in the network's units."""
         if not network.spec.likelihood.has_noise:
             return 1.0
@@ -218,52 +196,16 @@ class BaseSampling(ABC):
 
     def _outputs_of(self, network: TrainedNetwork) -> BatchedOutputs:
         scope = type(self).__name__, self.verbose
-        names = "n_samples", "batch_size", "n_jobs"  # they may have been set after fit
-        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        validate_parameter_constraints(
-            self._parameter_constraints, values, type(self).__name__
-        )
+        self._check_settings()
         model = self._output_model()
         return BatchedOutputs(network, model, self.batch_size, scope=scope)
 
-    @property
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
         check_is_fitted(self)
         return self._outputs_of(TrainedNetwork(self.estimator_, self.network_spec_))
 
-    def _encode(self, given: samples.Samples) -> samples.EncodedData:
-        """Return encoded samples, and set the encoding of later samples."""
-        self._input_type = samples.InputForm.of(inner_net(self.estimator))
-        owner, infer = type(self).__name__, self._infer_targets
-        return samples.encode_samples(given, owner, self._check_samples, infer)
-
-    def _check_samples(
-        self, X: Inputs, y: ArrayLike, *, reset: bool
-    ) -> tuple[Any, Any]:
-        """Return validated inputs and targets, with inputs cast."""
-        options = {"reset": reset, "allow_nd": is_classifier(self)}
-        X, y = self._input_type.check_samples(self, X, y, **options)
-        if reset:
-            self._input_type = self._input_type.seen(X)
-        return X, y
-
     def _check_inputs(self, X: Inputs) -> Any:
         """Return validated and cast inputs for prediction."""
         check_is_fitted(self)
         return self._input_type.check_inputs(self, X, self.estimator_)
-
-    # ------------------------------------------------------------- persistence
-    def __reduce_ex__(self, protocol: object) -> Any:
-        """Pickle the estimator with tensors on the CPU; skorch pickles the networks."""
-        return pickled(self, moved_entries(vars(self), _WITH_TENSORS, "cpu"))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without tensors for skops, see `to_portable`."""
-        return to_portable(vars(self))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(from_portable(state))
-        if "estimator_" in vars(self):
-            device = device_of(self.estimator_)
-            vars(self).update(moved_entries(vars(self), _WITH_TENSORS, device))

@@ -184,15 +184,11 @@ class LaplaceClassifierCV(LaplaceClassifier):
         >>> model.fit(X, y).n_splits_
         2
         """
-        return self._fit(Samples(X, y, sample_weight, fit_params=fit_params))
+        with self._reported():
+            return self._fit(Samples(X, y, sample_weight, fit_params=fit_params))
 
     def _fit(self, samples: Samples) -> Any:
         return PriorSearch(self, LaplaceClassifier).fit(samples)
-
-    def _summary(self) -> str:
-        n_tried = len(self.cv_results_["params"])
-        search = f"{n_tried} tried in {self.n_splits_} folds"
-        return f"{super()._summary()}, {search}, score {self.best_score_:.4g}"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -359,12 +355,6 @@ class LaplaceRegressorCV(LaplaceRegressor):
         >>> model.fit(X, y).n_splits_
         2
         """
-        return self._fit(Samples(X, y, sample_weight, fit_params=fit_params))
-
-    def _fit(self, samples: Samples) -> Any:
-        return PriorSearch(self, LaplaceRegressor).fit(samples)
-
-    def _summary(self) -> str:
-        n_tried = len(self.cv_results_["params"])
-        search = f"{n_tried} tried in {self.n_splits_} folds"
-        return f"{super()._summary()}, {search}, score {self.best_score_:.4g}"
+        with self._reported():
+            samples = Samples(X, y, sample_weight, fit_params=fit_params)
+            return PriorSearch(self, LaplaceRegressor).fit(samples)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from skorch import NeuralNet
 
 from sklaplace.core import progress
@@ -20,7 +19,7 @@ from sklaplace.estimators.predicting.output_model import (
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
-from sklaplace.estimators.training.prior_callback import PriorCallback, given_callbacks
+from sklaplace.estimators.training.prior_callback import PriorCallback, refuse_callbacks
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import OutputSpec, as_forward
@@ -30,19 +29,6 @@ from sklaplace.posterior.variational.module import random_weights
 
 # Number of additional weight-sized vectors for the running moments.
 N_VECTORS = 8
-
-
-@dataclass(frozen=True)
-class SWAGNetwork(TrainedNetwork):
-    """A network whose weights are the mean of the iterates.
-
-    Attributes
-    ----------
-    posterior : SWAGPosterior
-        Gaussian over the weights.
-    """
-
-    posterior: SWAGPosterior | None = None
 
 
 @dataclass(kw_only=True)
@@ -65,15 +51,13 @@ class SWAGTrainer(Trainer):
 
     def train(
         self, data: TrainingData, validation: TrainingData | None, fit_params: Any
-    ) -> SWAGNetwork:
-        """Return the network at the mean of the iterates, with their Gaussian."""
+    ) -> TrainedNetwork:
+        """Return the network at the mean of the iterates."""
         trained = super().train(data, validation, fit_params)
-        posterior = self._collect(trained)
-        own = dict(as_forward(trained.net).module.named_parameters())
-        with torch.no_grad():
-            for name, value in posterior.layout.unflatten(posterior.mean).items():
-                own[name].copy_(value)
-        return SWAGNetwork(**vars(trained), posterior=posterior)
+        self.posterior = self._collect(trained)
+        module = as_forward(trained.net).module
+        self.posterior.layout.write(self.posterior.mean, module)
+        return trained
 
     def infer_spec(
         self, net: NeuralNet, dataset: object, *, is_trained: bool
@@ -84,7 +68,7 @@ class SWAGTrainer(Trainer):
 
     def _random_weights(self, net: NeuralNet) -> Layout:
         """Return the random weights; raise if they or their draws are not supported."""
-        _check_callbacks(net)
+        refuse_callbacks(net, PriorCallback)
         module = as_forward(net).module
         complex_ = [n for n, p in module.named_parameters() if p.is_complex()]
         if complex_:
@@ -122,18 +106,6 @@ class SWAGTrainer(Trainer):
         return posterior
 
 
-def _check_callbacks(net: NeuralNet) -> None:
-    """Raise ValueError for callbacks that train under a prior outside the loss."""
-    for callback in given_callbacks(net):
-        if isinstance(callback, PriorCallback):
-            raise ValueError(
-                f"The callback {type(callback).__name__} adds a prior to the gradient, "
-                "which the descent from the trained weights would leave out. Use "
-                "optimizer__weight_decay in its place, or LaplaceClassifier or "
-                "LaplaceRegressor."
-            )
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseSWAG(BaseSampling):
     """Parameters and fit of `SWAGClassifier` and `SWAGRegressor`."""
@@ -152,9 +124,9 @@ class BaseSWAG(BaseSampling):
             schedule=schedule, max_rank=self.max_rank, n_samples=self.n_samples
         )
 
-    def _set_fitted(self, network: Any) -> None:
-        self.posterior_ = network.posterior
-        super()._set_fitted(network)
+    def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
+        self.posterior_ = trainer.posterior
+        super()._set_fitted(trainer, network)
         # large steps can leave finite iterates far from any minimum
         at_mean = BatchedOutputs(network, PointOutputs(1, 0), self.batch_size)
         loss, n_targets = 0.0, 0.0
@@ -163,9 +135,6 @@ class BaseSWAG(BaseSampling):
             n_targets += float(w.sum()) * n
         rate = f"lr={self.lr:g}, or the learning rate of the net"
         self._check_loss(loss / n_targets, rate)
-
-    def _summary(self) -> str:
-        return f"{super()._summary()}, {self.posterior_!r}"
 
     def _output_model(self) -> OutputModel:
         return WeightDraws(self.n_samples, self._seed, self.posterior_)
@@ -252,9 +221,6 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
     20
     """
 
-    class_weight: dict[Any, float] | str | None = None
-    dirichlet_approx: str = "projection"
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
@@ -319,7 +285,3 @@ class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
     >>> mean.shape, std.shape
     ((2,), (2,))
     """
-
-    sigma_noise: Any = "auto"
-    validation_fraction: float = 0.2
-    normalize_y: bool = False

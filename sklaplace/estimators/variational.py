@@ -10,7 +10,6 @@ import torch
 from sklearn.utils._param_validation import StrOptions
 
 from sklaplace.core.checks import check_params, warn_user
-from sklaplace.estimators.fitting.summary import of_likelihood, of_training
 from sklaplace.estimators.options.constraints import LEVELS, Constraints
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting.output_model import (
@@ -104,9 +103,9 @@ class BaseVariational(BaseSampling):
         return WeightDraws(self.n_samples, self._seed, self.posterior_)
 
     # ------------------------------------------------------------------ after fit
-    def _set_fitted(self, network: Any) -> None:
-        self.posterior_ = network.posterior
-        super()._set_fitted(network)
+    def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
+        self.posterior_ = trainer.posterior
+        super()._set_fitted(trainer, network)
         n_draws = min(ELBO_DRAWS, max(2, self.n_samples))
         model = WeightDraws(n_draws, self._seed, self.posterior_)
         # the divergence continues the random stream of the draws
@@ -115,7 +114,7 @@ class BaseVariational(BaseSampling):
         self.kl_ = float(self.posterior_.kl(n_draws, generator))
         outputs = BatchedOutputs(network, model, self.batch_size)
         # use the objective's noise: ``sigma_noise_`` can be close to zero beside draws
-        sigma = torch.tensor(network.noise, dtype=torch.float64)
+        sigma = torch.tensor(trainer.noise, dtype=torch.float64)
         likelihood, total = network.spec.likelihood, 0.0
         loss, n_targets = 0.0, 0.0
         for losses, w, n in outputs.losses_of(network.train):
@@ -126,25 +125,14 @@ class BaseVariational(BaseSampling):
         self.elbo_ = -total - self.kl_ - log_unit * n_targets
         self._check_loss(loss / n_targets)
         if is_frozen(self.estimator) and network.held_out is not None:
-            self._compare(network, outputs)
+            self._compare(network, outputs, sigma)
 
-    def _summary(self) -> str:
-        posterior, likelihood = self.posterior_, self.network_spec_.likelihood
-        parts = [
-            f"{posterior.distribution.name} posterior over "
-            f"{posterior.layout.n_parameters:,} weights",
-            of_training(self.n_iter_, is_kept=False),
-            *of_likelihood(likelihood, getattr(self, "sigma_noise_", 1.0)),
-            f"ELBO {self.elbo_:.1f}",
-            f"KL {self.kl_:.1f} (weight {self.kl_weight:g})",
-        ]
-        return ", ".join(parts)
-
-    def _compare(self, network: Any, outputs: BatchedOutputs) -> None:
+    def _compare(
+        self, network: TrainedNetwork, outputs: BatchedOutputs, sigma: torch.Tensor
+    ) -> None:
         """Warn if the posterior predicts held-out samples worse than its start."""
         start = TrainedNetwork(copied(inner_net(self.estimator)), network.spec)
         before = BatchedOutputs(start, PointOutputs(1, 0), self.batch_size)
-        sigma = torch.tensor(network.noise, dtype=torch.float64)
         # if the posterior fitted the noise, fit it for the network as well
         own = None if self._given_noise is None else sigma
         with start.forward().frozen():
@@ -152,13 +140,12 @@ class BaseVariational(BaseSampling):
         change = _held_out_nll(outputs, network.held_out, sigma) - known
         error = change.std() / len(change) ** 0.5
         if change.mean() > max(2 * error, NOTABLE_INCREASE):
-            message = (
+            warn_user(
                 f"The posterior predicts the {len(change)} rows that the net holds out "
                 f"worse than the network that it started from: by {change.mean():.2g} "
                 "nats per row. Train longer (max_epochs), lower kl_weight, or use "
-                "LaplaceClassifier or LaplaceRegressor, which keep the network."
+                "LaplaceClassifier or LaplaceRegressor."
             )
-            warn_user(message)
 
 
 def _held_out_nll(outputs: BatchedOutputs, dataset: Any, sigma: Any) -> np.ndarray:
@@ -289,9 +276,6 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
     True
     """
 
-    class_weight: dict[Any, float] | str | None = None
-    dirichlet_approx: str = "projection"
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
@@ -365,14 +349,10 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     ((2,), (2,))
     """
 
-    sigma_noise: Any = "auto"
-    validation_fraction: float = 0.2
-    normalize_y: bool = False
-
-    def _chosen_noise(self, network: Any) -> float:
+    def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> float:
         is_learned = self._given_noise is None and (
             self.sigma_noise == "learned" or network.held_out is None
         )
         if is_learned and network.spec.likelihood.has_noise:
-            return float(network.noise)
-        return super()._chosen_noise(network)
+            return float(trainer.noise)
+        return super()._chosen_noise(trainer, network)

@@ -6,14 +6,11 @@ import re
 import pytest
 from nets import blobs, waves
 from refusals import CLASSIFIERS, REGRESSORS
-from sklearn.base import is_classifier
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.pipeline import make_pipeline
 
-from sklaplace import (
-    LaplaceClassifier,
-    LaplaceRegressor,
-)
-from sklaplace.estimators.fitting import diagram
+import sklaplace
+from sklaplace import LaplaceClassifier, LaplaceRegressor
 
 X, Y = blobs()
 X_REG, Y_REG = waves()
@@ -27,8 +24,7 @@ def shown(model):
 
 def attributes(model):
     """Names in the table of fitted attributes; none before scikit-learn has one."""
-    table = getattr(diagram.BaseEstimator, "_get_fitted_attr_html", None)
-    if table is None:
+    if not hasattr(BaseEstimator, "_get_fitted_attr_html"):
         pytest.skip("this scikit-learn has no table of fitted attributes")
     return set(model._get_fitted_attr_html())
 
@@ -82,3 +78,11 @@ class TestDiagram:
             documented = type(found).__doc__.partition("Attributes\n")[2]
             missing = {name for name in attributes(found) if name not in documented}
             assert missing == set()
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"subset_of_weights": ["head"], "prior_precision": 0.5}]
+)
+def test_callbacks_can_be_evaluated(settings):
+    text = repr(sklaplace.MarglikTraining(**settings))
+    assert repr(eval(text, vars(sklaplace))) == text

@@ -281,7 +281,7 @@ class TestBadInput:
             (["items of shape", f"({P},)"], lambda: model.predict_score(ITEMS[:, :2])),
             (["items of shape", f"({P},)"], lambda: model.predict_score(X)),
             (["items of shape"], lambda: model.predict_proba(wide)),
-            (["Ask for one"], lambda: model.predict_score(ITEMS, **both)),
+            (["both be True"], lambda: model.predict_score(ITEMS, **both)),
         ):
             refused(ValueError, words, ask, model)
 

@@ -128,8 +128,8 @@ FOR_CLASSES = [
     settings("prior_structure='diag'", "'kron'", "'scalar'", prior_structure="diag"),
     settings("(5,)", "(21,)", prior_mean=np.zeros(5)),
     settings("refine=True", "pred_type='nn'", "'glm'", **DRAWS, refine=np.True_),
-    settings("class_weight=", "no number for each", class_weight={0: 1.0, 5: 2.0}),
-    settings("class_weight=", "no number for each", class_weight={0: "a", 1: 1, 2: 1}),
+    settings("class_weight", "[1, 2]", class_weight={0: 1.0, 5: 2.0}),
+    settings("class_weight", "'a'", class_weight={0: "a", 1: 1, 2: 1}),
     settings("class_weight=", "or negative", class_weight={0: -1.0, 1: 1.0, 2: 1.0}),
 ]
 EF = "refine=True cannot be used with curvature='ef'"

@@ -334,7 +334,7 @@ def test_pairs_have_none():
     with pytest.raises(ValueError, match=r"residual=0\.1 cannot be used for pairs"):
         LaplaceRanker(residual=0.1).fit(pairs, y)
     fitted = LaplaceRanker(random_state=0).fit(pairs, y)
-    with pytest.raises(ValueError, match="Use residual='none'"):
+    with pytest.raises(ValueError, match="cannot be used for pairs"):
         fitted.set_params(residual="auto").predict_proba(pairs)
 
 

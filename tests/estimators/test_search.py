@@ -380,7 +380,10 @@ class TestBadInput:
             ([1, 2], "pairs"),
             ([(np.arange(30), np.array([60]))], "pairs"),
             ([(np.arange(30), np.array([1.5]))], "pairs"),
-            ([(np.arange(30), np.arange(0))], "Split 0 of cv has no rows to score"),
+            (
+                [(np.arange(30), np.arange(0))],
+                "Split 0 of cv has no rows to score with",
+            ),
             ([(np.arange(0), np.arange(9))], "Split 0 of cv has no rows to train on"),
         ],
         ids=str,

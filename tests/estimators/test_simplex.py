@@ -323,5 +323,5 @@ def test_options_of_sets(model, options):
 @pytest.mark.parametrize("pred_type", ["glm", "nn"])
 def test_uncertainty_of_a_single_draw_is_refused(net, pred_type):
     model = fitted(net, pred_type=pred_type).set_params(n_samples=1)
-    with pytest.raises(ValueError, match="n_samples=1 is not an integer"):
+    with pytest.raises(ValueError, match="n_samples=1 has no variance"):
         model.predict_uncertainty(X[:2], "mc")

@@ -195,7 +195,6 @@ def test_any_method_of_any_estimator():
     ("options", "error", "words"),
     [
         ({"method": "predict_prob"}, AttributeError, "predict_prob"),
-        ({"method": "classes_"}, AttributeError, "takes X"),
         ({"block_size": 0}, ValueError, "block_size"),
         ({"block_size": 2.5}, ValueError, "block_size"),
     ],

@@ -185,7 +185,7 @@ def test_scores_that_take_columns_for_classes_are_refused(scoring):
     recording = net(callbacks=[RecordTraining()])
     for given in (scoring, get_scorer(scoring)):
         model = LaplaceClassifierCV(recording, scoring=given, random_state=0)
-        refused_fit(model, "several labels", "scoring=None", data=(X, Y))
+        refused_fit(model, "one label", "scoring=None", data=(X, Y))
 
 
 @pytest.mark.parametrize("kind", [object, bool, float, sparse.csr_matrix, list])
@@ -209,7 +209,7 @@ def test_any_form_of_a_matrix_is_fitted_and_scored(kind, trained):
     ("make", "words"),
     [
         (NeuralNetBinaryClassifier, ["one label per row", "skorch.NeuralNet with"]),
-        (NeuralNetClassifier, ["keeps shares of classes", "train_split=None"]),
+        (NeuralNetClassifier, ["one label per row", "train_split=None"]),
     ],
 )
 def test_nets_that_skorch_keeps_to_one_label(make, words):

@@ -1,7 +1,6 @@
 """Networks in low or several precisions, without sizes yet, with odd parameters."""
 
 import pickle
-import warnings
 
 import numpy as np
 import pytest
@@ -193,15 +192,6 @@ def test_a_last_layer_without_weights_is_refused():
             return self.head(self.first(X))
 
     refused_fit(LaplaceClassifier(classifier(Empty)), "no weights", data=(X, Y))
-
-
-@pytest.mark.parametrize(("options", "warns"), [({}, True), ({"n_weights": 9}, False)])
-def test_a_subnetwork_of_all_weights_by_default_is_told(options, warns):
-    """Of a network with 39 weights, no more than are selected by default."""
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("always")
-        fit(trained(MLP), "subnetwork", "full", subset_params=options)
-    assert [("has 39, which" in str(w.message)) for w in shown] == [True] * warns
 
 
 # --------------------------------------------- that write to inputs, or differentiate

@@ -1,8 +1,9 @@
 """Cache of a trained network and its curvature in ``memory``."""
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -25,7 +26,7 @@ from sklaplace.networks.trained import TrainedNetwork
 
 
 class UnfinishedFit(Exception):  # noqa: N818 - it is a result
-    """A fit of a network whose training was interrupted."""
+    """A fit of a network whose training was interrupted, which is not stored."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,6 @@ class FitWork:
         Trains the network.
     solver : LaplaceSolver
         Accumulates the curvature.
-    group : Group
-        Processes that compute the fit together.
     data, validation : TrainingData
         Training samples, and held-out samples for tuning or None.
     fit_params : dict
@@ -48,35 +47,24 @@ class FitWork:
 
     trainer: LaplaceTrainer
     solver: LaplaceSolver
-    group: Group
     data: TrainingData
     validation: TrainingData | None
     fit_params: dict[str, Any]
 
     def done(self) -> LaplaceFit:
-        """Train the network and accumulate its curvature.
-
-        Raises
-        ------
-        UnfinishedFit
-            If training was interrupted. The exception's argument is the fit.
-        """
-        trainer = self.trainer
+        """Train the network and accumulate its curvature."""
+        trainer, group = self.trainer, Group.of(self.solver.options.distributed)
         device = getattr(inner_net(trainer.estimator), "device", "cpu")
         with torch.inference_mode(False):
-            with self.group.together(), private_rng(trainer.seed, device):
+            with group.together(), private_rng(trainer.seed, device):
                 networks = trainer.train_with_folds(
                     self.data, self.validation, self.fit_params
                 )
             # outside `private_rng`, which admits one thread at a time: inside, the fit
             # would wait for workers that wait for the fit
-            if self.group.size == 1:
-                fit = _accumulated(self.solver, trainer, *networks)
-            else:
-                fit = self.solver.accumulate(*networks)
-        if trainer.is_interrupted:
-            raise UnfinishedFit(fit)
-        return fit
+            if group.size > 1:
+                return self.solver.accumulate(*networks)
+            return _accumulated(self.solver, trainer, *networks)
 
     def key(self, settings: dict[str, Any]) -> str:
         """Return a hash of everything that the `LaplaceFit` depends on."""
@@ -108,11 +96,6 @@ def cached_fit(
         Parameters of the estimator.
     settings : dict
         Other settings of the estimator that the fit depends on.
-
-    Raises
-    ------
-    UnfinishedFit
-        If training was interrupted. The fit is not stored.
     """
     if memory is None:
         return work.done()
@@ -127,9 +110,20 @@ def cached_fit(
     except Exception as error:
         warn_without_memory(error)
         return work.done()
-    fit = cached(check_memory(memory), key, lambda: _factorised(work.done()).stored())
+    try:
+        fit = cached(check_memory(memory), key, partial(_stored, work))
+    except UnfinishedFit as unfinished:
+        return cast(LaplaceFit, unfinished.args[0])
     work.trainer.check_trained(fit.network)
     return fit
+
+
+def _stored(work: FitWork) -> LaplaceFit:
+    """Return the fit to store; raise UnfinishedFit with it after Ctrl-C."""
+    fit = work.done()
+    if work.trainer.is_interrupted:
+        raise UnfinishedFit(fit)
+    return _factorised(fit).stored()
 
 
 def _factorised(fit: LaplaceFit) -> LaplaceFit:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -67,12 +68,10 @@ def _under_noise(
     if found is None:
         now = posterior.noise_proportions * posterior.hyperparameters.sigma_noise
         raise ValueError(
-            f"sigma_noise={noise.tolist()} is in other proportions than the levels "
-            f"sigma_noise_={(now * unit).cpu().numpy().round(6).tolist()} of the "
-            "columns of y. The curvature of these weights was summed under those, and "
-            "does not tell what each column adds. Use a multiple of sigma_noise_; or "
-            "fit with the levels to compare, or with subset_of_weights='last_layer' "
-            "and hessian_structure='kron', 'diag' or 'full', which can compare any."
+            f"sigma_noise={noise.tolist()} is in other proportions than sigma_noise_="
+            f"{(now * unit).cpu().numpy().round(6).tolist()}. Use a multiple of it, or "
+            "fit with subset_of_weights='last_layer' and hessian_structure='kron', "
+            "'diag' or 'full'."
         )
     return found
 
@@ -81,16 +80,12 @@ def free_parameters(posterior: GaussianPosterior, parameters: Any) -> frozenset[
     """Return the names of the hyperparameters for `tune` to choose."""
     if posterior.earlier is not None:
         raise ValueError(
-            "The prior is the posterior of an earlier task, which fixes prior, noise "
-            "and temperature, so that nothing can be tuned. Fit anew."
+            "The prior is the posterior of an earlier task, which cannot be tuned. "
+            "Fit anew."
         )
     if parameters is None:
         return frozenset(TUNABLE[: 1 + posterior.likelihood.has_noise])
-    names = [parameters] if isinstance(parameters, str) else parameters
-    try:
-        names = list(names)
-    except TypeError:
-        names = [parameters]  # raises below
+    names = np.atleast_1d(parameters).tolist()
     for name in names:
         check_option("parameters", name, TUNABLE)
     if not names:
@@ -111,18 +106,12 @@ def check_evidence(
     free: frozenset[str], y: ArrayLike | None, sample_weight: ArrayLike | None
 ) -> None:
     """Raise ValueError for targets without X, and for a free temperature."""
-    others = {"y": y, "sample_weight": sample_weight}
-    for name, value in others.items():
-        if value is not None:
-            raise ValueError(
-                f"{name} was given without X. Pass samples with targets, or nothing "
-                "for the evidence of the training data."
-            )
+    if y is not None or sample_weight is not None:
+        raise ValueError("y or sample_weight was given without X. Pass X and y.")
     if "temperature" in free:
         raise ValueError(
-            "The temperature cannot be chosen by the evidence: a tempered likelihood "
-            "is not normalised, so that values do not compare. Pass X and y that the "
-            "network was not trained on."
+            "The evidence cannot choose the temperature, as a tempered likelihood is "
+            "not normalised. Pass X and y that the network was not trained on."
         )
 
 
@@ -137,12 +126,10 @@ def check_addable(
     changed = [k for k in after if fingerprint(before[k]) != fingerprint(after[k])]
     if changed:
         raise ValueError(
-            f"{listed(changed)} changed since fit, so that new rows cannot be "
-            "added to what there is. Set them back, or fit anew."
+            f"{listed(changed)} changed since fit. Set them back, or fit anew."
         )
     if posterior.is_refitted and spec.head_map is None:
         raise ValueError(
-            "refine=True has moved the posterior's mean away from the weights of "
-            "the network, at which new rows would be linearised. Use refine=False, "
-            "or subset_of_weights='last_layer'."
+            "refine=True has moved the mean away from the weights, at which new rows "
+            "would be linearised. Use refine=False, or subset_of_weights='last_layer'."
         )

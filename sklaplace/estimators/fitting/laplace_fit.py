@@ -18,11 +18,13 @@ from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.budget import KEPT_BUDGET, move
+from sklaplace.core.checks import warn_user
 from sklaplace.core.parallel import ordered_map
 from sklaplace.core.random import row_hash
 from sklaplace.curvature.accumulation import CurvatureSums, accumulate
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.jacobian import Centring, backpropagate
+from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.priors import PRIOR_STRUCTURES, of_tensors
 from sklaplace.curvature.structures import Structure
 from sklaplace.curvature.structures.rounding import check_finite
@@ -32,8 +34,11 @@ from sklaplace.estimators.fitting.noise import (
     with_column_noises,
     with_residual_noise,
 )
-from sklaplace.estimators.fitting.novelty_recorder import NoveltyRecorder
-from sklaplace.estimators.fitting.sample_record import SampleRecord, SampleRecorder
+from sklaplace.estimators.fitting.sample_record import (
+    NoveltyRecorder,
+    SampleRecord,
+    SampleRecorder,
+)
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.options.workers import Group
 from sklaplace.likelihoods.base import DataFit, weighted
@@ -274,35 +279,11 @@ class LaplaceSolver:
 
     def _initial(self, fit: LaplaceFit) -> GaussianPosterior:
         """Return the posterior at the trained weights and initial hyperparameters."""
-        options, network = self.options, fit.network
-        layout = network.spec.layout
-        weights = layout.read(as_forward(network.net).module)
-
-        def number(value: object) -> Tensor:
-            return torch.as_tensor(value, dtype=torch.float64, device=weights.device)
-
-        prior, noise = options.prior_precision, options.sigma_noise
-        shape = PRIOR_STRUCTURES[options.prior_structure](layout)
-        hyperparameters = Hyperparameters(
-            prior_precision=number(1.0 if isinstance(prior, str) else prior)
-            .expand(shape)
-            .clone(),
-            prior_mean=number(options.prior_mean),
-            sigma_noise=root_mean_square(fit.data_fit)
-            if isinstance(noise, str)
-            else number(noise),
-            temperature=number(options.temperature),
-        )
-        return GaussianPosterior(
-            mean=weights,
-            weights=weights,
-            structure=fit.structure,
-            layout=layout,
-            likelihood=network.spec.likelihood,
-            data_fit=fit.data_fit,
-            hyperparameters=hyperparameters,
-            curvature_order=options.configured_curvature(self.seed).order,
-        )
+        options, spec, sums = self.options, fit.network.spec, fit.data_fit
+        noise = root_mean_square(sums)
+        h = initial_hyperparameters(options, spec.layout, fit.network.device, noise)
+        order = options.configured_curvature(self.seed).order
+        return at_weights(fit.network, fit.structure, sums, h, order)
 
     def _tuned(self, fit: LaplaceFit, score: HeldOutScore) -> GaussianPosterior:
         """Return the posterior with hyperparameters chosen by the tuner."""
@@ -488,15 +469,58 @@ class LinearisedSamples:
             yield LinearisedBatch(f, jacobian, targets, weights, keys)
 
 
+def initial_hyperparameters(
+    settings: Any, layout: Layout, device: torch.device, noise: Tensor | None = None
+) -> Hyperparameters:
+    """Return the hyperparameters of an object with parameters of an estimator.
+
+    The prior precision is one, and the noise is ``noise``, if they are to be tuned.
+    """
+    names = "prior_precision", "prior_mean", "sigma_noise", "temperature"
+    values = {name: getattr(settings, name) for name in names}
+    if isinstance(values["prior_precision"], str):
+        values["prior_precision"] = 1.0
+    if isinstance(values["sigma_noise"], str):
+        values["sigma_noise"] = noise
+    tensors = {
+        name: torch.as_tensor(value, dtype=torch.float64, device=device)
+        for name, value in values.items()
+    }
+    shape = PRIOR_STRUCTURES[settings.prior_structure](layout)
+    tensors["prior_precision"] = tensors["prior_precision"].expand(shape).clone()
+    return Hyperparameters(**tensors)
+
+
+def at_weights(
+    network: TrainedNetwork,
+    structure: Structure,
+    data_fit: DataFit,
+    hyperparameters: Hyperparameters,
+    curvature_order: int,
+) -> GaussianPosterior:
+    """Return the posterior with its mean at the weights of the network."""
+    spec = network.spec
+    weights = spec.layout.read(as_forward(network.net).module)
+    return GaussianPosterior(
+        mean=weights,
+        weights=weights,
+        structure=structure,
+        layout=spec.layout,
+        likelihood=spec.likelihood,
+        data_fit=data_fit,
+        hyperparameters=hyperparameters,
+        curvature_order=curvature_order,
+    )
+
+
 def _check_definite(posterior: GaussianPosterior, *, is_tuned: bool) -> None:
     """Raise ValueError if the posterior precision is not positive definite."""
     lowest = float(posterior.structure.eigenvalues[0])
     if is_tuned and lowest < 0:
         raise ValueError(
-            "curvature='hessian' cannot be tuned here: the weights are no minimum "
-            f"of the loss, whose Hessian has the eigenvalue {lowest:.3g}. Use "
-            "curvature='ggn', or a fixed prior_precision (and sigma_noise) that "
-            "makes up for it, such as the weight decay in training."
+            "curvature='hessian' cannot be tuned: the Hessian of the loss has the "
+            f"eigenvalue {lowest:.3g}, so the weights are no minimum. Use "
+            "curvature='ggn', or a larger fixed prior_precision."
         )
     posterior.log_marginal_likelihood()  # raises if the prior precision is too small
 
@@ -516,10 +540,33 @@ def network_at_mean(
     net = network.net
     if posterior.is_refitted:
         net = copied(net)
-        module = as_forward(net).module
-        own = dict(module.named_parameters())
-        values = posterior.layout.unflatten(posterior.mean, module)
-        with torch.no_grad():
-            for name, value in values.items():
-                own[name].copy_(value)
+        posterior.layout.write(posterior.mean, as_forward(net).module)
     return TrainedNetwork(net, network.spec, data.dataset(net))
+
+
+def are_certain(posterior: GaussianPosterior) -> bool:
+    """Return whether the prior leaves the weights almost no uncertainty.
+
+    The effective number of parameters (MacKay 1992) is then less than one. Its upper
+    bound is the trace of the curvature divided by the prior precision.
+    """
+    size = posterior.scale * posterior.structure.trace()
+    return bool(size < posterior.prior_precision.min())
+
+
+def warn_without_residual(
+    posterior: GaussianPosterior, options: LaplaceOptions
+) -> None:
+    """Warn if a requested or needed residual is not possible for the network."""
+    if options.residual != "auto":
+        warn_user(
+            f"residual={options.residual} has no effect: the network has no features, "
+            "or its likelihood no unit for a residual. See score_samples; or use "
+            "'none'."
+        )
+    elif options.free_prior and are_certain(posterior):
+        warn_user(
+            "Held-out rows are predicted best without uncertainty of the weights "
+            f"(prior precision {posterior.shown_precision()}), and this network has no "
+            "residual. Use prior_precision='marglik' or a number."
+        )

@@ -54,9 +54,8 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float:
     squares = weights @ likelihood.loss(mean, y) / weights.sum() / mean.shape[1]
     if not (all_finite(squares) and all_finite(variance)):
         raise ValueError(
-            "The noise cannot be estimated: the network's errors are too large for "
-            "some of the samples held out for it. Look for values of X, or of X_val, "
-            "far beyond the others."
+            "The noise cannot be estimated: errors on held-out samples are not finite. "
+            "Look for values of X, or of X_val, far beyond the others."
         )
     scale = math.sqrt(max(2 * float(squares), torch.finfo(torch.float32).tiny))
 
@@ -130,8 +129,9 @@ def with_residual_noise(
     held-out samples if given, else on training samples. If outputs share weights,
     levels keep their proportions.
     """
-    if posterior.data_fit.by_output is not None:
-        squares = _training_squares(posterior)
+    losses = posterior.data_fit.by_output
+    if losses is not None:
+        squares = 2 * losses * posterior.noise_proportions**2
         if held_out is not None:
             squares = torch.stack([_weighted_squares(posterior, b) for b in held_out])
             squares = squares.sum(0)
@@ -199,13 +199,6 @@ def loss_per_target(
     return float(data_fit.loss / data_fit.n_targets)
 
 
-def _training_squares(posterior: GaussianPosterior) -> Tensor:
-    """Return weighted sums of squared residuals of the training samples, (c,)."""
-    losses = posterior.data_fit.by_output
-    assert losses is not None
-    return 2 * losses * posterior.noise_proportions**2
-
-
 def _weighted_squares(posterior: GaussianPosterior, batch: LinearisedBatch) -> Tensor:
     """Return weighted sums of squared residuals of a batch, (c,)."""
     mean = linearised_mean(posterior, batch.f, batch.jacobian)
@@ -218,7 +211,6 @@ def _warn_of_kept_proportions(posterior: GaussianPosterior, levels: Tensor) -> N
     if (change - change.mean()).abs().max() > math.log(NOTABLE_CHANGE):
         warn_user(
             "The residuals of the columns of y are not in the proportions of their "
-            "noise levels, which are kept: the curvature of weights that all columns "
-            "share was summed under them. Fit anew with sigma_noise='auto', or with "
+            "noise levels, which are kept. Fit anew with sigma_noise='auto', or with "
             "one number per column."
         )

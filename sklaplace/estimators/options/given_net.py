@@ -19,7 +19,7 @@ def is_frozen(estimator: Any) -> bool:
     return isinstance(estimator, FrozenEstimator)
 
 
-def check_net(estimator: Any, example: str, *, keeps_weights: bool = True) -> None:
+def check_net(estimator: Any, example: str) -> None:
     """Raise if ``estimator`` is not a skorch net or cannot be used.
 
     Parameters
@@ -38,18 +38,16 @@ def check_net(estimator: Any, example: str, *, keeps_weights: bool = True) -> No
         kind = net if isinstance(net, type) else type(net)
         shown = f"the class {kind.__name__}" if kind is net else kind.__name__
         module = kind.__name__ if issubclass(kind, nn.Module) else "Module"
-        frozen = ", a FrozenEstimator around one," if keeps_weights else ""
         raise TypeError(
-            "estimator must be a skorch net (an instance, not the class)"
-            f"{frozen} or None; got {shown}. Wrap a torch module as "
+            "estimator must be a skorch net (an instance, not the class), a "
+            f"FrozenEstimator around one, or None; got {shown}. Wrap a torch module as "
             f"{example.format(module)}, with its arguments as module__name=value, and "
             "put preprocessing into a Pipeline around this estimator."
         )
     if getattr(net, "_trimmed_for_prediction", False):
         raise ValueError(
-            "The network was trimmed for prediction, so its criterion is gone and "
-            "its outputs cannot be read. Pass the network as it was before "
-            "trim_for_prediction()."
+            "The network was trimmed for prediction, which deletes its criterion. Pass "
+            "the network as it was before trim_for_prediction()."
         )
     check_scripted(net)
     check_device(net)

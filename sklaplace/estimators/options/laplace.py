@@ -110,9 +110,7 @@ class LaplaceOptions:
         of = f"curvature={self.curvature!r}"
         check_params("curvature_params", self.curvature_params, curvature.checks, of)
         if self.is_exact and not accumulator.takes_matrices:
-            able = [
-                name for name, (kind, _) in STRUCTURES.items() if kind.takes_matrices
-            ]
+            able = [k for k, (kind, _) in STRUCTURES.items() if kind.takes_matrices]
             raise ValueError(
                 f"{of} cannot be used with hessian_structure="
                 f"{self.hessian_structure!r}. Choose hessian_structure={listed(able)}, "
@@ -123,14 +121,12 @@ class LaplaceOptions:
         self, earlier: GaussianPosterior, defaults: Mapping[str, ArrayLike]
     ) -> None:
         """Raise if the earlier posterior does not match the other parameters."""
-        given = [
-            name
-            for name, default in defaults.items()
-            if not np.array_equal(getattr(self, name), default)
+        own = [
+            k for k, v in defaults.items() if not np.array_equal(getattr(self, k), v)
         ]
-        if given:
+        if own:
             raise ValueError(
-                f"{listed(given)} and prior are both given, but an earlier posterior "
+                f"{listed(own)} and prior are both given, but an earlier posterior "
                 "replaces them. Leave one of them out."
             )
         if self.refine is True:
@@ -140,16 +136,10 @@ class LaplaceOptions:
             )
         name, kind = self.hessian_structure, earlier.structure.kind
         adding = [k for k, (_, found) in STRUCTURES.items() if found.is_additive]
-        if name not in adding:
+        if name not in adding or name != kind:
             raise ValueError(
-                f"hessian_structure={name!r} cannot be used with prior: truncated "
-                "curvatures, and curvatures of a few points, do not add up. Choose one "
-                f"of {listed(adding)}."
-            )
-        if kind != name:
-            raise ValueError(
-                f"hessian_structure={name!r}, but prior has {kind!r}. Use the same for "
-                "all tasks."
+                f"hessian_structure={name!r} cannot be used with a prior of structure "
+                f"{kind!r}. Use one of {listed(adding)} for all tasks."
             )
         if self.selects_weights:
             raise ValueError(
@@ -259,30 +249,21 @@ def sibling(name: str, is_classifier: bool) -> str:
 
 
 def check_likelihood(given: Any, is_classification: bool, other: str) -> None:
-    """Raise for a likelihood that lacks methods or models the other kind of targets.
+    """Raise for a likelihood of another class, or with noise that is not normal.
 
     ``other`` is the name of the estimator for the other kind of targets.
     """
-    if given is None:
-        return
-    protocol = ClassificationLikelihood if is_classification else RegressionLikelihood
-    names = {*dir(protocol), *protocol.__annotations__, *Likelihood.__annotations__}
-    missing = [n for n in sorted(names) if n[0] != "_" and not hasattr(given, n)]
-    if isinstance(given, type) or missing:
-        lacks = f"; it lacks {listed(missing[:5])}" if missing else ""
+    kind = ClassificationLikelihood if is_classification else RegressionLikelihood
+    if given is not None and not isinstance(given, kind):
         raise TypeError(
-            f"likelihood={given!r} is no likelihood{lacks}. Pass an instance of a "
-            f"class derived from sklaplace.likelihoods.{protocol.__name__}, or None "
-            "for the likelihood of the criterion."
+            f"likelihood={given!r} is not an instance of a subclass of "
+            f"sklaplace.likelihoods.{kind.__name__}. Pass one, or None for the "
+            f"likelihood of the criterion, or use {other}."
         )
-    if given.has_noise and not isinstance(given, Gaussian):
+    if given is not None and given.has_noise and not isinstance(given, Gaussian):
         raise ValueError(
             f"likelihood={given!r} has has_noise=True, but only normal noise can be "
-            "chosen here. Keep has_noise=False, and the noise within the likelihood."
-        )
-    if is_classification != given.is_classification:
-        raise ValueError(
-            f"likelihood={given!r} has targets of another kind. Use {other}."
+            "chosen. Set has_noise=False, and fix the noise within the likelihood."
         )
 
 
@@ -321,31 +302,24 @@ def check_prior_structure(prior_structure: str, hessian_structure: str) -> None:
         )
 
 
-def check_earlier_layout(
-    earlier: GaussianPosterior | None, layout: Layout, name: str = "prior"
-) -> None:
+def check_earlier_layout(earlier: GaussianPosterior | None, layout: Layout) -> None:
     """Raise if an earlier posterior is over other weights; name the first mismatch."""
     if earlier is None:
         return
-    blocks = earlier.layout.blocks
-    for old, new in zip_longest(blocks, layout.blocks):
+    for old, new in zip_longest(earlier.layout.blocks, layout.blocks):
         if old != new or _indices(old) != _indices(new):
+            before, now = (
+                f"{b.size} weights of {b.name!r} {b.shape}" if b else "none"
+                for b in (old, new)
+            )
             raise ValueError(
-                f"{name} is over other weights: it has {_shown_block(old)} where the "
-                f"selected subset has {_shown_block(new)}. Use the posterior_ of a "
-                "network with the same layers, and the same subset_of_weights."
+                f"prior is over other weights: it has {before} where the selected "
+                f"subset has {now}. Use the same layers and subset_of_weights."
             )
 
 
 def _indices(block: BlockSpec) -> list[int] | None:
     return None if block.indices is None else block.indices.tolist()
-
-
-def _shown_block(block: BlockSpec | None) -> str:
-    if block is None:
-        return "none"
-    part = "" if block.indices is None else f"{block.size} weights of "
-    return f"{part}{block.name!r} {block.shape}"
 
 
 def check_structure_bytes(

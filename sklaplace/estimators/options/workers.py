@@ -10,13 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import joblib
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sklaplace.core.trees import mapped
+from sklaplace.core.cache import fingerprint
 from sklaplace.curvature.accumulation import CurvatureSums, OrderedMap, total
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.trained import TrainedNetwork
@@ -53,10 +51,6 @@ class Group:
         ValueError
             If ``distributed`` is True but there is no process group.
         """
-        if not isinstance(distributed, bool | np.bool_):
-            raise ValueError(
-                f"distributed={distributed!r} is not known. Choose True or False."
-            )
         if not distributed:
             return cls()
         if not (dist.is_available() and dist.is_initialized()):
@@ -163,9 +157,8 @@ class Group:
         for rank, message in enumerate(messages):
             if message is not None:
                 raise OtherProcessError(
-                    f"The process of rank {rank} has failed: {message}. All processes "
-                    "compute one result together: see to that error, and start all of "
-                    "them again."
+                    f"The process of rank {rank} has failed: {message}. Correct this "
+                    "error, and start all processes again."
                 )
 
     def agree(self, values: Mapping[str, Any]) -> None:
@@ -186,14 +179,13 @@ class Group:
         if self.size == 1:
             return
         compared = {k: v for k, v in values.items() if k not in _OWN}
-        own = {k: joblib.hash(mapped(_bytes, v)) for k, v in compared.items()}
+        own = {k: fingerprint(v) for k, v in compared.items()}
         first, *others = self.gather(own)
         differing = [k for k in own if any(v[k] != first[k] for v in others)]
         if differing:
             raise ValueError(
                 "The processes of torch.distributed have different "
-                f"{', '.join(differing)}. With distributed=True each has to be given "
-                "the same."
+                f"{', '.join(differing)}. They have to be given the same."
             )
 
     def agree_on_network(self, network: TrainedNetwork) -> None:
@@ -218,8 +210,8 @@ def check_workers(distributed: bool, memory: Any) -> None:
     """Raise if several processes would share ``memory``."""
     if Group.of(distributed).size > 1 and memory is not None:
         raise ValueError(
-            "distributed=True cannot be used with memory: what one process finds there "
-            "another may lack, and the first would wait for it. Use memory=None."
+            "distributed=True cannot be used with memory, whose entries other "
+            "processes may lack. Use memory=None."
         )
 
 
@@ -235,13 +227,3 @@ def data_to_agree_on(data: TrainingData) -> dict[str, Any]:
 def _to_own_device(storage: Any, location: str) -> Any:
     """Move a storage of another process to the CPU or GPU of this process."""
     return storage if location == "cpu" else storage.cuda()
-
-
-def _bytes(value: Any) -> Any:
-    """Return dtype, shape and bytes of a tensor; return other values unchanged.
-
-    Equal tensors can have different pickles.
-    """
-    if not isinstance(value, Tensor):
-        return value
-    return value.dtype, value.shape, value.cpu().flatten().view(torch.uint8).numpy()

@@ -18,6 +18,7 @@ from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
     OutputModel,
     WeightDraws,
+    joined,
     require_finite,
     require_joint,
 )
@@ -159,4 +160,4 @@ class CachedOutputs(BatchedOutputs):
                 part.projected(model.posterior, diagonal=diagonal) for part in batch
             )
             parts.append(function(*require_finite(*side_by_side(gaussians))))
-        return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
+        return joined(parts)

@@ -49,11 +49,11 @@ def joint_draws(
     return values.reshape(*draws.shape[:2], *values.shape[1:]).movedim(1, -1).numpy()
 
 
-def check_one_covariance(**asked: bool) -> None:
-    """Raise ValueError if more than one kind of covariance is requested."""
+def check_one(**asked: bool) -> None:
+    """Raise ValueError if more than one kind of variance is requested."""
     names = [name for name, is_asked in asked.items() if is_asked]
     if len(names) > 1:
         raise ValueError(
-            f"{' and '.join(names)} cannot both be True. Use joint=True, which has the "
-            "covariances of full_cov=True in the blocks on its diagonal."
+            f"{' and '.join(names)} cannot both be True. Use {names[-1]}, which "
+            "includes the other."
         )

@@ -87,17 +87,10 @@ class OutputModel(ABC):
         """Return the same model with new draws."""
         return replace(self, n_samples=n_samples, seed=seed)
 
-    def check_draws(self, smallest: int = 1) -> None:
-        """Raise ValueError if ``n_samples`` is not an integer or is too small."""
-        check_count("n_samples", self.n_samples, smallest)
-
     def check_variance(self) -> None:
         """Raise ValueError if a variance would come from a single draw."""
         if self.n_samples == 1:
-            raise ValueError(
-                "n_samples=1 has no variance, and there is no other than that of the "
-                "draws. Use 2 or more, such as 100."
-            )
+            raise ValueError("n_samples=1 has no variance. Use 2 or more, such as 100.")
 
     def joint(
         self, outputs: "BatchedOutputs", X: Inputs, across_outputs: bool
@@ -127,7 +120,6 @@ class WeightDraws(OutputModel):
     @cached_property
     def weights(self) -> Tensor:
         """Drawn weights (s, P); raises ValueError if they do not fit into memory."""
-        self.check_draws()
         require_draws(self.n_samples, self.posterior.layout.n_parameters)
         generator = torch.Generator().manual_seed(self.seed)
         return self.posterior.sample(self.n_samples, generator)
@@ -182,10 +174,6 @@ class BatchedOutputs:
     scope: tuple[str, Any] = ("", 0)
     in_worker: bool = False
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for invalid values, which users may set after fit."""
-        self.model.check_draws()
-
     # ------------------------------------------------------------------- Gaussians
     def map_gaussian(
         self,
@@ -207,30 +195,23 @@ class BatchedOutputs:
         diagonal, centred : bool
             See `OutputModel.gaussian`.
         """
-        n_draws = 0
-        if not self.model.is_gaussian:
-            self.model.check_variance()
-            n_draws = self.model.n_samples
+        model: OutputModel = self.model
+        if not model.is_gaussian:
+            model.check_variance()
         if not diagonal:
             check_covariances(self.network.spec)
+        options: dict[str, Any] = {"diagonal": diagonal, "centred": centred}
+        n_draws = 0 if model.is_gaussian else model.n_samples
         sizes = {"with_covariance": not diagonal, "n_draws": n_draws}
         if self.uses_workers:
-            work = partial(
-                BatchedOutputs.map_gaussian,
-                function=function,
-                diagonal=diagonal,
-                centred=centred,
-            )
+            work = partial(BatchedOutputs.map_gaussian, function=function, **options)
             return self._in_workers(work, X, sizes)
-        model: OutputModel = self.model
         n_blocks, parts = self.network.spec.likelihood.n_blocks, []
         with self.evaluation(X, **sizes) as (forward, batches):
             for x, _, _ in batches:
-                gaussian = model.gaussian(
-                    forward, x, n_blocks=n_blocks, diagonal=diagonal, centred=centred
-                )
+                gaussian = model.gaussian(forward, x, n_blocks=n_blocks, **options)
                 parts.append(function(*require_finite(*gaussian)))
-        return _joined(parts)
+        return joined(parts)
 
     def latent(
         self, X: Inputs, full_cov: bool = False, function: Any = lambda m, c: (m, c)
@@ -340,19 +321,16 @@ class BatchedOutputs:
             work = partial(BatchedOutputs.mapped, function=function, **sizes)
             return self._in_workers(work, X, sizes)
         with self.evaluation(X, **sizes) as (forward, batches):
-            return _joined([function(forward, x) for x, _, _ in batches])
+            return joined([function(forward, x) for x, _, _ in batches])
 
     def _in_workers(
-        self,
-        work: Callable[["BatchedOutputs", Any], list[np.ndarray]],
-        X: Inputs,
-        sizes: dict[str, Any],
+        self, work: Callable[..., list[np.ndarray]], X: Inputs, sizes: dict[str, Any]
     ) -> list[np.ndarray]:
-        """Compute the arrays of ``work`` for all samples in workers."""
-        dataset = self._dataset(X)
+        """Return the arrays that ``work(outputs, X)`` computes, for X in workers."""
+        dataset, workers = self._dataset(X), n_workers(self.n_jobs)
         batch_size = self._batches(dataset, **sizes).batch_size
         alone = replace(self, batch_size=batch_size, scope=("", 0), in_worker=True)
-        own, workers = partial(work, alone), n_workers(self.n_jobs)
+        own = partial(work, alone)
         n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
         shards = shards_of(dataset, batch_size, n_shards)
         if len(shards) > 1:
@@ -386,7 +364,7 @@ class BatchedOutputs:
         )
 
 
-def _joined(parts: Sequence[tuple[Tensor, ...]]) -> list[np.ndarray]:
+def joined(parts: Sequence[tuple[Tensor, ...]]) -> list[np.ndarray]:
     """Concatenate the tensors of batches to arrays on the CPU."""
     # concatenate copies: a single batch may share memory with a cache
     return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
@@ -438,5 +416,5 @@ def require_finite(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         return mean, cov
     raise ValueError(
         "The network's outputs are not finite for some rows of X. Look for values far "
-        "beyond those it was trained on."
+        "beyond the training data."
     )

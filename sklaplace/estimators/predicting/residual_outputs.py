@@ -57,25 +57,15 @@ class ResidualOutputs(WeightDraws):
         return replace(self, n_samples=n_samples, seed=seed, inner=inner)
 
     def gaussian(
-        self,
-        forward: Forward,
-        x: Batch,
-        *,
-        n_blocks: int,
-        diagonal: bool,
-        centred: bool,
+        self, forward: Forward, x: Batch, **options: Any
     ) -> tuple[Tensor, Tensor]:
         """Return mean (b, c) and covariance (b, c, c), or variances (b, c)."""
-        options: dict[str, Any] = {
-            "n_blocks": n_blocks,
-            "diagonal": diagonal,
-            "centred": centred,
-        }
         if not self.is_gaussian:
             return super().gaussian(forward, x, **options)
         with FeatureRecorder(forward, self.layers) as recorder:
             mean, cov = self.inner.gaussian(forward, x, **options)
             relative = self.residual.relative(*_recorded(recorder, len(mean)), x)
+        n_blocks, centred = options["n_blocks"], options["centred"]
         return mean, self.residual.added(cov, relative, n_blocks, centred=centred)
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:

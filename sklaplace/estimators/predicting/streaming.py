@@ -85,12 +85,7 @@ def iter_predictions(
     150
     """
     check_count("block_size", block_size)
-    function = getattr(estimator, method, None)
-    if not callable(function):
-        raise AttributeError(
-            f"{type(estimator).__name__} has no method {method!r}. Choose one that "
-            "takes X, such as 'predict', 'predict_proba' or 'score_samples'."
-        )
+    function = getattr(estimator, method)
     return (function(block, **params) for block in _blocks(X, block_size))
 
 

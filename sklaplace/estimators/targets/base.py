@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from sklaplace.core.serialise import worker_state
-from sklaplace.likelihoods import Likelihood
+from sklaplace.likelihoods import CRITERIA, Likelihood
 from sklaplace.networks.data import TrainingData
 
 
@@ -63,8 +63,30 @@ class Targets(ABC):
     def check_values(self, net: NeuralNet, y: np.ndarray) -> None:  # noqa: B027
         """Raise for encoded targets that the criterion does not support."""
 
-    def check_held_out(self, dataset: Dataset, held_out: Dataset | None) -> None:  # noqa: B027
+    @property
+    @abstractmethod
+    def are_plain(self) -> bool:
+        """Whether targets are encoded as they are."""
+
+    def check_held_out(self, dataset: Dataset, held_out: Dataset | None) -> None:
         """Raise if ``train_split`` brings targets in a different encoding."""
+        if brings_targets(dataset, held_out) and not self.are_plain:
+            raise ValueError(
+                "train_split brings rows with targets of their own, which are not "
+                "encoded. Number the classes from 0, use normalize_y=False, or pass "
+                "X_val and y_val to fit."
+            )
+
+
+def criterion_of(net: NeuralNet) -> type:
+    """Return the class of a net's criterion."""
+    criterion = getattr(net, "criterion", None)
+    return criterion if isinstance(criterion, type) else type(criterion)
+
+
+def likelihood_of(net: NeuralNet) -> Any:
+    """Return the likelihood implied by a net's criterion, or None if unknown."""
+    return CRITERIA.get(criterion_of(net), (None, ""))[0]
 
 
 def brings_targets(dataset: Dataset, held_out: Dataset | None) -> bool:

@@ -16,11 +16,15 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_consistent_length
 from skorch import NeuralNet, NeuralNetBinaryClassifier
-from skorch.dataset import Dataset
 
-from sklaplace.estimators.targets.base import Targets, brings_targets
+from sklaplace.core.checks import naming
+from sklaplace.estimators.targets.base import (
+    Targets,
+    criterion_of,
+    likelihood_of,
+)
 from sklaplace.estimators.targets.label_types import TargetType, infer_target_type
-from sklaplace.likelihoods import CRITERIA, Bernoulli, Categorical, Likelihood
+from sklaplace.likelihoods import Bernoulli, Categorical, Likelihood
 from sklaplace.networks.arrays import as_labels
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import unwrapped
@@ -125,9 +129,8 @@ class ClassTargets(Targets):
             return self
         if not self.target_type.is_single:
             raise ValueError(
-                f"class_weight={class_weight!r} weighs rows by their one label, "
-                "and y has several. Use criterion__pos_weight (criterion__weight for "
-                "maps), or sample_weight."
+                f"class_weight={class_weight!r} needs one label per row. Use "
+                "criterion__pos_weight (criterion__weight for maps), or sample_weight."
             )
         codes = self.encode(y).astype(np.int64)
         codes = codes[codes >= 0]
@@ -135,19 +138,14 @@ class ClassTargets(Targets):
         if isinstance(class_weight, Mapping):  # also weights classes without samples
             codes = np.arange(len(weights))
         present = np.unique(codes)
-        try:
+        with naming(class_weight="class_weight"):
             weights[present] = compute_class_weight(
                 class_weight, classes=self.classes[present], y=self.classes[codes]
             )
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"class_weight={class_weight!r} has no number for each label: {error}. "
-                "Pass a dict with all labels of y as keys, or 'balanced'."
-            ) from error
         if not (np.isfinite(weights) & (weights >= 0)).all():
             raise ValueError(
-                f"class_weight={class_weight!r} has entries that are not finite, "
-                "or negative. Choose numbers from 0."
+                f"class_weight={class_weight!r} has entries that are not finite, or "
+                "negative. Choose numbers from 0."
             )
         return replace(self, class_weights=weights)
 
@@ -172,8 +170,7 @@ class ClassTargets(Targets):
             labels, known = labels.astype(predicted.dtype), known[:, 0]
         if not known.any():
             raise ValueError(
-                "All labels are those that the criterion ignores, so that there is "
-                "nothing to score. Pass some rows with classes."
+                "The criterion ignores all labels of y. Pass some rows with classes."
             )
         weights = None
         if sample_weight is not None:
@@ -181,6 +178,16 @@ class ClassTargets(Targets):
             weights = np.broadcast_to(rows, known.shape)[known]
         found = accuracy_score(labels[known], predicted[known], sample_weight=weights)
         return float(found)
+
+    def log_proba_of(self, y: ArrayLike, proba: np.ndarray) -> np.ndarray:
+        """Return the finite log-probability of each sample's labels, (n,)."""
+        labels = self.check(y)
+        known = ~self.is_ignored(labels)
+        codes = self.target_type.encode(labels[known], self.classes)
+        chosen = proba[known.ravel()][np.arange(len(codes)), codes.ravel()]
+        found = np.zeros(labels.shape)
+        found[known] = np.log(np.maximum(chosen, np.finfo(np.float64).tiny))
+        return found.reshape(len(labels), -1).sum(1)
 
     def encode(self, y: ArrayLike, name: str = "y") -> np.ndarray:
         """Return codes 0 … K-1 in the criterion's dtype, negative if ignored."""
@@ -203,7 +210,7 @@ class ClassTargets(Targets):
         """Dtype of codes that the criterion expects."""
         binary = (torch.nn.BCEWithLogitsLoss, torch.nn.BCELoss)
         has_names = self.target_type.has_class_names
-        is_real = not has_names or issubclass(_criterion(self.net), binary)
+        is_real = not has_names or issubclass(criterion_of(self.net), binary)
         return np.float32 if is_real else np.int64
 
     def sample_weight(self, codes: np.ndarray) -> np.ndarray | None:
@@ -265,43 +272,20 @@ class ClassTargets(Targets):
 
     def check_net(self, net: NeuralNet) -> None:
         """Raise if samples have several labels, but skorch limits the net to one."""
-        kind = type(net).__name__
         if self.target_type.is_single:
             return
-        if isinstance(net, NeuralNetBinaryClassifier):
+        is_stratified = getattr(net.train_split, "stratified", False)
+        if is_stratified or isinstance(net, NeuralNetBinaryClassifier):
             raise ValueError(
-                f"estimator is a {kind}, which takes one label per row, and y has "
-                "several. Use skorch.NeuralNet with "
-                "criterion=torch.nn.BCEWithLogitsLoss; if y is one-hot, pass "
-                "y.argmax(axis=1)."
-            )
-        if getattr(net.train_split, "stratified", False):
-            raise ValueError(
-                f"The train_split of estimator, a {kind}, keeps shares of classes, "
-                "which several labels per row do not have. Use skorch.NeuralNet, or "
+                f"estimator is a {type(net).__name__}, which takes one label per row. "
+                "Use skorch.NeuralNet with criterion=torch.nn.BCEWithLogitsLoss, or "
                 "train_split=None; if y is one-hot, pass y.argmax(axis=1)."
             )
 
-    def check_held_out(self, dataset: Dataset, held_out: Dataset | None) -> None:
-        """Raise if ``train_split`` brings targets and the classes are not 0 … K-1."""
-        are_codes = np.array_equal(self.classes, np.arange(len(self.classes)))
-        if brings_targets(dataset, held_out) and not are_codes:
-            raise ValueError(
-                "train_split brings rows with targets of their own, which cannot be "
-                f"matched with the labels {self.classes[:5].tolist()}. Number the "
-                "classes from 0, or pass X_val and y_val to fit."
-            )
-
-
-def likelihood_of(net: NeuralNet) -> Likelihood | None:
-    """Return the likelihood implied by a net's criterion, or None if unknown."""
-    return CRITERIA.get(_criterion(net), (None, ""))[0]
-
-
-def _criterion(net: NeuralNet) -> type:
-    """Return the class of a net's criterion."""
-    criterion = getattr(net, "criterion", None)
-    return criterion if isinstance(criterion, type) else type(criterion)
+    @property
+    def are_plain(self) -> bool:
+        """Whether the classes are 0 … K-1."""
+        return np.array_equal(self.classes, np.arange(len(self.classes)))
 
 
 def _ignore_index(net: NeuralNet) -> int | None:
@@ -323,10 +307,7 @@ def is_ignored(labels: np.ndarray, net: NeuralNet) -> np.ndarray:
 
 def _classes_of_net(net: NeuralNet, found: np.ndarray) -> np.ndarray | None:
     """Return a fitted net's classes if they include all classes found, or None."""
-    try:
-        known = np.asarray(net.classes_)
-    except AttributeError:
-        return None
+    known = np.asarray(getattr(net, "classes_", None))
     if known.dtype.kind != found.dtype.kind:
         return None
     known = known[~is_ignored(known, net)]

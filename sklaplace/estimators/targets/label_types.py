@@ -131,9 +131,8 @@ class MultiLabel(TargetType):
         if len(invalid := np.setdiff1d(labels, [0, 1])):
             raise ValueError(
                 f"{name} has {self.n_labels} columns with entries such as "
-                f"{invalid[:5].tolist()}. Several labels per row are 0 or 1 each "
-                "(sklearn.preprocessing.MultiLabelBinarizer makes them so); for one "
-                "label per row pass one column."
+                f"{invalid[:5].tolist()}. Pass columns that are 0 or 1 "
+                "(sklearn.preprocessing.MultiLabelBinarizer), or one column of labels."
             )
         return labels
 
@@ -182,8 +181,7 @@ class MultiLabel(TargetType):
             warn_user(
                 f"y has {self.n_labels} columns with a single 1 in each row, and is "
                 "taken as several labels per row, whose probabilities do not add up to "
-                "one. If y is one-hot, pass y.argmax(axis=1); for labels that occur "
-                "alone by chance, ignore this."
+                "one. If y is one-hot, pass y.argmax(axis=1)."
             )
         return default_multilabel(data.X, data.y, data.sample_weight)
 

@@ -1,22 +1,18 @@
 """NumberTargets: regression targets, encoded in columns for the network."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from scipy.sparse import issparse
 from skorch import NeuralNet
-from skorch.dataset import Dataset
 from torch import Tensor
 
 from sklaplace.core.checks import warn_user
-from sklaplace.estimators.targets.base import Targets, brings_targets
-from sklaplace.estimators.targets.scaling import TargetScaling
+from sklaplace.estimators.targets.base import Targets, likelihood_of
 from sklaplace.likelihoods import (
-    CRITERIA,
     Gaussian,
     HeteroscedasticGaussian,
     Likelihood,
@@ -25,7 +21,50 @@ from sklaplace.likelihoods import (
 )
 from sklaplace.networks.arrays import as_numbers, check_finite
 from sklaplace.networks.data import InputType, TrainingData
-from sklaplace.networks.default import default_regressor
+from sklaplace.networks.default import center_and_scale, default_regressor
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class TargetScaling:
+    """Map ``y = center + scale · z`` for each column of targets.
+
+    ``z`` are the targets of the network, ``y`` the targets passed to fit.
+
+    Attributes
+    ----------
+    center, scale : float or ndarray of shape (n_outputs,)
+        Floats for a single column. The defaults leave targets unchanged.
+    """
+
+    center: float | np.ndarray = 0.0
+    scale: float | np.ndarray = 1.0
+
+    @classmethod
+    def of(cls, y: Array, weights: Array | None) -> "TargetScaling":
+        """Return mean and standard deviation of the columns of ``y``, (n, n_outputs).
+
+        The scale of a constant column is one. ``weights`` must be positive.
+        """
+        given = np.ones(len(y)) if weights is None else weights
+        center, scale = center_and_scale(y.astype(np.float64), given)
+        return cls(center, scale) if len(scale) > 1 else cls(center[0], scale[0])
+
+    def normalized(self, y: Array) -> Array:
+        """Return ``z`` for targets ``y``, (n, n_outputs)."""
+        return np.asarray((y - self.center) / self.scale)
+
+    def restored(self, z: Array) -> Array:
+        """Return ``y`` for targets ``z``, (n, n_outputs) or (n, n_outputs, m)."""
+        shape = (-1, *(1,) * (z.ndim - 2))
+        center, scale = (np.reshape(v, shape) for v in (self.center, self.scale))
+        return np.asarray(center + scale * z)
+
+    def restored_variance(self, variance: Array) -> Array:
+        """Return variances or covariances in units of ``y``, (..., n_outputs)."""
+        return np.asarray(variance * self.scale**2)
+
 
 # Bounds on the largest absolute target. Within them, results do not depend on the unit
 # of ``y``. `sklaplace.posterior.tuning.problem` bounds noise and prior precision.
@@ -101,11 +140,9 @@ class NumberTargets(Targets):
             if not normalizes:
                 _warn_of_unequal_scales(columns)
         elif np.size(sigma_noise) != columns.shape[1]:
-            plural = "s" if columns.shape[1] > 1 else ""
             raise ValueError(
                 f"sigma_noise has shape {np.shape(sigma_noise)}, but y has "
-                f"{columns.shape[1]} column{plural}. Pass one number, or one "
-                "for each column."
+                f"{columns.shape[1]} columns. Pass one number, or one for each column."
             )
         n_outputs = columns.shape[1]
         if sample_weight is not None:
@@ -153,13 +190,6 @@ class NumberTargets(Targets):
         cov = cov * factor**2 if cov.ndim == 2 else cov * factor * factor[:, None]
         return shift + factor * mean, cov
 
-    def noise_of_columns(
-        self, sigma: float, relative: Sequence[float] | None
-    ) -> float | np.ndarray:
-        """Return the noise in units of ``y``, as one number or one per column."""
-        levels = sigma if relative is None else sigma * np.array(relative)
-        return levels * self.scaling.scale
-
     def _columns(self, scaling: TargetScaling) -> tuple[np.ndarray, np.ndarray]:
         """Return center and scale of each column, (n_outputs,)."""
         n = self.n_outputs
@@ -205,10 +235,15 @@ class NumberTargets(Targets):
     def check_values(self, net: NeuralNet, y: np.ndarray) -> None:
         """Raise for targets or noise that the likelihood does not support."""
         likelihood = self.likelihood or likelihood_of(net)
-        if likelihood is None:
+        if not isinstance(likelihood, RegressionLikelihood):
             return  # a later check raises and names the criterion
-        if self.normalizes:
-            _check_normalizable(likelihood, self.n_outputs)
+        n, kind = self.n_outputs, type(likelihood).__name__
+        has_unit = likelihood.rescaled_outputs(np.zeros(n), np.ones(n)) is not None
+        if self.normalizes and not has_unit:
+            raise ValueError(
+                f"normalize_y=True cannot be used with {kind}, whose targets have no "
+                "unit. Use normalize_y=False, or criterion=torch.nn.MSELoss."
+            )
         likelihood.check_targets(y)
         given = self.sigma_noise
         if not (likelihood.has_noise or isinstance(given, str) or np.all(given == 1)):
@@ -216,8 +251,12 @@ class NumberTargets(Targets):
                 f"sigma_noise={given!r} was given, but criterion="
                 f"{type(net.criterion_).__name__} has no noise level. Leave it out."
             )
-        if likelihood.has_noise and isinstance(given, str):
-            _warn_of_constants(y)
+        is_constant = len(y) > 1 and (y == y[0]).all(axis=0).any()
+        if likelihood.has_noise and isinstance(given, str) and is_constant:
+            warn_user(
+                "y is constant, or a column of it, so standard deviations will be "
+                "close to zero. Pass sigma_noise as a number, or targets that vary."
+            )
 
     def check_loss(self, likelihood: RegressionLikelihood, loss: float) -> None:
         """Warn if the network explains nothing and the targets are far from unit size.
@@ -235,20 +274,14 @@ class NumberTargets(Targets):
             return
         warn_user(
             "The network predicts the targets that it was trained on no better than "
-            f"their mean would, and they are of size {size:.3g} (root mean square): "
-            "networks start with outputs of about one, and are slow to reach others. "
-            "Use normalize_y=True, which trains them in units of the mean and the "
-            "standard deviation of y, or train longer."
+            f"their mean would. Their root mean square is {size:.3g}, and networks "
+            "start with outputs of about one. Use normalize_y=True, or train longer."
         )
 
-    def check_held_out(self, dataset: Dataset, held_out: Dataset | None) -> None:
-        """Raise if ``train_split`` brings targets, which are not normalised."""
-        if self.normalizes and brings_targets(dataset, held_out):
-            raise ValueError(
-                "train_split brings rows with targets of their own, which "
-                "normalize_y=True does not normalise. Pass X_val and y_val to fit, or "
-                "use normalize_y=False."
-            )
+    @property
+    def are_plain(self) -> bool:
+        """Whether targets are not normalised."""
+        return not self.normalizes
 
 
 def check_normalize_y(value: bool, is_frozen: bool) -> None:
@@ -257,18 +290,7 @@ def check_normalize_y(value: bool, is_frozen: bool) -> None:
         raise ValueError(
             "normalize_y=True cannot be used with a frozen network, which predicts in "
             "the units that it was trained on. Pass the net without FrozenEstimator, "
-            "or use normalize_y=False and let the module return targets in the units "
-            "of y."
-        )
-
-
-def _check_normalizable(likelihood: RegressionLikelihood, n_outputs: int) -> None:
-    """Raise for targets without a unit, such as counts."""
-    if likelihood.rescaled_outputs(np.zeros(n_outputs), np.ones(n_outputs)) is None:
-        raise ValueError(
-            f"normalize_y=True cannot be used with {type(likelihood).__name__}, whose "
-            "targets have no unit to change. Use normalize_y=False, or a net with "
-            "criterion=torch.nn.MSELoss."
+            "or use normalize_y=False."
         )
 
 
@@ -279,15 +301,6 @@ def _as_numbers(y: ArrayLike, name: str, classifier: str) -> np.ndarray:
     numbers = as_numbers(y, name, f"For labels use {classifier}.")
     check_finite(numbers, name)
     return numbers
-
-
-def likelihood_of(net: NeuralNet) -> RegressionLikelihood | None:
-    """Return the likelihood implied by a net's criterion, or None if unknown."""
-    criterion = getattr(net, "criterion", None)
-    kind = criterion if isinstance(criterion, type) else type(criterion)
-    likelihood, _ = CRITERIA.get(kind, (None, ""))
-    is_known = isinstance(likelihood, NumberTargets.likelihoods)
-    return cast(RegressionLikelihood, likelihood) if is_known else None
 
 
 def has_noise(likelihood: Any, net: NeuralNet) -> bool:
@@ -301,19 +314,9 @@ def _check_size(y: np.ndarray, name: str, low: float, high: float) -> None:
     size = float(np.abs(y.astype(np.float64)).max(initial=0))
     if size and not low <= size <= high:
         raise ValueError(
-            f"{name} has values up to {size:.0e}, in absolute value; sizes from "
-            f"{SMALLEST:.0e} to {LARGEST:.0e} are supported. Scale y, such as by "
-            "sklearn.compose.TransformedTargetRegressor with a StandardScaler."
-        )
-
-
-def _warn_of_constants(y: np.ndarray) -> None:
-    """Warn about target columns from which no noise can be estimated."""
-    if len(y) > 1 and (y == y[0]).all(axis=0).any():
-        warn_user(
-            "y is constant, or a column of it, so that there is no noise to estimate: "
-            "standard deviations will be close to zero. Pass sigma_noise as a number, "
-            "or targets that vary.",
+            f"{name} has values up to {size:.0e}; sizes from {SMALLEST:.0e} to "
+            f"{LARGEST:.0e} are supported. Scale y, such as by "
+            "sklearn.compose.TransformedTargetRegressor."
         )
 
 
@@ -325,10 +328,8 @@ def _warn_of_unequal_scales(y: np.ndarray) -> None:
     if len(std) > 1 and std.max() > 10 * std.min():
         warn_user(
             f"The columns of y have standard deviations from {std.min():.3g} to "
-            f"{std.max():.3g}, but the loss of the network weighs their squared errors "
-            "alike, and so does a sigma_noise that all share. Use normalize_y=True; "
-            "around a frozen net, divide each column of y by its standard deviation "
-            "before training, and multiply predictions and their deviations by it.",
+            f"{std.max():.3g}, but the loss weighs their squared errors alike. Use "
+            "normalize_y=True; for a frozen net, normalise y before its training.",
         )
 
 

@@ -13,34 +13,17 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import clone
-from skorch import NeuralNet
-from skorch.callbacks import (
-    BatchScoring,
-    EarlyStopping,
-    EpochScoring,
-    EpochTimer,
-    Freezer,
-    GradientNormClipping,
-    Initializer,
-    LRScheduler,
-    ParamMapper,
-    PassthroughScoring,
-    PrintLog,
-    ProgressBar,
-    Unfreezer,
-    WarmRestartLR,
-)
+from skorch import NeuralNet, callbacks
 from skorch.helper import predefined_split
 from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
-from sklaplace.core.checks import warn_user
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import joined_rows
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
 from sklaplace.curvature.subnetwork import SCORE_CHECKS, SelectionProblem, choose
-from sklaplace.curvature.subsets import CRITERION, N_WEIGHTS, select
+from sklaplace.curvature.subsets import CRITERION, select
 from sklaplace.estimators.options.laplace import (
     LaplaceOptions,
     check_earlier_layout,
@@ -66,15 +49,12 @@ FEW = 100
 ENOUGH = 200
 # callbacks that only monitor or control the training
 SILENT = {
-    *(BatchScoring, EarlyStopping, EpochScoring, EpochTimer, Freezer, Initializer),
-    *(GradientNormClipping, LRScheduler, ParamMapper, PassthroughScoring, PrintLog),
-    *(ProgressBar, Unfreezer, WarmRestartLR),
+    *(callbacks.BatchScoring, callbacks.EarlyStopping, callbacks.EpochScoring),
+    *(callbacks.EpochTimer, callbacks.Freezer, callbacks.GradientNormClipping),
+    *(callbacks.Initializer, callbacks.LRScheduler, callbacks.ParamMapper),
+    *(callbacks.PassthroughScoring, callbacks.PrintLog, callbacks.ProgressBar),
+    *(callbacks.Unfreezer, callbacks.WarmRestartLR),
 }
-# errors from modules that cannot be trained on so few samples
-UNTRAINABLE = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError),
-    *(TypeError, ValueError),
-)
 # Minimum number of samples, held out or brought by a net, for reliable tuning.
 MIN_HELD_OUT = 10
 
@@ -102,10 +82,7 @@ class LaplaceTrainer(Trainer):
     ) -> TrainedNetwork:
         """Return the trained network with its training and held-out samples."""
         trained = super().train(data, validation, fit_params)
-        if not self.options.selects_weights:
-            return trained
-        self._warn_of_all_weights(trained)
-        return self.including(trained, [])
+        return self.including(trained, []) if self.options.selects_weights else trained
 
     def hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
         """Hold out samples for tuning, if there are enough and the net is trained.
@@ -154,7 +131,9 @@ class LaplaceTrainer(Trainer):
         """
         net, is_few = self.estimator, split.are_few(data.X, len(data.y), FEW)
         can_train = not self.is_frozen and _is_silent(net)
-        if not (is_few and can_train) or _has_others(net, trained):
+        own: Any = trained.held_out if getattr(net, "train_split", None) else None
+        has_own = brings_targets(trained.train, own) and len(own) >= MIN_HELD_OUT
+        if has_own or not (is_few and can_train):
             return []
         stratify = self.targets.stratify
         folds = split.hash_folds(data.X, data.y, N_FOLDS, self.seed, stratify=stratify)
@@ -163,7 +142,7 @@ class LaplaceTrainer(Trainer):
         folds = folds[: math.ceil(N_FOLDS * ENOUGH / len(data.y))]
         try:
             return self._train_each(folds, data, fit_params)
-        except UNTRAINABLE:
+        except Exception:  # the module cannot be trained on so few samples
             return []
 
     @progress.phase("train on folds")
@@ -190,36 +169,19 @@ class LaplaceTrainer(Trainer):
         if self.estimator is None:
             return replace(self, is_part=True)
         net = clone(self.estimator).set_params(verbose=0)
-        if kinds := _kinds(net):  # progress bars ignore verbose
-            entries = zip(net.callbacks, kinds, strict=True)
-            net.set_params(callbacks=[e for e, kind in entries if kind != ProgressBar])
         if net.train_split:
             net.set_params(train_split=predefined_split(held_out.dataset(net)))
         return replace(self, estimator=net, brings_encoded=True, is_part=True)
 
     def require_no_held_out(self) -> None:
         """Raise before training if the tuner requires held-out samples."""
-        reason = "the network is frozen, so that only you know what it has seen"
-        if not self.is_frozen:
-            reason = f"fewer than {split.MIN_ROWS} distinct rows are too few to share"
         if "validation" in (self.options.tuner, self.options.sigma_noise):
             raise ValueError(
                 "'validation' needs rows that the network did not see, and there are "
-                f"none: {reason}. Pass X_val and y_val to fit, or use "
-                "prior_precision='marglik'."
+                "none. Pass X_val and y_val, or use prior_precision='marglik'."
             )
 
     # ----------------------------------------------------------------- subnetworks
-    def _warn_of_all_weights(self, trained: TrainedNetwork) -> None:
-        """Warn if a subnetwork of the default size is the whole network."""
-        n = trained.spec.layout.n_parameters
-        if "n_weights" not in self.options.subset_params and n < N_WEIGHTS:
-            warn_user(
-                f"subset_of_weights='subnetwork' selects {N_WEIGHTS} weights by "
-                f"default, but the network has {n}, which are all selected. Set "
-                "subset_params={'n_weights': ...} to a smaller number, or use 'all'."
-            )
-
     def _selected_weights(self, trained: TrainedNetwork) -> Tensor:
         """Return the indices of the weights with the largest scores."""
         forward, options = trained.forward(), self.options
@@ -319,32 +281,19 @@ class LaplaceTrainer(Trainer):
         """Raise if the weights cannot be refitted."""
         if spec.head_map is None and self.options.pred_type == "nn":
             raise ValueError(
-                "refine=True cannot be used with pred_type='nn' here: the weights that "
-                "it finds are those of the linearised network. Use pred_type='glm', or "
-                "subset_of_weights='last_layer' with a network that ends in a Linear "
-                "layer."
+                "refine=True cannot be used with pred_type='nn' here: it refits the "
+                "linearised network. Use pred_type='glm', or subset_of_weights="
+                "'last_layer' with a network that ends in a Linear layer."
             )
         if not spec.likelihood.is_convex:
             raise ValueError(
-                "refine=True needs a loss that is convex in the outputs, which "
-                f"that of {type(spec.likelihood).__name__} is not. Use "
-                "refine=False."
+                "refine=True needs a loss that is convex in the outputs, unlike "
+                f"{type(spec.likelihood).__name__}. Use refine=False."
             )
-
-
-def _has_others(net: NeuralNet, trained: TrainedNetwork) -> bool:
-    """Return whether ``train_split`` brought enough samples from outside the data."""
-    if not getattr(net, "train_split", None):
-        return False
-    others = trained.held_out
-    return brings_targets(trained.train, others) and len(others) >= MIN_HELD_OUT
 
 
 def _is_silent(net: NeuralNet) -> bool:
     """Return whether all callbacks of a net are known to write no files."""
-    return SILENT.issuperset(_kinds(net))
-
-
-def _kinds(net: NeuralNet) -> list[type]:
-    """Return the classes of the callbacks passed to a net."""
-    return [c if isinstance(c, type) else type(c) for c in given_callbacks(net)]
+    return all(
+        (c if isinstance(c, type) else type(c)) in SILENT for c in given_callbacks(net)
+    )

@@ -6,17 +6,16 @@ a maximum of the posterior, the point of the Laplace approximation.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from collections.abc import Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from skorch import NeuralNet
 from skorch.callbacks import Callback
 from skorch.dataset import unpack_data
 from torch import Tensor, nn
-from torch.utils.data import Subset
 
 from sklaplace.core.random import private_rng
 from sklaplace.curvature.layout import Layout
@@ -29,6 +28,8 @@ from sklaplace.networks.outputs import raw_outputs, unwrapped
 from sklaplace.networks.trained import device_of
 from sklaplace.networks.training import batch_weights
 
+# attributes that only training needs
+_OF_TRAINING = "training_", "best_", "earlier_", "epoch_", "hyperparameters_"
 _LIKELIHOODS = tuple({type(likelihood) for likelihood, _ in CRITERIA.values()})
 
 
@@ -58,16 +59,6 @@ class PriorCallback(Callback, ABC):
     callbacks of a net must select weights of different parameters.
     """
 
-    def __repr__(self) -> str:
-        """Return the class and its non-default settings, in scikit-learn's format."""
-        given = {field: repr(getattr(self, field.name)) for field in fields(self)}
-        changed = [
-            f"{field.name}={value}"
-            for field, value in given.items()
-            if value != repr(field.default)
-        ]
-        return f"{type(self).__name__}({', '.join(changed)})"
-
     def on_train_begin(
         self, net: NeuralNet, X: Any = None, y: Any = None, **kw: Any
     ) -> None:
@@ -95,7 +86,7 @@ class PriorCallback(Callback, ABC):
             )
             _check_labels(net, dataset_train, spec)
             layout = self._begin(net, spec, len(dataset_train))
-            _check_optimizer(net, layout)
+            check_optimizer(net, {block.name for block in layout.blocks})
             _check_single(net, layout)
         self.training_ = _Training(spec, layout, dataset_train)
 
@@ -113,7 +104,8 @@ class PriorCallback(Callback, ABC):
         self, net: NeuralNet, X: Any = None, y: Any = None, **kw: Any
     ) -> None:
         """Delete the state that only training needs."""
-        self.__dict__.pop("training_", None)
+        for name in _OF_TRAINING:
+            self.__dict__.pop(name, None)
 
     @abstractmethod
     def _check_settings(self) -> None:
@@ -141,6 +133,17 @@ def given_callbacks(net: NeuralNet) -> list[Callback | type[Callback]]:
     given = getattr(net, "callbacks", None)
     entries = given if isinstance(given, list | tuple) else []
     return [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
+
+
+def refuse_callbacks(net: NeuralNet, *kinds: type[Callback]) -> None:
+    """Raise ValueError for callbacks of some classes."""
+    for callback in given_callbacks(net):
+        if isinstance(callback, kinds):
+            raise ValueError(
+                f"The callback {type(callback).__name__} changes the training of "
+                "parameters that are not trained here. Leave it out; use "
+                "optimizer__weight_decay, or LaplaceClassifier or LaplaceRegressor."
+            )
 
 
 # ----------------------------------------------------------------------- gradients
@@ -224,9 +227,8 @@ def _adapted(raw: Tensor, likelihood: Any) -> Any:
     """Return the likelihood, adapted to the number of the module's outputs."""
     if raw.ndim > 2:
         raise ValueError(
-            f"The network gives maps, of shape {tuple(raw.shape[1:])} per row, which "
-            "cannot be trained under a prior here. Train it without the callback, and "
-            "tune the prior afterwards, in LaplaceClassifier."
+            f"The network gives maps, of shape {tuple(raw.shape[1:])} per row. Train "
+            "it without the callback, and tune the prior in LaplaceClassifier."
         )
     is_bernoulli = likelihood.noun == "class" and not likelihood.is_shift_invariant
     has_columns = raw.ndim == 2 and raw.shape[1] > 1
@@ -237,22 +239,12 @@ def _check_labels(net: NeuralNet, data: Any, spec: NetworkSpec) -> None:
     """Raise for samples that the criterion ignores but the curvature would include."""
     if spec.likelihood.noun != "class":
         return
-    y = _targets(data)
-    batches = Batches(net, data, spec.batch_size()) if y is None else [(None, y, None)]
-    if any(bool((torch.as_tensor(y) < 0).any()) for _, y, _ in batches):
+    batches = Batches(net, data, spec.batch_size())
+    if any(bool((y < 0).any()) for _, y, _ in batches):
         raise ValueError(
-            "Some labels are negative, as of rows that the criterion ignores. Leave "
-            "these rows out, or train the net within LaplaceClassifier, which does."
+            "Some labels are negative. Leave ignored rows out, or train the net within "
+            "LaplaceClassifier, which does."
         )
-
-
-def _targets(dataset: Any) -> np.ndarray | None:
-    """Return the targets of a dataset or subset if they are an array, or None."""
-    if isinstance(dataset, Subset):
-        y = _targets(dataset.dataset)
-        return None if y is None else y[np.asarray(dataset.indices, dtype=int)]
-    y = getattr(dataset, "y", None)
-    return y if isinstance(y, np.ndarray) else None
 
 
 def _check_single(net: NeuralNet, layout: Layout) -> None:
@@ -265,24 +257,25 @@ def _check_single(net: NeuralNet, layout: Layout) -> None:
         if names & {block.name for block in training.layout.blocks}:
             raise ValueError(
                 f"{type(other).__name__} among the callbacks has a prior over the same "
-                "weights already. Weights have one: leave one of the callbacks out, or "
-                "select other weights."
+                "weights. Leave one of the callbacks out, or select other weights."
             )
 
 
-def _check_optimizer(net: NeuralNet, layout: Layout) -> None:
-    """Raise for weight decay on the same weights, and for line searches."""
+def check_optimizer(net: NeuralNet, names: Collection[str] | None = None) -> None:
+    """Raise for weight decay of the named parameters, and for line searches."""
     parameters = dict(unwrapped(net.module_).named_parameters())
-    selected = {id(parameters[block.name]) for block in layout.blocks}
+    selected = {id(p) for n, p in parameters.items() if names is None or n in names}
     for group in net.optimizer_.param_groups:
         if group.get("line_search_fn"):
             raise ValueError(
                 f"The optimizer has line_search_fn={group['line_search_fn']!r}, which "
-                "compares losses without the prior. Set optimizer__line_search_fn=None."
+                "compares losses without the prior, or under different draws. Set "
+                "optimizer__line_search_fn=None, or use torch.optim.Adam."
             )
         decay = group.get("weight_decay", 0)
         if decay and selected & {id(p) for p in group["params"]}:
             raise ValueError(
-                f"The optimizer has weight_decay={decay}, a second prior beside that "
-                "of the callback. Set optimizer__weight_decay=0."
+                f"The optimizer has weight_decay={decay}, a second prior. Set "
+                "optimizer__weight_decay=0; the prior (prior_scale of a variational "
+                "estimator) says how wide weights may be."
             )

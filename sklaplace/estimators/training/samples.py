@@ -4,8 +4,6 @@ Arrays are validated as in scikit-learn. Dicts of arrays and torch datasets are 
 to skorch unchanged.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, cast
 
@@ -43,9 +41,6 @@ from sklaplace.networks.stored import StoredArray, is_stored
 
 # Warn if the mean of the positive weights is below this number or above its inverse.
 SMALLEST_MEAN_WEIGHT = 0.1
-
-# ``check(X, y, reset=...)`` returns checked inputs and targets
-CheckSamples = Callable[..., tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -93,58 +88,7 @@ class EncodedData:
     validation: TrainingData | None
 
 
-def encode_samples(
-    samples: Samples,
-    owner: str,
-    check: CheckSamples,
-    infer: Callable[[Any, Samples], Targets],
-) -> EncodedData:
-    """Return training and validation data, checked and encoded.
-
-    Parameters
-    ----------
-    samples : Samples
-        Arguments of ``fit``.
-    owner : str
-        Name of the estimator, for messages.
-    check : callable
-        ``check(X, y, reset=...)`` returns checked inputs and targets.
-    infer : callable
-        ``infer(y, samples)`` returns the encoding of checked targets.
-    """
-    if (samples.X_val is None) != (samples.y_val is None):
-        missing = "y_val" if samples.y_val is None else "X_val"
-        raise ValueError(
-            f"{missing} is missing: rows to tune on need inputs and targets. "
-            "Pass both X_val and y_val, or neither."
-        )
-    check_arrays(X_val=samples.X_val, y_val=samples.y_val)
-    check_loader(samples.X)
-    if samples.y is None:
-        raise ValueError(
-            f"{owner} requires y to be passed, but the target y is "
-            "None. For a torch Dataset of pairs, pass all targets as an array: "
-            "fit(dataset, [y for _, y in dataset])."
-        )
-    X, y = check(samples.X, samples.y, reset=True)
-    if samples.sample_weight is not None:
-        weights = as_weights(
-            samples.sample_weight, y.shape[0], ensure_non_negative=True
-        )
-        samples = replace(samples, sample_weight=weights)
-    with naming(y="y"):
-        targets = infer(y, samples)
-    data = weighted_data(targets, X, y, samples.sample_weight)
-    if samples.X_val is None:
-        return EncodedData(data, None)
-    with naming(X="X_val", y="y_val"):
-        X, y = check(samples.X_val, samples.y_val, reset=False)
-        validation = weighted_data(targets, X, y, None, name="y_val")
-    _warn_of_other_ranges(data.X, validation.X)
-    return EncodedData(data, validation)
-
-
-def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
+def warn_of_other_ranges(X: Any, X_val: Any) -> None:
     """Warn if held-out samples seem to have different units from training samples.
 
     The median of a held-out column then lies outside the range of the training column
@@ -158,9 +102,8 @@ def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
     if is_off.any():
         warn_user(
             f"The median of {is_off.sum()} of {len(margin)} columns of X_val is far "
-            "outside of the range of X, so that prior and noise are chosen by samples "
-            "unlike those of training. A Pipeline does not transform X_val unless it "
-            "is named: Pipeline(steps, transform_input=['X_val'])."
+            "outside of the range of X. A Pipeline transforms X_val only if it is "
+            "named: Pipeline(steps, transform_input=['X_val'])."
         )
 
 
@@ -184,16 +127,20 @@ def weighted_data(
     own = targets.sample_weight(data.y)
     if sample_weight is None:
         return data if own is None else data.weighted(own)
-    weights = as_weights(sample_weight, len(data.y), ensure_non_negative=True)
+    weights = as_weights(sample_weight, len(data.y))
     return data.weighted(weights if own is None else weights * own)
 
 
 @naming(sample_weight="sample_weight")
-def as_weights(sample_weight: Any, n: int, **options: Any) -> np.ndarray:
+def as_weights(sample_weight: Any, n: int) -> np.ndarray:
     """Return weights of n samples as float64; raise unless they are real numbers."""
     check_arrays(sample_weight=sample_weight)
-    options["dtype"] = np.float64
-    weights = _check_sample_weight(detached(sample_weight), np.empty((n, 1)), **options)
+    weights = _check_sample_weight(
+        detached(sample_weight),
+        np.empty((n, 1)),
+        dtype=np.float64,
+        ensure_non_negative=True,
+    )
     if not weights.any():
         raise ValueError("Sample weights must contain at least one non-zero number.")
     return cast(np.ndarray, weights)
@@ -215,9 +162,9 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
     mean = float(weights.mean())
     if not SMALLEST_MEAN_WEIGHT <= mean <= 1 / SMALLEST_MEAN_WEIGHT:
         warn_user(
-            f"The mean of sample_weight is {mean:.2g}: weights are counts, so that "
-            f"{len(weights):,} samples count as {weights.sum():.3g}. Divide "
-            "sample_weight by its mean, unless that is what you mean.",
+            f"The mean of sample_weight is {mean:.2g}, and weights are counts. Divide "
+            f"them by their mean, unless {len(weights):,} samples count as "
+            f"{weights.sum():.3g}.",
             once=True,
         )
 
@@ -373,17 +320,9 @@ def applicable(net: NeuralNet, X: Any) -> Any:
 
 def _as_targets(y: Any, *, allow_nd: bool) -> Any:
     """Return targets as an array or sparse matrix, with values still unchecked."""
-    options = {"dtype": None, "ensure_2d": False, "ensure_all_finite": False}
-    try:
-        return check_array(
-            detached(y),
-            accept_sparse="csr",
-            allow_nd=allow_nd,
-            input_name="y",
-            **options,
-        )
-    except TypeError as error:
-        raise TypeError(f"y cannot be converted to an array: {error}") from error
+    options: dict[str, Any] = {"ensure_2d": False, "ensure_all_finite": False}
+    options |= {"accept_sparse": "csr", "allow_nd": allow_nd, "input_name": "y"}
+    return check_array(detached(y), dtype=None, **options)
 
 
 def draw_seed(random_state: Any) -> int:
@@ -392,15 +331,3 @@ def draw_seed(random_state: Any) -> int:
         random_state = np.random.RandomState()
     generator: np.random.RandomState = check_random_state(random_state)
     return int(generator.randint(np.iinfo(np.int32).max))
-
-
-@contextmanager
-def unchanged_on_error(estimator: Any) -> Iterator[None]:
-    """Restore the estimator's attributes if anything raises."""
-    before = dict(vars(estimator))
-    try:
-        yield
-    except BaseException:
-        vars(estimator).clear()
-        vars(estimator).update(before)
-        raise

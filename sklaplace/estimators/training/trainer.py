@@ -19,12 +19,7 @@ from sklaplace.core.checks import listed, naming, warn_user
 from sklaplace.curvature.descent import Descent, weight_decays
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.targets.base import Targets
-from sklaplace.networks.data import (
-    TrainingData,
-    first_rows,
-    is_opaque,
-    spread_rows,
-)
+from sklaplace.networks.data import TrainingData, first_rows, is_opaque, spread_rows
 from sklaplace.networks.lazy import check_no_lazy_modules, initialise_lazy_modules
 from sklaplace.networks.net_checks import check_held_out_batches, check_scripted
 from sklaplace.networks.outputs import (
@@ -223,9 +218,8 @@ class Trainer:
         if self.is_part or not has_learned:
             raise KeyboardInterrupt
         warn_user(
-            f"Training was interrupted in epoch {len(epochs)} of {n_epochs}, and "
-            "the fit goes on with the weights learned so far. Fit again to train for "
-            "all epochs."
+            f"Training was interrupted in epoch {len(epochs)} of {n_epochs}, so the "
+            "fit uses the weights learned so far. Fit again to train for all epochs."
         )
 
     def spec_options(self, is_trained: bool) -> dict[str, Any]:
@@ -282,7 +276,6 @@ def _check_history(net: NeuralNet) -> None:
         )
     if losses[-1] > 10 * abs(losses[0]) + 1:
         warn_user(
-            f"The training of the network seems to have diverged: its loss rose from "
-            f"{losses[0]:.3g} to {losses[-1]:.3g}. Lower the learning rate or scale "
-            "the inputs.",
+            f"The training of the network seems to have diverged: its loss rose to "
+            f"{losses[-1]:.3g}. Lower the learning rate or scale the inputs.",
         )

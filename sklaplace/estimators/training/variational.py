@@ -10,30 +10,17 @@ from skorch.callbacks import ParamMapper
 
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.predicting.output_model import require_draws
-from sklaplace.estimators.training.prior_callback import PriorCallback, given_callbacks
+from sklaplace.estimators.training.prior_callback import (
+    PriorCallback,
+    check_optimizer,
+    refuse_callbacks,
+)
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import is_penalised, without_penalty
 from sklaplace.networks.outputs import OutputSpec
-from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.variational.elbo import Elbo
 from sklaplace.posterior.variational.module import VariationalPosterior
-
-
-@dataclass(frozen=True)
-class VariationalNetwork(TrainedNetwork):
-    """Network with its weights at the medians of their distributions.
-
-    Attributes
-    ----------
-    posterior : VariationalPosterior
-        Distributions of the weights.
-    noise : float
-        Standard deviation of the observation noise in the objective.
-    """
-
-    posterior: VariationalPosterior | None = None
-    noise: float = 1.0
 
 
 @dataclass(kw_only=True)
@@ -53,15 +40,6 @@ class VariationalTrainer(Trainer):
 
     has_prior = True
 
-    def train(
-        self, data: TrainingData, validation: TrainingData | None, fit_params: Any
-    ) -> VariationalNetwork:
-        """Return the trained network with its distributions."""
-        if self.is_frozen:
-            self.elbo.start = copy.deepcopy(inner_net(self.estimator).module_)
-        found = vars(super().train(data, validation, fit_params))
-        return VariationalNetwork(**found, posterior=self._posterior, noise=self._noise)
-
     def new_net(self, data: TrainingData) -> NeuralNet:
         """Return the net to train, without a penalty on its weights."""
         net = inner_net(self.estimator)
@@ -71,6 +49,8 @@ class VariationalTrainer(Trainer):
     def learn(self, net: NeuralNet, *args: Any) -> tuple[Any, Any]:
         """Train the distributions, starting at the weights of a frozen net if given."""
         _check_net(net, has_likelihood=self.likelihood is not None)
+        if self.is_frozen:
+            self.elbo.start = copy.deepcopy(inner_net(self.estimator).module_)
         samples, module = self.train_net(net, *args), net.module_
         distribution = module.posterior.requires_grad_(False)
         if not all(bool(p.isfinite().all()) for p in distribution.parameters()):
@@ -79,9 +59,9 @@ class VariationalTrainer(Trainer):
                 "finite. Lower the learning rate of estimator, or scale X."
             )
         prior, layout = self.elbo.prior, module.layout
-        self._posterior = VariationalPosterior(distribution, prior, layout)
+        self.posterior = VariationalPosterior(distribution, prior, layout)
         distribution.zero_grad()
-        self._noise = float(self.elbo.noise(module))
+        self.noise = float(self.elbo.noise(module))
         net.module_ = module.at_medians()
         net.initialize_optimizer()  # for the net's new weights
         return samples
@@ -92,7 +72,7 @@ class VariationalTrainer(Trainer):
 
     def before_training(self, net: NeuralNet, spec: OutputSpec, held_out: Any) -> None:
         """Check the optimizer and the memory for draws, and set up the objective."""
-        _check_optimizer(net)
+        check_optimizer(net)
         require_draws(self.n_samples, net.module_.layout.n_parameters)
         if self.validation_fraction is not None:
             self.elbo.held_out = held_out
@@ -105,41 +85,17 @@ def _check_net(net: NeuralNet, *, has_likelihood: bool) -> None:
     owner = next(base for base in kind.__mro__ if "get_loss" in vars(base))
     if not (has_likelihood or owner.__module__.startswith("skorch.")):
         raise ValueError(
-            f"estimator is a {kind.__name__}, whose get_loss would not be used: the "
-            "objective is made of the likelihood that belongs to its criterion. Leave "
+            f"estimator is a {kind.__name__}, whose get_loss would not be used. Leave "
             "get_loss as skorch has it, or pass likelihood."
         )
     if getattr(net, "optimizer__param_groups", None):
         raise ValueError(
-            "optimizer__param_groups names parameters of the module, in whose place "
-            "those of their distributions are trained. Leave it out."
+            "optimizer__param_groups names parameters that are not trained. Leave it "
+            "out."
         )
     if net.max_epochs == 0:
         raise ValueError(
-            "The net has max_epochs=0, so that no distribution would be learned. "
-            "Choose 1 or more; distributions need more epochs than weights."
+            "The net has max_epochs=0, which learns no distribution. Choose 1 or more; "
+            "distributions need more epochs than weights."
         )
-    for callback in given_callbacks(net):
-        if isinstance(callback, PriorCallback | ParamMapper):
-            raise ValueError(
-                f"The callback {type(callback).__name__} is about parameters of the "
-                "module, in whose place those of their distributions are trained. "
-                "Leave it out; parameters with requires_grad=False stay as they are."
-            )
-
-
-def _check_optimizer(net: NeuralNet) -> None:
-    """Raise for weight decay, and for line searches, which compare different draws."""
-    for group in net.optimizer_.param_groups:
-        if group.get("line_search_fn"):
-            raise ValueError(
-                f"The optimizer has line_search_fn={group['line_search_fn']!r}, which "
-                "compares losses under different draws of the weights. Set "
-                "optimizer__line_search_fn=None, or use torch.optim.Adam."
-            )
-        if group.get("weight_decay"):
-            raise ValueError(
-                f"The optimizer has weight_decay={group['weight_decay']}, which would "
-                "pull at the parameters of the distributions. Set "
-                "optimizer__weight_decay=0; prior_scale says how wide weights may be."
-            )
+    refuse_callbacks(net, PriorCallback, ParamMapper)

@@ -1,0 +1,231 @@
+"""Members that `BaseLaplace` and `BaseSampling` share without another base class.
+
+Both classes assign these functions as methods.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, is_classifier
+from sklearn.utils._param_validation import validate_parameter_constraints
+from sklearn.utils.metaestimators import available_if
+
+from sklaplace.core import progress
+from sklaplace.core.budget import moved_entries
+from sklaplace.core.checks import check_arrays, naming
+from sklaplace.core.serialise import from_portable, pickled, to_portable, worker_state
+from sklaplace.core.trees import Inputs
+from sklaplace.estimators.options.given_net import check_net, inner_net
+from sklaplace.estimators.options.laplace import check_likelihood, sibling
+from sklaplace.estimators.training.samples import (
+    EncodedData,
+    InputForm,
+    Samples,
+    applicable,
+    as_weights,
+    check_loader,
+    warn_of_other_ranges,
+    weighted_data,
+)
+from sklaplace.estimators.training.trainer import Trainer
+from sklaplace.networks.data import TrainingData
+from sklaplace.networks.trained import device_of
+
+T = TypeVar("T", bound=Trainer)
+
+# fitted attributes with tensors
+_WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
+# attributes that functions of outputs do not need
+_SENT_APART = "estimator", "estimator_", "prior", "memory", "posterior_", "_novelty"
+# parameters of predictions, which can change after fit
+_PREDICTING = (
+    *("pred_type", "n_samples", "batch_size", "n_jobs", "residual"),
+    *("link_approx", "dirichlet_approx"),
+)
+
+
+# ----------------------------------------------------------------------------- fit
+@contextmanager
+def reported(self: Any) -> Iterator[None]:
+    """Report progress and a summary; restore all attributes if anything raises."""
+    before = dict(vars(self))
+    with progress.reporting(type(self).__name__, self.verbose):
+        try:
+            yield
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+        if self.verbose:
+            progress.line(self._summary())
+
+
+def check_parameters(self: Any) -> None:
+    """Raise an error for invalid parameters."""
+    self._validate_params()
+    check_net(self.estimator, self._targets_kind.example_net)
+    other = sibling(type(self).__name__, is_classifier(self))
+    check_likelihood(self.likelihood, is_classifier(self), other)
+
+
+def check_settings(self: Any) -> None:
+    """Raise an error for invalid parameters of predictions."""
+    values = {name: getattr(self, name) for name in _PREDICTING if hasattr(self, name)}
+    validate_parameter_constraints(
+        self._parameter_constraints, values, type(self).__name__
+    )
+
+
+def new_trainer(
+    self: Any, kind: type[T], validation_fraction: float | None, **options: Any
+) -> T:
+    """Return a trainer; ``options`` are specific to its class."""
+    return kind(
+        estimator=self.estimator,
+        targets=self._targets,
+        likelihood=self.likelihood,
+        seed=self._seed,
+        validation_fraction=validation_fraction,
+        alternative=sibling(type(self).__name__, is_classifier(self)),
+        **options,
+    )
+
+
+# ------------------------------------------------------------------------- samples
+def encode(self: Any, samples: Samples) -> EncodedData:
+    """Return samples, checked and encoded, and set the encoding of later samples."""
+    self._input_type = InputForm.of(inner_net(self.estimator))
+    if (samples.X_val is None) != (samples.y_val is None):
+        missing = "y_val" if samples.y_val is None else "X_val"
+        raise ValueError(
+            f"{missing} is missing. Pass both X_val and y_val, or neither."
+        )
+    check_arrays(X_val=samples.X_val, y_val=samples.y_val)
+    check_loader(samples.X)
+    if samples.y is None:
+        raise ValueError(
+            f"{type(self).__name__} requires y to be passed, but the target y is "
+            "None. For a torch Dataset of pairs, pass all targets as an array: "
+            "fit(dataset, [y for _, y in dataset])."
+        )
+    X, y = self._check_samples(samples.X, samples.y, reset=True)
+    if samples.sample_weight is not None:
+        weights = as_weights(samples.sample_weight, y.shape[0])
+        samples = replace(samples, sample_weight=weights)
+    with naming(y="y"):
+        targets = self._infer_targets(y, samples)
+    data = weighted_data(targets, X, y, samples.sample_weight)
+    if samples.X_val is None:
+        return EncodedData(data, None)
+    with naming(X="X_val", y="y_val"):
+        X, y = self._check_samples(samples.X_val, samples.y_val, reset=False)
+        validation = weighted_data(targets, X, y, None, name="y_val")
+    warn_of_other_ranges(data.X, validation.X)
+    return EncodedData(data, validation)
+
+
+def check_samples(
+    self: Any, X: Inputs, y: ArrayLike, *, reset: bool
+) -> tuple[Any, Any]:
+    """Return validated inputs and targets, with inputs cast."""
+    options = {"reset": reset, "allow_nd": is_classifier(self)}
+    X, y = self._input_type.check_samples(self, X, y, **options)
+    if reset:
+        self._input_type = self._input_type.seen(X)
+    return X, y
+
+
+def new_data(
+    self: Any, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
+) -> TrainingData:
+    """Return new samples for the fitted network, validated, cast and encoded."""
+    inputs, targets = self._check_samples(X, y, reset=False)
+    inputs = applicable(self.estimator_, inputs)
+    return weighted_data(self._targets, inputs, targets, sample_weight)
+
+
+# --------------------------------------------------------------------- persistence
+def reduce_ex(self: object, protocol: object) -> Any:
+    """Pickle the estimator with tensors on the CPU; skorch pickles the networks."""
+    state = worker_state(vars(self), _SENT_APART)
+    return pickled(self, moved_entries(state, _WITH_TENSORS, "cpu"))
+
+
+def getstate(self: object) -> dict[str, Any]:
+    """Return the state without tensors for skops, see `to_portable`."""
+    return to_portable(vars(self))
+
+
+def setstate(self: object, state: dict[str, Any]) -> None:
+    """Restore the state, with tensors on the network's device."""
+    vars(self).update(from_portable(state))
+    if "estimator_" in vars(self):
+        device = device_of(vars(self)["estimator_"])
+        vars(self).update(moved_entries(vars(self), _WITH_TENSORS, device))
+
+
+# ------------------------------------------------------------------------- display
+# fitted attributes in the summary, with their names there
+_SHOWN = {"elbo_": "ELBO", "kl_": "KL", "best_score_": "score", "n_splits_": "folds"}
+# fitted attributes that the table in a notebook leaves out
+_INTERNAL = {"network_spec_"}
+
+
+def summary(self: Any) -> str:
+    """Return a one-line summary of the fit and of the settings of predictions."""
+    self._check_settings()
+    likelihood = self.network_spec_.likelihood
+    parts = [*self._fit_summary(), f"{type(likelihood).__name__} likelihood"]
+    if likelihood.has_noise:
+        low, high = np.min(self.sigma_noise_), np.max(self.sigma_noise_)
+        shown = f"{low:.3g} to {high:.3g}" if high > low else f"{low:.3g}"
+        parts.append(f"sigma_noise {shown}")
+    if getattr(self, "pred_type", "glm") != "glm":
+        parts.append(f"pred_type {self.pred_type}")
+    elif hasattr(self, "_link_name"):
+        parts.append(f"link_approx {self._link_name()}")
+    for name, shown in _SHOWN.items():
+        if hasattr(self, name):
+            parts.append(f"{shown} {getattr(self, name):.4g}")
+    return ", ".join(parts)
+
+
+@available_if(lambda self: hasattr(self, "estimator_"))  # type: ignore[untyped-decorator]
+def visual_block(self: Any) -> Any:
+    """Return the block of a fitted estimator in a notebook, with its summary.
+
+    Unfitted estimators use scikit-learn's default block.
+    """
+    from sklearn.utils._repr_html.estimator import _VisualBlock
+
+    try:
+        caption = self._summary()
+    except ValueError:  # an invalid parameter, set after fit, raises later
+        caption = None
+    name = type(self).__name__
+    return _VisualBlock(
+        "single", self, names=name, name_details=str(self), name_caption=caption
+    )
+
+
+def fitted_attributes(self: object, doc_link: str = "") -> Any:
+    """Return scikit-learn's table of fitted attributes, without misleading ones.
+
+    If the prior was not chosen by the evidence, the evidence at weights that were not
+    refitted says little about the model.
+    """
+    table = _TABLE(self, doc_link)
+    hidden = set(_INTERNAL)
+    if hasattr(self, "_options") and self._options.tuner != "marglik":
+        hidden.add("log_marginal_likelihood_value_")
+    for name in hidden & table.keys():
+        del table[name]
+    return table
+
+
+# absent from older versions of scikit-learn, which then do not call ours
+_TABLE: Any = getattr(BaseEstimator, "_get_fitted_attr_html", None)
