@@ -489,11 +489,6 @@ def test_the_prior_of_a_task_goes_with_no_other():
     refused("PriorTraining among the callbacks has a", callbacks)
 
 
-def test_reprs_can_be_evaluated():
-    text = "MarglikTraining(subset_of_weights=['head'], prior_precision=0.5)"
-    assert repr(eval(text, {"MarglikTraining": MarglikTraining})) == text
-
-
 # --------------------------------------------------------------------- does it help
 
 
