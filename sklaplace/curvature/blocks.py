@@ -342,7 +342,7 @@ class HeadBlock(BaseBlock):
 
     @property
     def n_outputs(self) -> int:
-        """Number o of outputs of the layer."""
+        """Number of outputs of the layer, ``o``."""
         return self.hessian.n_outputs if self.matrix is None else self.matrix.shape[1]
 
     @cached_property

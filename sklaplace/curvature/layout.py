@@ -198,7 +198,7 @@ class Layout(FieldsOnly):
     def unflatten(
         self, vector: Tensor, module: nn.Module | None = None
     ) -> dict[str, Tensor]:
-        """Return parameters by name, in their own shapes, from a vector (P,).
+        """Split a vector (P,) into parameters, by name and in their original shapes.
 
         Entries that are not selected are taken from ``module``.
         """

@@ -56,7 +56,7 @@ from sklaplace.posterior.residual import Residual
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseLaplace:
-    """Parameters, fit and posterior of all Laplace estimators."""
+    """Parameters, fit and posterior that all Laplace estimators share."""
 
     estimator: Any = field(default=None, kw_only=False)
     likelihood: Any = None

@@ -81,7 +81,7 @@ class PenalisedNet(NeuralNet):
 
     Parameters
     ----------
-    module : type of nn.Module
+    module : subclass of nn.Module
         Module class with a method ``squared_norm()``.
     *args, **kwargs
         Arguments of `skorch.NeuralNet`.
@@ -200,11 +200,11 @@ def penalised_classifier(
         Zeros and ones.
     sample_weight : ndarray of shape (n_samples,) or None
         Non-negative weights.
-    criterion : type of nn.Module
+    criterion : subclass of nn.Module
         Loss of one logit per column.
     factor : float, default=1.0
         Factor of a sample's loss, summed over columns, in the criterion.
-    module : type of nn.Module
+    module : subclass of nn.Module
         `TabularNetwork`, or a class with the same arguments and ``squared_norm()``.
 
     Returns

@@ -110,7 +110,7 @@ def as_forward(
     logit_layer: str | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> Forward:
-    """Return a `Forward` of a skorch net, with the parameters of `Forward`."""
+    """Return a skorch net as a `Forward`; other arguments are passed to `Forward`."""
     module, bare = unwrapped(net.module_), net
     if module is not net.module_:
         bare = with_module(net, module)

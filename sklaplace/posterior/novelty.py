@@ -86,7 +86,7 @@ class NormalTails:
         return cls(mean, std.clamp(min=SMALLEST_STD))
 
     def log_survival(self, values: Tensor) -> Tensor:
-        """Return the log-probabilities of larger values, (b, q)."""
+        """Return the log-probabilities of exceeding the given values, (b, q)."""
         return torch.special.log_ndtr((self.mean - values) / self.std)
 
 

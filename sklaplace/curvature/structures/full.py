@@ -120,7 +120,7 @@ class Full(base.Diagonalised):
 
 
 class FullPrecision(base.EigenPrecision):
-    """``P = scale·H + diag δ``, by the Cholesky factor of ``P``.
+    """``P = scale·H + diag δ``, represented by its Cholesky factor.
 
     Under a scalar prior, the symmetric root for samples and the differentiable
     log-determinant use the eigenbasis of ``H``.

@@ -67,7 +67,7 @@ class FunctionSpace(DualForm):
     points : PointRoot
         ``FR``.
     is_partial : bool
-        Whether some samples are not points.
+        Whether the points are only some of the samples.
     """
 
     points: PointRoot
@@ -86,7 +86,7 @@ class FunctionSpace(DualForm):
 
     @property
     def evidence_is_biased_up(self) -> bool:
-        """Whether some samples are not points."""
+        """Whether the points are only some of the samples."""
         return self.is_partial
 
     def scaled(self, factor: Tensor) -> "FunctionSpace":

@@ -149,7 +149,7 @@ class Fold:
         return targets, targets - mean
 
     def _pieces(self) -> Iterator[TrainingData]:
-        """Yield the held-out samples in pieces that are linearised together."""
+        """Yield the held-out samples in pieces, each linearised in one pass."""
         data, spec = self.held_out, self.fit.network.spec
         if spec.layout.head is not None:
             yield data

@@ -216,7 +216,7 @@ def check_workers(distributed: bool, memory: Any) -> None:
 
 
 def data_to_agree_on(data: TrainingData) -> dict[str, Any]:
-    """Return the data that `Group.agree` compares between processes, by name.
+    """Return a dict of the data that `Group.agree` compares across processes.
 
     Inputs are left out: they may be too large to compare, or unknown until read.
     """

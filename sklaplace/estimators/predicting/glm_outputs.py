@@ -43,7 +43,7 @@ class GLMOutputs(WeightDraws):
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether outputs are Gaussian in closed form."""
+        """Whether the outputs have a Gaussian distribution, known without draws."""
         return True
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:

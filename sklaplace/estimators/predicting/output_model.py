@@ -49,7 +49,7 @@ class OutputModel(ABC):
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether outputs are Gaussian in closed form and need no draws."""
+        """Whether the outputs have a Gaussian distribution, known without draws."""
         return False
 
     @abstractmethod

@@ -48,7 +48,7 @@ class ResidualOutputs(WeightDraws):
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether outputs are Gaussian in closed form."""
+        """Whether the outputs have a Gaussian distribution, known without draws."""
         return self.inner.is_gaussian
 
     def redrawn(self, n_samples: int, seed: int) -> "ResidualOutputs":

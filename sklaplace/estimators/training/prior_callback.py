@@ -150,7 +150,7 @@ def refuse_callbacks(net: NeuralNet, *kinds: type[Callback]) -> None:
 def criterion_scale(
     net: NeuralNet, spec: NetworkSpec, y: Tensor, n_rows: int
 ) -> Tensor:
-    """Return the ratio of the criterion to the summed loss over N samples, ().
+    """Return the ratio of the criterion to the loss summed over N samples.
 
     The criterion of a batch is ``u · Σ w · loss`` plus a constant. The sum over a batch
     of b samples, times ``N / b``, estimates the sum over all N samples. The criterion

@@ -52,7 +52,7 @@ def divergence(
 
 
 def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor | None:
-    """Return the divergence of a posterior from a prior in closed form, or None.
+    """Return the closed-form divergence of a posterior from a prior, if there is one.
 
     The closed form has no noise. It serves reports and comparisons of models. For a
     Kumaraswamy posterior, it takes ten times as long as a draw.
