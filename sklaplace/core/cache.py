@@ -80,15 +80,28 @@ def cached(memory: Any, key: str, work: Callable[[], T]) -> T:
 
     Notes
     -----
-    The store warns if it cannot read or write a result; see `joblib.Memory`.
+    If the store cannot be read or written, a warning is shown.
     """
     fresh = list[T]()
 
     def entry(key: str) -> T:  # joblib stores its value under its argument
-        fresh.append(work())
+        fresh.append(begun())
         return fresh[0]
 
-    found = cast(T, memory.cache(entry)(key))
+    is_begun = False
+
+    def begun() -> T:
+        nonlocal is_begun
+        is_begun = True
+        return work()
+
+    try:
+        found = cast(T, memory.cache(entry)(key))
+    except OSError as error:  # from the store, unless the work raised it
+        if is_begun and not fresh:
+            raise
+        warn_without_memory(error)
+        return fresh[0] if fresh else work()
     if not fresh:
         progress.line("network and curvature: from memory")
     return found
@@ -152,7 +165,7 @@ class _Hasher(NumpyHasher):
             return type, (type(value),), self._content(value)
         if isinstance(value, skorch.NeuralNet):
             return type, (type(value),), _parameters(value)
-        if hasattr(type(value), "blocks"):  # a stored array
+        if getattr(type(value), "is_hashed_by_blocks", False) is True:  # StoredArray
             return type, (type(value),), [joblib.hash(b) for b in value.blocks()]
         return NotImplemented
 

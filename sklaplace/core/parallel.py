@@ -4,11 +4,12 @@ Results are in the order of the parts. Each part is computed on one thread, so r
 depend neither on the number of workers nor on the machine's number of cores.
 """
 
+import functools
 import io
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +27,18 @@ T = TypeVar("T")
 
 # Attributes that a net does not need for evaluation, such as a log or an open file.
 OF_TRAINING = "callbacks", "callbacks_", "history_", "optimizer_", "train_split"
+
+
+class cached_property(functools.cached_property[T]):  # noqa: N801
+    """`functools.cached_property` without the lock of Python 3.11.
+
+    All instances share that lock. A process that is forked while another thread
+    computes the property has a copy of the lock that nobody releases.
+    """
+
+    def __init__(self, func: Callable[[Any], T]) -> None:
+        super().__init__(func)
+        self.lock = nullcontext()
 
 
 def dumps(value: object, left_out: Sequence[str] = ()) -> bytes:

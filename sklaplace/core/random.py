@@ -7,6 +7,7 @@ depend neither on the batch nor on the order of samples. Equal samples get equal
 numbers.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -170,3 +171,16 @@ def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
                 yield
         finally:
             np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+def _renew_lock() -> None:
+    """Replace the lock if its holder is a thread that the fork did not copy."""
+    global _training
+    if _training.acquire(blocking=False):
+        _training.release()
+    else:
+        _training = RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_lock)

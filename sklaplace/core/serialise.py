@@ -167,7 +167,9 @@ def _made(call: Any, args: Any, state: Any, items: list[Any], pairs: list[Any]) 
         made[key] = value
     if isinstance(made, BaseEstimator):
         vars(made).update(state)
-        if getattr(made, "device", None):  # the CPU if it is missing, with a warning
+        if (
+            isinstance(made, NeuralNet) and made.device
+        ):  # the CPU if it is missing, with a warning
             made.device = str(get_map_location(made.device))
     elif hasattr(made, "__setstate__") and state is not None:
         made.__setstate__(state)

@@ -8,13 +8,13 @@ factors.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sklaplace.core.linalg import gram, group_products, group_rows
+from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.patches import Inputs, contracted, mean_input, unfolded
 from sklaplace.likelihoods.output_hessian import OutputHessian
 
@@ -346,7 +346,7 @@ class HeadBlock(BaseBlock):
         return self.hessian.n_outputs if self.matrix is None else self.matrix.shape[1]
 
     @cached_property
-    def g(self) -> Tensor:  # type: ignore[override]
+    def g(self) -> Tensor:
         """Dense ``SᵀM``, (b, k, 1, o)."""
         return self.hessian.rows(self.matrix).unsqueeze(2)
 

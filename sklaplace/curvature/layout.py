@@ -8,12 +8,12 @@ have one entry per block, that is, per parameter tensor.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sklaplace.core.parallel import cached_property
 from sklaplace.core.serialise import FieldsOnly
 from sklaplace.curvature.shared import IdentityMap, SharedColumns
 from sklaplace.curvature.uses import Uses

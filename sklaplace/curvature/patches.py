@@ -6,7 +6,6 @@ image and unfolds it only where necessary, a few samples at a time.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from sklaplace.core.budget import CACHE
 from sklaplace.core.linalg import gram
+from sklaplace.core.parallel import cached_property
 
 
 @dataclass(frozen=True)

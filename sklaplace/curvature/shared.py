@@ -5,12 +5,12 @@ head of a language model ``S`` would take gigabytes; products with ``S`` are sum
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.blocks import BaseBlock, Block
 
 # Maximum number of outputs for a dense (c, c) matrix, which takes 8 MiB in float64.

@@ -23,8 +23,9 @@ _NEGATIVE = 1e-3
 def as_tensor(array: Tensor | np.ndarray) -> Tensor:
     """Return a floating-point tensor; arrays are copied."""
     if not isinstance(array, Tensor):
-        # a writable copy with strides that torch supports
-        array = torch.from_numpy(np.array(array, order="C"))
+        # a writable copy with the byte order and strides that torch supports
+        native = np.asarray(array).dtype.newbyteorder("=")
+        array = torch.from_numpy(np.array(array, native, order="C"))
     return array if array.is_floating_point() else array.double()
 
 

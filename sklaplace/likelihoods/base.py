@@ -265,7 +265,9 @@ class Likelihood(ABC):
         >>> Bernoulli().gradient(f, y)
         tensor([[-0.5000]])
         """
-        gradient = torch.func.grad(lambda outputs: self.loss(outputs, y).sum())(f)
+        gradient = torch.func.grad(lambda outputs: self.loss(outputs.clone(), y).sum())(
+            f
+        )
         return torch.as_tensor(gradient)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:

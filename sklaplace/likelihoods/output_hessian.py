@@ -7,12 +7,12 @@ map ``M`` (c, o) of a layer for all samples, the layer's curvature depends only 
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.linalg import gram
+from sklaplace.core.parallel import cached_property
 
 # For more classes, products are summed in the dtype of the outputs.
 _MANY_CLASSES = 256

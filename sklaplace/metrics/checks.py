@@ -66,13 +66,15 @@ def _encode(truth: np.ndarray, labels: Given, n_columns: int) -> NDArray[np.intp
             f"y_proba has {n_columns} columns, but {source} has {len(classes)} "
             "classes. Give labels=estimator.classes_, one per column."
         )
-    is_class = truth[:, None] == classes
-    if unknown := truth[~is_class.any(axis=1)].tolist():
+    order = np.argsort(classes)
+    position = np.searchsorted(classes, truth, sorter=order).clip(max=n_columns - 1)
+    codes = order[position]
+    if unknown := truth[classes[codes] != truth].tolist():
         raise ValueError(
             f"y_true has the class {unknown[0]!r}, which is not in labels. "
             "Give labels=estimator.classes_, one per column."
         )
-    return is_class.argmax(axis=1)
+    return codes
 
 
 def check_gaussian(

@@ -77,7 +77,8 @@ def as_numbers(values: object, name: str, advice: str = ENCODE) -> np.ndarray:
         return values.astype(np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{name} is not an array of numbers: {error}. {advice}") from error
+        cause = str(error).rstrip(".")
+        raise kind(f"{name} is not an array of numbers: {cause}. {advice}") from error
 
 
 def check_finite(values: np.ndarray, name: str) -> None:

@@ -5,6 +5,7 @@ Modules return logits, log-probabilities or probabilities, and may squeeze an ax
 """
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from threading import RLock
@@ -18,6 +19,13 @@ from sklaplace.core.trees import copied
 
 # Modes, hooks and gradient flags belong to the network, which threads share.
 _EVALUATION = RLock()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    # after a fork no other thread exists to restore a network or release the lock
+    os.register_at_fork(
+        before=_EVALUATION.acquire,
+        after_in_parent=_EVALUATION.release,
+        after_in_child=_EVALUATION.release,
+    )
 
 # smallest normal float32, so that the logarithm of any probability is finite
 _SMALLEST = torch.finfo(torch.float32).tiny

@@ -389,9 +389,16 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
     f = raw.detach().double().reshape(len(raw), -1)
     u = torch.linspace(0.05, 0.95, len(f), dtype=f.dtype, device=f.device)
     y = likelihood.draw(f, u.unsqueeze(1).expand(-1, likelihood.n_draws(f.shape[1])))
-    with torch.enable_grad():
-        leaf = f.clone().requires_grad_()
-        (expected,) = torch.autograd.grad(likelihood.loss(leaf, y).sum(), leaf)
+    try:
+        with torch.enable_grad():
+            leaf = f.clone().requires_grad_()
+            loss = likelihood.loss(leaf.clone(), y).sum()
+            (expected,) = torch.autograd.grad(loss, leaf)
+    except RuntimeError as cause:
+        raise ValueError(
+            f"The loss of {type(likelihood).__name__} cannot be differentiated: "
+            f"{cause}. Compute it from f with functions of torch."
+        ) from cause
     error = (likelihood.gradient(f, y) - expected).abs().max()
     if not error <= 1e-6 * (1 + expected.abs().max()):
         raise ValueError(

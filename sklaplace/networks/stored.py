@@ -20,8 +20,6 @@ from sklaplace.core.budget import BUDGET, require_bytes
 MAX_LOADED = BUDGET
 # Bytes to read at a time to check or hash all values.
 _BLOCK = 16 * 2**20
-# Bytes to read at a time of an array on disk that has no chunks.
-_PIECE = 2**20
 
 Cast = Callable[[np.ndarray], np.ndarray]
 
@@ -53,6 +51,9 @@ class StoredArray:
         Positions of the samples in ``source``. None means all.
     """
 
+    # for the hash of `core.cache`
+    is_hashed_by_blocks = True
+
     def __init__(self, source: Any, cast: Cast, rows: np.ndarray | None = None) -> None:
         n = source.shape[0] if source.shape else np.nan
         if not np.isfinite(n):
@@ -64,8 +65,9 @@ class StoredArray:
         self.rows = np.arange(n) if rows is None else rows
         self._row_bytes = max(1, source.dtype.itemsize * prod(source.shape[1:]))
         chunks = getattr(source, "chunks", None)  # dask lists the sizes of all chunks
-        size = int(np.max(chunks[0])) if chunks else max(1, _PIECE // self._row_bytes)
-        self._chunk_rows = size
+        size = int(np.max(chunks[0])) if chunks else 0
+        # larger chunks are not read whole
+        self._chunk_rows = size if size * self._row_bytes <= BUDGET else 0
         # all parts share the last chunk read
         self._chunk = lru_cache(1)(
             lambda k: np.asarray(source[k * size : (k + 1) * size])
@@ -110,10 +112,15 @@ class StoredArray:
                 file.madvise(mmap.MADV_DONTNEED)  # pages of the map count as memory
             return found
         size = self._chunk_rows
+        distinct, places = np.unique(self.rows, return_inverse=True)
+        if not size or not len(self):
+            runs = np.split(distinct, np.flatnonzero(np.diff(distinct) > 1) + 1)
+            ends = [(int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
+            parts = [np.asarray(self.source[a:b]) for a, b in ends or [(0, 0)]]
+            return np.concatenate(parts)[places]
         chunks = self.rows // size
         if (chunks == chunks[0]).all():  # as for a single sample
             return self._chunk(int(chunks[0]))[self.rows % size]
-        distinct, places = np.unique(self.rows, return_inverse=True)
         groups = np.split(distinct, np.flatnonzero(np.diff(distinct // size)) + 1)
         parts = [self._chunk(int(rows[0]) // size)[rows % size] for rows in groups]
         return np.concatenate(parts)[places]

@@ -9,7 +9,6 @@ likelihoods.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import cast
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from sklaplace.core.budget import move, require_bytes
 from sklaplace.core.checks import as_generator
+from sklaplace.core.parallel import cached_property
 from sklaplace.core.random import RandomState
 from sklaplace.curvature import priors
 from sklaplace.curvature.layout import Layout

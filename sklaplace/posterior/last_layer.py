@@ -6,7 +6,6 @@ is exact, and ``J`` follows from the inputs of the layer, the features.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch.nn.functional import pad
 
 from sklaplace.core.budget import BUDGET, batch_rows
 from sklaplace.core.linalg import symmetric_eigh
+from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.blocks import Block, HeadBlock
 from sklaplace.curvature.ggn import GGN, Curvature, ggn_hessian, output_hessian
 from sklaplace.curvature.jacobian import Jacobian

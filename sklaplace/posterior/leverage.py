@@ -18,12 +18,13 @@ al. (2009), "Feature hashing for large scale multitask learning" (`sketched`).
 """
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.linalg import gram
+from sklaplace.core.parallel import cached_property
 from sklaplace.core.serialise import FieldsOnly
 
 # Maximum number of features; more features are hashed.

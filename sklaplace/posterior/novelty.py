@@ -17,11 +17,11 @@ probabilities). `leverage` lists more references.
 
 import math
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from sklaplace.core.parallel import cached_property
 from sklaplace.core.serialise import FieldsOnly
 from sklaplace.core.trees import leaves
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood

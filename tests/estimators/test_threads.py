@@ -1,26 +1,35 @@
-"""Predictions in several threads, and contexts of the caller."""
+"""Predictions in several threads, forked processes, and contexts of the caller."""
 
+import multiprocessing
 import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 import torch
-from nets import MLP, BatchNormMLP, blobs, classifier, seeded
+from nets import MLP, BatchNormMLP, blobs, classifier, regressor, seeded, waves
 from sklearn.frozen import FrozenEstimator
 
-from sklaplace import LaplaceClassifier
+from sklaplace import LaplaceClassifier, LaplaceRegressor
 
 # The longest test takes this many seconds; set it to 60 before a release.
 SECONDS = float(os.environ.get("SKLAPLACE_TEST_SECONDS", "1"))
 X, Y = blobs(120)
+R_X, R_Y = waves(120)
 
 
 def fitted_classifier(**params):
     net = seeded(classifier(BatchNormMLP), X, Y)
     settings = {"prior_precision": 1.0, "random_state": 0} | params
     return LaplaceClassifier(FrozenEstimator(net), **settings).fit(X, Y)
+
+
+def fitted_regressor(**params):
+    net = regressor(max_epochs=3, train_split=None)
+    settings = {"prior_precision": 1.0, "sigma_noise": 0.3, "random_state": 0} | params
+    return LaplaceRegressor(net, **settings).fit(R_X, R_Y)
 
 
 def gradient(model):
@@ -117,6 +126,43 @@ def test_another_network_predicts_while_one_is_trained():
         model.predict_proba(X)
         done.set()
         training.result()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_processes_forked_while_threads_predict_and_train_do_not_wait():
+    """Children had a lock that was held by a thread of their parent."""
+    model, ends = fitted_classifier(), threading.Event()
+    context = multiprocessing.get_context("fork")
+
+    def repeat(work):
+        while not ends.is_set():
+            work()
+
+    def train():
+        LaplaceClassifier(classifier(max_epochs=1), random_state=0).fit(X, Y)
+
+    expected = model.predict_proba(X)
+    refitted = fitted_regressor().predict(R_X)
+
+    def child():
+        np.testing.assert_array_equal(model.predict_proba(X), expected)
+        assert all(flags(model)[1])
+        np.testing.assert_array_equal(fitted_regressor().predict(R_X), refitted)
+
+    with ThreadPoolExecutor(2) as pool:
+        works = train, lambda: model.predict_proba(X)
+        running = [pool.submit(repeat, work) for work in works]
+        children = [context.Process(target=child, daemon=True) for _ in range(10)]
+        for process in children:
+            process.start()
+            time.sleep(0.02)
+        for process in children:
+            process.join(60)
+        ends.set()
+    assert not any(task.exception() for task in running)
+    codes = [process.exitcode for process in children]
+    assert codes == [0] * 10  # None: it never ended
 
 
 def test_the_posterior_is_that_of_the_network_without_autocast():

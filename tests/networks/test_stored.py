@@ -79,13 +79,18 @@ def test_a_chunk_is_read_once_for_consecutive_samples():
     assert source.n_read == 42  # six chunks of seven
 
 
-def test_samples_without_chunks_are_read_in_pieces(monkeypatch):
-    monkeypatch.setattr(stored, "_PIECE", 5 * VALUES[0].nbytes)
+@pytest.mark.parametrize("chunks", [None, Chunked.chunks])
+def test_only_samples_are_read_without_chunks_of_fair_size(chunks, monkeypatch):
+    monkeypatch.setattr(stored, "BUDGET", 7 * VALUES[0].nbytes - 1)
     source = Chunked()
-    source.chunks = None  # of a contiguous dataset of HDF5
+    source.chunks = chunks  # None: a contiguous dataset of HDF5
     array = StoredArray(source, single)
-    np.testing.assert_array_equal(array[[31, 2, 30]], VALUES[[31, 2, 30]])
-    assert source.n_read == 10
+    np.testing.assert_array_equal(array[[31, 2, 30, 2]], VALUES[[31, 2, 30, 2]])
+    assert source.n_read == 3
+
+
+def test_no_samples(array):
+    assert array[:0].shape == (0, *VALUES.shape[1:])
 
 
 def test_blocks_are_all_samples(array, monkeypatch):

@@ -13,7 +13,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sklaplace.core.checks import Check
 from sklaplace.core.linalg import all_finite
+from sklaplace.core.parallel import cached_property
 from sklaplace.core.serialise import FieldsOnly
 from sklaplace.curvature import priors
 from sklaplace.curvature.blocks import Block, total, variances

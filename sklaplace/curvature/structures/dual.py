@@ -6,12 +6,12 @@ factorisation ``L Lᵀ = I + BᵀB``, (n, n).
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.linalg import symmetric_eigh
+from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.blocks import CHUNK_ELEMENTS, Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.structures import base

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.linalg import all_finite, gram, symmetric_eigh
+from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.blocks import BaseBlock, Block, HeadBlock
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout

@@ -32,7 +32,6 @@ greedily to reduce this trace.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import groupby
 from typing import Any, ClassVar, Self
 
@@ -41,6 +40,7 @@ from torch import Tensor
 
 from sklaplace.core.checks import check_count
 from sklaplace.core.linalg import symmetric_eigh
+from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.structures.base import Accumulator, Structure
@@ -78,7 +78,7 @@ class FunctionSpace(DualForm):
     priors = frozenset({"scalar", "layerwise"})
 
     @cached_property
-    def root(self) -> Root:  # type: ignore[override]
+    def root(self) -> Root:
         """``FR``, or its triangular QR factor if ``FR`` has more rows than columns."""
         if self.points.n_rows <= self.layout.n_parameters:
             return self.points

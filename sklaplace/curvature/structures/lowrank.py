@@ -6,7 +6,6 @@ approximation ``H ≈ Y (ΩᵀY)⁻¹ Yᵀ`` is exact if the rank of ``H`` is at
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sklaplace.core.checks import check_below_one, check_count
-from sklaplace.core.parallel import torch_threads
+from sklaplace.core.parallel import cached_property, torch_threads
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.base import Accumulator

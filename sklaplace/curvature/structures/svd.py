@@ -7,11 +7,11 @@ with almost no noise and a wide prior.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.structures import base
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,12 @@ from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_count
 from sklaplace.core.linalg import all_finite
-from sklaplace.core.parallel import n_workers, ordered_map, torch_threads
+from sklaplace.core.parallel import (
+    cached_property,
+    n_workers,
+    ordered_map,
+    torch_threads,
+)
 from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.likelihoods.base import weighted

@@ -86,6 +86,7 @@ class PosteriorFamily:
 def _fault(posterior: WeightPosterior) -> str | None:
     """Describe a result that prevents training; return None if there is none."""
     w, log_q = posterior.sample(2, torch.Generator().manual_seed(0))
+    again, _ = posterior.sample(2, torch.Generator().manual_seed(0))
     moments = {key: getattr(posterior, key)() for key in ("median", "mean", "variance")}
     for key, value in {"draws": w, "log densities": log_q, **moments}.items():
         shape = (posterior.n_weights,) if key in moments else (2, posterior.n_weights)
@@ -96,6 +97,10 @@ def _fault(posterior: WeightPosterior) -> str | None:
         return "draws without gradients"
     if not (w + log_q).isfinite().all():
         return "draws or log densities that are not finite"
+    if not torch.equal(w, again):
+        return "draws that do not follow the generator"
+    if not (moments["variance"] > 0).all() or moments["median"].isnan().any():
+        return "variances that are not positive, or medians that are not numbers"
     error = float((posterior.log_prob(w) - log_q).detach().abs().median())
     if not error <= _TOLERANCE:
         return f"a log_prob that is {error:.2g} nats from that of draws"
