@@ -5,6 +5,7 @@ import importlib
 import linecache
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import types
@@ -54,6 +55,40 @@ def test_work_is_done_once_per_key_and_results_share_nothing(tmp_path, options):
         np.testing.assert_equal(result, [np.zeros(2), {"a": 1}])
         result[0] += 1
     assert work.n == 2
+
+
+def test_a_store_that_cannot_be_written_is_not_used(tmp_path):
+    memory, work = joblib.Memory(tmp_path / "store", verbose=0), Counter()
+    cached(memory, "a", work)
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "store").touch()
+    with pytest.warns(UserWarning, match="memory has no effect"):
+        np.testing.assert_equal(cached(memory, "b", work), [np.zeros(2), {"a": 1}])
+    assert work.n == 2
+
+
+def test_errors_of_the_work_are_its_own(tmp_path):
+    def fails():
+        raise OSError("of the data")
+
+    work = Counter(fails)
+    with pytest.raises(OSError, match="of the data"):
+        cached(joblib.Memory(tmp_path, verbose=0), "a", work)
+    assert work.n == 1
+
+
+class WithBlocks:
+    """An object of the user, with a method that arrays on disk have as well."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def blocks(self):
+        return iter(())
+
+
+def test_objects_with_blocks_are_hashed_by_value():
+    assert differ(WithBlocks(X), WithBlocks(-X))
 
 
 def test_what_can_be_a_memory(tmp_path, monkeypatch):

@@ -532,6 +532,11 @@ class StudentT(RegressionLikelihood):
         return torch.from_numpy(np.log(p @ w / w.sum()).sum(-1))
 
 
+class Detached(StudentT):
+    def loss(self, f, y):
+        return super().loss(f.detach(), y)
+
+
 class WrongGradient(StudentT):
     def gradient(self, f, y):
         return 2 * super().gradient(f, y)
@@ -577,6 +582,7 @@ class TestLikelihoodsOfOnesOwn:
         ("wrong", "error", "words"),
         [
             (WrongGradient(), ValueError, "gradient of WrongGradient contradicts"),
+            (Detached(), ValueError, "loss of Detached cannot be differentiated"),
             (NoiseToChoose(), ValueError, "only normal noise can be chosen"),
             (StudentT, TypeError, r"not an instance .*RegressionLikelihood"),
             ("poisson", TypeError, "likelihood='poisson' is not an instance"),

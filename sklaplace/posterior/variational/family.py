@@ -17,6 +17,12 @@ from sklaplace.posterior.variational.priors import WeightPrior
 # Largest median difference, in nats, between `log_prob` and the log densities of draws.
 # In float32, they differ by about 1e-5.
 _TOLERANCE = 1e-2
+# Largest median ratio between variances and variances of draws, either way. For two
+# draws, the ratio is 2.2 for a Gaussian and 23 for a Student t distribution with 2.1
+# degrees of freedom.
+_LARGEST_RATIO = 30.0
+# Number of values drawn for the ratio.
+_DRAWN = 1_000_000
 _OTHERS = ", or a subclass or an instance of WeightPosterior"
 _ADVICE = "WeightPosterior describes what each method returns."
 
@@ -61,8 +67,8 @@ class PosteriorFamily:
     def start(self, location: Tensor, scale: Tensor) -> WeightPosterior:
         """Return a posterior with initial medians and standard deviations, (P,) each.
 
-        An instance is copied with its current parameters. Draws of custom families are
-        checked.
+        An instance is copied with its current parameters. Draws and moments of custom
+        families are checked.
         """
         if isinstance(self.given, WeightPosterior):
             posterior, n_weights = self.given, self.given.n_weights
@@ -73,35 +79,43 @@ class PosteriorFamily:
                     "class, or an instance for this network."
                 )
             posterior = copy.deepcopy(posterior).to(location).requires_grad_(True)
+            location = posterior.median().detach()
         else:
             options = self.options or {}
             posterior = self.kind(location, scale, bound=self.bound, **options)
         is_own = self.kind not in POSTERIORS.values()
-        if is_own and (fault := _fault(posterior)):
+        if is_own and (fault := _fault(posterior, location, scale)):
             raise ValueError(f"posterior={self.kind.name!r} has {fault}. {_ADVICE}")
         return posterior
 
 
 @torch.enable_grad()
-def _fault(posterior: WeightPosterior) -> str | None:
+def _fault(posterior: WeightPosterior, location: Tensor, scale: Tensor) -> str | None:
     """Describe a result that prevents training; return None if there is none."""
-    w, log_q = posterior.sample(2, torch.Generator().manual_seed(0))
-    again, _ = posterior.sample(2, torch.Generator().manual_seed(0))
+
+    def drawn(n_draws: int) -> tuple[Tensor, Tensor]:
+        return posterior.sample(n_draws, torch.Generator().manual_seed(0))
+
+    n = len(location)
+    (w, log_q), (again, _) = drawn(2), drawn(2)
     moments = {key: getattr(posterior, key)() for key in ("median", "mean", "variance")}
     for key, value in {"draws": w, "log densities": log_q, **moments}.items():
-        shape = (posterior.n_weights,) if key in moments else (2, posterior.n_weights)
+        shape = (n,) if key in moments else (2, n)
         found = tuple(getattr(value, "shape", ())), getattr(value, "dtype", type(value))
         if found != (shape, w.dtype):
             return f"{key}: {found[0]} of {found[1]}, not {shape} of {w.dtype}"
-    if not (w.requires_grad and log_q.requires_grad):
-        return "draws without gradients"
-    if not (w + log_q).isfinite().all():
-        return "draws or log densities that are not finite"
-    if not torch.equal(w, again):
-        return "draws that do not follow the generator"
-    if not (moments["variance"] > 0).all() or moments["median"].isnan().any():
-        return "variances that are not positive, or medians that are not numbers"
-    error = float((posterior.log_prob(w) - log_q).detach().abs().median())
-    if not error <= _TOLERANCE:
-        return f"a log_prob that is {error:.2g} nats from that of draws"
-    return None
+    with torch.no_grad():
+        error = float((posterior.log_prob(w) - log_q).abs().median())
+        many, _ = drawn(max(2, min(_DRAWN // n, 1000)))
+        ratio = float((moments["variance"] / many.var(0)).median())
+        distance = float(((moments["median"] - location).abs() / scale).max())
+    is_near = 1 / _LARGEST_RATIO <= ratio <= _LARGEST_RATIO or ratio == float("inf")
+    holds = {
+        "draws without gradients": w.requires_grad and log_q.requires_grad,
+        "draws or log densities that are not finite": (w + log_q).isfinite().all(),
+        "draws that do not follow the generator": torch.equal(w, again),
+        f"a log_prob that is {error:.2g} nats from that of draws": error <= _TOLERANCE,
+        f"a variance of {ratio:.2g} times that of draws": is_near,
+        "medians that do not start at location, the network's weights": distance <= 1,
+    }
+    return next((fault for fault, is_fine in holds.items() if not is_fine), None)

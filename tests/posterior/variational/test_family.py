@@ -1,5 +1,6 @@
 """Families of weight posteriors: names, classes and instances, and what is refused."""
 
+import math
 import re
 
 import pytest
@@ -71,12 +72,7 @@ class Unfinished(WeightPosterior):
 @pytest.mark.parametrize(
     ("family", "prior", "error", "words"),
     [
-        (
-            ("gausian",),
-            None,
-            ValueError,
-            ["'gausian' is not known", "an instance of Weight"],
-        ),
+        (("gausian",), None, ValueError, ["'gaussian'", "an instance of Weight"]),
         ((3,), None, ValueError, ["posterior=3 is not known"]),
         ((dict,), None, ValueError, ["posterior=<class 'dict'> is not known"]),
         (("gaussian", 3.0, {"n_units": 2}), None, ValueError, ["It takes none."]),
@@ -136,12 +132,36 @@ def transformed(change):
     return lambda q, noise: change(*Logistic.transform(q, noise))
 
 
+def scaled_variance(factor):
+    return lambda q: factor * Logistic.variance(q)
+
+
+class Unseeded(Logistic):
+    def noise(self, n, generator=None):
+        source = torch.Generator()
+        source.seed()
+        return super().noise(n, source)
+
+
+class Elsewhere(Logistic):
+    def __init__(self, location, scale, bound=3.0):
+        super().__init__(location + 1, scale, bound)
+
+
 class WithoutBound(Logistic):
     def __init__(self, location, scale):
         super().__init__(location, scale)
 
 
 FAULTY = [
+    (
+        own("LargeVariance", variance=scaled_variance(100)),
+        r"'LargeVariance' has a variance of 1e\+02 times that of draws",
+    ),
+    (
+        own("SmallVariance", variance=scaled_variance(0.01)),
+        "'SmallVariance' has a variance of 0.01 times that of draws",
+    ),
     (
         own("NoVariance", variance=lambda q: 1.0),
         r"variance: .* of <class 'float'>, not \(4,\) of torch\.float64",
@@ -170,6 +190,8 @@ FAULTY = [
         own("Off", log_prob=lambda q, w: Logistic.log_prob(q, w) + q.scale.log()),
         "has a log_prob that is .* nats from that of draws",
     ),
+    (Unseeded, "draws that do not follow the generator"),
+    (Elsewhere, "medians that do not start at location, the network's weights"),
 ]
 
 
@@ -189,6 +211,15 @@ def test_faulty_families_are_refused(kind, words):
 def test_incomplete_families_are_named(kind, words):
     with pytest.raises(TypeError, match=words):
         PosteriorFamily(kind).start(LOCATION, SCALE)
+
+
+def test_an_infinite_variance_is_no_fault():
+    assert (
+        PosteriorFamily(own("Wide", variance=scaled_variance(math.inf)))
+        .start(LOCATION, SCALE)
+        .n_weights
+        == 4
+    )
 
 
 def test_an_instance_for_other_weights_is_refused():
