@@ -173,8 +173,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
         if not (scaling > 0).all():
             raise ValueError(
-                "The targets equal the predictions: there is nothing to scale to. "
-                "Pass rows that were measured with noise."
+                "y equals the predictions: there is nothing to scale to. Pass rows "
+                "that were measured with noise."
             )
         self.sigma_scaling_ = scaling
         return self

@@ -28,7 +28,7 @@ from sklaplace.estimators.targets.classes import ClassTargets
 from sklaplace.estimators.targets.label_types import SingleLabel
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.likelihoods import Bernoulli
-from sklaplace.networks.arrays import detached
+from sklaplace.networks.arrays import as_array, detached
 from sklaplace.networks.data import TrainingData, as_given, first_rows, is_opaque
 from sklaplace.networks.default import penalised_classifier, require_array
 from sklaplace.networks.forward import Forward, first_tensor
@@ -446,7 +446,7 @@ def _check_pairs(X: Inputs) -> None:
     """Raise ValueError if arrays do not contain pairs."""
     if is_opaque(X) and not isinstance(X, Mapping):
         return
-    arrays = np.asarray(X) if isinstance(X, list | tuple) else X
+    arrays = as_array(X, "X") if isinstance(X, list | tuple) else X
     if _n_items(arrays) != {2}:
         shapes = mapped(np.shape, arrays)
         raise ValueError(
