@@ -56,11 +56,21 @@ def _device(device: Any) -> torch.device:
     return CPU if torch.device(device).type == "cpu" else GPU
 
 
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """Return the tensor that ``torch.func`` has wrapped, or the tensor itself."""
+    if hasattr(torch.func, "debug_unwrap"):
+        return torch.func.debug_unwrap(tensor)
+    functorch = torch._C._functorch  # of older releases
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def _storage(tensor: Tensor) -> Any:
     """Storage of a tensor, also of one that ``torch.func`` has wrapped; or None."""
     if tensor.layout != torch.strided:
         return None
-    return torch.func.debug_unwrap(tensor).untyped_storage()
+    return _unwrapped(tensor).untyped_storage()
 
 
 def label(tensor: Tensor) -> torch.device | None:
