@@ -82,23 +82,17 @@ def cached(memory: Any, key: str, work: Callable[[], T]) -> T:
     -----
     If the store cannot be read or written, a warning is shown.
     """
-    fresh = list[T]()
+    begun, fresh = list[str](), list[T]()
 
     def entry(key: str) -> T:  # joblib stores its value under its argument
-        fresh.append(begun())
+        begun.append(key)
+        fresh.append(work())
         return fresh[0]
-
-    is_begun = False
-
-    def begun() -> T:
-        nonlocal is_begun
-        is_begun = True
-        return work()
 
     try:
         found = cast(T, memory.cache(entry)(key))
     except OSError as error:  # from the store, unless the work raised it
-        if is_begun and not fresh:
+        if begun and not fresh:
             raise
         warn_without_memory(error)
         return fresh[0] if fresh else work()
