@@ -111,19 +111,21 @@ class StoredArray:
             if hasattr(file, "madvise"):
                 file.madvise(mmap.MADV_DONTNEED)  # pages of the map count as memory
             return found
+        if not len(self):
+            return np.asarray(self.source[:0])
         size = self._chunk_rows
+        if size and (self.rows // size == self.rows[0] // size).all():
+            return self._group(self.rows)  # of one chunk, as for a single sample
         distinct, places = np.unique(self.rows, return_inverse=True)
-        if not size or not len(self):
-            runs = np.split(distinct, np.flatnonzero(np.diff(distinct) > 1) + 1)
-            ends = [(int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
-            parts = [np.asarray(self.source[a:b]) for a, b in ends or [(0, 0)]]
-            return np.concatenate(parts)[places]
-        chunks = self.rows // size
-        if (chunks == chunks[0]).all():  # as for a single sample
-            return self._chunk(int(chunks[0]))[self.rows % size]
-        groups = np.split(distinct, np.flatnonzero(np.diff(distinct // size)) + 1)
-        parts = [self._chunk(int(rows[0]) // size)[rows % size] for rows in groups]
-        return np.concatenate(parts)[places]
+        is_end = np.diff(distinct // size) if size else np.diff(distinct) > 1
+        groups = np.split(distinct, np.flatnonzero(is_end) + 1)
+        return np.concatenate([self._group(rows) for rows in groups])[places]
+
+    def _group(self, rows: np.ndarray) -> np.ndarray:
+        """Read samples of one chunk, or consecutive ones if no chunks are kept."""
+        if size := self._chunk_rows:
+            return self._chunk(int(rows[0]) // size)[rows % size]
+        return np.asarray(self.source[int(rows[0]) : int(rows[-1]) + 1])
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Read all samples in blocks."""
