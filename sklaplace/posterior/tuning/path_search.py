@@ -36,7 +36,8 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     found = dict(zip(places, scored(problem, path[::stride]), strict=True))
     best = _best(found)
     if stride > 1:
-        near = range(max(0, best - stride + 1), min(len(path), best + stride))
+        around = range(max(0, best - stride + 1), min(len(path), best + stride))
+        near = [index for index in around if index not in found]
         found |= zip(near, scored(problem, [path[i] for i in near]), strict=True)
     return found[_best(found)]
 
