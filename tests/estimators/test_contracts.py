@@ -576,9 +576,8 @@ def deviations_are_scaled_to_residuals(subject):
     assert (model.fit(subject.X, subject.y).sigma_scaling_ == 1).all()
 
 
-EVERY = [
-    neither_batches_nor_order_matter,
-    samples_of_a_frozen_net_are_exchangeable,
+# about training and storing, which does not depend on the kind of targets
+OF_TRAINING = [
     contexts_of_the_caller_change_nothing,
     copies_answer_alike_and_share_nothing,
     a_clone_fits_alike,
@@ -586,6 +585,11 @@ EVERY = [
     files_are_answered_as_arrays,
     workers_change_no_bit,
     tensors_are_converted_or_refused,
+]
+EVERY = [
+    *OF_TRAINING,
+    neither_batches_nor_order_matter,
+    samples_of_a_frozen_net_are_exchangeable,
     questions_change_nothing,
     questions_that_fail_change_nothing,
     fits_change_nothing_but_the_estimator,
@@ -595,16 +599,6 @@ EVERY = [
     scores_are_finite,
     draws_have_the_joint_moments,
 ]
-# that are about training and storing, which does not depend on the kind of targets
-OF_TRAINING = {
-    contexts_of_the_caller_change_nothing,
-    copies_answer_alike_and_share_nothing,
-    a_clone_fits_alike,
-    seeds_decide,
-    files_are_answered_as_arrays,
-    workers_change_no_bit,
-    tensors_are_converted_or_refused,
-}
 OF_CLASSES_ONLY = [probabilities_agree, dirichlets_agree]
 OF_NUMBERS_ONLY = [
     numbers_agree,
