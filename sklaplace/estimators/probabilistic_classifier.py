@@ -133,35 +133,38 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     def _concentrations(self, X: Inputs, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
-        check_is_fitted(self)
-        self._check_settings()
+        outputs = self._outputs()
         method = self.dirichlet_approx if method is None else method
         check_option("method", method, dirichlet.APPROXIMATIONS)
         approximation = dirichlet.APPROXIMATIONS[method]
         flags = {"diagonal": approximation.diagonal, "centred": approximation.centred}
         work = self._on_logits(approximation, **flags)
-        (alpha,) = self._outputs().map_gaussian(self._check_inputs(X), **work)
+        (alpha,) = outputs.map_gaussian(self._check_inputs(X), **work)
         return alpha[:, : self._targets.n_classes]
 
     def _entropies(self, X: Inputs, method: str) -> np.ndarray:
         """Return total, aleatoric and epistemic entropy of each label, (n·r, 3)."""
-        outputs = self._outputs()
         if method != "mc":
             found = dirichlet.uncertainty(self._concentrations(X, method))
-        elif outputs.model.is_gaussian:
-            outputs.model.check_variance()
+        else:
+            found = self._entropies_of_draws(X)
+        # a network with one logit has two classes
+        return found if self._targets.n_classes > 1 else np.zeros_like(found)
+
+    def _entropies_of_draws(self, X: Inputs) -> np.ndarray:
+        """Return entropies like `_entropies`, from draws of the logits."""
+        outputs = self._outputs()
+        outputs.model.check_variance()
+        if outputs.model.is_gaussian:
             work = self._on_logits(
                 lambda m, c: mc_uncertainty(m, c, self._normals(m)),
                 diagonal=False,
                 centred=True,
             )
             (found,) = outputs.map_gaussian(self._check_inputs(X), **work)
-        else:
-            outputs.model.check_variance()
-            X, of = self._check_inputs(X), self._proba_of_draws
-            found = outputs.map_draws(X, lambda f: uncertainty_of_draws(of(f))).numpy()
-        # a network with one logit has two classes
-        return found if self._targets.n_classes > 1 else np.zeros_like(found)
+            return found
+        X, of = self._check_inputs(X), self._proba_of_draws
+        return outputs.map_draws(X, lambda f: uncertainty_of_draws(of(f))).numpy()
 
     def _log_proba_of(self, X: Inputs, y: ArrayLike) -> np.ndarray:
         """Return the finite log-probability of each sample's labels, (n,)."""
