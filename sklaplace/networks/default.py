@@ -1,4 +1,4 @@
-"""Default networks for small tables, without settings, trained deterministically.
+"""Default networks for tables, without settings, trained deterministically.
 
 The weights of a `TabularNetwork` minimise, with ``lambda = strength * noise``,
 
@@ -7,8 +7,10 @@ The weights of a `TabularNetwork` minimise, with ``lambda = strength * noise``,
 ``noise`` is the fraction of the target variance that a linear model on the untrained
 features leaves unexplained, at the maximum of the evidence (MacKay 1992). The
 regularisation therefore adapts to the noise in the data without a validation set.
+`Size` holds what depends on the number of samples.
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,14 @@ from skorch import NeuralNet, NeuralNetClassifier, NeuralNetRegressor
 from torch import Tensor, nn
 
 from sklaplace.networks.optimizer import CosineAdam
-from sklaplace.networks.tabular import Array, DropoutNetwork, TabularNetwork
+from sklaplace.networks.split import are_few
+from sklaplace.networks.tabular import (
+    HIDDEN_UNITS,
+    Array,
+    DropoutNetwork,
+    TabularNetwork,
+    with_pieces,
+)
 
 # Rounding errors, such as from a reordering of the samples, grow by a factor of about
 # 1.3 per iteration of L-BFGS. This limit keeps them near 1e-11 and almost always below
@@ -27,15 +36,6 @@ MAX_ITERATIONS = 35
 
 # Well above rounding errors in float64, at which the line search becomes meaningless.
 GRADIENT_TOLERANCE = 1e-7
-
-# Half the squared error plus noise / 2 * ||weights||^2 is the negative log posterior
-# under a standard normal prior, in units of the noise. This prior needs no rescaling.
-REGRESSION_STRENGTH = 1.0
-
-# Cross-entropy includes its own noise model, so this factor is empirical. The log loss
-# of most small tables hardly changes between 0.2 and 0.5, but 0.2 overfits pure noise
-# and 0.5 underfits a curved decision boundary.
-CLASSIFICATION_STRENGTH = 0.3
 
 # Below one per cent of the variance, evidence cannot distinguish noise from
 # nonlinearity, and a vanishing penalty would leave the weights undetermined.
@@ -73,6 +73,58 @@ _ADAM: dict[str, Any] = {
     "lr": STOCHASTIC_RATE,
     "optimizer__n_steps": STOCHASTIC_STEPS,
 }
+
+
+# A few hundred full-batch steps of Adam end within 1e-6 of each other for reordered
+# samples. L-BFGS, with the iterations that a network with pieces needs, does not.
+_LONG_ADAM: dict[str, Any] = {
+    **_FULL_BATCH,
+    "optimizer": CosineAdam,
+    "lr": 0.1,
+    "optimizer__n_steps": 200,
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Capacity, regularisation and training for a number of samples.
+
+    The user guide shows the choice as a function of the number of samples.
+
+    Attributes
+    ----------
+    hidden_units : int
+        Width of the hidden layer.
+    n_pieces : int
+        Pieces per column; see `piecewise_linear`.
+    regression_strength : float
+        Factor of the penalty. Half the squared error plus ``noise / 2 * ||weights||²``
+        is the negative log posterior under a standard normal prior, in units of the
+        noise, for a factor of 1.
+    classification_strength : float
+        Factor of the penalty. Cross-entropy includes its own noise model, so this
+        factor is empirical. The log loss of most small tables hardly changes between
+        0.2 and 0.5, but 0.2 overfits pure noise and 0.5 underfits a curved decision
+        boundary.
+    training : dict
+        Settings of the skorch net.
+    """
+
+    hidden_units: int = HIDDEN_UNITS
+    n_pieces: int = 0
+    regression_strength: float = 1.0
+    classification_strength: float = 0.3
+    training: dict[str, Any] = field(default_factory=lambda: _LBFGS)
+
+
+# From this number of distinct samples on, piecewise linear inputs predict better on
+# average. The evidence sees only a linear model, and a network with pieces overfits
+# more than that model, so the penalty is larger.
+MANY_ROWS = 500
+SMALL = Size()
+LARGE = Size(64, 8, 3.0, 1.0, _LONG_ADAM)
+# Largest number of inputs with pieces, which limits the size of the last layer.
+MAX_INPUTS = 1000
 
 
 # ------------------------------------------------------------------------------- nets
@@ -160,7 +212,8 @@ def default_classifier(
     Notes
     -----
     Building costs O(n p min(n, p)) for p = features + hidden units. ``fit`` costs about
-    `MAX_ITERATIONS` forward and backward passes over all samples.
+    `MAX_ITERATIONS` forward and backward passes over all samples, or 200 passes for
+    `MANY_ROWS` samples or more, with up to eight further features per column.
 
     References
     ----------
@@ -212,8 +265,8 @@ def penalised_classifier(
     PenalisedClassifier
         A net whose ``fit`` initialises and trains the network.
     """
-    Y, weight, noise, settings = _prepared(X, Y, sample_weight)
-    penalty = factor * CLASSIFICATION_STRENGTH * noise / (2 * weight.sum())
+    Y, weight, size, noise, settings = _prepared(X, Y, sample_weight)
+    penalty = factor * size.classification_strength * noise / (2 * weight.sum())
     return PenalisedClassifier(module, criterion=criterion, penalty=penalty, **settings)
 
 
@@ -224,13 +277,13 @@ def default_regressor(
 
     Like `default_classifier`, but with `torch.nn.MSELoss`. Targets may have any units.
     """
-    Y, weight, noise, settings = _prepared(X, Y, sample_weight)
+    Y, weight, size, noise, settings = _prepared(X, Y, sample_weight)
     target_center, target_scale = center_and_scale(Y, weight)
     return PenalisedRegressor(
         TabularNetwork,
         criterion=nn.MSELoss,
         # MSELoss is twice the above loss, averaged over samples and outputs.
-        penalty=REGRESSION_STRENGTH * noise / (weight.sum() * Y.shape[1]),
+        penalty=size.regression_strength * noise / (weight.sum() * Y.shape[1]),
         module__target_center=target_center,
         module__target_scale=target_scale,
         **settings,
@@ -278,8 +331,8 @@ def require_array(X: object) -> np.ndarray:
 
 def _prepared(
     X: object, Y: np.ndarray, weight: Array | None
-) -> tuple[np.ndarray, Array, float, dict[str, Any]]:
-    """Return targets, nonzero weights, the noise level and common settings."""
+) -> tuple[np.ndarray, Array, Size, float, dict[str, Any]]:
+    """Return targets, nonzero weights, size, noise level and common settings."""
     X = require_array(X)
     if X.ndim != 2:
         raise ValueError(
@@ -288,11 +341,57 @@ def _prepared(
         )
     weight = np.ones(len(X)) if weight is None else weight.astype(np.float64)
     X, Y, weight = X[weight > 0], Y[weight > 0], weight[weight > 0]
+    size = SMALL if are_few(X, len(X), MANY_ROWS) else LARGE
+    n_pieces = min(size.n_pieces, MAX_INPUTS // X.shape[1] - 1)
     center, scale = center_and_scale(X, weight)
-    noise = _noise_fraction(X, Y, weight, center, scale)
-    module = {"center": center, "scale": scale, "n_outputs": Y.shape[1]}
+    pieces = piecewise_linear((X - center) / scale, weight, max(n_pieces, 1))
+    module: dict[str, Any] = {"center": center, "scale": scale, "pieces": pieces}
+    module["hidden_units"] = size.hidden_units
+    noise = _noise_fraction(X, Y, weight, module)
+    module["n_outputs"] = Y.shape[1]
     settings = {f"module__{name}": value for name, value in module.items()}
-    return Y, weight, noise, settings | _LBFGS
+    return Y, weight, size, noise, settings | size.training
+
+
+def piecewise_linear(Z: Array, weight: Array, n_pieces: int) -> Array:
+    """Return pieces between quantiles of each column; see `with_pieces`.
+
+    A linear model on the pieces of a column is a piecewise linear function of the
+    column.
+
+    Parameters
+    ----------
+    Z : ndarray of shape (n, n_features)
+        Standardised inputs.
+    weight : ndarray of shape (n,)
+        Positive weights. A weight counts repetitions of its sample.
+    n_pieces : int
+        Largest number of pieces per column. Columns with fewer than three distinct
+        quantiles have no pieces.
+
+    Returns
+    -------
+    ndarray of shape (m, 5)
+        The pieces.
+
+    References
+    ----------
+    Gorishniy, Rubachev and Babenko (2022), "On embeddings for numerical features in
+    tabular deep learning", eq. (1), but constant beyond the outer quantiles.
+    """
+    levels = np.linspace(0, 1, n_pieces + 1)
+    rule: Any = {"weights": weight, "method": "inverted_cdf"}
+    knots = [np.unique(np.quantile(z, levels, **rule)) for z in Z.T]
+    found = [
+        np.column_stack([np.full(len(k) - 1, index), k[:-1], np.diff(k)])
+        for index, k in enumerate(knots)
+        if len(k) > 2
+    ]
+    ends = np.concatenate([np.empty((0, 3)), *found])
+    plain = np.column_stack([ends, np.zeros(len(ends)), np.ones(len(ends))])
+    values = with_pieces(torch.from_numpy(Z), torch.from_numpy(plain)).numpy()
+    moments = center_and_scale(values[:, Z.shape[1] :], weight)
+    return np.column_stack([ends, *moments])
 
 
 def center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
@@ -312,16 +411,14 @@ def center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
 
 
 # -------------------------------------------------------------------- noise by evidence
-def _noise_fraction(
-    X: Array, Y: Array, weight: Array, center: Array, scale: Array
-) -> float:
+def _noise_fraction(X: Array, Y: Array, weight: Array, module: dict[str, Any]) -> float:
     """Estimate noise over target variance by a linear model on untrained features."""
     target_center, target_scale = center_and_scale(Y, weight)
     Y = (Y - target_center) / target_scale
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         # a fixed seed, so that the features depend only on the inputs
         torch.default_generator.manual_seed(0)
-        network = TabularNetwork(center, scale, n_outputs=1)
+        network = TabularNetwork(**module, n_outputs=1)
         features = network.features(torch.from_numpy(X)).numpy()
     features = features - np.average(features, axis=0, weights=weight)
     root = np.sqrt(weight)[:, None]

@@ -14,13 +14,16 @@ from sklearn.model_selection import train_test_split
 
 from sklaplace.core.random import private_rng
 from sklaplace.networks.default import (
+    MANY_ROWS,
     MIN_NOISE,
-    REGRESSION_STRENGTH,
+    SMALL,
     default_classifier,
     default_regressor,
+    piecewise_linear,
     with_dropout,
     without_penalty,
 )
+from sklaplace.networks.tabular import with_pieces
 from sklaplace.networks.training import train
 
 
@@ -60,7 +63,7 @@ VARIANTS = {
     "with dropout": lambda net: _short(with_dropout(net)),
 }
 every_variant = pytest.mark.parametrize("change", VARIANTS.values(), ids=VARIANTS)
-SHAPES = [(10, 10, 1), (15, 10, 2), (30, 3, 3), (60, 10, 2), (200, 5, 3)]
+SHAPES = [(10, 10, 1), (15, 10, 2), (30, 3, 3), (60, 10, 2), (200, 5, 3), (700, 5, 3)]
 
 
 class TestStandardisation:
@@ -84,8 +87,9 @@ class TestStandardisation:
         assert net.module__scale[1] == 1.0
         np.testing.assert_allclose(net.module__center[1], constant)
 
-    def test_huge_and_tiny_values_stay_finite(self):
-        X, y = _problem("classifier", 30, 3, 2)
+    @pytest.mark.parametrize("n", [30, MANY_ROWS])
+    def test_huge_and_tiny_values_stay_finite(self, n):
+        X, y = _problem("classifier", n, 3, 2)
         X = X * [1e307, 1e-300, 1.0]
         net = _trained("classifier", X, y)
         assert np.isfinite(net.module__scale).all()
@@ -146,13 +150,53 @@ class TestWeightsAndOrder:
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-7)
 
 
+class TestPieces:
+    def test_rise_between_quantiles_and_are_constant_elsewhere(self):
+        Z = np.linspace(-1, 1, 101)[:, None]
+        pieces = piecewise_linear(Z, np.ones(101), 4)
+        np.testing.assert_allclose(pieces[:, 0], 0)
+        np.testing.assert_allclose(pieces[:, 1], [-1, -0.5, 0, 0.5], atol=0.03)
+        found = with_pieces(torch.tensor([[-9.0], [0.0], [9.0]]), torch.tensor(pieces))
+        values = found[:, 1:].numpy() * pieces[:, 4] + pieces[:, 3]
+        expected = [[0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]
+        np.testing.assert_allclose(values, expected, atol=0.06)
+
+    def test_are_standardised_and_span_piecewise_linear_functions(self):
+        Z = np.random.RandomState(0).randn(300, 1)
+        pieces = piecewise_linear(Z, np.ones(300), 4)
+        knots = [*pieces[:, 1], Z.max()]
+        encoded = with_pieces(torch.tensor(Z), torch.tensor(pieces)).numpy()[:, 1:]
+        np.testing.assert_allclose(encoded.mean(0), 0, atol=1e-12)
+        np.testing.assert_allclose(encoded.std(0), 1)
+        target = np.interp(Z[:, 0], knots, [3.0, -1.0, 0.0, 5.0, 2.0])
+        design = np.column_stack([encoded, np.ones(300)])
+        coefficients = np.linalg.lstsq(design, target)[0]
+        np.testing.assert_allclose(design @ coefficients, target, atol=1e-12)
+
+    def test_columns_with_few_values_have_none(self):
+        Z = np.column_stack([np.arange(40) % 2, np.zeros(40), np.arange(40) == 7])
+        assert piecewise_linear(Z.astype(float), np.ones(40), 8).shape == (0, 5)
+
+    def test_wide_tables_have_fewer(self):
+        X, y = _problem("classifier", MANY_ROWS, 300, 2)
+        net = default_classifier(X, y, None, 2)
+        assert len(net.module__pieces) == 300 * 2
+        X, y = _problem("classifier", MANY_ROWS, 600, 2)
+        assert len(default_classifier(X, y, None, 2).module__pieces) == 0
+
+    def test_repeated_rows_do_not_make_a_large_table(self):
+        X, y = _problem("classifier", 100, 3, 2)
+        net = default_classifier(np.tile(X, (9, 1)), np.tile(y, 9), None, 2)
+        assert len(net.module__pieces) == 0
+
+
 class TestNoise:
     @pytest.mark.parametrize("noise", [0.3, 1.0, 3.0])
     def test_penalty_follows_noise(self, noise):
         rng = np.random.RandomState(0)
         X = rng.uniform(0, 6, size=(300, 1))
         Y = np.sin(1.5 * X) + noise * rng.randn(300, 1)
-        share = default_regressor(X, Y, None).penalty * 300 / REGRESSION_STRENGTH
+        share = default_regressor(X, Y, None).penalty * 300 / SMALL.regression_strength
         assert share == pytest.approx(noise**2 / Y.var(), rel=0.25)
 
     def test_more_columns_than_rows(self):
@@ -174,7 +218,7 @@ class TestNoise:
     def test_noiseless_data_keep_a_penalty(self):
         X = np.linspace(-1, 1, 50)[:, None]
         net = default_regressor(X, 2 * X, None)
-        assert net.penalty * 50 == pytest.approx(MIN_NOISE * REGRESSION_STRENGTH)
+        assert net.penalty * 50 == pytest.approx(MIN_NOISE * SMALL.regression_strength)
 
 
 class TestNets:
@@ -218,6 +262,15 @@ class TestQuality:
             net = _trained("classifier", X, y, seed, y.max() + 1)
             losses.append(log_loss(y_test, net.predict_proba(X_test)))
         assert np.mean(losses) < bound
+
+    def test_steps_and_interactions_are_learned_from_many_rows(self):
+        rng = np.random.RandomState(0)
+        X = rng.uniform(-1, 1, size=(3000, 4))
+        clean = np.where(X[:, :1] > 0.2, np.sin(5 * X[:, 1:2]), np.abs(X[:, 2:3]))
+        Y, test = clean + 0.1 * rng.randn(3000, 1), slice(1000, None)
+        net = _trained("regressor", X[:1000], Y[:1000])
+        error = np.mean((net.predict(X[test]) - clean[test]) ** 2) / clean.var()
+        assert error < 0.1
 
     def test_curved_regression_beats_a_linear_model(self):
         X, y = make_friedman1(1400, noise=1.0, random_state=0)

@@ -43,7 +43,7 @@ from sklaplace.posterior.last_layer import refit_bytes
 
 # Number of folds if there are too few samples to hold some out.
 N_FOLDS = 5
-# With fewer distinct samples, the tuner "auto" trains networks on folds.
+# With fewer distinct samples, the tuner "auto" trains other networks on folds too.
 FEW = 100
 # Number of held-out samples that suffices for tuning; it limits the number of folds.
 ENOUGH = 200
@@ -87,14 +87,14 @@ class LaplaceTrainer(Trainer):
     def hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
         """Hold out samples for tuning, if there are enough and the net is trained.
 
-        Small data are not split if networks can be trained on folds instead.
+        Data are not split if networks are trained on folds instead.
         """
         on_folds = self.options.uses_folds and _is_silent(self.estimator)
         if is_stream(data.X):
             if "validation" in (self.options.tuner, self.options.sigma_noise):
                 require_choice(data.X)
             return data, None
-        if on_folds and split.are_few(data.X, len(data.y), FEW):
+        if on_folds and self._takes_folds(data):
             return data, None
         return super().hold_out(data)
 
@@ -129,11 +129,11 @@ class LaplaceTrainer(Trainer):
         files, or if networks cannot be trained on so few samples. For many samples, a
         few of the folds are enough.
         """
-        net, is_few = self.estimator, split.are_few(data.X, len(data.y), FEW)
+        net, is_split = self.estimator, self._takes_folds(data)
         can_train = not self.is_frozen and _is_silent(net)
         own: Any = trained.held_out if getattr(net, "train_split", None) else None
         has_own = brings_targets(trained.train, own) and len(own) >= MIN_HELD_OUT
-        if has_own or not (is_few and can_train):
+        if has_own or not (is_split and can_train):
             return []
         stratify = self.targets.stratify
         folds = split.hash_folds(data.X, data.y, N_FOLDS, self.seed, stratify=stratify)
@@ -144,6 +144,14 @@ class LaplaceTrainer(Trainer):
             return self._train_each(folds, data, fit_params)
         except Exception:  # the module cannot be trained on so few samples
             return []
+
+    def _takes_folds(self, data: TrainingData) -> bool:
+        """Return whether networks of folds replace held-out samples.
+
+        Networks of folds cost more training, and leave all samples to the network. The
+        default network is quick to train.
+        """
+        return self.estimator is None or split.are_few(data.X, len(data.y), FEW)
 
     @progress.phase("train on folds")
     def _train_each(
