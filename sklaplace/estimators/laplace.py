@@ -51,6 +51,7 @@ from sklaplace.estimators.training.samples import (
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.novelty import Novelty
 from sklaplace.posterior.residual import Residual
 
 
@@ -198,7 +199,11 @@ class BaseLaplace:
         self._novelty = fit.novelty and fit.novelty.inflated(score.leverages)
         if options.residual_variance(self.residual) and self._residual() is None:
             warn_without_residual(posterior, options)
+        self._learn_noise(fit, score)
         return self
+
+    def _learn_noise(self, fit: LaplaceFit, score: HeldOutScore) -> None:
+        """Fit a model of the noise, if the estimator has one."""
 
     def _train_and_accumulate(
         self, options: LaplaceOptions, samples: Samples
@@ -299,14 +304,23 @@ class BaseLaplace:
         """Distribution of the fitted network's outputs."""
         check_is_fitted(self)
         self._check_settings()
-        kind = OUTPUT_MODELS[self.pred_type]
-        draws = self.n_samples, self._seed, self.posterior_
-        model, residual = kind(*draws), self._residual()
-        if residual is not None:
-            layers = self.network_spec_.feature_layers
-            model = ResidualOutputs(*draws, model, residual, layers)
         network = TrainedNetwork(self.estimator_, self.network_spec_)
-        elements = self._options.row_elements(self.network_spec_)
+        return self._outputs_of(network, self.posterior_, self._novelty)
+
+    def _outputs_of(
+        self,
+        network: TrainedNetwork,
+        posterior: GaussianPosterior,
+        novelty: Novelty | None,
+    ) -> BatchedOutputs:
+        """Distribution of a network's outputs under a posterior."""
+        kind = OUTPUT_MODELS[self.pred_type]
+        draws = self.n_samples, self._seed, posterior
+        model, residual = kind(*draws), self._residual_of(novelty, posterior)
+        if residual is not None:
+            layers = network.spec.feature_layers
+            model = ResidualOutputs(*draws, model, residual, layers)
+        elements = self._options.row_elements(network.spec)
         given = network, model, self.batch_size, elements
         if self._cache is not None:
             return CachedOutputs(*given, cache=self._cache)
@@ -314,11 +328,17 @@ class BaseLaplace:
 
     def _residual(self) -> Residual | None:
         """Return the residual of the outputs, or None if there is none."""
+        return self._residual_of(self._novelty, self.posterior_)
+
+    def _residual_of(
+        self, novelty: Novelty | None, posterior: GaussianPosterior
+    ) -> Residual | None:
+        """Return the residual under another novelty or posterior."""
         # the parameter can change after fit
         variance = self._options.residual_variance(self.residual)
-        if self._novelty is None or not variance:
+        if novelty is None or not variance:
             return None
-        return Residual.of(self._novelty, self.posterior_, variance)
+        return Residual.of(novelty, posterior, variance)
 
     # ----------------------------------------------------------------------- samples
     def _check_inputs(self, X: Inputs) -> Any:

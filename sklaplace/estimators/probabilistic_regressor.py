@@ -1,6 +1,7 @@
 """ProbabilisticRegressor: means, standard deviations, quantiles and samples."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -18,6 +19,7 @@ from sklaplace.core.trees import Inputs
 from sklaplace.estimators.options.given_net import is_frozen
 from sklaplace.estimators.options.laplace import sibling
 from sklaplace.estimators.predicting import latent
+from sklaplace.estimators.predicting.noise_model import NoiseModel
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.targets.numbers import NumberTargets, geometric_mean
 from sklaplace.estimators.training.samples import Samples
@@ -36,6 +38,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     normalize_y: bool = False
 
     _targets_kind: ClassVar[type[NumberTargets]] = NumberTargets
+    # set by estimators whose noise depends on the inputs
+    _noise_model = cast(NoiseModel | None, None)
 
     @abstractmethod
     def _outputs(self) -> BatchedOutputs:
@@ -82,25 +86,48 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             self.sigma_noise_ = levels * self._targets.scaling.scale
         self.sigma_scaling_ = np.ones(self._targets.n_outputs)
 
-    def _latent(self, X: Inputs) -> list[np.ndarray]:
-        """Return mean and variance (n, c) of the outputs, in the network's units."""
-        return self._outputs().latent(self._check_inputs(X))
+    def _latent(self, X: Inputs) -> tuple[Any, ...]:
+        """Return mean and variance (n, c) of the outputs, noise, and quantiles.
+
+        All are in the network's units. Without a noise model, the noise is a number,
+        and there are no quantiles. With one, both depend on the inputs.
+        """
+        X, outputs = self._check_inputs(X), self._outputs()
+        if self._noise_model is None:
+            return *outputs.latent(X), self._noise, None
+        found = outputs.map_predictions(X, self._noise_model.of_batch)
+        mean, variance, noise, rows = found
+        return mean, variance, self._noise * noise, rows
+
+    def _reshaped(self, X: Inputs, normal: Callable[..., np.ndarray]) -> np.ndarray:
+        """Return values of targets, such as quantiles or draws.
+
+        ``normal(mean, variance, noise)`` returns the values (n, c, s) for normal
+        targets. A noise model maps them to its own distribution.
+        """
+        *given, rows = self._latent(X)
+        if self._noise_model is None:
+            return normal(*given)
+        mean, variance = self._likelihood.moments(*given)
+        center, std = mean[..., None], np.sqrt(variance)[..., None]
+        scores = (normal(*given) - center) / std
+        return center + std * self._noise_model.standardised(rows, scores)
 
     def _mean_and_variance(self, X: Inputs) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance (n, n_outputs) of new targets, noise included."""
-        mean, variance = self._latent(X)
-        mean, variance = self._likelihood.moments(mean, variance, self._noise)
+        mean, variance = self._likelihood.moments(*self._latent(X)[:3])
         scaling = self._targets.scaling
         variance = scaling.restored_variance(variance * self.sigma_scaling_**2)
         return scaling.restored(mean), variance
 
     def _log_proba_of(self, X: Inputs, y: np.ndarray) -> np.ndarray:
         """Return the log-density of each sample's targets, (n,)."""
-        mean, variance = self._latent(X)
+        mean, variance, noise, _ = self._latent(X)
         targets = y.reshape(len(mean), -1).astype(np.float64)
         targets = self._targets.scaling.normalized(targets)
-        m, v, t = map(torch.as_tensor, (mean, variance, targets))
-        densities = self._likelihood.log_density(m, v, t, self._noise)
+        values = map(np.asarray, (mean, variance, targets, noise))
+        given: Any = map(torch.as_tensor, values)
+        densities = self._likelihood.log_density(*given)
         log_unit = targets.shape[1] * np.log(self._targets.noise_unit)
         return np.asarray(densities.numpy() - log_unit)
 
@@ -167,8 +194,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         data = self._new_data(X, y, sample_weight)
         if len(data.y) < 2:
             raise ValueError("1 row tells no scale. Pass a hundred or more.")
-        mean, variance = self._outputs().latent(data.X)
-        mean, variance = self._likelihood.moments(mean, variance, self._noise)
+        mean, variance = self._likelihood.moments(*self._latent(data.X)[:3])
         squares = (data.y - mean) ** 2 / variance
         scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
         if not (scaling > 0).all():
@@ -267,12 +293,17 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         """
         latent.check_one(return_std=return_std, return_cov=return_cov)
         if return_cov:
-            mean, cov = self._outputs().joint(self._check_inputs(X))
-            mean, cov = self._likelihood.joint_moments(mean, cov, self._noise)
+            X = self._check_inputs(X)
+            mean, cov = self._outputs().joint(X)
+            mean, cov = self._likelihood.joint_moments(mean, cov, self._latent(X)[2])
             scaling = self._targets.scaling
             mean = self._targets.drop_axis(scaling.restored(mean))
             cov = scaling.restored_variance(cov * self.sigma_scaling_**2)
             return mean, cov[..., 0] if self._targets.ndim == 1 else cov
+        if not return_std:
+            mean, variance = self._outputs().latent(self._check_inputs(X))
+            mean, _ = self._likelihood.moments(mean, variance, self._noise)
+            return self._targets.drop_axis(self._targets.scaling.restored(mean))
         mean, variance = self._mean_and_variance(X)
         if return_std:
             return self._targets.drop_axis(mean), np.sqrt(
@@ -310,7 +341,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         >>> model.score_samples(X[:3]).shape
         (3,)
         """
-        _, variance = self._latent(X)
+        _, variance = self._outputs().latent(self._check_inputs(X))
         variance = variance[:, : self._targets.n_outputs]
         variance = self._targets.scaling.restored_variance(variance)
         scaled = variance / np.square(self.sigma_noise_)
@@ -345,11 +376,12 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         (2, 3)
         """
         levels = as_levels("alpha", alpha, "Choose a level, such as 0.95.")
-        mean, variance = self._latent(X)
-        values = self._likelihood.quantiles(mean, variance, self._noise, levels)
+        quantiles = partial(self._likelihood.quantiles, levels=levels)
+        values = self._reshaped(X, quantiles)
         if (self.sigma_scaling_ != 1).any():
             scaling = self.sigma_scaling_[:, None]
-            values = mean[..., None] + (values - mean[..., None]) * scaling
+            mean = self._outputs().latent(self._check_inputs(X))[0][..., None]
+            values = mean + (values - mean) * scaling
         values = self._targets.drop_axis(self._targets.scaling.restored(values))
         return values if np.ndim(alpha) else values[..., 0]
 
@@ -429,7 +461,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         outputs, seed = self._outputs(), as_seed("random_state", random_state)
         draws = outputs.sample(self._check_inputs(X), n_samples, seed)
         generator = np.random.default_rng(as_seed("random_state", random_state))
-        draws = self._likelihood.sample(draws, self._noise, generator)
+        draw = partial(self._likelihood.sample, draws, generator=generator)
+        if self._noise_model is None:
+            draws = draw(self._noise)
+        else:
+            draws = self._reshaped(X, lambda mean, variance, noise: draw(noise))
         draws = self._targets.scaling.restored(draws)
         if (self.sigma_scaling_ != 1).any():
             mean = self._mean_and_variance(X)[0][..., None]

@@ -309,7 +309,7 @@ class LaplaceRanker(LaplaceClassifier):
 
     def _check_options(self) -> LaplaceOptions:
         options = super()._check_options()
-        self._residual()
+        self._residual_of()
         if options.structure_params.get("weight_sharing") == "reduce":
             raise ValueError(
                 "structure_params={'weight_sharing': 'reduce'} adds the gradients of "
@@ -318,7 +318,7 @@ class LaplaceRanker(LaplaceClassifier):
             )
         return options
 
-    def _residual(self) -> None:
+    def _residual_of(self, *_: object) -> None:
         """Raise ValueError for a residual: it is not a difference of two scores."""
         if self.residual != "none":
             raise ValueError(

@@ -10,16 +10,23 @@ from numpy.typing import ArrayLike
 from sklaplace.core.linalg import plain
 from sklaplace.core.trees import Inputs
 from sklaplace.curvature.ggn import CURVATURES
-from sklaplace.estimators.fitting.laplace_fit import HeldOutScore, LaplaceSolver
+from sklaplace.estimators.fitting.laplace_fit import (
+    HeldOutScore,
+    LaplaceFit,
+    LaplaceSolver,
+)
+from sklaplace.estimators.fitting.noise import held_out_residuals
 from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.options.laplace import LaplaceOptions
+from sklaplace.estimators.predicting.noise_model import NoiseModel
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.targets.numbers import (
     check_normalize_y,
     geometric_mean,
     has_noise,
 )
+from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.likelihoods import Gaussian, RegressionLikelihood
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -155,16 +162,20 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         time. The global random generators are never touched.
     verbose : int, default=0
         As for `LaplaceClassifier`.
-    sigma_noise : float, array or {"auto", "validation", "marglik"}, default="auto"
+    sigma_noise : float, array or {"auto", "homoscedastic", "validation", "marglik"}, \
+            default="auto"
         Standard deviation of the observation noise. Only for nets with ``MSELoss``,
         which does not determine the noise. One number applies to all outputs, and an
         array has one value per column of ``y``. A name tunes the noise together with
         ``prior_precision``, with one level per column: in proportion to held-out
-        residuals, or by maximising the evidence; see the user guide. If both parameters
-        have names other than ``"auto"``, the names must be equal, except for
-        ``"validation"`` with ``prior_precision="marglik"``. With
-        ``prior_precision="marglik"``, ``"auto"`` uses held-out samples if there are
-        any.
+        residuals, or by maximising the evidence; see the user guide. With ``"auto"``,
+        the noise is heteroscedastic if there are at least 20 held-out residuals: its
+        standard deviation and quantiles depend on the inputs, in proportion to the
+        level; see :ref:`noise`. ``"homoscedastic"`` is ``"auto"`` with normal noise of
+        constant level, like all other values. If both parameters have names other than
+        ``"auto"``, the names must be equal, except for ``"validation"`` with
+        ``prior_precision="marglik"``. With ``prior_precision="marglik"``, ``"auto"``
+        uses held-out samples if there are any.
     normalize_y : bool, default=False
         Whether to train the network on targets that are centred and divided by their
         standard deviation, column by column. Results and a given ``sigma_noise`` stay
@@ -182,7 +193,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     posterior_ : GaussianPosterior
         Gaussian over the selected weights.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one if there is no noise.
+        Standard deviation of constant observation noise; one if there is no noise.
+        Heteroscedastic noise is relative to it.
     sigma_scaling_ : ndarray of shape (n_outputs,)
         Scaling factors of standard deviations; all one unless `recalibrate` was called.
     n_features_in_ : int
@@ -197,7 +209,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Temperature in use: ``temperature``, unless `tune` chose another value.
     log_marginal_likelihood_value_ : float
         Laplace approximation of the log marginal likelihood, in nats, of targets in
-        units of ``y``.
+        units of ``y`` with constant noise.
 
     See Also
     --------
@@ -206,10 +218,10 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
 
     Notes
     -----
-    The posterior is exact for a network that is linear in the selected weights. Noise
-    tuned on training data is too small if the network overfits. Held-out samples are
-    therefore preferred, and ``fit`` warns without them. See `LaplaceClassifier` for
-    references.
+    The posterior is exact for a network that is linear in the selected weights, and
+    constant noise. Noise tuned on training data is too small if the network overfits.
+    Held-out samples are therefore preferred, and ``fit`` warns without them. See
+    `LaplaceClassifier` for references.
 
     Examples
     --------
@@ -265,8 +277,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         if not isinstance(self.sigma_noise, str):
             return self.sigma_noise
         # without noise, nothing is tuned and no samples are held out
-        is_noisy = has_noise(self.likelihood, inner_net(self.estimator))
-        return self.sigma_noise if is_noisy else 1.0
+        if not has_noise(self.likelihood, inner_net(self.estimator)):
+            return 1.0
+        return "auto" if self.sigma_noise == "homoscedastic" else self.sigma_noise
 
     def _solver(self, options: LaplaceOptions) -> LaplaceSolver:
         noise = options.sigma_noise
@@ -293,6 +306,31 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     ) -> None:
         super()._set_fitted(options, network, posterior)
         self._set_noise(plain(posterior.hyperparameters.sigma_noise))
+
+    @property
+    def _models_noise(self) -> bool:
+        """Whether the noise depends on the inputs, if the likelihood has noise."""
+        return isinstance(self.sigma_noise, str) and self.sigma_noise == "auto"
+
+    def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
+        return replace(super()._trainer(options), models_noise=self._models_noise)
+
+    def _learn_noise(self, fit: LaplaceFit, score: HeldOutScore) -> None:
+        """Fit the noise model to residuals of held-out samples, if there are any."""
+        self._noise_model = None
+        if not (self._models_noise and isinstance(self._likelihood, Gaussian)):
+            return
+        outputs, parts = self._outputs(), []
+        for fold in fit.folds:
+            posterior = self._solver(self._options).under(fold, self.posterior_)
+            novelty = fold.novelty and fold.novelty.inflated(score.leverages)
+            parts.append(self._outputs_of(fold.network, posterior, novelty))
+        if not parts and fit.network.held_out is not None:
+            parts = [replace(outputs, network=fit.network)]
+        if parts:
+            residuals = held_out_residuals(outputs, parts)
+            levels = self._noise * np.array(self._likelihood.relative or (1.0,))
+            self._noise_model = NoiseModel.fit(residuals, levels)
 
     @property
     def _noise(self) -> float:

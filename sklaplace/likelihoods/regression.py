@@ -21,6 +21,7 @@ from sklaplace.likelihoods.quadrature import NODES, WEIGHTS, exp_at_nodes
 
 Array = np.ndarray
 Pair = tuple[Array, Array]
+Noise = float | Array
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -113,7 +114,7 @@ class RegressionLikelihood(Likelihood):
         return None
 
     @abstractmethod
-    def moments(self, mean: Array, var: Array, noise: float) -> Pair:
+    def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:
         """Return the mean and variance of new targets.
 
         Parameters
@@ -122,7 +123,7 @@ class RegressionLikelihood(Likelihood):
             Means of the outputs.
         var : ndarray of shape (n, c)
             Variances of the outputs.
-        noise : float
+        noise : float or ndarray of shape (n, t)
             Standard deviation ``σ``; ignored by likelihoods without noise.
 
         Returns
@@ -146,7 +147,7 @@ class RegressionLikelihood(Likelihood):
         """
 
     @abstractmethod
-    def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
+    def joint_moments(self, mean: Array, cov: Array, noise: Noise) -> Pair:
         """Return the mean and covariance of new targets across samples.
 
         Parameters
@@ -155,7 +156,7 @@ class RegressionLikelihood(Likelihood):
             Means of the outputs.
         cov : ndarray of shape (n, n, c)
             Covariances of each output across samples.
-        noise : float
+        noise : float or ndarray of shape (n, t)
             Standard deviation ``σ``; ignored by likelihoods without noise.
 
         Returns
@@ -179,7 +180,7 @@ class RegressionLikelihood(Likelihood):
         """
 
     @abstractmethod
-    def quantiles(self, mean: Array, var: Array, noise: float, levels: Array) -> Array:
+    def quantiles(self, mean: Array, var: Array, noise: Noise, levels: Array) -> Array:
         """Return quantiles of new targets.
 
         Parameters
@@ -188,7 +189,7 @@ class RegressionLikelihood(Likelihood):
             Means of the outputs.
         var : ndarray of shape (n, c)
             Variances of the outputs.
-        noise : float
+        noise : float or ndarray of shape (n, t)
             Standard deviation ``σ``; ignored by likelihoods without noise.
         levels : ndarray of shape (q,)
             Levels between 0 and 1.
@@ -212,14 +213,14 @@ class RegressionLikelihood(Likelihood):
         """
 
     @abstractmethod
-    def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
+    def sample(self, f: Array, noise: Noise, generator: np.random.Generator) -> Array:
         """Draw new targets.
 
         Parameters
         ----------
         f : ndarray of shape (n, c, s)
             Draws of the outputs.
-        noise : float
+        noise : float or ndarray of shape (n, t)
             Standard deviation ``σ``; ignored by likelihoods without noise.
         generator : numpy.random.Generator
             Source of the noise.
@@ -245,7 +246,9 @@ class RegressionLikelihood(Likelihood):
         """
 
     @abstractmethod
-    def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
+    def log_density(
+        self, mean: Tensor, var: Tensor, y: Tensor, noise: float | Tensor
+    ) -> Tensor:
         """Return the predictive log-density of targets.
 
         Parameters
@@ -256,7 +259,7 @@ class RegressionLikelihood(Likelihood):
             Variances of the outputs.
         y : Tensor of shape (b, t)
             Targets.
-        noise : float
+        noise : float or ndarray of shape (n, t)
             Standard deviation ``σ``; ignored by likelihoods without noise.
 
         Returns
@@ -309,8 +312,8 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
         """Return ``r²``, (c,) or (1,)."""
         return f.new_tensor([r**2 for r in self.relative or (1.0,)])
 
-    def _noises(self, noise: float) -> Array:
-        """Return the variances of the noise, (c,) or (1,)."""
+    def _noises(self, noise: Noise) -> Array:
+        """Return the variances of the noise, (c,), (1,) or (n, c)."""
         return noise**2 * np.array(self.relative or (1.0,)) ** 2
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
@@ -344,25 +347,28 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
         """Return the map of the targets, because outputs are means."""
         return center, scale
 
-    def moments(self, mean: Array, var: Array, noise: float) -> Pair:
+    def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:
         """Return ``m`` and ``v + σ² r²``."""
         return mean, var + self._noises(noise)
 
-    def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
+    def joint_moments(self, mean: Array, cov: Array, noise: Noise) -> Pair:
         """Return ``m`` and ``C + σ² r² I``."""
-        return mean, cov + self._noises(noise) * np.eye(len(cov))[:, :, None]
+        noises = self._noises(noise)[..., None, :]
+        return mean, cov + noises * np.eye(len(cov))[:, :, None]
 
-    def quantiles(self, mean: Array, var: Array, noise: float, levels: Array) -> Array:
+    def quantiles(self, mean: Array, var: Array, noise: Noise, levels: Array) -> Array:
         """Return quantiles of ``N(m, v + σ² r²)``, (n, t, q)."""
         std = np.sqrt(var + self._noises(noise))
         return mean[..., None] + std[..., None] * norm.ppf(levels)
 
-    def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
+    def sample(self, f: Array, noise: Noise, generator: np.random.Generator) -> Array:
         """Return outputs plus noise."""
-        std = np.sqrt(self._noises(noise))[:, None]
+        std = np.sqrt(self._noises(noise))[..., None]
         return f + std * generator.standard_normal(f.shape)
 
-    def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
+    def log_density(
+        self, mean: Tensor, var: Tensor, y: Tensor, noise: float | Tensor
+    ) -> Tensor:
         """Return ``log N(y | m, v + σ² r²)``, summed over columns, (b,)."""
         total = var + noise**2 * self._squares(mean)
         terms = (y - mean) ** 2 / total + total.log() + _LOG_2PI
@@ -418,28 +424,30 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
         rates = f.detach().double().exp().cpu().numpy()
         return torch.from_numpy(counts.poisson_quantiles(rates, u.cpu().numpy())).to(f)
 
-    def moments(self, mean: Array, var: Array, noise: float) -> Pair:
+    def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:
         """Return ``λ = exp(m + v/2)`` and ``λ + λ² (exp(v) - 1)``: log-normal rates."""
         with np.errstate(over="ignore"):  # infinite far from the data
             rate = np.exp(mean + var / 2)
             return rate, rate + rate**2 * np.expm1(var)
 
-    def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
+    def joint_moments(self, mean: Array, cov: Array, noise: Noise) -> Pair:
         """Return ``λ`` and ``λᵢ λⱼ (exp(Cᵢⱼ) - 1)``, plus ``λᵢ`` on the diagonal."""
         with np.errstate(over="ignore"):
             rate = np.exp(mean + np.einsum("nnc->nc", cov) / 2)
             between = rate[:, None] * rate[None] * np.expm1(cov)
         return rate, between + np.eye(len(cov))[:, :, None] * rate
 
-    def quantiles(self, mean: Array, var: Array, noise: float, levels: Array) -> Array:
+    def quantiles(self, mean: Array, var: Array, noise: Noise, levels: Array) -> Array:
         """Return the smallest counts with ``P(Y ≤ count) ≥ level``, (n, t, q)."""
         return counts.quantiles(mean[..., None], var[..., None], levels)
 
-    def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
+    def sample(self, f: Array, noise: Noise, generator: np.random.Generator) -> Array:
         """Draw Poisson counts with rates ``exp(f)``."""
         return counts.draw(np.exp(f), generator)
 
-    def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
+    def log_density(
+        self, mean: Tensor, var: Tensor, y: Tensor, noise: float | Tensor
+    ) -> Tensor:
         """Return ``log ∫ Poisson(y | exp f) N(f | m, v) df`` summed over columns."""
         return counts.log_mass(y, mean, var).sum(-1)
 
@@ -501,12 +509,12 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         shift = np.concatenate([center, 2 * np.log(scale)])
         return shift, np.concatenate([scale, np.ones_like(scale)])
 
-    def moments(self, mean: Array, var: Array, noise: float) -> Pair:
+    def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:
         """Return ``m_μ`` and ``v_μ + E exp(s)``, ``E exp(s) = exp(m_s + v_s / 2)``."""
         (mu, s), (v_mu, v_s) = (np.split(a, 2, -1) for a in (mean, var))
         return mu, v_mu + np.exp(s + v_s / 2)
 
-    def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
+    def joint_moments(self, mean: Array, cov: Array, noise: Noise) -> Pair:
         """Return ``m_μ`` and ``C_μ``, plus ``E exp(s)`` on the diagonal."""
         var = np.einsum("nnc->nc", cov)
         mu, total = self.moments(mean, var, noise)
@@ -514,7 +522,7 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         noise_variance = total - np.split(var, 2, -1)[0]
         return mu, between + np.eye(len(cov))[:, :, None] * noise_variance[:, None]
 
-    def quantiles(self, mean: Array, var: Array, noise: float, levels: Array) -> Array:
+    def quantiles(self, mean: Array, var: Array, noise: Noise, levels: Array) -> Array:
         """Return quantiles (n, t, q) of the mixture of normals over s, by bisection.
 
         μ and s are assumed independent.
@@ -530,12 +538,14 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
 
         return mu[..., None] + first_where(is_reached, -reach, reach)
 
-    def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
+    def sample(self, f: Array, noise: Noise, generator: np.random.Generator) -> Array:
         """Return drawn means plus noise with the drawn variances."""
         mean, log_variance = np.split(f, 2, 1)
         return mean + np.exp(log_variance / 2) * generator.standard_normal(mean.shape)
 
-    def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
+    def log_density(
+        self, mean: Tensor, var: Tensor, y: Tensor, noise: float | Tensor
+    ) -> Tensor:
         """Return the log-density of the mixture over s, summed over columns, (b,)."""
         (mu, s), (v_mu, v_s) = (a.unsqueeze(-1).chunk(2, -2) for a in (mean, var))
         z, w = (torch.as_tensor(a).to(mean) for a in (NODES, WEIGHTS))

@@ -1,7 +1,8 @@
 """PredictiveBandDisplay: mean and intervals of a regressor over one feature.
 
-A band with coverage ``q`` is ``mean ± z std``, where ``z`` is the normal quantile at
-``(1 + q) / 2``.
+A band with coverage ``q`` is the regressor's own interval. If it has no
+``predict_interval``, the band is ``mean ± z std``, where ``z`` is the normal quantile
+at ``(1 + q) / 2``.
 """
 
 from typing import Any, Self
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import norm
 from sklearn.base import BaseEstimator
+from sklearn.pipeline import Pipeline
 from sklearn.utils import check_consistent_length, column_or_1d
 
 from sklaplace.core.checks import as_levels
@@ -44,6 +46,9 @@ class PredictiveBandDisplay(Display):
         Features and targets of data points.
     feature_name : str, default=None
         Label of the horizontal axis.
+    intervals : ndarray of shape (n, 2, n_levels), default=None
+        Lower and upper ends of the bands, in the order of ``coverage``. None uses
+        normal intervals.
 
     Attributes
     ----------
@@ -81,6 +86,7 @@ class PredictiveBandDisplay(Display):
     coverage: ArrayLike = (0.5, 0.9)
     points: tuple[np.ndarray, np.ndarray] | None = None
     feature_name: str | None = None
+    intervals: np.ndarray | None = None
 
     @classmethod
     def from_estimator(
@@ -150,23 +156,39 @@ class PredictiveBandDisplay(Display):
         check_consistent_length(X, y)
         points = None if y is None else (np.ravel(X), column_or_1d(y))
         mean, std = map(column_or_1d, regressor.predict(grid, return_std=True))
+        predictor, intervals = regressor, None
+        if isinstance(regressor, Pipeline) and len(regressor) > 1:
+            predictor, grid = regressor[-1], regressor[:-1].transform(grid)
+        if hasattr(predictor, "predict_interval"):
+            intervals = predictor.predict_interval(grid, np.ravel(coverage))
+            intervals = intervals.reshape(len(x), 2, -1)
         return cls(
-            x=x, mean=mean, std=std, coverage=coverage, points=points, feature_name=name
+            x=x,
+            mean=mean,
+            std=std,
+            coverage=coverage,
+            points=points,
+            feature_name=name,
+            intervals=intervals,
         ).plot(**options)
 
     def _draw(
         self, *, line_kw: Style = None, band_kw: Style = None, points_kw: Style = None
     ) -> None:
         """Draw the bands, the mean, and the data points, if any."""
-        levels = np.sort(as_levels("coverage", self.coverage, _HINT))[::-1]
+        levels = as_levels("coverage", self.coverage, _HINT)
         mean, std = np.asarray(self.mean), np.asarray(self.std)
+        ends = self.intervals
+        if ends is None:
+            half = std[:, None] * norm.ppf((1 + levels) / 2)
+            ends = mean[:, None, None] + np.stack([-half, half], axis=1)
         self.bands_ = []
         opacities = np.linspace(*_OPACITY, len(levels))
-        for level, alpha in zip(levels, opacities, strict=True):
-            half = norm.ppf((1 + level) / 2) * std
+        for k, alpha in zip(np.argsort(levels)[::-1], opacities, strict=True):
+            level, (low, high) = levels[k], ends[:, :, k].T
             style = axes.styled(band_kw, color=axes.BLUE, alpha=alpha, linewidth=0)
             style = {"label": f"{level:.0%} interval"} | style
-            band = self.ax_.fill_between(self.x, mean - half, mean + half, **style)
+            band = self.ax_.fill_between(self.x, low, high, **style)
             self.bands_.append(band)
         self.line_ = axes.draw_line(self.ax_, self.x, mean, line_kw, label="mean")
         self.points_ = None

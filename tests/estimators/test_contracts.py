@@ -529,19 +529,37 @@ def numbers_agree(subject):
     covs = cov.reshape(len(X), len(X), -1)
     assert_allclose(np.einsum("nnk->nk", covs), std.reshape(len(X), -1) ** 2, rtol=1e-6)
     assert np.linalg.eigvalsh(covs[..., 0]).min() > 0
-    half = norm.ppf(0.95) * std
     interval = model.predict_interval(X, 0.9)
-    assert_allclose(interval, np.stack([mean - half, mean + half], -1), atol=1e-7)
     both = model.predict_interval(X, [0.5, 0.9])
     assert_allclose(both[..., 1], interval, rtol=1e-12)
     quantiles = model.predict_quantiles(X, [0.05, 0.5, 0.95])
     assert_allclose(quantiles[..., [0, 2]], interval, rtol=1e-9)
-    assert_allclose(quantiles[..., 1], mean, rtol=1e-9, atol=1e-9)
+    if model._noise_model is not None:
+        numbers_follow_held_out_residuals(model, X, mean, std)
+    else:
+        half = norm.ppf(0.95) * std
+        assert_allclose(interval, np.stack([mean - half, mean + half], -1), atol=1e-7)
+        assert_allclose(quantiles[..., 1], mean, rtol=1e-9, atol=1e-9)
     assert model.score(X, y) == pytest.approx(r2_score(y, mean))
-    if y.ndim == 1:
+    if y.ndim == 1 and model._noise_model is None:
         _, variance = model.latent_mean_and_variance(X)
         noise = model.sigma_noise_**2
         assert_allclose(std**2, variance[:, 0] + noise, rtol=1e-9)
+
+
+def numbers_follow_held_out_residuals(model, X, mean, std):
+    quantiles = model.predict_quantiles(X, np.linspace(0.001, 0.999, 999))
+    assert (np.diff(quantiles, axis=-1) >= 0).all()
+    latent, variance = model.latent_mean_and_variance(X)
+    assert_allclose(mean.reshape(latent.shape), latent, rtol=1e-9, atol=1e-9)
+    assert (std.reshape(latent.shape) ** 2 > variance).all()
+    # the moments of a distribution are those of its quantiles, up to the tails
+    error = abs(quantiles.mean(-1) - mean) / std
+    assert error.max() < 0.05
+    assert_allclose(quantiles.std(-1) / std, 1, atol=0.1)
+    draws = model.sample_y(X, 2000)
+    below = (draws <= model.predict_quantiles(X, 0.2)[..., None]).mean(-1)
+    assert_allclose(below, 0.2, atol=5 * (0.16 / 2000) ** 0.5)
 
 
 def numbers_drawn_have_the_moments(subject):

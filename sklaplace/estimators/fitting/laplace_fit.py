@@ -53,7 +53,11 @@ from sklaplace.posterior.linear_model import LinearModel
 from sklaplace.posterior.linearised import LinearisedNetwork
 from sklaplace.posterior.novelty import FeatureBatch, Novelty
 from sklaplace.posterior.tuning import TUNERS
-from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem
+from sklaplace.posterior.tuning.problem import (
+    LinearisedBatch,
+    TuningProblem,
+    require_linear_model,
+)
 from sklaplace.posterior.tuning.temperature import tune_temperature
 
 
@@ -255,6 +259,15 @@ class LaplaceSolver:
             posterior = self._tuned(fit, score)
         _check_resolved(posterior, fit.network)
         return posterior
+
+    def under(self, fit: LaplaceFit, posterior: GaussianPosterior) -> GaussianPosterior:
+        """Return the posterior of a fold's fit under another fit's hyperparameters."""
+        with fit.evaluation():
+            own, head = self.untuned(fit)
+            own = own.replace(**vars(posterior.hyperparameters))
+            if not posterior.is_refitted:
+                return own
+            return require_linear_model(head).refit(own)
 
     def untuned(self, fit: LaplaceFit) -> tuple[GaussianPosterior, LinearModel | None]:
         """Return the posterior before tuning, and its linear model or None."""

@@ -4,12 +4,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from sklaplace.core.checks import warn_user
 from sklaplace.core.linalg import all_finite
+from sklaplace.core.random import row_hash
+from sklaplace.curvature.features import FeatureRecorder
+from sklaplace.estimators.predicting.noise_model import Predictions, Residuals
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.likelihoods import Gaussian
 from sklaplace.likelihoods.base import DataFit
@@ -67,6 +71,8 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float:
     return scale * math.exp(float(found.x))
 
 
+# Number of residuals that a noise model is fitted to.
+MOST_RESIDUALS = 10_000
 # Smallest noise level of a target column, relative to the largest level.
 _SMALLEST_RATIO = 1e-3
 # Mean leverage beyond which residuals are uninformative.
@@ -118,6 +124,40 @@ def _proportions(squares: Tensor) -> Tensor:
     largest = squares.max().clamp(min=torch.finfo(squares.dtype).tiny)
     levels = (squares / largest).sqrt().clamp(min=_SMALLEST_RATIO)
     return levels / levels.log().mean().exp()
+
+
+def held_out_residuals(
+    outputs: BatchedOutputs, parts: Iterable[BatchedOutputs]
+) -> Residuals:
+    """Return residuals of samples that networks hold out.
+
+    Parameters
+    ----------
+    outputs : BatchedOutputs
+        Outputs of the network that predicts, which provides features.
+    parts : iterable of BatchedOutputs
+        Outputs of networks with held-out samples, used for moments. One may be
+        ``outputs`` itself. Samples beyond `MOST_RESIDUALS` are ignored.
+    """
+    forward, spec = outputs.network.forward(), outputs.network.spec
+    found: list[list[np.ndarray]] = []
+    for part in parts:
+        batches = part.gaussians_of(part.network.held_out)
+        with forward.frozen(), part.network.forward().frozen(), torch.no_grad():
+            for x, (mean, variance), y, weights in batches:
+                if sum(len(rows[0]) for rows in found) >= MOST_RESIDUALS:
+                    break
+                with FeatureRecorder(forward, spec.feature_layers) as recorder:
+                    features = recorder.take(len(forward(x)))
+                given = Predictions.of(features, x, mean, variance)
+                values = spec.likelihood.targets(y, mean) - mean
+                w = torch.ones_like(mean[:, 0]) if weights is None else weights
+                rest = [t.double().cpu().numpy() for t in (values, w)]
+                found.append([*vars(given).values(), *rest, row_hash(x).numpy()])
+    columns = [np.concatenate(c) for c in zip(*found, strict=True)]
+    kept = columns[5] > 0
+    *moments, values, w, keys = (column[kept] for column in columns)
+    return Residuals(Predictions(*moments), values, w, keys)
 
 
 def with_residual_noise(

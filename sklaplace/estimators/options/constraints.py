@@ -84,7 +84,7 @@ CONSTRAINTS: Constraints = {
     "residual": [StrOptions(set(RESIDUALS)), POSITIVE],
     "temperature": [POSITIVE],
     "validation_fraction": [FRACTION],
-    "sigma_noise": [StrOptions(set(TUNERS)), LEVELS],
+    "sigma_noise": [StrOptions({*TUNERS, "homoscedastic"}), LEVELS],
     "normalize_y": ["boolean"],
     "class_weight": [StrOptions({"balanced"}), Mapping, None],
     "pred_type": [StrOptions(set(OUTPUT_MODELS))],

@@ -235,6 +235,30 @@ class BatchedOutputs:
             )
         return self.map_gaussian(X, function, diagonal=not full_cov)
 
+    def map_predictions(
+        self, X: Inputs, function: Callable[..., tuple[Tensor, ...]]
+    ) -> list[np.ndarray]:
+        """Return means and variances (n, c), and values of a function of each batch.
+
+        The function takes features or None, inputs, means and variances.
+        """
+        layers, model = self.network.spec.feature_layers, self.model
+        if not model.is_gaussian:
+            model.check_variance()
+        options: dict[str, Any] = {"diagonal": True, "centred": False}
+
+        def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
+            with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
+                if not model.is_gaussian:  # draws pass other weights
+                    forward(x)
+                gaussian = model.gaussian(forward, x, n_blocks=1, **options)
+                mean, variance = require_finite(*gaussian)
+                features = recorder.take(len(mean))
+            return mean, variance, *function(features, x, mean, variance)
+
+        n_draws = 0 if model.is_gaussian else model.n_samples
+        return self.mapped(X, of_batch, n_draws=n_draws)
+
     def map_features(
         self, X: Inputs, function: Callable[[Tensor | None, Tensor, Any], Tensor]
     ) -> np.ndarray:
@@ -297,6 +321,17 @@ class BatchedOutputs:
         forward = self.network.forward()
         for x, y, weights in self._batches(dataset, n_draws=self.model.n_samples):
             yield self.model.draws(forward, x), y, weights
+
+    def gaussians_of(self, dataset: object) -> Iterator[tuple[Any, Any, Any, Any]]:
+        """Yield inputs, mean and variances (b, c), targets and weights of each batch.
+
+        The caller must freeze the network.
+        """
+        forward = self.network.forward()
+        options: dict[str, Any] = {"diagonal": True, "centred": False}
+        for x, y, weights in self._batches(dataset):
+            gaussian = self.model.gaussian(forward, x, n_blocks=1, **options)
+            yield x, require_finite(*gaussian), y, weights
 
     def losses_of(self, dataset: object) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Yield losses (b, s), weights (b,) and targets per sample of each batch.

@@ -45,8 +45,9 @@ from sklaplace.posterior.last_layer import refit_bytes
 N_FOLDS = 5
 # With fewer distinct samples, the tuner "auto" trains other networks on folds too.
 FEW = 100
-# Number of held-out samples that suffices for tuning; it limits the number of folds.
-ENOUGH = 200
+# Numbers of held-out samples that suffice for tuning, and for a model of the noise.
+# They limit the number of folds.
+ENOUGH, ENOUGH_FOR_NOISE = 200, 5000
 # callbacks that only monitor or control the training
 SILENT = {
     *(callbacks.BatchScoring, callbacks.EarlyStopping, callbacks.EpochScoring),
@@ -69,10 +70,13 @@ class LaplaceTrainer(Trainer):
         Options of the approximation.
     takes_covariances : bool
         Whether tuning and predictions need covariances between a sample's outputs.
+    models_noise : bool
+        Whether a model of the noise is fitted to held-out samples.
     """
 
     options: LaplaceOptions
     takes_covariances: bool = False
+    models_noise: bool = False
 
     def train(
         self,
@@ -139,7 +143,8 @@ class LaplaceTrainer(Trainer):
         folds = split.hash_folds(data.X, data.y, N_FOLDS, self.seed, stratify=stratify)
         if len(folds) < N_FOLDS:
             return []
-        folds = folds[: math.ceil(N_FOLDS * ENOUGH / len(data.y))]
+        enough = ENOUGH_FOR_NOISE if self.models_noise else ENOUGH
+        folds = folds[: math.ceil(N_FOLDS * enough / len(data.y))]
         try:
             return self._train_each(folds, data, fit_params)
         except Exception:  # the module cannot be trained on so few samples
