@@ -197,8 +197,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         >>> X, y = load_iris(return_X_y=True)
         >>> model = LaplaceClassifier(random_state=0).fit(X, y)
         >>> model.predict_proba(X[[0, 149]]).round(1)
-        array([[1., 0., 0.],
-               [0., 0., 1.]])
+        array([[1. , 0. , 0. ],
+               [0. , 0.1, 0.9]])
         """
         proba = self._map_proba(X)
         return self._targets.target_type.probabilities(proba)
@@ -364,7 +364,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         >>> X, y = load_iris(return_X_y=True)
         >>> model = LaplaceClassifier(random_state=0).fit(X, y)
         >>> round(model.score(X, y), 2)
-        0.98
+        0.99
         """
         predicted = self.predict(X)
         return self._targets.accuracy(y, predicted, sample_weight)

@@ -382,7 +382,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         >>> from sklearn.datasets import load_diabetes
         >>> from sklaplace import LaplaceRegressor
         >>> X, y = load_diabetes(return_X_y=True)
-        >>> model = LaplaceRegressor(random_state=0).fit(X[::2], y[::2])
+        >>> model = LaplaceRegressor(prior_precision=1.0, random_state=0)
+        >>> model = model.fit(X[::2], y[::2])
         >>> before = model.latent_mean_and_variance(X[:1])[1]
         >>> bool(model.partial_fit(X, y).latent_mean_and_variance(X[:1])[1] < before)
         True

@@ -2,15 +2,23 @@
 
 A split by position changes with the order of the samples, and can put copies of a
 sample on both sides. A split by hash does not depend on the order and keeps copies
-together. A sample of weight two is therefore equivalent to two samples.
+together. A sample of weight two is therefore equivalent to two samples. Samples of an
+array that are equal up to `TOLERANCE` count as copies.
 """
 
 from hashlib import blake2b
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from sklaplace.networks.stored import StoredArray
 
+# largest difference of copies in each column, relative to its standard deviation; less
+# for more than 10,000 samples, which may be as close as that in a single column
+TOLERANCE = 1e-5
+# number of neighbours that each sample is compared with
+N_NEIGHBOURS = 8
 # minimum number of distinct samples for a split; fewer are all used for training
 MIN_ROWS = 50
 
@@ -24,7 +32,7 @@ def are_few(X: object, n_rows: int, limit: int = MIN_ROWS) -> bool:
     while n < n_rows:
         n = min(max(4 * n, 2 * limit), n_rows)
         some = X[:n] if isinstance(X, np.ndarray | StoredArray) else X
-        if len(np.unique(_split_hash(some, n, 0))) >= limit:
+        if len(np.unique(_keys(some, n, 0))) >= limit:
             return False
     return True
 
@@ -85,6 +93,39 @@ def hash_folds(
     return [(order[fold != k], order[fold == k]) for k in kinds]
 
 
+def groups_of_copies(X: np.ndarray) -> np.ndarray:
+    """Return a group number of each sample (n,); copies have the same number.
+
+    Samples are compared with their neighbours along a random direction.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, ...)
+        Inputs.
+
+    Notes
+    -----
+    Costs O(n log n + n p) for p columns.
+    """
+    Z = X.reshape(len(X), -1).astype(np.float64)
+    largest = np.abs(Z).max(axis=0)
+    Z = Z / np.where(largest > 0, 2 * largest, 1)  # avoids overflow
+    Z = Z - Z[0]
+    scale = Z.std(axis=0)
+    Z = Z / np.where(scale > 0, scale, 1)
+    direction = np.random.default_rng(0).standard_normal(Z.shape[1])
+    order = np.argsort(Z @ direction, kind="stable")
+    edges, tolerance = [], min(TOLERANCE, 0.1 / len(Z))
+    for lag in range(1, min(N_NEIGHBOURS + 1, len(Z))):
+        pairs = np.stack([order[:-lag], order[lag:]])
+        is_copy = (np.abs(Z[pairs[0]] - Z[pairs[1]]) <= tolerance).all(axis=1)
+        edges.append(pairs[:, is_copy])
+    first, second = np.concatenate(edges, axis=1) if edges else ([], [])
+    shape = (len(Z), len(Z))
+    graph = coo_array((np.ones(len(first)), (first, second)), shape=shape)
+    return np.asarray(connected_components(graph, directed=False)[1])
+
+
 def _distinct(
     X: object, y: np.ndarray, seed: int, stratify: bool
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -92,9 +133,23 @@ def _distinct(
 
     Strata are classes if ``stratify``; otherwise there is a single stratum.
     """
-    hashes = _split_hash(X, len(y), seed)
+    hashes = _keys(X, len(y), seed)
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     return (y[first] if stratify else np.zeros(len(first))), inverse
+
+
+def shared_keys(X: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Return keys (n,) with the smallest key of its copies for each sample."""
+    groups = groups_of_copies(X)
+    smallest = np.full(groups.max() + 1, np.iinfo(keys.dtype).max, dtype=keys.dtype)
+    np.minimum.at(smallest, groups, keys)
+    return smallest[groups]
+
+
+def _keys(X: object, n_rows: int, seed: int) -> np.ndarray:
+    """Return a hash of each sample, (n,), uint64, equal for copies."""
+    hashes = _split_hash(X, n_rows, seed)
+    return shared_keys(X, hashes) if isinstance(X, np.ndarray) else hashes
 
 
 def _split_hash(X: object, n_rows: int, seed: int) -> np.ndarray:

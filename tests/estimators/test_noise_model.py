@@ -9,6 +9,7 @@ from scipy.stats import expon, norm
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetRegressor
+from skorch.dataset import ValidSplit
 from torch import nn
 
 from sklaplace import LaplaceRegressor
@@ -266,3 +267,38 @@ class TestRegressor:
         draws = model.sample_y(X[:5], 2000)
         below = draws <= model.predict_quantiles(X[:5], 0.9)[..., None]
         np.testing.assert_allclose(below.mean(-1), 0.9, atol=0.04)
+
+
+class TestCopies:
+    """Copies of rows do not make intervals too narrow."""
+
+    @pytest.mark.parametrize("jitter", [0.0, 1e-7])
+    @pytest.mark.filterwarnings("ignore:There are no rows that the network")
+    @pytest.mark.parametrize("kind", ["default", "split", "frozen"])
+    def test_coverage(self, kind, jitter, full_training):
+        rng = np.random.default_rng(0)
+        rows, X_new = rng.standard_normal((100, 2)), rng.standard_normal((2000, 2))
+        y, y_new = (
+            np.sin(2 * X[:, 0]) + 0.5 * rng.standard_normal(len(X))
+            for X in (rows, X_new)
+        )
+        order = rng.permutation(np.repeat(np.arange(100), 5))
+        X, y = rows[order] + jitter * rng.standard_normal((500, 2)), y[order]
+        net = small_net(train_split=ValidSplit(5), max_epochs=100)
+        if kind == "frozen":
+            net = FrozenEstimator(net.fit(X, y[:, None]))
+        model = LaplaceRegressor(None if kind == "default" else net, random_state=0)
+        if kind == "default":
+            model.fit(X, y)
+        else:
+            with pytest.warns(UserWarning, match="100% of the rows of X have copies"):
+                model.fit(X, y)
+        low, high = model.predict_interval(X_new).T
+        assert np.mean((low <= y_new) & (y_new <= high)) > 0.85
+
+    def test_a_net_keeps_its_split_without_copies(self):
+        X, y, _ = data(200)
+        X[1] = X[0]  # one copy makes no difference
+        model = LaplaceRegressor(small_net(train_split=ValidSplit(5)), random_state=0)
+        model.fit(X, y)
+        assert len(model.estimator_.history[0]["batches"]) == 5 + 2

@@ -1,7 +1,13 @@
 import numpy as np
 import pytest
 
-from sklaplace.networks.split import MIN_ROWS, hash_split
+from sklaplace.networks.split import (
+    MIN_ROWS,
+    are_few,
+    groups_of_copies,
+    hash_folds,
+    hash_split,
+)
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -99,3 +105,29 @@ def test_no_class_is_held_out_whole():
     y[:3] = 1
     train, _ = split(X, y, fraction=0.9)
     assert set(y[train]) == {0, 1}
+
+
+@pytest.mark.parametrize("jitter", [0.0, 1e-9, 1e-6])
+def test_near_copies_stay_together(jitter):
+    X, _ = data()
+    rng = np.random.default_rng(1)
+    rows = rng.permutation(np.repeat(np.arange(200), 5))
+    copies = X[rows] * [1.0, 1e6, 1e-6]
+    copies += jitter * copies.std(axis=0) * rng.uniform(-1, 1, size=copies.shape)
+    y = np.zeros(1000)
+    train, held = split(copies, y, stratify=False)
+    assert not {*rows[train]} & {*rows[held]}
+    for seen, unseen in hash_folds(copies, y, 5, 0, stratify=False):
+        assert not {*rows[seen]} & {*rows[unseen]}
+    assert are_few(copies, 1000, 201)
+    assert not are_few(copies, 1000, 200)
+
+
+def test_rows_of_one_crowded_column_are_no_copies():
+    X = np.random.default_rng(0).uniform(size=(20_000, 1))
+    assert np.bincount(groups_of_copies(X)).max() < 5
+
+
+def test_single_and_constant_rows():
+    assert groups_of_copies(np.ones((1, 2))).tolist() == [0]
+    assert groups_of_copies(np.ones((3, 2))).tolist() == [0, 0, 0]

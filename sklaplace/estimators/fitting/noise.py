@@ -17,6 +17,7 @@ from sklaplace.estimators.predicting.noise_model import Predictions, Residuals
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.likelihoods import Gaussian
 from sklaplace.likelihoods.base import DataFit
+from sklaplace.networks.split import groups_of_copies, shared_keys
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.novelty import Novelty
@@ -138,6 +139,11 @@ def held_out_residuals(
     parts : iterable of BatchedOutputs
         Outputs of networks with held-out samples, used for moments. One may be
         ``outputs`` itself. Samples beyond `MOST_RESIDUALS` are ignored.
+
+    Notes
+    -----
+    Copies of a sample with the same target are one residual, with the sum of their
+    weights. The mean of these weights is one, because copies are not independent.
     """
     forward, spec = outputs.network.forward(), outputs.network.spec
     found: list[list[np.ndarray]] = []
@@ -157,7 +163,17 @@ def held_out_residuals(
     columns = [np.concatenate(c) for c in zip(*found, strict=True)]
     kept = columns[5] > 0
     *moments, values, w, keys = (column[kept] for column in columns)
-    return Residuals(Predictions(*moments), values, w, keys)
+    inputs = moments[1]
+    if inputs.size:
+        keys = shared_keys(inputs, keys)
+    else:
+        inputs = np.unique(keys, return_inverse=True)[1]
+    groups = groups_of_copies(np.column_stack([inputs, values]))
+    order = np.argsort(keys, kind="stable")
+    rows = order[np.sort(np.unique(groups[order], return_index=True)[1])]
+    w = np.bincount(groups, weights=w)[groups[rows]]
+    moments, values, keys = [m[rows] for m in moments], values[rows], keys[rows]
+    return Residuals(Predictions(*moments), values, w * len(w) / w.sum(), keys)
 
 
 def with_residual_noise(

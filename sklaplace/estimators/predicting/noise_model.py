@@ -253,6 +253,7 @@ class ColumnNoise:
         target = np.log(size + SMALLEST * np.average(size, weights=w))
         inputs = _line_inputs(given, column, level)
         logs = _across_groups(LogScale.fit, inputs, target, residuals)
+        logs = logs.clip(target.min(), target.max())
         bounds = logs.min(), logs.max()
         line = replace(LogScale.fit(inputs, target, w), bounds=bounds)
         noise = np.exp(2 * logs)

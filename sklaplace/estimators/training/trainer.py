@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from sklearn.base import clone
 from skorch import NeuralNet
-from skorch.dataset import Dataset
+from skorch.dataset import Dataset, ValidSplit
 from torch.utils.data import Subset
 
 from sklaplace.core import progress
@@ -29,10 +29,13 @@ from sklaplace.networks.outputs import (
     raw_outputs,
     warn_if_double_softmax,
 )
-from sklaplace.networks.split import hash_split
+from sklaplace.networks.split import groups_of_copies, hash_split
 from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied, logits_alone, noting_interrupts, train
+
+# Fraction of samples with copies from which a random split is not used for tuning.
+NOTABLE_COPIES = 0.05
 
 
 @dataclass(kw_only=True)
@@ -91,7 +94,13 @@ class Trainer:
         if not self.is_frozen:
             self.targets.check_net(net)
         own = self.own_split(net, data) if validation is None else None
-        holds_out = bool(net.train_split) and not self.is_frozen
+        splits = bool(net.train_split) and not self.is_frozen
+        crosses = (
+            validation is None and (own or splits) and self._copies_cross(net, data)
+        )
+        if crosses:
+            own = None
+        holds_out = splits and not crosses
         if validation is None and own is None and not holds_out:
             data, validation = self.hold_out(data)
             if validation is None:
@@ -100,6 +109,8 @@ class Trainer:
         seen, held_out = own or parts
         if validation is not None:
             held_out = validation.dataset(net)
+        elif crosses:
+            held_out = None
         spec = self.infer_spec(net, seen, is_trained=True)
         if self.is_frozen:  # other nets are checked before training
             _check_validation(net, validation)
@@ -115,6 +126,22 @@ class Trainer:
         if parts is None:
             return data, None
         return data.take(parts[0]), data.take(parts[1])
+
+    def _copies_cross(self, net: NeuralNet, data: TrainingData) -> bool:
+        """Return, with a warning, whether a net's random split separates copies."""
+        is_random = isinstance(net.train_split, ValidSplit)
+        if self.validation_fraction is None or not is_random or is_opaque(data.X):
+            return False
+        groups = groups_of_copies(np.asarray(data.X))
+        share = (np.bincount(groups)[groups] > 1).mean()
+        if share < NOTABLE_COPIES:
+            return False
+        warn_user(
+            f"{share:.0%} of the rows of X have copies, and the net's train_split puts "
+            "copies on both sides. Rows that it holds out say nothing about new rows: "
+            "they are not used for tuning. Use train_split=None."
+        )
+        return True
 
     def own_split(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any] | None:
         """Return a frozen net's training and held-out samples, or None if unknown."""
