@@ -47,7 +47,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     estimator : skorch net, FrozenEstimator or None, default=None
         The network. A skorch net is cloned and trained in ``fit``. A
         ``sklearn.frozen.FrozenEstimator`` around a trained net keeps its weights. None
-        uses a small network for tabular data.
+        uses a network for tabular data, with piecewise linear inputs from 500 distinct
+        samples on.
     likelihood : object or None, default=None
         Likelihood of the targets given the outputs, for criteria without a built-in
         likelihood; see `sklaplace.likelihoods`. None uses the likelihood of the
@@ -88,8 +89,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         held-out samples. ``"auto"`` does the same if there are held-out samples;
         otherwise it keeps the network's own predictions near the data, with a warning.
         Held-out samples come from ``X_val``, else from the net's ``train_split``, else
-        from ``validation_fraction``. With few samples, ``"auto"`` trains one network
-        per cross-validation fold. A frozen net is never trained.
+        from ``validation_fraction``. With few samples or the default network,
+        ``"auto"`` trains one network per cross-validation fold. A frozen net is never
+        trained.
     prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
         ``variational``), or one per weight (for ``full``, ``lowrank`` and ``diag``).
@@ -124,8 +126,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for tuning, if the net is trained in
         ``fit``, holds out no samples itself, and there are at least 50 distinct
-        samples. ``prior_precision="auto"`` needs 100, and uses cross-validation for
-        fewer.
+        samples. ``prior_precision="auto"`` needs 100 and a net of yours, and uses
+        cross-validation otherwise.
     pred_type : {"glm", "nn"}, default="glm"
         Whether predictions use the linearised network (``"glm"``), or the network
         itself under ``n_samples`` draws of the weights (``"nn"``). Tuning always uses
