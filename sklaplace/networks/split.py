@@ -14,8 +14,9 @@ from scipy.sparse.csgraph import connected_components
 
 from sklaplace.networks.stored import StoredArray
 
-# largest difference of copies in each column, relative to its standard deviation; less
-# for more than 10,000 samples, which may be as close as that in a single column
+# largest difference of copies in each column, relative to its interquartile range (or
+# its standard deviation, if half of the values are equal); less for more than 5,000
+# samples, which may be as close as that in a single column
 TOLERANCE = 1e-5
 # number of neighbours that each sample is compared with
 N_NEIGHBOURS = 8
@@ -111,11 +112,12 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
     largest = np.abs(Z).max(axis=0)
     Z = Z / np.where(largest > 0, 2 * largest, 1)  # avoids overflow
     Z = Z - Z[0]
-    scale = Z.std(axis=0)
+    low, high = np.quantile(Z, [0.25, 0.75], axis=0)
+    scale = np.where(high > low, high - low, Z.std(axis=0))
     Z = Z / np.where(scale > 0, scale, 1)
     direction = np.random.default_rng(0).standard_normal(Z.shape[1])
     order = np.argsort(Z @ direction, kind="stable")
-    edges, tolerance = [], min(TOLERANCE, 0.1 / len(Z))
+    edges, tolerance = [], min(TOLERANCE, 0.05 / len(Z))
     for lag in range(1, min(N_NEIGHBOURS + 1, len(Z))):
         pairs = np.stack([order[:-lag], order[lag:]])
         is_copy = (np.abs(Z[pairs[0]] - Z[pairs[1]]) <= tolerance).all(axis=1)

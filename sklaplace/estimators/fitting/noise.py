@@ -143,7 +143,8 @@ def held_out_residuals(
     Notes
     -----
     Copies of a sample with the same target are one residual, with the sum of their
-    weights. The mean of these weights is one, because copies are not independent.
+    weights. Weights are scaled to sum to the effective number of residuals (Kish 1965),
+    because copies are not independent.
     """
     forward, spec = outputs.network.forward(), outputs.network.spec
     found: list[list[np.ndarray]] = []
@@ -173,7 +174,8 @@ def held_out_residuals(
     rows = order[np.sort(np.unique(groups[order], return_index=True)[1])]
     w = np.bincount(groups, weights=w)[groups[rows]]
     moments, values, keys = [m[rows] for m in moments], values[rows], keys[rows]
-    return Residuals(Predictions(*moments), values, w * len(w) / w.sum(), keys)
+    w = w * w.sum() / (w**2).sum()  # sums to the effective number of residuals
+    return Residuals(Predictions(*moments), values, w, keys)
 
 
 def with_residual_noise(

@@ -119,9 +119,7 @@ class LogScale:
     @classmethod
     def fit(cls, inputs: Array, target: Array, weights: Array) -> "LogScale":
         """Fit the function to targets (n,); its prior precision maximises evidence."""
-        center = np.average(inputs, axis=0, weights=weights)
-        scale = np.sqrt(np.average((inputs - center) ** 2, axis=0, weights=weights))
-        scale[scale <= 1e-9 * np.abs(center)] = 1.0
+        center, scale = _standardisation(inputs, weights)
         clipped = ((inputs - center) / scale).clip(-CLIP, CLIP)
         line = BayesianRidge().fit(clipped, target, weights)
         return cls(center, scale, line.coef_, float(line.intercept_))
@@ -190,6 +188,8 @@ class QuantileForest:
     ----------
     trees : sequence of QuantileTree
         Trees.
+    center, scale : ndarray of shape (k,)
+        Standardisation of the inputs, which trees compare in single precision.
 
     References
     ----------
@@ -197,6 +197,8 @@ class QuantileForest:
     """
 
     trees: Sequence[QuantileTree]
+    center: Array
+    scale: Array
 
     @classmethod
     def fit(cls, inputs: Array, z: Array, weights: Array) -> "QuantileForest":
@@ -207,13 +209,16 @@ class QuantileForest:
             min_weight_fraction_leaf=min(LEAF / weights.sum(), 0.5),
             random_state=0,
         )
-        forest.fit(inputs, np.column_stack([bounded, np.abs(bounded)]), weights)
-        parts = zip(forest.estimators_, forest.apply(inputs).T, strict=True)
-        return cls([QuantileTree.of(t.tree_, own, z, weights) for t, own in parts])
+        center, scale = _standardisation(inputs, weights)
+        rounded = _single((inputs - center) / scale)
+        forest.fit(rounded, np.column_stack([bounded, np.abs(bounded)]), weights)
+        parts = zip(forest.estimators_, forest.apply(rounded).T, strict=True)
+        trees = [QuantileTree.of(t.tree_, own, z, weights) for t, own in parts]
+        return cls(trees, center, scale)
 
     def __call__(self, inputs: Array) -> Array:
         """Return quantiles (n, n_levels) at `LEVELS`, in increasing order."""
-        rounded = inputs.astype(np.float32)  # as in the fit of the trees
+        rounded = _single((inputs - self.center) / self.scale)
         return np.asarray(np.mean([tree(rounded) for tree in self.trees], axis=0))
 
 
@@ -225,6 +230,8 @@ class ColumnNoise:
     ----------
     level : float
         Constant level of the noise.
+    origin, unit : float
+        Mean and standard deviation of predicted means.
     log_scale : LogScale
         Logarithm of the noise, up to ``log_factor``.
     log_factor : float
@@ -237,6 +244,8 @@ class ColumnNoise:
     """
 
     level: float
+    origin: float
+    unit: float
     log_scale: LogScale
     log_factor: float
     forest: QuantileForest
@@ -251,7 +260,8 @@ class ColumnNoise:
         variance = given.variance[:, column]
         size = np.abs(r)
         target = np.log(size + SMALLEST * np.average(size, weights=w))
-        inputs = _line_inputs(given, column, level)
+        (origin,), (unit,) = _standardisation(given.mean[:, [column]], w)
+        inputs = _line_inputs(given, column, level, origin, unit)
         logs = _across_groups(LogScale.fit, inputs, target, residuals)
         logs = logs.clip(target.min(), target.max())
         bounds = logs.min(), logs.max()
@@ -273,11 +283,13 @@ class ColumnNoise:
         normal = norm.ppf(probabilities.clip(1e-9, 1 - 1e-9))
         corrected = normal + n / (n + HALF) * (scores - normal)
         forest = QuantileForest.fit(inputs, z, w)
-        return cls(level, line, log_factor, forest, normal, corrected)
+        own = level, origin, unit
+        return cls(*own, line, log_factor, forest, normal, corrected)
 
     def distribution(self, given: Predictions, column: int) -> tuple[Array, Array]:
         """Return the noise (n,) relative to the level, and quantiles (n, n_levels)."""
-        logs = self.log_scale(_line_inputs(given, column, self.level))
+        own = self.level, self.origin, self.unit
+        logs = self.log_scale(_line_inputs(given, column, *own))
         rows = self.forest(_forest_inputs(given, column, logs))
         mean, std = self._moments(rows)
         variance, scale = given.variance[:, column], np.exp(logs + self.log_factor)
@@ -326,8 +338,10 @@ class NoiseModel:
         -----
         Costs O(n k min(n, k)) for n residuals and k features, and six forests.
         """
-        n_distinct = len(np.unique(residuals.keys))
-        if n_distinct < MIN_RESIDUALS or not residuals.values.any(axis=0).all():
+        if (
+            residuals.weights.sum() < MIN_RESIDUALS
+            or not residuals.values.any(axis=0).all()
+        ):
             return None
         return cls([ColumnNoise.fit(residuals, k, s) for k, s in enumerate(levels)])
 
@@ -350,9 +364,11 @@ class NoiseModel:
         return np.stack(parts, axis=1)
 
 
-def _line_inputs(given: Predictions, column: int, level: float) -> Array:
+def _line_inputs(
+    given: Predictions, column: int, level: float, origin: float, unit: float
+) -> Array:
     """Return the inputs (n, i + 4) of the linear function."""
-    mean = given.mean[:, column]
+    mean = (given.mean[:, column] - origin) / unit
     deviation = np.log(given.variance[:, column] + level**2) / 2
     moments = mean, mean**2, np.abs(mean), deviation
     return np.column_stack([given.features, *moments])
@@ -360,8 +376,22 @@ def _line_inputs(given: Predictions, column: int, level: float) -> Array:
 
 def _forest_inputs(given: Predictions, column: int, logs: Array) -> Array:
     """Return the inputs (n, p + 3) of the forest."""
-    variance = given.variance[:, column]
-    return np.column_stack([given.inputs, given.mean[:, column], variance, logs])
+    std = np.sqrt(given.variance[:, column])
+    return np.column_stack([given.inputs, given.mean[:, column], std, logs])
+
+
+def _standardisation(inputs: Array, weights: Array) -> tuple[Array, Array]:
+    """Return weighted mean and standard deviation of columns; one if constant."""
+    center = np.average(inputs, axis=0, weights=weights)
+    largest = np.abs(inputs - center).max(axis=0)
+    parts = (inputs - center) / np.where(largest > 0, largest, 1)  # no overflow
+    scale = np.sqrt(np.average(parts**2, axis=0, weights=weights)) * largest
+    return center, np.where(scale > 1e-9 * np.abs(center), scale, 1.0)
+
+
+def _single(values: Array) -> NDArray[np.float32]:
+    """Return finite values in single precision."""
+    return np.asarray(values.clip(-1e30, 1e30), dtype=np.float32)
 
 
 def _across_groups(
