@@ -103,15 +103,24 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         """Return values of targets, such as quantiles or draws.
 
         ``normal(mean, variance, noise)`` returns the values (n, c, s) for normal
-        targets. A noise model maps them to its own distribution.
+        targets. A noise model maps them to its own distribution, and `recalibrate`
+        scales them.
         """
         *given, rows = self._latent(X)
-        if self._noise_model is None:
-            return normal(*given)
+        values = normal(*given)
+        if self._is_normal:
+            return values
         mean, variance = self._likelihood.moments(*given)
         center, std = mean[..., None], np.sqrt(variance)[..., None]
-        scores = (normal(*given) - center) / std
-        return center + std * self._noise_model.standardised(rows, scores)
+        deviations = values - center
+        if self._noise_model is not None:
+            deviations = std * self._noise_model.standardised(rows, deviations / std)
+        return center + deviations * self.sigma_scaling_[:, None]
+
+    @property
+    def _is_normal(self) -> bool:
+        """Whether targets have the likelihood's own distribution and scale."""
+        return self._noise_model is None and bool((self.sigma_scaling_ == 1).all())
 
     def _mean_and_variance(self, X: Inputs) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance (n, n_outputs) of new targets, noise included."""
@@ -293,9 +302,9 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         """
         latent.check_one(return_std=return_std, return_cov=return_cov)
         if return_cov:
-            X = self._check_inputs(X)
-            mean, cov = self._outputs().joint(X)
-            mean, cov = self._likelihood.joint_moments(mean, cov, self._latent(X)[2])
+            mean, cov = self._outputs().joint(self._check_inputs(X))
+            noise = self._noise if self._noise_model is None else self._latent(X)[2]
+            mean, cov = self._likelihood.joint_moments(mean, cov, noise)
             scaling = self._targets.scaling
             mean = self._targets.drop_axis(scaling.restored(mean))
             cov = scaling.restored_variance(cov * self.sigma_scaling_**2)
@@ -304,12 +313,9 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             mean, variance = self._outputs().latent(self._check_inputs(X))
             mean, _ = self._likelihood.moments(mean, variance, self._noise)
             return self._targets.drop_axis(self._targets.scaling.restored(mean))
-        mean, variance = self._mean_and_variance(X)
-        if return_std:
-            return self._targets.drop_axis(mean), np.sqrt(
-                self._targets.drop_axis(variance)
-            )
-        return self._targets.drop_axis(mean)
+        moments = self._mean_and_variance(X)
+        mean, variance = map(self._targets.drop_axis, moments)
+        return mean, np.sqrt(variance)
 
     def score_samples(self, X: Inputs) -> np.ndarray:
         """Return the negative epistemic variance; higher is more normal.
@@ -378,10 +384,6 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         levels = as_levels("alpha", alpha, "Choose a level, such as 0.95.")
         quantiles = partial(self._likelihood.quantiles, levels=levels)
         values = self._reshaped(X, quantiles)
-        if (self.sigma_scaling_ != 1).any():
-            scaling = self.sigma_scaling_[:, None]
-            mean = self._outputs().latent(self._check_inputs(X))[0][..., None]
-            values = mean + (values - mean) * scaling
         values = self._targets.drop_axis(self._targets.scaling.restored(values))
         return values if np.ndim(alpha) else values[..., 0]
 
@@ -462,14 +464,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         draws = outputs.sample(self._check_inputs(X), n_samples, seed)
         generator = np.random.default_rng(as_seed("random_state", random_state))
         draw = partial(self._likelihood.sample, draws, generator=generator)
-        if self._noise_model is None:
+        if self._is_normal:
             draws = draw(self._noise)
         else:
             draws = self._reshaped(X, lambda mean, variance, noise: draw(noise))
         draws = self._targets.scaling.restored(draws)
-        if (self.sigma_scaling_ != 1).any():
-            mean = self._mean_and_variance(X)[0][..., None]
-            draws = mean + (draws - mean) * self.sigma_scaling_[:, None]
         return self._targets.drop_axis(draws)
 
     def latent_mean_and_variance(

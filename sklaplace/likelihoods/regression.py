@@ -259,7 +259,7 @@ class RegressionLikelihood(Likelihood):
             Variances of the outputs.
         y : Tensor of shape (b, t)
             Targets.
-        noise : float or ndarray of shape (n, t)
+        noise : float or Tensor of shape (b, t)
             Standard deviation ``σ``; ignored by likelihoods without noise.
 
         Returns

@@ -89,8 +89,6 @@ _LONG_ADAM: dict[str, Any] = {
 class Size:
     """Capacity, regularisation and training for a number of samples.
 
-    The user guide shows the choice as a function of the number of samples.
-
     Attributes
     ----------
     hidden_units : int

@@ -110,16 +110,21 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
     """
     Z = X.reshape(len(X), -1).astype(np.float64)
     largest = np.abs(Z).max(axis=0)
-    Z = Z / np.where(largest > 0, 2 * largest, 1)  # avoids overflow
-    Z = Z - Z[0]
+    Z /= np.where(largest > 0, 2 * largest, 1)  # avoids overflow
+    Z -= Z[0].copy()
     low, high = np.quantile(Z, [0.25, 0.75], axis=0)
     scale = np.where(high > low, high - low, Z.std(axis=0))
-    Z = Z / np.where(scale > 0, scale, 1)
+    Z /= np.where(scale > 0, scale, 1)
     direction = np.random.default_rng(0).standard_normal(Z.shape[1])
-    order = np.argsort(Z @ direction, kind="stable")
+    along = Z @ direction
+    order = np.argsort(along, kind="stable")
     edges, tolerance = [], min(TOLERANCE, 0.05 / len(Z))
+    # copies are as close along the direction, up to rounding
+    nearest = tolerance * np.abs(direction).sum() + 1e-9 * np.abs(along)
     for lag in range(1, min(N_NEIGHBOURS + 1, len(Z))):
         pairs = np.stack([order[:-lag], order[lag:]])
+        is_near = along[pairs[1]] - along[pairs[0]] <= nearest[pairs].max(axis=0)
+        pairs = pairs[:, is_near]
         is_copy = (np.abs(Z[pairs[0]] - Z[pairs[1]]) <= tolerance).all(axis=1)
         edges.append(pairs[:, is_copy])
     first, second = np.concatenate(edges, axis=1) if edges else ([], [])

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from sklaplace.core.trees import Batch
 from sklaplace.likelihoods.quadrature import NODES, WEIGHTS
+from sklaplace.networks.default import center_and_scale
 
 Array = NDArray[np.float64]
 
@@ -382,10 +383,7 @@ def _forest_inputs(given: Predictions, column: int, logs: Array) -> Array:
 
 def _standardisation(inputs: Array, weights: Array) -> tuple[Array, Array]:
     """Return weighted mean and standard deviation of columns; one if constant."""
-    center = np.average(inputs, axis=0, weights=weights)
-    largest = np.abs(inputs - center).max(axis=0)
-    parts = (inputs - center) / np.where(largest > 0, largest, 1)  # no overflow
-    scale = np.sqrt(np.average(parts**2, axis=0, weights=weights)) * largest
+    center, scale = center_and_scale(inputs, weights)
     return center, np.where(scale > 1e-9 * np.abs(center), scale, 1.0)
 
 

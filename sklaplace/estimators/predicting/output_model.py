@@ -200,13 +200,10 @@ class BatchedOutputs:
         diagonal, centred : bool
             See `OutputModel.gaussian`.
         """
-        model: OutputModel = self.model
-        if not model.is_gaussian:
-            model.check_variance()
+        model, n_draws = self.model, self._n_draws()
         if not diagonal:
             check_covariances(self.network.spec)
         options: dict[str, Any] = {"diagonal": diagonal, "centred": centred}
-        n_draws = 0 if model.is_gaussian else model.n_samples
         sizes = {"with_covariance": not diagonal, "n_draws": n_draws}
         if self.uses_workers:
             work = partial(BatchedOutputs.map_gaussian, function=function, **options)
@@ -242,22 +239,29 @@ class BatchedOutputs:
 
         The function takes features or None, inputs, means and variances.
         """
-        layers, model = self.network.spec.feature_layers, self.model
-        if not model.is_gaussian:
-            model.check_variance()
-        options: dict[str, Any] = {"diagonal": True, "centred": False}
+        layers, n_draws = self.network.spec.feature_layers, self._n_draws()
 
         def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
             with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
-                if not model.is_gaussian:  # draws pass other weights
+                if n_draws:  # these pass other weights
                     forward(x)
-                gaussian = model.gaussian(forward, x, n_blocks=1, **options)
-                mean, variance = require_finite(*gaussian)
+                mean, variance = self._variances(forward, x)
                 features = recorder.take(len(mean))
             return mean, variance, *function(features, x, mean, variance)
 
-        n_draws = 0 if model.is_gaussian else model.n_samples
         return self.mapped(X, of_batch, n_draws=n_draws)
+
+    def _n_draws(self) -> int:
+        """Return the number of draws that moments need; raise if it is one."""
+        if self.model.is_gaussian:
+            return 0
+        self.model.check_variance()
+        return self.model.n_samples
+
+    def _variances(self, forward: Forward, x: Batch) -> tuple[Tensor, Tensor]:
+        """Return means and variances (b, c) of a batch; raise if not finite."""
+        options: dict[str, Any] = {"diagonal": True, "centred": False}
+        return require_finite(*self.model.gaussian(forward, x, n_blocks=1, **options))
 
     def map_features(
         self, X: Inputs, function: Callable[[Tensor | None, Tensor, Any], Tensor]
@@ -328,10 +332,8 @@ class BatchedOutputs:
         The caller must freeze the network.
         """
         forward = self.network.forward()
-        options: dict[str, Any] = {"diagonal": True, "centred": False}
-        for x, y, weights in self._batches(dataset):
-            gaussian = self.model.gaussian(forward, x, n_blocks=1, **options)
-            yield x, require_finite(*gaussian), y, weights
+        for x, y, weights in self._batches(dataset, n_draws=self._n_draws()):
+            yield x, self._variances(forward, x), y, weights
 
     def losses_of(self, dataset: object) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Yield losses (b, s), weights (b,) and targets per sample of each batch.
