@@ -49,12 +49,12 @@ TAKE_ESTIMATORS = {
     },
     # public: any fitted estimator
     "sklaplace.estimators.predicting.streaming": {"iter_predictions"},
-    # methods that BaseLaplace and BaseSampling share; a common base would be a fifth
-    # class
+    # methods that base classes share; a common base would be a fifth class
     "sklaplace.estimators.fitting.members": {
         *("reported", "check_parameters", "check_settings", "new_trainer", "encode"),
         *("check_samples", "new_data", "reduce_ex", "getstate", "setstate"),
         *("summary", "visual_block", "fitted_attributes"),
+        *("conformalize", "calibrated"),
     },
     # the parameter of that name: a net, maybe frozen
     "sklaplace.estimators.options.given_net": {"inner_net", "is_frozen", "check_net"},
@@ -64,6 +64,8 @@ FOREIGN = {
     *("_getframe", "_backward_hooks", "_version", "_is_view", "_standard_gamma"),
     *("_reversed_padding_repeated_twice", "_get_predict_nonlinearity"),
     *("_accept_sample_weight", "_validate_params", "_parameter_constraints"),
+    # of clones of an estimator, which folds train
+    *("_at_scores", "_normal_scores"),
 }
 
 DEPENDENCIES = {"joblib", "numpy", "scipy", "sklearn", "skorch", "torch"}

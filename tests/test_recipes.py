@@ -7,7 +7,6 @@ from examples import FOLDER, run_example
 RECIPES = sorted(path.name for path in FOLDER.glob("recipes/plot_*.py"))
 # the client that a recipe is about
 CLIENTS = {
-    "plot_conformal.py": "mapie",
     "plot_save_and_load.py": "skops",
     "plot_transformer.py": "transformers",
 }

@@ -19,8 +19,10 @@ from sklaplace.core.random import RandomState, cached_sobol_normals
 from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
+from sklaplace.estimators.fitting import members
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting import latent
+from sklaplace.estimators.predicting.conformal import Conformal
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.targets.base import likelihood_of
 from sklaplace.estimators.targets.classes import ClassTargets
@@ -50,6 +52,11 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     @abstractmethod
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
+
+    # conformity scores, removed whenever predictions change
+    _conformal = cast(Conformal | None, None)
+    _calibrated = members.calibrated
+    conformalize = members.conformalize
 
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: ArrayLike, samples: Samples) -> ClassTargets:
@@ -169,6 +176,22 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     def _log_proba_of(self, X: Inputs, y: ArrayLike) -> np.ndarray:
         """Return the finite log-probability of each sample's labels, (n,)."""
         return self._targets.log_proba_of(y, self._map_proba(X))
+
+    def _conformity(self, model: Any, X: Inputs, y: Any) -> np.ndarray:
+        """Return scores (n, c) of targets under a model; larger is less likely."""
+        if not self._targets.target_type.is_single:
+            raise ValueError(
+                "conformalize needs one label per row. Fit one estimator per label."
+            )
+        codes = self._new_data(X, y, None).y.reshape(-1, 1).astype(np.intp)
+        return np.take_along_axis(self._class_scores(model, X), codes, axis=1)
+
+    def _class_scores(self, model: Any, X: Inputs) -> np.ndarray:
+        """Return the conformity scores of all classes under a model, (n, K)."""
+        proba = model.predict_proba(X)
+        found = np.ones((len(proba), len(self.classes_)))  # a fold can lack classes
+        found[:, np.searchsorted(self.classes_, model.classes_)] -= proba
+        return found
 
     # ------------------------------------------------------------- public methods
     def predict_proba(self, X: Inputs) -> np.ndarray:
@@ -667,22 +690,23 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         This is an uncertainty-aware top-k: one class for confident predictions, several
         for uncertain ones. A set contains a class if an upper quantile of its
         probability is at least a lower quantile of the top class's probability.
-        Coverage is not guaranteed; conformal prediction guarantees coverage, but needs
-        calibration samples.
+        Coverage is guaranteed only with ``method="conformal"``, after `conformalize`:
+        a set then contains all classes that are probable enough, and the top class.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         q : float, default=0.05
-            Tail probability of both quantiles. Larger values give smaller sets.
+            Tail probability of both quantiles. Larger values give smaller sets. For
+            conformal sets, ``1 - q`` is the guaranteed coverage.
         k_max : int, default=10
-            Largest number of classes in a set.
+            Largest number of classes in a set. Conformal sets have no limit.
         reference : {"top", "previous"}, default="top"
             Whether to compare a class with the top class, or with the previous class in
             descending order ("next class"), which gives larger sets.
         method : str, optional
-            Replaces ``dirichlet_approx`` and takes the same values.
+            Replaces ``dirichlet_approx`` and takes the same values, or "conformal".
 
         Returns
         -------
@@ -693,10 +717,11 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         Raises
         ------
         ValueError
-            If an option is not valid.
+            If an option is not valid, or conformity scores are too few or missing.
 
         See Also
         --------
+        conformalize : What the guarantee of conformal sets says.
         predict_top_k : A fixed number of classes.
         sklaplace.dirichlet.plausible_classes : The same rule for any Dirichlet.
 
@@ -716,6 +741,12 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
                [False,  True,  True]])
         """
         check_set(q, k_max, reference)
+        if method == "conformal":
+            scores = partial(self._class_scores, X=X)
+            members = self._calibrated().members(self, scores, 1 - q)
+            top = self.predict_proba(X).argmax(axis=1)[:, None]
+            np.put_along_axis(members, top, True, axis=1)
+            return members
         alpha = self._concentrations(X, method)
         members = dirichlet.plausible_classes(alpha, q, k_max, reference)
         return self._targets.target_type.unflatten(members)

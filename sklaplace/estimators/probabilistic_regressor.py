@@ -13,12 +13,14 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from sklaplace.core.checks import as_levels, as_seed, naming
+from sklaplace.core.checks import as_levels, as_seed, check_option, naming
 from sklaplace.core.random import RandomState
 from sklaplace.core.trees import Inputs
+from sklaplace.estimators.fitting import members
 from sklaplace.estimators.options.given_net import is_frozen
 from sklaplace.estimators.options.laplace import sibling
 from sklaplace.estimators.predicting import latent
+from sklaplace.estimators.predicting.conformal import Conformal
 from sklaplace.estimators.predicting.noise_model import NoiseModel
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.targets.numbers import NumberTargets, geometric_mean
@@ -44,6 +46,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     @abstractmethod
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
+
+    # conformity scores, removed whenever predictions change
+    _conformal = cast(Conformal | None, None)
+    _calibrated = members.calibrated
+    conformalize = members.conformalize
 
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: ArrayLike, samples: Samples) -> NumberTargets:
@@ -116,6 +123,30 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         if self._noise_model is not None:
             deviations = std * self._noise_model.standardised(rows, deviations / std)
         return center + deviations * self.sigma_scaling_[:, None]
+
+    def _at_scores(self, X: Inputs, scores: np.ndarray) -> np.ndarray:
+        """Return values of targets (n, c, s) with normal scores (c or 1, s)."""
+
+        def normal(*given: Any) -> np.ndarray:
+            mean, variance = self._likelihood.moments(*given)
+            return np.asarray(mean[..., None] + np.sqrt(variance)[..., None] * scores)
+
+        return self._targets.scaling.restored(self._reshaped(X, normal))
+
+    def _conformity(self, model: Any, X: Inputs, y: Any) -> np.ndarray:
+        """Return scores (n, c) of targets under a model; larger is less likely."""
+        return np.abs(model._normal_scores(X, y))
+
+    def _normal_scores(self, X: Inputs, y: Any) -> np.ndarray:
+        """Return normal scores of targets under the predictive distribution, (n, c)."""
+        data = self._new_data(X, y, None)
+        *given, rows = self._latent(X)
+        mean, variance = self._likelihood.moments(*given)
+        scores = (data.y.reshape(mean.shape) - mean) / np.sqrt(variance)
+        scores = scores / self.sigma_scaling_
+        if self._noise_model is not None:
+            scores = self._noise_model.scores(rows, scores)
+        return np.asarray(scores)
 
     @property
     def _is_normal(self) -> bool:
@@ -211,7 +242,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
                 "y equals the predictions: there is nothing to scale to. Pass rows "
                 "that were measured with noise."
             )
-        self.sigma_scaling_ = scaling
+        self.sigma_scaling_, self._conformal = scaling, None
         return self
 
     @naming(X="X", y="y", sample_weight="sample_weight")
@@ -387,7 +418,9 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         values = self._targets.drop_axis(self._targets.scaling.restored(values))
         return values if np.ndim(alpha) else values[..., 0]
 
-    def predict_interval(self, X: Inputs, coverage: ArrayLike = 0.9) -> np.ndarray:
+    def predict_interval(
+        self, X: Inputs, coverage: ArrayLike = 0.9, *, method: str = "predictive"
+    ) -> np.ndarray:
         """Predict central intervals that contain new targets with given probability.
 
         Parameters
@@ -396,14 +429,24 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             Samples to predict.
         coverage : float or array-like of shape (n_levels,), default=0.9
             Probabilities in (0, 1).
+        method : {"predictive", "conformal", "joint"}, default="predictive"
+            Intervals of the predictive distribution, or conformal intervals, which have
+            guaranteed coverage after `conformalize`: for each output, or for all
+            outputs of a sample together (``"joint"``).
 
         Returns
         -------
         ndarray of shape (n, 2) or (n, 2, n_levels)
             Lower and upper ends. An axis of outputs follows n if y has one.
 
+        Raises
+        ------
+        ValueError
+            If there are too few conformity scores for a coverage, or none.
+
         See Also
         --------
+        conformalize : What the guarantee says.
         predict_quantiles : Quantiles at any level.
         sklaplace.metrics.interval_coverage : How often intervals contain the targets.
 
@@ -418,6 +461,12 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         True
         """
         levels = as_levels("coverage", coverage, "Choose a probability, such as 0.9.")
+        check_option("method", method, ["predictive", "conformal", "joint"])
+        if method != "predictive":
+            joint = method == "joint"
+            values = self._calibrated().interval(self, X, levels, joint)
+            values = self._targets.drop_axis(values)
+            return values if np.ndim(coverage) else values[..., 0]
         tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])  # (2, n_levels)
         for level in levels[tails[1] == 1].tolist():
             raise ValueError(

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from nets import regressor as skorch_regressor
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.model_selection import KFold
 
 from examples import functions_of
 from sklaplace import LaplaceRegressor
@@ -117,6 +118,43 @@ def test_sets_of_classes(score, classes, figure):
     assert found > 0.9 - TOLERANCE  # aps may cover more
     assert sets.sum(1).mean() < 3
     figure(coverage=found, size=sets[..., 0].sum(1).mean())
+
+
+def test_our_intervals_are_those_of_scores_scaled_by_our_deviations(numbers):
+    score = scores.ResidualNormalisedScore(Deviation(numbers.model, None), prefit=True)
+    theirs = regression.SplitConformalRegressor(
+        numbers.model, confidence_level=0.9, prefit=True, conformity_score=score
+    ).conformalize(*numbers.cal)
+    expected = theirs.predict_interval(numbers.test[0])[1][:, :, 0]
+    ours = numbers.model.conformalize(*numbers.cal)
+    found = ours.predict_interval(numbers.test[0], 0.9, method="conformal")
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_our_intervals_by_folds_are_theirs_for_constant_noise(numbers):
+    net = skorch_regressor(module__n_in=1, max_epochs=10)
+    fixed = {"prior_precision": 1e12, "refine": False, "residual": "none"}
+    model = LaplaceRegressor(net, sigma_noise=0.5, random_state=0, **fixed)
+    (X, y), folds = numbers.train, KFold(3)
+    theirs = regression.CrossConformalRegressor(
+        model, confidence_level=0.9, method="plus", cv=folds, random_state=0
+    ).fit_conformalize(X, y)
+    expected = theirs.predict_interval(numbers.test[0])[1][:, :, 0]
+    ours = clone(model).fit(X, y).conformalize(X, y, cv=folds)
+    found = ours.predict_interval(numbers.test[0], 0.9, method="conformal")
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_our_sets_are_theirs_with_the_top_class(classes):
+    theirs = classification.SplitConformalClassifier(
+        classes.model, confidence_level=0.8, prefit=True, conformity_score="lac"
+    ).conformalize(*classes.cal)
+    X, _ = classes.test
+    expected = theirs.predict_set(X)[1][..., 0]
+    expected[np.arange(len(X)), classes.model.predict(X)] = True
+    ours = classes.model.conformalize(*classes.cal)
+    found = ours.predict_set(X, q=0.2, method="conformal")
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_cross_conformal_intervals_clone_and_fit(numbers):

@@ -94,6 +94,14 @@ def test_a_loaded_estimator_goes_on_fitting():
     np.testing.assert_array_equal(predicted(back), predicted(model.partial_fit(X, Y)))
 
 
+def test_conformity_scores_and_models_of_folds():
+    model = LaplaceClassifier(classifier(), random_state=0).fit(X, Y)
+    model.conformalize(X, Y, cv=2)
+    back = sio.loads(sio.dumps(model), trusted=TRUSTED)
+    sets = [m.predict_set(X, 0.2, method="conformal") for m in (model, back)]
+    np.testing.assert_array_equal(*sets)
+
+
 def test_an_unfitted_estimator():
     model = LaplaceClassifier(classifier(lr=0.5), prior_precision=[1.0, 2.0])
     back = sio.loads(sio.dumps(model), trusted=TRUSTED)

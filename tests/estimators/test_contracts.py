@@ -594,6 +594,24 @@ def deviations_are_scaled_to_residuals(subject):
     assert (model.fit(subject.X, subject.y).sigma_scaling_ == 1).all()
 
 
+def conformal_answers_contain_calibration_samples(subject):
+    model, (Z, y) = copy.deepcopy(subject.fitted), (subject.X, subject.y)
+    if is_classifier(model) and np.ndim(y) > 1:
+        with pytest.raises(ValueError, match="needs one label per row"):
+            model.conformalize(Z, y)
+        return
+    before, least = answers(model, Z), np.ceil(0.8 * (len(y) + 1))
+    assert model.conformalize(Z, y) is model
+    if is_classifier(model):
+        members = model.predict_set(Z, q=0.2, method="conformal")
+        found = members[np.arange(len(y)), np.searchsorted(model.classes_, y)]
+    else:
+        low, high = np.moveaxis(model.predict_interval(Z, 0.8, method="joint"), -1, 0)
+        found = ((low <= y) & (y <= high)).reshape(len(y), -1).all(1)
+    assert found.sum() >= least - 1  # rounding decides on the sample at an end
+    assert_same(answers(model, Z), before, 0, 0)
+
+
 # about training and storing, which does not depend on the kind of targets
 OF_TRAINING = [
     contexts_of_the_caller_change_nothing,
@@ -616,6 +634,7 @@ EVERY = [
     moments_agree,
     scores_are_finite,
     draws_have_the_joint_moments,
+    conformal_answers_contain_calibration_samples,
 ]
 OF_CLASSES_ONLY = [probabilities_agree, dirichlets_agree]
 OF_NUMBERS_ONLY = [

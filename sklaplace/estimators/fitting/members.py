@@ -1,26 +1,29 @@
-"""Members that `BaseLaplace` and `BaseSampling` share without another base class.
+"""Members that base classes of estimators share without another base class.
 
-Both classes assign these functions as methods.
+The classes assign these functions as methods.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, is_classifier
+from sklearn.base import BaseEstimator, clone, is_classifier
+from sklearn.utils import _safe_indexing
 from sklearn.utils._param_validation import validate_parameter_constraints
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.checks import check_arrays, naming
 from sklaplace.core.serialise import from_portable, pickled, to_portable, worker_state
 from sklaplace.core.trees import Inputs
-from sklaplace.estimators.options.given_net import check_net, inner_net
+from sklaplace.estimators.options.given_net import check_net, inner_net, is_frozen
 from sklaplace.estimators.options.laplace import check_likelihood, sibling
+from sklaplace.estimators.predicting.conformal import Conformal, folds_of
 from sklaplace.estimators.training.samples import (
     EncodedData,
     InputForm,
@@ -32,7 +35,7 @@ from sklaplace.estimators.training.samples import (
     weighted_data,
 )
 from sklaplace.estimators.training.trainer import Trainer
-from sklaplace.networks.data import TrainingData
+from sklaplace.networks.data import TrainingData, take_rows
 from sklaplace.networks.trained import device_of
 
 T = TypeVar("T", bound=Trainer)
@@ -51,8 +54,12 @@ _PREDICTING = (
 # ----------------------------------------------------------------------------- fit
 @contextmanager
 def reported(self: Any) -> Iterator[None]:
-    """Report progress and a summary; restore all attributes if anything raises."""
+    """Report progress and a summary; restore all attributes if anything raises.
+
+    Conformity scores of earlier predictions are removed.
+    """
     before = dict(vars(self))
+    vars(self).pop("_conformal", None)
     with progress.reporting(type(self).__name__, self.verbose):
         try:
             yield
@@ -146,6 +153,104 @@ def new_data(
     inputs, targets = self._check_samples(X, y, reset=False)
     inputs = applicable(self.estimator_, inputs)
     return weighted_data(self._targets, inputs, targets, sample_weight)
+
+
+# ---------------------------------------------------------------------- conformal
+def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
+    """Calibrate conformal intervals and sets, which have guaranteed coverage.
+
+    Computes the scores that ``method="conformal"`` of `predict_interval`, or of
+    `predict_set`, needs. Predictions of other methods do not change. `fit`,
+    `partial_fit`, `tune` and `recalibrate` remove the scores; call this method
+    again after them, and after changes of parameters.
+
+    Parameters
+    ----------
+    X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+        With ``cv=None``, samples that were used neither for training nor for
+        tuning. Otherwise, all samples, such as those of ``fit``.
+    y : array-like of shape (n,) or (n, n_outputs)
+        Targets of the samples.
+    cv : int, splitter, iterable or None, default=None
+        None uses the fitted model (split conformal prediction). A number of folds
+        trains one clone per fold on the other folds (CV+), which leaves all samples
+        to training. Copies of a sample are in the same fold. For groups, pass the
+        list of ``splitter.split(X, y, groups)``.
+
+    Returns
+    -------
+    object
+        The estimator.
+
+    Raises
+    ------
+    ValueError
+        If a network is frozen but ``cv`` is given, folds do not hold out each
+        sample once, or a sample has several labels.
+
+    See Also
+    --------
+    fit : Also takes held-out samples, for tuning.
+
+    Notes
+    -----
+    Guaranteed: for samples that are exchangeable with the calibration samples, an
+    interval or set contains the target with at least the probability ``coverage``,
+    on average over calibration samples; with ``cv``, the guarantee is ``2 *
+    coverage - 1 - √(2/n)``, and the actual probability is usually close to
+    ``coverage``. Not guaranteed: coverage for given inputs or groups, under a shift of the data,
+    or for several outputs at once, unless the method is ``"joint"``.
+
+    The score of a number is its distance from the mean in predictive standard
+    deviations. If the noise depends on the inputs, it is the modulus of the normal
+    score under the predictive distribution. The score of a label is one minus its
+    probability. Takes one prediction, or one fit per fold.
+
+    References
+    ----------
+    Chernozhukov, Wüthrich and Zhu (2021), "Distributional conformal prediction";
+    Sadinle, Lei and Wasserman (2019), "Least ambiguous set-valued classifiers with
+    bounded error levels"; Barber, Candès, Ramdas and Tibshirani (2021), "Predictive
+    inference with the jackknife+" (CV+).
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklaplace import LaplaceClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = LaplaceClassifier(random_state=0).fit(X[::2], y[::2])
+    >>> model = model.conformalize(X[1::2], y[1::2])
+    >>> model.predict_set(X[[0, 77]], q=0.1, method="conformal").sum(axis=1)
+    array([1, 1])
+    """
+    check_is_fitted(self)
+    if cv is None:
+        self._conformal = Conformal.of([], [self._conformity(self, X, y)])
+        return self
+    if is_frozen(self.estimator):
+        raise ValueError(
+            "cv trains the network on folds, but this one is frozen. Use cv=None, with "
+            "rows that it was not trained on."
+        )
+    data = self._new_data(X, y, None)
+    models, scores = [], []
+    for fold in folds_of(data, y, cv, self._seed, self._targets.stratify):
+        seen, held_out = ((take_rows(X, k), _safe_indexing(y, k)) for k in fold)
+        models.append(clone(self).fit(*seen))
+        scores.append(self._conformity(models[-1], *held_out))
+    self._conformal = Conformal.of(models, scores)
+    return self
+
+
+def calibrated(self: Any) -> Conformal:
+    """Return the conformity scores; raise if there are none."""
+    check_is_fitted(self)
+    if self._conformal is None:
+        raise ValueError(
+            "method='conformal' needs conformity scores. Call conformalize first, with "
+            "rows that were not used for training or tuning."
+        )
+    return cast(Conformal, self._conformal)
 
 
 # --------------------------------------------------------------------- persistence

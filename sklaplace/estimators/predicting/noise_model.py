@@ -304,6 +304,13 @@ class ColumnNoise:
         _, std = self._moments(rows)
         return _values_at(self._levels(scores), rows) / std[:, None]
 
+    def scores(self, rows: Array, standardised: Array) -> Array:
+        """Return the normal scores (n,) of standardised targets (n,)."""
+        _, std = self._moments(rows)
+        scores, x = _scores_of(standardised * std, rows), self.corrected
+        inside = np.interp(scores, x, self.normal_scores)
+        return np.asarray(inside + _beyond(scores, x[0], x[-1]))
+
     def _moments(self, rows: Array) -> tuple[Array, Array]:
         """Return mean and standard deviation (n,) of scaled targets."""
         values = _values_at(self._levels(_nodes(rows)), rows)
@@ -360,6 +367,14 @@ class NoiseModel:
         """Return standardised targets (n, c, s) for normal scores (n, c, s)."""
         parts = [
             column.standardised(rows[:, k], scores[:, k])
+            for k, column in enumerate(self.columns)
+        ]
+        return np.stack(parts, axis=1)
+
+    def scores(self, rows: Array, standardised: Array) -> Array:
+        """Return the normal scores (n, c) of standardised targets (n, c)."""
+        parts = [
+            column.scores(rows[:, k], standardised[:, k])
             for k, column in enumerate(self.columns)
         ]
         return np.stack(parts, axis=1)

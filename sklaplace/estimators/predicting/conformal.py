@@ -1,0 +1,123 @@
+"""Conformal: intervals and sets with guaranteed coverage, from conformity scores.
+
+Scores of calibration samples say how unlikely targets are under predictions of a model
+that has not seen them. A value for a new sample is in the interval or set unless its
+score is larger than too many of these scores.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.model_selection import check_cv
+
+from sklaplace.core.budget import require_bytes
+from sklaplace.core.checks import check_count
+from sklaplace.core.trees import Inputs
+from sklaplace.networks.data import TrainingData, count_rows
+from sklaplace.networks.split import hash_folds
+
+Array = NDArray[np.float64]
+Indices = tuple[NDArray[np.intp], NDArray[np.intp]]
+
+
+@dataclass(frozen=True)
+class Conformal:
+    """Conformity scores of calibration samples, and the models that predicted them.
+
+    Attributes
+    ----------
+    models : sequence of estimators
+        Models of the folds; empty if there is one model, the estimator itself.
+    scores : sequence of ndarray of shape (n_k, c)
+        Sorted scores of the samples that each model has not seen.
+    joint : sequence of ndarray of shape (n_k, 1)
+        The largest score of each sample, sorted.
+
+    References
+    ----------
+    Vovk, Gammerman and Shafer (2005), "Algorithmic learning in a random world"; Barber,
+    Candès, Ramdas and Tibshirani (2021), "Predictive inference with the jackknife+"
+    (CV+).
+    """
+
+    models: Sequence[Any]
+    scores: Sequence[Array]
+    joint: Sequence[Array]
+
+    @classmethod
+    def of(cls, models: Sequence[Any], scores: Sequence[Array]) -> "Conformal":
+        """Return sorted scores of the models."""
+        joint = [np.sort(s.max(axis=1, keepdims=True), axis=0) for s in scores]
+        return cls(models, [np.sort(s, axis=0) for s in scores], joint)
+
+    def ranks(self, coverage: Array) -> NDArray[np.intp]:
+        """Return the rank among all scores that each coverage needs, from one."""
+        n = sum(map(len, self.scores))
+        # a difference of rounding errors is no difference
+        ranks = np.ceil((n + 1) * coverage - 1e-9).astype(np.intp)
+        if (ranks > n).any():
+            level = float(coverage.max())
+            needed = int(np.ceil(level / (1 - level) - 1e-9))
+            raise ValueError(
+                f"A coverage of {level:g} cannot be guaranteed from {n} rows. Pass "
+                f"{needed} or more to conformalize, or choose a smaller coverage."
+            )
+        return ranks
+
+    def interval(self, model: Any, X: Inputs, coverage: Array, joint: bool) -> Array:
+        """Return the ends of intervals, (n, c, 2, n_levels), or jointly for c."""
+        ranks, parts = self.ranks(coverage), self.joint if joint else self.scores
+        if not self.models:
+            ends = model._at_scores(X, _signed(parts[0][ranks - 1].T))
+            return np.asarray(ends.reshape(*ends.shape[:2], 2, -1))
+        n, (n_scores, c) = count_rows(X), np.concatenate(self.scores).shape
+        require_bytes(
+            48 * n * c * n_scores,
+            "cpu",
+            f"method='conformal' for {n:,} rows and {n_scores:,} scores of folds",
+            "predict fewer rows at a time, or use conformalize with cv=None",
+        )
+        pairs = zip(self.models, parts, strict=True)
+        ends = [np.split(m._at_scores(X, _signed(s.T)), 2, axis=-1) for m, s in pairs]
+        low, high = np.sort(np.concatenate(ends, axis=-1), axis=-1)
+        ends = np.stack([low[..., -ranks], high[..., ranks - 1]], axis=-2)
+        return np.asarray(np.sort(ends, axis=-2))
+
+    def members(
+        self, model: Any, scores: Callable[[Any], Array], coverage: float
+    ) -> NDArray[np.bool_]:
+        """Return whether sets contain labels, (n, K); ``scores(model)`` has scores."""
+        (rank,) = self.ranks(np.array([coverage]))
+        pairs = zip(self.models or [model], self.scores, strict=True)
+        n_below = sum(np.searchsorted(s[:, 0], scores(m)) for m, s in pairs)
+        return np.asarray(n_below < rank)
+
+
+def folds_of(
+    data: TrainingData, y: Any, cv: Any, seed: int, stratify: bool
+) -> list[Indices]:
+    """Return training and held-out samples of each fold; each sample is held out once.
+
+    ``y`` are the targets of ``data``, as passed by the user. Classes are distributed
+    evenly over folds if ``stratify``.
+    """
+    if isinstance(cv, int):
+        check_count("cv", cv, 2)
+        return hash_folds(data.X, data.y, cv, seed, stratify=stratify)
+    splitter = check_cv(cv, y, classifier=stratify)
+    folds = list(splitter.split(np.empty(len(data.y)), y))
+    held_out = np.sort(np.concatenate([test for _, test in folds]))
+    if not np.array_equal(held_out, np.arange(len(data.y))):
+        raise ValueError(
+            f"cv={cv!r} does not hold out each row once. Use an integer, or folds like "
+            "those of KFold."
+        )
+    return folds
+
+
+def _signed(scores: Array) -> Array:
+    """Return negative and positive scores, (c, 2 s)."""
+    return np.concatenate([-scores, scores], axis=1)

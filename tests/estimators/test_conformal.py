@@ -1,0 +1,306 @@
+"""Conformal intervals and sets: the definition, the guarantee and refusals."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+from nets import binary_classifier, blobs, classifier, regressor, seeded, waves
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.stats import norm
+from sklearn.base import clone
+from sklearn.datasets import load_diabetes
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import KFold, LeaveOneOut, ShuffleSplit
+
+from sklaplace import (
+    DeepEnsembleClassifier,
+    DeepEnsembleRegressor,
+    LaplaceClassifier,
+    LaplaceRegressor,
+    MCDropoutRegressor,
+)
+from sklaplace.estimators.predicting.conformal import Conformal
+from sklaplace.likelihoods import HeteroscedasticNLLLoss
+
+FIXED = {"prior_precision": 1.0, "random_state": 0}
+QUICK = {"sigma_noise": 0.3, "residual": "none", **FIXED}
+CLASSES, NUMBERS = blobs(90), waves(90)
+TWO = waves(90, n_targets=2)
+
+
+def halves(X, y):
+    return (X[::2], y[::2]), (X[1::2], y[1::2])
+
+
+def default_regressor():
+    X, y = load_diabetes(return_X_y=True)
+    train, calibration = halves(X[:300], y[:300])
+    return LaplaceRegressor(random_state=0).fit(*train), *calibration
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """Regressors whose predictive distributions have different forms."""
+    train, calibration = halves(*NUMBERS)
+    noisy = regressor(module__n_out=2, criterion=HeteroscedasticNLLLoss)
+    found = {
+        "noise model": default_regressor(),
+        "normal": (LaplaceRegressor(regressor(), **QUICK).fit(*train), *calibration),
+        "two outputs": [
+            LaplaceRegressor(regressor(module__n_out=2), **QUICK).fit(*halves(*TWO)[0]),
+            *halves(*TWO)[1],
+        ],
+        "heteroscedastic": (LaplaceRegressor(noisy, **FIXED).fit(*train), *calibration),
+        "draws": (MCDropoutRegressor(random_state=0).fit(*train), *calibration),
+    }
+    scaled = default_regressor()
+    scaled[0].recalibrate(*halves(*scaled[1:])[0])
+    return found | {"recalibrated": scaled}
+
+
+FORMS = "noise model", "normal", "two outputs", "heteroscedastic", "draws"
+every_form = pytest.mark.parametrize("form", [*FORMS, "recalibrated"])
+
+
+def contains(ends, y):
+    return (ends[..., 0] <= y) & (y <= ends[..., 1])
+
+
+# -------------------------------------------------------------------- the guarantee
+class Uniform:
+    """A model whose score of a target is the target itself."""
+
+    def _at_scores(self, X, scores):
+        return np.broadcast_to(scores, (len(X), *scores.shape)).copy()
+
+
+@pytest.mark.parametrize(("n", "coverage"), [(19, 0.9), (20, 0.9), (49, 0.5)])
+def test_coverage_is_the_rank_by_the_number_of_scores(n, coverage):
+    rng, runs = np.random.default_rng(0), 4000
+    X, rank, inside = np.empty(1), np.ceil((n + 1) * coverage), 0
+    for scores in rng.uniform(size=(runs, n + 1, 1)):
+        conformal = Conformal.of([], [scores[:-1]])
+        ends = conformal.interval(Uniform(), X, np.array([coverage]), joint=False)
+        inside += ends[0, 0, 0, 0] <= scores[-1, 0] <= ends[0, 0, 1, 0]
+        members = conformal.members(None, lambda _, s=scores: s[-1:], coverage)
+        assert members.item() == (scores[-1, 0] <= ends[0, 0, 1, 0])
+    exact = rank / (n + 1)
+    assert exact >= coverage
+    assert abs(inside / runs - exact) < 4 * np.sqrt(exact * (1 - exact) / runs)
+
+
+@every_form
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.95])
+def test_intervals_contain_the_calibration_samples_up_to_the_rank(
+    form, coverage, fitted
+):
+    model, X, y = fitted[form]
+    ends = model.conformalize(X, y).predict_interval(X, coverage, method="conformal")
+    least = int(np.ceil((len(y) + 1) * coverage))
+    # the sample at an end is inside or outside by rounding, copies may share its score
+    assert (
+        (least - 1 <= contains(ends, y).sum(0)) & (ends[..., 0] < ends[..., 1])
+    ).all()
+    if form != "noise model":
+        assert (contains(ends, y).sum(0) <= least).all()
+
+
+def test_joint_intervals_contain_all_outputs_of_samples_up_to_the_rank(fitted):
+    model, X, y = fitted["two outputs"]
+    model.conformalize(X, y)
+    ends = model.predict_interval(X, 0.8, method="joint")
+    each = model.predict_interval(X, 0.8, method="conformal")
+    least = int(np.ceil((len(y) + 1) * 0.8))
+    assert least - 1 <= contains(ends, y).all(1).sum() <= least
+    assert contains(each, y).all(1).sum() < least - 1
+    assert ends.shape == (len(X), 2, 2)
+
+
+@pytest.mark.parametrize("form", sorted({*FORMS, "recalibrated"} - {"heteroscedastic"}))
+def test_normal_scores_invert_quantiles(form, fitted):
+    model, X, _ = fitted[form]
+    levels = np.array([0.001, 0.05, 0.3, 0.5, 0.9, 0.999])
+    quantiles = model.predict_quantiles(X[:9], levels)
+    for level, values in zip(levels, np.moveaxis(quantiles, -1, 0), strict=True):
+        found = model._normal_scores(X[:9], values)
+        assert_allclose(found, norm.ppf(level), rtol=1e-4, atol=1e-4)
+
+
+# ---------------------------------------------------------------------------- folds
+def of_folds(model, X, y, folds):
+    """Models of the folds, with the samples that they hold out."""
+    for train, test in folds:
+        yield clone(model).fit(X[train], y[train]), X[test], y[test]
+
+
+def test_intervals_of_folds_are_those_of_the_definition():
+    (X, y), (X_new, _) = halves(*NUMBERS)
+    model = LaplaceRegressor(regressor(), **QUICK).fit(X, y)
+    folds = [*KFold(3).split(X)]
+    model.conformalize(X, y, cv=folds)
+    low, high = [], []
+    for part, X_part, y_part in of_folds(model, X, y, folds):
+        mean, std = part.predict(X_part, return_std=True)
+        scores = np.abs(y_part - mean) / std
+        mean, std = (v[:, None] for v in part.predict(X_new, return_std=True))
+        low.append(mean - scores * std)
+        high.append(mean + scores * std)
+    low, high = (np.sort(np.hstack(side), axis=1) for side in (low, high))
+    rank = int(np.ceil(0.9 * (len(y) + 1)))
+    expected = np.stack([low[:, len(y) - rank], high[:, rank - 1]], axis=1)
+    found = model.predict_interval(X_new, 0.9, method="conformal")
+    assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    joint = model.predict_interval(X_new, [0.5, 0.9], method="joint")
+    assert_allclose(joint[..., 1], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_sets_of_folds_are_those_of_the_definition():
+    (X, y), (X_new, _) = halves(*CLASSES)
+    y = np.array(["c", "a", "b"])[y]
+    model = LaplaceClassifier(classifier(), **FIXED).fit(X, y)
+    folds = [*KFold(3).split(X)]
+    members = model.conformalize(X, y, cv=folds).predict_set(
+        X_new, q=0.2, method="conformal"
+    )
+    n_below = np.zeros(members.shape)
+    for part, X_part, y_part in of_folds(model, X, y, folds):
+        codes = np.searchsorted(part.classes_, y_part)
+        scores = 1 - part.predict_proba(X_part)[np.arange(len(codes)), codes]
+        own = 1 - part.predict_proba(X_new)
+        n_below += (scores < own[..., None]).sum(-1)
+    expected = n_below < np.ceil(0.8 * (len(y) + 1))
+    expected[np.arange(len(X_new)), model.predict_proba(X_new).argmax(1)] = True
+    assert_array_equal(members, expected)
+
+
+@pytest.mark.parametrize("kind", [DeepEnsembleClassifier, DeepEnsembleRegressor])
+def test_folds_do_not_depend_on_the_order_of_samples(kind):
+    is_classifier = kind is DeepEnsembleClassifier
+    X, y = CLASSES if is_classifier else NUMBERS
+    net = classifier() if is_classifier else regressor()
+    model = kind(net.set_params(batch_size=-1), n_estimators=2, random_state=0)
+    order = np.random.default_rng(0).permutation(len(y))
+    found = []
+    for rows in (np.arange(len(y)), order):
+        model.fit(X, y).conformalize(X[rows], y[rows], cv=2)
+        if is_classifier:
+            found.append(model.predict_set(X, q=0.2, method="conformal"))
+        else:
+            found.append(model.predict_interval(X, 0.8, method="conformal"))
+    assert_allclose(*found, rtol=1e-3, atol=1e-3)
+
+
+def test_a_class_can_be_missing_from_a_fold():
+    X, y = CLASSES
+    kept = np.flatnonzero((y < 2) | (np.cumsum(y == 2) == 1))
+    model = LaplaceClassifier(**FIXED).fit(X[kept], y[kept])
+    model.conformalize(X[kept], y[kept], cv=3)
+    assert model.predict_set(X, q=0.1, method="conformal").any(1).all()
+
+
+def test_leaving_one_out_is_allowed():
+    X, y = NUMBERS[0][:12], NUMBERS[1][:12]
+    model = LaplaceRegressor(regressor(), **QUICK).fit(X, y)
+    model.conformalize(X, y, cv=LeaveOneOut())
+    assert len(model._conformal.models) == 12
+    assert np.isfinite(model.predict_interval(X, method="conformal")).all()
+
+
+# ----------------------------------------------------------------------------- sets
+def test_sets_contain_the_calibration_samples_up_to_the_rank():
+    train, (X, y) = halves(*CLASSES)
+    model = LaplaceClassifier(classifier(), **FIXED).fit(*train).conformalize(X, y)
+    for q in (0.05, 0.2, 0.4):
+        members = model.predict_set(X, q, method="conformal")
+        least = np.ceil((1 - q) * (len(y) + 1))
+        assert members[np.arange(len(y)), y].sum() >= least
+        assert members[np.arange(len(X)), model.predict(X)].all()
+    # the most confident labels, one of which is wrong or close to it
+    proba = model.predict_proba(X)
+    limit = np.sort(1 - proba[np.arange(len(y)), y])[
+        int(np.ceil(0.8 * (len(y) + 1))) - 1
+    ]
+    expected = (1 - proba <= limit) | (proba == proba.max(1, keepdims=True))
+    assert_array_equal(model.predict_set(X, 0.2, method="conformal"), expected)
+
+
+def test_a_binary_net_has_sets():
+    train, (X, y) = halves(CLASSES[0], (CLASSES[1] > 0).astype(float))
+    model = LaplaceClassifier(binary_classifier(), **FIXED).fit(*train)
+    members = model.conformalize(X, y).predict_set(X, q=0.2, method="conformal")
+    assert members.shape == (len(X), 2)
+    assert members[np.arange(len(y)), y.astype(int)].mean() >= 0.8
+
+
+# --------------------------------------------------------------------------- states
+def calibrated():
+    train, calibration = halves(*NUMBERS)
+    return LaplaceRegressor(regressor(), **QUICK).fit(*train).conformalize(*calibration)
+
+
+CHANGES = {
+    "fit": lambda m: m.fit(*NUMBERS),
+    "partial_fit": lambda m: m.partial_fit(*NUMBERS),
+    "tune": lambda m: m.tune(*NUMBERS),
+    "recalibrate": lambda m: m.recalibrate(*NUMBERS),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_scores_are_removed_when_predictions_change(name):
+    model = calibrated()
+    CHANGES[name](model)
+    with pytest.raises(ValueError, match="Call conformalize first"):
+        model.predict_interval(NUMBERS[0], method="conformal")
+
+
+def test_scores_stay_after_a_failure_and_other_predictions_stay():
+    model = calibrated()
+    before = model.predict_interval(NUMBERS[0], method="conformal")
+    for wrong in ({"y": NUMBERS[1][:-1]}, {"y": np.full(90, np.nan)}, {"cv": 1}):
+        given = {"X": NUMBERS[0], "y": NUMBERS[1]} | wrong
+        with pytest.raises(ValueError):  # noqa: PT011
+            model.conformalize(**given)
+    with pytest.raises(ValueError, match="NaN"):
+        model.fit(NUMBERS[0], np.full(90, np.nan))
+    after = model.predict_interval(NUMBERS[0], method="conformal")
+    assert_array_equal(before, after)
+    plain = clone(model).fit(*halves(*NUMBERS)[0]).predict_interval(NUMBERS[0])
+    assert_array_equal(plain, model.predict_interval(NUMBERS[0]))
+
+
+@pytest.mark.parametrize("cv", [None, 2])
+def test_files_keep_the_scores(cv):
+    model = calibrated().conformalize(*halves(*NUMBERS)[1], cv=cv)
+    expected = model.predict_interval(NUMBERS[0], method="conformal")
+    loaded = pickle.load(io.BytesIO(pickle.dumps(model)))
+    assert_array_equal(
+        loaded.predict_interval(NUMBERS[0], method="conformal"), expected
+    )
+
+
+# ------------------------------------------------------------------------- refusals
+def test_refusals():
+    model, (X, y) = calibrated(), NUMBERS
+    with pytest.raises(ValueError, match="method='other' is not known"):
+        model.predict_interval(X, method="other")
+    with pytest.raises(ValueError, match=r"from 45 rows\. Pass 99 or more to conform"):
+        model.predict_interval(X, [0.5, 0.99], method="conformal")
+    for cv in (ShuffleSplit(2), [(np.arange(50), np.arange(50, 90))]):
+        with pytest.raises(ValueError, match="does not hold out each row once"):
+            model.conformalize(X, y, cv=cv)
+    for cv in (1, True, 0):
+        with pytest.raises(ValueError, match=r"cv=.* is not an integer of at least 2"):
+            model.conformalize(X, y, cv=cv)
+    frozen = FrozenEstimator(seeded(regressor(), X, y[:, None]))
+    model = LaplaceRegressor(frozen, **QUICK).fit(X, y)
+    with pytest.raises(ValueError, match=r"this one is frozen\. Use cv=None"):
+        model.conformalize(X, y, cv=5)
+    X, y = CLASSES
+    labels = np.eye(3)[y][:, :2].astype(int)
+    model = LaplaceClassifier(random_state=0).fit(X, labels)
+    with pytest.raises(ValueError, match="conformalize needs one label per row"):
+        model.conformalize(X, labels)
+    with pytest.raises(ValueError, match="Call conformalize first"):
+        model.predict_set(X, method="conformal")
