@@ -195,11 +195,11 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     Notes
     -----
     Guaranteed: for samples that are exchangeable with the calibration samples, an
-    interval or set contains the target with at least the probability ``coverage``,
-    on average over calibration samples; with ``cv``, the guarantee is ``2 *
-    coverage - 1 - √(2/n)``, and the actual probability is usually close to
-    ``coverage``. Not guaranteed: coverage for given inputs or groups, under a shift of the data,
-    or for several outputs at once, unless the method is ``"joint"``.
+    interval or set contains the target with at least the probability ``coverage``, on
+    average over calibration samples; with ``cv``, the guarantee is ``2 * coverage - 1 -
+    √(2/n)``, and the actual probability is usually close to ``coverage``. Not
+    guaranteed: coverage for given inputs or groups, under a shift of the data, or for
+    several outputs at once, unless the method is ``"joint"``.
 
     The score of a number is its distance from the mean in predictive standard
     deviations. If the noise depends on the inputs, it is the modulus of the normal
