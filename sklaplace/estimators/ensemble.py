@@ -100,7 +100,10 @@ class EnsembleTrainer(Trainer):
         """Train the networks, which share their held-out samples; return the first."""
         net = inner_net(self.estimator)
         if validation is None and not getattr(net, "train_split", None):
-            data, validation = self.hold_out(data)
+            parts = self.hold_out(data)
+            if parts is not None:
+                data, validation = map(data.take, parts)
+            self._keyed = None  # workers do not need it
         seeds = np.random.default_rng(self.seed).integers(2**31, size=self.n_estimators)
         given = [(int(seed), data, validation, fit_params) for seed in seeds]
         n_jobs = _processes(self.n_jobs)
@@ -114,19 +117,11 @@ class EnsembleTrainer(Trainer):
         with private_rng(seed, device), torch.inference_mode(False):
             return super().train(*args)
 
-    def new_net(self, data: TrainingData) -> Any:
-        """Return the net to train, with a split shared by all networks."""
-        net = super().new_net(data)
+    def learn(self, net: NeuralNet, *args: Any) -> tuple[Any, Any]:
+        """Train a net with a split that all networks share; return both parts."""
         if net.train_split:
             net.train_split = _SharedSplit(net.train_split, self.seed)
-        return net
-
-    def learn(self, net: NeuralNet, *args: Any) -> tuple[Any, Any]:
-        """Train a net, and return its training samples and held-out samples."""
-        samples = super().learn(net, *args)
-        if isinstance(net.train_split, _SharedSplit):
-            net.train_split = net.train_split.split
-        return samples
+        return super().learn(net, *args)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -118,6 +118,7 @@ class BaseLaplace:
         y: ArrayLike | None = None,  # None raises an error saying what to pass
         sample_weight: ArrayLike | None = None,
         *,
+        groups: ArrayLike | None = None,
         X_val: Inputs | None = None,
         y_val: ArrayLike | None = None,
         **fit_params: object,
@@ -136,6 +137,10 @@ class BaseLaplace:
             Non-negative sample weights in loss, curvature and evidence. Weights are
             counts: a sample of weight two equals two samples, and weights that sum to
             one equal a single sample. Scale relative weights to mean one.
+        groups : array-like of shape (n,), optional
+            Labels of groups, such as patients: strings or integers. Samples of a group
+            are on one side of every split that is tuned on. Copies of a sample in
+            different groups may then be on both sides.
         X_val, y_val : optional
             Held-out samples, not used to train the network. Only the ``"validation"``
             and ``"auto"`` tuners use them.
@@ -181,7 +186,7 @@ class BaseLaplace:
         torch.Size([111])
         """
         samples = Samples(
-            X, y, sample_weight, X_val=X_val, y_val=y_val, fit_params=fit_params
+            X, y, sample_weight, groups, X_val=X_val, y_val=y_val, fit_params=fit_params
         )
         with self._reported():
             return self._fit(samples)

@@ -78,6 +78,7 @@ class BaseSampling(ABC):
         y: ArrayLike | None = None,  # None raises an error saying what to pass
         sample_weight: ArrayLike | None = None,
         *,
+        groups: ArrayLike | None = None,
         X_val: Inputs | None = None,
         y_val: ArrayLike | None = None,
         **fit_params: object,
@@ -95,6 +96,9 @@ class BaseSampling(ABC):
         sample_weight : array-like of shape (n,), optional
             Non-negative sample weights. Weights are counts: a sample of weight two
             equals two samples. Scale relative weights to mean one.
+        groups : array-like of shape (n,), optional
+            Labels of groups, such as patients: strings or integers. Samples of a group
+            are all held out for the noise, or all trained on.
         X_val, y_val : optional
             Held-out samples, not used to train the network. They are used to estimate
             the observation noise of a regression, and for other purposes named in the
@@ -128,7 +132,7 @@ class BaseSampling(ABC):
         array([0, 1, 2])
         """
         given = samples.Samples(
-            X, y, sample_weight, X_val=X_val, y_val=y_val, fit_params=fit_params
+            X, y, sample_weight, groups, X_val=X_val, y_val=y_val, fit_params=fit_params
         )
         with self._reported():
             self._check_options()

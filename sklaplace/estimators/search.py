@@ -43,9 +43,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
         Prior precisions to try. None uses 20 values from 1e-3 to 1e3, evenly spaced on
         a log scale. If the best value is the first or last, try a wider range.
     cv : int, splitter, iterable or None, default=None
-        Folds, as in scikit-learn. None uses five folds, stratified by class. For
-        groups, pass the list of ``splitter.split(X, y, groups)``. The training samples
-        of each fold must contain all classes.
+        Folds, as in scikit-learn. None uses five folds, stratified by class. The
+        training samples of each fold must contain all classes.
     scoring : str, callable or None, default=None
         Score of a prior precision; higher is better. None uses the mean log-probability
         of the held-out labels. Unlike ``"neg_log_loss"``, this score is finite for all
@@ -131,6 +130,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
         X: Inputs,
         y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
+        *,
+        groups: ArrayLike | None = None,
         **fit_params: object,
     ) -> "LaplaceClassifierCV":
         """Choose the prior precision by cross-validation, then fit on all samples.
@@ -145,6 +146,10 @@ class LaplaceClassifierCV(LaplaceClassifier):
             Non-negative sample weights for training and scores. Weights are counts, as
             for the estimator without ``CV``. A scorer gets the weights if it accepts
             them. The mean over folds is not weighted.
+        groups : array-like of shape (n,), optional
+            Labels of groups, such as patients: strings or integers. They are passed to
+            ``cv.split``. If ``cv`` is None or a number, the samples of a group are in
+            one fold, as with ``StratifiedGroupKFold`` or ``GroupKFold``.
         **fit_params : dict
             Passed to the ``fit`` method of the skorch net. Arrays with n entries are
             split by fold.
@@ -185,7 +190,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
         2
         """
         with self._reported():
-            return self._fit(Samples(X, y, sample_weight, fit_params=fit_params))
+            samples = Samples(X, y, sample_weight, groups, fit_params=fit_params)
+            return self._fit(samples)
 
     def _fit(self, samples: Samples) -> Any:
         return PriorSearch(self, LaplaceClassifier).fit(samples)
@@ -214,8 +220,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         a log scale. If the best value is the first or last, try a wider range: suitable
         values depend on the units of y.
     cv : int, splitter, iterable or None, default=None
-        Folds, as in scikit-learn. None uses five folds. For groups, pass the list of
-        ``splitter.split(X, y, groups)``.
+        Folds, as in scikit-learn. None uses five folds.
     scoring : str, callable or None, default=None
         Score of a prior precision; higher is better. None uses the mean log-density of
         the held-out targets, noise included, in nats per sample. Scores of predicted
@@ -326,13 +331,15 @@ class LaplaceRegressorCV(LaplaceRegressor):
         X: Inputs,
         y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
+        *,
+        groups: ArrayLike | None = None,
         **fit_params: object,
     ) -> "LaplaceRegressorCV":
         """Choose the prior precision by cross-validation, then fit on all samples.
 
         Parameters
         ----------
-        X, y, sample_weight, **fit_params
+        X, y, sample_weight, groups, **fit_params
             As for `LaplaceClassifierCV.fit`.
 
         Returns
@@ -356,5 +363,5 @@ class LaplaceRegressorCV(LaplaceRegressor):
         2
         """
         with self._reported():
-            samples = Samples(X, y, sample_weight, fit_params=fit_params)
+            samples = Samples(X, y, sample_weight, groups, fit_params=fit_params)
             return PriorSearch(self, LaplaceRegressor).fit(samples)

@@ -6,7 +6,7 @@ datasets to skorch unchanged. The net's own validation loader makes the batches.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -226,16 +226,18 @@ def take_rows(X: Any, indices: np.ndarray) -> Any:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Samples, targets encoded for the criterion, and sample weights or None."""
+    """Samples, encoded targets, sample weights or None, and groups or None."""
 
     X: Any
     y: np.ndarray
     sample_weight: np.ndarray | None
+    groups: np.ndarray | None = None
 
     def take(self, rows: np.ndarray) -> "TrainingData":
         """Select the samples at the given positions."""
-        w = None if self.sample_weight is None else self.sample_weight[rows]
-        return TrainingData(take_rows(self.X, rows), self.y[rows], w)
+        rest = self.sample_weight, self.groups
+        parts = (None if values is None else values[rows] for values in rest)
+        return TrainingData(take_rows(self.X, rows), self.y[rows], *parts)
 
     def weighted(self, sample_weight: np.ndarray) -> "TrainingData":
         """Set sample weights, and drop samples with weight zero."""
@@ -244,7 +246,7 @@ class TrainingData:
             raise ValueError(
                 "All entries of sample_weight are zero. Pass a positive one."
             )
-        data = TrainingData(self.X, self.y, sample_weight)
+        data = replace(self, sample_weight=sample_weight)
         return data if len(kept) == len(sample_weight) else data.take(kept)
 
     def dataset(self, net: NeuralNet) -> Samples:

@@ -1,12 +1,14 @@
-"""Hash-based train/validation split: a hash of the inputs assigns each sample.
+"""Hash-based train/validation split: a key assigns each sample.
 
 A split by position changes with the order of the samples, and can put copies of a
-sample on both sides. A split by hash does not depend on the order and keeps copies
-together. A sample of weight two is therefore equivalent to two samples. Samples of an
-array that are equal up to `TOLERANCE` count as copies.
+sample on both sides. The key of a sample is a hash of its inputs, so that a split does
+not depend on the order and keeps copies together. A sample of weight two is therefore
+equivalent to two samples. Samples of an array that are equal up to `TOLERANCE` count as
+copies. If the user gives groups, the key is a hash of the group instead.
 """
 
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -22,6 +24,8 @@ TOLERANCE = 1e-5
 N_NEIGHBOURS = 8
 # minimum number of distinct samples for a split; fewer are all used for training
 MIN_ROWS = 50
+# number of values that the search for copies converts to float64 at once
+_BLOCK = 2**21
 
 
 def are_few(X: object, n_rows: int, limit: int = MIN_ROWS) -> bool:
@@ -33,35 +37,65 @@ def are_few(X: object, n_rows: int, limit: int = MIN_ROWS) -> bool:
     while n < n_rows:
         n = min(max(4 * n, 2 * limit), n_rows)
         some = X[:n] if isinstance(X, np.ndarray | StoredArray) else X
-        if len(np.unique(_keys(some, n, 0))) >= limit:
+        if len(np.unique(row_keys(some, n, 0))) >= limit:
             return False
     return True
 
 
+def row_keys(
+    X: Any, n_rows: int, seed: int, groups: np.ndarray | None = None
+) -> np.ndarray:
+    """Return a key of each sample, (n,), uint64, equal for samples that stay together.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, ...), StoredArray or other data
+        Inputs. Copies in an array have the same key, and so have equal samples of a
+        stored array. Other data is hashed by position.
+    n_rows : int
+        Number of samples n.
+    seed : int
+        Different seeds give different keys.
+    groups : ndarray of shape (n,) or None
+        Labels of groups. The keys then depend on the labels only, so that copies in
+        different groups may have different keys.
+    """
+    if groups is not None:
+        rows: Any = map(str.encode, groups.astype(str))
+    else:
+        blocks = X.blocks() if isinstance(X, StoredArray) else [np.arange(n_rows)]
+        blocks = [X] if isinstance(X, np.ndarray) else blocks
+        # adding zero turns -0.0 into 0.0; the two are equal but their bytes differ
+        rows = ((row + 0).tobytes() for block in blocks for row in block)
+    key = seed.to_bytes(8, "little")
+    hashes = [blake2b(row, digest_size=8, key=key).digest() for row in rows]
+    keys = np.frombuffer(b"".join(hashes), dtype=np.uint64)
+    is_array = groups is None and isinstance(X, np.ndarray)
+    return shared_keys(X, keys) if is_array else keys
+
+
 def hash_split(
-    X: object, y: np.ndarray, fraction: float, seed: int, *, stratify: bool
+    keys: np.ndarray, y: np.ndarray, fraction: float, *, stratify: bool
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the indices of training and validation samples.
 
     Parameters
     ----------
-    X : ndarray of shape (n, ...) or other data
-        Inputs. If X is not an array, samples are hashed by position.
+    keys : ndarray of shape (n,)
+        Keys from `row_keys`. Samples with the same key are on the same side.
     y : ndarray of shape (n,) or (n, c)
         Targets, used only for stratification.
     fraction : float
-        Fraction of the distinct samples in the validation set.
-    seed : int
-        Different seeds give different splits.
+        Fraction of the distinct keys in the validation set.
     stratify : bool
         Whether to hold out the same fraction of every class.
 
     Returns
     -------
     train, validation : ndarray of int
-        Indices, or None if fewer than ``MIN_ROWS`` samples are distinct.
+        Indices, or None if fewer than ``MIN_ROWS`` keys are distinct.
     """
-    strata, inverse = _distinct(X, y, seed, stratify)
+    strata, inverse = _distinct(keys, y, stratify)
     if len(strata) < MIN_ROWS:
         return None
     is_held_out = np.zeros(len(strata), dtype=bool)
@@ -76,15 +110,15 @@ def hash_split(
 
 
 def hash_folds(
-    X: object, y: np.ndarray, n_folds: int, seed: int, *, stratify: bool
+    keys: np.ndarray, y: np.ndarray, n_folds: int, *, stratify: bool
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the indices of training and validation samples of each fold.
 
-    Parameters are as for `hash_split`. Copies of a sample are in the same fold. The
-    number of folds is at most the number of distinct samples. The order of the folds
+    Parameters are as for `hash_split`. Samples with the same key are in the same fold.
+    The number of folds is at most the number of distinct keys. The order of the folds
     does not depend on the order of the samples.
     """
-    strata, inverse = _distinct(X, y, seed, stratify)
+    strata, inverse = _distinct(keys, y, stratify)
     fold = np.empty(len(strata), dtype=int)
     fold[np.argsort(strata, kind="stable")] = np.arange(len(strata)) % n_folds
     # ordered by hash, which is then the order of training samples
@@ -106,43 +140,57 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
 
     Notes
     -----
-    Costs O(n log n + n p) for p columns.
+    Costs O(n log n + n p) for p columns. The memory does not depend on p: columns are
+    converted in blocks.
     """
-    Z = X.reshape(len(X), -1).astype(np.float64)
-    largest = np.abs(Z).max(axis=0)
-    Z /= np.where(largest > 0, 2 * largest, 1)  # avoids overflow
-    Z -= Z[0].copy()
-    low, high = np.quantile(Z, [0.25, 0.75], axis=0)
-    scale = np.where(high > low, high - low, Z.std(axis=0))
-    Z /= np.where(scale > 0, scale, 1)
-    direction = np.random.default_rng(0).standard_normal(Z.shape[1])
-    along = Z @ direction
+    X = X.reshape(len(X), -1)
+    n, p = X.shape
+    step = max(1, _BLOCK // n)
+    blocks = [slice(start, start + step) for start in range(0, p, step)]
+    direction = np.random.default_rng(0).standard_normal(p)
+    along, size, scale = np.zeros(n), np.empty((p, 1)), np.empty((p, 1))
+    for block in blocks:
+        Z = X[:, block].T.astype(np.float64)
+        largest = np.abs(Z).max(axis=1, keepdims=True)
+        size[block] = np.where(largest > 0, 2 * largest, 1)
+        Z /= size[block]  # avoids overflow
+        Z -= Z[:, :1].copy()
+        low, high = np.quantile(Z, [0.25, 0.75], axis=1, keepdims=True)
+        spread = np.where(high > low, high - low, Z.std(axis=1, keepdims=True))
+        scale[block] = np.where(spread > 0, spread, 1)
+        along += direction[block] @ (Z / scale[block])
     order = np.argsort(along, kind="stable")
-    edges, tolerance = [], min(TOLERANCE, 0.05 / len(Z))
+    edges, tolerance = [], min(TOLERANCE, 0.05 / n)
     # copies are as close along the direction, up to rounding
     nearest = tolerance * np.abs(direction).sum() + 1e-9 * np.abs(along)
-    for lag in range(1, min(N_NEIGHBOURS + 1, len(Z))):
+    for lag in range(1, min(N_NEIGHBOURS + 1, n)):
         pairs = np.stack([order[:-lag], order[lag:]])
         is_near = along[pairs[1]] - along[pairs[0]] <= nearest[pairs].max(axis=0)
         pairs = pairs[:, is_near]
-        is_copy = (np.abs(Z[pairs[0]] - Z[pairs[1]]) <= tolerance).all(axis=1)
-        edges.append(pairs[:, is_copy])
+        for block in blocks:
+            a, b = (X[rows, block] / size[block].T for rows in pairs)
+            gap = np.abs(a - b) / scale[block].T
+            pairs = pairs[:, (gap <= tolerance).all(axis=1)]
+        edges.append(pairs)
     first, second = np.concatenate(edges, axis=1) if edges else ([], [])
-    shape = (len(Z), len(Z))
-    graph = coo_array((np.ones(len(first)), (first, second)), shape=shape)
+    graph = coo_array((np.ones(len(first)), (first, second)), shape=(n, n))
     return np.asarray(connected_components(graph, directed=False)[1])
 
 
 def _distinct(
-    X: object, y: np.ndarray, seed: int, stratify: bool
+    keys: np.ndarray, y: np.ndarray, stratify: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return strata of distinct samples, ordered by hash, and sample indices (n,).
+    """Return strata of distinct keys, ordered by key, and indices of keys (n,).
 
-    Strata are classes if ``stratify``; otherwise there is a single stratum.
+    Strata are classes if ``stratify``; otherwise there is a single stratum. A key with
+    several classes is in the stratum of the class that fewest keys have.
     """
-    hashes = _keys(X, len(y), seed)
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-    return (y[first] if stratify else np.zeros(len(first))), inverse
+    inverse = np.unique(keys, return_inverse=True)[1]
+    y = y if stratify else np.zeros(len(keys))
+    labels, codes = np.unique(y, return_inverse=True)
+    of_key, classes = np.divmod(np.unique(inverse * len(labels) + codes), len(labels))
+    order = np.lexsort((np.bincount(classes)[classes], of_key))  # ties by class
+    return classes[order[np.unique(of_key, return_index=True)[1]]], inverse
 
 
 def shared_keys(X: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -151,23 +199,3 @@ def shared_keys(X: np.ndarray, keys: np.ndarray) -> np.ndarray:
     smallest = np.full(groups.max() + 1, np.iinfo(keys.dtype).max, dtype=keys.dtype)
     np.minimum.at(smallest, groups, keys)
     return smallest[groups]
-
-
-def _keys(X: object, n_rows: int, seed: int) -> np.ndarray:
-    """Return a hash of each sample, (n,), uint64, equal for copies."""
-    hashes = _split_hash(X, n_rows, seed)
-    return shared_keys(X, hashes) if isinstance(X, np.ndarray) else hashes
-
-
-def _split_hash(X: object, n_rows: int, seed: int) -> np.ndarray:
-    """Return a hash of each sample, (n,), uint64."""
-    if isinstance(X, StoredArray):
-        blocks = [_split_hash(block, len(block), seed) for block in X.blocks()]
-        return np.concatenate(blocks)
-    key = seed.to_bytes(8, "little")
-    rows = np.arange(n_rows).reshape(-1, 1)
-    if isinstance(X, np.ndarray):
-        # adding zero turns -0.0 into 0.0; the two are equal but their bytes differ
-        rows = np.ascontiguousarray(X.reshape(len(X), -1) + 0)
-    hashes = [blake2b(row.tobytes(), digest_size=8, key=key).digest() for row in rows]
-    return np.frombuffer(b"".join(hashes), dtype=np.uint64)

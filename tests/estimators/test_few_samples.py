@@ -18,7 +18,7 @@ from sklaplace import LaplaceClassifier, LaplaceRegressor
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.training.laplace import FEW as FOLDED
 from sklaplace.estimators.training.laplace import MIN_HELD_OUT, N_FOLDS
-from sklaplace.networks.split import MIN_ROWS, are_few, hash_folds
+from sklaplace.networks.split import MIN_ROWS, are_few, hash_folds, row_keys
 
 pytestmark = pytest.mark.usefixtures("full_training")
 
@@ -48,7 +48,8 @@ def test_folds_are_a_partition_that_keeps_copies_together(stratify):
     rng = np.random.default_rng(0)
     X, y = rng.standard_normal((40, 2)), np.repeat([0, 1], [30, 10])
     X, y = np.concatenate([X, X[:5]]), np.concatenate([y, y[:5]])
-    folds = hash_folds(X, y, 5, 0, stratify=stratify)
+    keys = row_keys(X, 45, 0)
+    folds = hash_folds(keys, y, 5, stratify=stratify)
     assert sorted(np.concatenate([held for _, held in folds])) == list(range(45))
     for rows, held in folds:
         assert sorted([*rows, *held]) == list(range(45))
@@ -58,7 +59,8 @@ def test_folds_are_a_partition_that_keeps_copies_together(stratify):
     for _, held in folds:  # in an order that does not depend on that of the samples
         assert not np.array_equal(held, np.sort(held))
     order = rng.permutation(45)
-    again = hash_folds(X[order], y[order], 5, 0, stratify=stratify)
+    keys = row_keys(X[order], 45, 0)
+    again = hash_folds(keys, y[order], 5, stratify=stratify)
     for (_, held), (_, same) in zip(folds, again, strict=True):
         assert sorted(order[same]) == sorted(held)
 

@@ -7,6 +7,7 @@ from sklaplace.networks.split import (
     groups_of_copies,
     hash_folds,
     hash_split,
+    row_keys,
 )
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
@@ -18,7 +19,7 @@ def data(n=200, seed=0):
 
 
 def split(X, y, fraction=0.2, seed=0, *, stratify=True):
-    return hash_split(X, y, fraction, seed, stratify=stratify)
+    return hash_split(row_keys(X, len(y), seed), y, fraction, stratify=stratify)
 
 
 def test_parts_are_disjoint_and_complete_and_arguments_stay():
@@ -117,7 +118,7 @@ def test_near_copies_stay_together(jitter):
     y = np.zeros(1000)
     train, held = split(copies, y, stratify=False)
     assert not {*rows[train]} & {*rows[held]}
-    for seen, unseen in hash_folds(copies, y, 5, 0, stratify=False):
+    for seen, unseen in hash_folds(row_keys(copies, 1000, 0), y, 5, stratify=False):
         assert not {*rows[seen]} & {*rows[unseen]}
     assert are_few(copies, 1000, 201)
     assert not are_few(copies, 1000, 200)

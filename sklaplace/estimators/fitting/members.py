@@ -29,6 +29,7 @@ from sklaplace.estimators.training.samples import (
     InputForm,
     Samples,
     applicable,
+    as_groups,
     as_weights,
     check_loader,
     warn_of_other_ranges,
@@ -125,7 +126,8 @@ def encode(self: Any, samples: Samples) -> EncodedData:
         samples = replace(samples, sample_weight=weights)
     with naming(y="y"):
         targets = self._infer_targets(y, samples)
-    data = weighted_data(targets, X, y, samples.sample_weight)
+    groups = as_groups(samples.groups, y.shape[0])
+    data = weighted_data(targets, X, y, samples.sample_weight, groups)
     if samples.X_val is None:
         return EncodedData(data, None)
     with naming(X="X_val", y="y_val"):

@@ -16,6 +16,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from scipy.stats import rankdata
 from sklearn.base import BaseEstimator, is_classifier
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.metrics import brier_score_loss, check_scoring, log_loss
-from sklearn.model_selection import check_cv
+from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, check_cv
 from sklearn.utils import _safe_indexing, gen_batches, indexable
 from sklearn.utils.validation import _check_method_params
 from torch import Tensor
@@ -37,7 +38,7 @@ from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import RandomState, private_rng
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit
 from sklaplace.estimators.predicting.glm_outputs import LinearisationCache
-from sklaplace.estimators.training.samples import Samples, as_weights
+from sklaplace.estimators.training.samples import Samples, as_groups, as_weights
 from sklaplace.networks.data import TrainingData, is_opaque, take_rows
 from sklaplace.posterior.tuning.problem import require_linear_model
 
@@ -53,9 +54,9 @@ Params = dict[str, float]
 
 def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
     """Select samples in their original form, with targets and weights."""
-    weights = None if data.sample_weight is None else data.sample_weight[rows]
     take = take_rows if is_opaque(data.X) else _safe_indexing
-    return TrainingData(take(data.X, rows), data.y[rows], weights)
+    X, data = take(data.X, rows), replace(data, X=np.arange(len(data.y)))
+    return replace(data.take(rows), X=X)
 
 
 @dataclass
@@ -355,6 +356,7 @@ class PriorSearch:
             X if is_opaque(X) else indexable(X)[0],
             y,
             None if weights is None else as_weights(weights, len(y)),
+            as_groups(samples.groups, len(y)),
         )
         splits = self._splits(self.model._targets, data)
         if is_classifier(self.model) and not self.model._targets.target_type.is_single:
@@ -373,10 +375,14 @@ class PriorSearch:
         part = select(data, known)
         with naming(cv="cv"):
             cv = check_cv(self.estimator.cv, part.y, classifier=by_class)
+        if part.groups is not None and isinstance(self.estimator.cv, Integral | None):
+            kind = GroupKFold if isinstance(cv, KFold) else StratifiedGroupKFold
+            cv = kind(cv.n_splits)
         try:
             with private_rng(None):
                 X = known.reshape(-1, 1) if is_opaque(part.X) else part.X
-                splits = [(known[a], known[b]) for a, b in cv.split(X, part.y)]
+                pairs = cv.split(X, part.y, part.groups)
+                splits = [(known[a], known[b]) for a, b in pairs]
         except (IndexError, TypeError, ValueError) as error:
             raise ValueError(
                 f"cv={self.estimator.cv!r} cannot split {len(known)} samples: "

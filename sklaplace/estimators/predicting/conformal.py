@@ -17,7 +17,7 @@ from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_count
 from sklaplace.core.trees import Inputs
 from sklaplace.networks.data import TrainingData, count_rows
-from sklaplace.networks.split import hash_folds
+from sklaplace.networks.split import hash_folds, row_keys
 
 Array = NDArray[np.float64]
 Indices = tuple[NDArray[np.intp], NDArray[np.intp]]
@@ -106,7 +106,8 @@ def folds_of(
     """
     if isinstance(cv, int):
         check_count("cv", cv, 2)
-        return hash_folds(data.X, data.y, cv, seed, stratify=stratify)
+        keys = row_keys(data.X, len(data.y), seed)
+        return hash_folds(keys, data.y, cv, stratify=stratify)
     splitter = check_cv(cv, y, classifier=stratify)
     folds = list(splitter.split(np.empty(len(data.y)), y))
     held_out = np.sort(np.concatenate([test for _, test in folds]))

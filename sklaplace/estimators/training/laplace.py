@@ -88,18 +88,17 @@ class LaplaceTrainer(Trainer):
         trained = super().train(data, validation, fit_params)
         return self.including(trained, []) if self.options.selects_weights else trained
 
-    def hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
-        """Hold out samples for tuning, if there are enough and the net is trained.
+    def hold_out(self, data: TrainingData) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return indices of samples to train on, and to hold out for tuning.
 
-        Data are not split if networks are trained on folds instead.
+        None if there are too few samples, the net is not trained, or networks are
+        trained on folds instead.
         """
         on_folds = self.options.uses_folds and _is_silent(self.estimator)
-        if is_stream(data.X):
-            if "validation" in (self.options.tuner, self.options.sigma_noise):
-                require_choice(data.X)
-            return data, None
+        if "validation" in (self.options.tuner, self.options.sigma_noise):
+            require_choice(data.X)
         if on_folds and self._takes_folds(data):
-            return data, None
+            return None
         return super().hold_out(data)
 
     def own_split(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any] | None:
@@ -133,15 +132,15 @@ class LaplaceTrainer(Trainer):
         files, or if networks cannot be trained on so few samples. For many samples, a
         few of the folds are enough.
         """
-        net, is_split = self.estimator, self._takes_folds(data)
+        net = self.estimator
         can_train = not self.is_frozen and _is_silent(net)
         own: Any = trained.held_out if getattr(net, "train_split", None) else None
         has_own = brings_targets(trained.train, own) and len(own) >= MIN_HELD_OUT
-        if has_own or not (is_split and can_train):
+        if has_own or not (can_train and self._takes_folds(data)):
             return []
-        stratify = self.targets.stratify
-        folds = split.hash_folds(data.X, data.y, N_FOLDS, self.seed, stratify=stratify)
-        if len(folds) < N_FOLDS:
+        keys, stratify = self.keys(data), self.targets.stratify
+        folds = split.hash_folds(keys, data.y, N_FOLDS, stratify=stratify)
+        if len(folds) < (N_FOLDS if data.groups is None else 2):
             return []
         enough = ENOUGH_FOR_NOISE if self.models_noise else ENOUGH
         folds = folds[: math.ceil(N_FOLDS * enough / len(data.y))]
@@ -156,7 +155,7 @@ class LaplaceTrainer(Trainer):
         Networks of folds cost more training, and leave all samples to the network. The
         default network is quick to train.
         """
-        return self.estimator is None or split.are_few(data.X, len(data.y), FEW)
+        return self.estimator is None or len(np.unique(self.keys(data))) < FEW
 
     @progress.phase("train on folds")
     def _train_each(

@@ -27,7 +27,7 @@ from sklaplace.core.checks import check_arrays, naming, warn_user
 from sklaplace.core.trees import leaves, mapped
 from sklaplace.estimators.targets.base import Targets
 from sklaplace.estimators.training.trainer import check_applicable
-from sklaplace.networks.arrays import as_array, check_columns, detached
+from sklaplace.networks.arrays import as_array, as_labels, check_columns, detached
 from sklaplace.networks.data import (
     InputType,
     TrainingData,
@@ -49,7 +49,7 @@ class Samples:
 
     Attributes
     ----------
-    X, y, sample_weight
+    X, y, sample_weight, groups
         Training samples.
     X_val, y_val
         Held-out samples, not used to train the network, or None.
@@ -64,6 +64,7 @@ class Samples:
     X: Any
     y: Any
     sample_weight: Any = None
+    groups: Any = None
     _: KW_ONLY
     X_val: Any = None
     y_val: Any = None
@@ -108,7 +109,12 @@ def warn_of_other_ranges(X: Any, X_val: Any) -> None:
 
 
 def weighted_data(
-    targets: Targets, X: Any, y: Any, sample_weight: ArrayLike | None, name: str = "y"
+    targets: Targets,
+    X: Any,
+    y: Any,
+    sample_weight: ArrayLike | None,
+    groups: np.ndarray | None = None,
+    name: str = "y",
 ) -> TrainingData:
     """Return encoded samples and weights; drop samples of weight zero.
 
@@ -120,10 +126,12 @@ def weighted_data(
         Checked samples.
     sample_weight : array-like of shape (n,) or None
         Weights of the samples.
+    groups : ndarray of shape (n,) or None
+        Groups of the samples.
     name : str
         Name of the targets, for messages.
     """
-    data = TrainingData(X, targets.encode(y, name), None)
+    data = TrainingData(X, targets.encode(y, name), None, groups)
     own = targets.sample_weight(data.y)
     if sample_weight is None:
         return data if own is None else data.weighted(own)
@@ -131,7 +139,6 @@ def weighted_data(
     return data.weighted(weights if own is None else weights * own)
 
 
-@naming(sample_weight="sample_weight")
 def as_weights(sample_weight: Any, n: int) -> np.ndarray:
     """Return weights of n samples as float64; raise unless they are real numbers."""
     check_arrays(sample_weight=sample_weight)
@@ -144,6 +151,16 @@ def as_weights(sample_weight: Any, n: int) -> np.ndarray:
     if not weights.any():
         raise ValueError("Sample weights must contain at least one non-zero number.")
     return cast(np.ndarray, weights)
+
+
+def as_groups(groups: Any, n: int) -> np.ndarray | None:
+    """Return labels of the groups of n samples; raise for missing labels."""
+    if groups is None:
+        return None
+    labels = as_labels(groups, "groups")
+    if labels.shape != (n,):
+        raise ValueError(f"groups has shape {labels.shape}. Pass one per row: ({n},).")
+    return labels
 
 
 def warn_of_weight_scale(sample_weight: Any) -> None:

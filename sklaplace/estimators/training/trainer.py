@@ -5,7 +5,7 @@ It infers the meaning of the outputs from a few samples, before and after traini
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,7 +29,7 @@ from sklaplace.networks.outputs import (
     raw_outputs,
     warn_if_double_softmax,
 )
-from sklaplace.networks.split import groups_of_copies, hash_split
+from sklaplace.networks.split import hash_split, row_keys
 from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied, logits_alone, noting_interrupts, train
@@ -74,6 +74,7 @@ class Trainer:
     brings_encoded: bool = False
     is_part: bool = False
     is_interrupted: bool = False
+    _keyed: tuple[TrainingData, np.ndarray] | None = field(default=None, init=False)
 
     has_prior: ClassVar[bool] = False
     """Whether every net is trained with a prior, not only the default net."""
@@ -94,22 +95,24 @@ class Trainer:
         if not self.is_frozen:
             self.targets.check_net(net)
         own = self.own_split(net, data) if validation is None else None
-        splits = bool(net.train_split) and not self.is_frozen
-        crosses = (
-            validation is None and (own or splits) and self._copies_cross(net, data)
-        )
-        if crosses:
-            own = None
-        holds_out = splits and not crosses
-        if validation is None and own is None and not holds_out:
-            data, validation = self.hold_out(data)
-            if validation is None:
+        train_split, parts = net.train_split, None
+        splits = own or (train_split and not self.is_frozen)
+        crosses = validation is None and splits and self._copies_cross(net, data)
+        own = None if crosses else own
+        if validation is None and (crosses or not splits):
+            parts = self.hold_out(data)
+            if parts is None:
                 self.require_no_held_out()
-        parts = self.learn(net, data, validation, fit_params)
-        seen, held_out = own or parts
+            elif splits:
+                net.train_split = ValidSplit([parts])
+            else:
+                data, validation = map(data.take, parts)
+        learned = self.learn(net, data, validation, fit_params)
+        net.train_split = train_split
+        seen, held_out = own or learned
         if validation is not None:
             held_out = validation.dataset(net)
-        elif crosses:
+        elif crosses and parts is None:
             held_out = None
         spec = self.infer_spec(net, seen, is_trained=True)
         if self.is_frozen:  # other nets are checked before training
@@ -117,29 +120,44 @@ class Trainer:
             warn_if_double_softmax(net, spec)
         return TrainedNetwork(net, spec, seen, held_out)
 
-    def hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
-        """Hold out samples for tuning, if there are enough and the net is trained."""
+    def keys(self, data: TrainingData) -> np.ndarray:
+        """Return the keys of samples from `row_keys`; remember the last result."""
+        if self._keyed is None or self._keyed[0] is not data:
+            keys = row_keys(data.X, len(data.y), self.seed, data.groups)
+            self._keyed = data, keys
+        return self._keyed[1]
+
+    def hold_out(self, data: TrainingData) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return indices of samples to train on, and to hold out for tuning.
+
+        None if there are too few samples, or the net is not trained.
+        """
         if self.validation_fraction is None or self.is_frozen or is_stream(data.X):
-            return data, None
-        stratify, fraction = self.targets.stratify, self.validation_fraction
-        parts = hash_split(data.X, data.y, fraction, self.seed, stratify=stratify)
-        if parts is None:
-            return data, None
-        return data.take(parts[0]), data.take(parts[1])
+            return None
+        fraction, stratify = self.validation_fraction, self.targets.stratify
+        return hash_split(self.keys(data), data.y, fraction, stratify=stratify)
 
     def _copies_cross(self, net: NeuralNet, data: TrainingData) -> bool:
-        """Return, with a warning, whether a net's random split separates copies."""
+        """Return, with a warning, whether a net's random split separates samples.
+
+        Samples of a group, or else copies, say nothing about new samples if only some
+        of them are held out.
+        """
+        has_groups = data.groups is not None
         is_random = isinstance(net.train_split, ValidSplit)
-        if self.validation_fraction is None or not is_random or is_opaque(data.X):
+        can_cross = is_random and (has_groups or not is_opaque(data.X))
+        if self.validation_fraction is None or not can_cross:
             return False
-        groups = groups_of_copies(np.asarray(data.X))
-        share = (np.bincount(groups)[groups] > 1).mean()
-        if share < NOTABLE_COPIES:
+        keys = self.keys(data)
+        _, units, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+        share = (sizes[units] > 1).mean()
+        if share == 0 or (share < NOTABLE_COPIES and not has_groups):
             return False
+        are = "share a group with others" if has_groups else "have copies"
         warn_user(
-            f"{share:.0%} of the rows of X have copies, and the net's train_split puts "
-            "copies on both sides. Rows that it holds out say nothing about new rows: "
-            "they are not used for tuning. Use train_split=None."
+            f"{share:.0%} of the rows of X {are}, and the net's train_split puts them "
+            "on both sides. Rows that it holds out say nothing about new rows: fit "
+            "tunes on others, if there are any. Use train_split=None."
         )
         return True
 
