@@ -1,6 +1,7 @@
 """Prior precision and noise where nothing is held out, or little, or by the net."""
 
 import copy
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -14,10 +15,16 @@ from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
 from torch import nn
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace import (
+    DeepEnsembleRegressor,
+    LaplaceClassifier,
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+)
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.training.laplace import FEW as FOLDED
 from sklaplace.estimators.training.laplace import MIN_HELD_OUT, N_FOLDS
+from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.split import MIN_ROWS, are_few, hash_folds, row_keys
 
 pytestmark = pytest.mark.usefixtures("full_training")
@@ -168,6 +175,79 @@ def test_without_folds_where_fewer_samples_cannot_be_trained_on():
     with pytest.warns(UserWarning, match="sigma_noise comes from the training rows"):
         model.fit(*FEW_REG)
     assert model.sigma_noise_ > 0
+
+
+# ---------------------------------------------------------------------------- groups
+def trainings(model, X, y, groups):
+    """Groups that each network was trained on, and groups held out."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        kind, train = Trainer, Trainer.train
+
+        def noted(self, *args):
+            trained = train(self, *args)
+            sides = trained.train, trained.held_out
+            columns = [None if s is None else s[:][0][:, 0] for s in sides]
+            found.append([{*map(float, c)} for c in columns if c is not None])
+            return trained
+
+        patch.setattr(kind, "train", noted)
+        model.fit(X, y, groups=groups)
+    return found
+
+
+def grouped(n_groups, n_rows=5):
+    """The first column is the group."""
+    X, y = waves(n_groups * n_rows)
+    X[:, 0] = np.arange(len(X)) % n_groups
+    return X, y, X[:, 0].astype(int)
+
+
+WITHIN = "100% of the rows of X share a group with others, and the net's train_split"
+
+
+@pytest.mark.parametrize("n_groups", [4, 30])
+@pytest.mark.parametrize("split", [None, ValidSplit(5)], ids=["all", "split"])
+def test_folds_hold_out_whole_groups(split, n_groups):
+    X, y, groups = grouped(n_groups)
+    model = LaplaceRegressor(regressor(max_epochs=2, train_split=split), random_state=0)
+    with pytest.warns(UserWarning, match=WITHIN) if split else nullcontext():
+        _, *folds = trainings(model, X, y, groups)
+    assert len(folds) == min(n_groups, N_FOLDS)
+    for seen, held_out in folds:
+        assert not seen & held_out
+    assert set().union(*(held_out for _, held_out in folds)) == {*groups}
+
+
+@pytest.mark.parametrize("kind", [LaplaceRegressor, DeepEnsembleRegressor])
+@pytest.mark.parametrize("split", [None, ValidSplit(5)], ids=["all", "split"])
+def test_held_out_samples_are_whole_groups(split, kind):
+    X, y, groups = grouped(FOLDED)
+    net = regressor(max_epochs=2, train_split=split)
+    with pytest.warns(UserWarning, match=WITHIN) if split else nullcontext():
+        found = trainings(model := kind(net, random_state=0), X, y, groups)
+    for seen, held_out in found:
+        assert not seen & held_out
+        assert seen | held_out == {*groups}
+    assert net.train_split is split
+    trained = getattr(model, "estimators_", None) or [model.estimator_]
+    assert all(type(own.train_split) is type(split) for own in trained)
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        (np.arange(59), r"groups has shape \(59,\)"),
+        (np.zeros((60, 2)), r"groups has shape \(60, 2\)"),
+        ([None, *["a"] * 59], "groups contains NaN"),
+        ([np.nan, *[1.0] * 59], "groups contains NaN"),
+    ],
+)
+@pytest.mark.parametrize("kind", [LaplaceRegressor, LaplaceRegressorCV])
+def test_invalid_groups(kind, groups, words):
+    model = kind(regressor(max_epochs=1))
+    with pytest.raises(ValueError, match=words):
+        model.fit(*waves(60), groups=groups)
 
 
 # --------------------------------------------------- frozen nets with nothing held out

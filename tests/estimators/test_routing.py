@@ -8,11 +8,11 @@ from nets import blobs, classifier, regressor, waves
 from numpy.testing import assert_array_equal
 from sklearn import config_context
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace import LaplaceClassifier, LaplaceRegressor, LaplaceRegressorCV
 
 X, Y = blobs()
 X_VAL, Y_VAL = X[:30] + np.float32(0.1), Y[:30]
@@ -64,6 +64,39 @@ def test_grid_search_splits_weights_and_keeps_held_out_samples_whole(model):
         own.fit(X[train], Y[train], sample_weight=WEIGHTS[train], **HELD_OUT)
         score = own.score(X[test], Y[test], sample_weight=WEIGHTS[test])
         assert search.cv_results_[f"split{number}_test_score"][0] == score
+
+
+GROUPS = np.arange(60) // 3
+
+
+def test_groups_through_a_pipeline_and_cross_validation():
+    model = LaplaceClassifier(classifier(max_epochs=5), random_state=0)
+    pipeline = make_pipeline(StandardScaler(), model.set_fit_request(groups=True))
+    rows = StandardScaler().fit_transform(X)
+    expected = clone(model).fit(rows, Y, groups=GROUPS)
+    found = pipeline.fit(X, Y, groups=GROUPS)[-1]
+    assert_same_fit(found, expected, rows)
+    assert found.prior_precision_ != clone(model).fit(rows, Y).prior_precision_
+    folds, given = GroupKFold(2), {"groups": GROUPS}
+    options = {"return_estimator": True, "params": given, "error_score": "raise"}
+    found = cross_validate(pipeline, X, Y, cv=folds, **options)["estimator"]
+    for fitted, (train, _) in zip(found, folds.split(X, Y, GROUPS), strict=True):
+        rows = StandardScaler().fit_transform(X[train])
+        expected = clone(model).fit(rows, Y[train], groups=GROUPS[train])
+        assert_same_fit(fitted[-1], expected, rows)
+
+
+@pytest.mark.parametrize("cv", [None, 4, GroupKFold(3)])
+def test_groups_are_passed_to_folds_of_a_search(cv):
+    net, grid = regressor(max_epochs=2), [0.1, 10.0]
+    data, n = waves(), {None: 5, 4: 4}.get(cv, 3)
+    search = LaplaceRegressorCV(net, prior_precisions=grid, cv=cv, random_state=0)
+    search.fit(*data, groups=GROUPS)
+    splits = list(GroupKFold(n).split(*data, GROUPS))
+    expected = clone(search).set_params(cv=splits).fit(*data, groups=GROUPS)
+    scores = (s.cv_results_["mean_test_score"] for s in (search, expected))
+    assert_array_equal(*scores)
+    assert search.n_splits_ == n
 
 
 # ------------------------------------------------- held-out samples in other units

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -132,3 +134,53 @@ def test_rows_of_one_crowded_column_are_no_copies():
 def test_single_and_constant_rows():
     assert groups_of_copies(np.ones((1, 2))).tolist() == [0]
     assert groups_of_copies(np.ones((3, 2))).tolist() == [0, 0, 0]
+
+
+# ------------------------------------------------------------------------- groups
+@pytest.mark.parametrize("stratify", [True, False])
+def test_groups_never_cross_and_the_order_does_not_matter(stratify):
+    X, y = data(600)
+    rng = np.random.default_rng(0)
+    groups = np.array([f"patient {k}" for k in rng.integers(80, size=600)])
+    y = rng.integers(3, size=600)  # groups have several classes
+
+    def parts(rows):
+        keys = row_keys(X[rows], 600, 0, groups[rows])
+        held_out = hash_split(keys, y[rows], 0.2, stratify=stratify)
+        pairs = [held_out, *hash_folds(keys, y[rows], 5, stratify=stratify)]
+        return [[rows[part] for part in pair] for pair in pairs]
+
+    same = parts(np.arange(600)), parts(rng.permutation(600))
+    for (train, held), (train_2, held_2) in zip(*same, strict=True):
+        assert sorted([*train, *held]) == list(range(600))
+        assert not {*groups[train]} & {*groups[held]}
+        assert {*train} == {*train_2}
+        assert {*held} == {*held_2}
+        assert 8 <= len({*groups[held]}) <= 24
+
+
+def test_labels_of_groups_have_equal_keys_in_all_integer_types():
+    groups = np.array([3, 1, 3])
+    keys = row_keys(np.eye(3), 3, 0, groups)
+    assert keys[0] == keys[2] != keys[1]
+    np.testing.assert_array_equal(keys, row_keys({}, 3, 0, groups.astype(np.int8)))
+
+
+def test_copies_are_found_in_blocks_of_columns(monkeypatch):
+    X = data(60)[0][np.arange(120) % 60].copy()
+    X += 1e-8 * np.random.default_rng(0).standard_normal(X.shape)
+    found = groups_of_copies(X)
+    assert len(np.unique(found)) == 60
+    monkeypatch.setattr("sklaplace.networks.split._BLOCK", 1)
+    np.testing.assert_array_equal(groups_of_copies(X), found)
+
+
+def test_memory_for_copies_does_not_grow_with_columns():
+    X = np.ones((500, 30_000), dtype=np.float32)
+    X[:, 0] = np.arange(500) // 2
+    tracemalloc.start()
+    found = groups_of_copies(X)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_array_equal(found, np.arange(500) // 2)
+    assert peak < 2 * X.nbytes
