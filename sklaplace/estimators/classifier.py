@@ -41,7 +41,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     estimator : skorch net, FrozenEstimator or None, default=None
         The network. A skorch net is cloned and trained in ``fit``. A
         ``sklearn.frozen.FrozenEstimator`` around a trained net keeps its weights. None
-        uses a small network for tabular data.
+        uses a small network for tabular data. ``X`` may then be a data frame with
+        numbers, booleans, strings, categories and missing values; see
+        :doc:`/user_guide/tables`.
     likelihood : object or None, default=None
         Likelihood of the targets given the outputs, for criteria without a built-in
         likelihood; see `sklaplace.likelihoods`. None uses the likelihood of the

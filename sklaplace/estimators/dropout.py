@@ -157,7 +157,8 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
     estimator : skorch net, FrozenEstimator or None, default=None
         The network, with dropout layers. A skorch net is cloned and trained in ``fit``.
         A ``sklearn.frozen.FrozenEstimator`` around a net keeps its weights. None uses a
-        small network for tabular data.
+        small network for tabular data; ``X`` may then be a data frame, as for
+        `LaplaceClassifier`.
     n_samples : int, default=100
         Number of masks to average predictions over. Every call uses the same masks.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose

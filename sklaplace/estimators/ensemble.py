@@ -181,7 +181,7 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     estimator : skorch net or None, default=None
         The network. ``n_estimators`` clones are trained, each from its own
         initialisation. ``FrozenEstimator`` is not supported. None uses a small network
-        for tabular data.
+        for tabular data; ``X`` may then be a data frame, as for `LaplaceClassifier`.
     n_estimators : int, default=5
         Number of networks. One gives the plain network.
     n_jobs : int or None, default=None

@@ -128,8 +128,9 @@ class BaseLaplace:
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Training samples. Arrays are validated and cast to the network's dtype;
-            anything else is passed to skorch unchanged.
+            Training samples. Arrays, sparse matrices and data frames are validated and
+            cast to the network's dtype; anything else is passed to skorch unchanged. A
+            sparse matrix is made dense in batches.
         y : array-like of shape (n,) or (n, n_outputs)
             Targets. For a classifier: class labels of any type, a matrix of 0/1 labels,
             or an array of labels for each sample.

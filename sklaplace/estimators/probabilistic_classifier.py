@@ -757,6 +757,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         multi_target = getattr(likelihood, "multi_target", "multilabel")
         tags.classifier_tags.multi_label = multi_target == "multilabel"
         tags.input_tags.three_d_array = True
+        tags.input_tags.sparse = True
         return tags
 
 

@@ -234,7 +234,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         data = self._new_data(X, y, sample_weight)
         if len(data.y) < 2:
             raise ValueError("1 row tells no scale. Pass a hundred or more.")
-        mean, variance = self._likelihood.moments(*self._latent(data.X)[:3])
+        mean, variance = self._likelihood.moments(*self._latent(X)[:3])
         squares = (data.y - mean) ** 2 / variance
         scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
         if not (scaling > 0).all():
@@ -613,4 +613,5 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         tags.target_tags.multi_output = True
         tags.target_tags.single_output = True
         tags.input_tags.three_d_array = True
+        tags.input_tags.sparse = True
         return tags

@@ -438,6 +438,7 @@ class LaplaceRanker(LaplaceClassifier):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = False
+        tags.input_tags.sparse = False
         tags.classifier_tags.multi_class = False
         return tags
 

@@ -48,7 +48,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         The network. A skorch net is cloned and trained in ``fit``. A
         ``sklearn.frozen.FrozenEstimator`` around a trained net keeps its weights. None
         uses a network for tabular data, with piecewise linear inputs from 500 distinct
-        samples on.
+        samples on. ``X`` may then be a data frame with numbers, booleans, strings,
+        categories and missing values; see :doc:`/user_guide/tables`.
     likelihood : object or None, default=None
         Likelihood of the targets given the outputs, for criteria without a built-in
         likelihood; see `sklaplace.likelihoods`. None uses the likelihood of the

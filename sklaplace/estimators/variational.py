@@ -180,7 +180,7 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
         The network. A skorch net is cloned, and the medians of the distributions start
         at its initial weights. With a ``sklearn.frozen.FrozenEstimator`` around a
         trained net, they start at the trained weights. None uses a small network for
-        tabular data.
+        tabular data; ``X`` may then be a data frame, as for `LaplaceClassifier`.
     posterior : {"gaussian", "kumaraswamy", "quantile", "density"}, class or instance, \
             default="gaussian"
         Family of the weight distributions; all but ``"gaussian"`` are experimental. A

@@ -52,7 +52,8 @@ def check_columns(frame: object, name: str) -> None:
     """Raise TypeError for a data frame with dates, which numpy may cast to integers."""
     dtypes = getattr(frame, "dtypes", ())
     for column, dtype in zip(getattr(frame, "columns", ()), dtypes, strict=False):
-        if any(part in str(dtype).lower() for part in _DATE_DTYPES):
+        kind = str(dtype).lower().split("(")[0]  # without the levels of an Enum
+        if any(part in kind for part in _DATE_DTYPES):
             raise _no_dates(name, f"in column {column!r} ({dtype})")
 
 

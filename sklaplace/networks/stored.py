@@ -1,8 +1,8 @@
-"""StoredArray: an array on disk or in a cluster, read batch by batch.
+"""StoredArray: an array on disk, in a cluster or sparse, read batch by batch.
 
-The array is a memory-mapped numpy file or a chunked array, such as from zarr, HDF5 or
-dask. It has a shape and a dtype and supports slices. Values are cast and checked on
-reading.
+The array is a memory-mapped numpy file, a chunked array, such as from zarr, HDF5 or
+dask, or a sparse matrix. It has a shape and a dtype and supports slices. Values are
+cast and checked on reading.
 """
 
 import mmap
@@ -32,6 +32,18 @@ def is_stored(X: object) -> bool:
     is_array = isinstance(X, np.ndarray)
     names = "chunks", "shape", "dtype", "ndim"
     return not is_array and all(hasattr(X, name) for name in names)
+
+
+class SparseRows:
+    """A sparse matrix in CSR format whose slices are dense arrays."""
+
+    ndim, chunks = 2, None
+
+    def __init__(self, matrix: Any) -> None:
+        self.matrix, self.shape, self.dtype = matrix, matrix.shape, matrix.dtype
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        return self.matrix[rows].toarray()
 
 
 class StoredArray:
@@ -105,6 +117,8 @@ class StoredArray:
 
     def _raw(self) -> np.ndarray:
         """Read all samples into memory, in their stored dtype."""
+        if isinstance(self.source, SparseRows):
+            return self.source[self.rows]
         if isinstance(self.source, np.ndarray):
             found = np.asarray(self.source)[self.rows]
             file: Any = getattr(self.source, "_mmap", None)
@@ -145,6 +159,8 @@ class StoredArray:
         Blocks are computed at unpickling, not later. A dask worker that waits for a
         block starts other tasks, which may wait for a resource that the worker holds.
         """
+        if isinstance(self.source, SparseRows):
+            return StoredArray, (SparseRows(self.source.matrix[self.rows]), self.cast)
         if not hasattr(self.source, "__dask_graph__"):
             return StoredArray, (self._raw(), self.cast)
         (blocks,) = sys.modules["dask"].optimize(self.source[self.rows])

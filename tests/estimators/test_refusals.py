@@ -30,7 +30,6 @@ from nets import (
     waves,
 )
 from refusals import CLASSIFIERS, REGRESSORS, refused, refused_fit
-from scipy import sparse
 from sklearn.base import clone, is_classifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
@@ -427,7 +426,6 @@ INPUTS = {
     "words": (replaced(X, "red"), ValueError, "X is not an array of numbers"),
     "masked": (masked(X), ValueError, "X.filled(value)"),
     "masked in a list": (list(masked(X)), ValueError, "X has masked entries"),
-    "sparse": (sparse.dok_array(X), TypeError, "toarray"),
     "no rows": (X[:0], ValueError, "0 sample"),
     "one axis": (X[:, 0], ValueError, "Expected 2D array"),
     "huge": (X.astype(float) * 1e39, ValueError, "float32"),

@@ -106,7 +106,7 @@ def new_trainer(
 # ------------------------------------------------------------------------- samples
 def encode(self: Any, samples: Samples) -> EncodedData:
     """Return samples, checked and encoded, and set the encoding of later samples."""
-    self._input_type = InputForm.of(inner_net(self.estimator))
+    self._input_type = InputForm.of(inner_net(self.estimator), samples.X)
     if (samples.X_val is None) != (samples.y_val is None):
         missing = "y_val" if samples.y_val is None else "X_val"
         raise ValueError(

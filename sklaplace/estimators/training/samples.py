@@ -37,7 +37,8 @@ from sklaplace.networks.data import (
     input_type,
     is_opaque,
 )
-from sklaplace.networks.stored import StoredArray, is_stored
+from sklaplace.networks.stored import SparseRows, StoredArray, is_stored
+from sklaplace.networks.table import Table, is_frame
 
 # Warn if the mean of the positive weights is below this number or above its inverse.
 SMALLEST_MEAN_WEIGHT = 0.1
@@ -196,15 +197,20 @@ class InputForm(InputType):
         Number of axes in fit. None before fit, or if only the network can check inputs.
     takes_arrays : bool
         Whether to read all inputs into memory, as the default network requires.
+    table : Table or None
+        Encoding of data frames for the default network, if fit had one.
     """
 
     n_axes: int | None = None
     takes_arrays: bool = False
+    table: Table | None = None
 
     @classmethod
-    def of(cls, net: NeuralNet) -> "InputForm":
-        """Return the input form of a skorch net; None stands for the default net."""
-        return cls(**vars(input_type(net)), takes_arrays=net is None)
+    @naming(X="X")
+    def of(cls, net: NeuralNet, X: Any) -> "InputForm":
+        """Return the form of training inputs of a skorch net, None for the default."""
+        table = Table.of(X) if net is None and is_frame(X) else None
+        return cls(**vars(input_type(net)), takes_arrays=net is None, table=table)
 
     def seen(self, X: Any) -> "InputForm":
         """Return the form with the number of axes of checked training inputs."""
@@ -259,6 +265,18 @@ class InputForm(InputType):
         self, owner: BaseEstimator, X: Any, *, reset: bool
     ) -> np.ndarray | StoredArray:
         """Return checked array-like inputs in the dtype of the network."""
+        options = {"dtype": None, "ensure_all_finite": False}
+        if self.table is not None and is_frame(X):
+            validate_data(owner, X, reset=reset, skip_check_array=True)
+            return self.table.encoded(X)
+        if self.table is not None and not self.table.is_plain:
+            raise TypeError(
+                f"X is of type {type(X).__name__}, but X in fit was a data frame with "
+                "strings, categories or missing values. Pass a data frame with the "
+                "same columns."
+            )
+        if issparse(X):
+            X = SparseRows(check_array(X, accept_sparse="csr", **options))
         if is_stored(X):
             return self._stored(owner, X, reset=reset)
         check_columns(X, "X")
@@ -266,8 +284,7 @@ class InputForm(InputType):
         if getattr(X, "ndim", 0) > 1:  # before comparing features
             self._check_axes(X)
         # check values after casting, which turns None and "nan" into NaN
-        options = {"dtype": None, "allow_nd": True, "ensure_all_finite": False}
-        X = validate_data(owner, X, reset=reset, **options)
+        X = validate_data(owner, X, reset=reset, allow_nd=True, **options)
         self._check_axes(X)
         return self.inputs(X)
 

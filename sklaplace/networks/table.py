@@ -1,0 +1,218 @@
+"""Table: the columns of a data frame as numbers for the default network.
+
+Numbers and booleans stay as they are. A missing number becomes the median of its
+column. Columns with many missing numbers get an indicator. Each frequent level of a
+category becomes a column of zeros and ones, and the other levels share one column. A
+missing level is a level.
+
+The last column counts the surprises of a row: levels that did not occur in fit, and
+missing numbers in columns that were complete. It is zero in training, so that a
+surprise has a large leverage. Otherwise a surprising level counts as an average one.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from sklearn.preprocessing import OneHotEncoder
+
+from sklaplace.networks.arrays import check_columns, check_finite, is_missing
+
+# Maximum number of columns per category.
+MAX_LEVELS = 30
+# A column has an indicator if more than this fraction of its values is missing.
+# Indicators of fewer rows fit noise.
+INDICATED = 0.05
+# New levels are no surprise if more than this fraction of the training samples have a
+# level of their own, as for names. The fraction estimates the probability of a new
+# level (Good 1953, "The population frequencies of species and the estimation of
+# population parameters").
+EXPECTED = 0.05
+# Value of the last column for one surprise; the network standardises other columns.
+# Left-out categories of ten tables had an AUROC of about 0.9 under `score_samples` at
+# 0.2, and from 0.4 on, all classes became equally probable.
+SURPRISE = 0.3
+
+# Contents of columns. Numbers in a column of dtype category are levels.
+NUMBERS, LEVELS, STRINGS, MISSING = "numbers", "categories", "strings", "missing values"
+
+
+def is_frame(X: object) -> bool:
+    """Return whether X is a data frame, as of pandas or polars."""
+    return all(hasattr(X, name) for name in ("columns", "dtypes", "shape"))
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Encoding of a column of numbers.
+
+    Attributes
+    ----------
+    median : float
+        Median in fit, which replaces missing values.
+    is_complete : bool
+        Whether no value was missing in fit.
+    has_indicator : bool
+        Whether many values were missing in fit.
+    """
+
+    median: float
+    is_complete: bool
+    has_indicator: bool
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Numbers":
+        """Learn the encoding of values (n,), NaN if missing."""
+        missing = np.isnan(values).mean()
+        return cls(float(np.nanmedian(values)), missing == 0, missing > INDICATED)
+
+    def encoded(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return encoded values (n, m), and which of the values are surprises, (n,)."""
+        missing = np.isnan(values)
+        found = np.where(missing, self.median, values)
+        parts = [found, missing] if self.has_indicator else [found]
+        return np.column_stack(parts), missing & self.is_complete
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Encoding of a column of categories.
+
+    Attributes
+    ----------
+    encoder : OneHotEncoder
+        Columns of frequent levels, and one column of other levels, if any.
+    known : frozenset or None
+        Levels in fit. None if new levels are no surprise.
+    mean : ndarray of shape (m,)
+        Mean of the encoded training samples.
+    """
+
+    encoder: OneHotEncoder
+    known: frozenset[Any] | None
+    mean: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Levels":
+        """Learn the encoding of levels (n,), None if missing."""
+        options: dict[str, Any] = {"max_categories": MAX_LEVELS, "min_frequency": 2}
+        options |= {"handle_unknown": "infrequent_if_exist", "sparse_output": False}
+        encoder, counts = OneHotEncoder(**options), Counter(values.tolist())
+        mean = encoder.fit_transform(values[:, None]).mean(axis=0)
+        is_expected = list(counts.values()).count(1) > EXPECTED * len(values)
+        return cls(encoder, None if is_expected else frozenset(counts), mean)
+
+    def encoded(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return encoded levels (n, m), and which of the levels are surprises, (n,)."""
+        found, known = self.encoder.transform(values[:, None]), self.known
+        is_new = [known is not None and level not in known for level in values]
+        return np.where(np.c_[is_new], self.mean, found), np.array(is_new)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Encoding of a data frame by the training samples.
+
+    Attributes
+    ----------
+    contents : list of {"numbers", "categories", "strings", "missing values"}
+        Values of each column in fit.
+    columns : list of Numbers or Levels
+        Encoding of each column.
+    """
+
+    contents: list[str]
+    columns: list[Numbers | Levels]
+
+    @classmethod
+    def of(cls, frame: Any) -> "Table":
+        """Learn the encoding of a frame with training samples."""
+        found = _read(frame)
+        columns = [
+            Numbers.of(values) if content == NUMBERS else Levels.of(_levels(values))
+            for _, content, values in found
+        ]
+        return cls([content for _, content, _ in found], columns)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all columns were numbers without missing values in fit."""
+        return all(isinstance(c, Numbers) and c.is_complete for c in self.columns)
+
+    def encoded(self, frame: Any) -> np.ndarray:
+        """Return the rows of a frame with the columns of fit, float64.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a column has other values than numbers, booleans, strings, categories
+            and missing values, or numbers instead of strings.
+        """
+        blocks, surprises = [], []
+        parts = zip(_read(frame), self.contents, self.columns, strict=True)
+        for (name, content, values), known, column in parts:
+            is_other = (content == STRINGS) != (known == STRINGS)
+            if is_other and MISSING not in (content, known):
+                raise TypeError(
+                    f"{name} has {content}, but in fit it had {known}. Convert it to "
+                    "the type that it had in fit."
+                )
+            levels = values if isinstance(column, Numbers) else _levels(values)
+            block, is_surprise = column.encoded(levels)
+            blocks.append(block)
+            surprises.append(is_surprise)
+        counts = SURPRISE * np.sum(surprises, axis=0)
+        return np.column_stack(blocks if self.is_plain else [*blocks, counts])
+
+
+def _read(frame: Any) -> list[tuple[str, str, np.ndarray]]:
+    """Return name, content and values of each column of a frame."""
+    if 0 in frame.shape:
+        raise ValueError(
+            f"X has the shape {frame.shape}, with 0 samples or features. Pass a data "
+            "frame with rows and columns."
+        )
+    check_columns(frame, "X")
+    names, rows = list(frame.columns), getattr(frame, "iloc", frame)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"X has several columns {twice[0]!r}. Give each its own name.")
+    names = [f"Column {name!r} of X" for name in names]
+    return [(name, *_values(rows[:, k], name)) for k, name in enumerate(names)]
+
+
+def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
+    """Return the content of a column and its values (n,): numbers or strings.
+
+    A missing number is NaN, and a missing string is None.
+    """
+    is_category = str(series.dtype).lower().startswith(("categ", "enum"))
+    values = np.asarray(series)
+    if values.dtype.kind not in "fiub" or values.ndim > 1:
+        entries = [None if is_missing(value) else value for value in values]
+        if is_category:  # such as of intervals
+            entries = [v if isinstance(v, Real | None) else str(v) for v in entries]
+        present = {type(value): value for value in entries if value is not None}
+        values = np.fromiter(entries, object, len(entries))
+        if present and all(issubclass(kind, str) for kind in present):
+            return STRINGS, values
+        if not all(issubclass(kind, Real | Decimal | np.bool_) for kind in present):
+            shown = " and ".join(f"{v!r} ({k.__name__})" for k, v in present.items())
+            raise TypeError(
+                f"{name} has {shown}. A column has numbers, booleans, strings or "
+                "categories, all of one type, and missing values. Convert it, such as "
+                "by astype(str) or dates to days, or leave it out."
+            )
+    numbers = values.astype(np.float64)
+    if np.isnan(numbers).all():
+        return MISSING, numbers
+    check_finite(numbers[~np.isnan(numbers)], name)
+    return LEVELS if is_category else NUMBERS, numbers
+
+
+def _levels(values: np.ndarray) -> np.ndarray:
+    """Return levels as objects, None if missing."""
+    found = [None if is_missing(value) else value for value in values.tolist()]
+    return np.fromiter(found, object, len(found))
