@@ -120,8 +120,8 @@ for name, model in models.items():
 # %%
 # Near the data, all agree. Away from them, they do not: neither the training samples
 # nor ``X_val`` determine how wide the bands should be, so that it follows from the
-# prior and from which weights are uncertain. All weights and the marginal likelihood
-# make the widest.
+# prior and from which weights are uncertain. By the marginal likelihood, all weights
+# make the widest bands, and the last layer makes hardly wider ones than noise alone.
 
 figure, axes = plt.subplots(
     1, 3, figsize=(10, 3.6), sharex=True, sharey=True, layout="constrained"
