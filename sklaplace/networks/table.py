@@ -23,17 +23,16 @@ from sklaplace.networks.arrays import check_columns, check_finite, is_missing
 
 # Maximum number of columns per category.
 MAX_LEVELS = 30
-# A column has an indicator if more than this fraction of its values is missing.
-# Indicators of fewer rows fit noise.
-INDICATED = 0.05
-# New levels are no surprise if more than this fraction of the training samples have a
-# level of their own, as for names. The fraction estimates the probability of a new
-# level (Good 1953, "The population frequencies of species and the estimation of
-# population parameters").
-EXPECTED = 0.05
-# Value of the last column for one surprise; the network standardises other columns.
-# Left-out categories of ten tables had an AUROC of about 0.9 under `score_samples` at
-# 0.2, and from 0.4 on, all classes became equally probable.
+# A column has an indicator if more than this fraction of its values is missing, because
+# indicators of few rows fit noise. New levels are no surprise if more than this
+# fraction of the training samples have a level of their own, as for names. The fraction
+# estimates the probability of a new level (Good 1953, "The population frequencies of
+# species and the estimation of population parameters").
+FEW = 0.05
+# Value of the last column for one surprise; the network standardises other columns. On
+# ten tables without one category, `score_samples` of its rows had an AUROC of .97 (at
+# 0.1: .82; at 1: .996), and 90 % intervals contained 97 % of the targets. At 1, all
+# classes became equally probable.
 SURPRISE = 0.3
 
 # Contents of columns. Numbers in a column of dtype category are levels.
@@ -67,7 +66,7 @@ class Numbers:
     def of(cls, values: np.ndarray) -> "Numbers":
         """Learn the encoding of values (n,), NaN if missing."""
         missing = np.isnan(values).mean()
-        return cls(float(np.nanmedian(values)), missing == 0, missing > INDICATED)
+        return cls(float(np.nanmedian(values)), missing == 0, missing > FEW)
 
     def encoded(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return encoded values (n, m), and which of the values are surprises, (n,)."""
@@ -102,7 +101,7 @@ class Levels:
         options |= {"handle_unknown": "infrequent_if_exist", "sparse_output": False}
         encoder, counts = OneHotEncoder(**options), Counter(values.tolist())
         mean = encoder.fit_transform(values[:, None]).mean(axis=0)
-        is_expected = list(counts.values()).count(1) > EXPECTED * len(values)
+        is_expected = list(counts.values()).count(1) > FEW * len(values)
         return cls(encoder, None if is_expected else frozenset(counts), mean)
 
     def encoded(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -151,21 +150,19 @@ class Table:
             If a column has other values than numbers, booleans, strings, categories
             and missing values, or numbers instead of strings.
         """
-        blocks, surprises = [], []
+        found = []
         parts = zip(_read(frame), self.contents, self.columns, strict=True)
         for (name, content, values), known, column in parts:
-            is_other = (content == STRINGS) != (known == STRINGS)
-            if is_other and MISSING not in (content, known):
+            if STRINGS in (pair := {content, known} - {MISSING}) and len(pair) > 1:
                 raise TypeError(
                     f"{name} has {content}, but in fit it had {known}. Convert it to "
                     "the type that it had in fit."
                 )
             levels = values if isinstance(column, Numbers) else _levels(values)
-            block, is_surprise = column.encoded(levels)
-            blocks.append(block)
-            surprises.append(is_surprise)
-        counts = SURPRISE * np.sum(surprises, axis=0)
-        return np.column_stack(blocks if self.is_plain else [*blocks, counts])
+            found.append(column.encoded(levels))
+        blocks, surprises = zip(*found, strict=True)
+        counts = () if self.is_plain else (SURPRISE * np.sum(surprises, axis=0),)
+        return np.column_stack(blocks + counts)
 
 
 def _read(frame: Any) -> list[tuple[str, str, np.ndarray]]:
@@ -214,5 +211,4 @@ def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
 
 def _levels(values: np.ndarray) -> np.ndarray:
     """Return levels as objects, None if missing."""
-    found = [None if is_missing(value) else value for value in values.tolist()]
-    return np.fromiter(found, object, len(found))
+    return np.array([None if is_missing(v) else v for v in values.tolist()], object)
