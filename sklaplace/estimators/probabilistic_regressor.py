@@ -93,13 +93,14 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             self.sigma_noise_ = levels * self._targets.scaling.scale
         self.sigma_scaling_ = np.ones(self._targets.n_outputs)
 
-    def _latent(self, X: Inputs) -> tuple[Any, ...]:
+    def _latent(self, X: Inputs, *, is_checked: bool = False) -> tuple[Any, ...]:
         """Return mean and variance (n, c) of the outputs, noise, and quantiles.
 
         All are in the network's units. Without a noise model, the noise is a number,
-        and there are no quantiles. With one, both depend on the inputs.
+        and there are no quantiles. With one, both depend on the inputs. Inputs that are
+        checked are already in the form of the network.
         """
-        X, outputs = self._check_inputs(X), self._outputs()
+        X, outputs = X if is_checked else self._check_inputs(X), self._outputs()
         if self._noise_model is None:
             return *outputs.latent(X), self._noise, None
         found = outputs.map_predictions(X, self._noise_model.of_batch)
@@ -140,7 +141,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     def _normal_scores(self, X: Inputs, y: Any) -> np.ndarray:
         """Return normal scores of targets under the predictive distribution, (n, c)."""
         data = self._new_data(X, y, None)
-        *given, rows = self._latent(X)
+        *given, rows = self._latent(data.X, is_checked=True)
         mean, variance = self._likelihood.moments(*given)
         scores = (data.y.reshape(mean.shape) - mean) / np.sqrt(variance)
         scores = scores / self.sigma_scaling_
@@ -234,7 +235,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         data = self._new_data(X, y, sample_weight)
         if len(data.y) < 2:
             raise ValueError("1 row tells no scale. Pass a hundred or more.")
-        mean, variance = self._likelihood.moments(*self._latent(X)[:3])
+        moments = self._latent(data.X, is_checked=True)[:3]
+        mean, variance = self._likelihood.moments(*moments)
         squares = (data.y - mean) ** 2 / variance
         scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
         if not (scaling > 0).all():
