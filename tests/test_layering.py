@@ -54,7 +54,7 @@ TAKE_ESTIMATORS = {
         *("reported", "check_parameters", "check_settings", "new_trainer", "encode"),
         *("check_samples", "new_data", "reduce_ex", "getstate", "setstate"),
         *("summary", "visual_block", "fitted_attributes"),
-        *("conformalize", "calibrated"),
+        *("conformalize", "calibrated", "_predicting"),
     },
     # the parameter of that name: a net, maybe frozen
     "sklaplace.estimators.options.given_net": {"inner_net", "is_frozen", "check_net"},

@@ -140,8 +140,9 @@ class BaseLaplace:
             one equal a single sample. Scale relative weights to mean one.
         groups : array-like of shape (n,), optional
             Labels of groups, such as patients: strings or integers. Samples of a group
-            are on one side of every split that is tuned on. Copies of a sample in
-            different groups may then be on both sides.
+            are on one side of every split that is tuned on, except for the folds of
+            the noise model. Copies of a sample in different groups may then be on both
+            sides.
         X_val, y_val : optional
             Held-out samples, not used to train the network. Only the ``"validation"``
             and ``"auto"`` tuners use them.

@@ -53,7 +53,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
 
-    # conformity scores, removed whenever predictions change
+    # conformity scores, removed by methods that change predictions
     _conformal = cast(Conformal | None, None)
     _calibrated = members.calibrated
     conformalize = members.conformalize
@@ -183,8 +183,10 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             raise ValueError(
                 "conformalize needs one label per row. Fit one estimator per label."
             )
-        codes = self._new_data(X, y, None).y.reshape(-1, 1).astype(np.intp)
-        return np.take_along_axis(self._class_scores(model, X), codes, axis=1)
+        labels = self._check_samples(X, y, reset=False)[1]
+        codes = self._targets.encode(labels).reshape(-1, 1).astype(np.intp)
+        found = np.take_along_axis(self._class_scores(model, X), codes, axis=1)
+        return found[codes[:, 0] >= 0]  # others are ignored by the criterion
 
     def _class_scores(self, model: Any, X: Inputs) -> np.ndarray:
         """Return the conformity scores of all classes under a model, (n, K)."""
@@ -691,7 +693,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         for uncertain ones. A set contains a class if an upper quantile of its
         probability is at least a lower quantile of the top class's probability.
         Coverage is guaranteed only with ``method="conformal"``, after `conformalize`:
-        a set then contains all classes that are probable enough, and the top class.
+        a set then contains all classes that are probable enough, and the top class. The
+        limits ``k_max`` and ``reference`` do not apply to it.
 
         Parameters
         ----------

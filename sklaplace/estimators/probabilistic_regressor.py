@@ -47,7 +47,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
 
-    # conformity scores, removed whenever predictions change
+    # conformity scores, removed by methods that change predictions
     _conformal = cast(Conformal | None, None)
     _calibrated = members.calibrated
     conformalize = members.conformalize

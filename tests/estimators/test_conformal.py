@@ -80,7 +80,7 @@ def test_coverage_is_the_rank_by_the_number_of_scores(n, coverage):
     rng, runs = np.random.default_rng(0), 4000
     X, rank, inside = np.empty(1), np.ceil((n + 1) * coverage), 0
     for scores in rng.uniform(size=(runs, n + 1, 1)):
-        conformal = Conformal.of([], [scores[:-1]])
+        conformal = Conformal.of([], [scores[:-1]], {})
         ends = conformal.interval(Uniform(), X, np.array([coverage]), joint=False)
         inside += ends[0, 0, 0, 0] <= scores[-1, 0] <= ends[0, 0, 1, 0]
         members = conformal.members(None, lambda _, s=scores: s[-1:], coverage)
@@ -278,6 +278,35 @@ def test_files_keep_the_scores(cv):
     assert_array_equal(
         loaded.predict_interval(NUMBERS[0], method="conformal"), expected
     )
+
+
+def test_scores_are_of_the_same_predictions():
+    model = calibrated().set_params(batch_size=7)
+    model.predict_interval(NUMBERS[0], method="conformal")
+    model.set_params(residual=0.5)
+    with pytest.raises(ValueError, match="needs conformity scores of these predict"):
+        model.predict_interval(NUMBERS[0], method="conformal")
+
+
+def test_folds_leave_the_global_random_state(rng_untouched):
+    calibrated().conformalize(*NUMBERS, cv=KFold(2, shuffle=True))
+
+
+def test_lists_and_small_coverages():
+    model, (X, y) = calibrated(), NUMBERS
+    model.conformalize(X.tolist(), y.tolist(), cv=2)
+    assert np.isfinite(model.predict_interval(X, method="conformal")).all()
+    ends = calibrated().predict_interval(X, [1e-12, 0.1], method="conformal")
+    assert (np.ptp(ends[..., 0], axis=1) <= np.ptp(ends[..., 1], axis=1)).all()
+
+
+@pytest.mark.parametrize("cv", [None, 2])
+def test_classes_without_weight_have_scores(cv):
+    (X, y), weights = CLASSES, {0: 1, 1: 1, 2: 0}
+    model = LaplaceClassifier(class_weight=weights, **FIXED).fit(X, y)
+    model.conformalize(X, y, cv=cv)
+    assert sum(map(len, model._conformal.scores)) == len(y)
+    assert model.predict_set(X, 0.2, method="conformal").shape == (len(y), 3)
 
 
 # ------------------------------------------------------------------------- refusals

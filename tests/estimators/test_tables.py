@@ -127,8 +127,8 @@ class TestSurprises:
             means.append(mean)
             stds.append(std)
             scores.append(model.score_samples(rows))
-        assert (scores[1] < scores[2]).mean() > 0.95
-        assert (stds[1] > stds[2]).mean() > 0.95
+        assert (scores[1] < scores[2]).mean() > 0.9
+        assert (stds[1] > stds[2]).mean() > 0.9
         # the mean is that of an average level
         assert np.abs(means[1] - means[2]).max() < np.ptp(NUMBERS)
 

@@ -36,7 +36,7 @@ from sklaplace.estimators.training.samples import (
     weighted_data,
 )
 from sklaplace.estimators.training.trainer import Trainer
-from sklaplace.networks.data import TrainingData, take_rows
+from sklaplace.networks.data import TrainingData, is_opaque, take_rows
 from sklaplace.networks.trained import device_of
 
 T = TypeVar("T", bound=Trainer)
@@ -44,7 +44,10 @@ T = TypeVar("T", bound=Trainer)
 # fitted attributes with tensors
 _WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
 # attributes that functions of outputs do not need
-_SENT_APART = "estimator", "estimator_", "prior", "memory", "posterior_", "_novelty"
+_SENT_APART = (
+    *("estimator", "estimator_", "prior", "memory", "posterior_", "_novelty"),
+    "_conformal",
+)
 # parameters of predictions, which can change after fit
 _PREDICTING = (
     *("pred_type", "n_samples", "batch_size", "n_jobs", "residual"),
@@ -164,7 +167,7 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     Computes the scores that ``method="conformal"`` of `predict_interval`, or of
     `predict_set`, needs. Predictions of other methods do not change. `fit`,
     `partial_fit`, `tune` and `recalibrate` remove the scores; call this method
-    again after them, and after changes of parameters.
+    again after them, and after changes of parameters of predictions.
 
     Parameters
     ----------
@@ -177,7 +180,8 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
         None uses the fitted model (split conformal prediction). A number of folds
         trains one clone per fold on the other folds (CV+), which leaves all samples
         to training. Copies of a sample are in the same fold. For groups, pass the
-        list of ``splitter.split(X, y, groups)``.
+        list of ``splitter.split(X, y, groups)``. Clones are fitted to X and y alone,
+        without sample weights, groups and other arguments of ``fit``.
 
     Returns
     -------
@@ -198,10 +202,10 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     -----
     Guaranteed: for samples that are exchangeable with the calibration samples, an
     interval or set contains the target with at least the probability ``coverage``, on
-    average over calibration samples; with ``cv``, the guarantee is ``2 * coverage - 1 -
-    √(2/n)``, and the actual probability is usually close to ``coverage``. Not
-    guaranteed: coverage for given inputs or groups, under a shift of the data, or for
-    several outputs at once, unless the method is ``"joint"``.
+    average over calibration samples; with ``cv`` and folds of equal size, the guarantee
+    is ``2 * coverage - 1 - √(2/n)``, and the actual probability is usually close to
+    ``coverage``. Not guaranteed: coverage for given inputs or groups, under a shift of
+    the data, or for several outputs at once, unless the method is ``"joint"``.
 
     The score of a number is its distance from the mean in predictive standard
     deviations. If the noise depends on the inputs, it is the modulus of the normal
@@ -226,33 +230,42 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     array([1, 1])
     """
     check_is_fitted(self)
+    settings = _predicting(self)
     if cv is None:
-        self._conformal = Conformal.of([], [self._conformity(self, X, y)])
+        self._conformal = Conformal.of([], [self._conformity(self, X, y)], settings)
         return self
     if is_frozen(self.estimator):
         raise ValueError(
             "cv trains the network on folds, but this one is frozen. Use cv=None, with "
             "rows that it was not trained on."
         )
-    data = self._new_data(X, y, None)
-    models, scores = [], []
+    inputs, labels = self._check_samples(X, y, reset=False)
+    data = TrainingData(inputs, self._targets.encode(labels), None)
+    take, models, scores = take_rows if is_opaque(X) else _safe_indexing, [], []
     for fold in folds_of(data, y, cv, self._seed, self._targets.stratify):
-        seen, held_out = ((take_rows(X, k), _safe_indexing(y, k)) for k in fold)
+        seen, held_out = ((take(X, k), _safe_indexing(y, k)) for k in fold)
         models.append(clone(self).fit(*seen))
         scores.append(self._conformity(models[-1], *held_out))
-    self._conformal = Conformal.of(models, scores)
+    self._conformal = Conformal.of(models, scores, settings)
     return self
 
 
 def calibrated(self: Any) -> Conformal:
-    """Return the conformity scores; raise if there are none."""
+    """Return the conformity scores; raise if there are none for these predictions."""
     check_is_fitted(self)
-    if self._conformal is None:
+    found = cast(Conformal | None, self._conformal)
+    if found is None or found.settings != _predicting(self):
         raise ValueError(
-            "method='conformal' needs conformity scores. Call conformalize first, with "
-            "rows that were not used for training or tuning."
+            "method='conformal' needs conformity scores of these predictions. Call "
+            "conformalize first, with rows that were not used for training or tuning."
         )
-    return cast(Conformal, self._conformal)
+    return found
+
+
+def _predicting(self: Any) -> dict[str, Any]:
+    """Return the values of parameters that predictions depend on."""
+    names = {*_PREDICTING} - {"batch_size", "n_jobs"}
+    return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
 
 # --------------------------------------------------------------------- persistence

@@ -5,6 +5,7 @@ that has not seen them. A value for a new sample is in the interval or set unles
 score is larger than too many of these scores.
 """
 
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from sklearn.model_selection import check_cv
 
 from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_count
+from sklaplace.core.random import private_rng
 from sklaplace.core.trees import Inputs
 from sklaplace.networks.data import TrainingData, count_rows
 from sklaplace.networks.split import hash_folds, row_keys
@@ -35,6 +37,8 @@ class Conformal:
         Sorted scores of the samples that each model has not seen.
     joint : sequence of ndarray of shape (n_k, 1)
         The largest score of each sample, sorted.
+    settings : dict
+        Parameters of the predictions.
 
     References
     ----------
@@ -46,12 +50,15 @@ class Conformal:
     models: Sequence[Any]
     scores: Sequence[Array]
     joint: Sequence[Array]
+    settings: dict[str, Any]
 
     @classmethod
-    def of(cls, models: Sequence[Any], scores: Sequence[Array]) -> "Conformal":
+    def of(
+        cls, models: Sequence[Any], scores: Sequence[Array], settings: dict[str, Any]
+    ) -> "Conformal":
         """Return sorted scores of the models."""
         joint = [np.sort(s.max(axis=1, keepdims=True), axis=0) for s in scores]
-        return cls(models, [np.sort(s, axis=0) for s in scores], joint)
+        return cls(models, [np.sort(s, axis=0) for s in scores], joint, settings)
 
     def ranks(self, coverage: Array) -> NDArray[np.intp]:
         """Return the rank among all scores that each coverage needs, from one."""
@@ -65,7 +72,7 @@ class Conformal:
                 f"A coverage of {level:g} cannot be guaranteed from {n} rows. Pass "
                 f"{needed} or more to conformalize, or choose a smaller coverage."
             )
-        return ranks
+        return np.maximum(ranks, 1)
 
     def interval(self, model: Any, X: Inputs, coverage: Array, joint: bool) -> Array:
         """Return the ends of intervals, (n, c, 2, n_levels), or jointly for c."""
@@ -109,16 +116,18 @@ def folds_of(
         keys = row_keys(data.X, len(data.y), seed)
         return hash_folds(keys, data.y, cv, stratify=stratify)
     splitter = check_cv(cv, y, classifier=stratify)
-    folds = list(splitter.split(np.empty(len(data.y)), y))
-    held_out = np.sort(np.concatenate([test for _, test in folds]))
+    with private_rng(None):
+        folds = list(splitter.split(np.empty(len(data.y)), y))
+    held_out = np.sort(np.concatenate([[], *(test for _, test in folds)]))
     if not np.array_equal(held_out, np.arange(len(data.y))):
         raise ValueError(
-            f"cv={cv!r} does not hold out each row once. Use an integer, or folds like "
-            "those of KFold."
+            f"cv={reprlib.repr(cv)} does not hold out each row once. Use an integer, "
+            "or folds like those of KFold."
         )
     return folds
 
 
 def _signed(scores: Array) -> Array:
-    """Return negative and positive scores, (c, 2 s)."""
+    """Return negative and positive scores, (c, 2 s), so that ties are inside."""
+    scores = scores * (1 + 1e-9)
     return np.concatenate([-scores, scores], axis=1)

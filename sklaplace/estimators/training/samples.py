@@ -271,7 +271,7 @@ class InputForm(InputType):
             return self.table.encoded(X)
         if self.table is not None and not self.table.is_plain:
             raise TypeError(
-                f"X is of type {type(X).__name__}, but X in fit was a data frame with "
+                f"X is of type {type(X).__name__}, but fit had a data frame with "
                 "strings, categories or missing values. Pass a data frame with the "
                 "same columns."
             )
