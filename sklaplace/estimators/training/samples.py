@@ -140,6 +140,7 @@ def weighted_data(
     return data.weighted(weights if own is None else weights * own)
 
 
+@naming(sample_weight="sample_weight")
 def as_weights(sample_weight: Any, n: int) -> np.ndarray:
     """Return weights of n samples as float64; raise unless they are real numbers."""
     check_arrays(sample_weight=sample_weight)
