@@ -232,7 +232,7 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     check_is_fitted(self)
     settings = _predicting(self)
     if cv is None:
-        self._conformal = Conformal.of([], [self._conformity(self, X, y)], settings)
+        self._conformal = Conformal([], [self._conformity(self, X, y)], settings)
         return self
     if is_frozen(self.estimator):
         raise ValueError(
@@ -246,7 +246,7 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
         seen, held_out = ((take(X, k), _safe_indexing(y, k)) for k in fold)
         models.append(clone(self).fit(*seen))
         scores.append(self._conformity(models[-1], *held_out))
-    self._conformal = Conformal.of(models, scores, settings)
+    self._conformal = Conformal(models, scores, settings)
     return self
 
 

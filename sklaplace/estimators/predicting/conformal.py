@@ -34,9 +34,7 @@ class Conformal:
     models : sequence of estimators
         Models of the folds; empty if there is one model, the estimator itself.
     scores : sequence of ndarray of shape (n_k, c)
-        Sorted scores of the samples that each model has not seen.
-    joint : sequence of ndarray of shape (n_k, 1)
-        The largest score of each sample, sorted.
+        Scores of the samples that each model has not seen.
     settings : dict
         Parameters of the predictions.
 
@@ -49,16 +47,7 @@ class Conformal:
 
     models: Sequence[Any]
     scores: Sequence[Array]
-    joint: Sequence[Array]
     settings: dict[str, Any]
-
-    @classmethod
-    def of(
-        cls, models: Sequence[Any], scores: Sequence[Array], settings: dict[str, Any]
-    ) -> "Conformal":
-        """Return sorted scores of the models."""
-        joint = [np.sort(s.max(axis=1, keepdims=True), axis=0) for s in scores]
-        return cls(models, [np.sort(s, axis=0) for s in scores], joint, settings)
 
     def ranks(self, coverage: Array) -> NDArray[np.intp]:
         """Return the rank among all scores that each coverage needs, from one."""
@@ -76,9 +65,12 @@ class Conformal:
 
     def interval(self, model: Any, X: Inputs, coverage: Array, joint: bool) -> Array:
         """Return the ends of intervals, (n, c, 2, n_levels), or jointly for c."""
-        ranks, parts = self.ranks(coverage), self.joint if joint else self.scores
+        ranks, parts = self.ranks(coverage), self.scores
+        if joint:
+            parts = [s.max(axis=1, keepdims=True) for s in parts]
         if not self.models:
-            ends = model._at_scores(X, _signed(parts[0][ranks - 1].T))
+            chosen = np.sort(parts[0], axis=0)[ranks - 1]
+            ends = model._at_scores(X, _signed(chosen.T))
             return np.asarray(ends.reshape(*ends.shape[:2], 2, -1))
         n, (n_scores, c) = count_rows(X), np.concatenate(self.scores).shape
         require_bytes(
@@ -99,7 +91,7 @@ class Conformal:
         """Return whether sets contain labels, (n, K); ``scores(model)`` has scores."""
         (rank,) = self.ranks(np.array([coverage]))
         pairs = zip(self.models or [model], self.scores, strict=True)
-        n_below = sum(np.searchsorted(s[:, 0], scores(m)) for m, s in pairs)
+        n_below = sum(np.searchsorted(np.sort(s[:, 0]), scores(m)) for m, s in pairs)
         return np.asarray(n_below < rank)
 
 
