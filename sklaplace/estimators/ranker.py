@@ -30,7 +30,7 @@ from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.likelihoods import Bernoulli
 from sklaplace.networks.arrays import as_array, detached
 from sklaplace.networks.data import TrainingData, as_given, first_rows, is_opaque
-from sklaplace.networks.default import penalised_classifier, require_array
+from sklaplace.networks.default import Size, penalised_classifier, require_array
 from sklaplace.networks.forward import Forward, first_tensor
 from sklaplace.networks.outputs import as_forward, raw_outputs
 from sklaplace.networks.tabular import TabularNetwork
@@ -201,14 +201,14 @@ class PairTargets(ClassTargets):
         """Dtype of the codes for the binary cross-entropy of logits."""
         return np.float32
 
-    def default_net(self, data: TrainingData) -> Any:
+    def default_net(self, data: TrainingData, size: Size) -> Any:
         """Return the default skorch net, which scores items by their features."""
         items = require_array(data.X).reshape(2 * len(data.y), -1)
         preferred = np.stack([1 - data.y, data.y], 1).reshape(-1, 1)
         w = None if data.sample_weight is None else np.repeat(data.sample_weight, 2)
         loss = nn.BCEWithLogitsLoss
         # each pair counts once but has two items
-        return penalised_classifier(items, preferred, w, loss, 2.0, PairNetwork)
+        return penalised_classifier(items, preferred, w, size, loss, 2.0, PairNetwork)
 
 
 class PairTrainer(LaplaceTrainer):

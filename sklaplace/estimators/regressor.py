@@ -172,7 +172,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         array has one value per column of ``y``. A name tunes the noise together with
         ``prior_precision``, with one level per column: in proportion to held-out
         residuals, or by maximising the evidence; see the user guide. With ``"auto"``,
-        the noise is heteroscedastic if there are at least 20 held-out residuals: its
+        the noise is heteroscedastic if there are at least 30 held-out residuals: its
         standard deviation and quantiles depend on the inputs, in proportion to the
         level; see :ref:`noise`. ``"homoscedastic"`` is ``"auto"`` with normal noise of
         constant level, like all other values. If both parameters have names other than

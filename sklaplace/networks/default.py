@@ -19,7 +19,6 @@ from skorch import NeuralNet, NeuralNetClassifier, NeuralNetRegressor
 from torch import Tensor, nn
 
 from sklaplace.networks.optimizer import CosineAdam
-from sklaplace.networks.split import are_few
 from sklaplace.networks.tabular import (
     HIDDEN_UNITS,
     Array,
@@ -114,6 +113,11 @@ class Size:
     classification_strength: float = 0.3
     training: dict[str, Any] = field(default_factory=lambda: _LBFGS)
 
+    @staticmethod
+    def of(n_samples: int) -> "Size":
+        """Return the size for a number of distinct samples."""
+        return SMALL if n_samples < MANY_ROWS else LARGE
+
 
 # From this number of distinct samples on, piecewise linear inputs predict better on
 # average. The evidence sees only a linear model, and a network with pieces overfits
@@ -183,7 +187,7 @@ class PenalisedRegressor(PenalisedNet, NeuralNetRegressor):
 
 # -------------------------------------------------------------------------- factories
 def default_classifier(
-    X: object, y: np.ndarray, sample_weight: Array | None, n_classes: int
+    X: object, y: np.ndarray, sample_weight: Array | None, size: Size, n_classes: int
 ) -> PenalisedClassifier:
     """Build the unfitted default network for classification.
 
@@ -198,6 +202,8 @@ def default_classifier(
         Classes encoded as 0 .. n_classes - 1.
     sample_weight : ndarray of shape (n_samples,) or None
         Non-negative weights. A weight counts repetitions of its sample.
+    size : Size
+        Capacity, regularisation and training.
     n_classes : int
         Number of outputs (logits).
 
@@ -219,24 +225,26 @@ def default_classifier(
     section 4.
     """
     Y = np.eye(n_classes)[y]
-    return penalised_classifier(X, Y, sample_weight, nn.CrossEntropyLoss)
+    return penalised_classifier(X, Y, sample_weight, size, nn.CrossEntropyLoss)
 
 
 def default_multilabel(
-    X: object, Y: Array, sample_weight: Array | None
+    X: object, Y: Array, sample_weight: Array | None, size: Size
 ) -> PenalisedClassifier:
     """Build the unfitted default network for binary labels Y (n_samples, n_labels).
 
     Like `default_classifier`, but with `torch.nn.BCEWithLogitsLoss`.
     """
     criterion, factor = nn.BCEWithLogitsLoss, 1 / Y.shape[1]  # also a mean over labels
-    return penalised_classifier(X, Y.astype(float), sample_weight, criterion, factor)
+    Y = Y.astype(float)
+    return penalised_classifier(X, Y, sample_weight, size, criterion, factor)
 
 
 def penalised_classifier(
     X: object,
     Y: Array,
     sample_weight: Array | None,
+    size: Size,
     criterion: type[nn.Module],
     factor: float = 1.0,
     module: type[nn.Module] = TabularNetwork,
@@ -251,6 +259,8 @@ def penalised_classifier(
         Zeros and ones.
     sample_weight : ndarray of shape (n_samples,) or None
         Non-negative weights.
+    size : Size
+        Capacity, regularisation and training.
     criterion : subclass of nn.Module
         Loss of one logit per column.
     factor : float, default=1.0
@@ -263,19 +273,19 @@ def penalised_classifier(
     PenalisedClassifier
         A net whose ``fit`` initialises and trains the network.
     """
-    Y, weight, size, noise, settings = _prepared(X, Y, sample_weight)
+    Y, weight, noise, settings = _prepared(X, Y, sample_weight, size)
     penalty = factor * size.classification_strength * noise / (2 * weight.sum())
     return PenalisedClassifier(module, criterion=criterion, penalty=penalty, **settings)
 
 
 def default_regressor(
-    X: object, Y: Array, sample_weight: Array | None
+    X: object, Y: Array, sample_weight: Array | None, size: Size
 ) -> PenalisedRegressor:
     """Build the unfitted default network for targets Y (n_samples, n_outputs).
 
     Like `default_classifier`, but with `torch.nn.MSELoss`. Targets may have any units.
     """
-    Y, weight, size, noise, settings = _prepared(X, Y, sample_weight)
+    Y, weight, noise, settings = _prepared(X, Y, sample_weight, size)
     target_center, target_scale = center_and_scale(Y, weight)
     return PenalisedRegressor(
         TabularNetwork,
@@ -328,9 +338,9 @@ def require_array(X: object) -> np.ndarray:
 
 
 def _prepared(
-    X: object, Y: np.ndarray, weight: Array | None
-) -> tuple[np.ndarray, Array, Size, float, dict[str, Any]]:
-    """Return targets, nonzero weights, size, noise level and common settings."""
+    X: object, Y: np.ndarray, weight: Array | None, size: Size
+) -> tuple[np.ndarray, Array, float, dict[str, Any]]:
+    """Return targets, nonzero weights, noise level and common settings."""
     X = require_array(X)
     if X.ndim != 2:
         raise ValueError(
@@ -339,7 +349,6 @@ def _prepared(
         )
     weight = np.ones(len(X)) if weight is None else weight.astype(np.float64)
     X, Y, weight = X[weight > 0], Y[weight > 0], weight[weight > 0]
-    size = SMALL if are_few(X, len(X), MANY_ROWS) else LARGE
     n_pieces = min(size.n_pieces, MAX_INPUTS // X.shape[1] - 1)
     center, scale = center_and_scale(X, weight)
     pieces = piecewise_linear((X - center) / scale, weight, max(n_pieces, 1))
@@ -348,7 +357,7 @@ def _prepared(
     noise = _noise_fraction(X, Y, weight, module)
     module["n_outputs"] = Y.shape[1]
     settings = {f"module__{name}": value for name, value in module.items()}
-    return Y, weight, size, noise, settings | size.training
+    return Y, weight, noise, settings | size.training
 
 
 def piecewise_linear(Z: Array, weight: Array, n_pieces: int) -> Array:

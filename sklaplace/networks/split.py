@@ -28,20 +28,6 @@ MIN_ROWS = 50
 _BLOCK = 2**21
 
 
-def are_few(X: object, n_rows: int, limit: int = MIN_ROWS) -> bool:
-    """Return whether fewer than ``limit`` of the samples are distinct.
-
-    Hashing stops at ``limit`` distinct samples.
-    """
-    n = 0
-    while n < n_rows:
-        n = min(max(4 * n, 2 * limit), n_rows)
-        some = X[:n] if isinstance(X, np.ndarray | StoredArray) else X
-        if len(np.unique(row_keys(some, n, 0))) >= limit:
-            return False
-    return True
-
-
 def row_keys(
     X: Any, n_rows: int, seed: int, groups: np.ndarray | None = None
 ) -> np.ndarray:

@@ -25,7 +25,8 @@ from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.training.laplace import FEW as FOLDED
 from sklaplace.estimators.training.laplace import MIN_HELD_OUT, N_FOLDS
 from sklaplace.estimators.training.trainer import Trainer
-from sklaplace.networks.split import MIN_ROWS, are_few, hash_folds, row_keys
+from sklaplace.networks import default
+from sklaplace.networks.split import MIN_ROWS, hash_folds, row_keys
 
 pytestmark = pytest.mark.usefixtures("full_training")
 
@@ -72,13 +73,27 @@ def test_folds_are_a_partition_that_keeps_copies_together(stratify):
         assert sorted(order[same]) == sorted(held)
 
 
+@pytest.mark.parametrize("model", [LaplaceRegressor(), LaplaceClassifier()])
 @pytest.mark.parametrize("copies", [1, 7])
-@pytest.mark.parametrize("n", [MIN_ROWS - 1, MIN_ROWS])
-def test_copies_of_few_samples_are_few(n, copies):
+@pytest.mark.parametrize("n", [69, 70])
+def test_folds_train_networks_in_the_size_of_all_samples(model, n, copies, monkeypatch):
+    """The size follows the number of distinct samples, not of groups."""
+    monkeypatch.setattr(default, "MANY_ROWS", 70)
+    widths, new_net = [], Trainer.new_net
+
+    def spied(self, data):
+        net = new_net(self, data)
+        widths.append(net.module__hidden_units)
+        return net
+
+    monkeypatch.setattr(Trainer, "new_net", spied)
     X = np.tile(np.arange(float(n))[:, None], (copies, 1))
-    assert are_few(X, len(X)) == are_few({"x": X}, n) == (n < MIN_ROWS)
-    later = np.concatenate([np.zeros((2000, 1)), X])
-    assert are_few(later, len(later)) == (n < MIN_ROWS)
+    y = X[:, 0] % 2
+    for groups in (None, X[:, 0] // 7):
+        model.fit(X, y, groups=groups)
+    size = default.SMALL if n < 70 else default.LARGE
+    assert len(widths) > 4
+    assert {*widths} == {size.hidden_units}
 
 
 # ---------------------------------------------------------------------- few samples

@@ -28,7 +28,7 @@ from sklaplace.networks.default import center_and_scale
 Array = NDArray[np.float64]
 
 # Fewer residuals give no noise model.
-MIN_RESIDUALS = 20
+MIN_RESIDUALS = 30
 # Standardised inputs of the linear function are clipped to plus or minus this number.
 CLIP = 4.0
 # Smallest absolute residual to take a logarithm of, relative to the mean.

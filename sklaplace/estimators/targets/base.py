@@ -13,6 +13,7 @@ from torch.utils.data import Subset
 from sklaplace.core.serialise import worker_state
 from sklaplace.likelihoods import CRITERIA, Likelihood
 from sklaplace.networks.data import TrainingData
+from sklaplace.networks.default import Size
 
 
 class Targets(ABC):
@@ -39,8 +40,8 @@ class Targets(ABC):
         """Return the likelihood, adapted to the shape of the targets."""
 
     @abstractmethod
-    def default_net(self, data: TrainingData) -> NeuralNet:
-        """Return the default skorch net."""
+    def default_net(self, data: TrainingData, size: Size) -> NeuralNet:
+        """Return the default skorch net in the given size."""
 
     def sample_weight(self, y: np.ndarray) -> np.ndarray | None:
         """Return the weights (n,) implied by encoded targets, or None."""

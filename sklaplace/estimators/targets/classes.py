@@ -27,6 +27,7 @@ from sklaplace.estimators.targets.label_types import TargetType, infer_target_ty
 from sklaplace.likelihoods import Bernoulli, Categorical, Likelihood
 from sklaplace.networks.arrays import as_labels
 from sklaplace.networks.data import TrainingData
+from sklaplace.networks.default import Size
 from sklaplace.networks.outputs import unwrapped
 
 # class weights
@@ -249,9 +250,9 @@ class ClassTargets(Targets):
         """Return the likelihood for targets of this type."""
         return self.target_type.adapt(likelihood)
 
-    def default_net(self, data: TrainingData) -> NeuralNet:
+    def default_net(self, data: TrainingData, size: Size) -> NeuralNet:
         """Return the default skorch net."""
-        return self.target_type.default_net(data, self.n_outputs)
+        return self.target_type.default_net(data, size, self.n_outputs)
 
     def check_values(self, net: NeuralNet, y: np.ndarray) -> None:
         """Raise for class weights that the criterion cannot apply."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from sklaplace.core.checks import warn_user
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
 from sklaplace.networks.data import TrainingData
-from sklaplace.networks.default import default_classifier, default_multilabel
+from sklaplace.networks.default import Size, default_classifier, default_multilabel
 from sklaplace.networks.outputs import ONE_CLASS
 
 # Number of rows that suggest one-hot targets if each row has exactly one label. By
@@ -46,7 +46,7 @@ class TargetType(ABC):
         """Return targets as an array; raise for targets of another type."""
 
     @abstractmethod
-    def default_net(self, data: TrainingData, n_classes: int) -> NeuralNet:
+    def default_net(self, data: TrainingData, size: Size, n_classes: int) -> NeuralNet:
         """Return the default skorch net."""
 
     def classes(self, labels: np.ndarray) -> np.ndarray:
@@ -100,11 +100,11 @@ class SingleLabel(TargetType):
         """Return labels (n,)."""
         return column_or_1d(y, warn=True)
 
-    def default_net(self, data: TrainingData, n_classes: int) -> NeuralNet:
+    def default_net(self, data: TrainingData, size: Size, n_classes: int) -> NeuralNet:
         """Return a classifier that ends in a softmax; raise for a single class."""
         if n_classes == 1:
             raise ValueError(f"y has 1 class. {ONE_CLASS}")
-        return default_classifier(data.X, data.y, data.sample_weight, n_classes)
+        return default_classifier(data.X, data.y, data.sample_weight, size, n_classes)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class MultiLabel(TargetType):
         """Return the moments of the outputs: one logit per label."""
         return mean, cov
 
-    def default_net(self, data: TrainingData, n_classes: int) -> NeuralNet:
+    def default_net(self, data: TrainingData, size: Size, n_classes: int) -> NeuralNet:
         """Return a classifier that ends in one sigmoid per label.
 
         Warn if the targets look one-hot encoded.
@@ -183,7 +183,7 @@ class MultiLabel(TargetType):
                 "taken as several labels per row, whose probabilities do not add up to "
                 "one. If y is one-hot, pass y.argmax(axis=1)."
             )
-        return default_multilabel(data.X, data.y, data.sample_weight)
+        return default_multilabel(data.X, data.y, data.sample_weight, size)
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class DenseLabel(TargetType):
         logits, cov = likelihood.class_logits(mean, cov)
         return self._positions_last(logits, 1), self._positions_last(cov, cov.ndim - 1)
 
-    def default_net(self, data: TrainingData, n_classes: int) -> NeuralNet:
+    def default_net(self, data: TrainingData, size: Size, n_classes: int) -> NeuralNet:
         """Raise an error, because there is no default net for dense labels."""
         raise ValueError("estimator=None has no network for maps. Pass a skorch net.")
 

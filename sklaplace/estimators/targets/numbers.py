@@ -21,7 +21,7 @@ from sklaplace.likelihoods import (
 )
 from sklaplace.networks.arrays import as_numbers, check_finite
 from sklaplace.networks.data import InputType, TrainingData
-from sklaplace.networks.default import center_and_scale, default_regressor
+from sklaplace.networks.default import Size, center_and_scale, default_regressor
 
 Array = np.ndarray
 
@@ -228,9 +228,9 @@ class NumberTargets(Targets):
             return likelihood
         return Gaussian(tuple((levels / geometric_mean(levels)).tolist()))
 
-    def default_net(self, data: TrainingData) -> NeuralNet:
+    def default_net(self, data: TrainingData, size: Size) -> NeuralNet:
         """Return the default skorch net."""
-        return default_regressor(data.X, data.y, data.sample_weight)
+        return default_regressor(data.X, data.y, data.sample_weight, size)
 
     def check_values(self, net: NeuralNet, y: np.ndarray) -> None:
         """Raise for targets or noise that the likelihood does not support."""

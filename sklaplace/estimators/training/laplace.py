@@ -36,6 +36,7 @@ from sklaplace.estimators.training.prior_callback import given_callbacks
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
+from sklaplace.networks.default import Size
 from sklaplace.networks.history import recorded_split
 from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork, device_of
@@ -163,23 +164,24 @@ class LaplaceTrainer(Trainer):
     ) -> list[TrainedNetwork]:
         """Return one network per fold, with the fold held out."""
         networks, device = [], getattr(self.estimator, "device", "cpu")
+        size = self.size_for(data) if self.estimator is None else None
         for n, fold in enumerate(progress.tracked(folds, "folds", len(folds))):
             seen, held_out = map(data.take, fold)
             # the training on all samples has already raised the same warnings
             ignored = warnings.catch_warnings(action="ignore")
             with private_rng((self.seed + n) % 2**32, device), ignored:
-                trainer = self._quiet(held_out)
+                trainer = self._quiet(held_out, size)
                 networks.append(trainer.train(seen, held_out, fit_params))
         return networks
 
-    def _quiet(self, held_out: TrainingData) -> "LaplaceTrainer":
+    def _quiet(self, held_out: TrainingData, size: Size | None) -> "LaplaceTrainer":
         """Return a trainer of the same net that prints nothing.
 
         A net with a ``train_split`` validates on the held-out samples, for example to
         stop early.
         """
         if self.estimator is None:
-            return replace(self, is_part=True)
+            return replace(self, is_part=True, size=size)
         net = clone(self.estimator).set_params(verbose=0)
         if net.train_split:
             net.set_params(train_split=predefined_split(held_out.dataset(net)))

@@ -5,7 +5,7 @@ It infers the meaning of the outputs from a few samples, before and after traini
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from sklaplace.curvature.descent import Descent, weight_decays
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.targets.base import Targets
 from sklaplace.networks.data import TrainingData, first_rows, is_opaque, spread_rows
+from sklaplace.networks.default import Size
 from sklaplace.networks.lazy import check_no_lazy_modules, initialise_lazy_modules
 from sklaplace.networks.net_checks import check_held_out_batches, check_scripted
 from sklaplace.networks.outputs import (
@@ -59,6 +60,8 @@ class Trainer:
         Name of the estimator for the other kind of targets, for messages.
     brings_encoded : bool
         Whether any targets that ``train_split`` brings are already encoded.
+    size : Size or None
+        Size of the default network. None if the number of samples determines it.
     is_part : bool
         Whether other networks are trained as well. Ctrl-C then raises an error.
     is_interrupted : bool
@@ -72,6 +75,7 @@ class Trainer:
     validation_fraction: float | None
     alternative: str
     brings_encoded: bool = False
+    size: Size | None = None
     is_part: bool = False
     is_interrupted: bool = False
     _keyed: tuple[TrainingData, np.ndarray] | None = field(default=None, init=False)
@@ -127,6 +131,13 @@ class Trainer:
             self._keyed = data, keys
         return self._keyed[1]
 
+    def size_for(self, data: TrainingData) -> Size:
+        """Return the size of the default network for samples."""
+        if self.size is not None:
+            return self.size
+        ungrouped = data if data.groups is None else replace(data, groups=None)
+        return Size.of(len(np.unique(self.keys(ungrouped))))
+
     def hold_out(self, data: TrainingData) -> tuple[np.ndarray, np.ndarray] | None:
         """Return indices of samples to train on, and to hold out for tuning.
 
@@ -177,7 +188,7 @@ class Trainer:
         """Return the net to train: a clone, or a copy of a frozen one."""
         net = inner_net(self.estimator)
         if net is None:
-            return self.targets.default_net(data)
+            return self.targets.default_net(data, self.size_for(data))
         # a copy, so that later training of the original cannot outdate the posterior
         return copied(net) if self.is_frozen else clone(net)
 

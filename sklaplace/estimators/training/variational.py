@@ -43,7 +43,7 @@ class VariationalTrainer(Trainer):
     def new_net(self, data: TrainingData) -> NeuralNet:
         """Return the net to train, without a penalty on its weights."""
         net = inner_net(self.estimator)
-        net = self.targets.default_net(data) if net is None else clone(net)
+        net = super().new_net(data) if net is None else clone(net)
         return without_penalty(net) if is_penalised(net) else net
 
     def learn(self, net: NeuralNet, *args: Any) -> tuple[Any, Any]:
