@@ -179,10 +179,6 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     def _conformity(self, model: Any, X: Inputs, y: Any) -> np.ndarray:
         """Return scores (n, c) of targets under a model; larger is less likely."""
-        if not self._targets.target_type.is_single:
-            raise ValueError(
-                "conformalize needs one label per row. Fit one estimator per label."
-            )
         labels = self._check_samples(X, y, reset=False)[1]
         codes = self._targets.encode(labels).reshape(-1, 1).astype(np.intp)
         found = np.take_along_axis(self._class_scores(model, X), codes, axis=1)

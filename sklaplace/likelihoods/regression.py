@@ -22,6 +22,7 @@ from sklaplace.likelihoods.quadrature import NODES, WEIGHTS, exp_at_nodes
 Array = np.ndarray
 Pair = tuple[Array, Array]
 Noise = float | Array
+Level = float | Tensor
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -246,9 +247,7 @@ class RegressionLikelihood(Likelihood):
         """
 
     @abstractmethod
-    def log_density(
-        self, mean: Tensor, var: Tensor, y: Tensor, noise: float | Tensor
-    ) -> Tensor:
+    def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: Level) -> Tensor:
         """Return the predictive log-density of targets.
 
         Parameters
@@ -366,9 +365,7 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
         std = np.sqrt(self._noises(noise))[..., None]
         return f + std * generator.standard_normal(f.shape)
 
-    def log_density(
-        self, mean: Tensor, var: Tensor, y: Tensor, noise: float | Tensor
-    ) -> Tensor:
+    def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: Level) -> Tensor:
         """Return ``log N(y | m, v + σ² r²)``, summed over columns, (b,)."""
         total = var + noise**2 * self._squares(mean)
         terms = (y - mean) ** 2 / total + total.log() + _LOG_2PI
@@ -445,9 +442,7 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
         """Draw Poisson counts with rates ``exp(f)``."""
         return counts.draw(np.exp(f), generator)
 
-    def log_density(
-        self, mean: Tensor, var: Tensor, y: Tensor, noise: float | Tensor
-    ) -> Tensor:
+    def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: Level) -> Tensor:
         """Return ``log ∫ Poisson(y | exp f) N(f | m, v) df`` summed over columns."""
         return counts.log_mass(y, mean, var).sum(-1)
 
@@ -543,9 +538,7 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         mean, log_variance = np.split(f, 2, 1)
         return mean + np.exp(log_variance / 2) * generator.standard_normal(mean.shape)
 
-    def log_density(
-        self, mean: Tensor, var: Tensor, y: Tensor, noise: float | Tensor
-    ) -> Tensor:
+    def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: Level) -> Tensor:
         """Return the log-density of the mixture over s, summed over columns, (b,)."""
         (mu, s), (v_mu, v_s) = (a.unsqueeze(-1).chunk(2, -2) for a in (mean, var))
         z, w = (torch.as_tensor(a).to(mean) for a in (NODES, WEIGHTS))

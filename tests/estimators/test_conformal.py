@@ -2,6 +2,7 @@
 
 import io
 import pickle
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -329,7 +330,10 @@ def test_refusals():
     X, y = CLASSES
     labels = np.eye(3)[y][:, :2].astype(int)
     model = LaplaceClassifier(random_state=0).fit(X, labels)
-    with pytest.raises(ValueError, match="conformalize needs one label per row"):
-        model.conformalize(X, labels)
+    with mock.patch.object(LaplaceClassifier, "fit") as fit:
+        for cv in (None, 5):
+            with pytest.raises(ValueError, match="needs one label per row"):
+                model.conformalize(X, labels, cv=cv)
+    fit.assert_not_called()
     with pytest.raises(ValueError, match="Call conformalize first"):
         model.predict_set(X, method="conformal")

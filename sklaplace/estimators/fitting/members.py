@@ -231,6 +231,10 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     """
     check_is_fitted(self)
     settings = _predicting(self)
+    if is_classifier(self) and not self._targets.target_type.is_single:
+        raise ValueError(
+            "conformalize needs one label per row. Fit one estimator per label."
+        )
     if cv is None:
         self._conformal = Conformal([], [self._conformity(self, X, y)], settings)
         return self
