@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn import get_config
-from sklearn.utils import check_random_state
 from torch import Tensor
 
 from sklaplace.core.random import RandomState
@@ -27,15 +26,13 @@ def listed(names: Iterable[str]) -> str:
 
 
 def check_option(
-    name: str, value: object, allowed: Iterable[str], others: str = ""
+    name: str, value: object, allowed: Collection[str], others: str = ""
 ) -> None:
     """Raise ValueError unless a value is allowed; ``others`` extends the message."""
-    allowed = list(allowed)
-    if isinstance(value, str) and value in allowed:
-        return
-    raise ValueError(
-        f"{name}={value!r} is not known. Choose one of {listed(allowed)}{others}."
-    )
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(
+            f"{name}={value!r} is not known. Choose one of {listed(allowed)}{others}."
+        )
 
 
 def check_positive(name: str, value: object, *, scalar: bool = True) -> None:
@@ -81,11 +78,10 @@ def check_fraction(name: str, value: Any, hint: str) -> None:
         raise ValueError(f"{name}={value!r} is not between 0 and 1. {hint}")
 
 
-def check_below_one(
-    name: str, value: Any, hint: str = "Choose a small one, such as 1e-6."
-) -> None:
+def check_below_one(name: str, value: Any) -> None:
     """Raise ValueError unless a value is at least zero and less than one."""
     if not _is_number(value) or not 0 <= float(value) < 1:
+        hint = "Choose a small one, such as 1e-6."
         raise ValueError(f"{name}={value!r} is not a number from 0 to below 1. {hint}")
 
 
@@ -124,13 +120,13 @@ def check_arrays(**arrays: object) -> None:
     inputs, but this package returns numpy arrays. Without dispatch, tensors are
     converted.
     """
+    dispatches = get_config()["array_api_dispatch"]
     for name, value in arrays.items():
         check_unmasked(value, name)
-        if not get_config()["array_api_dispatch"]:
-            continue
         has_namespace = hasattr(value, "__array_namespace__")
         is_numpy = isinstance(value, np.ndarray | np.generic)
-        if isinstance(value, Tensor) or (has_namespace and not is_numpy):
+        is_other = isinstance(value, Tensor) or (has_namespace and not is_numpy)
+        if dispatches and is_other:
             kind = f"{type(value).__module__}.{type(value).__name__}"
             raise TypeError(
                 f"{name} is of type {kind}, and array_api_dispatch is on, but the "
@@ -169,25 +165,24 @@ def _any_of(names: Iterable[str]) -> str:
     return rf"(?<![\w.])(?:{'|'.join(map(re.escape, names))})(?!\w)"
 
 
-def check_seed(name: str, value: Any) -> None:
-    """Raise ValueError unless a value can seed a generator."""
-    if value is None or isinstance(value, np.random.RandomState):
-        return
+def as_seed(name: str, value: Any) -> int:
+    """Return a seed for a private generator; None gives a new seed each time.
+
+    Raises
+    ------
+    ValueError
+        If the value cannot seed a generator.
+    """
+    if value is None:
+        return int.from_bytes(os.urandom(4), "little")
+    if isinstance(value, np.random.RandomState):
+        return int(value.randint(np.iinfo(np.int32).max))
     if not _is_number(value, Integral) or not 0 <= int(value) < 2**32:
         raise ValueError(
             f"{name}={value!r} cannot seed a generator. Choose None, an integer "
             "from 0 to 2**32 - 1, or a numpy.random.RandomState."
         )
-
-
-def as_seed(name: str, value: object) -> int:
-    """Return a seed for a private generator; None gives a new seed each time."""
-    check_seed(name, value)
-    if value is None:
-        return int.from_bytes(os.urandom(4), "little")
-    if isinstance(value, Integral):
-        return int(value)
-    return int(check_random_state(value).randint(np.iinfo(np.int32).max))
+    return int(value)
 
 
 def as_generator(random_state: RandomState | torch.Generator) -> torch.Generator:

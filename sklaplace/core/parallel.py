@@ -147,16 +147,8 @@ def ordered_map(
     if workers > 1 and len(parts) > 1:
         results = _in_workers(function, parts, n_jobs)
     else:
-        results = map(_on_one_thread(function) if workers else function, parts)
+        results = map(torch_threads(1)(function) if workers else function, parts)
     return progress.tracked(results, label, len(parts))
-
-
-def _on_one_thread(function: Callable[[Any], T]) -> Callable[[Any], T]:
-    def computed(part: object) -> T:
-        with torch_threads(1):
-            return function(part)
-
-    return computed
 
 
 def _in_workers(
@@ -182,14 +174,14 @@ def _evaluated(function: bytes, part: bytes) -> Any:
     """
     if getattr(_last, "content", None) != function:
         _last.content = _last.function = None  # free its memory first
-        _last.function = _on_one_thread(pickle.loads(function))
+        _last.function = torch_threads(1)(pickle.loads(function))
         _last.content = function
     return _last.function(pickle.loads(part))
 
 
 @contextmanager
 def torch_threads(n: int) -> Iterator[None]:
-    """Limit torch to n threads."""
+    """Limit torch to n threads, in a block of code or in each call of a function."""
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:

@@ -16,8 +16,6 @@ import numpy as np
 
 T = TypeVar("T")
 
-_scopes = threading.local()
-
 
 class Reporter:
     """Messages and progress bar of one scope.
@@ -55,12 +53,13 @@ class Reporter:
             bar.close()
 
 
-_SILENT = Reporter("", 0)
+class _Scopes(threading.local):
+    """The current scope of each thread, silent by default."""
+
+    current = Reporter("", 0)
 
 
-def _current() -> Reporter:
-    found: Reporter = getattr(_scopes, "current", _SILENT)
-    return found
+_scopes = _Scopes()
 
 
 def _bars() -> Callable[..., Any] | None:
@@ -78,7 +77,7 @@ def reporting(title: str, verbose: object) -> Iterator[Reporter]:
 
     The bar is closed even after an error.
     """
-    around, reporter = _current(), Reporter(title, verbose)
+    around, reporter = _scopes.current, Reporter(title, verbose)
     _scopes.current = reporter
     try:
         yield reporter
@@ -93,7 +92,7 @@ def phase(name: str) -> Iterator[None]:
 
     Nested phases are part of the outer phase and are not printed.
     """
-    reporter = _current()
+    reporter = _scopes.current
     if reporter.in_phase or reporter.verbose < 1:
         yield
         return
@@ -108,13 +107,13 @@ def phase(name: str) -> Iterator[None]:
 
 def line(text: str) -> None:
     """Print a line, except within a phase, which prints its own line at the end."""
-    if not (reporter := _current()).in_phase:
+    if not (reporter := _scopes.current).in_phase:
         reporter.line(text)
 
 
 def shows_bars() -> bool:
     """Return whether loops show progress bars."""
-    return _current().verbose > 1
+    return _scopes.current.verbose > 1
 
 
 def tracked(items: Iterable[T], label: str, total: int) -> Iterator[T]:
@@ -122,7 +121,7 @@ def tracked(items: Iterable[T], label: str, total: int) -> Iterator[T]:
 
     Inner loops show no bar, unless this loop has a single step.
     """
-    reporter = _current()
+    reporter = _scopes.current
     bar = reporter.open_bar(label, total) if total > 1 else None
     try:
         for item in items:

@@ -174,12 +174,9 @@ def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
 
 
 def _renew_lock() -> None:
-    """Replace the lock if its holder is a thread that the fork did not copy."""
+    """Replace the lock, because its holder may be a thread that was not copied."""
     global _training
-    if _training.acquire(blocking=False):
-        _training.release()
-    else:
-        _training = RLock()
+    _training = RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

@@ -167,9 +167,8 @@ def _made(call: Any, args: Any, state: Any, items: list[Any], pairs: list[Any]) 
         made[key] = value
     if isinstance(made, BaseEstimator):
         vars(made).update(state)
-        if (
-            isinstance(made, NeuralNet) and made.device
-        ):  # the CPU if it is missing, with a warning
+        if isinstance(made, NeuralNet) and made.device:
+            # the CPU if it is missing, with a warning
             made.device = str(get_map_location(made.device))
     elif hasattr(made, "__setstate__") and state is not None:
         made.__setstate__(state)
@@ -282,4 +281,4 @@ def pickled(value: object, state: dict[str, Any]) -> Any:
     """
     if not type(value).__getstate__.__module__.startswith("sklaplace."):
         return object.__reduce_ex__(value, 2)
-    return copyreg.__newobj__, (type(value),), state  # type: ignore[attr-defined]
+    return _NEW, (type(value),), state

@@ -241,9 +241,8 @@ class MarglikTraining(PriorCallback):
         self.sigma_noise_ = plain(best.hyperparameters.sigma_noise)
         layout = self.training_.layout
         logs = priors.expand(best.hyperparameters.prior_precision, layout).log()
-        means = [math.exp(piece.mean()) for piece in layout.split(logs)]
-        names = [block.name for block in layout.blocks]
-        self.precisions_ = dict(zip(names, means, strict=True))
+        pairs = zip(layout.blocks, layout.split(logs), strict=True)
+        self.precisions_ = {block.name: math.exp(part.mean()) for block, part in pairs}
         super().on_train_end(net, X=X, y=y, **kw)
 
     def _posterior(self, net: NeuralNet) -> GaussianPosterior:
@@ -264,9 +263,8 @@ class MarglikTraining(PriorCallback):
 
     def _updated(self, posterior: GaussianPosterior) -> GaussianPosterior:
         """Return the posterior after a damped log-scale step to the maximum."""
-        with warnings.catch_warnings():
-            # the weights change before the optimum's last digits matter
-            warnings.simplefilter("ignore", ConvergenceWarning)
+        # the weights change before the optimum's last digits matter
+        with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
             best = marglik(posterior).hyperparameters
         current = posterior.hyperparameters
 
@@ -369,12 +367,10 @@ class PriorTraining(PriorCallback):
         validate_parameter_constraints(constraints, vars(self), type(self).__name__)
 
     def _subset(self, net: NeuralNet) -> Any:
-        parameters = dict(unwrapped(net.module_).named_parameters())
-        layout = self.prior.layout
-        known = [block for block in layout.blocks if block.name in parameters]
-        blocks = tuple(
-            replace(block, shape=tuple(parameters[block.name].shape)) for block in known
-        )
+        named, layout = unwrapped(net.module_).named_parameters(), self.prior.layout
+        shapes = {name: tuple(parameter.shape) for name, parameter in named}
+        known = [block for block in layout.blocks if block.name in shapes]
+        blocks = tuple(replace(block, shape=shapes[block.name]) for block in known)
         options.check_earlier_layout(self.prior, replace(layout, blocks=blocks))
         return [block.name for block in layout.blocks]
 
@@ -388,8 +384,7 @@ class PriorTraining(PriorCallback):
         return self.earlier_.gradient(theta)
 
     def _loss_scale(self) -> Tensor:
-        noise = self.prior.hyperparameters.sigma_noise
-        if self.sigma_noise is not None:
-            noise = torch.as_tensor(self.sigma_noise, dtype=torch.float64)
-        noise = noise.to(self.earlier_.mean.device)
+        given, mean = self.sigma_noise, self.earlier_.mean
+        noise = self.prior.hyperparameters.sigma_noise if given is None else given
+        noise = torch.as_tensor(noise, dtype=torch.float64, device=mean.device)
         return self.training_.spec.likelihood.scale(noise) / self.temperature

@@ -119,21 +119,20 @@ class LaplaceClassifierCV(LaplaceClassifier):
     prior_precisions: Any = None
     cv: Any = None
     scoring: Any = None
-    n_jobs: int | None = None
     # chosen by the search, not parameters of this class
     prior_precision: Any = field(default="auto", init=False)
     prior: Any = field(default=None, init=False)
     validation_fraction: float = field(default=0.2, init=False)
 
     def fit(
-        self,
+        self: Any,
         X: Inputs,
         y: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         *,
         groups: ArrayLike | None = None,
         **fit_params: object,
-    ) -> "LaplaceClassifierCV":
+    ) -> Any:
         """Choose the prior precision by cross-validation, then fit on all samples.
 
         Parameters
@@ -169,6 +168,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
         See Also
         --------
         LaplaceClassifier.fit : Uses a given or tuned prior precision.
+        LaplaceRegressor.fit : Uses a given or tuned prior precision.
 
         Notes
         -----
@@ -315,7 +315,6 @@ class LaplaceRegressorCV(LaplaceRegressor):
     prior_precisions: Any = None
     cv: Any = None
     scoring: Any = None
-    n_jobs: int | None = None
     # chosen by the search, not parameters of this class
     prior_precision: Any = field(default="auto", init=False)
     prior: Any = field(default=None, init=False)
@@ -326,42 +325,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         "sigma_noise": [AUTO, POSITIVE],
     }
 
-    def fit(
-        self,
-        X: Inputs,
-        y: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-        *,
-        groups: ArrayLike | None = None,
-        **fit_params: object,
-    ) -> "LaplaceRegressorCV":
-        """Choose the prior precision by cross-validation, then fit on all samples.
+    fit = LaplaceClassifierCV.fit
 
-        Parameters
-        ----------
-        X, y, sample_weight, groups, **fit_params
-            As for `LaplaceClassifierCV.fit`.
-
-        Returns
-        -------
-        object
-            The fitted estimator.
-
-        See Also
-        --------
-        LaplaceRegressor.fit : Uses a given or tuned prior precision.
-
-        Examples
-        --------
-        >>> from sklearn.datasets import load_diabetes
-        >>> from sklaplace import LaplaceRegressorCV
-        >>> X, y = load_diabetes(return_X_y=True)
-        >>> model = LaplaceRegressorCV(
-        ...     prior_precisions=[0.1, 10.0], cv=2, random_state=0
-        ... )
-        >>> model.fit(X, y).n_splits_
-        2
-        """
-        with self._reported():
-            samples = Samples(X, y, sample_weight, groups, fit_params=fit_params)
-            return PriorSearch(self, LaplaceRegressor).fit(samples)
+    def _fit(self, samples: Samples) -> Any:
+        return PriorSearch(self, LaplaceRegressor).fit(samples)

@@ -17,8 +17,7 @@ _SUM_TOLERANCE = 1e-4
 
 def average(values: np.ndarray, sample_weight: Given) -> float:
     """Return the weighted mean over samples."""
-    weights = check_weights(sample_weight, values)
-    return float(values @ weights / weights.sum())
+    return float(np.average(values, weights=check_weights(sample_weight, values)))
 
 
 def check_weights(sample_weight: Given, values: np.ndarray) -> Floats:

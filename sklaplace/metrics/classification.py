@@ -96,8 +96,23 @@ def reliability_curve(
     """
     check_option("kind", kind, KINDS)
     check_option("strategy", strategy, STRATEGIES)
-    sums = _bin_sums(y_true, y_proba, kind, n_bins, strategy, labels, sample_weight)
-    hits, probabilities, weight = sums if kind == "per_class" else sums[:, 0]
+    check_count("n_bins", n_bins)
+    proba, codes = check_proba(y_true, y_proba, labels)
+    weights = check_weights(sample_weight, codes)
+    hits = codes[:, None] == np.arange(proba.shape[1])
+    if kind == "top_label":
+        hits = (proba.argmax(axis=1) == codes)[:, None]
+        proba = proba.max(axis=1, keepdims=True)
+    sums = []
+    for hit, values in zip(hits.T, proba.T, strict=True):
+        if strategy == "uniform":
+            bins = np.searchsorted(np.linspace(0, 1, n_bins + 1)[1:-1], values)
+        else:
+            bins = _bins_of_equal_weight(values, weights, n_bins)
+        columns = weights * hit, weights * values, weights
+        sums.append([np.bincount(bins, column, n_bins) for column in columns])
+    found = np.swapaxes(sums, 0, 1)
+    hits, probabilities, weight = found if kind == "per_class" else found[:, 0]
     divisor = np.where(weight > 0, weight, np.nan)
     return hits / divisor, probabilities / divisor, weight
 
@@ -162,11 +177,10 @@ def expected_calibration_error(
     >>> expected_calibration_error([0, 1, 1, 1], y_proba, n_bins=4)
     0.35
     """
-    hits, confidence, weight = _bin_sums(
-        y_true, y_proba, "top_label", n_bins, "uniform", labels, sample_weight
+    frequency, confidence, weight = reliability_curve(
+        y_true, y_proba, n_bins=n_bins, labels=labels, sample_weight=sample_weight
     )
-    # A difference of sums equals the difference of means times the bin's weight.
-    return float(np.abs(hits - confidence).sum() / weight.sum())
+    return float(np.nansum(np.abs(frequency - confidence) * weight) / weight.sum())
 
 
 def maximum_calibration_error(
@@ -227,11 +241,10 @@ def maximum_calibration_error(
     >>> maximum_calibration_error([0, 1, 1, 1], y_proba, n_bins=4)
     0.35
     """
-    hits, confidence, weight = _bin_sums(
-        y_true, y_proba, "top_label", n_bins, "uniform", labels, sample_weight
+    frequency, confidence, _ = reliability_curve(
+        y_true, y_proba, n_bins=n_bins, labels=labels, sample_weight=sample_weight
     )
-    used = weight > 0
-    return float((np.abs(hits - confidence)[used] / weight[used]).max())
+    return float(np.nanmax(np.abs(frequency - confidence)))
 
 
 def adaptive_calibration_error(
@@ -299,10 +312,16 @@ def adaptive_calibration_error(
     >>> adaptive_calibration_error([0, 1, 1, 1], y_proba, n_bins=2)
     0.35
     """
-    hits, mean_proba, weight = _bin_sums(
-        y_true, y_proba, "per_class", n_bins, "quantile", labels, sample_weight
+    frequency, mean_proba, weight = reliability_curve(
+        y_true,
+        y_proba,
+        kind="per_class",
+        n_bins=n_bins,
+        strategy="quantile",
+        labels=labels,
+        sample_weight=sample_weight,
     )
-    return float(np.abs(hits - mean_proba).sum() / weight.sum())
+    return float(np.nansum(np.abs(frequency - mean_proba) * weight) / weight.sum())
 
 
 def class_sharpness(
@@ -430,34 +449,6 @@ def brier_score(
     errors = proba.copy()
     errors[np.arange(len(codes)), codes] -= 1
     return average((errors**2).sum(axis=1), sample_weight)
-
-
-def _bin_sums(
-    y_true: Values,
-    y_proba: Values,
-    kind: str,
-    n_bins: int,
-    strategy: str,
-    labels: Given,
-    sample_weight: Given,
-) -> Floats:
-    """Return sums of hits, probabilities and weights per bin, (3, K or 1, n_bins)."""
-    check_count("n_bins", n_bins)
-    proba, codes = check_proba(y_true, y_proba, labels)
-    weights = check_weights(sample_weight, codes)
-    hits = codes[:, None] == np.arange(proba.shape[1])
-    if kind == "top_label":
-        hits = (proba.argmax(axis=1) == codes)[:, None]
-        proba = proba.max(axis=1, keepdims=True)
-    sums = []
-    for hit, values in zip(hits.T, proba.T, strict=True):
-        if strategy == "uniform":
-            bins = np.searchsorted(np.linspace(0, 1, n_bins + 1)[1:-1], values)
-        else:
-            bins = _bins_of_equal_weight(values, weights, n_bins)
-        columns = weights * hit, weights * values, weights
-        sums.append([np.bincount(bins, column, n_bins) for column in columns])
-    return np.swapaxes(sums, 0, 1)
 
 
 def _bins_of_equal_weight(

@@ -5,7 +5,6 @@ pandas and labels of mixed types raise obscure errors about comparisons.
 """
 
 import datetime as dt
-import math
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,13 @@ from torch import Tensor
 
 from sklaplace.core.checks import check_unmasked
 
+_WITH_NULL = float | np.floating | np.datetime64 | np.timedelta64
 _DATES = np.datetime64, np.timedelta64, dt.date, dt.time, dt.timedelta
 # types of pandas, by name, because pandas is not imported here
 _DATE_TYPES, _MISSING_TYPES = ("NaTType", "Period"), ("NAType", "NaTType")
 # substrings of the names of date dtypes in pandas, polars and Arrow
 _DATE_DTYPES = "date", "time", "duration", "period"
 
-LEAVE_OUT = "Leave out these samples."
 IMPUTE = (
     "Leave out these samples, or impute their values first (SimpleImputer in a "
     "Pipeline)."
@@ -129,14 +128,13 @@ def is_missing(value: object) -> bool:
     """Return whether a value is None, NaN, or a missing value of numpy or pandas."""
     if value is None or type(value).__name__ in _MISSING_TYPES:
         return True
-    if isinstance(value, np.datetime64 | np.timedelta64):
-        return bool(np.isnat(value))
-    return isinstance(value, float | np.floating) and math.isnan(value)
+    # NaN and NaT differ from themselves
+    return isinstance(value, _WITH_NULL) and bool(value != value)
 
 
 def _advice(name: str) -> str:
     """Return advice about missing values; only inputs can be imputed."""
-    return LEAVE_OUT if name.startswith("y") else IMPUTE
+    return "Leave out these samples." if name.startswith("y") else IMPUTE
 
 
 def _one_of_each_type(values: np.ndarray) -> list[Any]:
@@ -148,7 +146,7 @@ def _one_of_each_type(values: np.ndarray) -> list[Any]:
         return []
     found = {type(value): value for value in values.flat}
     for kind in found:
-        if issubclass(kind, float | np.floating | np.datetime64 | np.timedelta64):
+        if issubclass(kind, _WITH_NULL):
             of_kind = (value for value in values.flat if type(value) is kind)
             found[kind] = next(filter(is_missing, of_kind), found[kind])
     return list(found.values())

@@ -60,9 +60,8 @@ class RowDataset(Dataset):
 
     def __getitem__(self, index: int) -> tuple[object, object]:
         X, _ = unpack_data(self.dataset[index])  # raises if y is missing
-        if self.weights is None:
-            return X, self.y[index]
-        return X, (self.y[index], self.weights[index])
+        y, weights = self.y[index], self.weights
+        return X, y if weights is None else (y, weights[index])
 
 
 def sample_weights(dataset: object) -> np.ndarray | None:
@@ -213,7 +212,7 @@ def spread_rows(net: NeuralNet, dataset: Samples, n: int = N_SPREAD) -> Any:
     return next(iter(Batches(net, some_of(dataset, even[order].tolist()), m)))[0]
 
 
-def take_rows(X: Any, indices: np.ndarray) -> Any:
+def take_rows(X: Any, indices: Any) -> Any:
     """Select samples of any data that skorch can index, including torch datasets.
 
     Samples of stored arrays are not read.
@@ -291,8 +290,7 @@ def as_given(X: object, dtype: np.dtype) -> Any:
     if not is_stream(X):
         count_rows(X)
     if type(X) in (dict, tuple, SliceDict):
-        needs_graph = any(leaf is not detached(leaf) for leaf in leaves(X))
-        return mapped(detached, X) if needs_graph else X
+        return mapped(detached, X)
     return _with_integer_indices(X)
 
 

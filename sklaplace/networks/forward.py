@@ -31,15 +31,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 _SMALLEST = torch.finfo(torch.float32).tiny
 
 
-def _logit(probabilities: Tensor) -> Tensor:
-    eps = torch.finfo(probabilities.dtype).eps / 2
-    return probabilities.clamp(eps, 1 - eps).logit()
-
-
 OUTPUT_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda outputs: outputs,
     "log": lambda probabilities: probabilities.clamp(min=_SMALLEST).log(),
-    "logit": _logit,
+    "logit": lambda p: p.logit(eps=torch.finfo(p.dtype).eps / 2),
 }
 
 
@@ -129,7 +124,7 @@ class Forward(nn.Module):
         """Return a `Forward` of a copy of the network."""
         module = copy.deepcopy(self.module)
         net = getattr(self.call, "__self__", None)  # call is net.infer, or the module
-        call = module if net is None else with_module(net, module).infer
+        call = module if net is None else with_attributes(net, module_=module).infer
         given = self.output_map, self.logit_layer, self.shape, self.probability_map
         return Forward(module, call, *given)
 
@@ -228,10 +223,10 @@ def recorded_outputs(
         yield recorded
 
 
-def with_module(net: NeuralNet, module: nn.Module) -> NeuralNet:
-    """Return a skorch net with another module; other attributes are shared."""
+def with_attributes(net: NeuralNet, **attributes: object) -> NeuralNet:
+    """Return a skorch net with other values of some attributes; it shares the rest."""
     bare = object.__new__(type(net))
-    vars(bare).update(vars(net), module_=module)
+    vars(bare).update(vars(net), **attributes)
     return bare
 
 

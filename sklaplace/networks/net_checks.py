@@ -14,7 +14,7 @@ from sklaplace.likelihoods import (
     Likelihood,
     RegressionLikelihood,
 )
-from sklaplace.networks.forward import recorded_outputs
+from sklaplace.networks.forward import recorded_outputs, with_attributes
 
 
 def check_one_module(net: NeuralNet, x: object) -> None:
@@ -103,8 +103,7 @@ def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> N
     given = getattr(net, "predict_nonlinearity", None)
     if not callable(given):  # None or "auto"
         return
-    plain = object.__new__(type(net))
-    vars(plain).update(vars(net), predict_nonlinearity="auto")
+    plain = with_attributes(net, predict_nonlinearity="auto")
     with torch.no_grad():
         try:
             found = given(raw)
@@ -128,10 +127,7 @@ def _implied(raw: Tensor, likelihood: Likelihood) -> Tensor:
     """Return class probabilities or target means, given the outputs."""
     if isinstance(likelihood, ClassificationLikelihood):
         return likelihood.probabilities(raw)
-    f, known = (
-        raw.detach().cpu().double().numpy(),
-        cast(RegressionLikelihood, likelihood),
-    )
+    f, known = raw.double().numpy(force=True), cast(RegressionLikelihood, likelihood)
     return torch.as_tensor(known.moments(f, 0 * f, 0.0)[0]).to(raw)
 
 
@@ -141,10 +137,9 @@ def _are_equal(found: object, expected: Tensor) -> bool:
         return False
     if expected.ndim == 2 and expected.shape[1] == 2 and found.numel() == len(expected):
         found, expected = found.flatten(), expected[:, 1]
-    if found.shape != expected.shape:
-        return False
     atol = max(1e-5, MANY_ROUNDINGS * torch.finfo(found.dtype).eps)
-    return torch.allclose(found.to(expected), expected, atol=atol)
+    is_like = found.shape == expected.shape
+    return is_like and torch.allclose(found.to(expected), expected, atol=atol)
 
 
 def check_held_out_batches(net: NeuralNet, held_out: Sized | None) -> None:

@@ -30,7 +30,7 @@ from sklaplace.networks.forward import (
     first_tensor,
     recorded_outputs,
     rounding,
-    with_module,
+    with_attributes,
 )
 from sklaplace.networks.net_checks import check_nonlinearity, check_one_module
 
@@ -111,9 +111,8 @@ def as_forward(
     shape: tuple[int, ...] | None = None,
 ) -> Forward:
     """Return a skorch net as a `Forward`; other arguments are passed to `Forward`."""
-    module, bare = unwrapped(net.module_), net
-    if module is not net.module_:
-        bare = with_module(net, module)
+    module = unwrapped(net.module_)
+    bare = net if module is net.module_ else with_attributes(net, module_=module)
     is_binary = isinstance(unwrapped(net.criterion_), nn.BCELoss)
     of_probabilities = "logit" if is_binary else "log"
     given = output_map, logit_layer, shape, of_probabilities

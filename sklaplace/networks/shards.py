@@ -11,8 +11,7 @@ from skorch.dataset import Dataset
 from skorch.utils import multi_indexing
 from torch.utils.data import Subset
 
-from sklaplace.networks.data import RowDataset
-from sklaplace.networks.stored import StoredArray
+from sklaplace.networks.data import RowDataset, take_rows
 from sklaplace.networks.streams import Samples, is_stream
 
 # Minimum number of batches in a shard, so that the overhead of a shard is small.
@@ -46,9 +45,7 @@ def cut(dataset: Any, chosen: slice | np.ndarray) -> Any:
         weights = None if dataset.weights is None else dataset.weights[chosen]
         return RowDataset(cut(dataset.dataset, chosen), dataset.y[chosen], weights)
     if type(dataset) is Dataset:
-        X, y = dataset.X, dataset.y
-        is_stored = isinstance(X, StoredArray)
-        X = X.part(chosen) if is_stored else multi_indexing(X, chosen)
+        X, y = take_rows(dataset.X, chosen), dataset.y
         return Dataset(X, None if y is None else multi_indexing(y, chosen))
     if type(dataset) is Subset:
         return cut(dataset.dataset, np.asarray(dataset.indices, dtype=int)[chosen])

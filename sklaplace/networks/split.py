@@ -90,7 +90,7 @@ def hash_split(
         n_held_out = min(round(fraction * len(members)), len(members) - 1)
         is_held_out[members[:n_held_out]] = True
     is_held_out = is_held_out[inverse]
-    if is_held_out.all() or not is_held_out.any():
+    if not is_held_out.any():
         return None
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
 

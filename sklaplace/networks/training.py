@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from sklaplace.core.random import private_rng
 from sklaplace.likelihoods import CRITERIA
 from sklaplace.networks.data import collate_weighted, sample_weights, with_targets
-from sklaplace.networks.forward import computed_tensors, first_tensor
+from sklaplace.networks.forward import computed_tensors, first_tensor, with_attributes
 from sklaplace.networks.outputs import as_forward, unwrapped
 from sklaplace.networks.streams import Samples
 
@@ -330,14 +330,12 @@ def copied(net: NeuralNet) -> NeuralNet:
     ``copy.deepcopy`` of a skorch net uses pickle, which fails for modules defined
     inside a function.
     """
-    twin = object.__new__(type(net))
     memo: dict[int, object] = {}
+    modules: dict[str, object] = {}
     for name, value in vars(net).items():
-        is_module = isinstance(value, nn.Module) and name.endswith("_")
-        if is_module:
+        if isinstance(value, nn.Module) and name.endswith("_"):
             # torch cannot copy tensors with a graph, which hooks may have stored
             tensors = (tensor for _, _, tensor in computed_tensors(value.modules()))
             memo |= {id(tensor): tensor.detach().clone() for tensor in tensors}
-            value = copy.deepcopy(value, memo)
-        twin.__dict__[name] = value
-    return twin
+            modules[name] = copy.deepcopy(value, memo)
+    return with_attributes(net, **modules)

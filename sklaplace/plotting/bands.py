@@ -188,8 +188,7 @@ class PredictiveBandDisplay(Display):
             level, (low, high) = levels[k], ends[:, :, k].T
             style = axes.styled(band_kw, color=axes.BLUE, alpha=alpha, linewidth=0)
             style = {"label": f"{level:.0%} interval"} | style
-            band = self.ax_.fill_between(self.x, low, high, **style)
-            self.bands_.append(band)
+            self.bands_.append(self.ax_.fill_between(self.x, low, high, **style))
         self.line_ = axes.draw_line(self.ax_, self.x, mean, line_kw, label="mean")
         self.points_ = None
         if self.points is not None:

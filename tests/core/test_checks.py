@@ -4,11 +4,11 @@ from sklearn.exceptions import NotFittedError
 
 from sklaplace.core.checks import (
     as_levels,
+    as_seed,
     check_count,
     check_fraction,
     check_option,
     check_positive,
-    check_seed,
     listed,
     naming,
 )
@@ -81,16 +81,24 @@ def test_not_a_fraction(value):
         check_fraction("validation_fraction", value, "Choose a fraction.")
 
 
-@pytest.mark.parametrize("value", [None, 0, 2**32 - 1, np.int64(3)])
+@pytest.mark.parametrize("value", [0, 2**32 - 1, np.int64(3)])
 def test_seed(value):
-    check_seed("random_state", value)
-    check_seed("random_state", np.random.RandomState(0))
+    assert as_seed("random_state", value) == value
+
+
+def test_seed_of_a_generator():
+    expected = np.random.RandomState(0).randint(np.iinfo(np.int32).max)
+    assert as_seed("random_state", np.random.RandomState(0)) == expected
+
+
+def test_seeds_of_none_differ():
+    assert as_seed("random_state", None) != as_seed("random_state", None)
 
 
 @pytest.mark.parametrize("value", [-1, 2**32, 1.0, "1", True])
 def test_not_a_seed(value):
     with pytest.raises(ValueError, match=r"random_state=.* cannot seed a generator"):
-        check_seed("random_state", value)
+        as_seed("random_state", value)
 
 
 @pytest.mark.parametrize(

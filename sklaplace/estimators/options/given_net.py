@@ -28,8 +28,6 @@ def check_net(estimator: Any, example: str) -> None:
         Value passed to the constructor.
     example : str
         Code of a skorch net around a torch module ``{}``, for messages.
-    keeps_weights : bool
-        Whether frozen nets are supported.
     """
     net = inner_net(estimator)
     if net is None:

@@ -203,8 +203,7 @@ class LaplaceOptions:
     @property
     def uses_folds(self) -> bool:
         """Whether to use folds if there are too few samples to hold some out."""
-        names = self.prior_precision, self.sigma_noise
-        asks = any(isinstance(n, str) and n == "validation" for n in names)
+        asks = "validation" in (self.tuner, self.sigma_noise)
         return self.tunes_on_held_out and not asks
 
     @property
@@ -302,10 +301,8 @@ def check_prior_structure(prior_structure: str, hessian_structure: str) -> None:
         )
 
 
-def check_earlier_layout(earlier: GaussianPosterior | None, layout: Layout) -> None:
+def check_earlier_layout(earlier: GaussianPosterior, layout: Layout) -> None:
     """Raise if an earlier posterior is over other weights; name the first mismatch."""
-    if earlier is None:
-        return
     for old, new in zip_longest(earlier.layout.blocks, layout.blocks):
         if old != new or _indices(old) != _indices(new):
             before, now = (

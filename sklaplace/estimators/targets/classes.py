@@ -118,10 +118,9 @@ class ClassTargets(Targets):
         if is_frozen and target_type.has_class_names:
             known = _classes_of_net(net, found if classes is None else classes)
             classes = classes if known is None else known
-        if classes is None:
-            targets = cls(target_type, net, found, target_type.has_class_names)
-        else:
-            targets = cls(target_type, net, classes, are_of_labels=False)
+        are_of_labels = classes is None and target_type.has_class_names
+        chosen = found if classes is None else classes
+        targets = cls(target_type, net, chosen, are_of_labels)
         return targets.weighted(y, class_weight)
 
     def weighted(self, y: ArrayLike, class_weight: Weights) -> "ClassTargets":

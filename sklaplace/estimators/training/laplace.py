@@ -200,9 +200,7 @@ class LaplaceTrainer(Trainer):
         """Return the indices of the weights with the largest scores."""
         forward, options = trained.forward(), self.options
         elements = options.row_elements(trained.spec)
-        batches = trained.batches(
-            trained.train, options.batch_size, row_elements=elements
-        )
+        fitting = trained.spec.batch_size(row_elements=elements)
         by = options.subset_params.get("by", CRITERION)
         known = options.subset_params.keys() & SCORE_CHECKS.get(by, {}).keys()
         given = {name: options.subset_params[name] for name in known}
@@ -213,7 +211,7 @@ class LaplaceTrainer(Trainer):
                 samples=trained.train,
                 layout=layout,
                 descent=self.descent(trained),
-                batch_size=batches.batch_size,
+                batch_size=options.batch_size or fitting,
                 seed=self.seed,
             )
             return choose(problem, by, trained.spec.layout.n_parameters, **given)
@@ -221,11 +219,10 @@ class LaplaceTrainer(Trainer):
     # --------------------------------------------------------------- specification
     def including(self, network: TrainedNetwork, batches: list[Any]) -> TrainedNetwork:
         """Return the network, with its layout inferred from ``batches`` too."""
-        options = None
+        fixed: dict[str, Any] = {"is_trained": True, "further": batches}
         if self.options.selects_weights:
-            options = {"indices": self._selected_weights(network)}
-        fixed: dict[str, Any] = {"options": options, "further": batches}
-        spec = self.infer_spec(network.net, network.train, is_trained=True, **fixed)
+            fixed["options"] = {"indices": self._selected_weights(network)}
+        spec = self.infer_spec(network.net, network.train, **fixed)
         return replace(network, spec=spec)
 
     def infer_spec(
@@ -247,13 +244,12 @@ class LaplaceTrainer(Trainer):
         )
         self._check_spec(spec)
         device = device_of(net)
-        n_rows, n_columns = len(dataset) * spec.n_outputs, spec.n_outputs
         check_structure_bytes(
             self.options.hessian_structure,
             spec.layout,
             device,
-            n_rows=None if self.options.is_exact else n_rows,
-            n_columns=n_columns,
+            n_rows=None if self.options.is_exact else len(dataset) * spec.n_outputs,
+            n_columns=spec.n_outputs,
             is_last_layer=self.options.subset_of_weights == "last_layer",
             params=self.options.structure_params,
         )
@@ -287,8 +283,9 @@ class LaplaceTrainer(Trainer):
                 f"prior_mean has shape {np.shape(options.prior_mean)}. Use one number, "
                 f"or one per selected weight: shape ({p},)."
             )
-        check_earlier_layout(self.options.prior, spec.layout)
-        if self.options.refine is True:
+        if options.prior is not None:
+            check_earlier_layout(options.prior, spec.layout)
+        if options.refine is True:
             self._check_refine(spec)
 
     def _check_refine(self, spec: NetworkSpec) -> None:

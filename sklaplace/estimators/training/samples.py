@@ -364,5 +364,4 @@ def draw_seed(random_state: Any) -> int:
     """Return a seed from ``random_state``, never from the global generator."""
     if random_state is None:  # use entropy from the operating system
         random_state = np.random.RandomState()
-    generator: np.random.RandomState = check_random_state(random_state)
-    return int(generator.randint(np.iinfo(np.int32).max))
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
