@@ -26,7 +26,7 @@ def factor(found, curvature):
     f = found.forward(found.x).detach()
     if curvature == "ggn_mc":
         kind = CURVATURES[curvature]
-        return kind(found.likelihood, f, found.y, row_hash(found.x))
+        return kind(found.likelihood, f, found.y, keys=row_hash(found.x)).factor()
     if curvature == "identity":
         return torch.eye(f.shape[1], dtype=f.dtype).expand(len(f), -1, -1)
     leaf = f.clone().requires_grad_()

@@ -17,7 +17,7 @@ from sklaplace.core.linalg import all_finite
 from sklaplace.core.random import private_rng, row_hash
 from sklaplace.core.trees import Batch
 from sklaplace.curvature.derivatives import exact_hessian
-from sklaplace.curvature.ggn import Curvature, output_hessian
+from sklaplace.curvature.ggn import Curvature
 from sklaplace.curvature.jacobian import backpropagate_in_parts
 from sklaplace.curvature.recorder import compare_alone
 from sklaplace.curvature.structures import Accumulator
@@ -204,7 +204,7 @@ class _Batch:
         layout = self.accumulator.layout
         if self.curvature.is_exact and layout.head is None:
             return self._add_matrix()
-        if self.curvature.closed_form is None or self.accumulator.takes_keys:
+        if self.curvature.is_random or self.accumulator.takes_keys:
             self.keys = row_hash(self.x)
         parts = backpropagate_in_parts(self.forward, self.x, layout, self._columns)
         for f, jacobian in parts:
@@ -219,8 +219,9 @@ class _Batch:
         with torch.no_grad():
             f: Tensor = self.forward(self.x)
         self._set_targets(f)
-        layout = self.accumulator.layout
-        hessian = exact_hessian(self.forward, self.x, layout, self._loss)
+        given = self.forward, self.x, self.accumulator.layout
+        # in the dtype of the outputs
+        hessian = exact_hessian(*given, lambda outputs: self.data_fit(outputs).loss)
         self.accumulator.add_matrix(hessian)
         return f
 
@@ -239,9 +240,8 @@ class _Batch:
     def _columns(self, f: Tensor) -> OutputHessian:
         """Return ``w S Sᵀ`` for each sample."""
         self._set_targets(f)
-        self.hessian = output_hessian(
-            self.curvature, self.likelihood, f, self.targets, self.weights, self.keys
-        )
+        given = self.targets, self.weights, self.keys
+        self.hessian = self.curvature(self.likelihood, f, *given)
         return self.hessian
 
     def _n_targets(self, f: Tensor) -> Tensor:
@@ -250,10 +250,6 @@ class _Batch:
         if weights is None:
             return self.sample_weights.sum() * self.likelihood.n_targets(f.shape[1])
         return self.sample_weights @ weights.sum(1)
-
-    def _loss(self, f: Tensor) -> Tensor:
-        """Return the weighted sum of the loss, (), in the dtype of the outputs."""
-        return self.data_fit(f).loss
 
     def data_fit(self, f: Tensor) -> DataFit:
         """Return weighted sums of the loss, in the outputs' dtype, and of targets."""

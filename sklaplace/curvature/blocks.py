@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sklaplace.core.linalg import gram, group_products, group_rows
+from sklaplace.core.linalg import gram, group_rows
 from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.patches import Inputs, contracted, mean_input, unfolded
 from sklaplace.likelihoods.output_hessian import OutputHessian
@@ -163,9 +163,8 @@ class BaseBlock:
         """Return the diagonal of `gram`, (b, k)."""
         return torch.cat([(rows * rows) @ v for rows in self.dense_chunks()])
 
-    def output_weights(self, v: Tensor) -> Tensor:
-        """Return ``Σᵢ a² v`` for each output of the layer, (b, o), at one position."""
-        matrix = v.reshape(self.g.shape[-1], -1)
+    def output_weights(self, matrix: Tensor) -> Tensor:
+        """Return ``Σᵢ a² v`` for each row ``v`` of (o, i), (b, o), at one position."""
         if self.a is None:
             return matrix.T
         return self.inputs.squeeze(1) ** 2 @ matrix.T
@@ -243,14 +242,13 @@ class Block(BaseBlock):
         inputs = self.inputs.squeeze(1)[:, indices % i]  # (b, p)
         return Block((outputs * inputs.unsqueeze(1)).unsqueeze(2))
 
-    def rotate(self, outputs: Tensor | None, inputs: Tensor | None) -> "Block":
-        """Rotate rows into the basis ``outputs ⊗ inputs``; None is the identity."""
-        g = self.g if outputs is None else self.g @ outputs
+    def rotate(self, inputs: Tensor | None) -> "Block":
+        """Rotate inputs into a basis (i, i); None is the identity."""
         if inputs is None or self.a is None:
-            return Block(g, self.a)
+            return self
         if isinstance(self.a, Tensor):
-            return Block(g, self.a @ inputs)
-        return Block(g, replace(self.a, basis=inputs))
+            return Block(self.g, self.a @ inputs)
+        return Block(self.g, replace(self.a, basis=inputs))
 
 
 @dataclass(frozen=True)
@@ -304,10 +302,9 @@ class GroupedBlock(Block):
         rows = self.outputs.flatten(0, 2).transpose(0, 1)
         return rows.mT @ rows
 
-    def rotate(self, outputs: Tensor | None, inputs: Tensor | None) -> Block:
-        """Rotate rows into the bases (G, o, o) and (G, i, i) of the groups."""
-        g = self.g if outputs is None else group_products(self.g, outputs)
-        return replace(self, g=g, basis=inputs)
+    def rotate(self, inputs: Tensor | None) -> Block:
+        """Rotate inputs into the bases (G, i, i) of the groups."""
+        return replace(self, basis=inputs)
 
 
 @dataclass(frozen=True)
@@ -420,7 +417,7 @@ def _summed(
         for block, piece in zip(blocks, pieces, strict=True):
             if block.has_one_position:
                 g = block.g if isinstance(block, HeadBlock) else block.outputs
-                yield (g,), block.output_weights(piece)
+                yield (g,), block.output_weights(piece.reshape(block.n_outputs, -1))
             else:
                 yield (), of_block(block, piece)
 

@@ -93,7 +93,8 @@ class Descent:
         own = dict(module.named_parameters())
         leaves = [own[block.name].requires_grad_() for block in layout.blocks]
         decays = [self.weight_decay.get(block.name, 0.0) for block in layout.blocks]
-        keys = self._hashes()
+        batches = Batches(self.net, self.dataset, HASHED)
+        keys = torch.cat([row_hash(x) for x, _, _ in batches])
         fraction = self._fraction(len(keys))
         with logits_alone(net, first_rows(net, self.dataset)):
             for step in range(schedule.n_snapshots * schedule.steps_per_snapshot):
@@ -120,11 +121,6 @@ class Descent:
         for weights in progress.tracked(iterates, "snapshots", n):
             moments.update(weights)
         return moments
-
-    def _hashes(self) -> Tensor:
-        """Return hashes of the samples' inputs, (n,)."""
-        batches = Batches(self.net, self.dataset, HASHED)
-        return torch.cat([row_hash(x) for x, _, _ in batches])
 
     def _fraction(self, n_samples: int) -> float:
         """Return the mean fraction of the samples in a batch."""

@@ -1,7 +1,7 @@
 """Curvature: the generalised Gauss-Newton matrix, Fisher matrices and the Hessian.
 
-``H = Σₙ Jₙᵀ Sₙ Sₙᵀ Jₙ``. A curvature is a choice of ``S`` (b, c, k), a square root of
-the Hessian of the loss in the outputs, computed from likelihood, outputs and targets.
+``H = Σₙ Jₙᵀ Sₙ Sₙᵀ Jₙ``. A curvature is a choice of ``S Sᵀ`` (b, c, c), the Hessian of
+the loss in the outputs, computed from likelihood, outputs and targets.
 The exact Hessian adds the second derivatives of the network, and is summed as a matrix.
 """
 
@@ -21,16 +21,20 @@ from sklaplace.likelihoods.output_hessian import Diagonal, Factored, OutputHessi
 N_DRAWS = 10
 
 
-def ggn(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Tensor) -> Tensor:
+# hashes of the samples, or None to hash their outputs
+Keys = Tensor | None
+
+
+def ggn(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
     """Generalised Gauss-Newton: the exact Hessian of the loss in the outputs.
 
     It equals the Fisher information for all likelihoods here (Martens 2020,
     "New insights and perspectives on the natural gradient method").
     """
-    return _weight_outputs(likelihood.hessian_factor(f), likelihood, y)
+    return likelihood.hessian(f).scaled(output_weights(likelihood, y, f.shape[1]))
 
 
-def ef(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Tensor) -> Tensor:
+def ef(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
     """Empirical Fisher: the gradient of the loss at the training targets, k = 1.
 
     It is cheap, but it does not approximate the Hessian: it vanishes where the network
@@ -38,31 +42,32 @@ def ef(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Tensor) -> Tensor:
     Fisher approximation"). It is of second order in the scale of the loss: for one
     output with Gaussian noise it is ``Σ (f - y)² JᵀJ / σ⁴``.
     """
-    return likelihood.gradient(f, y).unsqueeze(-1)
+    return Factored(likelihood.gradient(f, y).unsqueeze(-1))
 
 
 def ggn_mc(
     likelihood: Likelihood,
     f: Tensor,
     y: Tensor,
-    keys: Tensor,
+    keys: Keys,
     n_draws: int = N_DRAWS,
     seed: int = 0,
-) -> Tensor:
+) -> OutputHessian:
     """Monte-Carlo Fisher: gradients at ``n_draws`` targets drawn from the likelihood.
 
     It is an unbiased estimate of the generalised Gauss-Newton matrix. It has
     k = ``n_draws`` columns instead of c, which is useful for hundreds of classes. The
     draws of a sample depend on the seed and on its inputs, not on the batch.
     """
+    keys = row_hash(f) if keys is None else keys
     noise = counter_uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
     parts = noise.to(f.device).chunk(n_draws, -1)
     columns = [likelihood.score(f, likelihood.draw(f, part)) for part in parts]
     root = torch.stack(columns, -1) * float(n_draws**-0.5)
-    return _weight_outputs(root, likelihood, y)
+    return Factored(root).scaled(output_weights(likelihood, y, f.shape[1]))
 
 
-def identity(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Tensor) -> Tensor:
+def identity(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
     """Identity instead of the Hessian of the loss in the outputs, ``Σ w JᵀJ``.
 
     It depends on the weights of samples and of single outputs, but not on the
@@ -72,22 +77,6 @@ def identity(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Tensor) -> Tens
     Dereka and Kolesnikov (2023), "Identity curvature Laplace approximation for improved
     out-of-distribution detection".
     """
-    return identity_hessian(likelihood, f, y).factor()
-
-
-def _weight_outputs(root: Tensor, likelihood: Likelihood, y: Tensor) -> Tensor:
-    """Multiply ``S`` by the square roots of the weights of single outputs, if any."""
-    weights = output_weights(likelihood, y, root.shape[1])
-    return root if weights is None else root * weights.sqrt().to(root).unsqueeze(-1)
-
-
-def ggn_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> OutputHessian:
-    """Return ``S Sᵀ`` of `ggn`, in closed form."""
-    return likelihood.hessian(f).scaled(output_weights(likelihood, y, f.shape[1]))
-
-
-def identity_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> OutputHessian:
-    """Return ``S Sᵀ`` of `identity`, in closed form."""
     # the noise levels of outputs, like their common factor, are units of the outputs
     ones = Diagonal(torch.ones_like(f))
     unit = likelihood.hessian(f) if likelihood.has_noise else ones
@@ -100,24 +89,21 @@ class Curvature:
 
     Attributes
     ----------
-    root : callable
-        ``(likelihood, f, y, keys, **options) -> S`` (b, c, k).
-    closed_form : callable or None
-        ``(likelihood, f, y) -> OutputHessian``, if ``S Sᵀ`` has a closed form.
+    function : callable
+        ``(likelihood, f, y, keys, **options) -> OutputHessian``, ``S Sᵀ``.
     order : int
         Power of ``likelihood.scale`` that multiplies the curvature in the posterior.
     is_exact : bool
         Whether to add the network's own second derivatives.
     is_random : bool
-        Whether the curvature has an option ``seed``.
+        Whether the curvature has an option ``seed`` and depends on ``keys``.
     checks : mapping
         Options that users may set, each with a check of its value.
     options : mapping
         Values of the options.
     """
 
-    root: Callable[..., Tensor]
-    closed_form: Callable[[Likelihood, Tensor, Tensor], OutputHessian] | None = None
+    function: Callable[..., OutputHessian]
     order: int = 1
     is_exact: bool = False
     is_random: bool = False
@@ -130,33 +116,23 @@ class Curvature:
         return replace(self, options=known)
 
     def __call__(
-        self, likelihood: Likelihood, f: Tensor, y: Tensor, keys: Tensor | None = None
-    ) -> Tensor:
-        """Return ``S`` (b, c, k); without keys, random draws depend on the outputs."""
-        keys = row_hash(f) if keys is None else keys
-        return self.root(likelihood, f, y, keys, **self.options)
+        self,
+        likelihood: Likelihood,
+        f: Tensor,
+        y: Tensor,
+        weights: Tensor | None = None,
+        keys: Keys = None,
+    ) -> OutputHessian:
+        """Return ``w S Sᵀ`` for each sample, with sample weights ``w`` (b,) if any."""
+        return self.function(likelihood, f, y, keys, **self.options).weighted(weights)
 
 
 CURVATURES: dict[str, Curvature] = {
     "ef": Curvature(ef, order=2),
-    "ggn": Curvature(ggn, ggn_hessian),
+    "ggn": Curvature(ggn),
     "ggn_mc": Curvature(ggn_mc, is_random=True, checks={"n_draws": check_count}),
     # outputs are linear in the weights of a head, so that its Hessian is the GGN
-    "hessian": Curvature(ggn, ggn_hessian, is_exact=True),
-    "identity": Curvature(identity, identity_hessian),
+    "hessian": Curvature(ggn, is_exact=True),
+    "identity": Curvature(identity),
 }
 GGN = CURVATURES["ggn"]
-
-
-def output_hessian(
-    curvature: Curvature,
-    likelihood: Likelihood,
-    f: Tensor,
-    y: Tensor,
-    weights: Tensor | None,
-    keys: Tensor | None = None,
-) -> OutputHessian:
-    """Return ``w S Sᵀ`` for each sample, in closed form if available."""
-    if curvature.closed_form is not None:
-        return curvature.closed_form(likelihood, f, y).weighted(weights)
-    return Factored(curvature(likelihood, f, y, keys)).weighted(weights)

@@ -10,7 +10,6 @@ computed by ``torch.func`` and stored in the form of a bias (``a ≡ 1``).
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -386,16 +385,13 @@ def _one_by_one(
     if not agree(outputs, together, layout.rounding):
         raise ValueError(DEPENDENT_SAMPLES)
     columns = _columns(outputs, cotangents)
-    parts = []
-    for sample, own in zip(samples, columns.split(1), strict=True):
-        of_sample = backpropagate_batch(forward, sample, layout, partial(_given, own))
-        parts.append(joined(list(of_sample))[1])
+
+    def rows(sample: Batch, own: Tensor) -> Jacobian:
+        parts = backpropagate_batch(forward, sample, layout, lambda _f: own)
+        return joined(list(parts))[1]
+
+    parts = [*map(rows, samples, columns.split(1))]
     return outputs, Jacobian.stacked(_with_equal_positions(parts))
-
-
-def _given(columns: Tensor, _f: Tensor) -> Tensor:
-    """Return columns that do not depend on the outputs."""
-    return columns
 
 
 def _with_equal_positions(parts: list[Jacobian]) -> list[Jacobian]:

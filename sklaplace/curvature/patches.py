@@ -6,6 +6,7 @@ image and unfolds it only where necessary, a few samples at a time.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -49,9 +50,6 @@ class Patches:
         i = self.image.shape[1] * torch.Size(self.kernel).numel()
         return torch.Size((len(self.image), torch.Size(self.positions).numel(), i))
 
-    def __len__(self) -> int:
-        return len(self.image)
-
     def numel(self) -> int:
         """Return the number of elements of the image."""
         return self.image.numel()
@@ -80,13 +78,6 @@ class Patches:
         x = x.movedim(1, 1 + n_axes)
         rows = x.reshape(len(x), -1, x.shape[1 + n_axes :].numel())
         return rows if self.basis is None else rows @ self.basis
-
-    def moment(self) -> Tensor:
-        """Return ``Σ a aᵀ`` over samples and positions, (i, i)."""
-        total = self.image.new_zeros(self.shape[2], self.shape[2])
-        for chunk in self.chunks():
-            total += gram(chunk.flatten(0, 1))
-        return total
 
     def chunks(self) -> Iterator[Tensor]:
         """Yield unfolded patches of a few samples, which fit into the caches."""
@@ -135,8 +126,8 @@ def joined_inputs(parts: list[Any]) -> Inputs:
 
 def second_moment(a: Inputs, weights: Tensor | None) -> Tensor:
     """Return ``Σ w a aᵀ`` over samples and positions, (i, i)."""
-    a = _scaled(a, weights)
-    return a.moment() if isinstance(a, Patches) else gram(a.flatten(0, 1))
+    chunks = _chunks(_scaled(a, weights))
+    return reduce(Tensor.add_, (gram(chunk.flatten(0, 1)) for chunk in chunks))
 
 
 def grouped_moment(a: Inputs, weights: Tensor | None, n_groups: int) -> Tensor:

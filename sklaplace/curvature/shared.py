@@ -52,19 +52,10 @@ class SharedColumns:
     n_blocks: int
     like: Tensor
 
-    def __len__(self) -> int:
-        """Return one: all samples share ``S``."""
-        return 1
-
     @property
     def dtype(self) -> torch.dtype:
         """Data type of ``S``."""
         return self.like.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Device of ``S``."""
-        return self.like.device
 
     @cached_property
     def dense(self) -> Tensor:
@@ -128,11 +119,6 @@ class SharedBlock(BaseBlock):
         """Number of outputs of the layer, equal to `n_columns`."""
         return self.columns.n
 
-    @property
-    def device(self) -> torch.device:
-        """Device of the rows."""
-        return self.columns.device
-
     def like(self, g: Any, a: Any) -> Any:
         """Build rows of the same parameters from other factors."""
         return Block(g, a) if isinstance(g, Tensor) else SharedBlock(g, a)
@@ -142,16 +128,11 @@ class SharedBlock(BaseBlock):
         a = None if self.a is None else self.a.double()
         return SharedBlock(self.columns.doubled, a)
 
-    def rotate(self, outputs: None, inputs: Tensor | None) -> "SharedBlock":
+    def rotate(self, inputs: Tensor | None) -> "SharedBlock":
         """Rotate rows into the basis ``1 ⊗ inputs``; None is the identity."""
         if inputs is None or self.a is None:
             return self
         return SharedBlock(self.columns, self.a @ inputs)
-
-    def output_weights(self, v: Tensor) -> Tensor:
-        """Return ``Σᵢ a² v`` for each output of the layer, (b, n)."""
-        matrix = v.reshape(self.n_outputs, -1)
-        return matrix.T if self.a is None else self.a.squeeze(1) ** 2 @ matrix.T
 
     def matmul(self, v: Tensor) -> Tensor:
         """Return ``rows @ v`` for ``v`` (p, q), as (b, n, q)."""

@@ -323,7 +323,8 @@ def _ends(forward: Forward, x: Batch, layers: list[str]) -> list[str]:
 def _last_called(forward: Forward, x: Batch, layers: list[str]) -> str:
     """Return the layer, among those that affect the outputs, that is called last."""
     for name in reversed(layers):
-        leaves = _differentiable(forward.module.get_submodule(name))
+        layer = forward.module.get_submodule(name)
+        leaves = [p for p in layer.parameters() if p.is_floating_point()]
         with torch.enable_grad(), requiring_grad(leaves):
             if leaves and forward(x).requires_grad:
                 return name
@@ -331,10 +332,6 @@ def _last_called(forward: Forward, x: Batch, layers: list[str]) -> str:
         "subset_of_weights='last_layer' needs a network with a layer that has "
         "parameters; there is none. Add a torch.nn.Linear."
     )
-
-
-def _differentiable(module: nn.Module) -> list[nn.Parameter]:
-    return [p for p in module.parameters() if p.is_floating_point()]
 
 
 def _contains(name: str, other: str) -> bool:

@@ -6,7 +6,6 @@ approximation in the softmax basis:
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,11 +18,11 @@ from sklaplace.dirichlet.logits import MAX_LOGIT, centre, centred_moments
 # For smaller variances, the total is far above MAX_TOTAL for any mean.
 _MIN_VARIANCE = 1e-200
 
-NORMS: dict[str, Callable[[Tensor], Tensor]] = {
-    "guarded": lambda c: c.clamp(min=1),
-    "published": lambda c: c,
-}
-"""Variance corrections: from ``c = mean_k Σ_kk / √(K/2)`` to the divisor of Σ."""
+NORMS = "guarded", "published"
+"""Variance corrections: Σ is divided by ``c = mean_k Σ_kk / √(K/2)``.
+
+``"guarded"`` divides by at least one.
+"""
 
 
 def laplace_bridge(
@@ -121,7 +120,7 @@ def laplace_bridge(
     variances = variances.maximum(lowest)
     if norm is not None:
         c = variances.mean(-1, keepdim=True) / math.sqrt(logits.shape[-1] / 2)
-        divisor = NORMS[norm](c)
+        divisor = c.clamp(min=1) if norm == "guarded" else c
         logits, variances = logits / divisor.sqrt(), variances / divisor
     return like(_concentrations(logits, variances), mean)
 

@@ -298,9 +298,7 @@ def sample(
     """
     checks.check_count("n_samples", n_samples)
     a = check_alpha(alpha)
-    generator = torch.Generator().manual_seed(
-        checks.as_seed("random_state", random_state)
-    )
+    generator = checks.as_generator(random_state)
     shapes = a.detach().cpu().expand(n_samples, *a.shape).contiguous()
     # G(α) = G(α + 1) U^(1/α): Marsaglia and Tsang (2000), section 6
     gamma = torch._standard_gamma(shapes + 1, generator=generator)

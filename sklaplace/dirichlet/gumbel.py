@@ -6,7 +6,6 @@ With independent Gumbel noise ``g``, ``E[softmax(f)]_k`` is the probability that
 """
 
 import math
-from functools import partial
 
 import numpy as np
 import torch
@@ -122,23 +121,16 @@ def _by_leading(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
     in proportion to ``e^m_j``. The other logits are integrated: a few, then more, and
     finally all if too many have large errors.
     """
-    n_more = max(_LEADING, mean.shape[-1] // _PART)
-    kinds = partial(_with_leading, _LEADING), partial(_with_leading, n_more), _all
-    found, is_precise = kinds[0](mean, variances, n_nodes)
-    for kind in kinds[1:]:
-        left = (~is_precise).nonzero().squeeze(-1)
-        if not len(left):
-            break
-        proba, are_precise = kind(mean[left], variances[left], n_nodes)
+    found, is_precise = _with_leading(_LEADING, mean, variances, n_nodes)
+    left = (~is_precise).nonzero().squeeze(-1)
+    if len(left):
+        n_more = max(_LEADING, mean.shape[-1] // _PART)
+        proba, is_precise = _with_leading(n_more, mean[left], variances[left], n_nodes)
+        found, left = found.index_put((left,), proba), left[~is_precise]
+    if len(left):
+        proba = _by_nodes(mean[left], variances[left], n_nodes)
         found = found.index_put((left,), proba)
-        is_precise = is_precise.index_put((left,), are_precise)
     return found
-
-
-def _all(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
-    """Return `_by_nodes`, and True for each sample because it is precise, (b,)."""
-    is_precise = torch.ones(len(mean), dtype=torch.bool, device=mean.device)
-    return _by_nodes(mean, variances, n_nodes), is_precise
 
 
 def _with_leading(

@@ -265,10 +265,9 @@ class Likelihood(ABC):
         >>> Bernoulli().gradient(f, y)
         tensor([[-0.5000]])
         """
-        gradient = torch.func.grad(lambda outputs: self.loss(outputs.clone(), y).sum())(
-            f
-        )
-        return torch.as_tensor(gradient)
+        of = torch.func.grad(lambda outputs: self.loss(outputs.clone(), y).sum())
+        gradient: Tensor = of(f)
+        return gradient
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """Return the gradient at targets from `draw`, without weights or smoothing.

@@ -21,16 +21,10 @@ from sklaplace.likelihoods.output_hessian import BlockDiagonal, OutputHessian, S
 FEW_CLASSES = 20
 
 
-def _softmax(f: Tensor) -> Tensor:
-    """Return ``softmax(f)`` of each row, (b, K)."""
+def _softmax(f: Tensor, function: Callable[..., Tensor] = torch.softmax) -> Tensor:
+    """Return the softmax of each row, (b, K), or ``torch.log_softmax``."""
     is_narrow = f.shape[-1] <= FEW_CLASSES
-    return f.mT.softmax(-2).mT if is_narrow else f.softmax(-1)
-
-
-def _log_softmax(f: Tensor) -> Tensor:
-    """Return ``log softmax(f)`` of each row, (b, K)."""
-    is_narrow = f.shape[-1] <= FEW_CLASSES
-    return f.mT.log_softmax(-2).mT if is_narrow else f.log_softmax(-1)
+    return function(f.mT, -2).mT if is_narrow else function(f, -1)
 
 
 class ClassificationLikelihood(Likelihood):
@@ -281,9 +275,8 @@ class Categorical(ClassificationLikelihood):
         one_hot = nn.functional.one_hot(y, f.shape[-1]).to(f)
         if not self.label_smoothing:
             return one_hot
-        w = f.new_ones(f.shape[-1])
-        if self.weight is not None:
-            w = torch.tensor(self.weight, dtype=f.dtype, device=f.device)
+        ones = f.new_ones(f.shape[-1])
+        w = ones if self.weight is None else f.new_tensor(self.weight)
         uniform = self.label_smoothing * w / len(w)
         mixed = (1 - self.label_smoothing) * w[y].unsqueeze(-1) * one_hot + uniform
         return mixed / mixed.sum(-1, keepdim=True)
@@ -294,9 +287,10 @@ class Categorical(ClassificationLikelihood):
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """Return the cross-entropy per sample, (b,)."""
+        log_proba = _softmax(f, torch.log_softmax)
         if self.label_smoothing:
-            return -(self._smoothed(f, y) * _log_softmax(f)).sum(-1)
-        return nn.functional.nll_loss(_log_softmax(f), y, reduction="none")
+            return -(self._smoothed(f, y) * log_proba).sum(-1)
+        return nn.functional.nll_loss(log_proba, y, reduction="none")
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``softmax(f) - t`` for the smoothed target ``t``, (b, c)."""

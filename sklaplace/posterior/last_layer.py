@@ -15,7 +15,7 @@ from sklaplace.core.budget import BUDGET, batch_rows
 from sklaplace.core.linalg import symmetric_eigh
 from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.blocks import Block, HeadBlock
-from sklaplace.curvature.ggn import GGN, Curvature, ggn_hessian, output_hessian
+from sklaplace.curvature.ggn import GGN, Curvature
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.shared import IdentityMap
@@ -109,7 +109,7 @@ class LastLayerModel(LinearModel):
         n_rows = batch_rows(8 * (elements + self.features.shape[1]))
         batches = zip(*(tensor.split(n_rows) for tensor in tensors), strict=True)
         for features, *data in batches:
-            hessian = output_hessian(curvature, self.likelihood, *data)
+            hessian = curvature(self.likelihood, *data)
             blocks = [HeadBlock(hessian, self._map, features.unsqueeze(1))]
             if self._has_bias:
                 blocks.append(HeadBlock(hessian, self._map))
@@ -129,7 +129,7 @@ class LastLayerModel(LinearModel):
     def _output_factor(self, f: Tensor, curvature: Curvature) -> Factor:
         """Return the Kronecker factor for the layer's outputs, evaluated at ``f``."""
         data = self.targets, self.sample_weight, self.keys
-        hessian = output_hessian(curvature, self.likelihood, f, *data)
+        hessian = curvature(self.likelihood, f, *data)
         return Factor(output_moment(HeadBlock(hessian, self._map)))
 
     def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
@@ -254,8 +254,9 @@ class LastLayerModel(LinearModel):
 
     def _layer_curvatures(self, f: Tensor, stride: int = 1) -> Tensor:
         """Return the loss curvature (n, o) in the layer's outputs at spaced samples."""
-        hessian = ggn_hessian(self.likelihood, f[::stride], self.targets[::stride])
-        return hessian.weighted(self.sample_weight[::stride]).diagonals(self._map)
+        data = f, self.targets, self.sample_weight
+        hessian = GGN(self.likelihood, *(values[::stride] for values in data))
+        return hessian.diagonals(self._map)
 
     def _blockwise(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator | None:
         """Invert the block of ``H + diag ρ`` of each output, on a subsample.

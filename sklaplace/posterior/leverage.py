@@ -94,11 +94,8 @@ class FeatureMoments:
 
     def merged(self, other: "FeatureMoments") -> "FeatureMoments":
         """Return the moments of both sets of samples."""
-        return FeatureMoments(
-            self.counts + other.counts,
-            self.sums + other.sums,
-            self.squares + other.squares,
-        )
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return FeatureMoments(*(own + others for own, others in pairs))
 
 
 @dataclass(frozen=True)

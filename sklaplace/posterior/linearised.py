@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.budget import free_bytes
-from sklaplace.curvature.ggn import GGN, Curvature, output_hessian
+from sklaplace.curvature.ggn import GGN, Curvature
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import Accumulator, Structure
@@ -95,7 +95,7 @@ class LinearisedNetwork(LinearModel):
         for jacobian in self.jacobians:
             rows = slice(start, start := start + jacobian.n_rows)
             data = [tensor[rows] for tensor in tensors]
-            hessian = output_hessian(curvature, self.likelihood, *data)
+            hessian = curvature(self.likelihood, *data)
             combined = jacobian.double().combined(hessian.factor())
             yield replace(combined, weights=data[2], keys=data[3])
 

@@ -60,7 +60,7 @@ def test_variances_of_a_basis_of_the_inputs(kind):
         torch.linalg.qr(normal(WIDTH, WIDTH, seed=3)).Q,
         normal(C * WIDTH, seed=4).square(),
     )
-    pair = [j.blocks[0].rotate(None, basis) for j in (found, expected)]
+    pair = [j.blocks[0].rotate(basis) for j in (found, expected)]
     assert_equal(*(variances([block], [v]) for block in pair), 1e-14)
 
 

@@ -27,7 +27,6 @@ from sklaplace.curvature import priors
 from sklaplace.curvature.blocks import Block, total, variances
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.patches import Inputs, unfolded
 from sklaplace.curvature.shared import SharedColumns
 
 Arguments = ParamSpec("Arguments")
@@ -121,6 +120,25 @@ class Accumulator(ABC):
     @abstractmethod
     def decompose(self) -> "Structure":
         """Return the structure of the sum; later updates do not change it."""
+
+
+class SumAccumulator(Accumulator):
+    """Accumulator of a sum of tensors of one shape."""
+
+    sums: Tensor | None = None
+    """Current sum, float64, updated in place; None before the first batch."""
+
+    def _add(self, sums: Tensor) -> None:
+        self.sums = sums if self.sums is None else self.sums.add_(sums)
+
+    def merge(self, other: Self) -> None:
+        """Add the sum of another accumulator."""
+        if other.sums is not None:
+            self._add(other.sums.clone())
+
+    def summands(self) -> list[Tensor] | None:
+        """Return the current sum, if there is one."""
+        return None if self.sums is None else [self.sums]
 
 
 @dataclass(frozen=True)
@@ -436,7 +454,7 @@ class EigenPrecision(Precision):
             both = list(blocks)
             weights = self._input_weights(jacobian.blocks[0].outputs, both, pieces)
             pairs = zip(both, weights, strict=True)
-            found = total([_of_inputs(block.a, weight) for block, weight in pairs])
+            found = total([block.output_weights(weight) for block, weight in pairs])
         else:
             found = variances(blocks, pieces)
         found = found.double() * largest
@@ -461,11 +479,6 @@ class EigenPrecision(Precision):
         """Return ``J Q diag(scale·e + δ)^(-1/2)``, (b, c, P)."""
         rotated = self.structure.rotate(jacobian.double()).dense()
         return rotated * self.eigenvalues.rsqrt()
-
-
-def _of_inputs(a: Inputs | None, weights: Tensor) -> Tensor:
-    """Return variances (b, k) at inputs (b, 1, i), or of a bias, by `input_weights`."""
-    return weights.T if a is None else unfolded(a).squeeze(1) ** 2 @ weights.T
 
 
 def input_weights(g: Tensor | SharedColumns, v: Tensor) -> Tensor:

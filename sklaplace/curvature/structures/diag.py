@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -10,11 +9,11 @@ from torch import Tensor
 from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.structures.base import Accumulator, Diagonalised
+from sklaplace.curvature.structures import base
 
 
 @dataclass(frozen=True)
-class Diag(Diagonalised):
+class Diag(base.Diagonalised):
     """``H ≈ diag(h)``: independent weights, ``Q = I``.
 
     Attributes
@@ -56,17 +55,14 @@ class Diag(Diagonalised):
         """Return the diagonal of ``D H D``."""
         return Diag(self.layout, self.diagonal * self.layout.of_outputs(factors) ** 2)
 
-    def resume(self, accumulator: Accumulator) -> None:
+    def resume(self, accumulator: base.Accumulator) -> None:
         """Put the diagonal into an empty accumulator."""
         assert isinstance(accumulator, DiagAccumulator)
         accumulator.sums = self.diagonal.clone()
 
 
-class DiagAccumulator(Accumulator):
+class DiagAccumulator(base.SumAccumulator):
     """Sum of the squares of ``SᵀJ``, in O(P) memory."""
-
-    sums: Tensor | None = None
-    """Current diagonal, (P,), float64, updated in place."""
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
@@ -77,18 +73,6 @@ class DiagAccumulator(Accumulator):
         """Add the squares of one batch."""
         squares = torch.cat([block.squares() for block in jacobian.blocks])
         self._add(squares.double())
-
-    def merge(self, other: Self) -> None:
-        """Add the sums of another accumulator."""
-        if other.sums is not None:
-            self._add(other.sums.clone())
-
-    def _add(self, sums: Tensor) -> None:
-        self.sums = sums if self.sums is None else self.sums.add_(sums)
-
-    def summands(self) -> list[Tensor] | None:
-        """Return the sums."""
-        return None if self.sums is None else [self.sums]
 
     def decompose(self) -> Diag:
         """Return the diagonal structure."""

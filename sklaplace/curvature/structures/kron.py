@@ -124,9 +124,10 @@ class Factor(FieldsOnly):
         return state.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     def dense(self) -> Tensor:
-        """Return the factor as a matrix, (n, n), from its eigenvectors."""
+        """Return the matrix of each group, (G, n, n), from its eigenvectors."""
         values, vectors = self.eigh()
-        return values.diag() if vectors is None else _product(values, vectors)
+        dense = values.diag() if vectors is None else _product(values, vectors)
+        return dense.reshape(-1, *dense.shape[-2:])
 
 
 def _product(values: Tensor, vectors: Tensor) -> Tensor:
@@ -237,7 +238,7 @@ class Kron(base.Diagonalised):
             if last[:2] != (id(b), id(g)):
                 last = id(b), id(g), b.rotate_outputs(g)
             g = last[2]
-            yield block.like(g, block.a).rotate(None, a.vectors(g.dtype))
+            yield block.like(g, block.a).rotate(a.vectors(g.dtype))
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return ``(Fᵦ ⊗ Fₐ)ᵀ w`` by block, where ``F`` is a function of ``Q``."""
@@ -280,15 +281,8 @@ class Kron(base.Diagonalised):
 
     def dense(self) -> Tensor:
         """Return ``H`` as a matrix, (P, P)."""
-        factors = (
-            (_by_group(b.dense()), _by_group(a.dense())) for b, a in self.factors
-        )
-        groups = (zip(*pair, strict=True) for pair in factors)
+        groups = (zip(b.dense(), a.dense(), strict=True) for b, a in self.factors)
         return torch.block_diag(*(torch.kron(b, a) for some in groups for b, a in some))
-
-
-def _by_group(matrix: Tensor) -> Tensor:
-    return matrix if matrix.ndim == 3 else matrix.unsqueeze(0)
 
 
 class KronAccumulator(base.Accumulator):

@@ -6,7 +6,7 @@ approximation ``H ≈ Y (ΩᵀY)⁻¹ Yᵀ`` is exact if the rank of ``H`` is at
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from sklaplace.core.checks import check_below_one, check_count
 from sklaplace.core.parallel import cached_property, torch_threads
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.structures.base import Accumulator
+from sklaplace.curvature.structures.base import Accumulator, SumAccumulator
 from sklaplace.curvature.structures.dual import Dual
 from sklaplace.curvature.structures.root import DenseRoot, identity
 from sklaplace.curvature.structures.rounding import check_finite
@@ -61,7 +61,7 @@ class LowRank(Dual):
     def resume(self, accumulator: Accumulator) -> None:
         """Put the sketch into an empty accumulator."""
         assert isinstance(accumulator, LowRankAccumulator)
-        accumulator.sketch = self.sketch.clone()
+        accumulator.sums = self.sketch.clone()
 
     @cached_property
     def eigh(self) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,7 @@ class _RandomBasis:
         return {**vars(self), "_found": None}
 
 
-class LowRankAccumulator(Accumulator):
+class LowRankAccumulator(SumAccumulator):
     """Sum of the sketch ``HΩ``, with 2·P·q numbers for q = rank + 10.
 
     Parameters
@@ -136,7 +136,6 @@ class LowRankAccumulator(Accumulator):
     ) -> None:
         super().__init__(layout)
         self.rank, self.tolerance = rank, tolerance
-        self.sketch: Tensor | None = None
         self.omega = _RandomBasis(layout.n_parameters, rank + OVERSAMPLING)
 
     @property
@@ -170,26 +169,14 @@ class LowRankAccumulator(Accumulator):
         rows = jacobian.double()
         self._add(rows.normal_product(self.omega(rows.blocks[0].device)))
 
-    def _add(self, sketch: Tensor) -> None:
-        self.sketch = sketch if self.sketch is None else self.sketch.add_(sketch)
-
-    def merge(self, other: Self) -> None:
-        """Add the sketch of another accumulator."""
-        if other.sketch is not None:
-            self._add(other.sketch.clone())
-
-    def summands(self) -> list[Tensor] | None:
-        """Return the sketch."""
-        return None if self.sketch is None else [self.sketch]
-
     def decompose(self) -> LowRank:
         """Return the truncated eigenvectors of the Nyström approximation."""
-        assert self.sketch is not None
-        values, vectors = _nystrom(self.sketch, self.omega(self.sketch.device))
+        assert self.sums is not None
+        values, vectors = _nystrom(self.sums, self.omega(self.sums.device))
         largest = float(values[0]) if len(values) else 0.0
         kept = values[: self.rank] > self.tolerance * largest
         rows = (values.sqrt() * vectors)[:, : self.rank][:, kept].T
-        return LowRank(self.layout, DenseRoot(self.layout, rows), self.sketch.clone())
+        return LowRank(self.layout, DenseRoot(self.layout, rows), self.sums.clone())
 
 
 def _nystrom(sketch: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:

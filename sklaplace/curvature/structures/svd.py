@@ -35,16 +35,11 @@ class SVDPrecision(base.Precision):
         _, singular, vectors = torch.linalg.svd(scaled, full_matrices=False)
         return singular**2, vectors.mT
 
-    def _split(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Split rows (..., P) into coordinates ``w V``, and the rest outside ``V``."""
-        vectors = self._svd[1]
-        inside = weights @ vectors
-        return inside, weights - inside @ vectors.mT
-
     def _shrunk(self, weights: Tensor) -> Tensor:
         """Return ``w (I + V diag(k) Vᵀ)^-½`` of rows (..., P), without cancellation."""
         k, vectors = self._svd
-        inside, outside = self._split(weights)
+        inside = weights @ vectors
+        outside = weights - inside @ vectors.mT
         return outside + (inside * (1 + k).rsqrt()) @ vectors.mT
 
     def logdet(self) -> Tensor:

@@ -45,10 +45,10 @@ def divergence(
     Blundell, Cornebise, Kavukcuoglu, Wierstra (2015), "Weight uncertainty in neural
     networks", ICML, eq. (2).
     """
-    exact = (
-        exact_divergence(posterior, prior) if posterior.is_closed_form_cheap else None
-    )
-    return (log_q - prior.log_prob(w)).sum() / len(w) if exact is None else exact
+    is_cheap = posterior.is_closed_form_cheap
+    if is_cheap and (exact := exact_divergence(posterior, prior)) is not None:
+        return exact
+    return (log_q - prior.log_prob(w)).sum() / len(w)
 
 
 def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor | None:

@@ -73,14 +73,14 @@ def test_many_classes_take_no_matrix_over_pairs_of_them(mapped, bias):
     assert costs.largest <= n * classes * 15
     rows = jacobian.dense().flatten(0, 1)
     expected = rows.T @ rows @ accumulator.omega(rows.device)
-    assert_equal(accumulator.sketch, expected, 1e-12)
+    assert_equal(accumulator.sums, expected, 1e-12)
 
 
 def test_no_curvature_at_all():
     found = problem("mlp")
     accumulator = LowRankAccumulator(found.layout)
     jacobian = found.jacobian()
-    nothing = [block.rotate(None, None) for block in jacobian.blocks]
+    nothing = [block.rotate(None) for block in jacobian.blocks]
     for block in nothing:
         block.g.zero_()
     accumulator.update(type(jacobian)(nothing))
