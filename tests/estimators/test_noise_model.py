@@ -27,7 +27,8 @@ def predictions(n=2000, n_outputs=1, seed=0):
     rng = np.random.default_rng(seed)
     inputs = rng.uniform(-1, 1, size=(n, 3))
     mean = rng.standard_normal((n, n_outputs))
-    return Predictions(np.tanh(inputs), inputs, mean, np.full((n, n_outputs), 1e-4))
+    values = np.tanh(inputs), inputs, mean, np.full((n, n_outputs), 1e-4)
+    return Predictions(*map(torch.from_numpy, values))
 
 
 def residuals(given, values, weights=None):
@@ -37,8 +38,7 @@ def residuals(given, values, weights=None):
 
 
 def of_batch(model, given):
-    tensors = (torch.from_numpy(v) for v in vars(given).values())
-    noise, rows = model.of_batch(*tensors)
+    noise, rows = model.of_batch(*vars(given).values())
     return noise.numpy(), rows.numpy()
 
 
@@ -46,12 +46,12 @@ def quantiles(model, given, levels=LEVELS):
     """Quantiles of residuals (n, c, q); the constant levels are one."""
     noise, rows = of_batch(model, given)
     scores = np.broadcast_to(norm.ppf(levels), (*noise.shape, len(levels)))
-    std = np.sqrt(given.variance + noise**2)[..., None]
+    std = np.sqrt(given.variance.numpy() + noise**2)[..., None]
     return std * model.standardised(rows, scores)
 
 
 def scales(given):
-    return np.exp(given.inputs[:, :1])
+    return given.inputs[:, :1].exp().numpy()
 
 
 def drawn(given, seed=1, kind=norm):
@@ -110,7 +110,7 @@ class TestNoiseModel:
         noise, _ = of_batch(model, given)
         levels = (np.arange(20_000) + 0.5) / 20_000
         found = quantiles(model, given, levels)
-        std = np.sqrt(given.variance + noise**2)
+        std = np.sqrt(given.variance.numpy() + noise**2)
         np.testing.assert_allclose(found.mean(-1) / std, 0, atol=0.02)
         np.testing.assert_allclose(found.std(-1) / std, 1, atol=0.03)
 
@@ -156,13 +156,14 @@ class TestNoiseModel:
         given = predictions(MIN_RESIDUALS - 1)
         assert NoiseModel.fit(residuals(given, drawn(given)), np.ones(1)) is None
         given = predictions(60)
-        assert NoiseModel.fit(residuals(given, 0 * given.mean), np.ones(1)) is None
+        assert (
+            NoiseModel.fit(residuals(given, 0 * given.mean.numpy()), np.ones(1)) is None
+        )
 
     def test_inputs_without_features_or_tables_are_enough(self):
         given, values = predictions(500), drawn(predictions(500))
-        bare = Predictions.of(
-            None, {"x": torch.zeros(500, 2)}, *map(torch.from_numpy, (given.mean,) * 2)
-        )
+        given_inputs = {"x": torch.zeros(500, 2)}
+        bare = Predictions.of(None, given_inputs, given.mean, given.mean)
         assert bare.features.shape == bare.inputs.shape == (500, 0)
         bare = Predictions(bare.features, bare.inputs, given.mean, given.variance)
         model = NoiseModel.fit(residuals(bare, values), np.ones(1))

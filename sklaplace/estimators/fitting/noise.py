@@ -159,8 +159,13 @@ def held_out_residuals(
                 given = Predictions.of(features, x, mean, variance)
                 values = spec.likelihood.targets(y, mean) - mean
                 w = torch.ones_like(mean[:, 0]) if weights is None else weights
-                rest = [t.double().cpu().numpy() for t in (values, w)]
-                found.append([*vars(given).values(), *rest, row_hash(x).numpy()])
+                tensors = (
+                    *vars(given).values(),
+                    values.double(),
+                    w.double(),
+                    row_hash(x),
+                )
+                found.append([t.cpu().numpy() for t in tensors])
     columns = [np.concatenate(c) for c in zip(*found, strict=True)]
     kept = columns[5] > 0
     *moments, values, w, keys = (column[kept] for column in columns)
@@ -175,7 +180,7 @@ def held_out_residuals(
     w = np.bincount(groups, weights=w)[groups[rows]]
     moments, values, keys = [m[rows] for m in moments], values[rows], keys[rows]
     w = w * w.sum() / (w**2).sum()  # sums to the effective number of residuals
-    return Residuals(Predictions(*moments), values, w, keys)
+    return Residuals(Predictions(*map(torch.from_numpy, moments)), values, w, keys)
 
 
 def with_residual_noise(

@@ -59,18 +59,18 @@ class Predictions:
 
     Attributes
     ----------
-    features : ndarray of shape (n, i)
+    features : Tensor of shape (n, i)
         Features from the network; i is zero without features.
-    inputs : ndarray of shape (n, p)
+    inputs : Tensor of shape (n, p)
         Inputs of the network; p is zero unless the inputs are one table.
-    mean, variance : ndarray of shape (n, c)
+    mean, variance : Tensor of shape (n, c)
         Moments of the noise-free outputs.
     """
 
-    features: Array
-    inputs: Array
-    mean: Array
-    variance: Array
+    features: Tensor
+    inputs: Tensor
+    mean: Tensor
+    variance: Tensor
 
     @classmethod
     def of(
@@ -82,7 +82,7 @@ class Predictions:
             mean[:, :0] if part is None or part.shape[1] > MOST_INPUTS else part
             for part in parts
         ]
-        return cls(*(t.double().cpu().numpy() for t in (*known, mean, variance)))
+        return cls(*(t.cpu().double() for t in (*known, mean, variance)))
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,46 @@ class Residuals:
 
 
 @dataclass(frozen=True)
+class Interpolation:
+    """Values at s normal scores as a linear function of quantiles at `LEVELS`.
+
+    Attributes
+    ----------
+    weights : Tensor of shape (n_levels, s)
+        Weights of the quantiles.
+    shifts : Tensor of shape (s,)
+        Distances of the scores from the outer levels.
+    """
+
+    weights: Tensor
+    shifts: Tensor
+
+    @classmethod
+    def at(cls, scores: Array) -> "Interpolation":
+        """Return the interpolation at scores (s,)."""
+        identity = np.eye(len(LEVELS))
+        weights = _values_at(np.tile(scores, (len(LEVELS), 1)), identity)
+        shifts = _beyond(scores, SCORES[0], SCORES[-1])
+        return cls(torch.from_numpy(weights - shifts), torch.from_numpy(shifts))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return values (n, s) for quantiles (n, n_levels)."""
+        return rows @ self.weights + self.shifts
+
+    def moments(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation (n,), if the scores are `NODES`."""
+        values, weights = self(rows), rows.new_tensor(WEIGHTS)
+        mean = values @ weights
+        return mean, ((values - mean.unsqueeze(1)) ** 2 @ weights).sqrt()
+
+
+@dataclass(frozen=True)
 class LogScale:
     """Linear function of standardised and clipped inputs (n, k), within bounds."""
 
-    center: Array
-    scale: Array
-    coefficients: Array
+    center: Tensor
+    scale: Tensor
+    coefficients: Tensor
     intercept: float
     bounds: tuple[float, float] = (-np.inf, np.inf)
 
@@ -123,62 +157,13 @@ class LogScale:
         center, scale = _standardisation(inputs, weights)
         clipped = ((inputs - center) / scale).clip(-CLIP, CLIP)
         line = BayesianRidge().fit(clipped, target, weights)
-        return cls(center, scale, line.coef_, float(line.intercept_))
+        to, intercept = torch.from_numpy, float(line.intercept_)
+        return cls(to(center), to(scale), to(line.coef_), intercept)
 
-    def __call__(self, inputs: Array) -> Array:
+    def __call__(self, inputs: Tensor) -> Tensor:
         """Return values (n,)."""
-        clipped = ((inputs - self.center) / self.scale).clip(-CLIP, CLIP)
-        values = clipped @ self.coefficients + self.intercept
-        return np.asarray(values.clip(*self.bounds))
-
-
-@dataclass(frozen=True)
-class QuantileTree:
-    """Tree with quantiles of residuals in its leaves.
-
-    Attributes
-    ----------
-    children : ndarray of shape (n_nodes, 2)
-        Nodes for inputs up to the threshold and above it. A leaf is its own child.
-    feature, threshold : ndarray of shape (n_nodes,)
-        Input that a node compares, and its threshold.
-    depth : int
-        Largest number of comparisons.
-    quantiles : ndarray of shape (n_nodes, n_levels)
-        Quantiles at `LEVELS`, for leaves.
-    """
-
-    children: NDArray[np.intp]
-    feature: NDArray[np.intp]
-    threshold: Array
-    depth: int
-    quantiles: Array
-
-    @classmethod
-    def of(cls, tree: Any, leaves: Array, z: Array, weights: Array) -> "QuantileTree":
-        """Return scikit-learn's tree with quantiles of residuals (n,) in ``leaves``."""
-        children = np.stack([tree.children_left, tree.children_right], axis=1)
-        nodes = np.arange(len(children))[:, None]
-        quantiles = np.tile(SCORES, (len(children), 1))
-        share = weights.sum() / (weights.sum() + HALF)
-        order = np.argsort(leaves, kind="stable")
-        found, starts = np.unique(leaves[order], return_index=True)
-        for leaf, rows in zip(found, np.split(order, starts[1:]), strict=True):
-            probabilities, values, n = _ranked(z[rows], weights[rows])
-            own = np.interp(LEVELS, probabilities, values)
-            quantiles[leaf] += share * n / (n + HALF_OF_LEAF) * (own - SCORES)
-        children = np.where(children < 0, nodes, children)
-        feature = tree.feature.clip(0)
-        return cls(children, feature, tree.threshold, tree.max_depth, quantiles)
-
-    def __call__(self, inputs: NDArray[np.float32]) -> Array:
-        """Return the quantiles (n, n_levels) of the leaves of inputs (n, k)."""
-        rows = np.arange(len(inputs))
-        nodes = np.zeros(len(inputs), dtype=np.intp)
-        for _ in range(self.depth):
-            above = inputs[rows, self.feature[nodes]] > self.threshold[nodes]
-            nodes = self.children[nodes, above.astype(int)]
-        return self.quantiles[nodes]
+        clipped = ((inputs - self.center) / self.scale).clamp(-CLIP, CLIP)
+        return (clipped @ self.coefficients + self.intercept).clamp(*self.bounds)
 
 
 @dataclass(frozen=True)
@@ -187,9 +172,18 @@ class QuantileForest:
 
     Attributes
     ----------
-    trees : sequence of QuantileTree
-        Trees.
-    center, scale : ndarray of shape (k,)
+    roots : Tensor of shape (n_trees,)
+        First node of each tree.
+    below, above : Tensor of shape (n_nodes,)
+        Next node for inputs up to the threshold, and above it. A leaf is its own next
+        node.
+    feature, threshold : Tensor of shape (n_nodes,)
+        Input that a node compares, and its threshold.
+    quantiles : Tensor of shape (n_nodes, n_levels)
+        Quantiles at `LEVELS`, for leaves.
+    depth : int
+        Largest number of comparisons.
+    center, scale : Tensor of shape (k,)
         Standardisation of the inputs, which trees compare in single precision.
 
     References
@@ -197,9 +191,15 @@ class QuantileForest:
     Meinshausen (2006), "Quantile regression forests", here with a mean of quantiles.
     """
 
-    trees: Sequence[QuantileTree]
-    center: Array
-    scale: Array
+    roots: Tensor
+    below: Tensor
+    above: Tensor
+    feature: Tensor
+    threshold: Tensor
+    quantiles: Tensor
+    depth: int
+    center: Tensor
+    scale: Tensor
 
     @classmethod
     def fit(cls, inputs: Array, z: Array, weights: Array) -> "QuantileForest":
@@ -210,17 +210,56 @@ class QuantileForest:
             min_weight_fraction_leaf=min(LEAF / weights.sum(), 0.5),
             random_state=0,
         )
-        center, scale = _standardisation(inputs, weights)
-        rounded = _single((inputs - center) / scale)
+        moments = _standardisation(inputs, weights)
+        center, scale = map(torch.from_numpy, moments)
+        rounded = _single((torch.from_numpy(inputs) - center) / scale).numpy()
         forest.fit(rounded, np.column_stack([bounded, np.abs(bounded)]), weights)
-        parts = zip(forest.estimators_, forest.apply(rounded).T, strict=True)
-        trees = [QuantileTree.of(t.tree_, own, z, weights) for t, own in parts]
-        return cls(trees, center, scale)
+        trees = [tree.tree_ for tree in forest.estimators_]
+        roots = np.cumsum([0, *(tree.node_count for tree in trees)])
+        offsets = np.repeat(roots[:-1], np.diff(roots))
 
-    def __call__(self, inputs: Array) -> Array:
+        def joined(name: str) -> Array:
+            return np.concatenate([getattr(tree, name) for tree in trees])
+
+        def next_nodes(name: str) -> Tensor:
+            children, own = joined(name), np.arange(len(offsets))
+            return torch.from_numpy(np.where(children < 0, own, children + offsets))
+
+        leaves = forest.apply(rounded) + roots[:-1]
+        return cls(
+            torch.from_numpy(roots[:-1]),
+            next_nodes("children_left"),
+            next_nodes("children_right"),
+            torch.from_numpy(joined("feature").clip(0)),
+            torch.from_numpy(joined("threshold")),
+            torch.from_numpy(_leaf_quantiles(leaves, len(offsets), z, weights)),
+            max(tree.max_depth for tree in trees),
+            center,
+            scale,
+        )
+
+    def __call__(self, inputs: Tensor) -> Tensor:
         """Return quantiles (n, n_levels) at `LEVELS`, in increasing order."""
-        rounded = _single((inputs - self.center) / self.scale)
-        return np.asarray(np.mean([tree(rounded) for tree in self.trees], axis=0))
+        rounded = _single((inputs - self.center) / self.scale).double()
+        nodes = self.roots + torch.zeros_like(rounded[:, :1], dtype=torch.long)
+        for _ in range(self.depth):
+            is_above = rounded.gather(1, self.feature[nodes]) > self.threshold[nodes]
+            nodes = torch.where(is_above, self.above[nodes], self.below[nodes])
+        return self.quantiles[nodes].mean(1)
+
+
+def _leaf_quantiles(leaves: Any, n_nodes: int, z: Array, weights: Array) -> Array:
+    """Return quantiles (n_nodes, n_levels) of residuals (n,) in leaves (n, n_trees)."""
+    quantiles = np.tile(SCORES, (n_nodes, 1))
+    share = weights.sum() / (weights.sum() + HALF)
+    for of_tree in leaves.T:
+        order = np.argsort(of_tree, kind="stable")
+        found, starts = np.unique(of_tree[order], return_index=True)
+        for leaf, rows in zip(found, np.split(order, starts[1:]), strict=True):
+            probabilities, values, n = _ranked(z[rows], weights[rows])
+            own = np.interp(LEVELS, probabilities, values)
+            quantiles[leaf] += share * n / (n + HALF_OF_LEAF) * (own - SCORES)
+    return quantiles
 
 
 @dataclass(frozen=True)
@@ -242,6 +281,8 @@ class ColumnNoise:
     normal_scores, corrected : ndarray of shape (m,)
         Standard normal quantiles, and the normal scores of the forest's levels that
         they correspond to.
+    at_nodes : Interpolation
+        Values of the distribution at the nodes of a quadrature.
     """
 
     level: float
@@ -252,17 +293,19 @@ class ColumnNoise:
     forest: QuantileForest
     normal_scores: Array
     corrected: Array
+    at_nodes: Interpolation
 
     @classmethod
     def fit(cls, residuals: Residuals, column: int, level: float) -> "ColumnNoise":
         """Fit the noise of a column to residuals, at least one of them nonzero."""
         r, w = residuals.values[:, column], residuals.weights
         given = residuals.predictions
-        variance = given.variance[:, column]
+        variance = given.variance[:, column].numpy()
         size = np.abs(r)
         target = np.log(size + SMALLEST * np.average(size, weights=w))
-        (origin,), (unit,) = _standardisation(given.mean[:, [column]], w)
-        inputs = _line_inputs(given, column, level, origin, unit)
+        (origin,), (unit,) = _standardisation(given.mean[:, [column]].numpy(), w)
+        own = level, float(origin), float(unit)
+        inputs = _line_inputs(given, column, *own).numpy()
         logs = _across_groups(LogScale.fit, inputs, target, residuals)
         logs = logs.clip(target.min(), target.max())
         bounds = logs.min(), logs.max()
@@ -277,51 +320,42 @@ class ColumnNoise:
         low, high = _LOG_BOUNDS
         log_factor = brentq(excess, low, high) if excess(low) > 0 else low
         z = r / np.sqrt(variance + np.exp(2 * log_factor) * noise)
-        inputs = _forest_inputs(given, column, logs)
+        inputs = _forest_inputs(given, column, torch.from_numpy(logs)).numpy()
         rows = _across_groups(QuantileForest.fit, inputs, z, residuals)
-        rows = rows - (_values_at(_nodes(rows), rows) @ WEIGHTS)[:, None]
+        nodes = np.tile(NODES, (len(rows), 1))
+        rows = rows - (_values_at(nodes, rows) @ WEIGHTS)[:, None]
         probabilities, scores, n = _ranked(_scores_of(z, rows), w)
         normal = norm.ppf(probabilities.clip(1e-9, 1 - 1e-9))
         corrected = normal + n / (n + HALF) * (scores - normal)
         forest = QuantileForest.fit(inputs, z, w)
-        own = level, origin, unit
-        return cls(*own, line, log_factor, forest, normal, corrected)
+        at_nodes = Interpolation.at(_interpolated(NODES, normal, corrected))
+        return cls(*own, line, log_factor, forest, normal, corrected, at_nodes)
 
-    def distribution(self, given: Predictions, column: int) -> tuple[Array, Array]:
+    def distribution(self, given: Predictions, column: int) -> tuple[Tensor, Tensor]:
         """Return the noise (n,) relative to the level, and quantiles (n, n_levels)."""
         own = self.level, self.origin, self.unit
         logs = self.log_scale(_line_inputs(given, column, *own))
         rows = self.forest(_forest_inputs(given, column, logs))
-        mean, std = self._moments(rows)
-        variance, scale = given.variance[:, column], np.exp(logs + self.log_factor)
+        mean, std = self.at_nodes.moments(rows)
+        variance, scale = given.variance[:, column], (logs + self.log_factor).exp()
         # with this noise, std² times the sum of the variances is the variance
         noise = std**2 * (variance + scale**2) - variance
-        noise = np.sqrt(np.maximum(noise, (SMALLEST_NOISE * scale) ** 2))
-        return noise / self.level, rows - mean[:, None]
+        noise = torch.maximum(noise, (SMALLEST_NOISE * scale) ** 2).sqrt()
+        return noise / self.level, rows - mean.unsqueeze(1)
 
     def standardised(self, rows: Array, scores: Array) -> Array:
         """Return standardised targets (n, s) for normal scores (n, s)."""
-        _, std = self._moments(rows)
-        return _values_at(self._levels(scores), rows) / std[:, None]
+        levels = _interpolated(scores, self.normal_scores, self.corrected)
+        return _values_at(levels, rows) / self._std(rows)
 
     def scores(self, rows: Array, standardised: Array) -> Array:
         """Return the normal scores (n,) of standardised targets (n,)."""
-        _, std = self._moments(rows)
-        scores, x = _scores_of(standardised * std, rows), self.corrected
-        inside = np.interp(scores, x, self.normal_scores)
-        return np.asarray(inside + _beyond(scores, x[0], x[-1]))
+        levels = _scores_of(standardised * self._std(rows)[:, 0], rows)
+        return _interpolated(levels, self.corrected, self.normal_scores)
 
-    def _moments(self, rows: Array) -> tuple[Array, Array]:
-        """Return mean and standard deviation (n,) of scaled targets."""
-        values = _values_at(self._levels(_nodes(rows)), rows)
-        mean = values @ WEIGHTS
-        return mean, np.sqrt((values - mean[:, None]) ** 2 @ WEIGHTS)
-
-    def _levels(self, scores: Array) -> Array:
-        """Return the normal scores of the forest's levels for normal scores."""
-        x = self.normal_scores
-        inside = np.interp(scores, x, self.corrected)
-        return inside + _beyond(scores, x[0], x[-1])
+    def _std(self, rows: Array) -> Array:
+        """Return the standard deviation (n, 1) of scaled targets."""
+        return self.at_nodes.moments(torch.from_numpy(rows))[1].numpy()[:, None]
 
 
 @dataclass(frozen=True)
@@ -360,8 +394,8 @@ class NoiseModel:
         """
         given = Predictions.of(*batch)
         parts = [c.distribution(given, k) for k, c in enumerate(self.columns)]
-        noise, rows = (np.stack(values, axis=1) for values in zip(*parts, strict=True))
-        return torch.from_numpy(noise), torch.from_numpy(rows)
+        noise, rows = (torch.stack(v, 1) for v in zip(*parts, strict=True))
+        return noise, rows
 
     def standardised(self, rows: Array, scores: Array) -> Array:
         """Return standardised targets (n, c, s) for normal scores (n, c, s)."""
@@ -382,18 +416,19 @@ class NoiseModel:
 
 def _line_inputs(
     given: Predictions, column: int, level: float, origin: float, unit: float
-) -> Array:
+) -> Tensor:
     """Return the inputs (n, i + 4) of the linear function."""
     mean = (given.mean[:, column] - origin) / unit
-    deviation = np.log(given.variance[:, column] + level**2) / 2
-    moments = mean, mean**2, np.abs(mean), deviation
-    return np.column_stack([given.features, *moments])
+    deviation = (given.variance[:, column] + level**2).log() / 2
+    moments = torch.stack([mean, mean**2, mean.abs(), deviation], 1)
+    return torch.cat([given.features, moments], 1)
 
 
-def _forest_inputs(given: Predictions, column: int, logs: Array) -> Array:
+def _forest_inputs(given: Predictions, column: int, logs: Tensor) -> Tensor:
     """Return the inputs (n, p + 3) of the forest."""
-    std = np.sqrt(given.variance[:, column])
-    return np.column_stack([given.inputs, given.mean[:, column], std, logs])
+    std = given.variance[:, column].sqrt()
+    moments = torch.stack([given.mean[:, column], std, logs], 1)
+    return torch.cat([given.inputs, moments], 1)
 
 
 def _standardisation(inputs: Array, weights: Array) -> tuple[Array, Array]:
@@ -402,13 +437,13 @@ def _standardisation(inputs: Array, weights: Array) -> tuple[Array, Array]:
     return center, np.where(scale > 1e-9 * np.abs(center), scale, 1.0)
 
 
-def _single(values: Array) -> NDArray[np.float32]:
+def _single(values: Tensor) -> Tensor:
     """Return finite values in single precision."""
-    return np.asarray(values.clip(-1e30, 1e30), dtype=np.float32)
+    return values.clamp(-1e30, 1e30).float()
 
 
 def _across_groups(
-    fit: Callable[..., Callable[[Array], Array]],
+    fit: Callable[..., Callable[[Tensor], Tensor]],
     inputs: Array,
     target: Array,
     residuals: Residuals,
@@ -419,7 +454,7 @@ def _across_groups(
     for k in range(N_GROUPS):
         seen, own = group != k, np.flatnonzero(group == k)
         model = fit(inputs[seen], target[seen], residuals.weights[seen])
-        parts.append(model(inputs[own]))
+        parts.append(model(torch.from_numpy(inputs[own])).numpy())
         rows.append(own)
     return np.asarray(np.concatenate(parts)[np.argsort(np.concatenate(rows))])
 
@@ -438,9 +473,10 @@ def _ranked(values: Array, weights: Array) -> tuple[Array, Array, float]:
     return ends.ravel() / (n + 1), np.repeat(values, 2), n
 
 
-def _nodes(rows: Array) -> Array:
-    """Return the nodes of the quadrature for each row of quantiles."""
-    return np.broadcast_to(NODES, (len(rows), len(NODES)))
+def _interpolated(values: Array, x: Array, y: Array) -> Array:
+    """Return ``y`` at values between increasing ``x``; the slope is one elsewhere."""
+    inside = np.interp(values, x, y)
+    return np.asarray(inside + _beyond(values, x[0], x[-1]))
 
 
 def _beyond(values: Array, low: Any, high: Any) -> Array:
