@@ -1,6 +1,7 @@
 """Trees: network inputs as tensors in nested dicts, lists and tuples."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -32,6 +33,19 @@ def mapped(function: Callable[[Any], Any], x: object) -> Any:
     if isinstance(x, (list, tuple)):
         return _maker(x)(mapped(function, value) for value in x)
     return function(x)
+
+
+def mapped_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Apply a function to each tensor in dataclasses and lists."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, list):
+        return [mapped_tensors(function, entry) for entry in value]
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    names = [field.name for field in fields(value)]
+    new = {name: mapped_tensors(function, getattr(value, name)) for name in names}
+    return replace(value, **new)
 
 
 def _maker(x: object) -> Callable[[Any], Any]:

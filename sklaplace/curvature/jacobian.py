@@ -482,6 +482,17 @@ def _block(
     return block if spec.indices is None else block.select(spec.indices)
 
 
+def of_head(
+    layout: Layout, head: Head, inputs: Tensor, f: Tensor, centring: Centring | None
+) -> Jacobian:
+    """Return the rows of outputs ``f`` (b, c) of a `Head` with inputs (b, i)."""
+    factors = [None if s.is_bias else inputs.unsqueeze(1) for s in layout.blocks]
+    # S is the same for all samples; None stands for the identity
+    g = head.shared(centring, f)
+    kind: Any = Block if isinstance(g, Tensor) else SharedBlock
+    return Jacobian([kind(g, a) for a in factors])
+
+
 def _through_head(
     forward: Forward, x: Batch, layout: Layout, head: Head, cotangents: Cotangents
 ) -> tuple[Tensor, Jacobian] | None:
@@ -508,12 +519,9 @@ def _through_head(
     inputs, hidden = (tensor.detach().to(f.dtype) for tensor, _ in calls[0])
     if hidden.ndim != 2 or len(hidden) != n_samples(x) or not head.fits(hidden, f):
         return None
-    factors = [None if s.is_bias else inputs.unsqueeze(1) for s in layout.blocks]
-    # here S is the same for all samples; None stands for the identity
     if cotangents is None or isinstance(cotangents, Centring):
-        g = head.shared(cotangents, f)
-        kind: Any = Block if isinstance(g, Tensor) else SharedBlock
-        return f, Jacobian([kind(g, a) for a in factors])
+        return f, of_head(layout, head, inputs, f, cotangents)
+    factors = [None if s.is_bias else inputs.unsqueeze(1) for s in layout.blocks]
     columns = cotangents(f)
     hessian = Factored(columns) if isinstance(columns, Tensor) else columns
     m = head.matrix

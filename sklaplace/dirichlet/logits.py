@@ -17,7 +17,7 @@ from sklaplace.dirichlet.arrays import check_finite, check_variances
 MAX_LOGIT = 1e100
 # Jitter added to diagonals, as a fraction of the largest variance, and lower bound on
 # this variance, which keeps the pivots of a zero covariance positive.
-_JITTER, _MIN_VARIANCE = 1e-10, 1e-200
+JITTER, MIN_VARIANCE = 1e-10, 1e-200
 # Smaller gaps count as zero.
 _MIN_UNIT = 1e-100
 # Memory for the tensors of a chunk of samples. Larger chunks exceed the cache of a core
@@ -116,7 +116,7 @@ def centred_factor(cov: Tensor, given: Tensor | None = None) -> Tensor:
     """
     leading = cov[:, :-1, :-1]
     largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1)
-    jitter = _JITTER * largest.clamp(min=_MIN_VARIANCE)
+    jitter = JITTER * largest.clamp(min=MIN_VARIANCE)
     identity = torch.eye(leading.shape[-1], dtype=cov.dtype, device=cov.device)
     # no variable for the sum, which would keep another (K, K) in memory
     factor, failed = torch.linalg.cholesky_ex(
@@ -228,7 +228,7 @@ def _gap_of_one(log_proba: Tensor, shifts: Tensor) -> Tensor:
 def _expected_gaps_of_one(log_proba: Tensor, variances: Tensor) -> Tensor:
     """Sum the expected changes by r normal logits: (b, r), (b, r) -> (b, 1)."""
     nodes = _NODES.to(variances)
-    deviations = variances.clamp(min=_MIN_VARIANCE).sqrt().unsqueeze(-1)
+    deviations = variances.clamp(min=MIN_VARIANCE).sqrt().unsqueeze(-1)
     mass = (-(nodes**2) / 2).softmax(-1)
     return (_gap_of_one(log_proba, deviations * nodes) @ mass).sum(-1, keepdim=True)
 

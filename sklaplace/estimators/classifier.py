@@ -14,6 +14,8 @@ from sklaplace.estimators.fitting.laplace_fit import HeldOutScore
 from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.options.laplace import LaplaceOptions
+from sklaplace.estimators.predicting.closed_forms import CLOSED_LINKS, Classes
+from sklaplace.estimators.predicting.predictive_module import PredictiveModule
 from sklaplace.estimators.probabilistic_classifier import (
     ProbabilisticClassifier,
     Reduction,
@@ -338,6 +340,64 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             )
 
     # ----------------------------------------------------------------- predict
+    def to_module(self) -> PredictiveModule:
+        """Return the predictions as a torch module, without the estimator.
+
+        ``torch.export`` and ``torch.onnx.export`` write the module to files that load
+        without this package.
+
+        Read more in :doc:`/user_guide/saving`.
+
+        Returns
+        -------
+        torch.nn.Module
+            Module on the device of the network, in float64 from the last layer on. It
+            takes the inputs of the network, b samples, and returns the mean and the
+            variance of `latent_mean_and_variance`, (b, K), and the probabilities of
+            `predict_proba`. It is differentiable.
+
+        Raises
+        ------
+        ValueError
+            If the predictions have no closed form: for other weights than those of a
+            last Linear layer, ``pred_type="nn"``, or ``link_approx="gumbel"``, which is
+            the default for more than 16 classes.
+
+        See Also
+        --------
+        predictive : Joint covariances in the autograd graph, for all weights.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(prior_precision=1.0, random_state=0).fit(X, y)
+        >>> mean, variance, proba = model.to_module()(torch.from_numpy(X[:3]))
+        >>> proba.shape
+        torch.Size([3, 3])
+        """
+        outputs, name, link = self._outputs(), self._link_name(), self._link()
+        if name not in CLOSED_LINKS:
+            raise ValueError(
+                f"link_approx={name!r} has no closed form. Use set_params(link_approx="
+                f"...), which needs no fit, with one of {', '.join(CLOSED_LINKS)}."
+            )
+        function = CLOSED_LINKS[name]
+        work = self._on_logits(function, diagonal=link.diagonal, centred=link.centred)
+        like = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
+        logits, _ = self._likelihood.class_logits(like, like)
+        points = self._normals(logits) if link.draws else logits[:0]
+        kinds = self._targets.target_type, self._targets.n_classes
+        return PredictiveModule.of(
+            outputs,
+            Classes(self._likelihood, function, points, *kinds),
+            n_inputs=getattr(self, "n_features_in_", 0),
+            diagonal=work["diagonal"],
+            is_centred=work["centred"],
+        )
+
     def _map_proba(
         self, X: Inputs, reduce: Reduction = lambda proba: proba
     ) -> np.ndarray:

@@ -5,8 +5,11 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
+from scipy.stats import norm
 
+from sklaplace.core.checks import as_levels
 from sklaplace.core.linalg import plain
 from sklaplace.core.trees import Inputs
 from sklaplace.curvature.ggn import CURVATURES
@@ -19,7 +22,9 @@ from sklaplace.estimators.fitting.noise import held_out_residuals
 from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.options.laplace import LaplaceOptions
+from sklaplace.estimators.predicting.closed_forms import Interval, Numbers
 from sklaplace.estimators.predicting.noise_model import NoiseModel
+from sklaplace.estimators.predicting.predictive_module import PredictiveModule
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.targets.numbers import (
     check_normalize_y,
@@ -338,6 +343,83 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     @property
     def _noise(self) -> float:
         return float(self.posterior_.hyperparameters.sigma_noise)
+
+    def to_module(self, coverage: float | None = 0.9) -> PredictiveModule:
+        """Return the predictions as a torch module, without the estimator.
+
+        ``torch.export`` and ``torch.onnx.export`` write the module to files that load
+        without this package.
+
+        Read more in :doc:`/user_guide/saving`.
+
+        Parameters
+        ----------
+        coverage : float or None, default=0.9
+            Coverage of the interval. None predicts only mean and variance.
+
+        Returns
+        -------
+        torch.nn.Module
+            Module on the device of the network, in float64 from the last layer on. It
+            takes the inputs of the network, b samples, and returns the mean and the
+            variance of `latent_mean_and_variance`, (b, n_outputs), and the interval of
+            `predict_interval`, (b, 2) or (b, n_outputs, 2). It is differentiable.
+
+        Raises
+        ------
+        ValueError
+            If the predictions have no closed form: for other weights than those of a
+            last Linear layer, ``pred_type="nn"``, or intervals of other likelihoods
+            than the Gaussian.
+
+        See Also
+        --------
+        predictive : Joint covariances in the autograd graph, for all weights.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressor(prior_precision=1.0, random_state=0).fit(X, y)
+        >>> mean, variance, interval = model.to_module()(torch.from_numpy(X[:3]))
+        >>> interval.shape
+        torch.Size([3, 2])
+        """
+        outputs, interval = self._outputs(), None
+        if coverage is not None:
+            interval = self._interval(as_levels("coverage", coverage, "Such as 0.9."))
+        zero = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
+        shift, both = (self._in_units(zero + n)[0] for n in (0, 1))
+        result = Numbers(shift, both - shift, interval, self._targets.ndim > 1)
+        return PredictiveModule.of(
+            outputs,
+            result,
+            n_inputs=getattr(self, "n_features_in_", 0),
+            diagonal=True,
+            is_centred=False,
+        )
+
+    def _interval(self, coverage: np.ndarray) -> Interval:
+        """Return the interval of a coverage as a function of moments."""
+        if not isinstance(self._likelihood, Gaussian):
+            raise ValueError(
+                f"Intervals of {type(self._likelihood).__name__} have no closed form, "
+                "only those of Gaussian. Use to_module(coverage=None)."
+            )
+        relative = torch.tensor(
+            self._likelihood.relative or (1.0,), dtype=torch.float64
+        )
+        scores = norm.ppf([(1 - coverage.item()) / 2, (1 + coverage.item()) / 2])
+        model = self._noise_model
+        return Interval(
+            self._noise * relative,
+            torch.from_numpy(scores),
+            torch.from_numpy(self.sigma_scaling_).double(),
+            model,
+            [column.at(scores) for column in model.columns] if model else [],
+        )
 
     def partial_fit(
         self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None = None

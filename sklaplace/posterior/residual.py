@@ -115,24 +115,6 @@ class Residual:
         return torch.cat(found, 1)
 
     # --------------------------------------------------------------------- outputs
-    def added(
-        self, cov: Tensor, relative: Tensor, n_blocks: int, *, centred: bool
-    ) -> Tensor:
-        """Add the residual to covariances or to variances (b, c) of the outputs.
-
-        Covariances are (b, c, c), or (b, r, K, K) for r blocks.
-        """
-        if cov.ndim == 2:
-            k = cov.shape[1] // n_blocks
-            own = relative.unsqueeze(1) * self.variances
-            cov = cov + own * (1 - 1 / k if centred else 1)
-            return cov if self.bounds is None else cov / (1 + cov / self.bounds)
-        identity = torch.eye(cov.shape[-1]).to(cov) * self.variances
-        if centred:  # all outputs have the same variance
-            identity = identity - identity.mean(-1, keepdim=True)
-        cov = cov + relative.view(-1, *[1] * (cov.ndim - 1)) * identity
-        return self._bounded(cov, self.bounds)
-
     def added_jointly(
         self, cov: Tensor, rows: Tensor, c: int, across_outputs: bool
     ) -> Tensor:
@@ -153,10 +135,10 @@ class Residual:
         if not across_outputs:
             bounds = None if self.bounds is None else self.bounds.unsqueeze(-1)
             cov = cov.movedim(-1, 0) + relative * own.view(-1, 1, 1)
-            return self._bounded(cov, bounds).movedim(0, -1)
+            return _bounded(cov, bounds).movedim(0, -1)
         bounds = None if self.bounds is None else self.bounds.repeat(rows.shape[-2])
         added = torch.einsum("...nm,kl->...nkml", relative, own.diag())
-        return self._bounded(cov + added.flatten(-4, -3).flatten(-2), bounds)
+        return _bounded(cov + added.flatten(-4, -3).flatten(-2), bounds)
 
     def drawn(self, rows: Tensor, c: int, n_samples: int, seed: int) -> Tensor:
         """Return joint draws (b, c, s) of ``g`` for rows (b, i + 1)."""
@@ -172,10 +154,36 @@ class Residual:
         mean, shrink = mean.unsqueeze(-1), (1 + variance / self.bounds).rsqrt()
         return mean + (draws - mean) * shrink.unsqueeze(-1)
 
-    @staticmethod
-    def _bounded(cov: Tensor, bounds: Tensor | None) -> Tensor:
-        """Shrink covariances (..., q, q) so that the variances respect bounds (q,)."""
-        if bounds is None:
-            return cov
-        shrink = (1 + cov.diagonal(dim1=-2, dim2=-1) / bounds).rsqrt()
-        return cov * shrink.unsqueeze(-1) * shrink.unsqueeze(-2)
+
+def with_residual(
+    cov: Tensor,
+    variances: Tensor,
+    bounds: Tensor | None,
+    relative: Tensor,
+    n_blocks: int,
+    *,
+    centred: bool,
+) -> Tensor:
+    """Add a residual to covariances or to variances (b, c) of the outputs.
+
+    Covariances are (b, c, c), or (b, r, K, K) for r blocks. See `Residual` for the
+    variances, bounds and relative variances of the residual.
+    """
+    if cov.ndim == 2:
+        k = cov.shape[1] // n_blocks
+        own = relative.unsqueeze(1) * variances
+        cov = cov + own * (1 - 1 / k if centred else 1)
+        return cov if bounds is None else cov / (1 + cov / bounds)
+    identity = torch.eye(cov.shape[-1]).to(cov) * variances
+    if centred:  # all outputs have the same variance
+        identity = identity - identity.mean(-1, keepdim=True)
+    cov = cov + relative.view(-1, *[1] * (cov.ndim - 1)) * identity
+    return _bounded(cov, bounds)
+
+
+def _bounded(cov: Tensor, bounds: Tensor | None) -> Tensor:
+    """Shrink covariances (..., q, q) so that the variances respect bounds (q,)."""
+    if bounds is None:
+        return cov
+    shrink = (1 + cov.diagonal(dim1=-2, dim2=-1) / bounds).rsqrt()
+    return cov * shrink.unsqueeze(-1) * shrink.unsqueeze(-2)

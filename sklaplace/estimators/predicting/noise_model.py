@@ -82,7 +82,7 @@ class Predictions:
             mean[:, :0] if part is None or part.shape[1] > MOST_INPUTS else part
             for part in parts
         ]
-        return cls(*(t.cpu().double() for t in (*known, mean, variance)))
+        return cls(*(t.double() for t in (*known, mean, variance)))
 
 
 @dataclass(frozen=True)
@@ -343,6 +343,11 @@ class ColumnNoise:
         noise = torch.maximum(noise, (SMALLEST_NOISE * scale) ** 2).sqrt()
         return noise / self.level, rows - mean.unsqueeze(1)
 
+    def at(self, scores: Array) -> Interpolation:
+        """Return the interpolation at normal scores (s,)."""
+        levels = _interpolated(scores, self.normal_scores, self.corrected)
+        return Interpolation.at(levels)
+
     def standardised(self, rows: Array, scores: Array) -> Array:
         """Return standardised targets (n, s) for normal scores (n, s)."""
         levels = _interpolated(scores, self.normal_scores, self.corrected)
@@ -393,6 +398,10 @@ class NoiseModel:
         The arguments are those of `Predictions.of`.
         """
         given = Predictions.of(*batch)
+        return self.distributions(Predictions(*(t.cpu() for t in vars(given).values())))
+
+    def distributions(self, given: Predictions) -> tuple[Tensor, ...]:
+        """Return the noise (b, c) relative to the levels, and quantiles (b, c, q)."""
         parts = [c.distribution(given, k) for k, c in enumerate(self.columns)]
         noise, rows = (torch.stack(v, 1) for v in zip(*parts, strict=True))
         return noise, rows

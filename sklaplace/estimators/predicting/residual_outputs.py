@@ -22,7 +22,7 @@ from sklaplace.estimators.predicting.output_model import (
 )
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.predictive import moments
-from sklaplace.posterior.residual import Residual
+from sklaplace.posterior.residual import Residual, with_residual
 
 # added to seeds, so that the residual and the weights use different numbers
 _OTHER = 0x9E3779B9
@@ -65,8 +65,9 @@ class ResidualOutputs(WeightDraws):
         with FeatureRecorder(forward, self.layers) as recorder:
             mean, cov = self.inner.gaussian(forward, x, **options)
             relative = self.residual.relative(*_recorded(recorder, len(mean)), x)
+        given = self.residual.variances, self.residual.bounds, relative
         n_blocks, centred = options["n_blocks"], options["centred"]
-        return mean, self.residual.added(cov, relative, n_blocks, centred=centred)
+        return mean, with_residual(cov, *given, n_blocks, centred=centred)
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return joint draws of a batch's outputs, (b, c, s), float64."""

@@ -1,0 +1,292 @@
+"""Closed forms of predictions, as functions of the features of a last Linear layer.
+
+If the weights of the layer are uncertain, means of the outputs are linear in the
+features, and covariances are linear in products of two features. All quantities that
+depend on the posterior alone are computed in advance, so that the functions need no
+operators but those that `torch.export` and ONNX support.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from sklaplace.core.budget import require_bytes
+from sklaplace.curvature.jacobian import Centring, of_head
+from sklaplace.curvature.layout import Head
+from sklaplace.curvature.patches import unfolded
+from sklaplace.curvature.structures.diag import Diag
+from sklaplace.curvature.structures.kron import Kron
+from sklaplace.dirichlet.links import mean_field, probit, probit_uncentred, sodpp
+from sklaplace.dirichlet.logits import JITTER, MIN_VARIANCE, centre
+from sklaplace.estimators.predicting.noise_model import (
+    Interpolation,
+    NoiseModel,
+    Predictions,
+)
+from sklaplace.estimators.targets.label_types import TargetType
+from sklaplace.likelihoods import ClassificationLikelihood
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.novelty import FeatureBatch
+from sklaplace.posterior.residual import Residual
+
+# Largest leverage, so that its power is finite in single precision.
+_LARGEST = 1e9
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Affine function of features (b, i), with values (b, c)."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return values (b, c)."""
+        return features @ self.weight.mT + self.bias
+
+
+@dataclass(frozen=True)
+class QuadraticForm:
+    """Function of features (b, i) that is linear in products of two features.
+
+    Attributes
+    ----------
+    rotation : Tensor of shape (i, i), or None
+        Basis in which only squares of features matter. None if all products matter.
+    coefficients : Tensor of shape (q, m)
+        Coefficients of the products.
+    shape : tuple of int
+        Shape of a value, of m numbers.
+    """
+
+    rotation: Tensor | None
+    coefficients: Tensor
+    shape: tuple[int, ...]
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return values (b, *shape)."""
+        one = torch.ones_like(features[:, :1])
+        if self.rotation is not None:
+            products = torch.cat([(features @ self.rotation) ** 2, one], 1)
+        else:
+            rows = torch.cat([features, one], 1)
+            products = (rows.unsqueeze(2) * rows.unsqueeze(1)).flatten(1)
+        return (products @ self.coefficients).unflatten(1, self.shape)
+
+    @classmethod
+    def of(
+        cls, posterior: GaussianPosterior, centring: Centring | None, *, diagonal: bool
+    ) -> "QuadraticForm":
+        """Return variances or covariances of the outputs as a function of features."""
+        layout, structure = posterior.layout, posterior.structure
+        head, precision = cast(Head, layout.head), posterior.precision
+        c, i = len(head.offset), layout.blocks[0].factor_shape[1]
+        shape = (c,) if diagonal else (c, c)
+        n_products = i + 1 if isinstance(structure, Kron | Diag) else (i + 1) ** 2
+        require_bytes(
+            16 * n_products * c ** len(shape),
+            "cpu",
+            f"to_module for {c:,} outputs and {i:,} features",
+            "use hessian_structure='kron', or a link_approx that needs no covariances, "
+            "such as 'probit'",
+        )
+        f, inputs = head.offset.new_zeros(i + 1, c).double(), torch.eye(i + 1, i)
+        # the last sample has no features, so that only the bias counts
+        inputs = inputs.to(f)
+        if not isinstance(structure, Kron | Diag):
+            rows = precision.whiten(of_head(layout, head, inputs, f, centring))
+            rows = torch.cat([rows[:i] - rows[i:], rows[i:]])
+            products = "akp,bkp->abk" if diagonal else "akp,blp->abkl"
+            found = torch.einsum(products, rows, rows).flatten(0, 1).flatten(1)
+            return cls(None, found, shape)
+        blocks = structure.rotated_blocks(of_head(layout, head, inputs, f, None))
+        rotated = next(block.a for block in blocks if block.a is not None)
+        rotation = unfolded(rotated)[:i, 0]
+        inputs = torch.cat([rotation.mT, inputs[i:]])
+        jacobian = of_head(layout, head, inputs, f, centring)
+        found = precision.functional(jacobian, diagonal=diagonal).flatten(1)
+        return cls(rotation, torch.cat([found[:i] - found[i:], found[i:]]), shape)
+
+
+@dataclass(frozen=True)
+class RelativeLeverage:
+    """Relative leverage of features or inputs (b, i), with samples in groups.
+
+    Attributes
+    ----------
+    name : {"features", "inputs"}
+        What is compared.
+    matrix : Tensor of shape (i, r)
+        Linear function of what is compared.
+    origins : Tensor of shape (K, r)
+        Value to subtract for each group.
+    """
+
+    name: str
+    matrix: Tensor
+    origins: Tensor
+
+    def __call__(self, values: Tensor, groups: Tensor) -> Tensor:
+        """Return leverages (b,)."""
+        whitened = values @ self.matrix - self.origins[groups]
+        return whitened.square().sum(1).clamp(max=_LARGEST)
+
+    @classmethod
+    def all_of(
+        cls, residual: Residual, sizes: dict[str, int], c: int
+    ) -> "list[RelativeLeverage]":
+        """Return the leverages that a residual of c outputs depends on.
+
+        ``sizes`` are the numbers i of features and of inputs.
+        """
+        novelty, found = residual.novelty, []
+        k = len(novelty.moments.counts)
+        for distance in novelty.distances:
+            n = sizes[distance.name]
+            # the first samples have the value zero, one in each group
+            values = torch.eye(k + n, n).roll(k, 0).to(novelty.moments.counts)
+            groups = torch.arange(k + n, device=values.device) % k
+            outputs = values.new_zeros(k + n, c)
+            batch = FeatureBatch.of(novelty.likelihood, values, outputs, x=values)
+            whitened = distance.whitened(replace(batch, groups=groups))
+            origins = whitened[:k]
+            matrix = whitened[k:] - origins[groups[k:]]
+            found.append(cls(distance.name, matrix, -origins))
+        return found
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Predictions of class labels.
+
+    Attributes
+    ----------
+    likelihood : ClassificationLikelihood
+        Likelihood of the classes.
+    link : callable
+        Function of means and covariances of logits, and points; see `Link`.
+    points : Tensor of shape (s, K)
+        Points for the link.
+    target_type : TargetType
+        Kind of targets.
+    n_classes : int
+        Number K of classes in fit.
+    """
+
+    likelihood: ClassificationLikelihood
+    link: Callable[[Tensor, Tensor, Tensor], Tensor]
+    points: Tensor
+    target_type: TargetType
+    n_classes: int
+
+    def __call__(self, given: Predictions, cov: Tensor) -> tuple[Tensor, ...]:
+        """Return moments of the logits (b, K), and probabilities of the classes."""
+        moments = given.mean, given.variance
+        latent = self.target_type.latent_moments(self.likelihood, *moments)
+        logits = self.likelihood.class_logits(given.mean, cov)
+        proba = self.link(*logits, self.points)[:, : self.n_classes]
+        proba = proba / proba.sum(1, keepdim=True)
+        if not self.target_type.is_single:
+            proba = proba[:, 1].reshape(given.mean.shape)
+        return *latent, proba
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Interval of normal targets, or of targets with a noise model.
+
+    Attributes
+    ----------
+    noise : Tensor of shape (c,)
+        Constant noise, in the network's units.
+    scores : Tensor of shape (2,)
+        Normal scores of both ends.
+    scaling : Tensor of shape (c,)
+        Factors of the deviations.
+    model : NoiseModel or None
+        Noise relative to the constant noise.
+    at_ends : list of Interpolation
+        Ends of the interval under the noise model, for each column.
+    """
+
+    noise: Tensor
+    scores: Tensor
+    scaling: Tensor
+    model: NoiseModel | None
+    at_ends: list[Interpolation]
+
+    def __call__(self, given: Predictions) -> Tensor:
+        """Return both ends (b, c, 2), in the network's units."""
+        noise, scores = self.noise, self.scores
+        if self.model is not None:
+            relative, rows = self.model.distributions(given)
+            noise = noise * relative
+            ends = [
+                at(rows[:, k]) / column.at_nodes.moments(rows[:, k])[1].unsqueeze(1)
+                for k, (at, column) in enumerate(
+                    zip(self.at_ends, self.model.columns, strict=True)
+                )
+            ]
+            scores = torch.stack(ends, 1)
+        std = (given.variance + noise**2).sqrt() * self.scaling
+        return given.mean.unsqueeze(2) + std.unsqueeze(2) * scores
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Predictions of numbers.
+
+    Attributes
+    ----------
+    shift, factor : Tensor of shape (c,)
+        Origin and unit of the network's outputs.
+    interval : Interval or None
+        Interval to predict.
+    has_axis : bool
+        Whether intervals have an axis of outputs.
+    """
+
+    shift: Tensor
+    factor: Tensor
+    interval: Interval | None
+    has_axis: bool
+
+    def __call__(self, given: Predictions, _: Tensor) -> tuple[Tensor, ...]:
+        """Return moments of the outputs (b, c), and the interval, in units of ``y``."""
+        mean = self.shift + self.factor * given.mean
+        moments = mean, given.variance * self.factor**2
+        if self.interval is None:
+            return moments
+        ends = self.shift.unsqueeze(1) + self.factor.unsqueeze(1) * self.interval(given)
+        return *moments, ends if self.has_axis else ends.squeeze(1)
+
+
+def _sampled(mean: Tensor, cov: Tensor, points: Tensor) -> Tensor:
+    """Return the probabilities of `links.mc`, by an unrolled Cholesky factorisation."""
+    mean, cov = centre(mean, cov)
+    k = cov.shape[-1] - 1
+    jitter = JITTER * cov.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=MIN_VARIANCE)
+    columns: list[Tensor] = []
+    for j in range(k):
+        rest = cov[:, :k, j] + jitter.unsqueeze(1) * torch.eye(k)[j].to(cov)
+        for column in columns:
+            rest = rest - column * column[:, j : j + 1]
+        pivot = rest[:, j : j + 1].clamp(min=MIN_VARIANCE).sqrt()
+        columns.append(rest / pivot * (torch.arange(k) >= j).to(cov))
+    factor = torch.stack(columns, -1)
+    factor = torch.cat([factor, -factor.sum(1, keepdim=True)], 1)
+    draws = factor @ points[:, :k].mT + mean.unsqueeze(-1)
+    return draws.softmax(1).mean(-1)
+
+
+# link -> function of means, covariances and points, in closed form
+CLOSED_LINKS: dict[str, Any] = {
+    "mc": _sampled,
+    "mean_field": mean_field,
+    "probit": probit,
+    "probit_uncentred": probit_uncentred,
+    "sodpp": sodpp,
+}

@@ -1,0 +1,224 @@
+"""PredictiveModule: predictions of a fitted estimator as a plain torch module."""
+
+import copy
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from skorch import NeuralNet
+from torch import Tensor, nn
+
+from sklaplace.core.trees import Batch, mapped_tensors
+from sklaplace.curvature.jacobian import Centring
+from sklaplace.curvature.layout import Head, Layout
+from sklaplace.curvature.recorder import first_input
+from sklaplace.curvature.shared import IdentityMap
+from sklaplace.estimators.predicting.closed_forms import (
+    Affine,
+    Classes,
+    Numbers,
+    QuadraticForm,
+    RelativeLeverage,
+)
+from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
+from sklaplace.estimators.predicting.noise_model import MOST_INPUTS, Predictions
+from sklaplace.estimators.predicting.output_model import BatchedOutputs, OutputModel
+from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
+from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
+from sklaplace.posterior.residual import EXPONENT, with_residual
+
+_INPUTS: ContextVar[list[Tensor]] = ContextVar("inputs of the last layer")
+
+
+def _note(_: nn.Module, args: Any, kwargs: Any) -> None:
+    """Note the inputs of the last layer during a call of a `PredictiveModule`."""
+    _INPUTS.get([]).append(first_input(args, kwargs))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Functions that a `PredictiveModule` combines.
+
+    Attributes
+    ----------
+    outputs, mean : Affine
+        Outputs of the network, and means of the outputs under the posterior.
+    variance : QuadraticForm
+        Variances of the outputs under the posterior.
+    covariance : QuadraticForm or None
+        Covariances, or variances of centred outputs, if the result needs them.
+    leverages : list of RelativeLeverage
+        Leverages that the residual depends on; empty without a residual.
+    amplitudes, bounds : Tensor of shape (c,) or (1,), and Tensor of shape (c,) or None
+        Variances of the residual, and bounds of the total variance.
+    result : Classes or Numbers
+        Function of the Gaussian over outputs.
+    """
+
+    outputs: Affine
+    mean: Affine
+    variance: QuadraticForm
+    covariance: QuadraticForm | None
+    leverages: list[RelativeLeverage]
+    amplitudes: Tensor
+    bounds: Tensor | None
+    result: Classes | Numbers
+
+
+class PredictiveModule(nn.Module):
+    """Predictions of a fitted estimator in closed form; always in evaluation mode.
+
+    Parameters
+    ----------
+    network : nn.Module
+        Trained network.
+    layer : str
+        Name of the network's last layer.
+    parts : Parts
+        Functions of the layer's inputs. Their tensors become buffers.
+    likelihood : Likelihood
+        Likelihood of the targets.
+    is_centred : bool
+        Whether the mean over logits is subtracted.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        layer: str,
+        parts: Parts,
+        likelihood: Likelihood,
+        *,
+        is_centred: bool,
+    ) -> None:
+        super().__init__()
+        self.network = network.eval().requires_grad_(False)
+        self.likelihood, self.is_centred = likelihood, is_centred
+        hook = network.get_submodule(layer).register_forward_pre_hook
+        hook(_note, with_kwargs=True)
+
+        def placed(tensor: Tensor) -> Tensor:
+            """Make a tensor a buffer, and return a mark of its place."""
+            n_buffers = len(list(self.buffers(recurse=False)))
+            self.register_buffer(f"value_{n_buffers}", tensor.detach().clone())
+            return tensor.new_empty(0)
+
+        self.parts = mapped_tensors(placed, parts)
+        super().train(False)
+
+    def train(self, mode: bool = True) -> "PredictiveModule":
+        """Stay in evaluation mode."""
+        return self
+
+    def forward(self, x: Batch) -> tuple[Tensor, ...]:
+        """Return the results for a batch; see ``to_module``."""
+        tensors = self.buffers(recurse=False)
+        parts = mapped_tensors(lambda _: next(tensors), self.parts)
+        features, inputs = self._features(x)
+        mean, variance = parts.mean(features), parts.variance(features)
+        cov = variance if parts.covariance is None else parts.covariance(features)
+        if parts.leverages:
+            relative = self._relative(parts, features, inputs)
+            given = parts.amplitudes, parts.bounds, relative
+            variance = with_residual(variance, *given, 1, centred=False)
+            n_blocks = self.likelihood.n_blocks
+            cov = with_residual(cov, *given, n_blocks, centred=self.is_centred)
+        features, inputs = (
+            values if values.shape[1] <= MOST_INPUTS else values[:, :0]
+            for values in (features, inputs)
+        )
+        return parts.result(Predictions(features, inputs, mean, variance), cov)
+
+    def _features(self, x: Batch) -> tuple[Tensor, Tensor]:
+        """Return inputs of the last layer (b, i), and of the network, if a table."""
+        noted: list[Tensor] = []
+        token = _INPUTS.set(noted)
+        try:
+            self.network(**x) if isinstance(x, dict) else self.network(x)
+        finally:
+            _INPUTS.reset(token)
+        features = noted[0].to(next(self.buffers(recurse=False)).dtype)
+        if isinstance(x, Tensor) and x.ndim == 2 and x.is_floating_point():
+            return features, x.to(features)
+        return features, features[:, :0]
+
+    def _relative(self, parts: Parts, features: Tensor, inputs: Tensor) -> Tensor:
+        """Return the relative variance of the residual, (b,)."""
+        groups = torch.zeros_like(features[:, 0], dtype=torch.long)
+        if len(parts.leverages[0].origins) > 1:  # the predicted classes
+            outputs = parts.outputs(features)
+            likelihood = cast(ClassificationLikelihood, self.likelihood)
+            logits, _ = likelihood.class_logits(outputs, torch.zeros_like(outputs))
+            groups = logits.argmax(1)
+        values = {"features": features, "inputs": inputs}
+        found = [part(values[part.name], groups) for part in parts.leverages]
+        return (torch.stack(found) ** EXPONENT).sum(0)
+
+    @classmethod
+    def of(
+        cls,
+        predictions: BatchedOutputs,
+        result: Classes | Numbers,
+        *,
+        n_inputs: int,
+        diagonal: bool,
+        is_centred: bool,
+    ) -> "PredictiveModule":
+        """Return the module of outputs with closed forms; raise ValueError for others.
+
+        ``n_inputs`` is the number of columns of X.
+        """
+        net, residual = predictions.network.net, None
+        model: OutputModel = predictions.model
+        if isinstance(model, ResidualOutputs):
+            residual, model = model.residual, model.inner
+        if not isinstance(model, GLMOutputs):
+            raise ValueError("to_module needs pred_type='glm', which has closed forms.")
+        posterior, layout = model.posterior, model.posterior.layout
+        if layout.head is None:
+            raise ValueError(
+                "to_module needs subset_of_weights='last_layer', and a last layer of "
+                "type torch.nn.Linear whose outputs are those of the network."
+            )
+        if type(net).infer is not NeuralNet.infer:
+            raise ValueError(
+                f"The net is a {type(net).__name__} with its own infer, which "
+                "to_module would leave out. Move it into the module of the net."
+            )
+        network = copy.deepcopy(net.module_)
+        name, c = str(layout.blocks[0].layer), len(layout.head.offset)
+        outputs, mean = (
+            _affine(layout, network.get_submodule(name), weights)
+            for weights in (posterior.weights, posterior.mean)
+        )
+        centring = Centring(posterior.likelihood.n_blocks) if is_centred else None
+        variance = QuadraticForm.of(posterior, None, diagonal=True)
+        covariance = None
+        if is_centred or not diagonal:
+            covariance = QuadraticForm.of(posterior, centring, diagonal=diagonal)
+        leverages, amplitudes, bounds = [], variance.coefficients[0], None
+        if residual is not None:
+            amplitudes, bounds = residual.variances, residual.bounds
+            sizes = {"features": mean.weight.shape[1], "inputs": n_inputs}
+            leverages = RelativeLeverage.all_of(residual, sizes, c)
+        moments = outputs, mean, variance, covariance
+        parts = Parts(*moments, leverages, amplitudes, bounds, result)
+        module = cls(network, name, parts, posterior.likelihood, is_centred=is_centred)
+        return module.to(predictions.network.device)
+
+
+def _affine(layout: Layout, layer: Any, weights: Tensor) -> Affine:
+    """Return outputs as a function of the inputs of the last layer."""
+    head, bias = cast(Head, layout.head), layer.bias
+    weight = layer.weight.double()
+    bias = weight.new_zeros(len(weight)) if bias is None else bias.double()
+    for block, values in zip(layout.blocks, layout.split(weights), strict=True):
+        if block.is_bias:
+            bias = values
+        else:
+            weight = values.reshape(weight.shape)
+    if isinstance(head.matrix, IdentityMap):
+        return Affine(weight.detach(), bias.detach())
+    matrix = head.matrix.to(weight)
+    return Affine(matrix @ weight, matrix @ bias + head.offset.to(weight))
