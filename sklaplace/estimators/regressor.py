@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from scipy.stats import norm
 
-from sklaplace.core.checks import as_levels
+from sklaplace.core.checks import check_fraction
 from sklaplace.core.linalg import plain
 from sklaplace.core.trees import Inputs
 from sklaplace.curvature.ggn import CURVATURES
@@ -389,7 +389,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         """
         outputs, interval = self._outputs(), None
         if coverage is not None:
-            interval = self._interval(as_levels("coverage", coverage, "Such as 0.9."))
+            check_fraction("coverage", coverage, "Pass a number such as 0.9, or None.")
+            interval = self._interval(coverage)
         zero = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
         shift, both = (self._in_units(zero + n)[0] for n in (0, 1))
         result = Numbers(shift, both - shift, interval, self._targets.ndim > 1)
@@ -401,7 +402,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
             is_centred=False,
         )
 
-    def _interval(self, coverage: np.ndarray) -> Interval:
+    def _interval(self, coverage: float) -> Interval:
         """Return the interval of a coverage as a function of moments."""
         if not isinstance(self._likelihood, Gaussian):
             raise ValueError(
@@ -411,7 +412,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         relative = torch.tensor(
             self._likelihood.relative or (1.0,), dtype=torch.float64
         )
-        scores = norm.ppf([(1 - coverage.item()) / 2, (1 + coverage.item()) / 2])
+        scores = norm.ppf([(1 - coverage) / 2, (1 + coverage) / 2])
         model = self._noise_model
         return Interval(
             self._noise * relative,

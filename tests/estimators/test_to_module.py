@@ -1,0 +1,234 @@
+"""Modules from `to_module` equal their estimators, and live without this package."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from nets import MLP, LinearModel, SharpMLP, SoftmaxMLP, TinyCNN, classifier, regressor
+from skorch import NeuralNetClassifier, NeuralNetRegressor
+from torch import nn
+
+from sklaplace import LaplaceClassifier, LaplaceRanker, LaplaceRegressor
+from sklaplace.likelihoods import HeteroscedasticNLLLoss
+
+rng = np.random.default_rng(0)
+X = rng.standard_normal((200, 2)).astype("f4")
+LABELS = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0.5)
+TARGETS = np.sin(X[:, 0]) + np.exp(X[:, 1] / 2) * rng.standard_normal(200) / 9
+FAR = np.concatenate([X[:20], 30 * X[:5]])
+QUICK = {"prior_precision": 1.0, "random_state": 0}
+
+
+CLASSIFIERS = {
+    **{
+        structure: LaplaceClassifier(classifier(), hessian_structure=structure, **QUICK)
+        for structure in ("kron", "diag", "full", "lowrank", "gp", "nystrom")
+    },
+    **{
+        link: LaplaceClassifier(classifier(), link_approx=link, **QUICK)
+        for link in ("mean_field", "probit", "probit_uncentred", "sodpp")
+    },
+    "default": LaplaceClassifier(random_state=0),
+    "no residual": LaplaceClassifier(classifier(), residual="none", **QUICK),
+    "refined": LaplaceClassifier(classifier(), random_state=0),
+    "scaled logits": LaplaceClassifier(classifier(SharpMLP()), **QUICK),
+    "softmax": LaplaceClassifier(
+        classifier(SoftmaxMLP(), criterion=nn.NLLLoss), **QUICK
+    ),
+    "no bias": LaplaceClassifier(
+        classifier(LinearModel(n_out=3, bias=False, dtype=torch.float32)), **QUICK
+    ),
+}
+REGRESSORS = {
+    "default": LaplaceRegressor(random_state=0),
+    "constant noise": LaplaceRegressor(sigma_noise="homoscedastic", random_state=0),
+    "net": LaplaceRegressor(regressor(), normalize_y=True, random_state=0),
+    "full": LaplaceRegressor(regressor(), hessian_structure="full", **QUICK),
+}
+
+
+def compared(model, module, rows, **options):
+    """Return pairs of the module's results and those of the estimator."""
+    dtype = next(model.estimator_.module_.parameters()).dtype
+    found = module(torch.as_tensor(rows, dtype=dtype))
+    expected = [*model.latent_mean_and_variance(rows)]
+    if hasattr(model, "classes_"):
+        expected.append(model.predict_proba(rows))
+    elif len(found) == 3:
+        expected.append(model.predict_interval(rows, **options))
+    return zip(found, expected, strict=True)
+
+
+def check(model, module, rows=FAR, rtol=1e-5, **options):
+    for found, expected in compared(model, module, rows, **options):
+        assert found.shape == expected.shape
+        tolerance = rtol * np.abs(expected).max()
+        np.testing.assert_allclose(found, expected, rtol=rtol, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_equals_classifier(name):
+    model = CLASSIFIERS[name].fit(X, LABELS)
+    check(model, model.to_module())
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.95, None])
+@pytest.mark.parametrize("name", REGRESSORS)
+def test_equals_regressor(name, coverage):
+    y = TARGETS if name in ("default", "constant noise") else TARGETS.astype("f4")
+    model = REGRESSORS[name].fit(X, y)
+    options = {} if coverage is None else {"coverage": coverage}
+    check(model, model.to_module(coverage), **options)
+
+
+def test_equals_other_targets():
+    y = np.column_stack([TARGETS, 5 + X[:, 0] * TARGETS])
+    model = LaplaceRegressor(random_state=0).fit(X, y).recalibrate(X[::2], y[::2])
+    check(model, model.to_module())
+    model = LaplaceClassifier(random_state=0).fit(X, np.column_stack([X > 0, X > 1]))
+    check(model, model.to_module())
+    net = regressor(MLP(n_out=2), criterion=HeteroscedasticNLLLoss)
+    model = LaplaceRegressor(net, **QUICK).fit(X, TARGETS[:, None].astype("f4"))
+    check(model, model.to_module(coverage=None))
+
+
+def test_equals_image_classifier():
+    images = rng.standard_normal((60, 1, 8, 8)).astype("f4")
+    net = NeuralNetClassifier(
+        TinyCNN, criterion=nn.CrossEntropyLoss, max_epochs=2, verbose=0
+    )
+    model = LaplaceClassifier(net, **QUICK).fit(images, np.arange(60) % 3)
+    check(model, model.to_module(), images[:9])
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return LaplaceRegressor(random_state=0).fit(X, TARGETS)
+
+
+class TestModule:
+    def test_is_differentiable(self, fitted):
+        module = fitted.to_module()
+        x = torch.tensor(X[:3], dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda x: module(x)[:2], x)
+
+    def test_copies_and_casts(self, fitted):
+        module, x = fitted.to_module(), torch.tensor(X[:9], dtype=torch.float64)
+        expected = module(x)
+        for same in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            for found, value in zip(same(x), expected, strict=True):
+                assert torch.equal(found, value)
+        emptied = copy.deepcopy(module)
+        emptied.load_state_dict({k: 0 * v for k, v in module.state_dict().items()})
+        emptied.load_state_dict(module.state_dict())
+        for found, value in zip(emptied(x), expected, strict=True):
+            assert torch.equal(found, value)
+        for found, value in zip(module.float()(x.float()), expected, strict=True):
+            torch.testing.assert_close(found.double(), value, rtol=1e-3, atol=1e-3)
+
+    def test_leaves_the_estimator_alone(self):
+        model = LaplaceClassifier(classifier(TinyDropout()), **QUICK).fit(X, LABELS)
+        expected = model.predict_proba(X)
+        module = model.to_module().train()
+        check(model, module)
+        model.estimator_.module_.requires_grad_(True)
+        assert not any(p.requires_grad for p in module.parameters())
+        module.load_state_dict({k: 0 * v for k, v in module.state_dict().items()})
+        np.testing.assert_array_equal(model.predict_proba(X), expected)
+
+    def test_threads_do_not_mix_samples(self):
+        module = LaplaceClassifier(classifier(), **QUICK).fit(X, LABELS).to_module()
+        parts = torch.tensor(X).split(20)
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda part: module(part)[2], 20 * parts))
+        expected = [module(part)[2] for part in parts]
+        for n, proba in enumerate(found):
+            torch.testing.assert_close(proba, expected[n % len(parts)])
+
+
+class TinyDropout(MLP):
+    """Dropout, which is off in predictions."""
+
+    def forward(self, X):
+        return self.head(nn.functional.dropout(self.hidden(X), 0.5, self.training))
+
+
+LOADING = """
+import sys
+sys.modules["sklaplace"] = sys.modules["skorch"] = sys.modules["sklearn"] = None
+import torch
+program, x, expected = sys.argv[1:]
+for found, value in zip(
+    torch.export.load(program).module()(torch.load(x)), torch.load(expected)
+):
+    torch.testing.assert_close(found, value)
+"""
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LaplaceClassifier(classifier(), **QUICK),
+        LaplaceRegressor(random_state=0),
+    ],
+    ids=["classifier", "regressor"],
+)
+def test_export_loads_without_this_package(model, tmp_path):
+    y = LABELS if isinstance(model, LaplaceClassifier) else TARGETS
+    module = model.fit(X, y).to_module()
+    dtype = next(model.estimator_.module_.parameters()).dtype
+    x, batch = torch.tensor(X, dtype=dtype), torch.export.Dim("batch", min=1)
+    program = torch.export.export(
+        module, (x[:3],), dynamic_shapes=({0: batch},), strict=False
+    )
+    paths = [tmp_path / name for name in ("model.pt2", "x.pt", "expected.pt")]
+    torch.export.save(program, paths[0])
+    torch.save(x, paths[1])
+    torch.save(module(x), paths[2])
+    arguments = [sys.executable, "-c", LOADING, *map(str, paths)]
+    found = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
+class OwnInfer(NeuralNetClassifier):
+    """It scales the inputs outside of its module."""
+
+    def infer(self, x, **fit_params):
+        return super().infer(2 * x, **fit_params)
+
+
+def test_refusals():
+    net = classifier()
+    for options, message in {
+        ("pred_type", "nn"): "needs pred_type='glm'",
+        ("subset_of_weights", "all"): "needs subset_of_weights='last_layer'",
+        ("link_approx", "gumbel"): "link_approx='gumbel' has no closed form.*mc, mean",
+    }.items():
+        model = LaplaceClassifier(net, **QUICK, **dict([options])).fit(X, LABELS)
+        with pytest.raises(ValueError, match=message):
+            model.to_module()
+    own = OwnInfer(MLP, criterion=nn.CrossEntropyLoss, max_epochs=1, verbose=0)
+    model = LaplaceClassifier(own, **QUICK).fit(X, LABELS)
+    with pytest.raises(ValueError, match="OwnInfer with its own infer"):
+        model.to_module()
+    net = NeuralNetRegressor(MLP, module__n_out=1, criterion=nn.PoissonNLLLoss)
+    net.set_params(max_epochs=1, verbose=0)
+    counts = np.round(np.exp(X[:, :1]))
+    model = LaplaceRegressor(net, **QUICK).fit(X, counts)
+    with pytest.raises(ValueError, match="Intervals of Poisson have no closed form"):
+        model.to_module()
+    check(model, model.to_module(coverage=None))
+    model = LaplaceRegressor(**QUICK).fit(X, TARGETS)
+    for coverage in (0, 1, 1.5, "90", np.nan, [0.5, 0.9]):
+        with pytest.raises((ValueError, TypeError), match="coverage"):
+            model.to_module(coverage)
+    # its last layer predicts two items of each sample
+    pairs = rng.standard_normal((80, 2, 3)).astype("f4")
+    model = LaplaceRanker(**QUICK).fit(pairs, pairs[:, 1, 0] > pairs[:, 0, 0])
+    with pytest.raises(ValueError, match="outputs are those of the network"):
+        model.to_module()
