@@ -1,0 +1,111 @@
+"""Modules from `to_module` run in onnxruntime, without torch and this package."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from nets import MLP, TinyCNN, classifier, regressor
+from torch import nn
+
+from sklaplace import LaplaceClassifier, LaplaceRegressor
+
+pytest.importorskip("onnxscript")
+ort = pytest.importorskip("onnxruntime")
+
+rng = np.random.default_rng(0)
+X = rng.standard_normal((120, 2)).astype("f4")
+IMAGES = rng.standard_normal((120, 1, 8, 8)).astype("f4")
+TOKENS = rng.integers(0, 20, size=(120, 6))
+LABELS = np.arange(120) % 3
+TARGETS = (np.sin(X[:, :1]) + rng.standard_normal((120, 1)) / 9).astype("f4")
+SINGLE = {"prior_precision": 1.0, "random_state": 0}
+
+
+class TinyTransformer(nn.Module):
+    """Embedding, attention, mean over positions, linear head."""
+
+    def __init__(self, n_out=3):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, n_out)
+
+    def forward(self, tokens):
+        return self.head(self.encoder(self.embedding(tokens)).mean(1))
+
+
+def classified(net, **options):
+    return LaplaceClassifier(classifier(net), **SINGLE, **options)
+
+
+def regressed(net, **options):
+    return LaplaceRegressor(regressor(net), **SINGLE, **options)
+
+
+MODELS = {
+    "mlp kron": (classified(MLP()), X, LABELS),
+    "mlp diag": (classified(MLP(), hessian_structure="diag"), X, LABELS),
+    "mlp full": (classified(MLP(), hessian_structure="full"), X, LABELS),
+    "mlp probit": (classified(MLP(), link_approx="probit"), X, LABELS),
+    "cnn kron": (classified(TinyCNN()), IMAGES, LABELS),
+    "transformer kron": (classified(TinyTransformer()), TOKENS, LABELS),
+    "default classifier": (
+        LaplaceClassifier(random_state=0),
+        X.astype(float),
+        LABELS,
+    ),
+    "regressor kron": (regressed(MLP(n_out=1)), X, TARGETS),
+    "regressor full": (regressed(MLP(n_out=1), hessian_structure="full"), X, TARGETS),
+    "transformer regressor": (regressed(TinyTransformer(1)), TOKENS, TARGETS),
+    "default regressor": (
+        LaplaceRegressor(random_state=0),
+        X.astype(float),
+        TARGETS.ravel(),
+    ),
+}
+
+
+def session(module, x, path):
+    batch = {0: torch.export.Dim("batch", min=1)}
+    torch.onnx.export(module, (x,), path, dynamo=True, dynamic_shapes=(batch,))
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(path, options)
+
+
+def seconds(run):
+    """Shortest time of a call."""
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+def test_equals_estimator(name, tmp_path, figure):
+    model, rows, y = MODELS[name]
+    model.fit(rows, y)
+    module, x = model.to_module(), torch.from_numpy(rows)
+    whole = session(module, x[:3], tmp_path / "model.onnx")
+    plain = session(model.estimator_.module_.eval(), x[:3], tmp_path / "net.onnx")
+    inputs = whole.get_inputs()[0].name
+    found = whole.run(None, {inputs: rows})
+    expected = [*model.latent_mean_and_variance(rows)]
+    is_classifier = isinstance(model, LaplaceClassifier)
+    method = model.predict_proba if is_classifier else model.predict_interval
+    expected.append(method(rows))
+    errors = [
+        np.abs(a - b).max() / np.abs(b).max()
+        for a, b in zip(found, expected, strict=True)
+    ]
+    one, name = {inputs: rows[:1]}, plain.get_inputs()[0].name
+    figure(
+        error=max(errors),
+        microseconds=1e6 * seconds(lambda: whole.run(None, one)),
+        plain=1e6 * seconds(lambda: plain.run(None, {name: rows[:1]})),
+    )
+    assert max(errors) < 1e-5
