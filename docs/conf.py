@@ -69,6 +69,7 @@ RECIPES = (
     "plot_time_series.py",
     "plot_gpu.py",
     "plot_save_and_load.py",
+    "plot_serving.py",
     "plot_prior_path.py",
     "plot_dirichlet.py",
 )

@@ -1,0 +1,59 @@
+"""
+Serve predictions without this package
+======================================
+
+``to_module`` returns the predictions as a plain torch module. ``torch.export`` writes
+it to a file that needs neither this package, scikit-learn nor skorch. Here, a new
+Python process loads the file and answers an HTTP request. See also :ref:`to_module`.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from timeit import timeit
+from urllib.request import urlopen
+
+import matplotlib.pyplot as plt
+import torch
+from sklearn.datasets import load_diabetes
+
+from sklaplace import LaplaceRegressor
+
+X, y = load_diabetes(return_X_y=True)
+model = LaplaceRegressor(random_state=0).fit(X, y)
+module, rows = model.to_module(coverage=0.9), torch.from_numpy(X)
+given = {"dynamic_shapes": [{0: torch.export.Dim("n_rows", min=1)}], "strict": False}
+program = torch.export.export(module, (rows[:2],), **given)
+
+server = """
+import http.server, json, torch
+predict = torch.export.load("model.pt2").module()
+class Handler(http.server.BaseHTTPRequestHandler):
+    log_message = lambda *_: None
+    def do_POST(self):
+        rows = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        _, _, interval = predict(torch.tensor(rows, dtype=torch.float64))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(interval.tolist()).encode())
+host = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+print(host.server_port, flush=True)
+host.handle_request()
+"""
+with tempfile.TemporaryDirectory() as folder:
+    torch.export.save(program, Path(folder, "model.pt2"))
+    command = [sys.executable, "-c", server]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE) as process:
+        url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+        served = json.load(urlopen(url, b"%a" % X[:1].tolist()))
+print(f"served {served}, predict_interval {model.predict_interval(X[:1]).tolist()}")
+
+of_estimator = 10 * timeit(lambda: model.predict_interval(X[:1]), number=100)
+of_module = 10 * timeit(lambda: module(rows[:1]), number=100)
+ax = plt.subplots(figsize=(6, 2), layout="constrained")[1]
+bars = ax.barh(["module", "predict_interval"], [of_module, of_estimator])
+ax.bar_label(bars, fmt="%.1f ms", padding=3)
+ax.set(xlabel="milliseconds for one row", xlim=(0, 1.2 * of_estimator))
+plt.show()
