@@ -290,9 +290,13 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return float(super().score(X, self._targets.check(y), sample_weight))
 
     def predict(
-        self, X: Inputs, return_std: bool = False, return_cov: bool = False
+        self,
+        X: Inputs,
+        return_std: bool = False,
+        return_cov: bool = False,
+        coverage: ArrayLike | None = None,
     ) -> Any:
-        """Predict the mean, optionally with standard deviation or covariance.
+        """Predict the mean, optionally with standard deviation, covariance or interval.
 
         Parameters
         ----------
@@ -302,6 +306,9 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             Whether to also return standard deviations of new targets, noise included.
         return_cov : bool, default=False
             Whether to also return the joint covariance over samples, noise included.
+        coverage : float or array-like of shape (n_coverages,), default=None
+            Coverage of `predict_interval`, whose intervals to also return. A Pipeline
+            passes this option on, as the others.
 
         Returns
         -------
@@ -311,6 +318,9 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             Standard deviations; only if ``return_std``.
         cov : ndarray of shape (n, n) or (n, n, n_outputs)
             Joint covariances; only if ``return_cov``.
+        interval : ndarray of shape (n, 2), (n, 2, n_coverages) or with an axis of \
+                outputs after n
+            Intervals; only with ``coverage``.
 
         Raises
         ------
@@ -334,6 +344,13 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         ((2,), (2,))
         """
         latent.check_one(return_std=return_std, return_cov=return_cov)
+        if coverage is not None:
+            if return_std or return_cov:
+                raise ValueError(
+                    "coverage cannot be used with return_std or return_cov. Call "
+                    "predict for each."
+                )
+            return self.predict(X), self.predict_interval(X, coverage)
         if return_cov:
             mean, cov = self._outputs().joint(self._check_inputs(X))
             noise = self._noise if self._noise_model is None else self._latent(X)[2]

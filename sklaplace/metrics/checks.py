@@ -1,9 +1,12 @@
 """Checks of targets, predictions and weights."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn import config_context
 from sklearn.base import BaseEstimator
+from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
 Floats = NDArray[np.float64]
@@ -18,6 +21,19 @@ _SUM_TOLERANCE = 1e-4
 def average(values: np.ndarray, sample_weight: Given) -> float:
     """Return the weighted mean over samples."""
     return float(np.average(values, weights=check_weights(sample_weight, values)))
+
+
+def last_step(estimator: Any, X: Any = None) -> tuple[Any, Any]:
+    """Return the last step of a fitted pipeline, and X as the other steps transform it.
+
+    A pipeline has no methods such as ``predict_interval``. Other estimators, and X of
+    None, are returned as they are.
+    """
+    while isinstance(estimator, Pipeline) and len(estimator) > 0:
+        if X is not None and len(estimator) > 1:
+            X = estimator[:-1].transform(X)
+        estimator = estimator[-1]
+    return estimator, X
 
 
 def check_weights(sample_weight: Given, values: np.ndarray) -> Floats:

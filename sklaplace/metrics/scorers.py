@@ -2,7 +2,7 @@
 
 from sklearn.base import BaseEstimator
 
-from sklaplace.metrics.checks import Given, Values, misclassified
+from sklaplace.metrics.checks import Given, Values, last_step, misclassified
 from sklaplace.metrics.classification import expected_calibration_error
 from sklaplace.metrics.detection import area_under_risk_coverage
 from sklaplace.metrics.regression import gaussian_crps, gaussian_nll, interval_score
@@ -123,7 +123,8 @@ def neg_interval_score_scorer(
     Parameters
     ----------
     estimator : fitted regressor
-        Regressor with ``predict_interval(X, coverage)``, such as `LaplaceRegressor`.
+        Regressor with ``predict_interval(X, coverage)``, such as `LaplaceRegressor`, or
+        a pipeline that ends in one.
     X : array-like of shape (n, n_features)
         Held-out samples.
     y : array-like of shape (n,)
@@ -155,7 +156,8 @@ def neg_interval_score_scorer(
     >>> bool(-250 < neg_interval_score_scorer(reg, X, y) < -180)
     True
     """
-    interval = estimator.predict_interval(X, coverage=0.9)
+    predictor, X = last_step(estimator, X)
+    interval = predictor.predict_interval(X, coverage=0.9)
     return -interval_score(y, interval, coverage=0.9, sample_weight=sample_weight)
 
 

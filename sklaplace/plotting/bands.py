@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import norm
 from sklearn.base import BaseEstimator
-from sklearn.pipeline import Pipeline
 from sklearn.utils import check_consistent_length, column_or_1d
 
 from sklaplace.core.checks import as_levels
+from sklaplace.metrics.checks import last_step
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 from sklaplace.plotting.grid import grid_over
@@ -156,9 +156,7 @@ class PredictiveBandDisplay(Display):
         check_consistent_length(X, y)
         points = None if y is None else (np.ravel(X), column_or_1d(y))
         mean, std = map(column_or_1d, regressor.predict(grid, return_std=True))
-        predictor, intervals = regressor, None
-        if isinstance(regressor, Pipeline) and len(regressor) > 1:
-            predictor, grid = regressor[-1], regressor[:-1].transform(grid)
+        (predictor, grid), intervals = last_step(regressor, grid), None
         if hasattr(predictor, "predict_interval"):
             intervals = predictor.predict_interval(grid, np.ravel(coverage))
             intervals = intervals.reshape(len(x), 2, -1)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 
+from sklaplace.metrics.checks import last_step
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 from sklaplace.plotting.grid import grid_over
@@ -302,6 +303,7 @@ class UncertaintyDisplay(Display):
         (5, 5, 3)
         """
         (xx0, xx1), points, names = grid_over(X, 2, grid_resolution, eps)
+        classifier, points = last_step(classifier, points)
         parts = np.asarray(classifier.predict_uncertainty(points, method=method))
         if parts.ndim != 2:
             raise ValueError(

@@ -8,6 +8,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core.checks import check_positive
+from sklaplace.metrics.checks import last_step
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 
@@ -149,6 +150,7 @@ class PriorPathDisplay(Display):
         (25,)
         """
         check_is_fitted(estimator)
+        estimator, _ = last_step(estimator)
         results = getattr(estimator, "cv_results_", None) or {}
         if results and prior_precisions is not None:
             raise ValueError(

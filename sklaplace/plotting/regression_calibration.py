@@ -12,7 +12,7 @@ from sklearn.utils import check_consistent_length
 
 from sklaplace.core.checks import as_levels, check_option
 from sklaplace.metrics import empirical_frequency, sharpness
-from sklaplace.metrics.checks import as_vector
+from sklaplace.metrics.checks import as_vector, last_step
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 
@@ -136,8 +136,9 @@ class RegressionCalibrationDisplay(Display):
         """
         mean, std = regressor.predict(X, return_std=True)
         options.setdefault("name", type(regressor).__name__)
-        if hasattr(regressor, "predict_quantiles"):
-            options["quantiles"] = partial(regressor.predict_quantiles, X)
+        predictor, X = last_step(regressor, X)
+        if hasattr(predictor, "predict_quantiles"):
+            options["quantiles"] = partial(predictor.predict_quantiles, X)
         return cls.from_predictions(y, mean, std, **options)
 
     @classmethod

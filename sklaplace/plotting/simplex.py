@@ -9,6 +9,7 @@ from sklearn.base import BaseEstimator
 
 from sklaplace.core.checks import check_count
 from sklaplace.dirichlet import log_density, mean
+from sklaplace.metrics.checks import last_step
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 
@@ -134,6 +135,7 @@ class DirichletDisplay(Display):
         >>> display.mean.shape
         (3,)
         """
+        classifier, X = last_step(classifier, X)
         alpha = np.asarray(classifier.predict_dirichlet(X, method=method))
         if len(alpha) == 1:
             alpha = alpha[0]

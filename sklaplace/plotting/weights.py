@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.curvature.layout import Layout
+from sklaplace.metrics.checks import last_step
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 
@@ -120,7 +121,7 @@ class WeightPosteriorDisplay(Display):
         ['head.weight[0, 0]', 'head.weight[0, 1]']
         """
         check_is_fitted(estimator)
-        posterior = estimator.posterior_
+        posterior = last_step(estimator)[0].posterior_
         mean = posterior.mean.detach().numpy(force=True)
         std = np.sqrt(posterior.variance().detach().numpy(force=True))
         if weights is None:

@@ -10,6 +10,8 @@ from sklearn.ensemble import VotingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 
@@ -25,6 +27,20 @@ def net(rows):
 
 
 # -------------------------------------------------------------------------- tools
+def test_a_pipeline_predicts_intervals():
+    X, y = waves()
+    model = make_pipeline(StandardScaler(), LaplaceRegressor(prior_precision=1.0))
+    model.fit(X, y)
+    rows = model[:-1].transform(X)
+    for coverage in (0.8, [0.5, 0.9]):
+        mean, interval = model.predict(X, coverage=coverage)
+        np.testing.assert_array_equal(mean, model.predict(X))
+        expected = model[-1].predict_interval(rows, coverage)
+        np.testing.assert_array_equal(interval, expected)
+    with pytest.raises(ValueError, match="coverage=2 is not between 0 and 1"):
+        model.predict(X, coverage=2)
+    with pytest.raises(ValueError, match="coverage cannot be used with return_std"):
+        model.predict(X, coverage=0.9, return_std=True)
 
 
 class TestMeta:

@@ -44,6 +44,9 @@ def test_scorer_of_intervals():
     interval = model[-1].predict_interval(model[:-1].transform(X), coverage=0.9)
     expected = -interval_score(y, interval, coverage=0.9)
     assert neg_interval_score_scorer(model[-1], model[:-1].transform(X), y) == expected
+    assert neg_interval_score_scorer(model, X, y) == expected
+    outer = make_pipeline("passthrough", model)
+    assert neg_interval_score_scorer(outer, X, y) == expected
 
 
 def test_scorers_of_classifiers_know_classes_that_a_fold_lacks():

@@ -26,6 +26,8 @@ from matplotlib.artist import Artist
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import FunctionTransformer
 from sklearn.svm import LinearSVC
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor, plotting
@@ -62,6 +64,13 @@ def assert_same(display, other):
     for axes, others in zip(display.axes_, other.axes_, strict=True):
         assert axes.get_xlabel() == others.get_xlabel()
         assert axes.get_ylabel() == others.get_ylabel()
+
+
+@of_displays
+def test_takes_a_pipeline(name):
+    estimator = CASES[name].estimator()
+    steps = Pipeline([("scaler", FunctionTransformer()), ("model", estimator)])
+    assert_same(draw(name, estimator=steps), draw(name, estimator=estimator))
 
 
 @of_displays
