@@ -25,6 +25,7 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import skorch.utils
 import torch
 from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from sklearn.base import BaseEstimator
@@ -32,7 +33,7 @@ from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNet
 from skorch.helper import _make_split
 from skorch.setter import optimizer_setter
-from skorch.utils import get_map_location
+from skorch.utils import get_map_location, to_numpy
 from torch.nn import functional
 from torch.overrides import get_overridable_functions, resolve_name
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
@@ -60,7 +61,9 @@ _CALLED = (
 # Other objects that a file may name.
 _NAMED = (
     *(bool, bytearray, complex, dict, float, int, list, print, str, tuple),
-    *(_make_split, optimizer_setter),
+    *(_make_split, optimizer_setter, to_numpy),
+    # functions that a skorch dataset indexes with
+    *(f for name, f in vars(skorch.utils).items() if name.startswith("_indexing_")),
 )
 _LOCK = Lock()
 

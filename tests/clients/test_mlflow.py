@@ -3,17 +3,26 @@
 import numpy as np
 import pytest
 
+from sklaplace import TRUSTED_TYPES
+
 mlflow = pytest.importorskip("mlflow")
 flavour = pytest.importorskip("mlflow.sklearn")
 pytest.importorskip("mlflow.pyfunc")  # warns of its own type hints
 
 
+TRUSTED = [*TRUSTED_TYPES, "nets.MLP"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"serialization_format": "cloudpickle"}, {"skops_trusted_types": TRUSTED}],
+    ids=["cloudpickle", "default"],
+)
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
-def test_saved_model_predicts_alike(kind, tmp_path, request, figure):
+def test_saved_model_predicts_alike(kind, options, tmp_path, request, figure):
     found = request.getfixturevalue(kind)
     path = str(tmp_path / "model")
-    options = {"serialization_format": "cloudpickle", "pip_requirements": []}
-    flavour.save_model(found.model, path, **options)
+    flavour.save_model(found.model, path, pip_requirements=[], **options)
     loaded, X = flavour.load_model(path), found.test[0]
     given = (X, True) if kind == "numbers" else (X,)
     name = "predict" if kind == "numbers" else "predict_proba"

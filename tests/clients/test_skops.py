@@ -6,11 +6,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from nets import classifier, regressor
+from nets import MLP, classifier, regressor
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from skorch import NeuralNetClassifier, NeuralNetRegressor
 from torch import nn
 
 import sklaplace
@@ -37,6 +38,12 @@ TRUSTED = [*sklaplace.TRUSTED_TYPES, "nets.MLP"]
 MODELS = {
     "default": lambda: LaplaceClassifier(random_state=0),
     "kron": lambda: LaplaceClassifier(classifier(), random_state=0),
+    "default callbacks": lambda: LaplaceClassifier(
+        NeuralNetClassifier(MLP, criterion=nn.CrossEntropyLoss, verbose=0)
+    ),
+    "default regressor callbacks": lambda: LaplaceRegressor(
+        NeuralNetRegressor(MLP, module__n_out=1, verbose=0)
+    ),
     "search": lambda: LaplaceClassifierCV(classifier(), cv=2, random_state=0),
     "frozen": lambda: LaplaceClassifier(
         FrozenEstimator(classifier().fit(X, np.arange(60) % 3))
