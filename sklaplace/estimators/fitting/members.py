@@ -38,6 +38,7 @@ from sklaplace.estimators.training.samples import (
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData, is_opaque, take_rows
 from sklaplace.networks.trained import device_of
+from sklaplace.networks.training import copied, same_modules
 
 T = TypeVar("T", bound=Trainer)
 
@@ -273,21 +274,49 @@ def _predicting(self: Any) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------- persistence
+# version of the state in files, raised if older versions cannot read newer files
+FORMAT = 1
+_FORMAT = "_sklaplace_format"
+
+
 def reduce_ex(self: object, protocol: object) -> Any:
     """Pickle the estimator with tensors on the CPU; skorch pickles the networks."""
-    state = worker_state(vars(self), _SENT_APART)
+    state = _to_store(worker_state(vars(self), _SENT_APART))
     return pickled(self, moved_entries(state, _WITH_TENSORS, "cpu"))
 
 
 def getstate(self: object) -> dict[str, Any]:
     """Return the state without tensors for skops, see `to_portable`."""
-    return to_portable(vars(self))
+    return to_portable(_to_store(vars(self)))
 
 
-def setstate(self: object, state: dict[str, Any]) -> None:
-    """Restore the state, with tensors on the network's device."""
-    vars(self).update(from_portable(state))
+def _to_store(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with its version, and without the copy of a frozen network."""
+    estimator, fitted = state.get("estimator"), state.get("estimator_")
+    if fitted is not None and is_frozen(estimator):
+        is_copy = same_modules(fitted.module_, inner_net(estimator).module_)
+        state = {**state, "estimator_": None} if is_copy else state
+    return {**state, _FORMAT: FORMAT}
+
+
+def setstate(self: Any, state: dict[str, Any]) -> None:
+    """Restore the state, with tensors on the network's device.
+
+    Raises
+    ------
+    ValueError
+        If a newer version of this package has written the state.
+    """
+    state = dict(from_portable(state))
+    if (version := state.pop(_FORMAT, FORMAT)) > FORMAT:
+        raise ValueError(
+            f"The file has format {version} of a newer version of sklaplace. This "
+            f"version reads formats up to {FORMAT}. Update sklaplace."
+        )
+    vars(self).update(state)
     if "estimator_" in vars(self):
+        if self.estimator_ is None:
+            self.estimator_ = copied(inner_net(self.estimator))
         device = device_of(vars(self)["estimator_"])
         vars(self).update(moved_entries(vars(self), _WITH_TENSORS, device))
 
