@@ -47,6 +47,8 @@ TAKE_ESTIMATORS = {
         "neg_expected_calibration_error_scorer",
         "neg_area_under_risk_coverage_scorer",
     },
+    # any fitted estimator, perhaps a pipeline
+    "sklaplace.metrics.checks": {"last_step"},
     # public: any fitted estimator
     "sklaplace.estimators.predicting.streaming": {"iter_predictions"},
     # methods that base classes share; a common base would be a fifth class
