@@ -100,7 +100,8 @@ def test_evidence_equals_a_fit_with_these_levels(structure, curvature, before):
 
 @pytest.mark.parametrize("structure", SEPARABLE)
 def test_evidence_is_differentiable_in_each_level(structure):
-    found = fitted(hessian_structure=structure, sigma_noise=[0.3, 0.5])
+    given = torch.tensor([0.3, 0.5], dtype=torch.float64)
+    found = fitted(hessian_structure=structure, sigma_noise=given)
     start = torch.tensor([3.0, 0.2, 0.9], dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda v: found.log_marginal_likelihood(v[0], v[1:]), start)
     # at the levels of fit, too

@@ -139,7 +139,7 @@ class NumberTargets(Targets):
         if np.ndim(sigma_noise) == 0:
             if not normalizes:
                 _warn_of_unequal_scales(columns)
-        elif np.size(sigma_noise) != columns.shape[1]:
+        elif np.shape(sigma_noise) != columns.shape[1:]:
             raise ValueError(
                 f"sigma_noise has shape {np.shape(sigma_noise)}, but y has "
                 f"{columns.shape[1]} columns. Pass one number, or one for each column."
