@@ -176,6 +176,19 @@ class Jacobian:
         keys = [part.keys for part in parts if part.keys is not None]
         return Jacobian(blocks, keys=torch.cat(keys) if keys else None)
 
+    @staticmethod
+    def with_shared_outputs(parts: "list[Jacobian]") -> "Jacobian":
+        """Concatenate the samples of several batches; all need `is_shared`."""
+        return Jacobian(
+            [
+                same[0].like(
+                    same[0].outputs,
+                    None if same[0].a is None else torch.cat([b.a for b in same]),
+                )
+                for same in zip(*(part.blocks for part in parts), strict=True)
+            ]
+        )
+
     def kernel(self, other: "Jacobian", v: Tensor) -> Tensor:
         """Return ``Σₗ vₗ Jₗ J'ₗᵀ`` over blocks for ``v`` (L,), (b, k, b', k')."""
         return kernel(self.blocks, other.blocks, v)

@@ -154,6 +154,8 @@ class Structure(FieldsOnly, ABC):
     layout: Layout
     priors: ClassVar[frozenset[str]]
     """Prior structures that `precision` supports."""
+    keeps_factors: ClassVar[bool] = False
+    """Whether an orthonormal basis is applied to the factors of a block of rows."""
     is_spectral: ClassVar[bool] = True
     """Whether ``log det P = Σ log(scale·e + δ)`` under a scalar prior."""
     kind: ClassVar[str]
@@ -470,6 +472,31 @@ class EigenPrecision(Precision):
         pairs = zip(blocks, pieces, strict=True)
         return [input_weights(block.outputs, piece) for block, piece in pairs]
 
+    def between_samples(self, jacobian: Jacobian, *, across_outputs: bool) -> Tensor:
+        """Return covariances between samples, (b, b, c) for each output.
+
+        With ``across_outputs``, they are (b, c, b, c). Needs a Jacobian with
+        `Jacobian.is_shared`, and a structure with `Structure.keeps_factors`. Costs
+        O(b² c (i + c²)) for i inputs of the layer, or O(b² c (i + c)).
+        """
+        found: dict[int, tuple[Block, Tensor]] = {}
+        zero = torch.zeros_like(self.scale)
+        pieces = (1 / self.eigenvalues).split(self.structure.layout.sizes)
+        rotated = self.structure.rotated_blocks(jacobian.double())
+        for block, v in zip(rotated, pieces, strict=True):
+            inputs, weights = block.inputs.squeeze(1), v.reshape(block.n_outputs, -1)
+            products = (inputs.unsqueeze(1) * inputs) @ weights.mT  # (b, b, o)
+            _, others = found.get(id(block.outputs), (block, zero))
+            found[id(block.outputs)] = block, products + others
+        parts = []
+        for block, products in found.values():
+            g = block.g[0, :, 0]
+            if across_outputs:
+                parts.append(_between_outputs(products, g))
+            else:
+                parts.append(products @ (g**2).mT)
+        return total(parts)
+
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
         """Return ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ`` of a dense ``J``, (b, c, c)."""
         rotated = self.structure.to_basis(rows)
@@ -489,6 +516,17 @@ def input_weights(g: Tensor | SharedColumns, v: Tensor) -> Tensor:
     if not isinstance(g, Tensor):
         return g.weighted_squares(v.reshape(g.n, -1).T).T
     return (g**2)[0, :, 0] @ v.reshape(g.shape[-1], -1)
+
+
+def _between_outputs(weights: Tensor, g: Tensor) -> Tensor:
+    """Return ``g · diag(w) · gᵀ`` for symmetric weights (b, b, o), as (b, c, b, c)."""
+    b, c = len(weights), len(g)
+    found = weights.new_empty(b, c, b, c)
+    for k in range(b):
+        some = (weights[k, k:].unsqueeze(1) * g) @ g.mT  # symmetric
+        found[k, :, k:] = some.movedim(0, 1)
+        found[k:, :, k] = some
+    return found
 
 
 @dataclass(frozen=True)

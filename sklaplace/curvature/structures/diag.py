@@ -24,6 +24,7 @@ class Diag(base.Diagonalised):
 
     diagonal: Tensor
     kind = "diag"
+    keeps_factors = True
     priors = frozenset({"scalar", "layerwise", "diag"})
 
     @property

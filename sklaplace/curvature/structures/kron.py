@@ -217,6 +217,7 @@ class Kron(base.Diagonalised):
     factors: tuple[tuple[Factor, Factor], ...]
     n_positions: tuple[Tensor, ...]
     kind = "kron"
+    keeps_factors = True
     priors = frozenset({"scalar", "layerwise"})
 
     @property

@@ -85,7 +85,7 @@ class QuadraticForm:
         head, precision = cast(Head, layout.head), posterior.precision
         c, i = len(head.offset), layout.blocks[0].factor_shape[1]
         shape = (c,) if diagonal else (c, c)
-        n_products = i + 1 if isinstance(structure, Kron | Diag) else (i + 1) ** 2
+        n_products = i + 1 if structure.keeps_factors else (i + 1) ** 2
         require_bytes(
             16 * n_products * c ** len(shape),
             "cpu",

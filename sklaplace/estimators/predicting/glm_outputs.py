@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.trees import Batch, Inputs
-from sklaplace.curvature.jacobian import Centring, backpropagate
+from sklaplace.curvature.jacobian import Centring, Jacobian, backpropagate
 from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
     OutputModel,
@@ -66,15 +66,24 @@ class GLMOutputs(WeightDraws):
         self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
         """Return mean (n, c) and covariances; see `BatchedOutputs.joint`."""
-        posterior = self.posterior
-        require_joint(outputs, X, across_outputs, 2 * posterior.layout.n_parameters)
-        means, roots = [], []
+        posterior, layout = self.posterior, self.posterior.layout
+        precision: Any = posterior.precision
+        # all samples of a last layer share the derivatives by its outputs
+        is_shared = layout.head is not None and posterior.structure.keeps_factors
+        n_numbers = sum(layout.blocks[0].factor_shape if is_shared else layout.sizes)
+        require_joint(outputs, X, across_outputs, 2 * n_numbers)
+        means, parts = [], list[Any]()
         with outputs.evaluation(X) as (forward, batches):
             for x, _, _ in batches:
-                f, jacobian = backpropagate(forward, x, posterior.layout)
+                f, jacobian = backpropagate(forward, x, layout)
                 means.append(linearised_mean(posterior, f, jacobian))
-                roots.append(posterior.precision.whiten(jacobian))
-        mean, root = torch.cat(means), torch.cat(roots)
+                parts.append(jacobian if is_shared else precision.whiten(jacobian))
+        mean = torch.cat(means)
+        if is_shared and all(part.is_shared for part in parts):
+            whole = Jacobian.with_shared_outputs(parts)
+            cov = precision.between_samples(whole, across_outputs=across_outputs)
+            return mean, cov.flatten(2).flatten(0, 1) if across_outputs else cov
+        root = torch.cat([precision.whiten(p) for p in parts] if is_shared else parts)
         if across_outputs:
             rows = root.flatten(0, 1)
             return mean, rows @ rows.mT
