@@ -194,6 +194,11 @@ def conjugate_gradients(
     return x, None
 
 
+def as_number(value: Tensor) -> Tensor:
+    """Return a tensor, with the shape () instead of (1,)."""
+    return value.squeeze(0) if value.shape == (1,) else value
+
+
 def plain(value: Tensor) -> float | np.ndarray:
     """Convert a tensor to a float or a numpy array."""
     return value.item() if value.ndim == 0 else value.cpu().numpy()

@@ -67,7 +67,7 @@ MODELS = {
 
 
 def session(module, x, path):
-    batch = {0: torch.export.Dim("batch", min=1)}
+    batch = {0: torch.export.Dim.DYNAMIC}
     torch.onnx.export(module, (x,), path, dynamo=True, dynamic_shapes=(batch,))
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

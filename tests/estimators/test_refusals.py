@@ -198,7 +198,13 @@ class TestOptions:
         names = "prior_precision", "sigma_noise", "temperature", "prior_mean"
         params = dict.fromkeys(names, make(0.5))
         net = FrozenEstimator(initialised(regressor()))
-        LaplaceRegressor(net, residual=make(0.1), **params).fit(X_REG, Y_REG)
+        model = LaplaceRegressor(net, residual=make(0.1), **params).fit(X_REG, Y_REG)
+        params = dict.fromkeys(names, make([0.5]))
+        same = LaplaceRegressor(net, residual=make([0.1]), **params).fit(X_REG, Y_REG)
+        found = [m.predict(X_REG, return_std=True) for m in (model, same)]
+        np.testing.assert_allclose(*found, rtol=1e-6)
+        value = model.log_marginal_likelihood(make(3.0))
+        assert model.log_marginal_likelihood(make([3.0])) == value
 
     def test_validation_without_rows(self):
         model = for_classes(prior_precision="validation")

@@ -182,9 +182,9 @@ def test_export_loads_without_this_package(model, tmp_path):
     y = LABELS if isinstance(model, LaplaceClassifier) else TARGETS
     module = model.fit(X, y).to_module()
     dtype = next(model.estimator_.module_.parameters()).dtype
-    x, batch = torch.tensor(X, dtype=dtype), torch.export.Dim("batch", min=1)
+    x, batch = torch.tensor(X, dtype=dtype), {0: torch.export.Dim.DYNAMIC}
     program = torch.export.export(
-        module, (x[:3],), dynamic_shapes=({0: batch},), strict=False
+        module, (x[:3],), dynamic_shapes=(batch,), strict=False
     )
     paths = [tmp_path / name for name in ("model.pt2", "x.pt", "expected.pt")]
     torch.export.save(program, paths[0])

@@ -19,6 +19,7 @@ from torch import Tensor
 from sklaplace.core import progress
 from sklaplace.core.budget import KEPT_BUDGET, move
 from sklaplace.core.checks import warn_user
+from sklaplace.core.linalg import as_number
 from sklaplace.core.parallel import ordered_map
 from sklaplace.core.random import row_hash
 from sklaplace.curvature.accumulation import CurvatureSums, accumulate
@@ -499,6 +500,8 @@ def initial_hyperparameters(
         name: torch.as_tensor(value, dtype=torch.float64, device=device)
         for name, value in values.items()
     }
+    for name in ("prior_precision", "prior_mean", "temperature"):
+        tensors[name] = as_number(tensors[name])
     shape = PRIOR_STRUCTURES[settings.prior_structure](layout)
     tensors["prior_precision"] = tensors["prior_precision"].expand(shape).clone()
     return Hyperparameters(**tensors)

@@ -37,7 +37,7 @@ class Finite(Interval):
     """Finite number above a bound, or an array of such numbers.
 
     ``ndims`` lists the allowed numbers of axes. A number has zero axes, as does an
-    array or tensor of shape ().
+    array or tensor of shape (). One of shape (1,) counts as a number.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class Finite(Interval):
         except (TypeError, ValueError, RuntimeError):
             return False
         are_in = np.isfinite(numbers) & (self.left is None or numbers > self.left)
-        return numbers.ndim in self.ndims and numbers.size > 0 and bool(are_in.all())
+        is_shaped = numbers.ndim in self.ndims or getattr(val, "shape", None) == (1,)
+        return is_shaped and numbers.size > 0 and bool(are_in.all())
 
     def __str__(self) -> str:
         return self.shown

@@ -179,7 +179,7 @@ class LaplaceOptions:
     def residual_variance(self, residual: str | float) -> float:
         """Return the variance of the residual, or zero without a residual."""
         if not isinstance(residual, str):
-            return float(residual)
+            return float(np.asarray(residual).item())
         is_on = residual == "auto" and self.free_prior
         return VARIANCE if is_on and self.prior_precision == "auto" else 0.0
 
@@ -366,7 +366,7 @@ def check_prior_shape(
     """Raise if the shape of the prior precision does not match its structure."""
     expected = PRIOR_STRUCTURES[prior_structure](layout)
     shape = np.shape(value)
-    if isinstance(value, str) or shape in ((), expected):
+    if isinstance(value, str) or shape in ((), (1,), expected):
         return
     fitting = [k for k, size in PRIOR_STRUCTURES.items() if size(layout) == shape]
     wanted = f"one number or shape {expected}" if expected else "one number"

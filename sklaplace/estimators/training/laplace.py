@@ -278,7 +278,7 @@ class LaplaceTrainer(Trainer):
         """Raise for options that do not match the layers or the likelihood."""
         options, p = self.options, spec.layout.n_parameters
         check_prior_shape(options.prior_precision, options.prior_structure, spec.layout)
-        if np.shape(options.prior_mean) not in ((), (p,)):
+        if np.shape(options.prior_mean) not in ((), (1,), (p,)):
             raise ValueError(
                 f"prior_mean has shape {np.shape(options.prior_mean)}. Use one number, "
                 f"or one per selected weight: shape ({p},)."
