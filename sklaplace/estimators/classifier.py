@@ -360,7 +360,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         ------
         ValueError
             If the predictions have no closed form: for other weights than those of a
-            last Linear layer, ``pred_type="nn"``, or ``link_approx="gumbel"``, which is
+            last Linear layer without parametrisations, a net with its own ``infer``,
+            ``pred_type="nn"``, or ``link_approx="gumbel"``, which is
             the default for more than 16 classes.
 
         See Also

@@ -369,7 +369,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         ------
         ValueError
             If the predictions have no closed form: for other weights than those of a
-            last Linear layer, ``pred_type="nn"``, or intervals of other likelihoods
+            last Linear layer without parametrisations, a net with its own ``infer``,
+            ``pred_type="nn"``, or intervals of other likelihoods
             than the Gaussian.
 
         See Also

@@ -26,13 +26,14 @@ def average(values: np.ndarray, sample_weight: Given) -> float:
 def last_step(estimator: Any, X: Any = None) -> tuple[Any, Any]:
     """Return the last step of a fitted pipeline, and X as the other steps transform it.
 
-    A pipeline has no methods such as ``predict_interval``. Other estimators, and X of
-    None, are returned as they are.
+    Pipelines and searches have no methods such as ``predict_interval``. Other
+    estimators, and X of None, are returned as they are.
     """
+    estimator = getattr(estimator, "best_estimator_", estimator)
     while isinstance(estimator, Pipeline) and len(estimator) > 0:
         if X is not None and len(estimator) > 1:
             X = estimator[:-1].transform(X)
-        estimator = estimator[-1]
+        estimator = getattr(estimator[-1], "best_estimator_", estimator[-1])
     return estimator, X
 
 

@@ -324,25 +324,6 @@ class _UnweightedLoader:
             yield X, y
 
 
-def same_modules(module: nn.Module, other: nn.Module) -> bool:
-    """Return whether two modules have equal tensors and attributes, except modes."""
-    pairs = zip(module.modules(), other.modules(), strict=False)
-    tensors, others = module.state_dict(), other.state_dict()
-    return (
-        all(type(a) is type(b) and _attributes(a) == _attributes(b) for a, b in pairs)
-        and tensors.keys() == others.keys()
-        and all(
-            torch.equal(v, others[name].to(v.device)) for name, v in tensors.items()
-        )
-    )
-
-
-def _attributes(module: nn.Module) -> dict[str, str]:
-    """Return the attributes of a module that are neither tensors nor modules."""
-    own = vars(module).items()
-    return {k: repr(v) for k, v in own if not k.startswith("_") and k != "training"}
-
-
 def copied(net: NeuralNet) -> NeuralNet:
     """Copy a skorch net and its modules; all other attributes are shared.
 

@@ -7,9 +7,19 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from nets import MLP, LinearModel, SharpMLP, SoftmaxMLP, TinyCNN, classifier, regressor
+from nets import (
+    MLP,
+    LinearModel,
+    SharpMLP,
+    SoftmaxMLP,
+    TinyCNN,
+    binary_classifier,
+    classifier,
+    regressor,
+)
 from skorch import NeuralNetClassifier, NeuralNetRegressor
 from torch import nn
 
@@ -50,6 +60,9 @@ REGRESSORS = {
     "net": LaplaceRegressor(regressor(), normalize_y=True, random_state=0),
     "full": LaplaceRegressor(regressor(), hessian_structure="full", **QUICK),
 }
+
+
+DTYPES = dict.fromkeys(CLASSIFIERS, torch.float32) | {"default": torch.float64}
 
 
 def compared(model, module, rows, **options):
@@ -97,6 +110,59 @@ def test_equals_other_targets():
     check(model, model.to_module(coverage=None))
 
 
+@pytest.mark.parametrize("column", ["levels", "numbers", "plain"])
+@pytest.mark.parametrize("kind", [LaplaceClassifier, LaplaceRegressor])
+def test_equals_estimator_of_data_frames(kind, column):
+    rows = pd.DataFrame({"a": X[:, 0], "b": X[:, 1]})
+    if column == "levels":
+        rows["b"] = pd.Categorical(np.array(list("xyz"))[LABELS])
+    elif column == "numbers":
+        rows.loc[3, "b"] = np.nan
+    model = kind(random_state=0).fit(rows, LABELS)
+    module, encoded = model.to_module(), model._input_type.table.encoded(rows)
+    found = module(torch.from_numpy(encoded))[2]
+    is_classifier = kind is LaplaceClassifier
+    method = model.predict_proba if is_classifier else model.predict_interval
+    np.testing.assert_allclose(found, method(rows), rtol=1e-6)
+
+
+class Stored(MLP):
+    """It keeps an activation, which has a graph."""
+
+    def forward(self, X):
+        self.last = self.hidden(X)
+        return self.head(self.last)
+
+
+class Tokens(nn.Module):
+    """Embedding of a table of integers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(10, 4), nn.Linear(12, 1)
+
+    def forward(self, X):
+        return self.head(self.embedding(X).flatten(1))
+
+
+def test_equals_unusual_networks():
+    model = LaplaceClassifier(classifier(Stored()), **QUICK).fit(X, LABELS)
+    check(model, model.to_module())
+    tokens = rng.integers(0, 10, size=(400, 3))
+    y = tokens[:, :1].astype("f4") + rng.standard_normal((400, 1)).astype("f4")
+    model = LaplaceRegressor(regressor(Tokens()), random_state=0).fit(tokens, y)
+    assert model._noise_model is not None
+    for found, expected in zip(
+        model.to_module()(torch.from_numpy(tokens)),
+        [*model.latent_mean_and_variance(tokens), model.predict_interval(tokens)[:, 0]],
+        strict=True,
+    ):
+        np.testing.assert_allclose(found.squeeze(), expected.squeeze(), atol=1e-5)
+    binary = binary_classifier()
+    model = LaplaceClassifier(binary, **QUICK).fit(X, LABELS > 0)
+    check(model, model.to_module())
+
+
 def test_equals_image_classifier():
     images = rng.standard_normal((60, 1, 8, 8)).astype("f4")
     net = NeuralNetClassifier(
@@ -128,8 +194,17 @@ class TestModule:
         emptied.load_state_dict(module.state_dict())
         for found, value in zip(emptied(x), expected, strict=True):
             assert torch.equal(found, value)
-        for found, value in zip(module.float()(x.float()), expected, strict=True):
-            torch.testing.assert_close(found.double(), value, rtol=1e-3, atol=1e-3)
+
+    @pytest.mark.parametrize("name", ["kron", "full", "probit", "default"])
+    def test_half_precision_is_for_the_network(self, name):
+        model = CLASSIFIERS[name].fit(X, LABELS)
+        expected = model.to_module()(torch.tensor(X, dtype=DTYPES[name]))
+        module = model.to_module().bfloat16()
+        found = module(torch.tensor(X, dtype=torch.bfloat16))
+        for value, other in zip(found, expected, strict=True):
+            assert value.dtype == torch.float64
+            torch.testing.assert_close(value, other, rtol=0.1, atol=0.1)
+        assert all(b.dtype == torch.float64 for b in module.buffers(recurse=False))
 
     def test_leaves_the_estimator_alone(self):
         model = LaplaceClassifier(classifier(TinyDropout()), **QUICK).fit(X, LABELS)
@@ -207,7 +282,7 @@ def test_refusals():
     for options, message in {
         ("pred_type", "nn"): "needs pred_type='glm'",
         ("subset_of_weights", "all"): "needs subset_of_weights='last_layer'",
-        ("link_approx", "gumbel"): "link_approx='gumbel' has no closed form.*mc, mean",
+        ("link_approx", "gumbel"): "link_approx='gumbel' has no closed.*probit, mean",
     }.items():
         model = LaplaceClassifier(net, **QUICK, **dict([options])).fit(X, LABELS)
         with pytest.raises(ValueError, match=message):

@@ -47,6 +47,9 @@ def test_scorer_of_intervals():
     assert neg_interval_score_scorer(model, X, y) == expected
     outer = make_pipeline("passthrough", model)
     assert neg_interval_score_scorer(outer, X, y) == expected
+    grid = {"laplaceregressor__prior_precision": ["auto"]}
+    search = GridSearchCV(model, grid, cv=2).fit(X, y)
+    assert neg_interval_score_scorer(search, X, y) == expected
 
 
 def test_scorers_of_classifiers_know_classes_that_a_fold_lacks():

@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
+from sklaplace.core.cache import fingerprint
 from sklaplace.core.checks import check_arrays, naming
 from sklaplace.core.serialise import from_portable, pickled, to_portable, worker_state
 from sklaplace.core.trees import Inputs
@@ -38,7 +39,7 @@ from sklaplace.estimators.training.samples import (
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData, is_opaque, take_rows
 from sklaplace.networks.trained import device_of
-from sklaplace.networks.training import copied, same_modules
+from sklaplace.networks.training import copied
 
 T = TypeVar("T", bound=Trainer)
 
@@ -282,21 +283,43 @@ _FORMAT = "_sklaplace_format"
 def reduce_ex(self: object, protocol: object) -> Any:
     """Pickle the estimator with tensors on the CPU; skorch pickles the networks."""
     state = _to_store(worker_state(vars(self), _SENT_APART))
-    return pickled(self, moved_entries(state, _WITH_TENSORS, "cpu"))
+    reduced = pickled(self, moved_entries(state, _WITH_TENSORS, "cpu"))
+    if len(reduced) > 3:  # of a user's subclass
+        return reduced
+    return _new, (type(self), FORMAT), reduced[2]
+
+
+def _new(kind: type, version: int) -> Any:
+    """Return an empty estimator, before its state is loaded; check the version."""
+    _check_version(version)
+    return object.__new__(kind)
+
+
+def _check_version(version: int) -> None:
+    """Raise ValueError if a newer version of this package has written a file."""
+    if version > FORMAT:
+        raise ValueError(
+            f"The file has format {version} of a newer version of sklaplace. This "
+            f"version reads formats up to {FORMAT}. Update sklaplace."
+        )
 
 
 def getstate(self: object) -> dict[str, Any]:
     """Return the state without tensors for skops, see `to_portable`."""
-    return to_portable(_to_store(vars(self)))
+    return {**to_portable(_to_store(vars(self))), _FORMAT: FORMAT}
 
 
 def _to_store(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state with its version, and without the copy of a frozen network."""
+    """Return a state without the copy of a frozen network, if it is still a copy."""
     estimator, fitted = state.get("estimator"), state.get("estimator_")
-    if fitted is not None and is_frozen(estimator):
-        is_copy = same_modules(fitted.module_, inner_net(estimator).module_)
-        state = {**state, "estimator_": None} if is_copy else state
-    return {**state, _FORMAT: FORMAT}
+    if fitted is None or not is_frozen(estimator):
+        return state
+    original = getattr(inner_net(estimator), "module_", None)
+    try:
+        is_copy = fingerprint(fitted.module_) == fingerprint(original)
+    except Exception:  # code without a source, such as a lambda
+        return state
+    return {**state, "estimator_": None} if is_copy else state
 
 
 def setstate(self: Any, state: dict[str, Any]) -> None:
@@ -307,13 +330,9 @@ def setstate(self: Any, state: dict[str, Any]) -> None:
     ValueError
         If a newer version of this package has written the state.
     """
-    state = dict(from_portable(state))
-    if (version := state.pop(_FORMAT, FORMAT)) > FORMAT:
-        raise ValueError(
-            f"The file has format {version} of a newer version of sklaplace. This "
-            f"version reads formats up to {FORMAT}. Update sklaplace."
-        )
-    vars(self).update(state)
+    _check_version(state.get(_FORMAT, FORMAT))
+    vars(self).update(from_portable(state))
+    vars(self).pop(_FORMAT, None)
     if "estimator_" in vars(self):
         if self.estimator_ is None:
             self.estimator_ = copied(inner_net(self.estimator))

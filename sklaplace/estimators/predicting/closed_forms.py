@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sklaplace.core.budget import require_bytes
 from sklaplace.curvature.jacobian import Centring, of_head
@@ -56,8 +57,8 @@ class QuadraticForm:
     ----------
     rotation : Tensor of shape (i, i), or None
         Basis in which only squares of features matter. None if all products matter.
-    coefficients : Tensor of shape (q, m)
-        Coefficients of the products.
+    coefficients : Tensor of shape (i + 1, m) or (i + 1, (i + 1) m)
+        Coefficients of the squares, or of all products.
     shape : tuple of int
         Shape of a value, of m numbers.
     """
@@ -70,11 +71,11 @@ class QuadraticForm:
         """Return values (b, *shape)."""
         one = torch.ones_like(features[:, :1])
         if self.rotation is not None:
-            products = torch.cat([(features @ self.rotation) ** 2, one], 1)
-        else:
-            rows = torch.cat([features, one], 1)
-            products = (rows.unsqueeze(2) * rows.unsqueeze(1)).flatten(1)
-        return (products @ self.coefficients).unflatten(1, self.shape)
+            squares = torch.cat([(features @ self.rotation) ** 2, one], 1)
+            return (squares @ self.coefficients).unflatten(1, self.shape)
+        rows = torch.cat([features, one], 1)
+        sums = (rows @ self.coefficients).unflatten(1, (rows.shape[1], -1))
+        return (sums * rows.unsqueeze(2)).sum(1).unflatten(1, self.shape)
 
     @classmethod
     def of(
@@ -100,8 +101,7 @@ class QuadraticForm:
             rows = precision.whiten(of_head(layout, head, inputs, f, centring))
             rows = torch.cat([rows[:i] - rows[i:], rows[i:]])
             products = "akp,bkp->abk" if diagonal else "akp,blp->abkl"
-            found = torch.einsum(products, rows, rows).flatten(0, 1).flatten(1)
-            return cls(None, found, shape)
+            return cls(None, torch.einsum(products, rows, rows).flatten(1), shape)
         blocks = structure.rotated_blocks(of_head(layout, head, inputs, f, None))
         rotated = next(block.a for block in blocks if block.a is not None)
         rotation = unfolded(rotated)[:i, 0]
@@ -269,13 +269,12 @@ def _sampled(mean: Tensor, cov: Tensor, points: Tensor) -> Tensor:
     mean, cov = centre(mean, cov)
     k = cov.shape[-1] - 1
     jitter = JITTER * cov.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=MIN_VARIANCE)
+    rest = cov[:, :k, :k] + jitter.view(-1, 1, 1) * torch.eye(k).to(cov)
     columns: list[Tensor] = []
     for j in range(k):
-        rest = cov[:, :k, j] + jitter.unsqueeze(1) * torch.eye(k)[j].to(cov)
-        for column in columns:
-            rest = rest - column * column[:, j : j + 1]
-        pivot = rest[:, j : j + 1].clamp(min=MIN_VARIANCE).sqrt()
-        columns.append(rest / pivot * (torch.arange(k) >= j).to(cov))
+        column = rest[:, j:, j] / rest[:, j : j + 1, j].clamp(min=MIN_VARIANCE).sqrt()
+        columns.append(functional.pad(column, (j, 0)))
+        rest = rest - columns[-1].unsqueeze(2) * columns[-1].unsqueeze(1)
     factor = torch.stack(columns, -1)
     factor = torch.cat([factor, -factor.sum(1, keepdim=True)], 1)
     draws = factor @ points[:, :k].mT + mean.unsqueeze(-1)
@@ -284,9 +283,9 @@ def _sampled(mean: Tensor, cov: Tensor, points: Tensor) -> Tensor:
 
 # link -> function of means, covariances and points, in closed form
 CLOSED_LINKS: dict[str, Any] = {
-    "mc": _sampled,
-    "mean_field": mean_field,
     "probit": probit,
+    "mean_field": mean_field,
+    "mc": _sampled,
     "probit_uncentred": probit_uncentred,
     "sodpp": sodpp,
 }

@@ -1,12 +1,11 @@
 """PredictiveModule: predictions of a fitted estimator as a plain torch module."""
 
-import copy
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from skorch import NeuralNet
+from skorch import NeuralNet, NeuralNetBinaryClassifier
 from torch import Tensor, nn
 
 from sklaplace.core.trees import Batch, mapped_tensors
@@ -26,6 +25,9 @@ from sklaplace.estimators.predicting.noise_model import MOST_INPUTS, Predictions
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, OutputModel
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
+from sklaplace.networks.outputs import unwrapped
+from sklaplace.networks.tabular import TabularNetwork
+from sklaplace.networks.training import copied
 from sklaplace.posterior.residual import EXPONENT, with_residual
 
 _INPUTS: ContextVar[list[Tensor]] = ContextVar("inputs of the last layer")
@@ -107,6 +109,14 @@ class PredictiveModule(nn.Module):
         self.parts = mapped_tensors(placed, parts)
         super().train(False)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> "PredictiveModule":
+        """Apply a conversion; the closed forms stay in float64."""
+        before = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in before.items():
+            setattr(self, name, buffer.to(getattr(self, name).device))
+        return self
+
     def train(self, mode: bool = True) -> "PredictiveModule":
         """Stay in evaluation mode."""
         return self
@@ -138,10 +148,9 @@ class PredictiveModule(nn.Module):
             self.network(**x) if isinstance(x, dict) else self.network(x)
         finally:
             _INPUTS.reset(token)
-        features = noted[0].to(next(self.buffers(recurse=False)).dtype)
-        if isinstance(x, Tensor) and x.ndim == 2 and x.is_floating_point():
-            return features, x.to(features)
-        return features, features[:, :0]
+        features = noted[0].double()
+        is_table = isinstance(x, Tensor) and x.ndim == 2
+        return features, cast(Tensor, x).double() if is_table else features[:, :0]
 
     def _relative(self, parts: Parts, features: Tensor, inputs: Tensor) -> Tensor:
         """Return the relative variance of the residual, (b,)."""
@@ -181,12 +190,14 @@ class PredictiveModule(nn.Module):
                 "to_module needs subset_of_weights='last_layer', and a last layer of "
                 "type torch.nn.Linear whose outputs are those of the network."
             )
-        if type(net).infer is not NeuralNet.infer:
+        if type(net).infer not in (NeuralNet.infer, NeuralNetBinaryClassifier.infer):
             raise ValueError(
                 f"The net is a {type(net).__name__} with its own infer, which "
                 "to_module would leave out. Move it into the module of the net."
             )
-        network = copy.deepcopy(net.module_)
+        network = unwrapped(copied(net).module_)
+        if isinstance(network, TabularNetwork):  # which sees encoded data frames
+            n_inputs = network.center.numel()
         name, c = str(layout.blocks[0].layer), len(layout.head.offset)
         outputs, mean = (
             _affine(layout, network.get_submodule(name), weights)
