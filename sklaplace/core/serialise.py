@@ -277,11 +277,12 @@ def worker_state(state: dict[str, Any], sent_apart: Iterable[str]) -> dict[str, 
     return {k: v for k, v in state.items() if k not in {*sent_apart}}
 
 
-def pickled(value: object, state: dict[str, Any]) -> Any:
+def pickled(value: object, state: dict[str, Any], make: Any, *args: object) -> Any:
     """Return the value of ``__reduce_ex__`` for an object with a given state.
 
-    The ``__getstate__`` of a user's subclass takes precedence.
+    ``make(*args)`` makes the object before its state is read. The ``__getstate__`` of
+    a user's subclass takes precedence.
     """
     if not type(value).__getstate__.__module__.startswith("sklaplace."):
         return object.__reduce_ex__(value, 2)
-    return _NEW, (type(value),), state
+    return make, args, state

@@ -48,7 +48,7 @@ EXPONENT = 4
 # targets.
 SPREADS = 2.0
 # Largest leverage, so that its powers stay finite.
-_LARGEST = 1e15
+LARGEST = 1e15
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Residual:
         """
         batch = FeatureBatch.of(self.novelty.likelihood, features, f, x=x)
         parts = [part.relative(batch) for part in self.novelty.distances]
-        return (torch.stack(parts).clamp(max=_LARGEST) ** EXPONENT).sum(0)
+        return (torch.stack(parts).clamp(max=LARGEST) ** EXPONENT).sum(0)
 
     def rows(self, features: Tensor, f: Tensor, x: object) -> Tensor:
         """Return rows (b, p) whose inner products are covariances of ``g_k / s_k``."""
@@ -110,7 +110,7 @@ class Residual:
         for part in self.novelty.distances:
             whitened = part.whitened(batch)
             size = whitened.square().sum(1, keepdim=True)
-            length = size.clamp(max=_LARGEST) ** (EXPONENT / 2)
+            length = size.clamp(max=LARGEST) ** (EXPONENT / 2)
             found.append(whitened * (length * size.rsqrt()))
         return torch.cat(found, 1)
 

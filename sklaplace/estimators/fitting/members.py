@@ -283,10 +283,8 @@ _FORMAT = "_sklaplace_format"
 def reduce_ex(self: object, protocol: object) -> Any:
     """Pickle the estimator with tensors on the CPU; skorch pickles the networks."""
     state = _to_store(worker_state(vars(self), _SENT_APART))
-    reduced = pickled(self, moved_entries(state, _WITH_TENSORS, "cpu"))
-    if len(reduced) > 3:  # of a user's subclass
-        return reduced
-    return _new, (type(self), FORMAT), reduced[2]
+    state = moved_entries(state, _WITH_TENSORS, "cpu")
+    return pickled(self, state, _new, type(self), FORMAT)
 
 
 def _new(kind: type, version: int) -> Any:

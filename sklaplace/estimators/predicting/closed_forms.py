@@ -18,8 +18,7 @@ from sklaplace.core.budget import require_bytes
 from sklaplace.curvature.jacobian import Centring, of_head
 from sklaplace.curvature.layout import Head
 from sklaplace.curvature.patches import unfolded
-from sklaplace.curvature.structures.diag import Diag
-from sklaplace.curvature.structures.kron import Kron
+from sklaplace.curvature.structures.base import Diagonalised
 from sklaplace.dirichlet.links import mean_field, probit, probit_uncentred, sodpp
 from sklaplace.dirichlet.logits import JITTER, MIN_VARIANCE, centre
 from sklaplace.estimators.predicting.noise_model import (
@@ -31,10 +30,7 @@ from sklaplace.estimators.targets.label_types import TargetType
 from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.novelty import FeatureBatch
-from sklaplace.posterior.residual import Residual
-
-# Largest leverage, so that its power is finite in single precision.
-_LARGEST = 1e9
+from sklaplace.posterior.residual import LARGEST, Residual
 
 
 @dataclass(frozen=True)
@@ -94,15 +90,16 @@ class QuadraticForm:
             "use hessian_structure='kron', or a link_approx that needs no covariances, "
             "such as 'probit'",
         )
-        f, inputs = head.offset.new_zeros(i + 1, c).double(), torch.eye(i + 1, i)
+        f = head.offset.new_zeros(i + 1, c).double()
         # the last sample has no features, so that only the bias counts
-        inputs = inputs.to(f)
-        if not isinstance(structure, Kron | Diag):
+        inputs = torch.eye(i + 1, i).to(f)
+        if not structure.keeps_factors:
             rows = precision.whiten(of_head(layout, head, inputs, f, centring))
             rows = torch.cat([rows[:i] - rows[i:], rows[i:]])
             products = "akp,bkp->abk" if diagonal else "akp,blp->abkl"
             return cls(None, torch.einsum(products, rows, rows).flatten(1), shape)
-        blocks = structure.rotated_blocks(of_head(layout, head, inputs, f, None))
+        jacobian = of_head(layout, head, inputs, f, None)
+        blocks = cast(Diagonalised, structure).rotated_blocks(jacobian)
         rotated = next(block.a for block in blocks if block.a is not None)
         rotation = unfolded(rotated)[:i, 0]
         inputs = torch.cat([rotation.mT, inputs[i:]])
@@ -132,7 +129,7 @@ class RelativeLeverage:
     def __call__(self, values: Tensor, groups: Tensor) -> Tensor:
         """Return leverages (b,)."""
         whitened = values @ self.matrix - self.origins[groups]
-        return whitened.square().sum(1).clamp(max=_LARGEST)
+        return whitened.square().sum(1).clamp(max=LARGEST)
 
     @classmethod
     def all_of(

@@ -21,7 +21,7 @@ from sklaplace.estimators.predicting.closed_forms import (
     RelativeLeverage,
 )
 from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
-from sklaplace.estimators.predicting.noise_model import MOST_INPUTS, Predictions
+from sklaplace.estimators.predicting.noise_model import Predictions
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, OutputModel
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
@@ -134,11 +134,7 @@ class PredictiveModule(nn.Module):
             variance = with_residual(variance, *given, 1, centred=False)
             n_blocks = self.likelihood.n_blocks
             cov = with_residual(cov, *given, n_blocks, centred=self.is_centred)
-        features, inputs = (
-            values if values.shape[1] <= MOST_INPUTS else values[:, :0]
-            for values in (features, inputs)
-        )
-        return parts.result(Predictions(features, inputs, mean, variance), cov)
+        return parts.result(Predictions.of(features, x, mean, variance), cov)
 
     def _features(self, x: Batch) -> tuple[Tensor, Tensor]:
         """Return inputs of the last layer (b, i), and of the network, if a table."""
