@@ -95,8 +95,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         held-out samples. ``"auto"`` does the same if there are held-out samples;
         otherwise it keeps the network's own predictions near the data, with a warning.
         Held-out samples come from ``X_val``, else from the net's ``train_split``, else
-        from ``validation_fraction``. With few samples or the default network,
-        ``"auto"`` trains one network per cross-validation fold. A frozen net is never
+        from ``validation_fraction``. With the default network, or fewer than 1,000
+        samples and no ``X_val``, ``"auto"`` trains one network per cross-validation
+        fold; see the :ref:`User Guide <validation-samples>`. A frozen net is never
         trained.
     prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
@@ -132,8 +133,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for tuning, if the net is trained in
         ``fit``, holds out no samples itself, and there are at least 50 distinct
-        samples. ``prior_precision="auto"`` needs 100 and a net of yours, and uses
-        cross-validation otherwise.
+        samples. ``prior_precision="auto"`` needs 100 and a net of yours, or 1,000 with
+        ``sigma_noise="auto"``, and uses cross-validation otherwise.
     pred_type : {"glm", "nn"}, default="glm"
         Whether predictions use the linearised network (``"glm"``), or the network
         itself under ``n_samples`` draws of the weights (``"nn"``). Tuning always uses
@@ -317,8 +318,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
 
     @property
     def _models_noise(self) -> bool:
-        """Whether the noise depends on the inputs, if the likelihood has noise."""
-        return isinstance(self.sigma_noise, str) and self.sigma_noise == "auto"
+        """Whether the noise can depend on the inputs."""
+        depends = isinstance(self.sigma_noise, str) and self.sigma_noise == "auto"
+        return depends and has_noise(self.likelihood, inner_net(self.estimator))
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         return replace(super()._trainer(options), models_noise=self._models_noise)
@@ -336,8 +338,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         if not parts and fit.network.held_out is not None:
             parts = [replace(outputs, network=fit.network)]
         if parts:
-            residuals = held_out_residuals(outputs, parts)
             levels = self._noise * np.array(self._likelihood.relative or (1.0,))
+            residuals = held_out_residuals(outputs, parts, levels)
             self._noise_model = NoiseModel.fit(residuals, levels)
 
     @property

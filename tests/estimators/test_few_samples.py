@@ -23,7 +23,7 @@ from sklaplace import (
 )
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.training.laplace import FEW as FOLDED
-from sklaplace.estimators.training.laplace import MIN_HELD_OUT, N_FOLDS
+from sklaplace.estimators.training.laplace import FEW_FOR_NOISE, MIN_HELD_OUT, N_FOLDS
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks import default
 from sklaplace.networks.split import MIN_ROWS, hash_folds, row_keys
@@ -136,8 +136,14 @@ def test_only_few_samples_without_others_are_tuned_by_folds():
     quick, split = regressor(max_epochs=2), ValidSplit(5)
     model = LaplaceRegressor(quick, random_state=0)
     assert n_trainings(model, *FEW_REG) == N_FOLDS + 1
-    X, y = waves(FOLDED)
+    X, y = waves(FEW_FOR_NOISE)
+    assert n_trainings(model, X[1:], y[1:]) == N_FOLDS + 1
     assert n_trainings(model, X, y) == 1
+    constant = LaplaceRegressor(quick, sigma_noise="homoscedastic", random_state=0)
+    assert n_trainings(constant, X[:FOLDED], y[:FOLDED]) == 1
+    few = X[:FOLDED], 2 * (y[:FOLDED] > 0)  # counts have no noise to model
+    counts = regressor(max_epochs=2, criterion=nn.PoissonNLLLoss)
+    assert n_trainings(LaplaceRegressor(counts, random_state=0), *few) == 1
     assert n_trainings(model, *FEW_REG, X_val=X, y_val=y) == 1
     for fixed in ({"prior_precision": 1.0, "sigma_noise": 0.1}, SEEN):
         model = LaplaceRegressor(quick, random_state=0, **fixed)
@@ -237,7 +243,7 @@ def test_folds_hold_out_whole_groups(split, n_groups):
 @pytest.mark.parametrize("kind", [LaplaceRegressor, DeepEnsembleRegressor])
 @pytest.mark.parametrize("split", [None, ValidSplit(5)], ids=["all", "split"])
 def test_held_out_samples_are_whole_groups(split, kind):
-    X, y, groups = grouped(FOLDED)
+    X, y, groups = grouped(FEW_FOR_NOISE)
     net = regressor(max_epochs=2, train_split=split)
     with pytest.warns(UserWarning, match=WITHIN) if split else nullcontext():
         found = trainings(model := kind(net, random_state=0), X, y, groups)

@@ -21,9 +21,9 @@ from sklaplace import (
     SWAGRegressor,
     VariationalRegressor,
 )
+from sklaplace.estimators.training.laplace import FEW, FEW_FOR_NOISE
 
-N = 120
-NUMBERS, CLASSES = waves(N), blobs(N)
+NUMBERS, CLASSES = waves(FEW_FOR_NOISE), blobs(FEW)  # no networks of folds
 WARNING = r"Training was interrupted in epoch 3 of 9, .* Fit again"
 
 

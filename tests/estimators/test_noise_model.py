@@ -178,9 +178,10 @@ def data(n=600, seed=0):
     return X, np.sin(2 * X[:, 1]) + std * rng.standard_normal(n), std
 
 
-def small_net(**settings):
+def small_net(width=20, **settings):
     def make():
-        return nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 1)).double()
+        layers = nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 1)
+        return nn.Sequential(*layers).double()
 
     options = {"max_epochs": 60, "lr": 0.01, "batch_size": 32, "verbose": 0}
     options |= {"optimizer": torch.optim.Adam, "train_split": None}
@@ -207,6 +208,24 @@ class TestRegressor:
         constant = clone(model).set_params(sigma_noise="homoscedastic").fit(*seen)
         nll = [-m._log_proba_of(X, y).mean() for m in (model, constant)]
         assert nll[0] < nll[1] - 0.1
+
+    @pytest.mark.parametrize("width", [5, 60])
+    def test_variances_of_folds_are_no_larger_than_for_predictions(
+        self, width, full_training, monkeypatch
+    ):
+        """A layer as wide as a fold is long has far larger variances there."""
+        seen, learn = [], NoiseModel.fit
+        monkeypatch.setattr(
+            NoiseModel, "fit", lambda r, s: seen.append((r, s)) or learn(r, s)
+        )
+        X, y, _ = data(90)
+        model = LaplaceRegressor(small_net(width), random_state=0).fit(X, y)
+        ((held_out, levels),) = seen
+        variance = model.latent_mean_and_variance(held_out.predictions.inputs)[1]
+        without = variance / (1 - np.minimum(variance / levels**2, 0.95))
+        ratios = held_out.predictions.variance.numpy() / without
+        assert len(ratios) == 90
+        assert np.median(ratios) == pytest.approx(1)
 
     @pytest.mark.parametrize("noise", ["homoscedastic", 0.2])
     def test_constant_noise_on_request(self, noise):

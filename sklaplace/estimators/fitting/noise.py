@@ -74,6 +74,8 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float:
 
 # Number of residuals that a noise model is fitted to.
 MOST_RESIDUALS = 10_000
+# Largest leverage of a sample whose variance without it is computed.
+MOST_LEVERAGE = 0.95
 # Smallest noise level of a target column, relative to the largest level.
 _SMALLEST_RATIO = 1e-3
 # Mean leverage beyond which residuals are uninformative.
@@ -128,7 +130,7 @@ def _proportions(squares: Tensor) -> Tensor:
 
 
 def held_out_residuals(
-    outputs: BatchedOutputs, parts: Iterable[BatchedOutputs]
+    outputs: BatchedOutputs, parts: Iterable[BatchedOutputs], levels: np.ndarray
 ) -> Residuals:
     """Return residuals of samples that networks hold out.
 
@@ -139,9 +141,16 @@ def held_out_residuals(
     parts : iterable of BatchedOutputs
         Outputs of networks with held-out samples, used for moments. One may be
         ``outputs`` itself. Samples beyond `MOST_RESIDUALS` are ignored.
+    levels : ndarray of shape (c,)
+        Levels of constant noise.
 
     Notes
     -----
+    Outputs of a network of a fold have larger variances than predictions will have,
+    because it was trained on fewer samples. Each column is therefore divided by the
+    median factor by which they exceed v / (1 - v / s²), at least one. For a variance v
+    under noise of level s, that is the variance of a linear model without the sample.
+
     Copies of a sample with the same target are one residual, with the sum of their
     weights. Weights are scaled to sum to the effective number of residuals (Kish 1965),
     because copies are not independent.
@@ -150,23 +159,29 @@ def held_out_residuals(
     found: list[list[np.ndarray]] = []
     for part in parts:
         batches = part.gaussians_of(part.network.held_out)
+        is_fold = part.network.net is not outputs.network.net
         with forward.frozen(), part.network.forward().frozen(), torch.no_grad():
             for x, (mean, variance), y, weights in batches:
                 if sum(len(rows[0]) for rows in found) >= MOST_RESIDUALS:
                     break
                 with FeatureRecorder(forward, spec.feature_layers) as recorder:
                     features = recorder.take(len(forward(x)))
+                own = outputs.variances(forward, x)[1] if is_fold else variance
                 given = Predictions.of(features, x, mean, variance)
                 values = spec.likelihood.targets(y, mean) - mean
                 w = torch.ones_like(mean[:, 0]) if weights is None else weights
                 tensors = (
+                    own.double(),
                     *vars(given).values(),
                     values.double(),
                     w.double(),
                     row_hash(x),
                 )
                 found.append([t.cpu().numpy() for t in tensors])
-    columns = [np.concatenate(c) for c in zip(*found, strict=True)]
+    own, *columns = (np.concatenate(c) for c in zip(*found, strict=True))
+    without = own / (1 - np.minimum(own / levels**2, MOST_LEVERAGE))
+    excess = columns[3] / np.maximum(without, np.finfo(float).tiny)
+    columns[3] /= np.maximum(1, np.median(excess, axis=0))
     kept = columns[5] > 0
     *moments, values, w, keys = (column[kept] for column in columns)
     inputs = moments[1]

@@ -245,7 +245,7 @@ class BatchedOutputs:
             with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
                 if n_draws:  # these pass other weights
                     forward(x)
-                mean, variance = self._variances(forward, x)
+                mean, variance = self.variances(forward, x)
                 features = recorder.take(len(mean))
             return mean, variance, *function(features, x, mean, variance)
 
@@ -258,7 +258,7 @@ class BatchedOutputs:
         self.model.check_variance()
         return self.model.n_samples
 
-    def _variances(self, forward: Forward, x: Batch) -> tuple[Tensor, Tensor]:
+    def variances(self, forward: Forward, x: Batch) -> tuple[Tensor, Tensor]:
         """Return means and variances (b, c) of a batch; raise if not finite."""
         options: dict[str, Any] = {"diagonal": True, "centred": False}
         return require_finite(*self.model.gaussian(forward, x, n_blocks=1, **options))
@@ -333,7 +333,7 @@ class BatchedOutputs:
         """
         forward = self.network.forward()
         for x, y, weights in self._batches(dataset, n_draws=self._n_draws()):
-            yield x, self._variances(forward, x), y, weights
+            yield x, self.variances(forward, x), y, weights
 
     def losses_of(self, dataset: object) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Yield losses (b, s), weights (b,) and targets per sample of each batch.

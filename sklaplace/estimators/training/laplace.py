@@ -44,8 +44,9 @@ from sklaplace.posterior.last_layer import refit_bytes
 
 # Number of folds if there are too few samples to hold some out.
 N_FOLDS = 5
-# With fewer distinct samples, the tuner "auto" trains other networks on folds too.
-FEW = 100
+# With fewer distinct samples, the tuner "auto" trains other networks on folds too. With
+# a model of the noise, that narrows the intervals up to about 1,000 samples.
+FEW, FEW_FOR_NOISE = 100, 1000
 # Numbers of held-out samples that suffice for tuning, and for a model of the noise.
 # They limit the number of folds.
 ENOUGH, ENOUGH_FOR_NOISE = 200, 5000
@@ -156,7 +157,9 @@ class LaplaceTrainer(Trainer):
         Networks of folds cost more training, and leave all samples to the network. The
         default network is quick to train.
         """
-        return self.estimator is None or len(np.unique(self.keys(data))) < FEW
+        replaces = self.models_noise and self.options.holds_out
+        few = FEW_FOR_NOISE if replaces else FEW
+        return self.estimator is None or len(np.unique(self.keys(data))) < few
 
     @progress.phase("train on folds")
     def _train_each(
