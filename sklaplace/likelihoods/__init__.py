@@ -1,7 +1,8 @@
 """Likelihoods: distributions of targets given the outputs of a network.
 
 `CRITERIA` maps each criterion of a skorch net to its likelihood. Custom likelihoods
-derive from `ClassificationLikelihood` or `RegressionLikelihood`. `output_hessian`
+derive from `DensityLikelihood`, or, with closed forms, from `RegressionLikelihood` or
+`ClassificationLikelihood`. `output_hessian`
 implements closed forms of the Hessian with respect to the outputs.
 """
 
@@ -15,6 +16,7 @@ from sklaplace.likelihoods.classification import (
     ClassificationLikelihood,
     MultilabelBernoulli,
 )
+from sklaplace.likelihoods.density import DensityLikelihood
 from sklaplace.likelihoods.regression import (
     Gaussian,
     HeteroscedasticGaussian,
@@ -40,6 +42,7 @@ __all__ = [
     "Categorical",
     "CategoricalMap",
     "ClassificationLikelihood",
+    "DensityLikelihood",
     "Gaussian",
     "HeteroscedasticGaussian",
     "HeteroscedasticNLLLoss",

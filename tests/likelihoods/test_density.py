@@ -1,0 +1,192 @@
+"""Likelihoods given by their log-density alone, against closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from cases import normal
+from nets import MLP, regressor, waves
+from numpy.testing import assert_allclose
+from scipy import stats
+from torch import distributions
+
+from sklaplace import LaplaceRegressor
+from sklaplace.likelihoods import DensityLikelihood, Gaussian
+
+LEVELS = np.array([1e-3, 0.025, 0.5, 0.9, 0.9999])
+SIGMAS = [1e-3, 0.3, 100.0]
+
+
+class Normal(DensityLikelihood):
+    def __init__(self, sigma=0.3):
+        self.sigma = sigma
+
+    def log_prob(self, f, y):
+        return distributions.Normal(f, self.sigma).log_prob(y)
+
+
+class Of(DensityLikelihood):
+    """Likelihood by a distribution of torch."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def log_prob(self, f, y):
+        return self.make(f).log_prob(y)
+
+
+class OfPositive(Of):
+    is_positive = True
+
+
+def log_normal(f):
+    return distributions.LogNormal(f, 0.5)
+
+
+def exponential(f):
+    return distributions.Exponential(f.exp())
+
+
+def narrow(f):
+    return distributions.Normal(f + 1e4, 1e-3)
+
+
+SINGLE = {
+    "t": (Of(lambda f: distributions.StudentT(4.0, f, 0.5)), stats.t(4, scale=0.5)),
+    "gumbel": (Of(lambda f: distributions.Gumbel(f, 2.0)), stats.gumbel_r(scale=2)),
+    "laplace": (Of(lambda f: distributions.Laplace(f, 0.5)), stats.laplace(scale=0.5)),
+    "exponential": (OfPositive(exponential), stats.expon()),
+    "log-normal": (OfPositive(log_normal), stats.lognorm(0.5)),
+    "narrow": (Of(narrow), stats.norm(1e4, 1e-3)),
+}
+
+
+def outputs(n=20):
+    """Means and variances, (n, 1), as arrays."""
+    mean, log_std = normal(n, 1, seed=1).numpy(), normal(n, 1, seed=2).numpy()
+    return 3 * mean, np.exp(3 * log_std - 2)
+
+
+class TestNormal:
+    @pytest.mark.parametrize("sigma", SIGMAS)
+    def test_predictions(self, sigma):
+        """Also where the noise is much narrower than the output, or wider."""
+        (mean, var), given = outputs(), Gaussian()
+        own = Normal(sigma)
+        expected = given.moments(mean, var, sigma)
+        for found, value in zip(own.moments(mean, var, 1.0), expected, strict=True):
+            assert_allclose(found, value, rtol=1e-9, atol=1e-12)
+        std = np.sqrt(expected[1])[..., None]
+        found = own.quantiles(mean, var, 1.0, LEVELS)
+        error = (found - given.quantiles(mean, var, sigma, LEVELS)) / std
+        assert np.abs(error).max() < 3e-3
+        tensors = [torch.from_numpy(a) for a in (mean, var, mean + np.sqrt(var))]
+        assert_allclose(
+            own.log_density(*tensors, 1.0), given.log_density(*tensors, sigma), 1e-9
+        )
+
+    @pytest.mark.parametrize("sigma", SIGMAS)
+    def test_joint_moments(self, sigma):
+        mean, var = outputs(4)
+        cov = 0.3 * np.sqrt(var * var.T) + 0.7 * np.diag(var[:, 0])
+        found, expected = (
+            kind.joint_moments(mean, cov[..., None], sigma)[1]
+            for kind in (Normal(sigma), Gaussian())
+        )
+        assert_allclose(found, expected, rtol=1e-8)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_given_outputs(self, dtype):
+        f = normal(40, 2, seed=3).to(dtype)
+        root = Normal(0.3).root_hessian(f)
+        torch.testing.assert_close(root, torch.full_like(f, 1 / 0.3))
+        u = torch.linspace(0.001, 0.999, 80, dtype=torch.float64).reshape(40, 2)
+        expected = f.double() + 0.3 * torch.special.ndtri(u)
+        drawn = Normal(0.3).draw(f, u)
+        torch.testing.assert_close(drawn, expected.to(dtype), rtol=1e-4, atol=1e-4)
+        assert drawn.dtype == root.dtype == dtype
+
+    def test_draws_of_targets(self):
+        f = normal(2, 1, 4000, seed=4).numpy()
+        drawn = Normal(0.5).sample(f, 1.0, np.random.default_rng(0))
+        assert stats.kstest((drawn - f).ravel() / 0.5, "norm").pvalue > 0.01
+
+    def test_estimator(self):
+        """Predictions equal those of the known likelihood with the same noise."""
+        X, y = waves(60, dtype=np.float64)
+        net = regressor(MLP, max_epochs=20, module__dtype=torch.float64)
+        found = []
+        for likelihood, noise in ((None, 0.3), (Normal(0.3), 1.0)):
+            options = {"likelihood": likelihood, "sigma_noise": noise}
+            options |= {"prior_precision": 2.0, "refine": False, "random_state": 0}
+            model = LaplaceRegressor(net, **options).fit(X, y)
+            found.append(
+                [
+                    *model.predict(X, return_std=True),
+                    model.predict(X[:5], return_cov=True)[1],
+                    model.predict_interval(X, 0.8),
+                    model.log_marginal_likelihood(),
+                ]
+            )
+        for own, known in zip(*found, strict=True):
+            assert_allclose(own, known, rtol=1e-4, atol=1e-4)
+
+
+class TestOthers:
+    @pytest.mark.parametrize("name", SINGLE)
+    def test_given_outputs(self, name):
+        likelihood, known = SINGLE[name]
+        zero = np.zeros((1, 1))
+        mean, variance = likelihood.moments(zero, zero, 1.0)
+        assert mean == pytest.approx(known.mean(), rel=1e-4, abs=1e-9)
+        assert variance == pytest.approx(known.var(), rel=1e-3)
+        found = likelihood.quantiles(zero, zero, 1.0, LEVELS)[0, 0]
+        error = (known.cdf(found) - LEVELS) / (LEVELS * (1 - LEVELS))
+        assert np.abs(error).max() < 0.02
+
+    @pytest.mark.parametrize(
+        ("name", "information"),
+        [("t", 5 / 7 / 0.25), ("gumbel", 0.25), ("laplace", 4.0), ("exponential", 1.0)],
+    )
+    def test_fisher_information(self, name, information):
+        root = SINGLE[name][0].root_hessian(normal(5, 1, seed=5))
+        torch.testing.assert_close(root**2, torch.full_like(root, information))
+
+    @pytest.mark.parametrize("variance", [1e-4, 0.1, 1.0, 10.0])
+    def test_log_normal_outputs(self, variance):
+        likelihood, (mean, _) = SINGLE["log-normal"][0], outputs(8)
+        var = np.full_like(mean, variance)
+        known = stats.lognorm(math.sqrt(0.25 + variance), scale=np.exp(mean))
+        assert_allclose(likelihood.moments(mean, var, 1.0)[0], known.mean(), 1e-8)
+        assert_allclose(
+            likelihood.quantiles(mean, var, 1.0, LEVELS)[:, 0],
+            known.ppf(LEVELS),
+            rtol=3e-3,
+        )
+
+    def test_variances_that_do_not_exist_are_infinite(self):
+        cauchy = Of(lambda f: distributions.Cauchy(f, 1.0))
+        assert cauchy.moments(np.zeros((1, 1)), np.ones((1, 1)), 1.0)[1] == np.inf
+
+    @pytest.mark.parametrize(
+        ("log_prob", "words"),
+        [
+            (lambda f, y: -((y - f) ** 2), "does not integrate to one: the logarithm"),
+            (lambda f, y: 0 * f, "does not integrate|log_prob returns shape"),
+            (lambda f, y: Normal().log_prob(f, y).sum(-1), "without a sum"),
+        ],
+    )
+    def test_wrong_densities_are_refused(self, log_prob, words):
+        class Wrong(DensityLikelihood):
+            def log_prob(self, f, y):
+                return log_prob(f, y)
+
+        with pytest.raises(ValueError, match=words):
+            LaplaceRegressor(regressor(), likelihood=Wrong()).fit(*waves(40))
+
+    def test_targets_that_are_not_positive_are_refused(self):
+        X, y = waves(40)
+        model = LaplaceRegressor(regressor(), likelihood=SINGLE["log-normal"][0])
+        with pytest.raises(ValueError, match="not positive, which OfPositive"):
+            model.fit(X, y)
