@@ -26,8 +26,8 @@ from sklaplace.likelihoods.regression import (
 
 Nodes = tuple[Tensor, Tensor]
 
-# Bounds, as inverse hyperbolic sines, of targets, of logarithms of positive targets, and
-# of standard scores of outputs. Squares of larger positive targets overflow.
+# Bounds, as inverse hyperbolic sines: of targets, of logarithms of positive targets
+# (squares must not overflow), and of standard scores of outputs.
 _REACH, _REACH_OF_LOGS, _REACH_OF_OUTPUTS = 32.0, 6.4, 4.4
 # Numbers of values in the first search for the mode and in each refinement, and number
 # of refinements.
