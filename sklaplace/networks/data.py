@@ -164,7 +164,14 @@ class Batches:
             return None
         # device=None means the device of the module
         device = self.net.device or next(self.net.module_.parameters()).device
-        return to_tensor(value, device=device)
+        try:
+            return to_tensor(value, device=device)
+        except TypeError as error:  # strings
+            cause = str(error).rstrip(".")
+            raise TypeError(
+                f"A batch cannot be converted to tensors: {cause}. Leave out columns "
+                "of strings, and let an IterableDataset yield (x, y)."
+            ) from error
 
 
 # inputs, targets and weights, each with the positions of the dataset's samples
@@ -326,6 +333,19 @@ def _with_integer_indices(X: object) -> Any:
             "boolean mask use Subset(dataset, numpy.flatnonzero(mask))."
         )
     return Subset(_with_integer_indices(X.dataset), indices.astype(int).tolist())
+
+
+def check_converted(X: object) -> None:
+    """Raise TypeError for a dataset of Hugging Face, unless it is a stream."""
+    # the package is not imported here
+    has_columns = hasattr(X, "with_format") and hasattr(X, "column_names")
+    if has_columns and not is_stream(X):
+        raise TypeError(
+            f"X is a {type(X).__name__} of Hugging Face. Pass a dict of arrays, one "
+            "for each argument of the module's forward: X = dataset.select_columns("
+            "['input_ids', 'attention_mask']).with_format('numpy')[:], and "
+            "y = dataset['label']."
+        )
 
 
 def count_rows(X: Any) -> int:

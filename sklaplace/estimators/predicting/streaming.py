@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sklaplace.core.checks import check_count
 from sklaplace.core.trees import Inputs
-from sklaplace.networks.data import count_rows, take_rows
+from sklaplace.networks.data import check_converted, count_rows, take_rows
 from sklaplace.networks.stored import StoredArray, is_stored
 
 
@@ -98,6 +98,7 @@ def _blocks(X: Inputs, size: int) -> Iterator[Any]:
         for batch in X:
             yield batch[0] if isinstance(batch, (list, tuple)) else batch
         return
+    check_converted(X)
     if isinstance(X, list):  # of samples; skorch would read it as several arrays
         X = np.asarray(X)
     if is_stored(X):

@@ -32,6 +32,7 @@ from sklaplace.networks.data import (
     InputType,
     TrainingData,
     as_given,
+    check_converted,
     check_length,
     count_rows,
     input_type,
@@ -336,7 +337,11 @@ class InputForm(InputType):
 
 
 def check_loader(X: Any, method: str = "fit") -> None:
-    """Raise for a DataLoader, and explain what to pass to ``method`` instead."""
+    """Raise for a DataLoader, and explain what to pass to ``method`` instead.
+
+    Also raise for a dataset that has to be converted.
+    """
+    check_converted(X)
     if isinstance(X, DataLoader):
         raise TypeError(
             f"X is a DataLoader. Pass its dataset, to {method} with all targets in an "
