@@ -9,7 +9,7 @@ import references
 import torch
 from nets import initialised
 from sklearn.model_selection import GridSearchCV, cross_val_score
-from skorch import NeuralNetBinaryClassifier, NeuralNetClassifier
+from skorch import NeuralNet, NeuralNetBinaryClassifier, NeuralNetClassifier
 from skorch.helper import SliceDict
 from torch import nn
 
@@ -259,3 +259,31 @@ def test_a_model_without_a_head(texts):
     # nothing was trained
     assert initialised(text_classifier(module)).history == []
     assert not hasattr(model, "estimator_")
+
+
+class ClassesFirst(nn.Module):
+    """Logits of a token classifier, (b, length, K), as (b, K, length)."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **tokens):
+        return self.model(**tokens).logits.transpose(1, 2)
+
+
+@pytest.mark.parametrize("n_labels", [3, 8])
+def test_token_classifiers(texts, n_labels):
+    """Also with as many labels as tokens."""
+    X = texts[0][0]
+    y = X["input_ids"] % n_labels
+    config = transformers.BertConfig(num_labels=n_labels, **SIZES)
+    model = seeded(transformers.BertForTokenClassification, config)
+    options = {"criterion": nn.CrossEntropyLoss, "max_epochs": 1, "train_split": None}
+    last, first = (
+        LaplaceClassifier(NeuralNet(module, **options, verbose=0), **FIXED)
+        for module in (model, ClassesFirst(model))
+    )
+    with pytest.raises(ValueError, match=r"Return logits.transpose\(1, 2\)"):
+        last.fit(X, y)
+    assert first.fit(X, y).predict_proba(X).shape == (80, n_labels, 8)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import references
 import torch
-from nets import MLP, RecordTraining, classifier, seeded, twin
+from nets import MLP, RecordTraining, classifier, initialised, seeded, twin
 from refusals import refused_fit
 from scipy.special import softmax
 from segmentation import HEIGHT, POSITIONS, WEIGHT, WIDTH, K, R, X, Y, fitted, net
@@ -180,6 +180,40 @@ BAD = {
 def test_what_does_not_fit_is_refused(name):
     model, rows, y, *words = BAD[name]
     refused_fit(model, *words, data=(rows, y))
+
+
+class ClassesLast(nn.Module):
+    """(b, *positions) -> (b, *positions, K), or (b, K, *positions) if moved."""
+
+    def __init__(self, moves=False):
+        super().__init__()
+        self.moves = moves
+        self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4, K)
+
+    def forward(self, X):
+        f = self.head(self.embedding(X))
+        return f.movedim(-1, 1) if self.moves else f
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+@pytest.mark.parametrize(
+    ("positions", "advice"),
+    [((4,), "transpose(1, 2)"), ((K,), "transpose(1, 2)"), ((K, K), "movedim(-1, 1)")],
+    ids=["tokens", "as many tokens as classes", "maps"],
+)
+def test_classes_last_are_refused(positions, advice, frozen):
+    X = np.random.default_rng(0).integers(0, 9, (30, *positions))
+    last, first = (
+        net(ClassesLast, module__moves=moves, callbacks=[RecordTraining()])
+        for moves in (False, True)
+    )
+    if frozen:
+        last, first = (FrozenEstimator(initialised(net)) for net in (last, first))
+    words = "classes last", f"Return logits.{advice}"
+    refused_fit(LaplaceClassifier(last), *words, data=(X, X % K))
+    model = LaplaceClassifier(first, prior_precision=1.0, random_state=0)
+    proba = model.fit(X, X % K).predict_proba(X)
+    assert proba.shape == (30, K, *positions)
 
 
 def test_other_positions_to_tune_on_are_refused():
