@@ -20,6 +20,7 @@ from sklaplace.likelihoods import (
     Bernoulli,
     CategoricalMap,
     ClassificationLikelihood,
+    HeteroscedasticGaussian,
     Likelihood,
     MultilabelBernoulli,
     RegressionLikelihood,
@@ -47,6 +48,7 @@ ONE_CLASS = (
     "Pass samples of two classes or more; where others come later, begin with "
     "partial_fit(X, y, classes=...) of LaplaceClassifier."
 )
+MEAN_AND_VARIANCE = "let the module return torch.cat([mean, variance.log()], 1)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,10 +242,9 @@ def _likelihood(
 ) -> tuple[Likelihood, str]:
     """Return the criterion's likelihood and its input: "logits" or "probabilities"."""
     criterion = unwrapped(net.criterion_)
-    name = type(criterion).__name__
     likelihood, convention = CRITERIA.get(type(criterion), (None, ""))
     if likelihood is None or not isinstance(likelihood, allowed):
-        raise ValueError(_no_likelihood(name, likelihood, allowed, other))
+        raise ValueError(_no_likelihood(criterion, likelihood, allowed, other))
     if getattr(criterion, "reduction", "mean") == "none":
         raise ValueError("criterion__reduction='none' gives no loss. Use 'mean'.")
     likelihood = adapted(likelihood)
@@ -269,7 +270,7 @@ def _likelihood(
 
 
 def _no_likelihood(
-    name: str, known: Likelihood | None, allowed: tuple[type, ...], other: str
+    criterion: Any, known: Likelihood | None, allowed: tuple[type, ...], other: str
 ) -> str:
     """Return an error message for a criterion whose likelihood is not supported."""
     criteria = ", ".join(
@@ -281,7 +282,9 @@ def _no_likelihood(
     )
     has_labels = issubclass(allowed[0], ClassificationLikelihood)
     advice = f"Choose one of {criteria}"
-    if known is None:
+    if isinstance(criterion, nn.GaussianNLLLoss) and not has_labels:
+        advice = f"Use {LIKELIHOODS}.HeteroscedasticNLLLoss, and {MEAN_AND_VARIANCE}"
+    elif known is None:
         base = ClassificationLikelihood if has_labels else RegressionLikelihood
         advice += (
             "; or pass likelihood=, an instance of a class of your own that is derived "
@@ -289,7 +292,7 @@ def _no_likelihood(
         )
     elif other and known.is_classification != has_labels:
         advice += f"; or use {other}"
-    return f"criterion={name} has no likelihood here. {advice}."
+    return f"criterion={type(criterion).__name__} has no likelihood here. {advice}."
 
 
 def raw_outputs(net: NeuralNet, x: object) -> Tensor:
@@ -469,6 +472,8 @@ def _check_width(
             "to 1. Or use skorch.NeuralNetClassifier with "
             f"criterion=torch.nn.CrossEntropyLoss and a last layer of size {n_targets}."
         )
+    elif isinstance(likelihood, HeteroscedasticGaussian):
+        advice += f" For mean and variance, {MEAN_AND_VARIANCE}."
     elif likelihood.noun == "class" and n_targets == 1:
         advice = ONE_CLASS
     elif likelihood.noun == "class" and found > needed:

@@ -51,6 +51,7 @@ from sklaplace import (
     VariationalRegressor,
 )
 from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.likelihoods import HeteroscedasticNLLLoss
 
 X, Y = blobs()
 X_REG, Y_REG = waves()
@@ -300,12 +301,42 @@ OF_CLASSIFIERS = {
     ),
     "one class": (ValueError, of_classes(), X, np.zeros(60, int), *CLASSES),
 }
+
+
+class MeanAndVariance(MLP):
+    """A tuple, as for torch's criterion."""
+
+    def forward(self, X):
+        f = super().forward(X)
+        return f, nn.functional.softplus(f)
+
+
+class OfTuples(nn.GaussianNLLLoss):
+    def forward(self, outputs, y):
+        return super().forward(outputs[0], y, outputs[1])
+
+
+IN_ONE = "torch.cat([mean, variance.log()], 1)"
+NLL = "sklaplace.likelihoods.HeteroscedasticNLLLoss", IN_ONE
+of_variances = partial(of_numbers, MeanAndVariance)
 OF_REGRESSORS = {
     "a module": (TypeError, MLP(), X_REG, Y_REG, "got MLP", MSE),
     "a net for classes": (ValueError, of_classes(), X_REG, Y_REG, *BETWEEN),
     "unknown loss": (
         *(ValueError, of_numbers(criterion=nn.L1Loss), X_REG, Y_REG),
         *("criterion=L1Loss", "torch.nn.MSELoss", *OWN),
+    ),
+    "means and variances": (
+        *(ValueError, of_variances(criterion=nn.GaussianNLLLoss), X_REG, Y_REG),
+        *("criterion=GaussianNLLLoss has no likelihood here", *NLL),
+    ),
+    "a loss of tuples": (
+        *(ValueError, of_variances(criterion=OfTuples), X_REG, Y_REG),
+        *("criterion=OfTuples has no likelihood here", *NLL),
+    ),
+    "means and logarithms of variances in tuples": (
+        *(ValueError, of_variances(criterion=HeteroscedasticNLLLoss), X_REG, Y_REG),
+        *("size of its last layer to 2", IN_ONE),
     ),
     "a loader": (TypeError, of_numbers(), LOADER, None, *DATASET),
 }
