@@ -167,9 +167,8 @@ class Batches:
         try:
             return to_tensor(value, device=device)
         except TypeError as error:  # strings
-            cause = str(error).rstrip(".")
             raise TypeError(
-                f"A batch cannot be converted to tensors: {cause}. Leave out columns "
+                f"A batch cannot be converted to tensors: {error}. Leave out columns "
                 "of strings, and let an IterableDataset yield (x, y)."
             ) from error
 
@@ -338,13 +337,11 @@ def _with_integer_indices(X: object) -> Any:
 def check_converted(X: object) -> None:
     """Raise TypeError for a dataset of Hugging Face, unless it is a stream."""
     # the package is not imported here
-    has_columns = hasattr(X, "with_format") and hasattr(X, "column_names")
-    if has_columns and not is_stream(X):
+    if hasattr(X, "with_format") and not is_stream(X):
         raise TypeError(
-            f"X is a {type(X).__name__} of Hugging Face. Pass a dict of arrays, one "
-            "for each argument of the module's forward: X = dataset.select_columns("
-            "['input_ids', 'attention_mask']).with_format('numpy')[:], and "
-            "y = dataset['label']."
+            f"X is a {type(X).__name__} of Hugging Face. Pass the arguments of forward "
+            "as arrays: X = dataset.select_columns(['input_ids', 'attention_mask'])"
+            ".with_format('numpy')[:] and y = dataset['label']."
         )
 
 
