@@ -49,7 +49,8 @@ def as_array(values: object, name: str) -> np.ndarray:
 
 def check_columns(frame: object, name: str) -> None:
     """Raise TypeError for a data frame with dates, which numpy may cast to integers."""
-    dtypes = getattr(frame, "dtypes", ())
+    # a Series has one dtype
+    dtypes = getattr(frame, "dtypes", ()) if hasattr(frame, "columns") else ()
     for column, dtype in zip(getattr(frame, "columns", ()), dtypes, strict=False):
         kind = str(dtype).lower().split("(")[0]  # without the levels of an Enum
         if any(part in kind for part in _DATE_DTYPES):

@@ -261,6 +261,18 @@ class TestSparse:
         model = clone(model).fit(form(self.X), y)
         np.testing.assert_array_equal(model.predict(form(self.X)), expected)
 
+    @pytest.mark.parametrize("net", [None, classifier(max_epochs=2)])
+    def test_frames_with_sparse_columns(self, net):
+        dense = pd.get_dummies(TABLE["name"], dtype=np.float32)
+        rows = pd.get_dummies(TABLE["name"], dtype=np.float32, sparse=True)
+        if net is not None:
+            net = clone(net).set_params(module__n_in=dense.shape[1], module__n_out=2)
+        model = LaplaceClassifier(net, prior_precision=1.0, random_state=0)
+        expected = clone(model).fit(dense, LABELS).predict_proba(dense)
+        found = model.fit(rows, LABELS)
+        np.testing.assert_array_equal(found.predict_proba(rows), expected)
+        assert found.feature_names_in_.tolist() == [*dense.columns]
+
     @pytest.mark.parametrize("frozen", [True, False])
     def test_own_net_reads_batches(self, frozen):
         rows, y = self.X.toarray(), np.arange(N) % 3

@@ -4,6 +4,7 @@ Arrays are validated as in scikit-learn. Dicts of arrays and torch datasets are 
 to skorch unchanged.
 """
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, cast
 
@@ -267,7 +268,7 @@ class InputForm(InputType):
         self, owner: BaseEstimator, X: Any, *, reset: bool
     ) -> np.ndarray | StoredArray:
         """Return checked array-like inputs in the dtype of the network."""
-        options = {"dtype": None, "ensure_all_finite": False}
+        options = {"accept_sparse": "csr", "dtype": None, "ensure_all_finite": False}
         if self.table is not None and is_frame(X):
             validate_data(owner, X, reset=reset, skip_check_array=True)
             return self.table.encoded(X)
@@ -278,15 +279,22 @@ class InputForm(InputType):
                 "same columns."
             )
         if issparse(X):
-            X = SparseRows(check_array(X, accept_sparse="csr", **options))
+            X = SparseRows(check_array(X, **options))
         if is_stored(X):
             return self._stored(owner, X, reset=reset)
         check_columns(X, "X")
+        is_vector = isinstance(X, Sequence) or getattr(X, "ndim", 0) == 1
+        if is_vector and isinstance(next(iter(X), None), str):
+            raise TypeError(
+                "X has one string per row. Convert texts to numbers (TfidfVectorizer "
+                "in a Pipeline), or pass the dict of arrays of a tokenizer."
+            )
         X = np.asarray(X) if isinstance(X, SliceDataset) else detached(X)
         if getattr(X, "ndim", 0) > 1:  # before comparing features
             self._check_axes(X)
         # check values after casting, which turns None and "nan" into NaN
         X = validate_data(owner, X, reset=reset, allow_nd=True, **options)
+        X = X.toarray() if issparse(X) else X  # of a data frame with sparse columns
         self._check_axes(X)
         return self.inputs(X)
 
