@@ -183,7 +183,7 @@ def measure_outputs(
     check_one_module(net, x)
     _check_finite(raw, is_trained)
     if n_targets is not None:
-        _check_width(raw, likelihood, n_targets, _is_of_linear(net, raw, leaves))
+        _check_width(raw, likelihood, n_targets)
     if has_criterion:
         check_nonlinearity(net, raw, likelihood)
     sums_to_one = likelihood.is_shift_invariant and raw.ndim > 1 and raw.shape[1] > 1
@@ -410,20 +410,10 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
         )
 
 
-def _is_of_linear(net: NeuralNet, raw: Tensor, leaves: dict[str, list[Tensor]]) -> bool:
-    """Return whether a Linear layer returned the outputs, so that classes are last."""
-    module = as_forward(net).module
-    linear = [k for k in leaves if isinstance(module.get_submodule(k), nn.Linear)]
-    # tensors of other shapes may have no storage, as within torch.func.vmap
-    outs = [out for k in linear for out in leaves[k] if out.shape == raw.shape]
-    place = raw.data_ptr(), raw.stride()
-    return raw.ndim > 2 and any((o.data_ptr(), o.stride()) == place for o in outs)
-
-
-def _check_map(raw: Tensor, shape: tuple[int, ...], is_of_linear: bool) -> None:
+def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
     """Raise ValueError if the shape of outputs does not match classes at positions."""
     last = (*shape[1:], shape[0])
-    if len(shape) > 1 and raw.shape[1:] == last and (is_of_linear or last != shape):
+    if len(shape) > 1 and raw.shape[1:] == last != shape:
         move = "transpose(1, 2)" if raw.ndim == 3 else "movedim(-1, 1)"
         raise ValueError(
             f"The network gives outputs of shape {last} per row, with classes last, "
@@ -450,12 +440,10 @@ def _check_map(raw: Tensor, shape: tuple[int, ...], is_of_linear: bool) -> None:
         )
 
 
-def _check_width(
-    raw: Tensor, likelihood: Likelihood, n_targets: int, is_of_linear: bool
-) -> None:
+def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     """Raise ValueError if the number of outputs does not match the targets."""
     shape = likelihood.output_shape(n_targets)
-    _check_map(raw, shape, is_of_linear)
+    _check_map(raw, shape)
     if len(shape) > 1:
         return
     found, needed = raw[0].numel(), likelihood.n_outputs(n_targets)

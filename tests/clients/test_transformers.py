@@ -272,12 +272,10 @@ class ClassesFirst(nn.Module):
         return self.model(**tokens).logits.transpose(1, 2)
 
 
-@pytest.mark.parametrize("n_labels", [3, 8])
-def test_token_classifiers(texts, n_labels):
-    """Also with as many labels as tokens."""
+def test_token_classifiers(texts):
     X = texts[0][0]
-    y = X["input_ids"] % n_labels
-    config = transformers.BertConfig(num_labels=n_labels, **SIZES)
+    y = X["input_ids"] % 3
+    config = transformers.BertConfig(num_labels=3, **SIZES)
     model = seeded(transformers.BertForTokenClassification, config)
     options = {"criterion": nn.CrossEntropyLoss, "max_epochs": 1, "train_split": None}
     last, first = (
@@ -286,4 +284,4 @@ def test_token_classifiers(texts, n_labels):
     )
     with pytest.raises(ValueError, match=r"Return logits.transpose\(1, 2\)"):
         last.fit(X, y)
-    assert first.fit(X, y).predict_proba(X).shape == (80, n_labels, 8)
+    assert first.fit(X, y).predict_proba(X).shape == (80, 3, 8)
