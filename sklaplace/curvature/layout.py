@@ -210,3 +210,8 @@ class Layout(FieldsOnly):
                 piece = flat.index_put((block.indices.to(flat.device),), piece)
             found[block.name] = piece.reshape(block.shape)
         return found
+
+
+def contains(name: str, other: str) -> bool:
+    """Return whether a name is equal to another, or names a module that contains it."""
+    return name in ("", other) or other.startswith(f"{name}.")

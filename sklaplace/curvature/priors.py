@@ -1,18 +1,20 @@
 """Gaussian priors over the selected parameters: ``N(prior_mean, diag(δ)⁻¹)``.
 
 The prior precision ``δ`` is one number (``scalar``), one number per parameter tensor
-(``layerwise``) or one number per parameter (``diag``). A `Prior` may also be another
-Gaussian, such as the posterior of an earlier task.
+(``layerwise``) or one number per parameter (``diag``). Groups of parameter tensors can
+share a number. A `Prior` may also be another Gaussian, such as the posterior of an
+earlier task.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from sklaplace.curvature.layout import Layout
+from sklaplace.core.checks import listed
+from sklaplace.curvature.layout import Layout, contains
 
 # prior structure -> shape of the prior precision
 PRIOR_STRUCTURES: dict[str, Callable[[Layout], tuple[int, ...]]] = {
@@ -34,6 +36,52 @@ def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
         sizes = torch.tensor(layout.sizes, device=prior_precision.device)
         return prior_precision.repeat_interleave(sizes, output_size=layout.n_parameters)
     return prior_precision.expand(layout.n_parameters)
+
+
+def kind(structure: str | Sequence[str]) -> str:
+    """Return the name of a prior structure; groups of tensors are "layerwise"."""
+    return structure if isinstance(structure, str) else "layerwise"
+
+
+def groups_of(
+    structure: str | Sequence[str], layout: Layout, device: Any = "cpu"
+) -> Tensor | None:
+    """Return the group of each parameter tensor, (L,), or None without groups.
+
+    Raises
+    ------
+    ValueError
+        Unless each tensor is in one group, and no group is empty.
+    """
+    if isinstance(structure, str):
+        return None
+    names = [block.name for block in layout.blocks]
+    found = [[contains(group, name) for group in structure] for name in names]
+    wrong = [name for name, is_in in zip(names, found, strict=True) if sum(is_in) != 1]
+    empty = [group for k, group in enumerate(structure) if not any(f[k] for f in found)]
+    if wrong or empty:
+        raise ValueError(
+            f"prior_structure={list(structure)!r} does not contain "
+            f"{listed(wrong)} exactly once. Name each selected parameter, or a module "
+            f"that contains it: {listed(names)}."
+            if wrong
+            else f"prior_structure names {listed(map(str, empty))}, where no selected "
+            f"parameter is: {listed(names)}."
+        )
+    return torch.tensor([is_in.index(True) for is_in in found], device=device)
+
+
+def per_group(prior_precision: Tensor, groups: Tensor | None) -> Tensor:
+    """Return a prior precision once for each group, (G,); as it is without groups."""
+    if groups is None:
+        return prior_precision
+    n, indices = int(groups.max()) + 1, groups.tolist()
+    return prior_precision[[indices.index(k) for k in range(n)]]
+
+
+def of_groups(values: Tensor, groups: Tensor | None) -> Tensor:
+    """Return values of groups, (G,) or (), for each parameter tensor, (L,) or ()."""
+    return values if groups is None or not values.ndim else values[groups]
 
 
 def of_tensors(precisions: Tensor, structure: str, layout: Layout) -> Tensor:

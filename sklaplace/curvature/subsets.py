@@ -21,7 +21,7 @@ from sklaplace.core.trees import Batch
 from sklaplace.core.trees import leaves as tensors
 from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
-from sklaplace.curvature.layout import BlockSpec, Head, Layout
+from sklaplace.curvature.layout import BlockSpec, Head, Layout, contains
 from sklaplace.curvature.patches import has_layer_form
 from sklaplace.curvature.shared import MAX_DENSE, IdentityMap
 from sklaplace.curvature.uses import (
@@ -115,7 +115,7 @@ def named(forward: Forward, x: Batch, names: Sequence[str]) -> Layout:
     """
     calls = _called_layers(forward, x)
     specs = _specs(forward.module, calls)
-    missing = [n for n in names if not any(_contains(n, s.name) for s in specs)]
+    missing = [n for n in names if not any(contains(n, s.name) for s in specs)]
     if missing:
         known = listed(spec.name for spec in specs[:MAX_LISTED])
         more = " …" if len(specs) > MAX_LISTED else ""
@@ -126,7 +126,7 @@ def named(forward: Forward, x: Batch, names: Sequence[str]) -> Layout:
             f"{listed(SUBSETS)}, or a list of names of modules or of the parameters "
             f"{known}{more}.{hint}"
         )
-    chosen = [s for s in specs if any(_contains(name, s.name) for name in names)]
+    chosen = [s for s in specs if any(contains(name, s.name) for name in names)]
     return _with_head(forward, x, _layout(forward, x, calls, chosen))
 
 
@@ -287,7 +287,7 @@ def _last_layers(forward: Forward, x: Batch, called: list[str]) -> list[str]:
     If each layer is input to another one, as in a loop, return only the last layer.
     """
     called = list(dict.fromkeys(map(_without_parametrization, called)))
-    layers = [n for n in called if not any(_contains(n, m) for m in called if m != n)]
+    layers = [n for n in called if not any(contains(n, m) for m in called if m != n)]
     return _ends(forward, x, layers) or [_last_called(forward, x, layers)]
 
 
@@ -332,11 +332,6 @@ def _last_called(forward: Forward, x: Batch, layers: list[str]) -> str:
         "subset_of_weights='last_layer' needs a network with a layer that has "
         "parameters; there is none. Add a torch.nn.Linear."
     )
-
-
-def _contains(name: str, other: str) -> bool:
-    """Return whether a name is equal to another, or names a module that contains it."""
-    return name in ("", other) or other.startswith(f"{name}.")
 
 
 def check_indices(name: str, value: ArrayLike) -> None:

@@ -1,5 +1,6 @@
 """BaseLaplace: parameters, fit and posterior shared by the Laplace estimators."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -16,6 +17,7 @@ from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import naming
 from sklaplace.core.linalg import plain
 from sklaplace.core.trees import Inputs, without_groups
+from sklaplace.curvature.priors import per_group
 from sklaplace.estimators.fitting import members
 from sklaplace.estimators.fitting.fit_cache import FitWork, cached_fit
 from sklaplace.estimators.fitting.hyperparameters import (
@@ -68,7 +70,7 @@ class BaseLaplace:
     curvature: str = "ggn"
     curvature_params: dict[str, Any] | None = None
     prior_precision: Any = "auto"
-    prior_structure: str = "scalar"
+    prior_structure: str | Sequence[str] = "scalar"
     prior_mean: Any = 0.0
     prior: Any = None
     refine: Any = "auto"
@@ -251,7 +253,8 @@ class BaseLaplace:
         self.network_spec_ = replace(network.spec, likelihood=posterior.likelihood)
         self.posterior_ = posterior
         self.n_iter_ = n_epochs(network.net)
-        self.prior_precision_ = plain(posterior.prior_precision)
+        groups = posterior.hyperparameters.groups
+        self.prior_precision_ = plain(per_group(posterior.prior_precision, groups))
         self.temperature_ = plain(posterior.hyperparameters.temperature)
 
     def _fit_summary(self) -> list[str]:

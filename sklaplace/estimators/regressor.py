@@ -99,9 +99,11 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         samples and no ``X_val``, ``"auto"`` trains one network per cross-validation
         fold; see the :ref:`User Guide <validation-samples>`. A frozen net is never
         trained.
-    prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
+    prior_structure : {"scalar", "layerwise", "diag"} or list of str, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
-        ``variational``), or one per weight (for ``full``, ``lowrank`` and ``diag``).
+        ``variational``), or one per weight (for ``full``, ``lowrank`` and ``diag``). A
+        list names groups of parameter tensors, such as ``["backbone", "head"]``, with
+        one precision each: modules, or parameters.
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
     prior : GaussianPosterior or None, default=None

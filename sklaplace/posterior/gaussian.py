@@ -55,6 +55,8 @@ class Hyperparameters:
         it.
     temperature : Tensor of shape ()
         Divisor of the log-likelihood. Values below one sharpen the posterior.
+    groups : Tensor of shape (L,) or None
+        Indices of groups of parameter tensors whose prior precisions stay equal.
 
     See Also
     --------
@@ -74,6 +76,7 @@ class Hyperparameters:
     prior_mean: Tensor
     sigma_noise: Tensor
     temperature: Tensor
+    groups: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,12 @@ from sklaplace.core.checks import warn_user
 from sklaplace.core.linalg import as_number
 from sklaplace.core.parallel import ordered_map
 from sklaplace.core.random import row_hash
+from sklaplace.curvature import priors
 from sklaplace.curvature.accumulation import CurvatureSums, accumulate
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.priors import PRIOR_STRUCTURES, of_tensors
+from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import Structure
 from sklaplace.curvature.structures.rounding import check_finite
 from sklaplace.estimators.fitting.noise import (
@@ -352,8 +353,8 @@ class LaplaceSolver:
             found = getattr(callback, "precisions_", {})
             if self.options.free_prior and found.keys() >= {*names}:
                 values = posterior.mean.new_tensor([found[name] for name in names])
-                structure = self.options.prior_structure
-                return of_tensors(values, structure, posterior.layout)
+                structure = priors.kind(self.options.prior_structure)
+                return priors.of_tensors(values, structure, posterior.layout)
         return None
 
     def retuned(
@@ -502,9 +503,12 @@ def initial_hyperparameters(
     }
     for name in ("prior_precision", "prior_mean", "temperature"):
         tensors[name] = as_number(tensors[name])
-    shape = PRIOR_STRUCTURES[settings.prior_structure](layout)
-    tensors["prior_precision"] = tensors["prior_precision"].expand(shape).clone()
-    return Hyperparameters(**tensors)
+    structure = settings.prior_structure
+    shape = PRIOR_STRUCTURES[priors.kind(structure)](layout)
+    groups = priors.groups_of(structure, layout, device)
+    delta = priors.of_groups(tensors.pop("prior_precision"), groups)
+    delta = delta.expand(shape).clone()
+    return Hyperparameters(prior_precision=delta, groups=groups, **tensors)
 
 
 def at_weights(

@@ -78,7 +78,7 @@ CONSTRAINTS: Constraints = {
     "curvature": [StrOptions(set(CURVATURES))],
     "curvature_params": [Mapping, None],
     "prior_precision": [StrOptions(set(TUNERS)), POSITIVE_ARRAY],
-    "prior_structure": [StrOptions(set(PRIOR_STRUCTURES))],
+    "prior_structure": [StrOptions(set(PRIOR_STRUCTURES)), list, tuple],
     "prior_mean": [Finite("a finite number or array")],
     "prior": [GaussianPosterior, None],
     "refine": ["boolean", AUTO],

@@ -6,7 +6,7 @@ of the network as soon as the layers are known, still before training.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from sklaplace.core.checks import check_option, check_params, listed
 from sklaplace.curvature.ggn import CURVATURES, Curvature
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.network import NetworkSpec
-from sklaplace.curvature.priors import PRIOR_STRUCTURES
+from sklaplace.curvature.priors import PRIOR_STRUCTURES, groups_of, kind
 from sklaplace.curvature.structures import STRUCTURES, Accumulator
 from sklaplace.curvature.subnetwork import SCORE_CHECKS, SCORES
 from sklaplace.curvature.subsets import CRITERION, SUBSET_CHECKS, SUBSETS
@@ -60,7 +60,7 @@ class LaplaceOptions:
     curvature: str
     curvature_params: dict[str, Any]
     prior_precision: str | ArrayLike
-    prior_structure: str
+    prior_structure: str | Sequence[str]
     prior_mean: ArrayLike
     prior: GaussianPosterior | None
     refine: bool | Literal["auto"]
@@ -290,10 +290,12 @@ def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
         )
 
 
-def check_prior_structure(prior_structure: str, hessian_structure: str) -> None:
+def check_prior_structure(
+    prior_structure: str | Sequence[str], hessian_structure: str
+) -> None:
     """Raise for a prior structure that the Hessian structure does not support."""
     _, structure = STRUCTURES[hessian_structure]
-    if prior_structure not in structure.priors:
+    if kind(prior_structure) not in structure.priors:
         raise ValueError(
             f"prior_structure={prior_structure!r} cannot be used with "
             f"hessian_structure={hessian_structure!r}. Choose one of "
@@ -361,10 +363,12 @@ def check_structure_bytes(
 
 
 def check_prior_shape(
-    value: str | ArrayLike, prior_structure: str, layout: Layout
+    value: str | ArrayLike, prior_structure: str | Sequence[str], layout: Layout
 ) -> None:
     """Raise if the shape of the prior precision does not match its structure."""
-    expected = PRIOR_STRUCTURES[prior_structure](layout)
+    groups = groups_of(prior_structure, layout)
+    sizes = PRIOR_STRUCTURES[kind(prior_structure)](layout)
+    expected = sizes if groups is None else (len(prior_structure),)
     shape = np.shape(value)
     if isinstance(value, str) or shape in ((), (1,), expected):
         return

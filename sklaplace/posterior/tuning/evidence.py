@@ -19,6 +19,7 @@ from torch.autograd import grad
 from sklaplace.core.checks import warn_user
 from sklaplace.core.newton import ROUNDING
 from sklaplace.core.parallel import cached_property
+from sklaplace.curvature import priors
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.tuning.problem import SMALLEST, TuningProblem, clamped
 
@@ -146,7 +147,9 @@ class NegativeEvidence:
         return self._free_logs(replace(h, prior_precision=delta))
 
     def _free_logs(self, h: Hyperparameters) -> Tensor:
-        parts = [h.prior_precision.log().reshape(-1)] * self.free_prior
+        parts = [
+            priors.per_group(h.prior_precision, h.groups).log().reshape(-1)
+        ] * self.free_prior
         return torch.cat(parts + [h.sigma_noise.log().reshape(1)] * self.free_noise)
 
     def logs(self, h: Hyperparameters) -> Tensor:
@@ -158,7 +161,8 @@ class NegativeEvidence:
         values = (torch.as_tensor(v).to(self._typical) + self._typical).exp()
         h = self.posterior.hyperparameters
         if self.free_prior:
-            delta = values[: h.prior_precision.numel()].reshape(h.prior_precision.shape)
+            delta = values[: len(values) - self.free_noise]
+            delta = priors.of_groups(delta, h.groups).reshape(h.prior_precision.shape)
             h = replace(h, prior_precision=delta)
         return replace(h, sigma_noise=values[-1]) if self.free_noise else h
 
@@ -328,7 +332,8 @@ def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparame
     """Return MacKay's updates of prior precision and noise."""
     h = posterior.hyperparameters
     delta, order = h.prior_precision, posterior.curvature_order
-    gamma = _effective_parameters(posterior)
+    of_weights = _effective_parameters(posterior)
+    gamma = _group_sum(posterior, of_weights)
     trace_correction = posterior.precision.trace_correction()
     if problem.free_prior:
         scatter = _group_scatter(posterior)
@@ -339,18 +344,18 @@ def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparame
         n, residual = posterior.data_fit.n_targets, 2 * posterior.data_fit.loss
         squares = residual / h.temperature + order * trace_correction * h.sigma_noise**2
         # γ = n only if every target is interpolated: keep a tenth of a target
-        variance = squares / (n - order * gamma.sum()).clamp(min=0.1)
+        variance = squares / (n - order * of_weights.sum()).clamp(min=0.1)
         floor = SMALLEST_NOISE**2 * problem.model.target_variance()
         h = replace(h, sigma_noise=clamped(torch.maximum(variance, floor).sqrt()))
     return h
 
 
 def _effective_parameters(posterior: GaussianPosterior) -> Tensor:
-    """Return MacKay's γ per prior precision, in its shape."""
+    """Return MacKay's γ per weight, (P,), or their sum for one prior precision."""
     if posterior.prior_precision.ndim == 0:
         return posterior.precision.effective_dimension()
     gamma = posterior.precision.effective_parameters()
-    return _group_sum(posterior, gamma.masked_fill(gamma < 1e-12, 0))  # rounding
+    return gamma.masked_fill(gamma < 1e-12, 0)  # rounding
 
 
 def _may_accelerate(history: list[Tensor]) -> bool:
@@ -389,7 +394,11 @@ def _group_sum(posterior: GaussianPosterior, values: Tensor) -> Tensor:
     shape = posterior.prior_precision.shape
     if not shape or shape == values.shape:
         return values if shape else values.sum()
-    return torch.stack([piece.sum() for piece in posterior.layout.split(values)])
+    sums = torch.stack([piece.sum() for piece in posterior.layout.split(values)])
+    groups = posterior.hyperparameters.groups
+    if groups is None:
+        return sums
+    return torch.zeros_like(sums).index_add(0, groups, sums)[groups]
 
 
 def _group_scatter(posterior: GaussianPosterior) -> Tensor:
