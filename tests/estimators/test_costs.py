@@ -232,6 +232,21 @@ def test_evidence_takes_few_evaluations_on_one_decomposition(subset, structure):
     assert_decomposed_once(costs, subset, structure)
 
 
+def test_an_evaluation_of_layerwise_evidence_writes_few_matrices():
+    """A factor, its inverse and squares; a column of products for each derivative."""
+    model = laplace(None, ALL, "full", prior_structure="layerwise")
+    posterior = model.fit(*rows()).posterior_
+    with (
+        calls(evidence.NegativeEvidence, "derivatives") as evaluations,
+        counted() as costs,
+    ):
+        evidence.marglik(posterior)
+    assert costs.cholesky == [P[ALL]] * len(evaluations)
+    assert costs.eigh == []
+    assert 1 < len(evaluations) <= 10
+    assert costs.written <= 12 * 8 * P[ALL] ** 2 * len(evaluations)
+
+
 @pytest.mark.parametrize("structure", IN_WEIGHTS)
 @pytest.mark.parametrize("subset", [LAST, ALL])
 @pytest.mark.parametrize("link", ["probit", "mean_field"])

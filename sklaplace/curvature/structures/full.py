@@ -122,8 +122,7 @@ class Full(base.Diagonalised):
 class FullPrecision(base.EigenPrecision):
     """``P = scale·H + diag δ``, represented by its Cholesky factor.
 
-    Under a scalar prior, the symmetric root for samples and the differentiable
-    log-determinant use the eigenbasis of ``H``.
+    Under a scalar prior, the symmetric root for samples uses the eigenbasis of ``H``.
     """
 
     structure: Full
@@ -169,11 +168,24 @@ class FullPrecision(base.EigenPrecision):
 
     def logdet(self) -> Tensor:
         """Return ``2 Σ log diag L``, ()."""
-        # many evaluations by Newton's method use eigenvalues; Cholesky is cheaper once
-        many = self.prior_precision.requires_grad or self.scale.requires_grad
-        if self.is_in_eigenbasis and many:
-            return super().logdet()
+        asks_gradient = self.prior_precision.requires_grad or self.scale.requires_grad
+        if asks_gradient and not self.structure.hessian.requires_grad:
+            return self._expanded_logdet()
         return 2 * self._cholesky().diagonal().log().sum()
+
+    def _expanded_logdet(self) -> Tensor:
+        """Return `logdet` as a Taylor series, with two exact derivatives.
+
+        The gradient in ``δ`` is ``diag C`` and the Hessian is ``-C²``, entry by entry,
+        for ``C = P⁻¹``. A common factor of ``δ`` and ``scale`` is a factor of ``P``.
+        """
+        with torch.no_grad():
+            lower = self._cholesky()
+        cov = torch.cholesky_inverse(lower)
+        factor = self.scale / self.scale.detach()
+        step = self.delta / factor - self.delta.detach()
+        value = 2 * lower.diagonal().log().sum() + len(step) * factor.log()
+        return value + step @ (cov.diagonal() - cov**2 @ step / 2)
 
     def solve(self, vector: Tensor) -> Tensor:
         """Return ``F Fᵀ v``, (P,)."""

@@ -96,9 +96,10 @@ def marglik(
 
     Notes
     -----
-    Newton's method in the logarithms takes O(P) time per evaluation, and rarely more
-    than ten evaluations. Eigenvalues are computed once. The result is unreliable at
-    weights trained under another prior; see `LinearModel`.
+    Newton's method in the logarithms rarely takes more than ten evaluations. Each takes
+    O(P) time, with eigenvalues computed once; ``full`` takes O(P³) if there are several
+    prior precisions. The result is unreliable at weights trained under another prior;
+    see `LinearModel`.
 
     Examples
     --------
