@@ -232,16 +232,21 @@ def test_evidence_takes_few_evaluations_on_one_decomposition(subset, structure):
     assert_decomposed_once(costs, subset, structure)
 
 
-def test_an_evaluation_of_layerwise_evidence_writes_few_matrices():
-    """A factor, its inverse and squares; a column of products for each derivative."""
-    model = laplace(None, ALL, "full", prior_structure="layerwise")
-    posterior = model.fit(*rows()).posterior_
+@pytest.mark.parametrize(
+    ("structure", "n_rows"), [("full", N), ("full", 12), ("gp", 12)]
+)
+def test_an_evaluation_of_layerwise_evidence_writes_few_matrices(structure, n_rows):
+    """A factor, its inverse and a product of each tensor's rows, or fewer."""
+    model = laplace(None, ALL, structure, prior_structure="layerwise")
+    posterior = model.fit(*rows(n_rows)).posterior_
+    assert len(posterior.structure.eigenvalues)  # of the start, computed once
     with (
         calls(evidence.NegativeEvidence, "derivatives") as evaluations,
         counted() as costs,
     ):
         evidence.marglik(posterior)
-    assert costs.cholesky == [P[ALL]] * len(evaluations)
+    size = min(P[ALL], n_rows * (C - 1))
+    assert costs.cholesky == [size] * len(evaluations)
     assert costs.eigh == []
     assert 1 < len(evaluations) <= 10
     assert costs.written <= 12 * 8 * P[ALL] ** 2 * len(evaluations)

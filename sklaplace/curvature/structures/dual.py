@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sklaplace.core.budget import KEPT_BUDGET
 from sklaplace.core.linalg import symmetric_eigh
 from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.blocks import CHUNK_ELEMENTS, Block
@@ -42,6 +43,15 @@ class DualForm(base.Structure):
     def gram(self) -> Tensor:
         """``R Rᵀ``, (n, n)."""
         return self.root.gram()
+
+    @cached_property
+    def layer_grams(self) -> Tensor | None:
+        """``R Rᵀ`` of each parameter tensor, (L, n, n); None if they are large."""
+        n_layers, n = len(self.layout.blocks), self.root.n_rows
+        if 3 * 8 * n_layers * n**2 > KEPT_BUDGET:
+            return None
+        chosen = self.gram.new_full((n_layers, n_layers), torch.inf).fill_diagonal_(1)
+        return torch.stack([self.root.gram(delta) for delta in chosen])
 
     @cached_property
     def eigh(self) -> tuple[Tensor, Tensor]:
@@ -143,7 +153,26 @@ class DualPrecision(base.Precision):
         if self.prior_precision.ndim == 0 and many:
             e = self.scale * self.structure.eigenvalues
             return (e + self.prior_precision).log().sum()
-        return self.delta.log().sum() + 2 * self._cholesky.diagonal().log().sum()
+        value = 2 * self._cholesky.diagonal().log().sum()
+        is_layerwise = len(self.structure.layout.blocks) == self.prior_precision.numel()
+        grams = self.structure.layer_grams if many and is_layerwise else None
+        if grams is not None and not grams.requires_grad:
+            value = value.detach() + self._expansion(grams)
+        return self.delta.log().sum() + value
+
+    def _expansion(self, grams: Tensor) -> Tensor:
+        """Return zero, with two derivatives of ``log det L Lᵀ`` in ``a = scale/δ``.
+
+        For ``L Lᵀ = I + Σ aᵢ Gᵢ`` and ``M = (L Lᵀ)⁻¹``, the gradient is ``tr M Gᵢ`` and
+        the Hessian is ``-tr M Gᵢ M Gⱼ``. One Taylor series is cheaper than the
+        derivatives of ``L``.
+        """
+        products = torch.cholesky_inverse(self._cholesky.detach()) @ grams
+        gradient = products.diagonal(dim1=1, dim2=2).sum(1)
+        minus_hessian = products.flatten(1) @ products.mT.flatten(1).T
+        a = self.scale / self.prior_precision
+        step = a - a.detach()
+        return step @ (gradient - minus_hessian @ step / 2)
 
     def solve(self, vector: Tensor) -> Tensor:
         """Return ``D⁻¹ (v - Wᵀ W D⁻¹ v)``, (P,)."""

@@ -179,8 +179,7 @@ class FullPrecision(base.EigenPrecision):
         The gradient in ``δ`` is ``diag C`` and the Hessian is ``-C²``, entry by entry,
         for ``C = P⁻¹``. A common factor of ``δ`` and ``scale`` is a factor of ``P``.
         """
-        with torch.no_grad():
-            lower = self._cholesky()
+        lower = self._cholesky().detach()
         cov = torch.cholesky_inverse(lower)
         factor = self.scale / self.scale.detach()
         step = self.delta / factor - self.delta.detach()
