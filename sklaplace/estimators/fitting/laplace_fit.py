@@ -50,7 +50,7 @@ from sklaplace.networks.shards import shards_of
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
-from sklaplace.posterior.last_layer import LastLayerRecorder, refit_bytes
+from sklaplace.posterior.last_layer import LastLayerRecorder
 from sklaplace.posterior.linear_model import LinearModel
 from sklaplace.posterior.linearised import LinearisedNetwork
 from sklaplace.posterior.novelty import FeatureBatch, Novelty
@@ -427,7 +427,8 @@ class LaplaceSolver:
         layout = network.spec.layout
         if layout.head is None:
             return rows
-        needed = refit_bytes(layout, len(network.held_out), network.spec.n_outputs)
+        width = layout.blocks[0].factor_shape[1]  # inputs; outputs and their gradients
+        needed = 8 * len(network.held_out) * (width + 3 * network.spec.n_outputs)
         return list(rows) if needed <= KEPT_BUDGET else rows
 
     def _batches(self, network: TrainedNetwork, dataset: Any, **sizes: Any) -> Batches:

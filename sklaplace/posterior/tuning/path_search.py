@@ -26,20 +26,26 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     """Return the best candidate that keeps the network's weights.
 
     If class probabilities make points expensive, the score is assumed to have one
-    minimum: every fourth point is scored, then the points around the best. If every
+    minimum: every fourth point is scored, then the points around the best. The weakest
+    priors, the most expensive, are left out if the score has risen before. If every
     pass would linearise the data again, a single pass scores all points.
     """
     is_cheap = problem.log_proba is None or problem.is_cheap
     is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
-    stride = 1 if is_cheap or is_stream else STRIDE
-    places = range(0, len(path), stride)
-    found = dict(zip(places, scored(problem, path[::stride]), strict=True))
-    best = _best(found)
-    if stride > 1:
-        around = range(max(0, best - stride + 1), min(len(path), best + stride))
-        near = [index for index in around if index not in found]
-        found |= zip(near, scored(problem, [path[i] for i in near]), strict=True)
-    return found[_best(found)]
+    found: dict[int, Candidate] = {}
+
+    def best_of(*places: int) -> int:
+        """Score points, and return the best index of all so far."""
+        new = [i for i in places if i in range(len(path)) and i not in found]
+        found.update(zip(new, scored(problem, [path[i] for i in new]), strict=True))
+        return _best(found)
+
+    if is_cheap or is_stream:
+        return found[best_of(*range(len(path)))]
+    best = best_of(*range(0, MIDDLE + STRIDE + 1, STRIDE))
+    if not found[max(found)].score > found[best].score + MARGIN:
+        best = best_of(*range(0, len(path), STRIDE))
+    return found[best_of(*range(best - STRIDE + 1, best + STRIDE))]
 
 
 def best_refitted(

@@ -46,6 +46,13 @@ def test_the_lowest_of_scores_with_one_minimum_is_found(best, rise, visited):
     assert len(visited) <= 13
 
 
+def test_the_weakest_priors_are_left_out_after_a_rise(visited):
+    """They are the most expensive, because wide logits need many nodes."""
+    assert search(lambda index: 10.0 * abs(index - 6)) == 0
+    assert max(visited) == 12
+    assert len(visited) == len(set(visited)) <= 10
+
+
 def test_no_score_that_is_no_number_is_taken(visited):
     """Under weak priors outputs may overflow."""
     assert search(lambda i: float("inf") if i > MIDDLE else 10.0 - i) == 10 - MIDDLE
