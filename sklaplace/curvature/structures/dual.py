@@ -46,9 +46,9 @@ class DualForm(base.Structure):
 
     @cached_property
     def layer_grams(self) -> Tensor | None:
-        """``R Rᵀ`` of each parameter tensor, (L, n, n); None if they are large."""
+        """``R Rᵀ`` of each parameter tensor, (L, n, n), if small and constant."""
         n_layers, n = len(self.layout.blocks), self.root.n_rows
-        if 3 * 8 * n_layers * n**2 > KEPT_BUDGET:
+        if 3 * 8 * n_layers * n**2 > KEPT_BUDGET or self.gram.requires_grad:
             return None
         chosen = self.gram.new_full((n_layers, n_layers), torch.inf).fill_diagonal_(1)
         return torch.stack([self.root.gram(delta) for delta in chosen])
@@ -155,8 +155,7 @@ class DualPrecision(base.Precision):
             return (e + self.prior_precision).log().sum()
         value = 2 * self._cholesky.diagonal().log().sum()
         is_layerwise = len(self.structure.layout.blocks) == self.prior_precision.numel()
-        grams = self.structure.layer_grams if many and is_layerwise else None
-        if grams is not None and not grams.requires_grad:
+        if many and is_layerwise and (grams := self.structure.layer_grams) is not None:
             value = value.detach() + self._expansion(grams)
         return self.delta.log().sum() + value
 
