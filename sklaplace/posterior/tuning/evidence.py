@@ -148,9 +148,8 @@ class NegativeEvidence:
         return self._free_logs(replace(h, prior_precision=delta))
 
     def _free_logs(self, h: Hyperparameters) -> Tensor:
-        parts = [
-            priors.per_group(h.prior_precision, h.groups).log().reshape(-1)
-        ] * self.free_prior
+        delta = priors.per_group(h.prior_precision, h.groups)
+        parts = [delta.log().reshape(-1)] * self.free_prior
         return torch.cat(parts + [h.sigma_noise.log().reshape(1)] * self.free_noise)
 
     def logs(self, h: Hyperparameters) -> Tensor:
