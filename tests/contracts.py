@@ -47,6 +47,7 @@ class Network:
     function: Forward
     likelihood: Likelihood
     device: str = "cpu"
+    train: Any = None
 
     def forward(self) -> Forward:
         return self.function

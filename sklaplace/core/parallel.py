@@ -79,21 +79,17 @@ def n_workers(n_jobs: int | None) -> int:
 
 
 class _Result:
-    """A worker's result, which `dumps` pickles."""
+    """The result of a function, which `dumps` pickles."""
 
-    def __init__(self, value: object) -> None:
-        self.value = value
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.value = function(*args)
 
     def __reduce__(self) -> Any:
-        return _loaded, (dumps(self.value),)
-
-
-def _loaded(content: bytes) -> _Result:
-    return _Result(pickle.loads(content))
+        return _Result, (pickle.loads, dumps(self.value))
 
 
 def _called(function: Callable[..., Any], *args: object) -> _Result:
-    return _Result(function(*args))
+    return _Result(function, *args)
 
 
 def in_parallel(

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from sklaplace.core.linalg import agree
 from sklaplace.core.trees import Batch, tree_rows
 from sklaplace.curvature.blocks import (
-    BaseBlock,
     Block,
     GroupedBlock,
     HeadBlock,
@@ -165,29 +164,17 @@ class Jacobian:
         return replace(self, blocks=blocks)
 
     @staticmethod
-    def stacked(parts: "list[Jacobian]") -> "Jacobian":
-        """Concatenate the samples of several batches; all or none have keys."""
-        blocks = [
-            same[0].like(
-                g, None if same[0].a is None else joined_inputs([b.a for b in same])
-            )
-            for g, same in _concatenated(parts, 0)
-        ]
+    def stacked(parts: "list[Jacobian]", *, share: bool = False) -> "Jacobian":
+        """Concatenate the samples of several batches; all or none have keys.
+
+        Batches with `is_shared` can ``share`` their output gradients.
+        """
+        blocks = []
+        for g, same in _concatenated(parts, None if share else 0):
+            a = None if same[0].a is None else joined_inputs([b.a for b in same])
+            blocks.append(same[0].like(g, a))
         keys = [part.keys for part in parts if part.keys is not None]
         return Jacobian(blocks, keys=torch.cat(keys) if keys else None)
-
-    @staticmethod
-    def with_shared_outputs(parts: "list[Jacobian]") -> "Jacobian":
-        """Concatenate the samples of several batches; all need `is_shared`."""
-        return Jacobian(
-            [
-                same[0].like(
-                    same[0].outputs,
-                    None if same[0].a is None else torch.cat([b.a for b in same]),
-                )
-                for same in zip(*(part.blocks for part in parts), strict=True)
-            ]
-        )
 
     def kernel(self, other: "Jacobian", v: Tensor) -> Tensor:
         """Return ``Σₗ vₗ Jₗ J'ₗᵀ`` over blocks for ``v`` (L,), (b, k, b', k')."""
@@ -228,14 +215,19 @@ class Jacobian:
 
 
 def _concatenated(
-    parts: Sequence[Jacobian], axis: int
-) -> Iterator[tuple[Tensor, tuple[BaseBlock, ...]]]:
-    """Yield gradients, concatenated along an axis, and the blocks of each tensor."""
-    known: dict[tuple[int, ...], Tensor] = {}
+    parts: Sequence[Jacobian], axis: int | None
+) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Yield gradients, concatenated along an axis, and the blocks of each tensor.
+
+    Without an axis, the gradients of the first part are yielded.
+    """
+    known: dict[tuple[int, ...], Any] = {}
     for same in zip(*(part.blocks for part in parts), strict=True):
         shared = tuple(id(block.outputs) for block in same)
         if shared not in known:
-            known[shared] = torch.cat([block.g for block in same], axis)
+            known[shared] = same[0].outputs
+            if axis is not None:
+                known[shared] = torch.cat([block.g for block in same], axis)
         yield known[shared], same
 
 

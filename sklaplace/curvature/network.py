@@ -76,20 +76,16 @@ def infer_network_spec(
     net: NeuralNet,
     x: Batch,
     subset: str | Sequence[str],
-    allowed: tuple[type, ...],
-    n_targets: int | None,
-    *,
-    is_trained: bool,
+    *expected: Any,
     options: Mapping[str, Any] | None = None,
-    **likelihood_options: Any,
+    **others: Any,
 ) -> NetworkSpec:
     """Infer what the outputs of a net mean and how to differentiate them.
 
     Parameters
     ----------
-    net, x, allowed, n_targets, is_trained, **likelihood_options
-        As for `infer_output_spec`; ``likelihood_options`` is any of ``likelihood``,
-        ``adapted`` and ``other``.
+    net, x, *expected, **others
+        As for `measure_outputs`.
     subset : str or list of str
         Key of ``SUBSETS``, or names of parameters or modules.
     options : mapping, optional
@@ -106,9 +102,7 @@ def infer_network_spec(
     """
     bare = outputs.as_forward(net)
     with bare.frozen():
-        found, raw, sizes = outputs.measure_outputs(
-            net, x, allowed, n_targets, is_trained, **likelihood_options
-        )
+        found, raw, sizes = outputs.measure_outputs(net, x, *expected, **others)
         forward = bare.with_output_map(found.output_map, found.logit_layer)
         # additional samples, which show other uses of layers, come first
         n_verified = max(N_ROWS, found.batch_size(), n_samples(x) - N_SPREAD)

@@ -18,7 +18,6 @@ from sklaplace.curvature.descent import SCHEDULE_CHECKS, Descent, Schedule
 from sklaplace.curvature.ggn import GGN
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.diag import DiagAccumulator
-from sklaplace.networks.streams import Samples
 from sklaplace.networks.trained import TrainedNetwork
 
 
@@ -29,9 +28,7 @@ class SelectionProblem:
     Attributes
     ----------
     network : TrainedNetwork
-        The trained network.
-    samples : Dataset
-        Training samples.
+        The trained network, with its training samples.
     layout : Layout
         Layout of all weights of the network.
     descent : Descent
@@ -43,7 +40,6 @@ class SelectionProblem:
     """
 
     network: TrainedNetwork
-    samples: Samples
     layout: Layout
     descent: Descent
     batch_size: int | None
@@ -70,9 +66,9 @@ def variance(problem: SelectionProblem) -> Tensor:
     always zero, come last: no prediction depends on them. The cost is one pass over the
     training samples (Daxberger et al. 2021, section 4).
     """
-    accumulator, size = DiagAccumulator(problem.layout), problem.batch_size
-    parts = [problem.samples]
-    sums = accumulate(problem.network, parts, GGN, accumulator, batch_size=size)
+    accumulator, network = DiagAccumulator(problem.layout), problem.network
+    size = problem.batch_size
+    sums = accumulate(network, [network.train], GGN, accumulator, batch_size=size)
     curvature = sums.accumulator.decompose().hessian_diagonal()
     return torch.where(curvature > 0, -curvature, -curvature.max() - 1)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.links import LINKS, Link, choose_link
 from sklaplace.estimators.fitting.laplace_fit import HeldOutScore
+from sklaplace.estimators.fitting.members import reported
 from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.options.laplace import LaplaceOptions
@@ -318,7 +319,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             classes = np.unique(classes)
             self._check_classes(classes, y)
         if not hasattr(self, "posterior_"):
-            with self._reported():
+            with reported(self):
                 return self._fit(Samples(X, y, sample_weight, classes=classes))
         if not self._targets.is_ignored(as_array(y, "y")).all():
             self._add_samples(X, y, sample_weight)

@@ -99,13 +99,9 @@ class BaseLaplace:
     # repeatedly
     _cache: ClassVar[Any] = None
 
-    _reported = members.reported
-    _encode = members.encode
     _check_samples = members.check_samples
     _new_data = members.new_data
-    _check_parameters = members.check_parameters
     _check_settings = members.check_settings
-    _new_trainer = members.new_trainer
     _summary = members.summary
     _sk_visual_block_ = members.visual_block
     _get_fitted_attr_html = members.fitted_attributes
@@ -192,7 +188,7 @@ class BaseLaplace:
         samples = Samples(
             X, y, sample_weight, groups, X_val=X_val, y_val=y_val, fit_params=fit_params
         )
-        with self._reported():
+        with members.reported(self):
             return self._fit(samples)
 
     def _fit(self, samples: Samples) -> Any:
@@ -221,7 +217,7 @@ class BaseLaplace:
         group = Group.of(self.distributed)
         with group.together():
             check_memory(self.memory)
-            encoded = self._encode(samples)
+            encoded = members.encode(self, samples)
         group.agree(vars(options) | data_to_agree_on(encoded.data))
         group.agree({"random_state": self.random_state})
         # without a random state, all processes use the seed of the first
@@ -288,7 +284,7 @@ class BaseLaplace:
         """Return the options; raise an error for invalid values."""
         names = [f.name for f in fields(LaplaceOptions) if f.name != "sigma_noise"]
         values = {name: getattr(self, name) for name in names}
-        self._check_parameters()
+        members.check_parameters(self)
         check_workers(self.distributed, self.memory)
         kind = type(self)
         return LaplaceOptions.of(
@@ -300,7 +296,7 @@ class BaseLaplace:
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         fraction = options.validation_fraction if options.holds_out else None
-        return self._new_trainer(LaplaceTrainer, fraction, options=options)
+        return members.new_trainer(self, LaplaceTrainer, fraction, options=options)
 
     def _likelihood_settings(self) -> Any:
         """Return the likelihood settings that affect the curvature."""
@@ -365,7 +361,7 @@ class BaseLaplace:
         """Add curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
         group = Group.of(self.distributed)
-        with self._reported():
+        with members.reported(self):
             with group.together():
                 options = self._check_options()
                 check_addable(
@@ -578,7 +574,7 @@ class BaseLaplace:
         """
         check_is_fitted(self)
         self._check_settings()
-        with self._reported():
+        with members.reported(self):
             free = free_parameters(self.posterior_, parameters)
             network = TrainedNetwork(self.estimator_, self.network_spec_)
             if X is None:

@@ -55,7 +55,6 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     # conformity scores, removed by methods that change predictions
     _conformal = cast(Conformal | None, None)
-    _calibrated = members.calibrated
     conformalize = members.conformalize
 
     # ----------------------------------------------------------------- targets
@@ -476,14 +475,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ((2, 3), (2, 3))
         """
         latent.check_one(full_cov=full_cov, joint=joint)
-        outputs, target_type = self._outputs(), self._targets.target_type
-        if joint:
-            return latent.joint_moments(
-                outputs, self._check_inputs(X), self._class_logits
-            )
-        moments = partial(target_type.latent_moments, self._likelihood)
-        mean, variance = outputs.latent(self._check_inputs(X), full_cov, moments)
-        return mean, variance
+        outputs, X = self._outputs(), self._check_inputs(X)
+        return latent.moments(outputs, X, self._latent, full_cov, joint)
 
     def sample_latent(
         self, X: Inputs, n_samples: int = 1, random_state: RandomState = 0
@@ -520,14 +513,12 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         (2, 3, 5)
         """
         outputs, X = self._outputs(), self._check_inputs(X)
-        return latent.joint_draws(
-            outputs, X, n_samples, random_state, self._class_logits
-        )
+        return latent.joint_draws(outputs, X, n_samples, random_state, self._latent)
 
-    def _class_logits(self, outputs: Tensor) -> Tensor:
-        """Return class logits (m, K) of outputs (m, c)."""
-        moments = self._targets.target_type.latent_moments
-        return moments(self._likelihood, outputs, torch.zeros_like(outputs))[0]
+    @property
+    def _latent(self) -> latent.Latent:
+        """Map from moments of the outputs to moments of the class logits."""
+        return partial(self._targets.target_type.latent_moments, self._likelihood)
 
     def predict_dirichlet(self, X: Inputs, method: str | None = None) -> np.ndarray:
         """Predict a Dirichlet distribution over class probabilities.
@@ -742,13 +733,13 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         check_set(q, k_max, reference)
         if method == "conformal":
             scores = partial(self._class_scores, X=X)
-            members = self._calibrated().members(self, scores, 1 - q)
+            is_member = members.calibrated(self).members(self, scores, 1 - q)
             top = self.predict_proba(X).argmax(axis=1)[:, None]
-            np.put_along_axis(members, top, True, axis=1)
-            return members
+            np.put_along_axis(is_member, top, True, axis=1)
+            return is_member
         alpha = self._concentrations(X, method)
-        members = dirichlet.plausible_classes(alpha, q, k_max, reference)
-        return self._targets.target_type.unflatten(members)
+        is_member = dirichlet.plausible_classes(alpha, q, k_max, reference)
+        return self._targets.target_type.unflatten(is_member)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

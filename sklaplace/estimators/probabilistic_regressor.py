@@ -11,7 +11,6 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
 from sklaplace.core.checks import as_levels, as_seed, check_option, naming
 from sklaplace.core.random import RandomState
@@ -49,7 +48,6 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
     # conformity scores, removed by methods that change predictions
     _conformal = cast(Conformal | None, None)
-    _calibrated = members.calibrated
     conformalize = members.conformalize
 
     # ----------------------------------------------------------------- targets
@@ -483,7 +481,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         check_option("method", method, ["predictive", "conformal", "joint"])
         if method != "predictive":
             joint = method == "joint"
-            values = self._calibrated().interval(self, X, levels, joint)
+            values = members.calibrated(self).interval(self, X, levels, joint)
             values = self._targets.drop_axis(values)
             return values if np.ndim(coverage) else values[..., 0]
         tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])  # (2, n_levels)
@@ -577,12 +575,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         True
         """
         latent.check_one(full_cov=full_cov, joint=joint)
-        X = self._check_inputs(X)
-        if joint:
-            return latent.joint_moments(self._outputs(), X, self._in_units)
-        restored = partial(self._targets.restored_outputs, self._likelihood)
-        mean, variance = self._outputs().latent(X, full_cov, restored)
-        return mean, variance
+        outputs, X = self._outputs(), self._check_inputs(X)
+        return latent.moments(outputs, X, self._in_units, full_cov, joint)
 
     def sample_latent(
         self, X: Inputs, n_samples: int = 1, random_state: RandomState = 0
@@ -617,15 +611,13 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         >>> model.sample_latent(X[:2], n_samples=5).shape
         (2, 1, 5)
         """
-        X = self._check_inputs(X)
-        return latent.joint_draws(
-            self._outputs(), X, n_samples, random_state, self._in_units
-        )
+        outputs, X = self._outputs(), self._check_inputs(X)
+        return latent.joint_draws(outputs, X, n_samples, random_state, self._in_units)
 
-    def _in_units(self, outputs: Tensor) -> Tensor:
-        """Convert outputs (m, c) to the units of ``y``."""
-        nothing = torch.zeros_like(outputs)
-        return self._targets.restored_outputs(self._likelihood, outputs, nothing)[0]
+    @property
+    def _in_units(self) -> latent.Latent:
+        """Map from moments of the outputs to moments in the units of ``y``."""
+        return partial(self._targets.restored_outputs, self._likelihood)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -397,7 +397,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
             check_fraction("coverage", coverage, "Pass a number such as 0.9, or None.")
             interval = self._interval(coverage)
         zero = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
-        shift, both = (self._in_units(zero + n)[0] for n in (0, 1))
+        shift, both = (self._in_units(zero + n, zero)[0][0] for n in (0, 1))
         result = Numbers(shift, both - shift, interval, self._targets.ndim > 1)
         return PredictiveModule.of(
             outputs,

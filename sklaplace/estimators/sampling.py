@@ -58,13 +58,9 @@ class BaseSampling(ABC):
         **CONSTRAINTS,
         "sigma_noise": [AUTO, LEVELS],
     }
-    _reported = members.reported
-    _encode = members.encode
     _check_samples = members.check_samples
     _new_data = members.new_data
-    _check_parameters = members.check_parameters
     _check_settings = members.check_settings
-    _new_trainer = members.new_trainer
     _summary = members.summary
     _sk_visual_block_ = members.visual_block
     _get_fitted_attr_html = members.fitted_attributes
@@ -135,11 +131,11 @@ class BaseSampling(ABC):
         given = samples.Samples(
             X, y, sample_weight, groups, X_val=X_val, y_val=y_val, fit_params=fit_params
         )
-        with self._reported():
+        with members.reported(self):
             self._check_options()
             if self.estimator is None or self._trainer_kind.has_prior:
                 samples.warn_of_weight_scale(sample_weight)
-            encoded = self._encode(given)
+            encoded = members.encode(self, given)
             self._seed = samples.draw_seed(self.random_state)
             device = getattr(inner_net(self.estimator), "device", "cpu")
             trainer = self._trainer()
@@ -165,7 +161,7 @@ class BaseSampling(ABC):
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> None:
         """Raise an error for invalid values."""
-        self._check_parameters()
+        members.check_parameters(self)
         if is_regressor(self):
             # a variance is made of two draws or more
             check_count("n_samples", getattr(self, "n_samples", 2), 2)
@@ -177,7 +173,7 @@ class BaseSampling(ABC):
         if is_regressor(self) and has_noise(self.likelihood, inner_net(self.estimator)):
             is_tuned = isinstance(self.sigma_noise, str) and self.sigma_noise == "auto"
             fraction = self.validation_fraction if is_tuned else None
-        return self._new_trainer(self._trainer_kind, fraction, **options)
+        return members.new_trainer(self, self._trainer_kind, fraction, **options)
 
     def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
         """Set fitted attributes from the trained network, in evaluation mode."""

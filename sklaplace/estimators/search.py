@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from sklaplace.core.trees import Inputs
 from sklaplace.estimators.classifier import LaplaceClassifier
+from sklaplace.estimators.fitting.members import reported
 from sklaplace.estimators.fitting.prior_search import PriorSearch
 from sklaplace.estimators.options.constraints import (
     AUTO,
@@ -189,7 +190,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
         >>> model.fit(X, y).n_splits_
         2
         """
-        with self._reported():
+        with reported(self):
             samples = Samples(X, y, sample_weight, groups, fit_params=fit_params)
             return self._fit(samples)
 

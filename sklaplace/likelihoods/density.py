@@ -29,9 +29,11 @@ Nodes = tuple[Tensor, Tensor]
 # Bounds, as inverse hyperbolic sines: of targets, of logarithms of positive targets
 # (squares must not overflow), and of standard scores of outputs.
 _REACH, _REACH_OF_LOGS, _REACH_OF_OUTPUTS = 32.0, 6.4, 4.4
-# Numbers of values in the first search for the mode and in each refinement, and number
-# of refinements.
-_COARSE, _FINE, _N_ZOOMS = 201, 33, 12
+# Values in the first search for the mode, in units of the bound, and values between two
+# neighbours in each refinement; number of refinements.
+_COARSE = torch.linspace(-1.0, 1.0, 201, dtype=torch.float64)
+_FINE = torch.linspace(0.0, 1.0, 33, dtype=torch.float64)
+_N_ZOOMS = 12
 # Distances from the mode, to find the width of its surroundings.
 _DISTANCES = 2.0 ** torch.arange(-60.0, 60.5, 0.5, dtype=torch.float64)
 # Nodes in units of the width; the hyperbolic sine reaches far into the tails.
@@ -183,7 +185,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         u = torch.as_tensor(levels, dtype=torch.float64)
 
         def of_chunk(mean: Tensor, std: Tensor, n: int) -> Tensor:
-            z = _spaced(_DEVIATIONS, n, mean)
+            z = torch.linspace(-_DEVIATIONS, _DEVIATIONS, n, dtype=torch.float64)
             f = (mean.unsqueeze(-1) + std.unsqueeze(-1) * z).unsqueeze(-1)
             log_weights = (-(z**2) / 2).log_softmax(0).unsqueeze(-1)
 
@@ -254,13 +256,9 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         # half of a probability lies below its node, up to the slope of the density
         below = p.cumsum(-1) - p / 2 - torch.gradient(p, dim=-1)[0] / 12
         scores = torch.special.ndtri(below.clamp(1e-300, 1 - 1e-16))
-        wanted = torch.special.ndtri(u.to(y)).expand(len(y), -1).contiguous()
-        k = torch.searchsorted(scores, wanted).clamp(1, y.shape[1] - 1)
-        (low, high), (y_low, y_high) = (
-            (t.gather(-1, k - 1), t.gather(-1, k)) for t in (scores, y)
-        )
-        share = ((wanted - low) / (high - low).clamp(min=1e-300)).clamp(0, 1)
-        found = y_low + share * (y_high - y_low)
+        wanted = torch.special.ndtri(u.to(y)).expand(len(y), -1)
+        rows = zip(*(t.cpu().numpy() for t in (wanted, scores, y)), strict=True)
+        found = torch.from_numpy(np.array([np.interp(*row) for row in rows])).to(y)
         return found.exp() if self.is_positive else found
 
 
@@ -293,8 +291,7 @@ def _masses(
             )
         return found.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
-    x = _spaced(reach, _COARSE, like).sinh().expand(len(like), -1)
-    steps = (_spaced(1.0, _FINE, like) + 1) / 2
+    x, steps = (reach * _COARSE.to(like)).sinh().expand(len(like), -1), _FINE.to(like)
     for _ in range(_N_ZOOMS):
         best = value(x).argmax(-1, keepdim=True).clamp(1, x.shape[1] - 2)
         low, high = x.gather(-1, best - 1), x.gather(-1, best + 1)
@@ -308,8 +305,3 @@ def _masses(
     x = mode + width * nodes.sinh()
     masses = value(x) + (width * nodes.cosh() * (nodes[1] - nodes[0])).log()
     return x.clamp(-bound, bound), masses
-
-
-def _spaced(reach: float, n: int, like: Tensor) -> Tensor:
-    """Return n equidistant numbers between minus and plus ``reach``."""
-    return torch.linspace(-reach, reach, n, dtype=like.dtype, device=like.device)

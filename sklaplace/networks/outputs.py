@@ -121,14 +121,6 @@ def as_forward(
     return Forward(module, bare.infer, *given)
 
 
-def infer_output_spec(
-    net: NeuralNet, x: object, *expected: Any, **options: Any
-) -> OutputSpec:
-    """Return the `OutputSpec` of a net; parameters as for `measure_outputs`."""
-    with as_forward(net).frozen():
-        return measure_outputs(net, x, *expected, **options)[0]
-
-
 def measure_outputs(
     net: NeuralNet,
     x: object,

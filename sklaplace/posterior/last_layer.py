@@ -126,15 +126,11 @@ class LastLayerModel(LinearModel):
         moments = [InputMoment.of(a, *given) for a in inputs]
         return tuple((moment.mean(), moment.n) for moment in moments)
 
-    def _output_factor(self, f: Tensor, curvature: Curvature) -> Factor:
-        """Return the Kronecker factor for the layer's outputs, evaluated at ``f``."""
-        data = self.targets, self.sample_weight, self.keys
-        hessian = curvature(self.likelihood, f, *data)
-        return Factor(output_moment(HeadBlock(hessian, self._map)))
-
     def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
         """Return the Kronecker-factored curvature at outputs ``f``."""
-        outputs = self._output_factor(f, curvature)
+        data = self.targets, self.sample_weight, self.keys
+        hessian = curvature(self.likelihood, f, *data)
+        outputs = Factor(output_moment(HeadBlock(hessian, self._map)))
         inputs, counts = zip(*self._input_factors, strict=True)
         return Kron(self.layout, tuple((outputs, a) for a in inputs), counts)
 

@@ -20,8 +20,8 @@ def selection(found, batches=None, seed=0, order=None, criterion=nn.CrossEntropy
     net = NeuralNet(found.forward.module, criterion, verbose=0).initialize()
     dataset = Dataset(tree_rows(found.x, order), found.y[order])
     descent = Descent(net, dataset, {}, seed)
-    network = Network(found.forward, found.likelihood)
-    return SelectionProblem(network, batches, found.layout, descent, None, seed)
+    network = Network(found.forward, found.likelihood, train=batches)
+    return SelectionProblem(network, found.layout, descent, None, seed)
 
 
 @pytest.mark.parametrize("by", SCORES)

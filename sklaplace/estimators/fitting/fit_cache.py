@@ -123,15 +123,11 @@ def _stored(work: FitWork) -> LaplaceFit:
     fit = work.done()
     if work.trainer.is_interrupted:
         raise UnfinishedFit(fit)
-    return _factorised(fit).stored()
-
-
-def _factorised(fit: LaplaceFit) -> LaplaceFit:
-    """Compute the eigenvectors of a fit; all prior precisions share them."""
     if isinstance(fit.structure, Kron):
+        # all prior precisions share the eigenvectors
         for factor in chain.from_iterable(fit.structure.factors):
             factor.eigh()
-    return fit
+    return fit.stored()
 
 
 def _accumulated(

@@ -37,6 +37,7 @@ from sklaplace.core.checks import listed, naming, warn_user
 from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import RandomState, private_rng
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit
+from sklaplace.estimators.fitting.members import encode
 from sklaplace.estimators.predicting.glm_outputs import LinearisationCache
 from sklaplace.estimators.training.samples import Samples, as_groups, as_weights
 from sklaplace.networks.data import TrainingData, is_opaque, take_rows
@@ -347,7 +348,7 @@ class PriorSearch:
         check_memory(estimator.memory)
         scoring = estimator.scoring
         scorer = None if scoring is None else check_scoring(self.model, scoring)
-        self.model._encode(samples)
+        encode(self.model, samples)
         if self.chooses_noise:
             self.noise_proportions = self.model._targets.noise_proportions
         X, y = samples.X, self.model._targets.check(samples.y)

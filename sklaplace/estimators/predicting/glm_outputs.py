@@ -80,7 +80,7 @@ class GLMOutputs(WeightDraws):
                 parts.append(jacobian if is_shared else precision.whiten(jacobian))
         mean = torch.cat(means)
         if is_shared and all(part.is_shared for part in parts):
-            whole = Jacobian.with_shared_outputs(parts)
+            whole = Jacobian.stacked(parts, share=True)
             cov = precision.between_samples(whole, across_outputs=across_outputs)
             return mean, cov.flatten(2).flatten(0, 1) if across_outputs else cov
         root = torch.cat([precision.whiten(p) for p in parts] if is_shared else parts)

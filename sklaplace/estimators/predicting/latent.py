@@ -15,24 +15,37 @@ from sklaplace.core.random import RandomState
 from sklaplace.core.trees import Inputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 
-# affine map from the outputs (m, c) of samples to their latent values (m, ...)
-Latent = Callable[[Tensor], Tensor]
+# affine map from moments of the outputs (m, c) of samples to moments of their latent
+# values (m, ...)
+Latent = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def joint_moments(
-    outputs: BatchedOutputs, X: Inputs, latent: Latent
+def moments(
+    outputs: BatchedOutputs, X: Inputs, latent: Latent, full_cov: bool, joint: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean (n, ...) and covariance (n·L, n·L) of L latent values per sample."""
-    mean, cov = map(torch.as_tensor, outputs.joint(X, across_outputs=True))
-    n_outputs = mean.shape[1]
-    offset = latent(torch.zeros_like(mean[:1]))
+    """Return mean (n, ...) and variances or covariances of the latent values.
+
+    Joint covariances of L values per sample have the shape (n·L, n·L).
+    """
+    if not joint:
+        mean, variance = outputs.latent(X, full_cov, latent)
+        return mean, variance
+    center, cov = map(torch.as_tensor, outputs.joint(X, across_outputs=True))
+    n_outputs = center.shape[1]
+    offset = values(latent, torch.zeros_like(center[:1]))
 
     def on_last_axis(matrix: Tensor) -> Tensor:
         """Apply the linear part of the map to rows (m, n·c); return (m, n·L)."""
-        return (latent(matrix.reshape(-1, n_outputs)) - offset).reshape(len(matrix), -1)
+        found = values(latent, matrix.reshape(-1, n_outputs))
+        return (found - offset).reshape(len(matrix), -1)
 
     half = on_last_axis(cov)
-    return latent(mean).numpy(), on_last_axis(half.mT).numpy()
+    return values(latent, center).numpy(), on_last_axis(half.mT).numpy()
+
+
+def values(latent: Latent, outputs: Tensor) -> Tensor:
+    """Return the latent values (m, ...) of outputs (m, c)."""
+    return latent(outputs, torch.zeros_like(outputs))[0]
 
 
 def joint_draws(
@@ -45,8 +58,8 @@ def joint_draws(
     """Return draws (n, ..., n_samples) of the latent values."""
     seed = as_seed("random_state", random_state)
     draws = torch.as_tensor(outputs.sample(X, n_samples, seed)).mT  # (n, s, c)
-    values = latent(draws.reshape(-1, draws.shape[-1]))
-    return values.reshape(*draws.shape[:2], *values.shape[1:]).movedim(1, -1).numpy()
+    found = values(latent, draws.reshape(-1, draws.shape[-1]))
+    return found.reshape(*draws.shape[:2], *found.shape[1:]).movedim(1, -1).numpy()
 
 
 def check_one(**asked: bool) -> None:

@@ -495,16 +495,13 @@ def _beyond(values: Array, low: Any, high: Any) -> Array:
 
 def _values_at(scores: Array, quantiles: Array) -> Array:
     """Return values (n, s) at normal scores (n, s), given quantiles (n, q)."""
-    k = (np.searchsorted(SCORES, scores) - 1).clip(0, len(SCORES) - 2)
-    share = ((scores - SCORES[k]) / (SCORES[k + 1] - SCORES[k])).clip(0, 1)
-    low, high = (np.take_along_axis(quantiles, i, axis=1) for i in (k, k + 1))
-    return low + share * (high - low) + _beyond(scores, SCORES[0], SCORES[-1])
+    pairs = zip(scores, quantiles, strict=True)
+    inside = np.array([np.interp(score, SCORES, row) for score, row in pairs])
+    return inside + _beyond(scores, SCORES[0], SCORES[-1])
 
 
 def _scores_of(values: Array, quantiles: Array) -> Array:
     """Return normal scores (n,) of values (n,), given quantiles (n, q)."""
-    k = ((quantiles <= values[:, None]).sum(1) - 1).clip(0, len(SCORES) - 2)[:, None]
-    low, high = (np.take_along_axis(quantiles, i, axis=1)[:, 0] for i in (k, k + 1))
-    share = ((values - low) / np.maximum(high - low, 1e-12)).clip(0, 1)
-    inside = SCORES[k[:, 0]] + share * (SCORES[k[:, 0] + 1] - SCORES[k[:, 0]])
-    return np.asarray(inside + _beyond(values, quantiles[:, 0], quantiles[:, -1]))
+    pairs = zip(values, quantiles, strict=True)
+    inside = np.array([np.interp(value, row, SCORES) for value, row in pairs])
+    return inside + _beyond(values, quantiles[:, 0], quantiles[:, -1])

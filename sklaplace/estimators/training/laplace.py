@@ -211,7 +211,6 @@ class LaplaceTrainer(Trainer):
             layout = select(forward, spread_rows(trained.net, trained.train), "all", {})
             problem = SelectionProblem(
                 network=trained,
-                samples=trained.train,
                 layout=layout,
                 descent=self.descent(trained),
                 batch_size=options.batch_size or fitting,

@@ -26,7 +26,7 @@ from sklaplace.networks.net_checks import check_held_out_batches, check_scripted
 from sklaplace.networks.outputs import (
     OutputSpec,
     as_forward,
-    infer_output_spec,
+    measure_outputs,
     raw_outputs,
     warn_if_double_softmax,
 )
@@ -200,7 +200,8 @@ class Trainer:
     ) -> OutputSpec:
         """Return the specification of a net's outputs; raise if it is invalid."""
         samples = spread_rows(net, dataset)
-        return infer_output_spec(net, samples, **self.spec_options(is_trained))
+        with as_forward(net).frozen():
+            return measure_outputs(net, samples, **self.spec_options(is_trained))[0]
 
     def before_training(self, net: NeuralNet, spec: OutputSpec, held_out: Any) -> None:
         """Check and prepare an initialised net before its first step."""
@@ -279,7 +280,7 @@ class Trainer:
         )
 
     def spec_options(self, is_trained: bool) -> dict[str, Any]:
-        """Return the arguments of `infer_output_spec` that describe the outputs."""
+        """Return the arguments of `measure_outputs` that describe the outputs."""
         return {
             "allowed": self.targets.likelihoods,
             "n_targets": self.targets.n_outputs,
