@@ -108,9 +108,9 @@ class BaseBlock:
 
     def dense_chunks(self) -> Iterator[Tensor]:
         """Yield dense rows, a few samples at a time."""
-        n, g = self._chunk_length, self.g.expand(len(self), -1, -1, -1)
-        for some in (slice(start, start + n) for start in range(0, len(self), n)):
-            yield self.like(g[some], None if self.a is None else self.a[some]).dense()
+        n = self._chunk_length
+        for start in range(0, len(self), n):
+            yield self.take(slice(start, start + n)).dense()
 
     def reduced(self) -> "BaseBlock":
         """Reduce all positions to one: the sum of ``g``, and the mean of ``a``."""
@@ -118,9 +118,9 @@ class BaseBlock:
             return self
         return self.like(self.g.sum(2, keepdim=True), mean_input(self.a))
 
-    def take(self, indices: Tensor) -> "BaseBlock":
+    def take(self, indices: Tensor | slice) -> "BaseBlock":
         """Return the rows of the samples at some indices (n,)."""
-        g = self.g.expand(len(self), -1, -1, -1)[indices.to(self.g.device)]
+        g = self.g.expand(len(self), -1, -1, -1)[indices]
         return self.like(g, None if self.a is None else self.a[indices])
 
     def padded(self, n_positions: int) -> "BaseBlock":

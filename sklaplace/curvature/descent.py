@@ -102,10 +102,9 @@ class Descent:
                 drawn = (uniforms < fraction).nonzero()[:, 0].tolist()
                 if drawn:
                     gradients = self._gradients(net, drawn, leaves)
+                    steps = zip(leaves, gradients, decays, strict=True)
                     with torch.no_grad():
-                        for leaf, g, decay in zip(
-                            leaves, gradients, decays, strict=True
-                        ):
+                        for leaf, g, decay in steps:
                             leaf -= schedule.lr * (g + decay * leaf)
                 if (step + 1) % schedule.steps_per_snapshot == 0:
                     yield layout.read(module)
@@ -117,17 +116,14 @@ class Descent:
         start = layout.read(as_forward(self.net).module)
         moments = WeightMoments(start, max_rank)
         iterates = self.iterates(layout, schedule)
-        n = schedule.n_snapshots
-        for weights in progress.tracked(iterates, "snapshots", n):
+        for weights in progress.tracked(iterates, "snapshots", schedule.n_snapshots):
             moments.update(weights)
         return moments
 
     def _fraction(self, n_samples: int) -> float:
         """Return the mean fraction of the samples in a batch."""
-        size = self.net.get_params_for("iterator_train").get(
-            "batch_size", self.net.batch_size
-        )
-        given = size / n_samples
+        options = self.net.get_params_for("iterator_train")
+        given = options.get("batch_size", self.net.batch_size) / n_samples
         return min(MAX_FRACTION, given) if given > 0 else MAX_FRACTION
 
     def _gradients(

@@ -39,7 +39,7 @@ from sklaplace.curvature.recorder import (
     n_samples,
     unseen_path,
 )
-from sklaplace.curvature.shared import IdentityMap, SharedBlock
+from sklaplace.curvature.shared import SharedBlock
 from sklaplace.curvature.uses import UnseenUseError
 from sklaplace.likelihoods.output_hessian import Factored, OutputHessian
 from sklaplace.networks.forward import Forward, requiring_grad
@@ -529,6 +529,5 @@ def _through_head(
     factors = [None if s.is_bias else inputs.unsqueeze(1) for s in layout.blocks]
     columns = cotangents(f)
     hessian = Factored(columns) if isinstance(columns, Tensor) else columns
-    m = head.matrix
-    matrix = None if isinstance(m, IdentityMap) or head.is_identity else m.to(f)
+    matrix: Any = None if head.is_identity else head.matrix.to(f)
     return f, Jacobian([HeadBlock(hessian, matrix, a) for a in factors])

@@ -432,7 +432,5 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     ) -> Tensor:
         """Return probabilities (b, K) of Gaussian logits."""
         # scrambling takes time: create points only for links that use them
-        points = mean.new_empty(0, mean.shape[1])
-        if link.draws:
-            points = self._normals(mean)
+        points = self._normals(mean) if link.draws else mean[:0]
         return (link.score if single else link.function)(mean, cov, points)

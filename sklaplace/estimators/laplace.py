@@ -100,8 +100,6 @@ class BaseLaplace:
     _cache: ClassVar[Any] = None
 
     _check_samples = members.check_samples
-    _new_data = members.new_data
-    _check_settings = members.check_settings
     _summary = members.summary
     _sk_visual_block_ = members.visual_block
     _get_fitted_attr_html = members.fitted_attributes
@@ -286,10 +284,8 @@ class BaseLaplace:
         values = {name: getattr(self, name) for name in names}
         members.check_parameters(self)
         check_workers(self.distributed, self.memory)
-        kind = type(self)
-        return LaplaceOptions.of(
-            values, {name: getattr(kind, name) for name in REPLACED}
-        )
+        defaults = {name: getattr(type(self), name) for name in REPLACED}
+        return LaplaceOptions.of(values, defaults)
 
     def _solver(self, options: LaplaceOptions) -> LaplaceSolver:
         return LaplaceSolver(options, self._seed)
@@ -309,7 +305,7 @@ class BaseLaplace:
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
         check_is_fitted(self)
-        self._check_settings()
+        members.check_settings(self)
         network = TrainedNetwork(self.estimator_, self.network_spec_)
         return self._outputs_of(network, self.posterior_, self._novelty)
 
@@ -368,7 +364,7 @@ class BaseLaplace:
                     self.posterior_, self.network_spec_, self._options, options
                 )
                 warn_of_weight_scale(sample_weight)
-                data = self._new_data(X, y, sample_weight)
+                data = members.new_data(self, X, y, sample_weight)
                 samples, solver = data.dataset(self.estimator_), self._solver(options)
                 network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
                 novelty = solver.add_novelty(self._novelty, network)
@@ -573,7 +569,7 @@ class BaseLaplace:
         True
         """
         check_is_fitted(self)
-        self._check_settings()
+        members.check_settings(self)
         with members.reported(self):
             free = free_parameters(self.posterior_, parameters)
             network = TrainedNetwork(self.estimator_, self.network_spec_)
@@ -583,7 +579,7 @@ class BaseLaplace:
                 check_loader(X, "tune")
                 if y is None:
                     raise ValueError("y is missing. Pass both X and y, or neither.")
-                data = self._new_data(X, y, sample_weight)
+                data = members.new_data(self, X, y, sample_weight)
                 network = replace(network, held_out=data.dataset(self.estimator_))
             score = replace(self._score(network.spec.likelihood), is_given=True)
             solver = self._solver(replace(self._options, residual=self.residual))

@@ -138,7 +138,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
     def _normal_scores(self, X: Inputs, y: Any) -> np.ndarray:
         """Return normal scores of targets under the predictive distribution, (n, c)."""
-        data = self._new_data(X, y, None)
+        data = members.new_data(self, X, y, None)
         *given, rows = self._latent(data.X, is_checked=True)
         mean, variance = self._likelihood.moments(*given)
         scores = (data.y.reshape(mean.shape) - mean) / np.sqrt(variance)
@@ -230,7 +230,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
                 f"recalibrate scales noise, which {type(self._likelihood).__name__} "
                 "does not have. Use a net with criterion=torch.nn.MSELoss."
             )
-        data = self._new_data(X, y, sample_weight)
+        data = members.new_data(self, X, y, sample_weight)
         if len(data.y) < 2:
             raise ValueError("1 row tells no scale. Pass a hundred or more.")
         moments = self._latent(data.X, is_checked=True)[:3]

@@ -414,13 +414,10 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
                 f"Intervals of {type(self._likelihood).__name__} have no closed form, "
                 "only those of Gaussian. Use to_module(coverage=None)."
             )
-        relative = torch.tensor(
-            self._likelihood.relative or (1.0,), dtype=torch.float64
-        )
         scores = norm.ppf([(1 - coverage) / 2, (1 + coverage) / 2])
         model = self._noise_model
         return Interval(
-            self._noise * relative,
+            self._noise * self.posterior_.noise_proportions.cpu(),
             torch.from_numpy(scores),
             torch.from_numpy(self.sigma_scaling_).double(),
             model,

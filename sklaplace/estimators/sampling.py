@@ -59,8 +59,6 @@ class BaseSampling(ABC):
         "sigma_noise": [AUTO, LEVELS],
     }
     _check_samples = members.check_samples
-    _new_data = members.new_data
-    _check_settings = members.check_settings
     _summary = members.summary
     _sk_visual_block_ = members.visual_block
     _get_fitted_attr_html = members.fitted_attributes
@@ -197,7 +195,7 @@ class BaseSampling(ABC):
 
     def _outputs_of(self, network: TrainedNetwork) -> BatchedOutputs:
         scope = type(self).__name__, self.verbose
-        self._check_settings()
+        members.check_settings(self)
         model = self._output_model()
         return BatchedOutputs(network, model, self.batch_size, scope=scope)
 

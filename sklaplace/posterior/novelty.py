@@ -272,22 +272,10 @@ class Novelty(FieldsOnly):
         if isinstance(likelihood, ClassificationLikelihood):
             zeros = batch.features.new_zeros(1, c)
             n_groups = _class_logits(likelihood, zeros, batch.features)[1]
-        return cls.of_groups(likelihood, batch, n_groups)
-
-    @classmethod
-    def of_groups(
-        cls, likelihood: Likelihood, batch: FeatureBatch, n_groups: int
-    ) -> "Novelty":
-        """Build from a batch of samples in groups."""
         of = batch.groups, batch.weights, n_groups
         parts = batch.features, batch.inputs
         features, inputs = (FeatureMoments.of(part, *of) for part in parts)
         return cls(likelihood, features, inputs, batch.kept())
-
-    def added(self, batch: FeatureBatch) -> "Novelty":
-        """Return the novelty with more training samples, added in any order."""
-        n_groups = len(self.moments.counts)
-        return self.merged(self.of_groups(self.likelihood, batch, n_groups))
 
     def beside(self, inputs: Tensor) -> "Novelty":
         """Return the novelty, without its inputs if ``inputs`` have another width.

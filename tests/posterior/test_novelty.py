@@ -88,7 +88,7 @@ def test_many_classes_have_one_group(monkeypatch):
     of_one = expected.leverage(found.features, torch.zeros(N, dtype=torch.long))
     assert torch.equal(model.leverage(found.features, found.groups), of_one)
     assert model.log_tail_probability(found.features, f).isfinite().all()
-    later = model.added(found).merged(model)
+    later = model.merged(Novelty.of(likelihood, found, K)).merged(model)
     assert later.moments.counts.tolist() == [3 * N]
 
 
@@ -110,8 +110,8 @@ def test_the_smallest_hashes_are_kept_whatever_the_batches():
 
     model = None
     for rows in torch.randperm(n, generator=generator).split(77):
-        part = taken(rows)
-        model = Novelty.of(Gaussian(), part, K) if model is None else model.added(part)
+        new = Novelty.of(Gaussian(), taken(rows), K)
+        model = new if model is None else model.merged(new)
     found, counts = keys.unique(return_counts=True)
     assert torch.equal(model.samples.keys, found[:MAX_KEPT])
     assert torch.equal(model.samples.weights, counts[:MAX_KEPT].double())

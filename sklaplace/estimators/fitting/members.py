@@ -347,7 +347,7 @@ _INTERNAL = {"network_spec_"}
 
 def summary(self: Any) -> str:
     """Return a one-line summary of the fit and of the settings of predictions."""
-    self._check_settings()
+    check_settings(self)
     likelihood = self.network_spec_.likelihood
     parts = [*self._fit_summary(), f"{type(likelihood).__name__} likelihood"]
     if likelihood.has_noise:

@@ -56,10 +56,8 @@ class NoveltyRecorder(FeatureRecorder):
         keys = row_hash(x)
         given = self._likelihood, features, f, weights, keys, x
         batch = FeatureBatch.of(*given, targets)
-        if self._novelty is None:
-            self._novelty = Novelty.of(self._likelihood, batch, f.shape[1])
-        else:
-            self._novelty = self._novelty.added(batch)
+        new = Novelty.of(self._likelihood, batch, f.shape[1])
+        self._novelty = new if self._novelty is None else self._novelty.merged(new)
 
     def _are_of_samples(self, features: Tensor, x: Batch, f: Tensor) -> bool:
         """Pass some samples separately; return whether their features agree."""

@@ -221,11 +221,10 @@ class Interval:
         if self.model is not None:
             relative, rows = self.model.distributions(given)
             noise = noise * relative
+            columns = zip(self.at_ends, self.model.columns, rows.unbind(1), strict=True)
             ends = [
-                at(rows[:, k]) / column.at_nodes.moments(rows[:, k])[1].unsqueeze(1)
-                for k, (at, column) in enumerate(
-                    zip(self.at_ends, self.model.columns, strict=True)
-                )
+                at(own) / column.at_nodes.moments(own)[1].unsqueeze(1)
+                for at, column, own in columns
             ]
             scores = torch.stack(ends, 1)
         std = (given.variance + noise**2).sqrt() * self.scaling

@@ -127,10 +127,8 @@ class LinearisationCache:
             spec = outputs.network.spec
             centring = Centring(spec.likelihood.n_blocks) if centred else None
             options: dict[str, Any] = {"diagonal": diagonal, "centring": centring}
-            with outputs.evaluation(X, with_covariance=not diagonal) as (
-                forward,
-                batches,
-            ):
+            evaluation = outputs.evaluation(X, with_covariance=not diagonal)
+            with evaluation as (forward, batches):
                 self._parts[key] = [
                     list(linearise(forward, x, spec.layout, **options))
                     for x, _, _ in batches

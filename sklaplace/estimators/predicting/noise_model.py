@@ -408,19 +408,16 @@ class NoiseModel:
 
     def standardised(self, rows: Array, scores: Array) -> Array:
         """Return standardised targets (n, c, s) for normal scores (n, c, s)."""
-        parts = [
-            column.standardised(rows[:, k], scores[:, k])
-            for k, column in enumerate(self.columns)
-        ]
-        return np.stack(parts, axis=1)
+        return self._by_column(ColumnNoise.standardised, rows, scores)
 
     def scores(self, rows: Array, standardised: Array) -> Array:
         """Return the normal scores (n, c) of standardised targets (n, c)."""
-        parts = [
-            column.scores(rows[:, k], standardised[:, k])
-            for k, column in enumerate(self.columns)
-        ]
-        return np.stack(parts, axis=1)
+        return self._by_column(ColumnNoise.scores, rows, standardised)
+
+    def _by_column(self, of: Callable[..., Array], *given: Array) -> Array:
+        """Apply a method of `ColumnNoise` to the second axis of arrays."""
+        columns = zip(self.columns, *(a.swapaxes(0, 1) for a in given), strict=True)
+        return np.stack([of(*column) for column in columns], axis=1)
 
 
 def _line_inputs(

@@ -200,32 +200,18 @@ class NegativeEvidence:
         and second derivatives ``±Σuw`` (MacKay 1992, "Bayesian interpolation", section
         4). The scale is proportional to ``σ^(-2·order)``.
         """
-        order = self.posterior.curvature_order
-        first, k, delta, squares, loss, n, nll = self._initial
-        free = self.free_prior, self.free_noise
-        change_prior, change_noise = (v - first)[[0, -1]] * free
-        delta, shrink = delta * math.exp(change_prior), math.exp(-2 * change_noise)
-        u = delta / (k * shrink**order + delta)
-        sum_u, sum_uw = u.sum(), (u * (1 - u)).sum()
-        sum_w, both, scatter = len(u) - sum_u, order * sum_uw, delta * squares
-        value = nll + n * change_noise + (shrink - 1) * loss
-        value += (scatter - np.log(u).sum()) / 2
-        gradient = [(scatter - sum_w) / 2, n - 2 * shrink * loss - order * sum_w]
-        noise = 4 * shrink * loss + 2 * order * both
+        p = self.at(v)
+        order, delta = p.curvature_order, p.prior_precision
+        n, loss = float(p.data_fit.n_targets), float(p.data_fit.loss * p.loss_scale)
+        scatter = float(p.scatter())
+        u = delta / (p.scale * p.structure.eigenvalues + delta)
+        sum_w, sum_uw = len(u) - float(u.sum()), float((u * (1 - u)).sum())
+        value = (scatter - float(u.log().sum())) / 2 - float(p.log_likelihood())
+        gradient = np.array([scatter - sum_w, 2 * n - 4 * loss - 2 * order * sum_w]) / 2
+        both, noise = order * sum_uw, 4 * loss + 2 * order**2 * sum_uw
         hessian = np.array([[(sum_uw + scatter) / 2, both], [both, noise]])
-        kept = slice(not free[0], 1 + free[1])
-        return float(value), np.array(gradient)[kept], hessian[kept, kept]
-
-    @cached_property
-    def _initial(self) -> tuple[ndarray, ndarray, float, float, float, float, float]:
-        """Coordinates, ``scale·e``, δ, scatter / δ, loss, number of targets and nll."""
-        p = self.posterior
-        eigenvalues = (p.scale * p.structure.eigenvalues).cpu().numpy()
-        delta, loss = float(p.prior_precision), p.data_fit.loss * p.loss_scale
-        squares, nll = float(p.scatter()) / delta, -float(p.log_likelihood())
-        first = self.logs(p.hyperparameters).cpu().numpy()
-        n_targets = float(p.data_fit.n_targets)
-        return first, eigenvalues, delta, squares, float(loss), n_targets, nll
+        kept = slice(not self.free_prior, 1 + self.free_noise)
+        return value, gradient[kept], hessian[kept, kept]
 
 
 def _typical_precision(posterior: GaussianPosterior) -> Tensor:
