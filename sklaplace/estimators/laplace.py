@@ -223,9 +223,7 @@ class BaseLaplace:
         work = FitWork(
             trainer=replace(self._trainer(options), is_part=samples.is_part),
             solver=self._solver(options),
-            data=encoded.data,
-            validation=encoded.validation,
-            fit_params=samples.fit_params,
+            data=(encoded.data, encoded.validation, samples.fit_params),
         )
         settings = {
             "targets": (self._targets.likelihoods, self._targets.n_outputs),

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 from scipy.stats import norm
 
 from sklaplace.core.checks import check_fraction
-from sklaplace.core.linalg import plain
 from sklaplace.core.trees import Inputs
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.estimators.fitting.laplace_fit import (
@@ -33,8 +32,6 @@ from sklaplace.estimators.targets.numbers import (
 )
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.likelihoods import Gaussian, RegressionLikelihood
-from sklaplace.networks.trained import TrainedNetwork
-from sklaplace.posterior.gaussian import GaussianPosterior
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -309,14 +306,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
             return HeldOutScore()
         return HeldOutScore(log_density=partial(likelihood.log_density, noise=1.0))
 
-    def _set_fitted(
-        self,
-        options: LaplaceOptions,
-        network: TrainedNetwork,
-        posterior: GaussianPosterior,
-    ) -> None:
-        super()._set_fitted(options, network, posterior)
-        self._set_noise(plain(posterior.hyperparameters.sigma_noise))
+    def _set_fitted(self, *fitted: Any) -> None:
+        super()._set_fitted(*fitted)
+        self._set_noise(self._noise)
 
     @property
     def _models_noise(self) -> bool:

@@ -60,34 +60,18 @@ def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> float:
     return float(values[index.clamp(max=len(values) - 1)])
 
 
-# ---------------------------------------------------------------------------- tails
-@dataclass(frozen=True)
-class NormalTails:
-    """Normal distributions of q quantities over the training samples.
+def finite_moments(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return means and standard deviations (q,) of the finite values, (b, q).
 
-    Attributes
-    ----------
-    mean, std : Tensor of shape (q,)
-        Mean and standard deviation of each quantity.
+    The weights have the shape (b,).
     """
-
-    mean: Tensor
-    std: Tensor
-
-    @classmethod
-    def of(cls, values: Tensor, weights: Tensor) -> "NormalTails":
-        """Fit to values (b, q) with weights (b,), ignoring infinite values."""
-        is_finite = values.isfinite()
-        shares = torch.where(is_finite, weights.unsqueeze(1), 0.0)
-        shares = shares / shares.sum(0).clamp(min=_TINY)
-        values = torch.where(is_finite, values, 0.0)
-        mean = (shares * values).sum(0)
-        std = (shares * (values - mean) ** 2).sum(0).sqrt()
-        return cls(mean, std.clamp(min=SMALLEST_STD))
-
-    def log_survival(self, values: Tensor) -> Tensor:
-        """Return the log-probabilities of exceeding the given values, (b, q)."""
-        return torch.special.log_ndtr((self.mean - values) / self.std)
+    is_finite = values.isfinite()
+    shares = torch.where(is_finite, weights.unsqueeze(1), 0.0)
+    shares = shares / shares.sum(0).clamp(min=_TINY)
+    values = torch.where(is_finite, values, 0.0)
+    mean = (shares * values).sum(0)
+    std = (shares * (values - mean) ** 2).sum(0).sqrt()
+    return mean, std.clamp(min=SMALLEST_STD)
 
 
 # -------------------------------------------------------------------------- samples
@@ -356,13 +340,13 @@ class Novelty(FieldsOnly):
         return weights @ (targets - weights @ targets) ** 2
 
     @cached_property
-    def tails(self) -> NormalTails:
-        """Distributions of the compared quantities over the training samples."""
+    def usual(self) -> tuple[Tensor, Tensor]:
+        """Moments of the compared quantities over the training samples, (q,) each."""
         samples = self.samples
         of = samples.features, samples.groups, None, samples.weights
         left_out = self.leverage.left_out(*of)
         values = torch.cat([left_out.log(), samples.undecided], 1)
-        return NormalTails.of(values, samples.weights)
+        return finite_moments(values, samples.weights)
 
     def log_tail_probability(self, features: Tensor, f: Tensor) -> Tensor:
         """Return scores (b,) of features (b, i) and outputs (b, c), float64.
@@ -373,4 +357,5 @@ class Novelty(FieldsOnly):
         batch = FeatureBatch.of(self.likelihood, features, f)
         leverages = self.leverage(batch.features, batch.groups)
         values = torch.cat([leverages.log(), batch.undecided], 1)
-        return self.tails.log_survival(values).sum(1)
+        mean, std = self.usual
+        return torch.special.log_ndtr((mean - values) / std).sum(1)

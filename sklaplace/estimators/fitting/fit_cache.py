@@ -39,17 +39,14 @@ class FitWork:
         Trains the network.
     solver : LaplaceSolver
         Accumulates the curvature.
-    data, validation : TrainingData
-        Training samples, and held-out samples for tuning or None.
-    fit_params : dict
-        Parameters for the ``fit`` of the skorch net.
+    data : tuple
+        Arguments of `LaplaceTrainer.train_with_folds`: training samples, held-out
+        samples for tuning or None, and parameters for the ``fit`` of the skorch net.
     """
 
     trainer: LaplaceTrainer
     solver: LaplaceSolver
-    data: TrainingData
-    validation: TrainingData | None
-    fit_params: dict[str, Any]
+    data: tuple[TrainingData, TrainingData | None, dict[str, Any]]
 
     def done(self) -> LaplaceFit:
         """Train the network and accumulate its curvature."""
@@ -57,14 +54,31 @@ class FitWork:
         device = getattr(inner_net(trainer.estimator), "device", "cpu")
         with torch.inference_mode(False):
             with group.together(), private_rng(trainer.seed, device):
-                networks = trainer.train_with_folds(
-                    self.data, self.validation, self.fit_params
-                )
+                networks = trainer.train_with_folds(*self.data)
             # outside `private_rng`, which admits one thread at a time: inside, the fit
             # would wait for workers that wait for the fit
             if group.size > 1:
                 return self.solver.accumulate(*networks)
-            return _accumulated(self.solver, trainer, *networks)
+            return self._accumulated(*networks)
+
+    def _accumulated(
+        self, network: TrainedNetwork, folds: list[TrainedNetwork]
+    ) -> LaplaceFit:
+        """Accumulate curvature; infer layouts again if samples use layers in new ways.
+
+        The first few samples, which layouts are inferred from, may not show every use.
+        """
+        shown: list[Any] = []
+        while True:
+            try:
+                return self.solver.accumulate(network, folds)
+            except UnseenUseError as error:
+                shown.append(error.samples)
+                before, including = network.spec.layout, self.trainer.including
+                network, *folds = (including(one, shown) for one in (network, *folds))
+                after = network.spec.layout
+                if (before.blocks, before.uses) == (after.blocks, after.uses):
+                    raise
 
     def key(self, settings: dict[str, Any]) -> str:
         """Return a hash of everything that the `LaplaceFit` depends on."""
@@ -76,7 +90,7 @@ class FitWork:
                 "curvature": options.curvature_settings(),
                 "estimator": self.trainer.estimator,
                 "seed": self.trainer.seed,
-                "data": (self.data, self.validation, self.fit_params),
+                "data": self.data,
                 # a refit of all weights needs the training samples again
                 "rows": (rows, options.may_refit, options.refine is True),
             }
@@ -128,26 +142,3 @@ def _stored(work: FitWork) -> LaplaceFit:
         for factor in chain.from_iterable(fit.structure.factors):
             factor.eigh()
     return fit.stored()
-
-
-def _accumulated(
-    solver: LaplaceSolver,
-    trainer: LaplaceTrainer,
-    network: TrainedNetwork,
-    folds: list[TrainedNetwork],
-) -> LaplaceFit:
-    """Accumulate curvature; infer layouts again if samples use layers in new ways.
-
-    The first few samples, which layouts are inferred from, may not show every use.
-    """
-    shown: list[Any] = []
-    while True:
-        try:
-            return solver.accumulate(network, folds)
-        except UnseenUseError as error:
-            shown.append(error.samples)
-            before, including = network.spec.layout, trainer.including
-            network, *folds = (including(one, shown) for one in (network, *folds))
-            after = network.spec.layout
-            if (before.blocks, before.uses) == (after.blocks, after.uses):
-                raise
