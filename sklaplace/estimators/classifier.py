@@ -389,7 +389,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
                 f"...), which needs no fit, with one of {', '.join(CLOSED_LINKS)}."
             )
         function = CLOSED_LINKS[name]
-        work = self._on_logits(function, diagonal=link.diagonal, centred=link.centred)
+        work = self._on_logits(function, link)
         like = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
         logits, _ = self._likelihood.class_logits(like, like)
         points = self._normals(logits) if link.draws else logits[:0]
@@ -413,8 +413,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         def of_logits(mean: Tensor, cov: Tensor) -> Tensor:
             return reduce(self._normalised(self._proba_of_gaussian(link, mean, cov)))
 
-        flags = {"diagonal": link.diagonal, "centred": link.centred}
-        work = self._on_logits(of_logits, **flags)
+        work = self._on_logits(of_logits, link)
         (proba,) = outputs.map_gaussian(self._check_inputs(X), **work)
         return proba
 

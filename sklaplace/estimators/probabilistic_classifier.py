@@ -18,7 +18,7 @@ from sklaplace.core.checks import as_seed, check_count, check_option, naming, wa
 from sklaplace.core.random import RandomState, cached_sobol_normals
 from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.distribution import check_set
-from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
+from sklaplace.dirichlet.links import LINKS, Link, mc_uncertainty, uncertainty_of_draws
 from sklaplace.estimators.fitting import members
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting import latent
@@ -94,16 +94,17 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     def _on_logits(
         self,
         function: Callable[[Tensor, Tensor], Tensor],
-        *,
-        diagonal: bool,
-        centred: bool,
+        kind: dirichlet.Approximation | Link,
     ) -> dict[str, Any]:
-        """Return arguments of `map_gaussian` for a function of Gaussian logits."""
+        """Return arguments of `map_gaussian` for a function of Gaussian logits.
+
+        The function takes the same logits as an approximation of its ``kind``.
+        """
         likelihood = self._likelihood
         return {
             "function": lambda m, c: (function(*likelihood.class_logits(m, c)),),
-            "diagonal": self._needs_variances_only(diagonal),
-            "centred": likelihood.is_shift_invariant and centred,
+            "diagonal": self._needs_variances_only(kind.diagonal),
+            "centred": likelihood.is_shift_invariant and kind.centred,
         }
 
     def _needs_variances_only(self, method_needs_variances_only: bool) -> bool:
@@ -143,8 +144,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         method = self.dirichlet_approx if method is None else method
         check_option("method", method, dirichlet.APPROXIMATIONS)
         approximation = dirichlet.APPROXIMATIONS[method]
-        flags = {"diagonal": approximation.diagonal, "centred": approximation.centred}
-        work = self._on_logits(approximation, **flags)
+        work = self._on_logits(approximation, approximation)
         (alpha,) = outputs.map_gaussian(self._check_inputs(X), **work)
         return alpha[:, : self._targets.n_classes]
 
@@ -163,9 +163,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         outputs.model.check_variance()
         if outputs.model.is_gaussian:
             work = self._on_logits(
-                lambda m, c: mc_uncertainty(m, c, self._normals(m)),
-                diagonal=False,
-                centred=True,
+                lambda m, c: mc_uncertainty(m, c, self._normals(m)), LINKS["mc"]
             )
             (found,) = outputs.map_gaussian(self._check_inputs(X), **work)
             return found
