@@ -349,12 +349,6 @@ def check_indices(name: str, value: ArrayLike) -> None:
         )
 
 
-def _check_name(name: str, value: object) -> None:
-    """Raise unless the value is a string; the estimator checks it for known names."""
-    if not isinstance(value, str):
-        raise ValueError(f"{name}={value!r} is not the name of a criterion.")
-
-
 SUBSETS: dict[str, Callable[..., Layout]] = {
     "all": all_weights,
     "last_layer": last_layer,
@@ -365,7 +359,7 @@ SUBSETS: dict[str, Callable[..., Layout]] = {
 SUBSET_CHECKS: dict[str, dict[str, Check]] = {
     "subnetwork": {
         "n_weights": check_count,
-        "by": _check_name,
+        "by": lambda name, value: None,  # checked by `check_subset` of the options
         "indices": check_indices,
     }
 }

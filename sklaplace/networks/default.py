@@ -299,11 +299,6 @@ def default_regressor(
 
 
 # ------------------------------------------------------- variants for other estimators
-def is_penalised(net: NeuralNet) -> bool:
-    """Return whether a net is a default network, whose loss has a penalty."""
-    return isinstance(net, PenalisedNet)
-
-
 def without_penalty(net: PenalisedNet) -> NeuralNet:
     """Return the unfitted net without its penalty, to be trained by `CosineAdam`."""
     is_regressor = isinstance(net, PenalisedRegressor)

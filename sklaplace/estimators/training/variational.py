@@ -17,7 +17,7 @@ from sklaplace.estimators.training.prior_callback import (
 )
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData
-from sklaplace.networks.default import is_penalised, without_penalty
+from sklaplace.networks.default import PenalisedNet, without_penalty
 from sklaplace.networks.outputs import OutputSpec
 from sklaplace.posterior.variational.elbo import Elbo
 from sklaplace.posterior.variational.module import VariationalPosterior
@@ -44,7 +44,7 @@ class VariationalTrainer(Trainer):
         """Return the net to train, without a penalty on its weights."""
         net = inner_net(self.estimator)
         net = super().new_net(data) if net is None else clone(net)
-        return without_penalty(net) if is_penalised(net) else net
+        return without_penalty(net) if isinstance(net, PenalisedNet) else net
 
     def learn(self, net: NeuralNet, *args: Any) -> tuple[Any, Any]:
         """Train the distributions, starting at the weights of a frozen net if given."""
