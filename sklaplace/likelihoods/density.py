@@ -107,6 +107,11 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         --------
         loss : Negative sum over the columns of targets.
 
+        Notes
+        -----
+        Far from the data, parameters such as ``f.exp()`` can overflow. Distributions of
+        torch then raise an error, or predict NaN with ``validate_args=False``.
+
         Examples
         --------
         >>> import torch
@@ -162,7 +167,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
             total = torch.where(ends > _SHARE * total, torch.inf, total)
             return torch.stack([center[:, 0], total], -1)
 
-        f = mean[..., None] + np.sqrt(var)[..., None] * NODES
+        f = mean[..., None] + np.sqrt(np.maximum(var, 0))[..., None] * NODES
         given = _by_chunks(of_chunk, torch.from_numpy(f)).numpy()
         centers, variances = given[..., 0], given[..., 1]
         center = centers @ WEIGHTS
@@ -172,7 +177,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """Return moments, with covariances to first order in those of the outputs."""
         var = np.einsum("nnc->nc", cov)
         centers, variances = self.moments(mean, var, noise)
-        step = 0.02 * np.sqrt(var) + 1e-6
+        step = 0.02 * np.sqrt(np.maximum(var, 0)) + 1e-6
         ends = (self.moments(mean + sign * step, var, noise)[0] for sign in (1, -1))
         slopes = np.subtract(*ends) / (2 * step)
         between = slopes[:, None] * slopes * cov
@@ -195,7 +200,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
 
             return self._quantiles(*self._nodes(mean, log_mixture), u)
 
-        m, std = torch.from_numpy(mean), torch.from_numpy(np.sqrt(var))
+        m, std = (torch.from_numpy(a) for a in (mean, np.sqrt(np.maximum(var, 0))))
         f = m.unsqueeze(-1) + std.unsqueeze(-1) * torch.special.ndtri(u)
         found = self.draw(f, torch.full_like(f, 0.5)).sort(-1)[0]  # without noise
         ratios = (std * self.root_hessian(m)).clamp(min=1).log2().ceil().exp2()
@@ -237,7 +242,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
             y = y.exp()
         else:
             y, log_p = _masses(of, f, _REACH)
-        error = log_p.logsumexp(-1).abs().max()
+        error = log_p.logsumexp(-1).nan_to_num(0, 0, 0).abs().max()
         if log_density is None and error > _TOLERANCE:
             raise ValueError(
                 f"The density of {type(self).__name__} does not integrate to one: the "

@@ -169,6 +169,15 @@ class TestOthers:
         cauchy = Of(lambda f: distributions.Cauchy(f, 1.0))
         assert cauchy.moments(np.zeros((1, 1)), np.ones((1, 1)), 1.0)[1] == np.inf
 
+    def test_outputs_that_overflow_give_nan(self):
+        weibull = OfPositive(
+            lambda f: distributions.Weibull(f.exp(), 2.0, validate_args=False)
+        )
+        mean = np.array([[0.0], [1e5]])
+        found = weibull.moments(mean, np.ones((2, 1)), 1.0)[0]
+        assert np.isfinite(found[0])
+        assert np.isnan(found[1])
+
     @pytest.mark.parametrize(
         ("log_prob", "words"),
         [
