@@ -18,6 +18,9 @@ from sklaplace.core.serialise import FieldsOnly
 from sklaplace.curvature.shared import IdentityMap, SharedColumns
 from sklaplace.curvature.uses import Uses
 
+# Largest number of parameters that an error message names.
+MAX_LISTED = 12
+
 
 @dataclass(frozen=True)
 class BlockSpec:

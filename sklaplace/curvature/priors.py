@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.checks import listed
-from sklaplace.curvature.layout import Layout, contains
+from sklaplace.curvature.layout import MAX_LISTED, Layout, contains
 
 # prior structure -> shape of the prior precision
 PRIOR_STRUCTURES: dict[str, Callable[[Layout], tuple[int, ...]]] = {
@@ -39,7 +39,7 @@ def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
 
 
 def kind(structure: str | Sequence[str]) -> str:
-    """Return the name of a prior structure; groups of tensors are "layerwise"."""
+    """Return the name of a prior structure; a list of groups counts as "layerwise"."""
     return structure if isinstance(structure, str) else "layerwise"
 
 
@@ -60,13 +60,15 @@ def groups_of(
     wrong = [name for name, is_in in zip(names, found, strict=True) if sum(is_in) != 1]
     empty = [group for k, group in enumerate(structure) if not any(f[k] for f in found)]
     if wrong or empty:
+        what = (
+            f"names {listed(map(str, empty))}, which contains no selected parameter"
+            if empty
+            else f"does not contain {listed(wrong[:MAX_LISTED])} exactly once"
+        )
         raise ValueError(
-            f"prior_structure={list(structure)!r} does not contain "
-            f"{listed(wrong)} exactly once. Name each selected parameter, or a module "
-            f"that contains it: {listed(names)}."
-            if wrong
-            else f"prior_structure names {listed(map(str, empty))}, where no selected "
-            f"parameter is: {listed(names)}."
+            f"prior_structure={list(structure)!r} {what}. Name each selected "
+            f"parameter, or a module that contains it: {listed(names[:MAX_LISTED])}. "
+            "subset_of_weights='all' selects all parameters."
         )
     return torch.tensor([is_in.index(True) for is_in in found], device=device)
 
@@ -84,11 +86,19 @@ def of_groups(values: Tensor, groups: Tensor | None) -> Tensor:
     return values if groups is None or not values.ndim else values[groups]
 
 
-def of_tensors(precisions: Tensor, structure: str, layout: Layout) -> Tensor:
+def of_tensors(
+    precisions: Tensor, structure: str | Sequence[str], layout: Layout
+) -> Tensor:
     """Convert prior precisions of parameter tensors, (L,), to a prior structure.
 
-    A scalar prior precision becomes the geometric mean of the weights' precisions.
+    A precision of several tensors is the geometric mean of their weights' precisions.
     """
+    groups = groups_of(structure, layout, precisions.device)
+    if groups is not None:
+        sizes = torch.tensor(layout.sizes).to(precisions)
+        pairs = torch.stack([sizes * precisions.log(), sizes])
+        total, n = torch.zeros_like(pairs).index_add(1, groups, pairs)[:, groups]
+        return (total / n).exp()
     if structure == "layerwise":
         return precisions
     of_weights = expand(precisions, layout)

@@ -21,7 +21,7 @@ from sklaplace.core.trees import Batch
 from sklaplace.core.trees import leaves as tensors
 from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
-from sklaplace.curvature.layout import BlockSpec, Head, Layout, contains
+from sklaplace.curvature.layout import MAX_LISTED, BlockSpec, Head, Layout, contains
 from sklaplace.curvature.patches import has_layer_form
 from sklaplace.curvature.shared import MAX_DENSE, IdentityMap
 from sklaplace.curvature.uses import (
@@ -34,8 +34,6 @@ from sklaplace.curvature.uses import (
 from sklaplace.curvature.verification import check_jacobian_bytes, probe, verified
 from sklaplace.networks.forward import Forward, first_tensor, requiring_grad, rounding
 
-# maximum number of parameter names in a message
-MAX_LISTED = 12
 # default size of a subnetwork, and default criterion that selects its weights
 N_WEIGHTS, CRITERION = 100, "magnitude"
 

@@ -93,8 +93,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     prior_structure : {"scalar", "layerwise", "diag"} or list of str, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
         ``variational``), or one per weight (for ``full``, ``lowrank`` and ``diag``). A
-        list names groups of parameter tensors, such as ``["backbone", "head"]``, with
-        one precision each: modules, or parameters.
+        list of names of modules or parameters, such as ``["backbone", "head"]`` with
+        ``subset_of_weights="all"``, gives one precision to each of these groups. Each
+        selected parameter must be in exactly one group.
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
     prior : GaussianPosterior or None, default=None

@@ -281,6 +281,11 @@ class BaseLaplace:
         names = [f.name for f in fields(LaplaceOptions) if f.name != "sigma_noise"]
         values = {name: getattr(self, name) for name in names}
         members.check_parameters(self)
+        if self.estimator is None and self.likelihood is not None:
+            raise ValueError(
+                f"likelihood={self.likelihood!r} needs a network that is trained with "
+                "the same loss, which the default network is not. Pass a skorch net."
+            )
         check_workers(self.distributed, self.memory)
         defaults = {name: getattr(type(self), name) for name in REPLACED}
         return LaplaceOptions.of(values, defaults)

@@ -99,8 +99,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     prior_structure : {"scalar", "layerwise", "diag"} or list of str, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
         ``variational``), or one per weight (for ``full``, ``lowrank`` and ``diag``). A
-        list names groups of parameter tensors, such as ``["backbone", "head"]``, with
-        one precision each: modules, or parameters.
+        list of names of modules or parameters, such as ``["backbone", "head"]`` with
+        ``subset_of_weights="all"``, gives one precision to each of these groups. Each
+        selected parameter must be in exactly one group.
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
     prior : GaussianPosterior or None, default=None
@@ -132,8 +133,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for tuning, if the net is trained in
         ``fit``, holds out no samples itself, and there are at least 50 distinct
-        samples. ``prior_precision="auto"`` needs 100 and a net of yours, or 1,000 with
-        ``sigma_noise="auto"``, and uses cross-validation otherwise.
+        samples. With ``prior_precision="auto"``, this applies to your own net with at
+        least 100 samples (1,000 with ``sigma_noise="auto"``). Otherwise
+        cross-validation is used.
     pred_type : {"glm", "nn"}, default="glm"
         Whether predictions use the linearised network (``"glm"``), or the network
         itself under ``n_samples`` draws of the weights (``"nn"``). Tuning always uses
@@ -179,7 +181,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         residuals, or by maximising the evidence; see the user guide. With ``"auto"``,
         the noise is heteroscedastic if there are at least 30 held-out residuals: its
         standard deviation and quantiles depend on the inputs, in proportion to the
-        level; see :ref:`noise`. ``"homoscedastic"`` is ``"auto"`` with normal noise of
+        level; see :ref:`noise`. Below 1,000 samples, the residuals come from
+        cross-validation. ``"homoscedastic"`` is ``"auto"`` with normal noise of
         constant level, like all other values. If both parameters have names other than
         ``"auto"``, the names must be equal, except for ``"validation"`` with
         ``prior_precision="marglik"``. With ``prior_precision="marglik"``, ``"auto"``

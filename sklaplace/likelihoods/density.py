@@ -54,11 +54,12 @@ _LOG_2PI = math.log(2 * math.pi)
 
 
 class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
-    """Base class for continuous targets whose log-density is all that is known.
+    """Base class for continuous targets, defined by their log-density alone.
 
     A subclass implements `log_prob`. Derivatives come from autograd, and expectations,
-    quantiles and draws from quadrature. The density of a target must have one maximum.
-    Overriding other methods with closed forms makes them faster.
+    quantiles and draws from quadrature. The density must have one maximum and no jumps,
+    on all real or all positive numbers. Overriding other methods with closed forms
+    makes them faster.
 
     Read more in the :ref:`User Guide <own-likelihood>`.
 
@@ -69,8 +70,8 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
     Notes
     -----
     The output Hessian is the Fisher information, by quadrature with 801 nodes. A
-    moment takes about 50,000 values of the density per target, and a quantile up to a
-    million where the variance of the output is large.
+    moment evaluates the density about 50,000 times per target; a quantile up to a
+    million times, where the variance of the output is large.
 
     Examples
     --------
@@ -110,7 +111,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         Notes
         -----
         Far from the data, parameters such as ``f.exp()`` can overflow. Distributions of
-        torch then raise an error, or predict NaN with ``validate_args=False``.
+        torch then raise an error. With ``validate_args=False``, predictions are NaN.
 
         Examples
         --------
@@ -225,7 +226,8 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
             def log_joint(z: Tensor) -> Tensor:
                 return self.log_prob(m + s * z, y) - (z**2 + _LOG_2PI) / 2
 
-            return _masses(log_joint, mean, _REACH_OF_OUTPUTS)[1].logsumexp(-1)
+            nodes = _masses(log_joint, 0 * mean, _REACH_OF_OUTPUTS)
+            return nodes[1].logsumexp(-1)
 
         return _by_chunks(of_chunk, mean, var.clamp(min=0).sqrt(), y).sum(-1)
 
@@ -238,9 +240,9 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """
         of = log_density or partial(self.log_prob, f.unsqueeze(-1))
         if self.is_positive:
-            y, log_p = _masses(lambda x: of(x.exp()) + x, f, _REACH_OF_LOGS)
+            y, log_p = _masses(lambda x: of(x.exp()) + x, 0 * f, _REACH_OF_LOGS)
             y = y.exp()
-        else:
+        else:  # targets of most likelihoods are near the outputs
             y, log_p = _masses(of, f, _REACH)
         error = log_p.logsumexp(-1).nan_to_num(0, 0, 0).abs().max()
         if log_density is None and error > _TOLERANCE:
@@ -264,6 +266,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         wanted = torch.special.ndtri(u.to(y)).expand(len(y), -1)
         rows = zip(*(t.cpu().numpy() for t in (wanted, scores, y)), strict=True)
         found = torch.from_numpy(np.array([np.interp(*row) for row in rows])).to(y)
+        found[p.isnan().any(-1)] = torch.nan
         return found.exp() if self.is_positive else found
 
 
@@ -278,17 +281,17 @@ def _by_chunks(
 
 
 def _masses(
-    log_function: Callable[[Tensor], Tensor], like: Tensor, reach: float
+    log_function: Callable[[Tensor], Tensor], center: Tensor, reach: float
 ) -> Nodes:
     """Return nodes, and logarithms of what they contribute to an integral, (k, q) each.
 
-    ``log_function`` takes values (k, q) between minus and plus ``sinh(reach)`` for the
-    k integrands of ``like``.
+    ``log_function`` takes values (k, q) for k integrands, whose mode is no further than
+    ``sinh(reach)`` from their centers (k,), and which are integrated that far.
     """
-    bound = math.sinh(reach)
+    center, bound = center.unsqueeze(-1), math.sinh(reach)
 
     def value(x: Tensor) -> Tensor:
-        found = log_function(x.clamp(-bound, bound))
+        found = log_function(center + x.clamp(-bound, bound))
         if found.shape != x.shape:
             raise ValueError(
                 f"log_prob returns shape {tuple(found.shape)} for {tuple(x.shape)} "
@@ -296,12 +299,13 @@ def _masses(
             )
         return found.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
-    x, steps = (reach * _COARSE.to(like)).sinh().expand(len(like), -1), _FINE.to(like)
+    x = (reach * _COARSE.to(center)).sinh().expand(len(center), -1)
+    steps = _FINE.to(center)
     for _ in range(_N_ZOOMS):
         best = value(x).argmax(-1, keepdim=True).clamp(1, x.shape[1] - 2)
         low, high = x.gather(-1, best - 1), x.gather(-1, best + 1)
         x = low + (high - low) * steps
-    mode, distances, nodes = (low + high) / 2, _DISTANCES.to(like), _NODES.to(like)
+    mode, distances, nodes = (low + high) / 2, _DISTANCES.to(center), _NODES.to(center)
     width = torch.zeros_like(mode)
     for sign in (-1, 1):  # to the first distance at which the integrand has fallen
         is_high = value(mode + sign * distances) > value(mode) - 0.5
@@ -309,4 +313,5 @@ def _masses(
         width += distances[n_high.clamp(max=len(distances) - 1)] / 2
     x = mode + width * nodes.sinh()
     masses = value(x) + (width * nodes.cosh() * (nodes[1] - nodes[0])).log()
-    return x.clamp(-bound, bound), masses
+    masses = torch.where(x.abs() > bound, -torch.inf, masses)
+    return center + x.clamp(-bound, bound), masses

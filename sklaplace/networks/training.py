@@ -275,7 +275,11 @@ def weighted_loss(
         Mean sample weight of all training data.
     """
     criterion = unwrapped(criterion)  # torch.compile also wraps criteria
-    reduction = criterion.reduction
+    if (reduction := getattr(criterion, "reduction", None)) is None:
+        raise ValueError(
+            f"sample_weight needs the loss of each sample. {type(criterion).__name__} "
+            "needs an attribute reduction, and returns each loss if it is 'none'."
+        )
     criterion.reduction = "none"
     try:
         loss = compute()

@@ -141,6 +141,8 @@ def test_only_few_samples_without_others_are_tuned_by_folds():
     assert n_trainings(model, X, y) == 1
     constant = LaplaceRegressor(quick, sigma_noise="homoscedastic", random_state=0)
     assert n_trainings(constant, X[:FOLDED], y[:FOLDED]) == 1
+    fixed = LaplaceRegressor(quick, prior_precision=1.0, random_state=0)
+    assert n_trainings(fixed, X[:FOLDED], y[:FOLDED]) == 1
     few = X[:FOLDED], 2 * (y[:FOLDED] > 0)  # counts have no noise to model
     counts = regressor(max_epochs=2, criterion=nn.PoissonNLLLoss)
     assert n_trainings(LaplaceRegressor(counts, random_state=0), *few) == 1
@@ -152,6 +154,29 @@ def test_only_few_samples_without_others_are_tuned_by_folds():
     assert n_trainings(model, *FEW) == N_FOLDS + 1
     model = LaplaceRegressor(regressor(max_epochs=2, train_split=split))
     assert n_trainings(model, *waves(FOLDED - 1)) == N_FOLDS + 1
+
+
+class Normalised(nn.Sequential):
+    """A module that cannot be trained on a batch of one sample."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+
+def test_folds_whose_training_fails_are_left_out():
+    X, y = waves(322)
+    net = NeuralNetRegressor(Normalised, **QUICK | {"max_epochs": 2, "batch_size": 128})
+    model = LaplaceRegressor(net.set_params(train_split=None), random_state=0)
+    given = []
+
+    class Counting(LaplaceRegressor):
+        def _learn_noise(self, fit, score):
+            given.append([len(fold.network.held_out) for fold in fit.folds])
+            super()._learn_noise(fit, score)
+
+    Counting(**model.get_params(deep=False)).fit(X, y)
+    assert 1 <= len(given[0]) < N_FOLDS
+    assert sum(given[0]) > 30
 
 
 @pytest.mark.parametrize("n", [5, 60])

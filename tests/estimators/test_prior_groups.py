@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 from torch import nn
 
-from sklaplace import LaplaceRegressor
+from sklaplace import LaplaceRegressor, MarglikTraining
 
 GROUPS = ["backbone", "head"]
 STRUCTURES = ["full", "kron", "diag", "lowrank", "gp"]
@@ -86,13 +86,30 @@ def test_one_group_of_all_is_a_scalar(subset, prior):
     assert model.sigma_noise_ == pytest.approx(expected.sigma_noise_, rel=1e-4)
 
 
+def test_groups_take_geometric_means_of_a_callback():
+    X, y = waves(60)
+    callback = MarglikTraining()
+    net = regressor(Net, max_epochs=20, callbacks=[("prior", callback)])
+    options = {"subset_of_weights": "all", "random_state": 0}
+    model = LaplaceRegressor(net, prior_structure=GROUPS, **options).fit(X, y)
+    (found,) = (c for _, c in model.estimator_.callbacks_ if type(c) is type(callback))
+    logs = np.log([value for _, value in sorted(found.precisions_.items())])
+    sizes = np.array([6, 12, 6, 36, 1, 6])  # biases before weights
+    first = np.average(logs[:4], weights=sizes[:4])
+    second = np.average(logs[4:], weights=sizes[4:])
+    assert_allclose(np.log(model.prior_precision_), [first, second])
+    tensors = model.posterior_.prior_precision.numpy()
+    assert_allclose(np.log(tensors), [first] * 4 + [second] * 2)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"prior_structure": ["backbone"]}, "'head.bias', 'head.weight' exactly once"),
         ({"prior_structure": ["", "head"]}, "'head.bias', 'head.weight' exactly once"),
-        ({"prior_structure": [*GROUPS, "tail"]}, "names 'tail', where no selected"),
-        ({"prior_structure": [*GROUPS, 3]}, "names '3', where no selected"),
+        ({"prior_structure": ["backbone", "haed"]}, "names 'haed', which contains no"),
+        ({"prior_structure": [*GROUPS, 3]}, "names '3', which contains no selected"),
+        ({"subset_of_weights": "last_layer"}, "subset_of_weights='all' selects all"),
         ({"prior_structure": []}, "exactly once"),
         ({"prior_precision": [1.0, 2.0, 3.0]}, r"one number or shape \(2,\)"),
         ({"hessian_structure": "nystrom"}, "cannot be used with hessian_structure"),

@@ -9,7 +9,7 @@ from cases import normal
 from nets import MLP, regressor, waves
 from numpy.testing import assert_allclose
 from scipy import stats
-from torch import distributions
+from torch import distributions, nn
 
 from sklaplace import LaplaceRegressor
 from sklaplace.likelihoods import DensityLikelihood, Gaussian
@@ -174,9 +174,29 @@ class TestOthers:
             lambda f: distributions.Weibull(f.exp(), 2.0, validate_args=False)
         )
         mean = np.array([[0.0], [1e5]])
-        found = weibull.moments(mean, np.ones((2, 1)), 1.0)[0]
-        assert np.isfinite(found[0])
-        assert np.isnan(found[1])
+        given = mean, np.ones((2, 1)), 1.0
+        for found in (weibull.moments(*given)[0], weibull.quantiles(*given, LEVELS)):
+            assert np.isfinite(found[0]).all()
+            assert np.isnan(found[1]).all()
+
+    def test_narrow_densities_far_from_zero(self):
+        """Their logarithm overflows everywhere but near the output."""
+
+        def log_cosh(f, y):
+            return -torch.cosh((y - f) / 0.1) - math.log(0.2 * 0.4210244382)
+
+        likelihood = Of(None)
+        likelihood.log_prob = log_cosh
+        mean, variance = likelihood.moments(np.full((1, 1), 1e4), np.zeros((1, 1)), 1.0)
+        assert mean == pytest.approx(1e4)
+        assert 0 < variance < 0.01
+
+    def test_densities_that_rise_towards_zero(self):
+        """No part of the density is beyond the bound of the targets."""
+        gamma = OfPositive(lambda f: distributions.Gamma(0.1, 0.1 * (-f).exp()))
+        mean, variance = gamma.moments(np.zeros((1, 1)), np.zeros((1, 1)), 1.0)
+        assert mean == pytest.approx(1, rel=1e-3)
+        assert variance == pytest.approx(10, rel=1e-3)
 
     @pytest.mark.parametrize(
         ("log_prob", "words"),
@@ -193,6 +213,20 @@ class TestOthers:
 
         with pytest.raises(ValueError, match=words):
             LaplaceRegressor(regressor(), likelihood=Wrong()).fit(*waves(40))
+
+    def test_weights_need_the_loss_of_each_sample(self):
+        class Mean(nn.Module):
+            def forward(self, f, y):
+                return Normal().loss(f, y).mean()
+
+        X, y = waves(40)
+        model = LaplaceRegressor(regressor(criterion=Mean), likelihood=Normal())
+        with pytest.raises(ValueError, match="Mean needs an attribute reduction"):
+            model.fit(X, y, sample_weight=np.ones(40))
+
+    def test_the_default_network_is_refused(self):
+        with pytest.raises(ValueError, match="trained with the same loss"):
+            LaplaceRegressor(likelihood=Normal()).fit(*waves(40))
 
     def test_targets_that_are_not_positive_are_refused(self):
         X, y = waves(40)

@@ -353,7 +353,7 @@ class LaplaceSolver:
             found = getattr(callback, "precisions_", {})
             if self.options.free_prior and found.keys() >= {*names}:
                 values = posterior.mean.new_tensor([found[name] for name in names])
-                structure = priors.kind(self.options.prior_structure)
+                structure = self.options.prior_structure
                 return priors.of_tensors(values, structure, posterior.layout)
         return None
 

@@ -147,9 +147,10 @@ def held_out_residuals(
     Notes
     -----
     Outputs of a network of a fold have larger variances than predictions will have,
-    because it was trained on fewer samples. Each column is therefore divided by the
-    median factor by which they exceed v / (1 - v / s²), at least one. For a variance v
-    under noise of level s, that is the variance of a linear model without the sample.
+    because it was trained on fewer samples. For a linear model with variance v and
+    noise level s, leaving a sample out raises its variance to v / (1 - v / s²). Each
+    column is divided by the median ratio of the variances to this value, if that is
+    more than one.
 
     Copies of a sample with the same target are one residual, with the sum of their
     weights. Weights are scaled to sum to the effective number of residuals (Kish 1965),

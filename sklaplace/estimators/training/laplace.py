@@ -7,6 +7,7 @@ includes its Jacobian. Individual weights are selected after training.
 import math
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -131,8 +132,7 @@ class LaplaceTrainer(Trainer):
 
         The list is empty for a frozen net, for enough samples to hold some out, and if
         ``trained`` has samples to tune on. It is also empty if callbacks may write
-        files, or if networks cannot be trained on so few samples. For many samples, a
-        few of the folds are enough.
+        files. For many samples, a few of the folds are enough.
         """
         net = self.estimator
         can_train = not self.is_frozen and _is_silent(net)
@@ -146,10 +146,7 @@ class LaplaceTrainer(Trainer):
             return []
         enough = ENOUGH_FOR_NOISE if self.models_noise else ENOUGH
         folds = folds[: math.ceil(N_FOLDS * enough / len(data.y))]
-        try:
-            return self._train_each(folds, data, fit_params)
-        except Exception:  # the module cannot be trained on so few samples
-            return []
+        return self._train_each(folds, data, fit_params)
 
     def _takes_folds(self, data: TrainingData) -> bool:
         """Return whether networks of folds replace held-out samples.
@@ -158,6 +155,7 @@ class LaplaceTrainer(Trainer):
         default network is quick to train.
         """
         replaces = self.models_noise and self.options.holds_out
+        replaces = replaces and self.options.free_prior  # not in searches over priors
         few = FEW_FOR_NOISE if replaces else FEW
         return self.estimator is None or len(np.unique(self.keys(data))) < few
 
@@ -165,7 +163,11 @@ class LaplaceTrainer(Trainer):
     def _train_each(
         self, folds: list[Any], data: TrainingData, fit_params: dict[str, Any]
     ) -> list[TrainedNetwork]:
-        """Return one network per fold, with the fold held out."""
+        """Return one network per fold, with the fold held out.
+
+        Folds are left out where the training fails, such as that of a module with
+        batch normalisation whose last batch has one sample.
+        """
         networks, device = [], getattr(self.estimator, "device", "cpu")
         size = self.size_for(data) if self.estimator is None else None
         for n, fold in enumerate(progress.tracked(folds, "folds", len(folds))):
@@ -174,7 +176,8 @@ class LaplaceTrainer(Trainer):
             ignored = warnings.catch_warnings(action="ignore")
             with private_rng((self.seed + n) % 2**32, device), ignored:
                 trainer = self._quiet(held_out, size)
-                networks.append(trainer.train(seen, held_out, fit_params))
+                with suppress(Exception):
+                    networks.append(trainer.train(seen, held_out, fit_params))
         return networks
 
     def _quiet(self, held_out: TrainingData, size: Size | None) -> "LaplaceTrainer":
