@@ -13,6 +13,8 @@ from sklaplace.posterior.tuning.problem import TuningProblem
 # held-out data by this many nats, about the logarithm of the number of candidates: the
 # best score is too optimistic ("strong" evidence: Kass and Raftery 1995).
 MARGIN = 3.0
+# Number of held-out targets up to which `MARGIN` applies in regression.
+USUAL = 30
 # Relative precision of the loss in refits along the path, and around the best point.
 COARSE, FINE, EXACT = 2e-1, 1e-2, 1e-9
 # Stride of the first search among expensive points.
@@ -78,7 +80,8 @@ def best_refitted(
     if chosen.score >= below and below < math.inf:
         return None
     if problem.log_proba is None and problem.free_prior:
-        highest = chosen.score + MARGIN
+        # differences of scores grow with the square root of the number of targets
+        highest = chosen.score + MARGIN * max(1.0, chosen.n_targets / USUAL) ** 0.5
         for ratio in reversed(path[:best]):
             stronger = _refitted(problem, ratio, chosen, fine)
             if not stronger.score <= highest:
