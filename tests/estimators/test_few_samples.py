@@ -132,6 +132,7 @@ def n_trainings(model, *data, **options):
 FEW, FEW_REG = blobs(MIN_ROWS - 1), waves(MIN_ROWS - 1)
 
 
+@pytest.mark.filterwarnings("ignore:Held-out rows are predicted best")
 def test_only_few_samples_without_others_are_tuned_by_folds():
     quick, split = regressor(max_epochs=2), ValidSplit(5)
     model = LaplaceRegressor(quick, random_state=0)
