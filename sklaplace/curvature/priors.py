@@ -86,6 +86,11 @@ def of_groups(values: Tensor, groups: Tensor | None) -> Tensor:
     return values if groups is None or not values.ndim else values[groups]
 
 
+def group_sums(values: Tensor, groups: Tensor) -> Tensor:
+    """Return the sum over the group of each parameter tensor, (L,), of values (L,)."""
+    return torch.zeros_like(values).index_add(0, groups, values)[groups]
+
+
 def of_tensors(
     precisions: Tensor, structure: str | Sequence[str], layout: Layout
 ) -> Tensor:
@@ -96,9 +101,8 @@ def of_tensors(
     groups = groups_of(structure, layout, precisions.device)
     if groups is not None:
         sizes = torch.tensor(layout.sizes).to(precisions)
-        pairs = torch.stack([sizes * precisions.log(), sizes])
-        total, n = torch.zeros_like(pairs).index_add(1, groups, pairs)[:, groups]
-        return (total / n).exp()
+        total = group_sums(sizes * precisions.log(), groups)
+        return (total / group_sums(sizes, groups)).exp()
     if structure == "layerwise":
         return precisions
     of_weights = expand(precisions, layout)

@@ -202,10 +202,14 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
             return self._quantiles(*self._nodes(mean, log_mixture), u)
 
         m, std = (torch.from_numpy(a) for a in (mean, np.sqrt(np.maximum(var, 0))))
-        f = m.unsqueeze(-1) + std.unsqueeze(-1) * torch.special.ndtri(u)
-        found = self.draw(f, torch.full_like(f, 0.5)).sort(-1)[0]  # without noise
+        found = m.new_empty(*m.shape, len(u))
         ratios = (std * self.root_hessian(m)).clamp(min=1).log2().ceil().exp2()
-        for ratio in ratios[ratios <= 1 / _NARROW].unique():
+        is_wide = ratios <= 1 / _NARROW
+        if not is_wide.all():  # without noise
+            at = ~is_wide
+            f = m[at].unsqueeze(-1) + std[at].unsqueeze(-1) * torch.special.ndtri(u)
+            found[at] = self.draw(f, torch.full_like(f, 0.5)).sort(-1)[0]
+        for ratio in ratios[is_wide].unique():
             n = 2 * math.ceil(_DEVIATIONS * ratio / _STEP) + 1
             at = ratios == ratio
             of = partial(of_chunk, n=n)

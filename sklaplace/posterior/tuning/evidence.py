@@ -382,9 +382,7 @@ def _group_sum(posterior: GaussianPosterior, values: Tensor) -> Tensor:
         return values if shape else values.sum()
     sums = torch.stack([piece.sum() for piece in posterior.layout.split(values)])
     groups = posterior.hyperparameters.groups
-    if groups is None:
-        return sums
-    return torch.zeros_like(sums).index_add(0, groups, sums)[groups]
+    return sums if groups is None else priors.group_sums(sums, groups)
 
 
 def _group_scatter(posterior: GaussianPosterior) -> Tensor:
