@@ -98,12 +98,13 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         selected parameter must be in exactly one group.
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
-    prior : GaussianPosterior or None, default=None
+    prior : GaussianPosterior, array of shape (P, P) or None, default=None
         ``posterior_`` of an estimator fitted to an earlier task, whose network has the
         same layers. This Gaussian replaces ``prior_precision``, ``prior_structure`` and
         ``prior_mean``, which must keep their defaults, and nothing is tuned. Outputs
         are matched by position. The prior is exact for ``full`` and ``diag``, and not
         available for ``gp`` and ``lowrank``; see the user guide for other structures.
+        An array is a prior precision matrix, for ``hessian_structure="full"``.
     refine : bool or "auto", default="auto"
         Whether to refit the weights to the maximum a posteriori of the linearised
         network under the prior. Predictions use the refitted weights; the network keeps

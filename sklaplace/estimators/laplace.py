@@ -260,7 +260,7 @@ class BaseLaplace:
             "weights refitted" if posterior.is_refitted else "weights kept",
         ]
         if posterior.earlier is not None:
-            parts.append("prior of an earlier task")
+            parts.append("prior given as a Gaussian")
         else:
             parts.append(f"prior_precision {posterior.shown_precision()}")
             if options.free_prior and are_certain(posterior):

@@ -104,13 +104,14 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         selected parameter must be in exactly one group.
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
-    prior : GaussianPosterior or None, default=None
+    prior : GaussianPosterior, array of shape (P, P) or None, default=None
         ``posterior_`` of an estimator fitted to an earlier task, whose network has the
         same layers. This Gaussian replaces ``prior_precision``, ``prior_structure`` and
         ``prior_mean``, which must keep their defaults, and nothing is tuned.
         ``sigma_noise`` must be a number or an array. Outputs are matched by position.
         The prior is exact for ``full`` and ``diag``, and not available for ``gp`` and
-        ``lowrank``; see the user guide for other structures.
+        ``lowrank``; see the user guide for other structures. An array is a prior
+        precision matrix, for ``hessian_structure="full"``.
     refine : bool or "auto", default="auto"
         Whether to refit the weights to the maximum a posteriori of the linearised
         network under the prior. Predictions use the refitted weights; the network keeps
@@ -253,14 +254,14 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         check_normalize_y(self.normalize_y, is_frozen(self.estimator))
         if self.prior is not None and self.normalize_y:
             raise ValueError(
-                "normalize_y=True cannot be used with prior, as each task has its own "
-                "units. Use normalize_y=False."
+                "normalize_y=True cannot be used with prior, which is in the units of "
+                "y. Use normalize_y=False."
             )
         options = replace(options, sigma_noise=self._resolved_noise())
         if self.prior is not None and isinstance(options.sigma_noise, str):
             raise ValueError(
                 f"sigma_noise={self.sigma_noise!r} cannot be chosen with prior. Use a "
-                "number or an array, such as sigma_noise_ of the earlier model."
+                "number or an array, such as sigma_noise_ of an earlier model."
             )
         values = self.prior_precision, options.sigma_noise
         names = {value for value in values if isinstance(value, str)} - {"auto"}

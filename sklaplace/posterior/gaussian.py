@@ -105,7 +105,8 @@ class GaussianPosterior:
     curvature_order : int
         Exponent of the likelihood's scale in the factor of ``structure``.
     earlier : GaussianPosterior or None
-        Posterior of an earlier task that serves as the prior; see `under`.
+        Posterior of an earlier task, or a prior with a precision matrix, that serves
+        as the prior; see `under`.
         ``structure`` then holds the curvature of all tasks and is valid for these
         hyperparameters only. ``prior_precision`` belongs to the first task.
 
@@ -317,7 +318,7 @@ class GaussianPosterior:
         Raises
         ------
         ValueError
-            If the prior is the posterior of an earlier task.
+            If the prior is a matrix or the posterior of an earlier task.
 
         See Also
         --------
@@ -336,8 +337,9 @@ class GaussianPosterior:
         """
         if self.earlier is not None:
             raise ValueError(
-                "The prior is the posterior of an earlier task, for which prior and "
-                "noise cannot be changed any more. Leave them out, or fit anew."
+                "The prior is a matrix or the posterior of an earlier task, for which "
+                "prior and noise cannot be changed any more. Leave them out, or fit "
+                "anew."
             )
         h = replace(self.hyperparameters, **hyperparameters)
         return replace(self, hyperparameters=h)

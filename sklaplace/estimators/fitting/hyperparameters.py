@@ -83,8 +83,8 @@ def free_parameters(posterior: GaussianPosterior, parameters: Any) -> frozenset[
     """Return the names of the hyperparameters for `tune` to choose."""
     if posterior.earlier is not None:
         raise ValueError(
-            "The prior is the posterior of an earlier task, which cannot be tuned. "
-            "Fit anew."
+            "The prior is a matrix or the posterior of an earlier task, which cannot "
+            "be tuned. Fit anew."
         )
     if parameters is None:
         return frozenset(TUNABLE[: 1 + posterior.likelihood.has_noise])

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sklaplace.core import progress
@@ -29,6 +31,7 @@ from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import Structure
+from sklaplace.curvature.structures.full import Full
 from sklaplace.curvature.structures.rounding import check_finite
 from sklaplace.estimators.fitting.noise import (
     root_mean_square,
@@ -275,8 +278,10 @@ class LaplaceSolver:
         """Return the posterior before tuning, and its linear model or None."""
         curvature = self.options.configured_curvature(self.seed)
         posterior = self._initial(fit)
-        if self.options.prior is not None:
-            earlier = move(self.options.prior.as_prior(), posterior.mean.device)
+        if (prior := self.options.prior) is not None:
+            if not isinstance(prior, GaussianPosterior):
+                prior = prior_of_matrix(prior, posterior)
+            earlier = move(prior.as_prior(), posterior.mean.device)
             posterior = posterior.under(earlier, self.options.accumulator)
         if curvature.is_exact:
             _check_definite(posterior, is_tuned=self.options.tuner is not None)
@@ -510,6 +515,26 @@ def initial_hyperparameters(
     delta = priors.of_groups(tensors.pop("prior_precision"), groups)
     delta = delta.expand(shape).clone()
     return Hyperparameters(prior_precision=delta, groups=groups, **tensors)
+
+
+def prior_of_matrix(
+    matrix: ArrayLike, posterior: GaussianPosterior
+) -> GaussianPosterior:
+    """Return the Gaussian prior with a precision matrix (P, P) and the prior mean.
+
+    Half of the smallest eigenvalue is the diagonal; the rest takes the place of the
+    curvature of an earlier task.
+    """
+    precision = torch.as_tensor(np.asarray(matrix, dtype=float)).to(posterior.mean)
+    delta = torch.linalg.eigvalsh(precision)[0] / 2
+    rest = precision - delta * torch.eye(len(precision)).to(precision)
+    h = replace(posterior.hyperparameters, prior_precision=delta)
+    return replace(
+        posterior,
+        mean=h.prior_mean.expand(len(precision)),
+        structure=Full(posterior.layout, rest / posterior.scale),
+        hyperparameters=h,
+    )
 
 
 def at_weights(

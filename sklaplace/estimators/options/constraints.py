@@ -80,7 +80,7 @@ CONSTRAINTS: Constraints = {
     "prior_precision": [StrOptions(set(TUNERS)), POSITIVE_ARRAY],
     "prior_structure": [StrOptions(set(PRIOR_STRUCTURES)), list, tuple],
     "prior_mean": [Finite("a finite number or array")],
-    "prior": [GaussianPosterior, None],
+    "prior": [GaussianPosterior, Finite("a matrix", ndims=[2]), None],
     "refine": ["boolean", AUTO],
     "residual": [StrOptions(set(RESIDUALS)), POSITIVE],
     "temperature": [POSITIVE],

@@ -62,7 +62,7 @@ class LaplaceOptions:
     prior_precision: str | ArrayLike
     prior_structure: str | Sequence[str]
     prior_mean: ArrayLike
-    prior: GaussianPosterior | None
+    prior: GaussianPosterior | ArrayLike | None
     refine: bool | Literal["auto"]
     residual: str | float
     temperature: float
@@ -97,7 +97,7 @@ class LaplaceOptions:
         check_subset(options.subset_of_weights, options.subset_params)
         options.check_structure()
         if options.prior is not None:
-            options.check_earlier(options.prior, defaults)
+            options.check_prior(defaults)
         return options
 
     def check_structure(self) -> None:
@@ -117,24 +117,24 @@ class LaplaceOptions:
                 "or curvature='ggn'."
             )
 
-    def check_earlier(
-        self, earlier: GaussianPosterior, defaults: Mapping[str, ArrayLike]
-    ) -> None:
-        """Raise if the earlier posterior does not match the other parameters."""
+    def check_prior(self, defaults: Mapping[str, ArrayLike]) -> None:
+        """Raise if an earlier posterior or a matrix does not match other parameters."""
+        earlier = self.prior if isinstance(self.prior, GaussianPosterior) else None
         own = [
             k for k, v in defaults.items() if not np.array_equal(getattr(self, k), v)
         ]
-        if own:
+        if own and (earlier or own != ["prior_mean"]):
             raise ValueError(
                 f"{listed(own)} and prior are both given, but an earlier posterior "
-                "replaces them. Leave one of them out."
+                "replaces them, and a matrix all but prior_mean. Leave one of them out."
             )
         if self.refine is True:
             raise ValueError(
                 "refine=True cannot be used with prior. Train the network with the "
                 "callback PriorTraining, or use refine='auto'."
             )
-        name, kind = self.hessian_structure, earlier.structure.kind
+        name = self.hessian_structure
+        kind = earlier.structure.kind if earlier else "full"
         adding = [k for k, (_, found) in STRUCTURES.items() if found.is_additive]
         if name not in adding or name != kind:
             raise ValueError(
@@ -317,6 +317,18 @@ def check_earlier_layout(earlier: GaussianPosterior, layout: Layout) -> None:
             )
 
 
+def check_prior_matrix(matrix: ArrayLike, layout: Layout) -> None:
+    """Raise unless a matrix is a precision of the selected weights."""
+    values, p = np.asarray(matrix, dtype=float), layout.n_parameters
+    is_symmetric = values.shape == (p, p) and np.allclose(values, values.T)
+    if not is_symmetric or np.linalg.eigvalsh(values)[0] <= 0:
+        raise ValueError(
+            f"prior is a matrix of shape {values.shape}. Pass a symmetric, positive "
+            f"definite matrix of shape ({p}, {p}): the inverse of the prior covariance "
+            f"of the {p:,} selected weights, in the order of posterior_.mean."
+        )
+
+
 def _indices(block: BlockSpec) -> list[int] | None:
     return None if block.indices is None else block.indices.tolist()
 
@@ -375,6 +387,8 @@ def check_prior_shape(
     fitting = [k for k, size in PRIOR_STRUCTURES.items() if size(layout) == shape]
     wanted = f"one number or shape {expected}" if expected else "one number"
     hint = f" This shape fits prior_structure={fitting[0]!r}." if fitting else ""
+    if shape == 2 * (layout.n_parameters,):
+        hint = " Pass a prior precision matrix as prior=."
     raise ValueError(
         f"prior_precision has shape {shape}, but prior_structure={prior_structure!r} "
         f"needs {wanted}. The selected subset has {len(layout.blocks)} parameter "

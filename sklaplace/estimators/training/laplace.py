@@ -28,6 +28,7 @@ from sklaplace.curvature.subsets import CRITERION, select
 from sklaplace.estimators.options.laplace import (
     LaplaceOptions,
     check_earlier_layout,
+    check_prior_matrix,
     check_prior_shape,
     check_structure_bytes,
 )
@@ -41,6 +42,7 @@ from sklaplace.networks.default import Size
 from sklaplace.networks.history import recorded_split
 from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork, device_of
+from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import refit_bytes
 
 # Number of folds if there are too few samples to hold some out.
@@ -288,8 +290,10 @@ class LaplaceTrainer(Trainer):
                 f"prior_mean has shape {np.shape(options.prior_mean)}. Use one number, "
                 f"or one per selected weight: shape ({p},)."
             )
-        if options.prior is not None:
+        if isinstance(options.prior, GaussianPosterior):
             check_earlier_layout(options.prior, spec.layout)
+        elif options.prior is not None:
+            check_prior_matrix(options.prior, spec.layout)
         if options.refine is True:
             self._check_refine(spec)
 
