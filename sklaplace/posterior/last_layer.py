@@ -23,10 +23,9 @@ from sklaplace.curvature.structures import Accumulator, Structure
 from sklaplace.curvature.structures.kron import (
     MAX_FACTOR,
     Factor,
-    InputMoment,
     Kron,
     KronAccumulator,
-    output_moment,
+    Moment,
 )
 from sklaplace.curvature.structures.root import lower_inverse
 from sklaplace.likelihoods.output_hessian import OutputHessian
@@ -123,14 +122,14 @@ class LastLayerModel(LinearModel):
         """
         given = self.sample_weight, self.features.new_ones(())
         inputs = [self.features.unsqueeze(1), None][: len(self.layout.blocks)]
-        moments = [InputMoment.of(a, *given) for a in inputs]
+        moments = [Moment.of_inputs(a, *given) for a in inputs]
         return tuple((moment.mean(), moment.n) for moment in moments)
 
     def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
         """Return the Kronecker-factored curvature at outputs ``f``."""
         data = self.targets, self.sample_weight, self.keys
         hessian = curvature(self.likelihood, f, *data)
-        outputs = Factor(output_moment(HeadBlock(hessian, self._map)))
+        outputs = Moment.of_outputs(HeadBlock(hessian, self._map)).factor()
         inputs, counts = zip(*self._input_factors, strict=True)
         return Kron(self.layout, tuple((outputs, a) for a in inputs), counts)
 

@@ -145,16 +145,16 @@ def _is_wide(matrix: Tensor) -> bool:
 
 
 @dataclass(eq=False)
-class InputMoment:
-    """``Σ w a aᵀ`` over samples and positions, or a root of the sum if smaller.
+class Moment:
+    """``Σ w a aᵀ`` over rows ``a``, or a root of the sum if smaller.
 
     Attributes
     ----------
     n : Tensor of shape ()
         ``Σ w`` over samples and positions; for a bias, the number of batches.
     root : list of Tensor of shape (n, i)
-        Inputs times the square roots of their weights, if there are fewer than i rows
-        in total. The eigenvectors then cost O(n·i²) instead of O(i³).
+        Rows times the square roots of their weights, if there are fewer than i rows in
+        total. The eigenvectors then cost O(n·i²) instead of O(i³).
     total : Tensor of shape (i, i), (G, i, i) or (i,), or None
         Sum in float64, by group if there are several, or the diagonal of the sum.
     """
@@ -164,9 +164,9 @@ class InputMoment:
     total: Tensor | None = None
 
     @classmethod
-    def of(
+    def of_inputs(
         cls, a: Inputs | None, weights: Tensor | None, one: Tensor, n_groups: int = 1
-    ) -> "InputMoment":
+    ) -> "Moment":
         """Compute the moment of the inputs of one batch; ``one`` () is for a bias."""
         if a is None:
             return cls(one, total=one.new_ones(1, 1))
@@ -181,7 +181,24 @@ class InputMoment:
             return cls(n, [scaled_rows(a, weights)])
         return cls(n, total=second_moment(a, weights).double())
 
-    def add(self, other: "InputMoment") -> None:
+    @classmethod
+    def of_outputs(cls, block: Block | HeadBlock) -> "Moment":
+        """Compute ``Σ g gᵀ`` of one batch, or only its diagonal if it is too wide."""
+        if block.n_outputs > MAX_FACTOR and block.n_groups == 1:
+            return cls(total=block.output_squares().double())
+        if type(block) is Block and block.g[..., 0].numel() < block.n_outputs:
+            return cls(root=[block.g.flatten(0, 2)])
+        return cls(total=block.output_moment().double())
+
+    @classmethod
+    def sum(cls, *moments: "Moment") -> "Moment":
+        """Return the sum, and leave the moments, which blocks may share."""
+        total = cls()
+        for moment in moments:
+            total.add(moment)
+        return total
+
+    def add(self, other: "Moment") -> None:
         """Add another moment in place."""
         self.n = self.n + other.n
         self.root = self.root + other.root
@@ -194,8 +211,13 @@ class InputMoment:
         for part in parts:
             self.total = part.clone() if self.total is None else self.total.add_(part)
 
+    def factor(self) -> Factor:
+        """Return the sum."""
+        total = self.total
+        return Factor(torch.cat(self.root).double() if total is None else total)
+
     def mean(self) -> Factor:
-        """Return the moment divided by ``n``."""
+        """Return the sum divided by ``n``."""
         n = self.n.clamp(min=torch.finfo(self.n.dtype).tiny)
         if self.total is None:
             return Factor(torch.cat(self.root).double() / n.sqrt())
@@ -277,8 +299,8 @@ class Kron(base.Diagonalised):
         outputs, inputs = zip(*self.factors, strict=True)
         pairs = zip(inputs, self.n_positions, strict=True)
         assert isinstance(accumulator, KronAccumulator)
-        accumulator.inputs = [InputMoment(n, total=a.total() * n) for a, n in pairs]
-        accumulator.outputs = once(Factor.total, outputs)
+        accumulator.inputs = [Moment(n, total=a.total() * n) for a, n in pairs]
+        accumulator.outputs = once(lambda b: Moment(total=b.total()), outputs)
 
     def dense(self) -> Tensor:
         """Return ``H`` as a matrix, (P, P)."""
@@ -309,8 +331,8 @@ class KronAccumulator(base.Accumulator):
         super().__init__(layout)
         self._reduces = weight_sharing == "reduce"
         # of each block: Σ g gᵀ and Σ a aᵀ
-        self.outputs: list[Tensor] = []
-        self.inputs = [InputMoment() for _ in layout.blocks]
+        self.outputs: list[Moment] = []
+        self.inputs = [Moment() for _ in layout.blocks]
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
@@ -325,12 +347,13 @@ class KronAccumulator(base.Accumulator):
         blocks = jacobian.blocks
         if self._reduces:
             blocks = [block.reduced() for block in blocks]
-        outputs = once(output_moment, blocks, keys=[b.outputs for b in blocks])
+        outputs = once(Moment.of_outputs, blocks, keys=[b.outputs for b in blocks])
         self._add_outputs(outputs)
         if not jacobian.first_column:  # else the inputs have already been added
-            given = jacobian.weights, outputs[0].new_ones(())
+            one = torch.ones((), dtype=torch.float64, device=blocks[0].device)
             for moment, block in zip(self.inputs, blocks, strict=True):
-                moment.add(InputMoment.of(block.a, *given, block.n_groups))
+                given = block.a, jacobian.weights, one, block.n_groups
+                moment.add(Moment.of_inputs(*given))
 
     def merge(self, other: Self) -> None:
         """Add the sums of another accumulator."""
@@ -338,24 +361,22 @@ class KronAccumulator(base.Accumulator):
         for moment, more in zip(self.inputs, other.inputs, strict=True):
             moment.add(more)
 
-    def _add_outputs(self, more: list[Tensor]) -> None:
+    def _add_outputs(self, more: list[Moment]) -> None:
         """Add the output factors of blocks, if there are any."""
-        if self.outputs and more:
-            more = once(torch.add, self.outputs, more)
-        self.outputs = more or self.outputs
+        self.outputs = once(Moment.sum, *filter(None, (self.outputs, more)))
 
     def summands(self) -> list[Tensor] | None:
-        """Return both factors of each block, as sums; None if inputs are kept."""
-        totals = [moment.total for moment in self.inputs if not moment.root]
-        if not self.outputs or len(totals) < len(self.inputs):
+        """Return both factors of each block, as sums; None if rows are kept."""
+        outputs = {id(moment): moment for moment in self.outputs}  # some share one
+        moments = [*self.inputs, *outputs.values()]
+        totals = [moment.total for moment in moments if moment.total is not None]
+        if not outputs or len(totals) < len(moments):
             return None
-        inputs = [total for total in totals if total is not None]
-        outputs = {id(total): total for total in self.outputs}  # some share one
-        return [*(moment.n for moment in self.inputs), *inputs, *outputs.values()]
+        return [*(moment.n for moment in self.inputs), *totals]
 
     def decompose(self) -> Kron:
         """Return the factors, not yet diagonalised."""
-        outputs = once(Factor, self.outputs)
+        outputs = once(Moment.factor, self.outputs)
         inputs = [moment.mean() for moment in self.inputs]
         counts = tuple(moment.n for moment in self.inputs)
         return Kron(self.layout, tuple(zip(outputs, inputs, strict=True)), counts)
@@ -377,9 +398,3 @@ def once(
         if name not in found:
             found[name] = function(*some)
     return [found[name] for name in names]
-
-
-def output_moment(block: Block | HeadBlock) -> Tensor:
-    """Return ``Σ g gᵀ``, or only its diagonal if it is too wide."""
-    is_wide = block.n_outputs > MAX_FACTOR and block.n_groups == 1
-    return (block.output_squares() if is_wide else block.output_moment()).double()

@@ -108,6 +108,18 @@ def test_factors_are_dense_as_soon_as_samples_are_no_longer_few():
     assert_equal(resumed.decompose().dense(), expected.dense())
 
 
+def test_factors_of_few_gradients_keep_the_gradients():
+    """A parameter outside of Linear and convolution layers has as many outputs."""
+    layout, width = Layout((BlockSpec("w", (10, 3), None),)), 30
+    accumulator, seen = KronAccumulator(layout), []
+    for n, is_dense in ((5, False), (9, False), (16, True)):
+        seen.append(normal(n, 1, 1, width, seed=n))
+        accumulator.update(Jacobian([Block(seen[-1])]))
+        structure, rows = accumulator.decompose(), torch.cat(seen).flatten(0, 2)
+        assert (width in n_diagonalised(structure)) == is_dense
+        assert_equal(structure.dense(), rows.T @ rows)
+
+
 def reduced(found, *sizes, weights=None):
     accumulator = KronAccumulator(found.layout, weight_sharing="reduce")
     found.accumulate(accumulator, found.batches(*sizes, weights=weights))
