@@ -37,7 +37,14 @@ class Recorder(AbstractContextManager["Recorder"]):
         The network.
     forward : Forward
         The network as a function.
+
+    Attributes
+    ----------
+    has_compared : bool
+        Whether outputs were compared with the outputs of a smaller batch.
     """
+
+    has_compared = False
 
     def __init__(self, network: TrainedNetwork, forward: Forward) -> None: ...
 
@@ -177,10 +184,11 @@ class _Pass:
                 parts = forward, network.likelihood, self.curvature, accumulator
                 batch = _Batch(*parts, *given)
                 f = batch.add(recorder)
-                if accumulator.layout.head is not None and not fits:
-                    # rows are not compared, but outputs may depend on the batch
-                    compare_alone(forward, batch.x, f, accumulator.layout.rounding)
                 recorder.observe_batch(batch.x, f, batch.targets, batch.given_weights)
+                layout = accumulator.layout
+                if layout.head is not None and not fits and not recorder.has_compared:
+                    # rows are not compared, but outputs may depend on the batch
+                    compare_alone(forward, batch.x, f, layout.rounding)
                 fits.append(batch.data_fit(f.double()))
             return CurvatureSums(accumulator, DataFit.total(fits), recorder.result())
 

@@ -29,6 +29,8 @@ from sklaplace.networks.data import N_SPREAD
 INPUT_COPIES = 2
 # number of samples whose full Jacobian is computed; at least these are verified
 N_ROWS = 3
+# Large networks are verified on fewer samples: one of this many in a batch.
+VERIFIED_SHARE = 16
 # minimum batch size for many outputs: each batch reads all weights once
 ROWS_OF_MANY = 128
 
@@ -105,7 +107,8 @@ def infer_network_spec(
         found, raw, sizes = outputs.measure_outputs(net, x, *expected, **others)
         forward = bare.with_output_map(found.output_map, found.logit_layer)
         # additional samples, which show other uses of layers, come first
-        n_verified = max(N_ROWS, found.batch_size(), n_samples(x) - N_SPREAD)
+        n_fitting = found.batch_size() // VERIFIED_SHARE
+        n_verified = max(N_ROWS, n_fitting, n_samples(x) - N_SPREAD)
         layout = select(forward, tree_rows(x, slice(n_verified)), subset, options or {})
         check_gradients(layout.uses.without_gradient if layout.uses else ())
         few = tree_rows(x, slice(N_ROWS))

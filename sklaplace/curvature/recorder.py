@@ -29,7 +29,7 @@ Kwargs: TypeAlias = dict[str, Tensor]
 # gradients of a column in memory at once: kept gradients and backpropagated ones
 BACKWARD_COPIES = 2
 # maximum number of samples of a batch that pass through the network again
-MAX_CHECKED = 16
+MAX_CHECKED = 8
 
 
 def first_input(args: Args, kwargs: Kwargs) -> Tensor:
@@ -65,7 +65,7 @@ class MixedSamplesError(RuntimeError):
 
 
 def _samples_to_check(b: int) -> Tensor:
-    """Return indices of every second sample, or of 16 samples of a larger batch.
+    """Return indices of every second sample, or of 8 samples of a larger batch.
 
     The order is reversed to detect networks that sort their samples.
     """
@@ -213,7 +213,7 @@ class Recorder(ExitStack):
 
         Notes
         -----
-        The cost is one forward pass of half of the batch, at most 16 samples.
+        The cost is one forward pass of half of the batch, at most 8 samples.
         """
         b = n_samples(x)
         if len(f) != b:

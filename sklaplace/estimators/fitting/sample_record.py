@@ -42,7 +42,7 @@ class NoveltyRecorder(FeatureRecorder):
         super().__init__(forward, spec.feature_layers)
         self._forward, self._likelihood = forward, spec.likelihood
         self._rounding = spec.layout.rounding
-        self._novelty, self._is_known, self._is_checked = earlier, True, False
+        self._novelty, self._is_known, self.has_compared = earlier, True, False
 
     def add(self, x: Batch, f: Tensor, targets: Any, weights: Tensor | None) -> None:
         """Add a batch after its forward pass, which gave outputs (b, c)."""
@@ -50,8 +50,8 @@ class NoveltyRecorder(FeatureRecorder):
         if features is None or not self._is_known:
             self._is_known = False
             return
-        if not self._is_checked:
-            self._is_checked = True
+        if not self.has_compared:
+            self.has_compared = True
             self._is_known = self._are_of_samples(features, x, f)
         keys = row_hash(x)
         given = self._likelihood, features, f, weights, keys, x
@@ -157,6 +157,7 @@ class SampleRecorder(Recorder):
     def observe_batch(self, *batch: Any) -> None:
         """Record the features of a batch."""
         self._novelty.add(*batch)
+        self.has_compared = self._novelty.has_compared
 
     def result(self) -> SampleRecord:
         """Return the record."""
