@@ -18,8 +18,7 @@ from sklaplace.estimators.predicting.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
-from sklaplace.estimators.training.trainer import Trainer
-from sklaplace.networks.data import TrainingData
+from sklaplace.estimators.training.trainer import EncodedData, Trainer
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork, n_epochs
 
@@ -94,34 +93,32 @@ class EnsembleTrainer(Trainer):
     n_jobs: int | None
     is_part: bool = True
 
-    def train(
-        self, data: TrainingData, validation: TrainingData | None, fit_params: Any
-    ) -> TrainedNetwork:
+    def train(self, encoded: EncodedData) -> TrainedNetwork:
         """Train the networks, which share their held-out samples; return the first."""
         net = inner_net(self.estimator)
-        if validation is None and not getattr(net, "train_split", None):
-            parts = self.hold_out(data)
+        if encoded.validation is None and not getattr(net, "train_split", None):
+            parts = self.hold_out(encoded.data)
             if parts is not None:
-                data, validation = map(data.take, parts)
+                encoded = encoded.split(parts)
             self._keyed = None  # workers do not need it
         seeds = np.random.default_rng(self.seed).integers(2**31, size=self.n_estimators)
-        given = [(int(seed), data, validation, fit_params) for seed in seeds]
+        given = [(int(seed), encoded) for seed in seeds]
         n_jobs = _processes(self.n_jobs)
         with progress.phase("train"):
             self.networks = in_parallel(self.train_one, given, n_jobs, "networks")
         return self.networks[0]
 
-    def train_one(self, seed: int, *args: Any) -> TrainedNetwork:
+    def train_one(self, seed: int, encoded: EncodedData) -> TrainedNetwork:
         """Return one network, initialised and trained with a seed."""
         device = getattr(inner_net(self.estimator), "device", "cpu")
         with private_rng(seed, device), torch.inference_mode(False):
-            return super().train(*args)
+            return super().train(encoded)
 
-    def learn(self, net: NeuralNet, *args: Any) -> tuple[Any, Any]:
+    def learn(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
         """Train a net with a split that all networks share; return both parts."""
         if net.train_split:
             net.train_split = _SharedSplit(net.train_split, self.seed)
-        return super().learn(net, *args)
+        return super().learn(net, encoded)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

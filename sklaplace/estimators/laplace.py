@@ -223,7 +223,7 @@ class BaseLaplace:
         work = FitWork(
             trainer=replace(self._trainer(options), is_part=samples.is_part),
             solver=self._solver(options),
-            data=(encoded.data, encoded.validation, samples.fit_params),
+            data=encoded,
         )
         settings = {
             "targets": (self._targets.likelihoods, self._targets.n_outputs),

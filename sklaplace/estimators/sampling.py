@@ -138,7 +138,7 @@ class BaseSampling(ABC):
             device = getattr(inner_net(self.estimator), "device", "cpu")
             trainer = self._trainer()
             with private_rng(self._seed, device), torch.inference_mode(False):
-                network = trainer.train(encoded.data, encoded.validation, fit_params)
+                network = trainer.train(encoded)
                 self.estimator_, self.network_spec_ = network.net, network.spec
                 self.n_iter_ = n_epochs(network.net)
                 with network.forward().frozen():

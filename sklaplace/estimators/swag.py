@@ -20,8 +20,7 @@ from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifie
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
 from sklaplace.estimators.training.prior_callback import PriorCallback, refuse_callbacks
-from sklaplace.estimators.training.trainer import Trainer
-from sklaplace.networks.data import TrainingData
+from sklaplace.estimators.training.trainer import EncodedData, Trainer
 from sklaplace.networks.outputs import OutputSpec, as_forward
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.swag import SWAGPosterior, swag_posterior
@@ -49,11 +48,9 @@ class SWAGTrainer(Trainer):
     max_rank: int
     n_samples: int
 
-    def train(
-        self, data: TrainingData, validation: TrainingData | None, fit_params: Any
-    ) -> TrainedNetwork:
+    def train(self, encoded: EncodedData) -> TrainedNetwork:
         """Return the network at the mean of the iterates."""
-        trained = super().train(data, validation, fit_params)
+        trained = super().train(encoded)
         self.posterior = self._collect(trained)
         module = as_forward(trained.net).module
         self.posterior.layout.write(self.posterior.mean, module)

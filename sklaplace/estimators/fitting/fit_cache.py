@@ -21,7 +21,7 @@ from sklaplace.estimators.fitting.laplace_fit import LaplaceFit, LaplaceSolver
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.options.workers import Group
 from sklaplace.estimators.training.laplace import LaplaceTrainer
-from sklaplace.networks.data import TrainingData
+from sklaplace.estimators.training.trainer import EncodedData
 from sklaplace.networks.trained import TrainedNetwork
 
 
@@ -39,14 +39,13 @@ class FitWork:
         Trains the network.
     solver : LaplaceSolver
         Accumulates the curvature.
-    data : tuple
-        Arguments of `LaplaceTrainer.train_with_folds`: training samples, held-out
-        samples for tuning or None, and parameters for the ``fit`` of the skorch net.
+    data : EncodedData
+        Training samples, and any held-out samples for tuning.
     """
 
     trainer: LaplaceTrainer
     solver: LaplaceSolver
-    data: tuple[TrainingData, TrainingData | None, dict[str, Any]]
+    data: EncodedData
 
     def done(self) -> LaplaceFit:
         """Train the network and accumulate its curvature."""
@@ -54,7 +53,7 @@ class FitWork:
         device = getattr(inner_net(trainer.estimator), "device", "cpu")
         with torch.inference_mode(False):
             with group.together(), private_rng(trainer.seed, device):
-                networks = trainer.train_with_folds(*self.data)
+                networks = trainer.train_with_folds(self.data)
             # outside `private_rng`, which admits one thread at a time: inside, the fit
             # would wait for workers that wait for the fit
             if group.size > 1:

@@ -26,7 +26,6 @@ from sklaplace.estimators.options.given_net import check_net, inner_net, is_froz
 from sklaplace.estimators.options.laplace import check_likelihood, sibling
 from sklaplace.estimators.predicting.conformal import Conformal, folds_of
 from sklaplace.estimators.training.samples import (
-    EncodedData,
     InputForm,
     Samples,
     applicable,
@@ -36,7 +35,7 @@ from sklaplace.estimators.training.samples import (
     warn_of_other_ranges,
     weighted_data,
 )
-from sklaplace.estimators.training.trainer import Trainer
+from sklaplace.estimators.training.trainer import EncodedData, Trainer
 from sklaplace.networks.data import TrainingData, is_opaque, take_rows
 from sklaplace.networks.trained import device_of
 from sklaplace.networks.training import copied
@@ -134,12 +133,12 @@ def encode(self: Any, samples: Samples) -> EncodedData:
     groups = as_groups(samples.groups, y.shape[0])
     data = weighted_data(targets, X, y, samples.sample_weight, groups)
     if samples.X_val is None:
-        return EncodedData(data, None)
+        return EncodedData(data, None, samples.fit_params)
     with naming(X="X_val", y="y_val"):
         X, y = self._check_samples(samples.X_val, samples.y_val, reset=False)
         validation = weighted_data(targets, X, y, None, name="y_val")
     warn_of_other_ranges(data.X, validation.X)
-    return EncodedData(data, validation)
+    return EncodedData(data, validation, samples.fit_params)
 
 
 def check_samples(

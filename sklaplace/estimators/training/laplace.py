@@ -35,7 +35,7 @@ from sklaplace.estimators.options.laplace import (
 from sklaplace.estimators.predicting.output_model import check_covariances
 from sklaplace.estimators.targets.base import brings_targets
 from sklaplace.estimators.training.prior_callback import given_callbacks
-from sklaplace.estimators.training.trainer import Trainer
+from sklaplace.estimators.training.trainer import EncodedData, Trainer
 from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
 from sklaplace.networks.default import Size
@@ -83,14 +83,9 @@ class LaplaceTrainer(Trainer):
     takes_covariances: bool = False
     models_noise: bool = False
 
-    def train(
-        self,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-    ) -> TrainedNetwork:
+    def train(self, encoded: EncodedData) -> TrainedNetwork:
         """Return the trained network with its training and held-out samples."""
-        trained = super().train(data, validation, fit_params)
+        trained = super().train(encoded)
         return self.including(trained, []) if self.options.selects_weights else trained
 
     def hold_out(self, data: TrainingData) -> tuple[np.ndarray, np.ndarray] | None:
@@ -115,20 +110,17 @@ class LaplaceTrainer(Trainer):
         return None if parts is None or len(parts[1]) < MIN_HELD_OUT else parts
 
     def train_with_folds(
-        self,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
+        self, encoded: EncodedData
     ) -> tuple[TrainedNetwork, list[TrainedNetwork]]:
         """Return the trained network, and networks of folds if tuning needs them."""
-        trained = self.train(data, validation, fit_params)
-        on_folds = self.options.uses_folds and not is_stream(data.X)
-        if validation is not None or not on_folds or self.is_interrupted:
+        trained = self.train(encoded)
+        on_folds = self.options.uses_folds and not is_stream(encoded.data.X)
+        if encoded.validation is not None or not on_folds or self.is_interrupted:
             return trained, []
-        return trained, self._train_on_folds(trained, data, fit_params)
+        return trained, self._train_on_folds(trained, encoded)
 
     def _train_on_folds(
-        self, trained: TrainedNetwork, data: TrainingData, fit_params: dict[str, Any]
+        self, trained: TrainedNetwork, encoded: EncodedData
     ) -> list[TrainedNetwork]:
         """Return networks that are each trained without one fold, and hold it out.
 
@@ -136,7 +128,7 @@ class LaplaceTrainer(Trainer):
         ``trained`` has samples to tune on. It is also empty if callbacks may write
         files. For many samples, a few of the folds are enough.
         """
-        net = self.estimator
+        net, data = self.estimator, encoded.data
         can_train = not self.is_frozen and _is_silent(net)
         own: Any = trained.held_out if getattr(net, "train_split", None) else None
         has_own = brings_targets(trained.train, own) and len(own) >= MIN_HELD_OUT
@@ -148,7 +140,7 @@ class LaplaceTrainer(Trainer):
             return []
         enough = ENOUGH_FOR_NOISE if self.models_noise else ENOUGH
         folds = folds[: math.ceil(N_FOLDS * enough / len(data.y))]
-        return self._train_each(folds, data, fit_params)
+        return self._train_each(folds, encoded)
 
     def _takes_folds(self, data: TrainingData) -> bool:
         """Return whether networks of folds replace held-out samples.
@@ -163,7 +155,7 @@ class LaplaceTrainer(Trainer):
 
     @progress.phase("train on folds")
     def _train_each(
-        self, folds: list[Any], data: TrainingData, fit_params: dict[str, Any]
+        self, folds: list[Any], encoded: EncodedData
     ) -> list[TrainedNetwork]:
         """Return one network per fold, with the fold held out.
 
@@ -171,18 +163,18 @@ class LaplaceTrainer(Trainer):
         batch normalisation whose last batch has one sample.
         """
         networks, device = [], getattr(self.estimator, "device", "cpu")
-        size = self.size_for(data) if self.estimator is None else None
+        size = self.size_for(encoded.data) if self.estimator is None else None
         for n, fold in enumerate(progress.tracked(folds, "folds", len(folds))):
-            seen, held_out = map(data.take, fold)
+            given = encoded.split(fold)
             # the training on all samples has already raised the same warnings
             ignored = warnings.catch_warnings(action="ignore")
             with private_rng((self.seed + n) % 2**32, device), ignored:
-                trainer = self._quiet(held_out, size)
+                trainer = self._quiet(given, size)
                 with suppress(Exception):
-                    networks.append(trainer.train(seen, held_out, fit_params))
+                    networks.append(trainer.train(given))
         return networks
 
-    def _quiet(self, held_out: TrainingData, size: Size | None) -> "LaplaceTrainer":
+    def _quiet(self, encoded: EncodedData, size: Size | None) -> "LaplaceTrainer":
         """Return a trainer of the same net that prints nothing.
 
         A net with a ``train_split`` validates on the held-out samples, for example to
@@ -191,8 +183,9 @@ class LaplaceTrainer(Trainer):
         if self.estimator is None:
             return replace(self, is_part=True, size=size)
         net = clone(self.estimator).set_params(verbose=0)
-        if net.train_split:
-            net.set_params(train_split=predefined_split(held_out.dataset(net)))
+        if net.train_split and encoded.validation is not None:
+            held_out = encoded.validation.dataset(net)
+            net.set_params(train_split=predefined_split(held_out))
         return replace(self, estimator=net, brings_encoded=True, is_part=True)
 
     def require_no_held_out(self) -> None:

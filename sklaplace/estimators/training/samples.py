@@ -76,22 +76,6 @@ class Samples:
     is_part: bool = False
 
 
-@dataclass(frozen=True)
-class EncodedData:
-    """Samples encoded for the network.
-
-    Attributes
-    ----------
-    data : TrainingData
-        Training samples.
-    validation : TrainingData or None
-        Held-out samples, not used to train the network.
-    """
-
-    data: TrainingData
-    validation: TrainingData | None
-
-
 def warn_of_other_ranges(X: Any, X_val: Any) -> None:
     """Warn if held-out samples seem to have different units from training samples.
 

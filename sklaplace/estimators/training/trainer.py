@@ -39,6 +39,30 @@ from sklaplace.networks.training import copied, logits_alone, noting_interrupts,
 NOTABLE_COPIES = 0.05
 
 
+@dataclass(frozen=True)
+class EncodedData:
+    """Samples encoded for the network.
+
+    Attributes
+    ----------
+    data : TrainingData
+        Training samples.
+    validation : TrainingData or None
+        Held-out samples, not used to train the network.
+    fit_params : dict
+        Arguments for ``fit`` of the skorch net.
+    """
+
+    data: TrainingData
+    validation: TrainingData | None
+    fit_params: dict[str, Any]
+
+    def split(self, parts: tuple[np.ndarray, np.ndarray]) -> "EncodedData":
+        """Return the samples with the second of two parts of the rows held out."""
+        data, validation = map(self.data.take, parts)
+        return EncodedData(data, validation, self.fit_params)
+
+
 @dataclass(kw_only=True)
 class Trainer:
     """Trainer of a skorch net on encoded samples.
@@ -88,13 +112,9 @@ class Trainer:
         """Whether the network keeps its weights."""
         return is_frozen(self.estimator)
 
-    def train(
-        self,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-    ) -> TrainedNetwork:
+    def train(self, encoded: EncodedData) -> TrainedNetwork:
         """Return the trained network with its training and held-out samples."""
+        data, validation = encoded.data, encoded.validation
         net = self.new_net(data)
         if not self.is_frozen:
             self.targets.check_net(net)
@@ -110,8 +130,9 @@ class Trainer:
             elif splits:
                 net.train_split = ValidSplit([parts])
             else:
-                data, validation = map(data.take, parts)
-        learned = self.learn(net, data, validation, fit_params)
+                encoded = encoded.split(parts)
+                validation = encoded.validation
+        learned = self.learn(net, encoded)
         net.train_split = train_split
         seen, held_out = own or learned
         if validation is not None:
@@ -210,34 +231,24 @@ class Trainer:
         """Return mixins for the net's class during training."""
         return ()
 
-    def learn(
-        self,
-        net: NeuralNet,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-    ) -> tuple[Any, Any]:
+    def learn(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
         """Train the net unless frozen; return its training and held-out samples."""
         if not self.is_frozen:
-            return self.train_net(net, data, validation, fit_params)
-        if fit_params:
+            return self.train_net(net, encoded)
+        if encoded.fit_params:
             raise TypeError(
-                f"fit got the unknown arguments {listed(fit_params)}. They would "
-                "go to the training of the network, but this one is frozen."
+                f"fit got the unknown arguments {listed(encoded.fit_params)}. They "
+                "would go to the training of the network, but this one is frozen."
             )
-        self.targets.check_values(net, data.y)
+        self.targets.check_values(net, encoded.data.y)
         check_no_lazy_modules(net)
-        return data.dataset(net), None
+        return encoded.data.dataset(net), None
 
     # ------------------------------------------------------------------- training
-    def train_net(
-        self,
-        net: NeuralNet,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-    ) -> tuple[Any, Any]:
+    def train_net(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
         """Train a net; all checks run on the initialised net before its first step."""
+        data, validation = encoded.data, encoded.validation
+        fit_params = encoded.fit_params
 
         def check(dataset: Dataset, held_out: Dataset | None) -> None:
             if isinstance(held_out, Subset) and held_out.dataset is dataset:
