@@ -4,12 +4,13 @@ import copy
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from sklaplace.core.trees import mapped_tensors
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -106,7 +107,15 @@ def move(value: object, device: torch.device | str) -> Any:
     Values already on the device are returned unchanged; others are copied. A value
     shared by several others is moved once and stays shared.
     """
-    return _moved(value, torch.device(device), {})
+    to = torch.device(device)
+
+    def placed(part: Tensor | nn.Module) -> Tensor | nn.Module:
+        if isinstance(part, Tensor):
+            return part.to(to)
+        is_there = all(p.device.type == to.type for p in part.parameters())
+        return part if is_there else copy.deepcopy(part).to(to)
+
+    return mapped_tensors(placed, value)
 
 
 def moved_entries(
@@ -115,29 +124,3 @@ def moved_entries(
     """Return a dict with the named entries, if present, moved to a device."""
     moved = {name: move(state[name], device) for name in names if name in state}
     return {**state, **moved}
-
-
-def _moved(value: object, device: torch.device, known: dict[int, Any]) -> Any:
-    """Move a value; ``known`` maps the ``id`` of an original to its moved value."""
-    if id(value) not in known:
-        known[id(value)] = _copied(value, device, known)
-    return known[id(value)]
-
-
-def _copied(value: object, device: torch.device, known: dict[int, Any]) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, nn.Module):
-        kinds = {parameter.device.type for parameter in value.parameters()}
-        is_there = kinds <= {device.type}
-        return value if is_there else copy.deepcopy(value).to(device)
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        moved = type(value)(_moved(entry, device, known) for entry in value)
-        same = all(new is old for new, old in zip(moved, value, strict=True))
-        return value if same else moved
-    if is_dataclass(value) and not isinstance(value, type):
-        old = {field.name: getattr(value, field.name) for field in fields(value)}
-        new = {name: _moved(entry, device, known) for name, entry in old.items()}
-        # an unchanged object keeps its cached properties
-        return value if all(new[k] is old[k] for k in old) else type(value)(**new)
-    return value

@@ -1,13 +1,13 @@
 """Trees: network inputs as tensors in nested dicts, lists and tuples."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 # Samples as users pass them, and a batch as the network receives it.
@@ -35,17 +35,35 @@ def mapped(function: Callable[[Any], Any], x: object) -> Any:
     return function(x)
 
 
-def mapped_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Apply a function to each tensor in dataclasses and lists."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, list):
-        return [mapped_tensors(function, entry) for entry in value]
-    if not is_dataclass(value) or isinstance(value, type):
+def mapped_tensors(function: Callable[[Any], Any], value: object) -> Any:
+    """Apply a function to tensors and modules in sequences and dataclasses.
+
+    Values of which the function changes nothing are returned unchanged; others are
+    copied. A value shared by several others is mapped once and stays shared.
+    """
+    known: dict[int, Any] = {}  # values found, by the ``id`` of the original
+
+    def found(value: object) -> Any:
+        if id(value) not in known:
+            known[id(value)] = rebuilt(value)
+        return known[id(value)]
+
+    def rebuilt(value: object) -> Any:
+        if isinstance(value, Tensor | nn.Module):
+            return function(value)
+        if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+            new = type(value)(map(found, value))
+            same = all(a is b for a, b in zip(new, value, strict=True))
+            return value if same else new
+        if is_dataclass(value) and not isinstance(value, type):
+            old = {field.name: getattr(value, field.name) for field in fields(value)}
+            parts = {name: found(entry) for name, entry in old.items()}
+            # an unchanged object keeps its cached properties
+            same = all(parts[name] is old[name] for name in old)
+            return value if same else type(value)(**parts)
         return value
-    names = [field.name for field in fields(value)]
-    new = {name: mapped_tensors(function, getattr(value, name)) for name in names}
-    return replace(value, **new)
+
+    return found(value)
 
 
 def _maker(x: object) -> Callable[[Any], Any]:
