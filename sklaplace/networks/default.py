@@ -76,12 +76,7 @@ _ADAM: dict[str, Any] = {
 
 # A few hundred full-batch steps of Adam end within 1e-6 of each other for reordered
 # samples. L-BFGS, with the iterations that a network with pieces needs, does not.
-_LONG_ADAM: dict[str, Any] = {
-    **_FULL_BATCH,
-    "optimizer": CosineAdam,
-    "lr": 0.1,
-    "optimizer__n_steps": 200,
-}
+_LONG_ADAM: dict[str, Any] = {**_ADAM, "lr": 0.1, "optimizer__n_steps": 200}
 
 
 @dataclass(frozen=True)
