@@ -206,9 +206,9 @@ class PairTargets(ClassTargets):
         items = require_array(data.X).reshape(2 * len(data.y), -1)
         preferred = np.stack([1 - data.y, data.y], 1).reshape(-1, 1)
         w = None if data.sample_weight is None else np.repeat(data.sample_weight, 2)
-        loss = nn.BCEWithLogitsLoss
+        given = TrainingData(items, preferred, w), size, nn.BCEWithLogitsLoss
         # each pair counts once but has two items
-        return penalised_classifier(items, preferred, w, size, loss, 2.0, PairNetwork)
+        return penalised_classifier(*given, 2.0, PairNetwork)
 
 
 class PairTrainer(LaplaceTrainer):

@@ -10,7 +10,7 @@ regularisation therefore adapts to the noise in the data without a validation se
 `Size` holds what depends on the number of samples.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from skorch import NeuralNet, NeuralNetClassifier, NeuralNetRegressor
 from torch import Tensor, nn
 
+from sklaplace.networks.data import TrainingData
 from sklaplace.networks.optimizer import CosineAdam
 from sklaplace.networks.tabular import (
     HIDDEN_UNITS,
@@ -182,7 +183,7 @@ class PenalisedRegressor(PenalisedNet, NeuralNetRegressor):
 
 # -------------------------------------------------------------------------- factories
 def default_classifier(
-    X: object, y: np.ndarray, sample_weight: Array | None, size: Size, n_classes: int
+    data: TrainingData, size: Size, n_classes: int
 ) -> PenalisedClassifier:
     """Build the unfitted default network for classification.
 
@@ -191,12 +192,10 @@ def default_classifier(
 
     Parameters
     ----------
-    X : ndarray of shape (n_samples, n_features)
-        Training inputs, float64, which determine the standardisation and the penalty.
-    y : ndarray of shape (n_samples,)
-        Classes encoded as 0 .. n_classes - 1.
-    sample_weight : ndarray of shape (n_samples,) or None
-        Non-negative weights. A weight counts repetitions of its sample.
+    data : TrainingData
+        Training inputs, float64, of shape (n_samples, n_features), which determine the
+        standardisation and the penalty; classes encoded as 0 .. n_classes - 1; and any
+        weights. A weight counts repetitions of its sample.
     size : Size
         Capacity, regularisation and training.
     n_classes : int
@@ -219,26 +218,22 @@ def default_classifier(
     MacKay, D. J. C. (1992). Bayesian interpolation. Neural Computation 4,
     section 4.
     """
-    Y = np.eye(n_classes)[y]
-    return penalised_classifier(X, Y, sample_weight, size, nn.CrossEntropyLoss)
+    one_hot = replace(data, y=np.eye(n_classes)[data.y])
+    return penalised_classifier(one_hot, size, nn.CrossEntropyLoss)
 
 
-def default_multilabel(
-    X: object, Y: Array, sample_weight: Array | None, size: Size
-) -> PenalisedClassifier:
-    """Build the unfitted default network for binary labels Y (n_samples, n_labels).
+def default_multilabel(data: TrainingData, size: Size) -> PenalisedClassifier:
+    """Build the unfitted default network for binary labels y (n_samples, n_labels).
 
     Like `default_classifier`, but with `torch.nn.BCEWithLogitsLoss`.
     """
-    criterion, factor = nn.BCEWithLogitsLoss, 1 / Y.shape[1]  # also a mean over labels
-    Y = Y.astype(float)
-    return penalised_classifier(X, Y, sample_weight, size, criterion, factor)
+    factor = 1 / data.y.shape[1]  # the loss is also a mean over labels
+    labels = replace(data, y=data.y.astype(float))
+    return penalised_classifier(labels, size, nn.BCEWithLogitsLoss, factor)
 
 
 def penalised_classifier(
-    X: object,
-    Y: Array,
-    sample_weight: Array | None,
+    data: TrainingData,
     size: Size,
     criterion: type[nn.Module],
     factor: float = 1.0,
@@ -248,12 +243,9 @@ def penalised_classifier(
 
     Parameters
     ----------
-    X : ndarray of shape (n_samples, n_features)
-        Inputs that determine the standardisation and the penalty.
-    Y : ndarray of shape (n_samples, n_outputs)
-        Zeros and ones.
-    sample_weight : ndarray of shape (n_samples,) or None
-        Non-negative weights.
+    data : TrainingData
+        Inputs that determine the standardisation and the penalty; zeros and ones of
+        shape (n_samples, n_outputs); and any weights.
     size : Size
         Capacity, regularisation and training.
     criterion : subclass of nn.Module
@@ -268,19 +260,17 @@ def penalised_classifier(
     PenalisedClassifier
         A net whose ``fit`` initialises and trains the network.
     """
-    Y, weight, noise, settings = _prepared(X, Y, sample_weight, size)
+    _, weight, noise, settings = _prepared(data, size)
     penalty = factor * size.classification_strength * noise / (2 * weight.sum())
     return PenalisedClassifier(module, criterion=criterion, penalty=penalty, **settings)
 
 
-def default_regressor(
-    X: object, Y: Array, sample_weight: Array | None, size: Size
-) -> PenalisedRegressor:
-    """Build the unfitted default network for targets Y (n_samples, n_outputs).
+def default_regressor(data: TrainingData, size: Size) -> PenalisedRegressor:
+    """Build the unfitted default network for targets y (n_samples, n_outputs).
 
     Like `default_classifier`, but with `torch.nn.MSELoss`. Targets may have any units.
     """
-    Y, weight, noise, settings = _prepared(X, Y, sample_weight, size)
+    Y, weight, noise, settings = _prepared(data, size)
     target_center, target_scale = center_and_scale(Y, weight)
     return PenalisedRegressor(
         TabularNetwork,
@@ -328,10 +318,10 @@ def require_array(X: object) -> np.ndarray:
 
 
 def _prepared(
-    X: object, Y: np.ndarray, weight: Array | None, size: Size
+    data: TrainingData, size: Size
 ) -> tuple[np.ndarray, Array, float, dict[str, Any]]:
     """Return targets, nonzero weights, noise level and common settings."""
-    X = require_array(X)
+    X, Y, weight = require_array(data.X), data.y, data.sample_weight
     if X.ndim != 2:
         raise ValueError(
             f"X has shape {X.shape}, and estimator=None is a network for tables, "

@@ -14,6 +14,7 @@ from sklearn.model_selection import train_test_split
 
 from sklaplace import LaplaceClassifier
 from sklaplace.core.random import private_rng
+from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import (
     MANY_ROWS,
     MIN_NOISE,
@@ -38,10 +39,11 @@ def _size(X):
     return Size.of(len(np.unique(X, axis=0)))
 
 
-def _default(kind, X, y, weight=None, n_outputs=2):
+def _default(kind, X, y, weight=None, n_outputs=2, size=None):
+    data, size = TrainingData(X, y, weight), size or _size(X)
     if kind == "regressor":
-        return default_regressor(X, y, weight, _size(X))
-    return default_classifier(X, y, weight, _size(X), n_outputs)
+        return default_regressor(data, size)
+    return default_classifier(data, size, n_outputs)
 
 
 def _trained(kind, X, y, seed=0, n_outputs=2):
@@ -78,7 +80,7 @@ class TestStandardisation:
         weight = np.random.RandomState(1).randint(0, 4, size=20).astype(float)
         weight[:2] = 1
         repeated = np.repeat(X, weight.astype(int), axis=0)
-        module = default_classifier(X, y, weight, _size(X), 2).initialize().module_
+        module = _default("classifier", X, y, weight).initialize().module_
         buffers = dict(module.named_buffers())
         np.testing.assert_allclose(buffers["center"], repeated.mean(axis=0))
         np.testing.assert_allclose(buffers["scale"], repeated.std(axis=0))
@@ -89,7 +91,7 @@ class TestStandardisation:
         X[:, 1] = constant
         X[5, 1], weight = 7.0, np.ones(23)
         weight[5] = 0.0  # what a dropped row holds must not matter
-        net = default_classifier(X, y, weight, _size(X), 2)
+        net = _default("classifier", X, y, weight)
         assert net.module__scale[1] == 1.0
         np.testing.assert_allclose(net.module__center[1], constant)
 
@@ -103,7 +105,7 @@ class TestStandardisation:
 
     def test_large_offset_is_kept_apart_from_spread(self):
         column = 1.6e9 + np.arange(50.0)
-        net = default_regressor(column[:, None], column[:, None], None, SMALL)
+        net = _default("regressor", column[:, None], column[:, None], size=SMALL)
         np.testing.assert_allclose(net.module__scale, column.std(), rtol=1e-9)
 
 
@@ -185,10 +187,10 @@ class TestPieces:
 
     def test_wide_tables_have_fewer(self):
         X, y = _problem("classifier", MANY_ROWS, 300, 2)
-        net = default_classifier(X, y, None, _size(X), 2)
+        net = _default("classifier", X, y)
         assert len(net.module__pieces) == 300 * 2
         X, y = _problem("classifier", MANY_ROWS, 600, 2)
-        assert len(default_classifier(X, y, None, _size(X), 2).module__pieces) == 0
+        assert len(_default("classifier", X, y).module__pieces) == 0
 
     def test_repeated_rows_do_not_make_a_large_table(self):
         X, y = _problem("classifier", 100, 3, 2)
@@ -203,31 +205,34 @@ class TestNoise:
         rng = np.random.RandomState(0)
         X = rng.uniform(0, 6, size=(300, 1))
         Y = np.sin(1.5 * X) + noise * rng.randn(300, 1)
-        penalty = default_regressor(X, Y, None, SMALL).penalty
+        penalty = _default("regressor", X, Y, size=SMALL).penalty
         share = penalty * 300 / SMALL.regression_strength
         assert share == pytest.approx(noise**2 / Y.var(), rel=0.25)
 
     def test_more_columns_than_rows(self):
         rng = np.random.RandomState(0)
         X, y = rng.randn(20, 500), np.arange(20) % 2
-        net = default_classifier(X, y, None, _size(X), 2)
+        net = _default("classifier", X, y)
         assert net.penalty > 0
         assert log_loss(y, seeded(net, X, y).predict_proba(X)) < np.log(2)
 
     def test_absent_class_and_constant_target_have_no_say(self):
         X, y = _problem("classifier", 30, 3, 2)
-        two, three = (default_classifier(X, y, None, SMALL, k).penalty for k in (2, 3))
+        two, three = (
+            _default("classifier", X, y, n_outputs=k, size=SMALL).penalty
+            for k in (2, 3)
+        )
         assert three == pytest.approx(two)
         X, Y = _problem("regressor", 30, 3, 1)
         both = np.hstack([Y, np.ones_like(Y)])
-        alone = default_regressor(X, Y, None, SMALL).penalty
-        assert default_regressor(X, both, None, SMALL).penalty == pytest.approx(
+        alone = _default("regressor", X, Y, size=SMALL).penalty
+        assert _default("regressor", X, both, size=SMALL).penalty == pytest.approx(
             alone / 2
         )
 
     def test_noiseless_data_keep_a_penalty(self):
         X = np.linspace(-1, 1, 50)[:, None]
-        net = default_regressor(X, 2 * X, None, SMALL)
+        net = _default("regressor", X, 2 * X, size=SMALL)
         assert net.penalty * 50 == pytest.approx(MIN_NOISE * SMALL.regression_strength)
 
 

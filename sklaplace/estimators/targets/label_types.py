@@ -104,7 +104,7 @@ class SingleLabel(TargetType):
         """Return a classifier that ends in a softmax; raise for a single class."""
         if n_classes == 1:
             raise ValueError(f"y has 1 class. {ONE_CLASS}")
-        return default_classifier(data.X, data.y, data.sample_weight, size, n_classes)
+        return default_classifier(data, size, n_classes)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class MultiLabel(TargetType):
                 "taken as several labels per row, whose probabilities do not add up to "
                 "one. If y is one-hot, pass y.argmax(axis=1)."
             )
-        return default_multilabel(data.X, data.y, data.sample_weight, size)
+        return default_multilabel(data, size)
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ class NumberTargets(Targets):
 
     def default_net(self, data: TrainingData, size: Size) -> NeuralNet:
         """Return the default skorch net."""
-        return default_regressor(data.X, data.y, data.sample_weight, size)
+        return default_regressor(data, size)
 
     def check_values(self, net: NeuralNet, y: np.ndarray) -> None:
         """Raise for targets or noise that the likelihood does not support."""
