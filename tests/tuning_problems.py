@@ -29,7 +29,11 @@ from sklaplace.likelihoods import (
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import LastLayerModel, LastLayerRecorder
-from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem
+from sklaplace.posterior.tuning.problem import (
+    HeldOutScore,
+    LinearisedBatch,
+    TuningProblem,
+)
 
 N_ROWS = 60
 
@@ -158,8 +162,11 @@ def tuning_problem(fitted: Fitted, **options: Any) -> TuningProblem:
         posterior=fitted.posterior,
         linear_model=fitted.linear_model,
         validation=None,
-        log_proba=log_proba(likelihood) if has_labels else None,
-        log_density=None if has_labels or has_noise else log_density(likelihood),
+        score=HeldOutScore(
+            log_proba=log_proba(likelihood) if has_labels else None,
+            log_density=None if has_labels or has_noise else log_density(likelihood),
+            diagonal=False,
+        ),
         free_prior=True,
         free_noise=has_noise,
         refine="auto",

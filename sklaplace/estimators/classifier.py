@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.links import LINKS, Link, choose_link
-from sklaplace.estimators.fitting.laplace_fit import HeldOutScore
 from sklaplace.estimators.fitting.members import reported
 from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.options.given_net import inner_net
@@ -26,6 +25,7 @@ from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.networks.arrays import as_array
+from sklaplace.posterior.tuning.problem import HeldOutScore
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -27,7 +27,6 @@ from sklaplace.estimators.fitting.hyperparameters import (
     under_hyperparameters,
 )
 from sklaplace.estimators.fitting.laplace_fit import (
-    HeldOutScore,
     LaplaceFit,
     LaplaceSolver,
     are_certain,
@@ -55,6 +54,7 @@ from sklaplace.networks.trained import TrainedNetwork, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.novelty import Novelty
 from sklaplace.posterior.residual import Residual
+from sklaplace.posterior.tuning.problem import HeldOutScore
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

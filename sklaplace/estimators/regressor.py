@@ -13,7 +13,6 @@ from sklaplace.core.checks import check_fraction
 from sklaplace.core.trees import Inputs
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.estimators.fitting.laplace_fit import (
-    HeldOutScore,
     LaplaceFit,
     LaplaceSolver,
 )
@@ -32,6 +31,7 @@ from sklaplace.estimators.targets.numbers import (
 )
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.likelihoods import Gaussian, RegressionLikelihood
+from sklaplace.posterior.tuning.problem import HeldOutScore
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

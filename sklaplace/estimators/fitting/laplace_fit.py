@@ -7,7 +7,7 @@ the posterior for given or tuned hyperparameters:
     N(mean, (scale · H + diag(prior_precision))⁻¹).
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -59,6 +59,7 @@ from sklaplace.posterior.linearised import LinearisedNetwork
 from sklaplace.posterior.novelty import FeatureBatch, Novelty
 from sklaplace.posterior.tuning import TUNERS
 from sklaplace.posterior.tuning.problem import (
+    HeldOutScore,
     LinearisedBatch,
     TuningProblem,
     require_linear_model,
@@ -112,43 +113,6 @@ class LaplaceFit:
             for fit in (self, *self.folds):
                 stack.enter_context(fit.network.forward().frozen())
             yield
-
-
-@dataclass(frozen=True)
-class HeldOutScore:
-    """Scoring of held-out samples; see `TuningProblem`.
-
-    Attributes
-    ----------
-    log_proba : callable or None
-        Log-probabilities of classes under a Gaussian over outputs.
-    log_density : callable or None
-        Log-density of targets, for likelihoods without noise to tune.
-    diagonal : bool
-        Whether variances of the outputs suffice.
-    is_given : bool
-        Whether the held-out samples were given, not split off.
-    is_cheap : bool
-        Whether ``log_proba`` takes no longer than computing the variances.
-    is_centred : bool
-        Whether to subtract the mean of the outputs, which a softmax ignores.
-    leverages : list of Tensor
-        Leverages and weights of the scored samples; see `Novelty.inflated`. Each pass
-        over the samples appends to the list.
-    """
-
-    log_proba: Callable[[Tensor, Tensor], Tensor] | None = None
-    log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-    diagonal: bool = True
-    is_given: bool = False
-    is_cheap: bool = False
-    is_centred: bool = True
-    leverages: list[Tensor] = field(default_factory=list)
-
-    def of_problem(self) -> dict[str, Any]:
-        """Return the scoring arguments of a `TuningProblem`."""
-        own = "is_centred", "leverages"
-        return {name: value for name, value in vars(self).items() if name not in own}
 
 
 @dataclass(frozen=True)
@@ -332,7 +296,7 @@ class LaplaceSolver:
             noise_on_held_out=self.options.noise_on_held_out,
             learned=self._learned(fit.network, posterior),
             seen_noise=self._seen_noise(fit, posterior),
-            **score.of_problem(),
+            score=score,
             folds=tuple(self._problem(fold, score) for fold in fit.folds),
         )
 
@@ -399,7 +363,7 @@ class LaplaceSolver:
                 free_prior="prior_precision" in free,
                 free_noise="sigma_noise" in free,
                 refine=False,
-                **score.of_problem(),
+                score=score,
             )
             tuner = TUNERS["validation" if problem.has_held_out else "marglik"]
             if "temperature" in free:

@@ -45,8 +45,8 @@ def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
     list of Candidate
         Candidates in the order of ``path``.
     """
-    diagonal = problem.diagonal or problem.log_proba is None
-    n_blocks = 1 if problem.diagonal else problem.posterior.likelihood.n_blocks
+    diagonal = problem.score.diagonal or problem.score.log_proba is None
+    n_blocks = 1 if problem.score.diagonal else problem.posterior.likelihood.n_blocks
     scores: list[list[tuple[Tensor, ...]]] = [[] for _ in path]
     for part, batches in problem.batches():
         structure, known = part.posterior.structure, []
@@ -86,11 +86,11 @@ def _losses(
     finds σ².
     """
     posterior = problem.posterior
-    if problem.log_density is not None:
+    if problem.score.log_density is not None:
         targets = batch.targets.double()
-        return (-problem.log_density(mean, u / posterior.scale, targets),)
-    if problem.log_proba is not None:
-        log_proba = problem.log_proba(mean, u / posterior.scale)
+        return (-problem.score.log_density(mean, u / posterior.scale, targets),)
+    if problem.score.log_proba is not None:
+        log_proba = problem.score.log_proba(mean, u / posterior.scale)
         likelihood = cast(ClassificationLikelihood, posterior.likelihood)
         return (likelihood.log_loss(log_proba, batch.targets),)
     return (mean - batch.targets) ** 2, posterior.hyperparameters.temperature * u

@@ -32,7 +32,7 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     priors, the most expensive, are left out if the score has risen before. If every
     pass would linearise the data again, a single pass scores all points.
     """
-    is_cheap = problem.log_proba is None or problem.is_cheap
+    is_cheap = problem.score.log_proba is None or problem.score.is_cheap
     is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
     found: dict[int, Candidate] = {}
 
@@ -79,7 +79,7 @@ def best_refitted(
     chosen = found[best]
     if chosen.score >= below and below < math.inf:
         return None
-    if problem.log_proba is None and problem.free_prior:
+    if problem.score.log_proba is None and problem.free_prior:
         # differences of scores grow with the square root of the number of targets
         highest = chosen.score + MARGIN * max(1.0, chosen.n_targets / USUAL) ** 0.5
         for ratio in reversed(path[:best]):

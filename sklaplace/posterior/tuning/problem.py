@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor
@@ -33,6 +33,40 @@ class LinearisedBatch:
 
 
 @dataclass(frozen=True)
+class HeldOutScore:
+    """Score of held-out data.
+
+    Attributes
+    ----------
+    log_proba : callable or None
+        ``(mean (b, c), cov (b, c, c)) -> (b, K)`` log class probabilities; None
+        for regression.
+    log_density : callable or None
+        ``(mean (b, c), variance (b, c), targets) -> (b,)`` for regression with a
+        likelihood that has no noise level to choose.
+    diagonal : bool
+        Whether ``log_proba`` takes variances (b, c) instead of covariances.
+    is_given : bool
+        Whether the held-out data were passed by the user, not split off.
+    is_cheap : bool
+        Whether ``log_proba`` takes no longer than computing the variances.
+    is_centred : bool
+        Whether to subtract the mean of the outputs, which a softmax ignores.
+    leverages : list of Tensor
+        Leverages and weights of the scored samples; see `Novelty.inflated`. Each pass
+        over the samples appends to the list.
+    """
+
+    log_proba: Callable[[Tensor, Tensor], Tensor] | None = None
+    log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    diagonal: bool = True
+    is_given: bool = False
+    is_cheap: bool = False
+    is_centred: bool = True
+    leverages: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class TuningProblem:
     """Posterior, data and the hyperparameters to choose.
 
@@ -45,9 +79,8 @@ class TuningProblem:
         last layer or the linearised network.
     validation : iterable of LinearisedBatch or None
         Held-out data, not used to train the network.
-    log_proba : callable or None
-        ``(mean (b, c), cov (b, c, c)) -> (b, K)`` log class probabilities; None
-        for regression.
+    score : HeldOutScore
+        Score of the held-out data.
     free_prior, free_noise : bool
         Whether to choose the prior precision and the noise.
     refine : bool or "auto"
@@ -56,15 +89,6 @@ class TuningProblem:
     noise_on_held_out : bool
         Whether to choose the noise on held-out data, if there are any, even with a
         prior that maximises the evidence.
-    is_given : bool
-        Whether the held-out data were passed by the user, not split off.
-    diagonal : bool
-        Whether ``log_proba`` takes variances (b, c) instead of covariances.
-    is_cheap : bool
-        Whether ``log_proba`` takes no longer than computing the variances.
-    log_density : callable or None
-        ``(mean (b, c), variance (b, c), targets) -> (b,)`` for regression with a
-        likelihood that has no noise level to choose.
     learned : Tensor or None
         Prior precision learned while the network was trained, if any.
     seen_noise : Tensor or None
@@ -77,15 +101,11 @@ class TuningProblem:
     posterior: GaussianPosterior
     linear_model: LinearModel | None
     validation: Iterable[LinearisedBatch] | None
-    log_proba: Callable[[Tensor, Tensor], Tensor] | None
+    score: HeldOutScore
     free_prior: bool
     free_noise: bool
     refine: bool | Literal["auto"]
     noise_on_held_out: bool = False
-    is_given: bool = False
-    diagonal: bool = False
-    is_cheap: bool = False
-    log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     learned: Tensor | None = None
     seen_noise: Tensor | None = None
     folds: tuple["TuningProblem", ...] = ()

@@ -114,12 +114,12 @@ def _warn_of_equal_probabilities(problem: TuningProblem, chosen: Candidate) -> N
 
     Skip data that would have to be linearised again.
     """
-    is_class = problem.log_proba is not None
-    if not (is_class and problem.is_given and isinstance(problem.validation, list)):
+    score, rows = problem.score, problem.validation
+    if score.log_proba is None or not (score.is_given and isinstance(rows, list)):
         return
     loss = problem.posterior.likelihood.loss
     total = 0.0
-    for batch in problem.validation:
+    for batch in rows:
         losses = loss(torch.zeros_like(batch.f), batch.targets).double()
         total += float(batch.weights.double() @ losses)
     if chosen.score >= UNIFORM * total:

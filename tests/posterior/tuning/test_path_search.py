@@ -6,6 +6,7 @@ import torch
 from sklaplace.posterior.tuning import path_search
 from sklaplace.posterior.tuning.candidate import Candidate
 from sklaplace.posterior.tuning.path_search import MIDDLE, best_kept
+from sklaplace.posterior.tuning.problem import HeldOutScore
 
 N_POINTS = 21
 
@@ -18,17 +19,16 @@ def visited(monkeypatch):
     def scored(problem, path):
         indices = [int(ratio) for ratio in path]
         found.extend(indices)
-        return [Candidate(None, problem.score(index), 1.0) for index in indices]
+        return [Candidate(None, problem.score_at(index), 1.0) for index in indices]
 
     monkeypatch.setattr(path_search, "scored", scored)
     return found
 
 
-def search(score, **changes):
+def search(score_at, **changes):
     problem = {
-        "score": score,
-        "log_proba": object(),
-        "is_cheap": False,
+        "score_at": score_at,
+        "score": HeldOutScore(log_proba=object()),
         "parts": [SimpleNamespace(validation=[])],
         **changes,
     }
@@ -73,8 +73,8 @@ def test_scores_that_are_equal_or_infinite_around_the_middle(score, visited):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"log_proba": None},
-        {"is_cheap": True},
+        {"score": HeldOutScore()},
+        {"score": HeldOutScore(log_proba=object(), is_cheap=True)},
         {"parts": [SimpleNamespace(validation=iter([]))]},
     ],
 )
@@ -96,7 +96,7 @@ def test_the_better_of_two_minima_around_the_middle_is_found(scores, monkeypatch
     monkeypatch.setattr(path_search, "_refitted", refitted)
     problem = SimpleNamespace(
         parts=[SimpleNamespace(posterior=None)],
-        log_proba=None,
+        score=HeldOutScore(),
         free_prior=False,
         posterior=SimpleNamespace(
             likelihood=SimpleNamespace(has_noise=True),

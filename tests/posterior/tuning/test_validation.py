@@ -72,7 +72,7 @@ def naive_choice(fitted, problem, score):
     gain = score(kept) - scores[best]
     if problem.refine == "auto" and gain <= validation.MARGIN:
         return kept
-    if problem.log_proba is None and problem.free_prior:
+    if problem.score.log_proba is None and problem.free_prior:
         highest = scores[best] + validation.MARGIN
         while best and scores[best - 1] <= highest:
             best -= 1
