@@ -62,7 +62,6 @@ from sklaplace.posterior.tuning.problem import (
     HeldOutScore,
     LinearisedBatch,
     TuningProblem,
-    require_linear_model,
 )
 from sklaplace.posterior.tuning.temperature import tune_temperature
 
@@ -236,7 +235,8 @@ class LaplaceSolver:
             own = own.replace(**vars(posterior.hyperparameters))
             if not posterior.is_refitted:
                 return own
-            return require_linear_model(head).refit(own)
+            assert head is not None  # as for the refitted posterior
+            return head.refit(own)
 
     def untuned(self, fit: LaplaceFit) -> tuple[GaussianPosterior, LinearModel | None]:
         """Return the posterior before tuning, and its linear model or None."""

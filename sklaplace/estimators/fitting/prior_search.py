@@ -41,7 +41,6 @@ from sklaplace.estimators.fitting.members import encode
 from sklaplace.estimators.predicting.glm_outputs import LinearisationCache
 from sklaplace.estimators.training.samples import Samples, as_groups, as_weights
 from sklaplace.networks.data import TrainingData, is_opaque, take_rows
-from sklaplace.posterior.tuning.problem import require_linear_model
 
 # Smallest noise, as a fraction of the targets' standard deviation, and the tolerance
 # for the logarithm of the noise.
@@ -105,10 +104,9 @@ class Fold:
         }
         posterior = self.template.replace(**tensors)
         if self.options.refine is True:
+            assert self.linear_model is not None
             with self.fit.evaluation():
-                posterior = require_linear_model(self.linear_model).refit(
-                    posterior, self._start
-                )
+                posterior = self.linear_model.refit(posterior, self._start)
             self._start = posterior.mean
         # `set_params` would read all parameters of the net
         self.model.__dict__.update(params)

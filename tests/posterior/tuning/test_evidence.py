@@ -279,9 +279,3 @@ def test_scalar_evidence_at_the_refitted_model_is_nearly_maximal():
     log_delta, log_sigma = minimum_by_simplex(loss, [0.0, 0.0]).x
     assert_log(found.prior_precision, log_delta, 1e-3)
     assert_log(found.hyperparameters.sigma_noise, log_sigma, 1e-3)
-
-
-def test_refitting_needs_a_linear_model():
-    fitted = fit("Categorical", subset="all")
-    with pytest.raises(ValueError, match="refine=True needs outputs that are linear"):
-        marglik_refitted(tuning_problem(replace(fitted, linear_model=None)))
