@@ -1,6 +1,7 @@
 """DeepEnsembleClassifier and DeepEnsembleRegressor: ensembles of networks."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,24 +24,13 @@ from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork, n_epochs
 
 
-class _SharedSplit:
-    """A ``train_split`` that holds out the same samples for each network.
+def _shared_split(split: Any, seed: int, *args: Any, **kwargs: Any) -> Any:
+    """Split samples with a seed, so that each network holds out the same samples.
 
     The noise is then estimated on samples that no network was trained on.
     """
-
-    def __init__(self, split: Any, seed: int) -> None:
-        self.split, self.seed = split, seed
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Split the samples with the shared seed."""
-        with private_rng(self.seed):
-            return self.split(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.split, name)
+    with private_rng(seed):
+        return split(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -117,7 +107,7 @@ class EnsembleTrainer(Trainer):
     def learn(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
         """Train a net with a split that all networks share; return both parts."""
         if net.train_split:
-            net.train_split = _SharedSplit(net.train_split, self.seed)
+            net.train_split = partial(_shared_split, net.train_split, self.seed)
         return super().learn(net, encoded)
 
 
