@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from sklaplace.core.cache import fingerprint
 from sklaplace.curvature.accumulation import CurvatureSums, OrderedMap, total
@@ -97,7 +96,7 @@ class Group:
     def _reduced(self, own: CurvatureSums | None) -> CurvatureSums:
         """Return the total over all processes; some processes may have no parts.
 
-        One reduction adds up tensors of equal shapes. Each process sends other sums,
+        Reductions add up tensors of equal shapes. Each process sends other sums,
         such as kept samples, to all processes.
         """
         summands = None if own is None else own.accumulator.summands()
@@ -105,22 +104,15 @@ class Group:
         forms = self.gather(form)
         if own is None or summands is None or any(other != form for other in forms):
             return total(sums for sums in self.gather(own) if sums is not None)
-        self._add_up(summands)
+        for tensor in summands:
+            added = tensor.to(summands[-1].device, torch.float64).contiguous()
+            dist.all_reduce(added)
+            tensor.copy_(added)
         first, *others = self.gather((own.data_fit, own.record))
         sums = CurvatureSums(own.accumulator, *first)
         for data_fit, record in others:
             sums.add(data_fit, record)
         return sums
-
-    def _add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by their sums over all processes, in one reduction."""
-        device = tensors[-1].device
-        flat = [tensor.to(device, torch.float64).flatten() for tensor in tensors]
-        joined = torch.cat(flat)
-        dist.all_reduce(joined)
-        parts = joined.split([tensor.numel() for tensor in tensors])
-        for tensor, part in zip(tensors, parts, strict=True):
-            tensor.copy_(part.reshape(tensor.shape))
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes, ordered by rank."""
