@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from skorch import NeuralNet
 
 from sklaplace.core import progress
@@ -23,7 +24,7 @@ from sklaplace.estimators.training.prior_callback import PriorCallback, refuse_c
 from sklaplace.estimators.training.trainer import EncodedData, Trainer
 from sklaplace.networks.outputs import OutputSpec, as_forward
 from sklaplace.networks.trained import TrainedNetwork
-from sklaplace.posterior.swag import SWAGPosterior, swag_posterior
+from sklaplace.posterior.swag import SWAGPosterior
 from sklaplace.posterior.variational.module import random_weights
 
 # Number of additional weight-sized vectors for the running moments.
@@ -94,7 +95,8 @@ class SWAGTrainer(Trainer):
         with progress.phase("snapshots"):
             descent = self.descent(trained)
             moments = descent.moments(layout, self.schedule, self._rank)
-        posterior = swag_posterior(moments, layout)
+        deviations = torch.stack([*moments.deviations])
+        posterior = SWAGPosterior(moments.mean, moments.variance, deviations, layout)
         if not posterior.variance().isfinite().all():
             raise ValueError(
                 f"lr={self.schedule.lr:g} is too large here: gradient descent from the "

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sklaplace.core.checks import as_generator
 from sklaplace.core.random import RandomState
-from sklaplace.curvature.descent import WeightMoments
 from sklaplace.curvature.layout import Layout
 
 __all__ = ["SWAGPosterior"]
@@ -133,9 +132,3 @@ class SWAGPosterior:
         """
         k = len(self.deviations)
         return (self.diagonal + self.deviations.square().sum(0) / (k - 1)) / 2
-
-
-def swag_posterior(moments: WeightMoments, layout: Layout) -> SWAGPosterior:
-    """Return the SWAG posterior with the moments of the iterates."""
-    deviations = torch.stack(list(moments.deviations))
-    return SWAGPosterior(moments.mean, moments.variance, deviations, layout)

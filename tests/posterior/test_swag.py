@@ -5,7 +5,7 @@ import torch
 
 from sklaplace.curvature.descent import WeightMoments
 from sklaplace.curvature.layout import BlockSpec, Layout
-from sklaplace.posterior.swag import swag_posterior
+from sklaplace.posterior.swag import SWAGPosterior
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 P, K = 4, 3
@@ -21,7 +21,8 @@ def posterior():
     moments = WeightMoments(torch.ones(P, dtype=torch.float64), K)
     for vector in torch.randn(6, P, generator=generator(0), dtype=torch.float64):
         moments.update(vector)
-    return swag_posterior(moments, layout)
+    deviations = torch.stack([*moments.deviations])
+    return SWAGPosterior(moments.mean, moments.variance, deviations, layout)
 
 
 def covariance(posterior):
