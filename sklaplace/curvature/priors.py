@@ -24,15 +24,9 @@ PRIOR_STRUCTURES: dict[str, Callable[[Layout], tuple[int, ...]]] = {
 }
 
 
-def structure_of(prior_precision: Tensor, layout: Layout) -> str:
-    """Return the prior structure with this shape; the coarsest one if several fit."""
-    shape = tuple(prior_precision.shape)
-    return next(k for k, size in PRIOR_STRUCTURES.items() if size(layout) == shape)
-
-
 def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
     """Expand a prior precision (), (L,) or (P,) to (P,); differentiable."""
-    if structure_of(prior_precision, layout) == "layerwise":
+    if prior_precision.shape == PRIOR_STRUCTURES["layerwise"](layout):
         sizes = torch.tensor(layout.sizes, device=prior_precision.device)
         return prior_precision.repeat_interleave(sizes, output_size=layout.n_parameters)
     return prior_precision.expand(layout.n_parameters)
