@@ -28,14 +28,13 @@ from sklaplace.estimators.predicting.conformal import Conformal, folds_of
 from sklaplace.estimators.training.samples import (
     InputForm,
     Samples,
-    applicable,
     as_groups,
     as_weights,
     check_loader,
     warn_of_other_ranges,
     weighted_data,
 )
-from sklaplace.estimators.training.trainer import EncodedData, Trainer
+from sklaplace.estimators.training.trainer import EncodedData, Trainer, check_applicable
 from sklaplace.networks.data import TrainingData, is_opaque, take_rows
 from sklaplace.networks.trained import device_of
 from sklaplace.networks.training import copied
@@ -157,7 +156,9 @@ def new_data(
 ) -> TrainingData:
     """Return new samples for the fitted network, validated, cast and encoded."""
     inputs, targets = self._check_samples(X, y, reset=False)
-    inputs = applicable(self.estimator_, inputs)
+    if is_opaque(inputs):  # arrays have been checked against the training data
+        with naming(X="X"):
+            check_applicable(self.estimator_, inputs)
     return weighted_data(self._targets, inputs, targets, sample_weight)
 
 

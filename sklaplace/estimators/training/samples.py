@@ -342,14 +342,6 @@ def check_loader(X: Any, method: str = "fit") -> None:
         )
 
 
-@naming(X="X")
-def applicable(net: NeuralNet, X: Any) -> Any:
-    """Return checked inputs; raise if a trained net cannot be applied to them."""
-    if is_opaque(X):  # arrays have been checked against the training data
-        check_applicable(net, X)
-    return X
-
-
 def _as_targets(y: Any, *, allow_nd: bool) -> Any:
     """Return targets as an array or sparse matrix, with values still unchecked."""
     options: dict[str, Any] = {"ensure_2d": False, "ensure_all_finite": False}
