@@ -6,6 +6,7 @@ entry is tested as soon as it is listed (and has a line in ``references``).
 
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import references
@@ -45,7 +46,7 @@ class Network:
     """A trained network, whose datasets are lists of batches."""
 
     function: Forward
-    likelihood: Likelihood
+    spec: Any
     device: str = "cpu"
     train: Any = None
 
@@ -70,7 +71,7 @@ def accumulate(
         def observe(self, *batch):
             observe(*batch)
 
-    network = Network(forward, likelihood)
+    network = Network(forward, SimpleNamespace(likelihood=likelihood))
     given = network, [batches], curvature, accumulator
     sums = accumulation.accumulate(*given, recorder=Observing)
     vars(accumulator).update(vars(sums.accumulator))

@@ -181,7 +181,7 @@ class _Pass:
             self.recorder(network, forward) as recorder,
         ):
             for given in progress.tracked(batches, "curvature", len(batches)):
-                parts = forward, network.likelihood, self.curvature, accumulator
+                parts = forward, network.spec.likelihood, self.curvature, accumulator
                 batch = _Batch(*parts, *given)
                 f = batch.add(recorder)
                 recorder.observe_batch(batch.x, f, batch.targets, batch.given_weights)

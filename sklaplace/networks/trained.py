@@ -36,11 +36,6 @@ class TrainedNetwork:
         """Device of the parameters."""
         return device_of(self.net)
 
-    @property
-    def likelihood(self) -> Any:
-        """Likelihood of the targets given the outputs."""
-        return self.spec.likelihood
-
     def forward(self) -> Forward:
         """Return the network as a differentiable function."""
         net, spec = self.net, self.spec

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import references
 import torch
@@ -20,7 +22,8 @@ def selection(found, batches=None, seed=0, order=None, criterion=nn.CrossEntropy
     net = NeuralNet(found.forward.module, criterion, verbose=0).initialize()
     dataset = Dataset(tree_rows(found.x, order), found.y[order])
     descent = Descent(net, dataset, {}, seed)
-    network = Network(found.forward, found.likelihood, train=batches)
+    spec = SimpleNamespace(likelihood=found.likelihood)
+    network = Network(found.forward, spec, train=batches)
     return SelectionProblem(network, found.layout, descent, None, seed)
 
 
