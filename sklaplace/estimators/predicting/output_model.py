@@ -204,16 +204,12 @@ class BatchedOutputs:
         if not diagonal:
             check_covariances(self.network.spec)
         options: dict[str, Any] = {"diagonal": diagonal, "centred": centred}
-        sizes = {"with_covariance": not diagonal, "n_draws": n_draws}
-        if self.uses_workers:
-            work = partial(BatchedOutputs.map_gaussian, function=function, **options)
-            return self._in_workers(work, X, sizes)
-        n_blocks, parts = self.network.spec.likelihood.n_blocks, []
-        with self.evaluation(X, **sizes) as (forward, batches):
-            for x, _, _ in batches:
-                gaussian = model.gaussian(forward, x, n_blocks=n_blocks, **options)
-                parts.append(function(*require_finite(*gaussian)))
-        return joined(parts)
+        options["n_blocks"] = self.network.spec.likelihood.n_blocks
+
+        def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
+            return function(*require_finite(*model.gaussian(forward, x, **options)))
+
+        return self.mapped(X, of_batch, with_covariance=not diagonal, n_draws=n_draws)
 
     def latent(
         self, X: Inputs, full_cov: bool = False, function: Any = lambda m, c: (m, c)
@@ -350,29 +346,23 @@ class BatchedOutputs:
             yield losses, weights, likelihood.n_targets(draws.shape[1])
 
     # --------------------------------------------------------------------- batches
-    @property
-    def uses_workers(self) -> bool:
-        """Whether samples are divided among workers."""
-        return not self.in_worker and n_workers(self.n_jobs) > 0
-
     def mapped(
         self, X: Inputs, function: BatchFunction, **sizes: Any
     ) -> list[np.ndarray]:
         """Apply a function to each batch of X; concatenate the results."""
-        if self.uses_workers:
-            work = partial(BatchedOutputs.mapped, function=function, **sizes)
-            return self._in_workers(work, X, sizes)
+        if not self.in_worker and n_workers(self.n_jobs):
+            return self._in_workers(X, function, sizes)
         with self.evaluation(X, **sizes) as (forward, batches):
             return joined([function(forward, x) for x, _, _ in batches])
 
     def _in_workers(
-        self, work: Callable[..., list[np.ndarray]], X: Inputs, sizes: dict[str, Any]
+        self, X: Inputs, function: BatchFunction, sizes: dict[str, Any]
     ) -> list[np.ndarray]:
-        """Return the arrays that ``work(outputs, X)`` computes, for X in workers."""
+        """Return what `mapped` computes, with the samples divided among workers."""
         dataset, workers = self._dataset(X), n_workers(self.n_jobs)
         batch_size = self._batches(dataset, **sizes).batch_size
         alone = replace(self, batch_size=batch_size, scope=("", 0), in_worker=True)
-        own = partial(work, alone)
+        own: Callable[..., Any] = partial(alone.mapped, function=function, **sizes)
         n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
         shards = shards_of(dataset, batch_size, n_shards)
         if len(shards) > 1:
