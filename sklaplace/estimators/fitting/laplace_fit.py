@@ -240,34 +240,27 @@ class LaplaceSolver:
 
     def untuned(self, fit: LaplaceFit) -> tuple[GaussianPosterior, LinearModel | None]:
         """Return the posterior before tuning, and its linear model or None."""
-        curvature = self.options.configured_curvature(self.seed)
-        posterior = self._initial(fit)
-        if (prior := self.options.prior) is not None:
+        options, network, sums = self.options, fit.network, fit.data_fit
+        curvature = options.configured_curvature(self.seed)
+        noise = root_mean_square(sums)
+        h = initial_hyperparameters(options, network.spec.layout, network.device, noise)
+        posterior = at_weights(network, fit.structure, sums, h, curvature.order)
+        if (prior := options.prior) is not None:
             if not isinstance(prior, GaussianPosterior):
                 prior = prior_of_matrix(prior, posterior)
             earlier = move(prior.as_prior(), posterior.mean.device)
-            posterior = posterior.under(earlier, self.options.accumulator)
+            posterior = posterior.under(earlier, options.accumulator)
         if curvature.is_exact:
-            _check_definite(posterior, is_tuned=self.options.tuner is not None)
-        head = fit.head_rows.build(posterior, curvature, self.options.accumulator)
-        if head is None and self.options.refine is True:
-            network = fit.network
+            _check_definite(posterior, is_tuned=options.tuner is not None)
+        given = curvature, options.accumulator
+        head: LinearModel | None = fit.head_rows.build(posterior, *given)
+        if head is None and options.refine is True:
             batches = self._batches(network, network.train)
             rows = LinearisedSamples(
                 network, batches, in_training=True, is_centred=False
             )
-            return posterior, LinearisedNetwork.of(
-                posterior, rows, curvature, self.options.accumulator
-            )
+            head = LinearisedNetwork.of(posterior, rows, *given)
         return posterior, head
-
-    def _initial(self, fit: LaplaceFit) -> GaussianPosterior:
-        """Return the posterior at the trained weights and initial hyperparameters."""
-        options, spec, sums = self.options, fit.network.spec, fit.data_fit
-        noise = root_mean_square(sums)
-        h = initial_hyperparameters(options, spec.layout, fit.network.device, noise)
-        order = options.configured_curvature(self.seed).order
-        return at_weights(fit.network, fit.structure, sums, h, order)
 
     def _tuned(self, fit: LaplaceFit, score: HeldOutScore) -> GaussianPosterior:
         """Return the posterior with hyperparameters chosen by the tuner."""
@@ -287,9 +280,7 @@ class LaplaceSolver:
         return TuningProblem(
             posterior=posterior,
             linear_model=head,
-            validation=self._held_out(fit.network, score, fit.novelty)
-            if self.options.tunes_on_held_out
-            else None,
+            validation=self._held_out(fit.network, score, fit.novelty),
             free_prior=self.options.free_prior,
             free_noise=self.options.free_noise and posterior.likelihood.has_noise,
             refine=self.options.refine,
