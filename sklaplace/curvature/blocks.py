@@ -39,10 +39,13 @@ class BaseBlock:
         entry if all samples share the gradients.
     a : Tensor or Patches of shape (b, r, i), or None
         Layer inputs. None stands for ``a ≡ 1``; then r = 1.
+    n_groups : int
+        Number of groups of outputs and inputs, each with its own factors.
     """
 
     g: Tensor
     a: Inputs | None
+    n_groups: int = 1
 
     def like(self, g: Tensor, a: Inputs | None) -> "Block":
         """Build rows of the same parameters from other factors."""
@@ -66,11 +69,6 @@ class BaseBlock:
     def n_parameters(self) -> int:
         """Length p of a row."""
         return self.n_outputs * (1 if self.a is None else self.a.shape[-1])
-
-    @property
-    def n_groups(self) -> int:
-        """Number of groups of outputs and inputs, each with its own factors."""
-        return 1
 
     @property
     def device(self) -> torch.device:
@@ -263,13 +261,13 @@ class GroupedBlock(Block):
         Gradients, group by group.
     a : Tensor or Patches of shape (b, r, G·i)
         Inputs, group by group.
-    groups : int
+    n_groups : int
         Number G of groups.
     basis : Tensor of shape (G, i, i) or None
         Matrices that multiply the inputs of the groups; None: the identity.
     """
 
-    groups: int = 1
+    n_groups: int = 1
     basis: Tensor | None = None
     has_one_position = False  # its products would combine outputs and inputs of groups
 
@@ -278,23 +276,18 @@ class GroupedBlock(Block):
         return replace(self, g=g, a=a)
 
     @property
-    def n_groups(self) -> int:
-        """Number G of groups."""
-        return self.groups
-
-    @property
     def n_parameters(self) -> int:
         """Length p of a row."""
-        return super().n_parameters // self.groups
+        return super().n_parameters // self.n_groups
 
     @cached_property
     def outputs(self) -> Tensor:
         """Gradients of the groups, (b, k, r, G, o), not shared with a bias."""
-        return self.g.unflatten(-1, (self.groups, -1))
+        return self.g.unflatten(-1, (self.n_groups, -1))
 
     def dense(self) -> Tensor:
         """Return dense rows, (b, k, p)."""
-        inputs = self.inputs.unflatten(-1, (self.groups, -1))
+        inputs = self.inputs.unflatten(-1, (self.n_groups, -1))
         return group_rows(self.outputs, inputs, self.basis).flatten(2)
 
     def output_moment(self) -> Tensor:
