@@ -56,6 +56,10 @@ class Parts:
         Variances of the residual, and bounds of the total variance.
     result : Classes or Numbers
         Function of the Gaussian over outputs.
+    likelihood : Likelihood
+        Likelihood of the network.
+    is_centred : bool
+        Whether ``covariance`` is of centred outputs.
     """
 
     outputs: Affine
@@ -66,6 +70,8 @@ class Parts:
     amplitudes: Tensor
     bounds: Tensor | None
     result: Classes | Numbers
+    likelihood: Likelihood
+    is_centred: bool
 
 
 class PredictiveModule(nn.Module):
@@ -79,24 +85,11 @@ class PredictiveModule(nn.Module):
         Name of the network's last layer.
     parts : Parts
         Functions of the layer's inputs. Their tensors become buffers.
-    likelihood : Likelihood
-        Likelihood of the targets.
-    is_centred : bool
-        Whether the mean over logits is subtracted.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        layer: str,
-        parts: Parts,
-        likelihood: Likelihood,
-        *,
-        is_centred: bool,
-    ) -> None:
+    def __init__(self, network: nn.Module, layer: str, parts: Parts) -> None:
         super().__init__()
         self.network = network.eval().requires_grad_(False)
-        self.likelihood, self.is_centred = likelihood, is_centred
         hook = network.get_submodule(layer).register_forward_pre_hook
         hook(_note, with_kwargs=True)
 
@@ -132,8 +125,8 @@ class PredictiveModule(nn.Module):
             relative = self._relative(parts, features, inputs)
             given = parts.amplitudes, parts.bounds, relative
             variance = with_residual(variance, *given, 1, centred=False)
-            n_blocks = self.likelihood.n_blocks
-            cov = with_residual(cov, *given, n_blocks, centred=self.is_centred)
+            n_blocks = parts.likelihood.n_blocks
+            cov = with_residual(cov, *given, n_blocks, centred=parts.is_centred)
         return parts.result(Predictions.of(features, x, mean, variance), cov)
 
     def _features(self, x: Batch) -> tuple[Tensor, Tensor]:
@@ -153,7 +146,7 @@ class PredictiveModule(nn.Module):
         groups = torch.zeros_like(features[:, 0], dtype=torch.long)
         if len(parts.leverages[0].origins) > 1:  # the predicted classes
             outputs = parts.outputs(features)
-            likelihood = cast(ClassificationLikelihood, self.likelihood)
+            likelihood = cast(ClassificationLikelihood, parts.likelihood)
             logits, _ = likelihood.class_logits(outputs, torch.zeros_like(outputs))
             groups = logits.argmax(1)
         values = {"features": features, "inputs": inputs}
@@ -210,9 +203,9 @@ class PredictiveModule(nn.Module):
             sizes = {"features": mean.weight.shape[1], "inputs": n_inputs}
             leverages = RelativeLeverage.all_of(residual, sizes, c)
         moments = outputs, mean, variance, covariance
-        parts = Parts(*moments, leverages, amplitudes, bounds, result)
-        module = cls(network, name, parts, posterior.likelihood, is_centred=is_centred)
-        return module.to(predictions.network.device)
+        others = result, posterior.likelihood, is_centred
+        parts = Parts(*moments, leverages, amplitudes, bounds, *others)
+        return cls(network, name, parts).to(predictions.network.device)
 
 
 def _affine(layout: Layout, layer: Any, weights: Tensor) -> Affine:
