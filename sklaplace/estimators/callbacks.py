@@ -6,7 +6,7 @@ training. `PriorTraining` uses the posterior of an earlier task as the prior.
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +23,6 @@ from sklaplace.curvature.accumulation import accumulate
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.network import NetworkSpec
-from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.estimators.fitting.laplace_fit import at_weights, initial_hyperparameters
 from sklaplace.estimators.options import laplace as options
@@ -150,7 +149,6 @@ class MarglikTraining(PriorCallback):
     True
     """
 
-    prior_mean: ClassVar[float] = 0.0
     _constraints: ClassVar[Constraints] = {
         **CONSTRAINTS,
         # a subnetwork is selected with trained weights
@@ -175,24 +173,22 @@ class MarglikTraining(PriorCallback):
         validate_parameter_constraints(
             self._constraints, vars(self), type(self).__name__
         )
-        options.check_prior_structure(self.prior_structure, self.hessian_structure)
+        self._options.check_structure()
         options.check_subset(self.subset_of_weights, {})
+
+    @property
+    def _options(self) -> options.LaplaceOptions:
+        names = {f.name for f in fields(options.LaplaceOptions)} & vars(self).keys()
+        return options.LaplaceOptions(**{name: getattr(self, name) for name in names})
 
     def _subset(self, net: NeuralNet) -> Any:
         return self.subset_of_weights
 
     def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
-        layout, device, c = spec.layout, device_of(net), spec.n_outputs
+        layout, device = spec.layout, device_of(net)
         options.check_prior_shape(self.prior_precision, self.prior_structure, layout)
-        options.check_structure_bytes(
-            self.hessian_structure,
-            layout,
-            device,
-            n_rows=n_rows * c,
-            n_columns=c,
-            is_last_layer=self.subset_of_weights == "last_layer",
-        )
-        self.hyperparameters_ = initial_hyperparameters(self, layout, device)
+        self._options.check_bytes(spec, device, n_rows)
+        self.hyperparameters_ = initial_hyperparameters(self._options, layout, device)
         self.epoch_ = 0
         self.best_: _Best | None = None
         return layout
@@ -247,16 +243,14 @@ class MarglikTraining(PriorCallback):
 
     def _posterior(self, net: NeuralNet) -> GaussianPosterior:
         """Return the posterior at the current weights and hyperparameters."""
-        spec, layout = self.training_.spec, self.training_.layout
-        network, curvature = TrainedNetwork(net, spec), CURVATURES[self.curvature]
-        accumulator = STRUCTURES[self.hessian_structure][0](layout)
-        elements = accumulator.row_elements(layout, spec.n_outputs)
+        spec, own = self.training_.spec, self._options
+        network, curvature = TrainedNetwork(net, spec), own.configured_curvature(seed=0)
         sums = accumulate(
             network,
             [self.training_.dataset],
-            curvature.configured({}, seed=0),
-            accumulator,
-            batch_size=spec.batch_size(row_elements=elements),
+            curvature,
+            own.accumulator(spec.layout),
+            batch_size=spec.batch_size(row_elements=own.row_elements(spec)),
         )
         structure, h = sums.accumulator.decompose(), self.hyperparameters_
         return at_weights(network, structure, sums.data_fit, h, curvature.order)

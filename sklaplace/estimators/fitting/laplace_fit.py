@@ -446,14 +446,17 @@ class LinearisedSamples:
 
 
 def initial_hyperparameters(
-    settings: Any, layout: Layout, device: torch.device, noise: Tensor | None = None
+    options: LaplaceOptions,
+    layout: Layout,
+    device: torch.device,
+    noise: Tensor | None = None,
 ) -> Hyperparameters:
-    """Return the hyperparameters of an object with parameters of an estimator.
+    """Return the hyperparameters at the beginning of tuning.
 
     The prior precision is one, and the noise is ``noise``, if they are to be tuned.
     """
     names = "prior_precision", "prior_mean", "sigma_noise", "temperature"
-    values = {name: getattr(settings, name) for name in names}
+    values = {name: getattr(options, name) for name in names}
     if isinstance(values["prior_precision"], str):
         values["prior_precision"] = 1.0
     if isinstance(values["sigma_noise"], str):
@@ -464,7 +467,7 @@ def initial_hyperparameters(
     }
     for name in ("prior_precision", "prior_mean", "temperature"):
         tensors[name] = as_number(tensors[name])
-    structure = settings.prior_structure
+    structure = options.prior_structure
     shape = PRIOR_STRUCTURES[priors.kind(structure)](layout)
     groups = priors.groups_of(structure, layout, device)
     delta = priors.of_groups(tensors.pop("prior_precision"), groups)

@@ -7,7 +7,7 @@ of the network as soon as the layers are known, still before training.
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
@@ -43,35 +43,36 @@ PARAMS = "subset_params", "structure_params", "curvature_params"
 REPLACED = "prior_precision", "prior_structure", "prior_mean"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LaplaceOptions:
     """Validated constructor parameters of a Laplace approximation.
 
     The attributes are the parameters of `LaplaceClassifier` and `LaplaceRegressor` that
     control training, curvature and tuning. ``refine`` is True, False or "auto".
-    ``sigma_noise`` is a number or the name of a tuner.
+    ``sigma_noise`` is a number or the name of a tuner. Callbacks have no parameters for
+    the attributes with defaults.
     """
 
-    likelihood: Likelihood | None
+    likelihood: Likelihood | None = None
     subset_of_weights: str | list[str]
-    subset_params: dict[str, Any]
+    subset_params: dict[str, Any] = field(default_factory=dict)
     hessian_structure: str
-    structure_params: dict[str, Any]
+    structure_params: dict[str, Any] = field(default_factory=dict)
     curvature: str
-    curvature_params: dict[str, Any]
+    curvature_params: dict[str, Any] = field(default_factory=dict)
     prior_precision: str | ArrayLike
     prior_structure: str | Sequence[str]
-    prior_mean: ArrayLike
-    prior: GaussianPosterior | ArrayLike | None
-    refine: bool | Literal["auto"]
-    residual: str | float
+    prior_mean: ArrayLike = 0.0
+    prior: GaussianPosterior | ArrayLike | None = None
+    refine: bool | Literal["auto"] = False
+    residual: str | float = "none"
     temperature: float
-    validation_fraction: float
-    pred_type: str
-    batch_size: int | None
-    n_shards: int | None
-    n_jobs: int | None
-    distributed: bool
+    validation_fraction: float = 0.2
+    pred_type: str = "glm"
+    batch_size: int | None = None
+    n_shards: int | None = None
+    n_jobs: int | None = None
+    distributed: bool = False
     sigma_noise: str | float = 1.0
 
     @classmethod
@@ -102,11 +103,16 @@ class LaplaceOptions:
 
     def check_structure(self) -> None:
         """Raise for invalid or incompatible options of structure and curvature."""
-        accumulator, _ = STRUCTURES[self.hessian_structure]
+        accumulator, structure = STRUCTURES[self.hessian_structure]
         curvature = CURVATURES[self.curvature]
         of = f"hessian_structure={self.hessian_structure!r}"
         check_params("structure_params", self.structure_params, accumulator.checks, of)
-        check_prior_structure(self.prior_structure, self.hessian_structure)
+        if kind(self.prior_structure) not in structure.priors:
+            raise ValueError(
+                f"prior_structure={self.prior_structure!r} cannot be used with {of}. "
+                f"Choose one of {listed(structure.priors)}, or another "
+                "hessian_structure."
+            )
         of = f"curvature={self.curvature!r}"
         check_params("curvature_params", self.curvature_params, curvature.checks, of)
         if self.is_exact and not accumulator.takes_matrices:
@@ -234,6 +240,19 @@ class LaplaceOptions:
         kind, given = STRUCTURES[self.hessian_structure][0], self.structure_params
         return kind.row_elements(spec.layout, spec.n_outputs, **given)
 
+    def check_bytes(self, spec: NetworkSpec, device: torch.device, n: int) -> None:
+        """Raise if the structure of ``n`` samples does not fit into memory."""
+        name, p = self.hessian_structure, spec.layout.n_parameters
+        cheaper = {"diag": "use fewer weights", "kron": "use 'diag'"}
+        advice = cheaper.get(name, "use 'kron' or 'diag'")
+        if self.subset_of_weights != "last_layer":
+            advice += ", or subset_of_weights='last_layer'"
+        n_rows = None if self.is_exact else n * spec.n_outputs
+        given = {"n_columns": spec.n_outputs, **self.structure_params}
+        needed = STRUCTURES[name][0].n_bytes(spec.layout, n_rows, **given)
+        subject = f"hessian_structure={name!r} over {p:,} parameters"
+        require_bytes(needed + 8 * WEIGHT_COPIES * p, device, subject, advice)
+
     def curvature_settings(self) -> dict[str, Any]:
         """Return the options that determine the weights, structure and curvature."""
         names = "subset_of_weights", "hessian_structure", "curvature"
@@ -290,19 +309,6 @@ def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
         )
 
 
-def check_prior_structure(
-    prior_structure: str | Sequence[str], hessian_structure: str
-) -> None:
-    """Raise for a prior structure that the Hessian structure does not support."""
-    _, structure = STRUCTURES[hessian_structure]
-    if kind(prior_structure) not in structure.priors:
-        raise ValueError(
-            f"prior_structure={prior_structure!r} cannot be used with "
-            f"hessian_structure={hessian_structure!r}. Choose one of "
-            f"{listed(structure.priors)}, or another hessian_structure."
-        )
-
-
 def check_earlier_layout(earlier: GaussianPosterior, layout: Layout) -> None:
     """Raise if an earlier posterior is over other weights; name the first mismatch."""
     for old, new in zip_longest(earlier.layout.blocks, layout.blocks):
@@ -331,47 +337,6 @@ def check_prior_matrix(matrix: ArrayLike, layout: Layout) -> None:
 
 def _indices(block: BlockSpec) -> list[int] | None:
     return None if block.indices is None else block.indices.tolist()
-
-
-def check_structure_bytes(
-    hessian_structure: str,
-    layout: Layout,
-    device: torch.device,
-    *,
-    n_rows: int | None,
-    n_columns: int,
-    is_last_layer: bool = False,
-    params: Mapping[str, Any] | None = None,
-) -> None:
-    """Raise if the Hessian structure does not fit into memory.
-
-    Parameters
-    ----------
-    hessian_structure : str
-        Name of the structure.
-    layout : Layout
-        The selected weights.
-    device : torch.device
-        Device of the structure.
-    n_rows : int or None
-        Number of rows of the Jacobian of the training data. None for the exact Hessian,
-        which is computed as a matrix.
-    n_columns : int
-        Number of outputs per sample.
-    is_last_layer : bool
-        Whether only the last layer is selected, which rules out smaller subsets.
-    params : mapping or None
-        Options of the structure.
-    """
-    p = layout.n_parameters
-    accumulator, _ = STRUCTURES[hessian_structure]
-    cheaper = {"diag": "use fewer weights", "kron": "use 'diag'"}
-    advice = cheaper.get(hessian_structure, "use 'kron' or 'diag'")
-    if not is_last_layer:
-        advice += ", or subset_of_weights='last_layer'"
-    needed = accumulator.n_bytes(layout, n_rows, n_columns=n_columns, **(params or {}))
-    subject = f"hessian_structure={hessian_structure!r} over {p:,} parameters"
-    require_bytes(needed + 8 * WEIGHT_COPIES * p, device, subject, advice)
 
 
 def check_prior_shape(

@@ -30,7 +30,6 @@ from sklaplace.estimators.options.laplace import (
     check_earlier_layout,
     check_prior_matrix,
     check_prior_shape,
-    check_structure_bytes,
 )
 from sklaplace.estimators.predicting.output_model import check_covariances
 from sklaplace.estimators.targets.base import brings_targets
@@ -244,15 +243,7 @@ class LaplaceTrainer(Trainer):
         )
         self._check_spec(spec)
         device = device_of(net)
-        check_structure_bytes(
-            self.options.hessian_structure,
-            spec.layout,
-            device,
-            n_rows=None if self.options.is_exact else len(dataset) * spec.n_outputs,
-            n_columns=spec.n_outputs,
-            is_last_layer=self.options.subset_of_weights == "last_layer",
-            params=self.options.structure_params,
-        )
+        self.options.check_bytes(spec, device, len(dataset))
         if self.takes_covariances:
             check_covariances(spec)
         if self.options.refits(spec, len(dataset)):
