@@ -217,7 +217,7 @@ class PairTrainer(LaplaceTrainer):
     def infer_spec(self, net: NeuralNet, dataset: Any, **options: Any) -> NetworkSpec:
         """Return the network specification; raise if the logit is not a difference."""
         spec = super().infer_spec(net, dataset, **options)
-        forward = as_forward(net, spec.output_map, spec.logit_layer)
+        forward = as_forward(net, spec)
         with forward.frozen():
             _check_difference(net, forward, first_rows(net, dataset))
         return spec

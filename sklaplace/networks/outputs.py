@@ -106,18 +106,15 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return getattr(module, "_orig_mod", module)
 
 
-def as_forward(
-    net: NeuralNet,
-    output_map: str = "identity",
-    logit_layer: str | None = None,
-    shape: tuple[int, ...] | None = None,
-) -> Forward:
-    """Return a skorch net as a `Forward`; other arguments are passed to `Forward`."""
+def as_forward(net: NeuralNet, spec: OutputSpec | None = None) -> Forward:
+    """Return a skorch net as a `Forward`, which gives logits if a spec is known."""
     module = unwrapped(net.module_)
     bare = net if module is net.module_ else with_attributes(net, module_=module)
     is_binary = isinstance(unwrapped(net.criterion_), nn.BCELoss)
     of_probabilities = "logit" if is_binary else "log"
-    given = output_map, logit_layer, shape, of_probabilities
+    if spec is None:
+        return Forward(module, bare.infer, probability_map=of_probabilities)
+    given = spec.output_map, spec.logit_layer, spec.output_shape, of_probabilities
     return Forward(module, bare.infer, *given)
 
 

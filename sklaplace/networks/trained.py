@@ -38,8 +38,7 @@ class TrainedNetwork:
 
     def forward(self) -> Forward:
         """Return the network as a differentiable function."""
-        net, spec = self.net, self.spec
-        return as_forward(net, spec.output_map, spec.logit_layer, spec.output_shape)
+        return as_forward(self.net, self.spec)
 
     def batches(
         self,

@@ -33,7 +33,7 @@ def network_spec(net, n_targets=3, x=ROWS, subset="last_layer"):
 
 def outputs(net, found, x=ROWS):
     """What the Laplace part differentiates."""
-    forward = as_forward(net, found.output_map, found.logit_layer)
+    forward = as_forward(net, found)
     with forward.frozen(), torch.no_grad():
         return forward(x)
 
