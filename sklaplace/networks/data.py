@@ -75,14 +75,6 @@ def sample_weights(dataset: object) -> np.ndarray | None:
     return None
 
 
-def with_targets(
-    dataset: Any, y: np.ndarray, weights: np.ndarray | None
-) -> RowStream | RowDataset:
-    """Return the inputs of a dataset with the given targets and sample weights."""
-    kind = RowStream if is_stream(dataset) else RowDataset
-    return kind(dataset, y, weights)
-
-
 def collate_weighted(
     collate: Callable[[list[Any]], Any], items: list[Any]
 ) -> tuple[Any, Any]:
@@ -257,10 +249,10 @@ class TrainingData:
     def dataset(self, net: NeuralNet) -> Samples:
         """Return the net's dataset, with sample weights if any."""
         dataset = net.get_dataset(self.X, self.y)
-        is_complete = self.sample_weight is None and not _is_dataset(self.X)
-        if is_complete:
+        if self.sample_weight is None and not _is_dataset(self.X):
             return dataset
-        return with_targets(dataset, self.y, self.sample_weight)
+        kind = RowStream if is_stream(dataset) else RowDataset
+        return kind(dataset, self.y, self.sample_weight)
 
 
 def _is_dataset(X: object) -> bool:

@@ -107,7 +107,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def as_forward(net: NeuralNet, spec: OutputSpec | None = None) -> Forward:
-    """Return a skorch net as a `Forward`, which gives logits if a spec is known."""
+    """Return a skorch net as a `Forward`, with the output map of any ``spec``."""
     module = unwrapped(net.module_)
     bare = net if module is net.module_ else with_attributes(net, module_=module)
     is_binary = isinstance(unwrapped(net.criterion_), nn.BCELoss)

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from sklaplace.core.random import private_rng
 from sklaplace.likelihoods import CRITERIA
-from sklaplace.networks.data import collate_weighted, sample_weights, with_targets
+from sklaplace.networks.data import TrainingData, collate_weighted, sample_weights
 from sklaplace.networks.forward import computed_tensors, first_tensor, with_attributes
 from sklaplace.networks.outputs import as_forward, unwrapped
 from sklaplace.networks.streams import Samples
@@ -34,9 +34,7 @@ _STEPS = "train_step", "train_step_single", "validation_step"
 
 def train(
     net: NeuralNet,
-    X: object,
-    y: np.ndarray,
-    weights: np.ndarray | None,
+    data: TrainingData,
     check: Callable[[Samples, Samples | None], None],
     changes: tuple[type, ...] = (),
     /,
@@ -48,10 +46,9 @@ def train(
     ----------
     net : skorch.NeuralNet
         A clone of the user's net.
-    X, y : data
-        Data in any form that skorch accepts. If X is a dataset, y replaces its targets.
-    weights : ndarray of shape (n,) or None
-        Sample weights.
+    data : TrainingData
+        Samples in any form that skorch accepts. If X is a dataset, y replaces its
+        targets.
     check : callable
         Called before the first step with the dataset and its validation part, or None.
         May raise an error.
@@ -62,13 +59,13 @@ def train(
     -------
     train, valid : Dataset, Dataset or None
     """
-    state = _TrainingState(X, check=check)
-    if weights is not None or isinstance(X, torch.utils.data.Dataset):
-        state.dataset = with_targets(net.get_dataset(X, y), y, weights)
+    X, state = data.X, _TrainingState(data.X, check=check)
+    if data.sample_weight is not None or isinstance(X, torch.utils.data.Dataset):
+        state.dataset = data.dataset(net)
         changes = (*changes, _WeightedTraining)
     with _training_class(net, state, changes):
-        net.fit(X, y, **fit_params)
-    return state.parts or (state.dataset or net.get_dataset(X, y), None)
+        net.fit(X, data.y, **fit_params)
+    return state.parts or (state.dataset or data.dataset(net), None)
 
 
 @contextmanager

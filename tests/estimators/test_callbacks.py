@@ -39,6 +39,7 @@ from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.likelihoods import Gaussian, HeteroscedasticNLLLoss
+from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.training import copied, train
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
@@ -166,7 +167,7 @@ def test_gradients_are_those_of_the_log_posterior(
     net.callbacks, net.batch_size = [prior, note], batch_size
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        train(net, X64, y, w, lambda *_: None)
+        train(net, TrainingData(X64, y, w), lambda *_: None)
     weights = torch.ones(len(y)).double() if w is None else torch.tensor(w)
     f = logits(net, torch.tensor(X64), density)
     expected = with_prior(energy(density, f, torch.tensor(y), weights), net)

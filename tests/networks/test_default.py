@@ -151,7 +151,7 @@ class TestWeightsAndOrder:
         weight = weight.astype(float)
         net = _default(kind, X, y, weight, n_outputs)
         with private_rng(0):
-            train(net, X, y, weight, lambda *_: None)
+            train(net, TrainingData(X, y, weight), lambda *_: None)
         repeated = _trained(kind, X[rows], y[rows], n_outputs=n_outputs)
         # predict_proba of skorch's regressor is its predict
         actual, expected = net.predict_proba(X), repeated.predict_proba(X)

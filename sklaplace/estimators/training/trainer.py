@@ -270,10 +270,9 @@ class Trainer:
         def note() -> None:
             self.is_interrupted = True
 
-        rows = data.X, data.y, data.sample_weight
         mixins = noting_interrupts(note), *self.training_mixins()
         with progress.phase("train"), ExitStack() as context:
-            seen, held_out = train(net, *rows, check, mixins, **fit_params)
+            seen, held_out = train(net, data, check, mixins, **fit_params)
         if self.is_interrupted:
             self._accept_interrupt(net, fit_params.get("epochs") or net.max_epochs)
         _check_history(net)
