@@ -143,13 +143,11 @@ def glm(
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
     precision, parts = posterior.precision, []
     for part in linearise(forward, x, posterior.layout, diagonal, centring):
-        mean = linearised_mean(posterior, part.f, part.jacobian)
-        if diagonal:
-            parts.append((mean, precision.functional_variance(part.jacobian)))
-        elif posterior.likelihood.n_blocks > 1:
+        if posterior.likelihood.n_blocks > 1 and not diagonal:
             parts.append(part.projected(posterior, diagonal=False))
         else:
-            parts.append((mean, precision.functional_covariance(part.jacobian)))
+            mean = linearised_mean(posterior, part.f, part.jacobian)
+            parts.append((mean, precision.functional(part.jacobian, diagonal=diagonal)))
     return side_by_side(parts)
 
 
