@@ -185,10 +185,10 @@ class MarglikTraining(PriorCallback):
         return self.subset_of_weights
 
     def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
-        layout, device = spec.layout, device_of(net)
+        own, network, layout = self._options, TrainedNetwork(net, spec), spec.layout
         options.check_prior_shape(self.prior_precision, self.prior_structure, layout)
-        self._options.check_bytes(spec, device, n_rows)
-        self.hyperparameters_ = initial_hyperparameters(self._options, layout, device)
+        own.check_bytes(spec, network.device, n_rows)
+        self.hyperparameters_ = initial_hyperparameters(own, network)
         self.epoch_ = 0
         self.best_: _Best | None = None
         return layout

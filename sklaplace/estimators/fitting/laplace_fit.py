@@ -28,7 +28,6 @@ from sklaplace.curvature import priors
 from sklaplace.curvature.accumulation import CurvatureSums, accumulate
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.jacobian import Centring, backpropagate
-from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import Structure
 from sklaplace.curvature.structures.full import Full
@@ -242,8 +241,7 @@ class LaplaceSolver:
         """Return the posterior before tuning, and its linear model or None."""
         options, network, sums = self.options, fit.network, fit.data_fit
         curvature = options.configured_curvature(self.seed)
-        noise = root_mean_square(sums)
-        h = initial_hyperparameters(options, network.spec.layout, network.device, noise)
+        h = initial_hyperparameters(options, network, root_mean_square(sums))
         posterior = at_weights(network, fit.structure, sums, h, curvature.order)
         if (prior := options.prior) is not None:
             if not isinstance(prior, GaussianPosterior):
@@ -446,15 +444,13 @@ class LinearisedSamples:
 
 
 def initial_hyperparameters(
-    options: LaplaceOptions,
-    layout: Layout,
-    device: torch.device,
-    noise: Tensor | None = None,
+    options: LaplaceOptions, network: TrainedNetwork, noise: Tensor | None = None
 ) -> Hyperparameters:
     """Return the hyperparameters at the beginning of tuning.
 
     The prior precision is one, and the noise is ``noise``, if they are to be tuned.
     """
+    layout, device = network.spec.layout, network.device
     names = "prior_precision", "prior_mean", "sigma_noise", "temperature"
     values = {name: getattr(options, name) for name in names}
     if isinstance(values["prior_precision"], str):
