@@ -333,7 +333,8 @@ def check_converted(X: object) -> None:
         raise TypeError(
             f"X is a {type(X).__name__} of Hugging Face. Pass the arguments of forward "
             "as arrays: X = dataset.select_columns(['input_ids', 'attention_mask'])"
-            ".with_format('numpy')[:] and y = dataset['label']."
+            ".with_format('numpy')[:] and y = dataset['label']. Of a DatasetDict, take "
+            "one split first."
         )
 
 
