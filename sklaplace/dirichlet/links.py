@@ -16,7 +16,11 @@ from torch import Tensor
 
 from sklaplace import dirichlet
 from sklaplace.dirichlet.distribution import split_entropy
-from sklaplace.dirichlet.gumbel import argmax_proba, independent_variances
+from sklaplace.dirichlet.gumbel import (
+    MANY_CLASSES,
+    argmax_proba,
+    independent_variances,
+)
 from sklaplace.dirichlet.logits import centre, centred_factor, centred_moments, chunks
 
 __all__ = [
@@ -37,6 +41,9 @@ Probabilities = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Up to this largest variance, the second-order expansion is more accurate than
 # quadrature.
 _SMALL_VARIANCE = 0.09
+# Bytes of variances that `gumbel` processes at once for many classes. Several samples
+# share a quadrature, and arrays stay in the caches.
+_MANY_BYTES = 2**23
 # Bound on single-precision logits of draws that keeps sums over classes finite.
 _LARGE = 1e30
 
@@ -309,6 +316,15 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     >>> gumbel(mean, cov, torch.empty(0, 3)).numpy().round(2)
     array([[0.7 , 0.15, 0.15]])
     """
+    if mean.shape[-1] > MANY_CLASSES:  # a few samples at a time
+        n = max(1, _MANY_BYTES // (8 * cov[:1].numel()))
+        parts = zip(mean.split(n), cov.split(n), strict=True)
+        return torch.cat([_gumbel(*part) for part in parts])
+    return _gumbel(mean, cov)
+
+
+def _gumbel(mean: Tensor, cov: Tensor) -> Tensor:
+    """Apply `gumbel` to a few samples."""
     mean, centred = centred_moments(mean, cov)
     if mean.shape[-1] == 1:
         return torch.ones_like(mean)
