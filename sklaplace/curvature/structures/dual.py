@@ -75,9 +75,13 @@ class DualForm(base.Structure):
         """Return ``Rᵀ R v``, (P,)."""
         return self.root.rmatmul(self.root.matmul(vector.unsqueeze(0))).squeeze(0)
 
+    @cached_property
+    def _trace(self) -> Tensor:
+        return self.root.trace()
+
     def trace(self) -> Tensor:
-        """Return ``tr RᵀR``, (), from ``R Rᵀ``, which a scalar prior needs as well."""
-        return self.gram.trace()
+        """Return ``tr RᵀR``, ()."""
+        return self._trace
 
     @property
     def _is_decomposable(self) -> bool:

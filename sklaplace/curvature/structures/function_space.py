@@ -117,6 +117,10 @@ class Nystrom(FunctionSpace):
     is_additive = True
     priors = frozenset({"scalar"})
 
+    def trace(self) -> Tensor:
+        """Return ``tr RᵀR``, from ``R Rᵀ``, which every precision needs."""
+        return self.gram.trace()
+
     def scaled(self, factor: Tensor) -> "Nystrom":
         """Return the structure of ``factor·H``."""
         return replace(self, points=self.points.scaled(factor), rest=factor * self.rest)
@@ -369,9 +373,8 @@ class VariationalAccumulator(NystromAccumulator):
 
     def _chosen(self) -> tuple[Jacobian, ...]:
         pool = PointRoot(self.layout, self._points())
-        gram = pool.gram()
-        check_finite(gram.trace())
-        chosen = _least_explained(gram, _row_keys(pool), self.n_points)
+        check_finite(pool.trace())
+        chosen = _least_explained(pool.gram(), _row_keys(pool), self.n_points)
         places = [_places(_keys(rows), chosen) for rows in pool.points]
         pairs = zip(pool.points, places, strict=True)
         return tuple(rows.take(some) for rows, some in pairs if len(some))

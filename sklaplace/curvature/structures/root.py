@@ -45,6 +45,10 @@ class DenseRoot(FieldsOnly):
         """Number n of rows."""
         return len(self.rows)
 
+    def trace(self) -> Tensor:
+        """Return ``tr RᵀR``, ()."""
+        return (self.rows**2).sum()
+
     def dense(self) -> Tensor:
         """Return ``R`` itself, (n, P)."""
         return self.rows
@@ -105,6 +109,13 @@ class PointRoot:
     def n_rows(self) -> int:
         """Number n of rows."""
         return sum(self._sizes) if self.factor is None else len(self.factor)
+
+    def trace(self) -> Tensor:
+        """Return ``tr RᵀR``, ()."""
+        if self.factor is not None:
+            return self.gram().trace()
+        ones = self.points[0].blocks[0].g.new_ones(self.layout.n_parameters)
+        return torch.stack([point.variance(ones).sum() for point in self.points]).sum()
 
     @property
     def _sizes(self) -> list[int]:
