@@ -222,9 +222,12 @@ class Block(BaseBlock):
     def grams(self, other: BaseBlock) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return ``Σₖ g gᵀ`` (b, o, o') with another block, and both inputs (b, i).
 
-        None if there are several positions: then rows are sums over positions.
+        None if there are several positions: then rows are sums over positions. Also
+        None without inputs: then a product of all rows takes less memory.
         """
         if not (self.has_one_position and other.has_one_position):
+            return None
+        if self.a is None and other.a is None:
             return None
         outputs = self.g.squeeze(2).mT @ other.g.squeeze(2)
         return outputs, self.inputs.squeeze(1), other.inputs.squeeze(1)

@@ -196,7 +196,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     n_iter_ : int
         Number of epochs the network was trained for.
     prior_precision_ : float or ndarray
-        Prior precision in use.
+        Prior precision in use. With ``prior``, see ``posterior_.earlier`` instead.
     temperature_ : float
         Temperature in use: ``temperature``, unless `tune` chose another value.
     log_marginal_likelihood_value_ : float

@@ -216,7 +216,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     n_iter_ : int
         Number of epochs the network was trained for.
     prior_precision_ : float or ndarray
-        Prior precision in use.
+        Prior precision in use. With ``prior``, see ``posterior_.earlier`` instead.
     temperature_ : float
         Temperature in use: ``temperature``, unless `tune` chose another value.
     log_marginal_likelihood_value_ : float

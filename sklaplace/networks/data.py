@@ -199,7 +199,7 @@ def first_rows(net: NeuralNet, dataset: Samples, n: int = 3) -> Any:
 
 
 # maximum number of samples used to infer the outputs of a network
-N_SPREAD = 8
+N_SPREAD = 16
 
 
 def spread_rows(net: NeuralNet, dataset: Samples, n: int = N_SPREAD) -> Any:

@@ -1,25 +1,38 @@
 """A prior precision matrix of all selected weights."""
 
+import pickle
+from functools import partial
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from costs import counted
 from nets import regressor, waves
 from numpy.testing import assert_allclose
+from scipy.stats import multivariate_normal
 from torch import nn
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace import LaplaceClassifier, LaplaceRegressor, PriorTraining
+from sklaplace.curvature.blocks import Block
+from sklaplace.curvature.jacobian import Jacobian
+from sklaplace.curvature.layout import BlockSpec, Layout
+from sklaplace.curvature.structures.full import FullAccumulator
 
 P = 31  # weights and bias of a last layer with 30 features
+
+
+def hidden(n_features):
+    """Return a network with 30 features."""
+    return nn.Sequential(nn.Linear(n_features, 30), nn.Tanh(), nn.Linear(30, 1))
 
 
 def fitted(n_samples=60, **settings):
     """Fit the last layer of a network with 30 features, P = 31 weights."""
     X, y = waves(n_samples)
-
-    def module():
-        return nn.Sequential(nn.Linear(X.shape[1], 30), nn.Tanh(), nn.Linear(30, 1))
-
-    net = regressor(module, max_epochs=20, optimizer=torch.optim.Adam)
+    net = regressor(
+        partial(hidden, X.shape[1]), max_epochs=20, optimizer=torch.optim.Adam
+    )
     defaults = {"hessian_structure": "full", "sigma_noise": 0.3, "random_state": 0}
     return LaplaceRegressor(net, **defaults | settings).fit(X, y), X
 
@@ -75,6 +88,99 @@ def test_all_weights_of_a_classifier():
     assert_allclose(found.numpy(), expected.numpy(), rtol=1e-6, atol=1e-6)
 
 
+def test_training_under_the_prior_is_bayesian_linear_regression():
+    """Mean, evidence and deviations are exact if the network is linear."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((40, P - 1)).astype("float32")
+    y = (X @ np.sin(np.arange(P - 1)) + rng.standard_normal(40)).astype("float32")
+    covariance = np.linalg.inv(matrix())
+    settings = {"hessian_structure": "full", "prior": matrix(), "sigma_noise": 1.0}
+
+    def fit(callbacks):
+        net = regressor(
+            partial(nn.Linear, P - 1, 1),
+            max_epochs=60,
+            batch_size=-1,
+            optimizer=torch.optim.LBFGS,
+            lr=1.0,
+            train_split=None,
+            callbacks=callbacks,
+        )
+        return LaplaceRegressor(net, **settings, random_state=0).fit(X, y)
+
+    prior = fit([]).posterior_.earlier
+    assert float(prior.log_likelihood()) == 0  # it has seen no data
+    model = fit([PriorTraining(prior)])
+    rows = np.column_stack([X, np.ones(40)]).astype(float)
+    of_targets = rows @ covariance @ rows.T + np.eye(40)
+    evidence = multivariate_normal(cov=of_targets).logpdf(y)
+    assert_allclose(model.log_marginal_likelihood(), evidence, rtol=1e-5)
+    exact = covariance @ rows.T @ np.linalg.solve(of_targets, y.astype(float))
+    assert_allclose(model.posterior_.mean.numpy(), exact, atol=1e-3)
+
+
+SETTINGS = {
+    "temperature": {"temperature": 0.5},
+    "random curvature": {"curvature": "ggn_mc"},
+    "Fisher": {"curvature": "ef"},
+    "Hessian": {"curvature": "hessian"},
+    "shards": {"n_shards": 3, "batch_size": 8},
+    "all": {"subset_of_weights": "all"},
+    "indices": {
+        "subset_of_weights": "subnetwork",
+        "subset_params": {"indices": [0, 3, 70]},
+    },
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_precision_is_curvature_plus_prior(settings):
+    kinds = {"prior_precision": 50.0, **settings}
+    precision = fitted(40, **kinds)[0].posterior_.precision_matrix().numpy()
+    n = len(precision)
+    data = precision - 50 * np.eye(n)
+    root = np.random.default_rng(1).standard_normal((n, 2 * n))
+    prior = 50 * np.eye(n) + root @ root.T / n
+    model, X = fitted(40, prior=prior, **settings)
+    found = model.posterior_.precision_matrix().numpy()
+    assert_allclose(found, data + prior, rtol=1e-6, atol=1e-6 * np.abs(data).max())
+    again = pickle.loads(pickle.dumps(model))
+    assert_allclose(again.predict(X), model.predict(X))
+
+
+def test_samples_are_added():
+    model, X = fitted(40, prior=matrix())
+    before = model.posterior_.precision_matrix().numpy() - matrix()
+    y = np.zeros(40, dtype="float32")
+    after = model.partial_fit(X, y).posterior_.precision_matrix().numpy()
+    assert_allclose(after, matrix() + 2 * before, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", [list, torch.tensor, pd.DataFrame])
+def test_forms_of_a_matrix(form):
+    one, X = fitted(prior=matrix())
+    other, _ = fitted(prior=form(matrix()))
+    expected = one.predict(X, return_std=True)
+    assert_allclose(other.predict(X, return_std=True), expected, rtol=1e-6)
+
+
+def test_rounding_of_an_inverse_is_no_asymmetry():
+    wrong = matrix()
+    wrong[0, 1] += 1e-7 * wrong.max()
+    fitted(prior=wrong)
+
+
+def test_few_rows_take_no_outer_products():
+    """The rows of a curvature in dual form are added to the matrix at once."""
+    rows = Block(torch.ones(50, 1, 1, 40, dtype=torch.float64))
+    layout = Layout((BlockSpec("w", (40,)),))
+    accumulator = FullAccumulator(layout)
+    with counted() as costs:
+        accumulator.add_matrix(torch.zeros(40, 40, dtype=torch.float64))
+        accumulator.update(Jacobian([rows]))
+    assert costs.largest <= 50 * 40
+
+
 def asymmetric():
     wrong = matrix()
     wrong[0, 1] += 1
@@ -85,17 +191,20 @@ def asymmetric():
     ("settings", "words"),
     [
         ({"prior": np.eye(3)}, [r"\(3, 3\)", r"shape \(31, 31\)"]),
-        ({"prior": np.ones((P, 2))}, [r"\(31, 2\)", "symmetric"]),
+        ({"prior": np.ones((P, 2))}, [r"\(31, 2\)", r"shape \(31, 31\)"]),
         ({"prior": asymmetric()}, ["symmetric"]),
         ({"prior": -np.eye(P)}, ["positive definite"]),
         ({"prior": np.ones((P, P))}, ["positive definite"]),
         ({"prior": np.full((P, P), np.nan)}, ["prior"]),
         ({"prior": np.eye(P), "hessian_structure": "kron"}, ["'kron'", "'full'"]),
+        ({"prior": np.eye(P), "prior_structure": "layerwise"}, ["a matrix replaces"]),
         ({"prior": np.eye(P), "prior_precision": 2.0}, ["prior_precision"]),
         ({"prior": np.eye(P), "prior_structure": "diag"}, ["prior_structure"]),
         ({"prior": np.eye(P), "sigma_noise": "auto"}, ["sigma_noise"]),
-        ({"prior": np.eye(P), "refine": True}, ["refine"]),
-        ({"prior_precision": np.eye(P) + 0.1}, ["prior="]),
+        ({"prior": np.eye(P), "refine": True}, [r"posterior_\.earlier"]),
+        ({"prior": 2.0}, ["prior"]),
+        ({"prior_precision": np.eye(P)}, ["prior="]),
+        ({"prior_precision": -matrix()}, ["prior="]),
     ],
 )
 def test_what_does_not_fit_is_refused(settings, words):

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,7 @@ from skorch import NeuralNetClassifier, NeuralNetRegressor
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRanker, LaplaceRegressor
-from sklaplace.likelihoods import HeteroscedasticNLLLoss
+from sklaplace.likelihoods import DensityLikelihood, HeteroscedasticNLLLoss
 
 rng = np.random.default_rng(0)
 X = rng.standard_normal((200, 2)).astype("f4")
@@ -307,3 +308,22 @@ def test_refusals():
     model = LaplaceRanker(**QUICK).fit(pairs, pairs[:, 1, 0] > pairs[:, 0, 0])
     with pytest.raises(ValueError, match="outputs are those of the network"):
         model.to_module()
+
+
+@dataclass(frozen=True)
+class Scaled(DensityLikelihood):
+    """Student's t with a module among its attributes."""
+
+    layer: nn.Module
+
+    def log_prob(self, f, y):
+        scale = self.layer.bias.detach().to(f).exp()
+        return torch.distributions.StudentT(4.0, f, scale).log_prob(y)
+
+
+def test_likelihood_that_holds_a_module():
+    layer = nn.Linear(1, 1)
+    model = LaplaceRegressor(regressor(), likelihood=Scaled(layer), **QUICK)
+    model.fit(X, TARGETS)
+    mean, _ = model.to_module(coverage=None)(torch.as_tensor(X))
+    np.testing.assert_allclose(mean.numpy()[:, 0], model.predict(X), atol=1e-5)

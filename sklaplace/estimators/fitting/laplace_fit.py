@@ -479,14 +479,20 @@ def prior_of_matrix(
     Half of the smallest eigenvalue is the diagonal; the rest takes the place of the
     curvature of an earlier task.
     """
-    precision = torch.as_tensor(np.asarray(matrix, dtype=float)).to(posterior.mean)
-    delta = torch.linalg.eigvalsh(precision)[0] / 2
+    precision = torch.tensor(np.asarray(matrix, dtype=float)).to(posterior.mean)
+    precision = (precision + precision.T) / 2
+    eigenvalues = torch.linalg.eigvalsh(precision)
+    rounding = torch.finfo(precision.dtype).eps * eigenvalues[-1]
+    delta = eigenvalues[0].maximum(rounding) / 2
     rest = precision - delta * torch.eye(len(precision)).to(precision)
     h = replace(posterior.hyperparameters, prior_precision=delta)
+    mean, none = h.prior_mean.expand(len(precision)), torch.zeros_like(delta)
     return replace(
         posterior,
-        mean=h.prior_mean.expand(len(precision)),
+        mean=mean,
+        weights=mean,
         structure=Full(posterior.layout, rest / posterior.scale),
+        data_fit=DataFit(none, none),
         hyperparameters=h,
     )
 

@@ -68,6 +68,7 @@ FRACTION = Number(Real, 0, 1, closed="neither")
 POSITIVE = Finite("a positive number", 0, [0])
 LEVELS = Finite("a positive number or one per column", 0, [0, 1])
 POSITIVE_ARRAY = Finite("a positive number or array", 0)
+MATRIX = Finite("a finite matrix", ndims=[2])
 AUTO = StrOptions({"auto"})
 
 CONSTRAINTS: Constraints = {
@@ -77,10 +78,11 @@ CONSTRAINTS: Constraints = {
     "structure_params": [Mapping, None],
     "curvature": [StrOptions(set(CURVATURES))],
     "curvature_params": [Mapping, None],
-    "prior_precision": [StrOptions(set(TUNERS)), POSITIVE_ARRAY],
+    # a matrix is refused in favour of ``prior``
+    "prior_precision": [StrOptions(set(TUNERS)), POSITIVE_ARRAY, MATRIX],
     "prior_structure": [StrOptions(set(PRIOR_STRUCTURES)), list, tuple],
     "prior_mean": [Finite("a finite number or array")],
-    "prior": [GaussianPosterior, Finite("a matrix", ndims=[2]), None],
+    "prior": [GaussianPosterior, MATRIX, None],
     "refine": ["boolean", AUTO],
     "residual": [StrOptions(set(RESIDUALS)), POSITIVE],
     "temperature": [POSITIVE],

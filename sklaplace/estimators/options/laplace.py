@@ -39,6 +39,9 @@ from sklaplace.posterior.residual import VARIANCE
 WEIGHT_COPIES = 5
 
 PARAMS = "subset_params", "structure_params", "curvature_params"
+# Largest difference between entries of a prior precision matrix and of its transpose,
+# as a fraction of the largest entry.
+ASYMMETRY = 1e-6
 # an earlier posterior replaces these parameters, which must keep their defaults
 REPLACED = "prior_precision", "prior_structure", "prior_mean"
 
@@ -126,26 +129,36 @@ class LaplaceOptions:
     def check_prior(self, defaults: Mapping[str, ArrayLike]) -> None:
         """Raise if an earlier posterior or a matrix does not match other parameters."""
         earlier = self.prior if isinstance(self.prior, GaussianPosterior) else None
+        given = "an earlier posterior" if earlier else "a matrix"
         own = [
-            k for k, v in defaults.items() if not np.array_equal(getattr(self, k), v)
+            name
+            for name, default in defaults.items()
+            if (earlier or name != "prior_mean")
+            and not np.array_equal(getattr(self, name), default)
         ]
-        if own and (earlier or own != ["prior_mean"]):
+        if own:
             raise ValueError(
-                f"{listed(own)} and prior are both given, but an earlier posterior "
-                "replaces them, and a matrix all but prior_mean. Leave one of them out."
+                f"{listed(own)} and prior are both given, but {given} replaces them. "
+                "Leave one of them out."
             )
         if self.refine is True:
+            of = "prior" if earlier else "posterior_.earlier"
             raise ValueError(
                 "refine=True cannot be used with prior. Train the network with the "
-                "callback PriorTraining, or use refine='auto'."
+                f"callback PriorTraining({of}), or use refine='auto'."
             )
         name = self.hessian_structure
-        kind = earlier.structure.kind if earlier else "full"
         adding = [k for k, (_, found) in STRUCTURES.items() if found.is_additive]
-        if name not in adding or name != kind:
+        if not earlier and name != "full":
+            raise ValueError(
+                f"hessian_structure={name!r} cannot hold a prior precision matrix. Use "
+                "hessian_structure='full'."
+            )
+        if earlier and (name not in adding or name != earlier.structure.kind):
             raise ValueError(
                 f"hessian_structure={name!r} cannot be used with a prior of structure "
-                f"{kind!r}. Use one of {listed(adding)} for all tasks."
+                f"{earlier.structure.kind!r}. Use one of {listed(adding)} for all "
+                "tasks."
             )
         if self.selects_weights:
             raise ValueError(
@@ -247,7 +260,8 @@ class LaplaceOptions:
         advice = cheaper.get(name, "use 'kron' or 'diag'")
         if self.subset_of_weights != "last_layer":
             advice += ", or subset_of_weights='last_layer'"
-        n_rows = None if self.is_exact else n * spec.n_outputs
+        is_dense = self.is_exact or not isinstance(self.prior, GaussianPosterior | None)
+        n_rows = None if is_dense else n * spec.n_outputs
         given = {"n_columns": spec.n_outputs, **self.structure_params}
         needed = STRUCTURES[name][0].n_bytes(spec.layout, n_rows, **given)
         subject = f"hessian_structure={name!r} over {p:,} parameters"
@@ -325,14 +339,20 @@ def check_earlier_layout(earlier: GaussianPosterior, layout: Layout) -> None:
 
 def check_prior_matrix(matrix: ArrayLike, layout: Layout) -> None:
     """Raise unless a matrix is a precision of the selected weights."""
-    values, p = np.asarray(matrix, dtype=float), layout.n_parameters
-    is_symmetric = values.shape == (p, p) and np.allclose(values, values.T)
-    if not is_symmetric or np.linalg.eigvalsh(values)[0] <= 0:
-        raise ValueError(
-            f"prior is a matrix of shape {values.shape}. Pass a symmetric, positive "
-            f"definite matrix of shape ({p}, {p}): the inverse of the prior covariance "
-            f"of the {p:,} selected weights, in the order of posterior_.mean."
-        )
+    values, p = torch.tensor(np.asarray(matrix, dtype=float)), layout.n_parameters
+    if values.shape != (p, p):
+        problem = f"has shape {tuple(values.shape)}"
+    elif (values - values.T).abs().max() > ASYMMETRY * values.abs().max():
+        problem = "is not symmetric"
+    elif torch.linalg.cholesky_ex(values).info:
+        problem = "is not positive definite"
+    else:
+        return
+    raise ValueError(
+        f"prior is a matrix that {problem}. Pass the inverse of the prior covariance "
+        f"of the {p:,} selected weights, of shape ({p}, {p}), in the order of "
+        "posterior_.mean."
+    )
 
 
 def _indices(block: BlockSpec) -> list[int] | None:

@@ -93,8 +93,10 @@ class PredictiveModule(nn.Module):
         hook = network.get_submodule(layer).register_forward_pre_hook
         hook(_note, with_kwargs=True)
 
-        def placed(tensor: Tensor) -> Tensor:
+        def placed(tensor: Tensor | nn.Module) -> Tensor | nn.Module:
             """Make a tensor a buffer, and return a mark of its place."""
+            if isinstance(tensor, nn.Module):  # of a likelihood
+                return tensor
             n_buffers = len(list(self.buffers(recurse=False)))
             self.register_buffer(f"value_{n_buffers}", tensor.detach().clone())
             return tensor.new_empty(0)
@@ -117,7 +119,10 @@ class PredictiveModule(nn.Module):
     def forward(self, x: Batch) -> tuple[Tensor, ...]:
         """Return the results for a batch; see ``to_module``."""
         tensors = self.buffers(recurse=False)
-        parts = mapped_tensors(lambda _: next(tensors), self.parts)
+        parts = mapped_tensors(
+            lambda part: part if isinstance(part, nn.Module) else next(tensors),
+            self.parts,
+        )
         features, inputs = self._features(x)
         mean, variance = parts.mean(features), parts.variance(features)
         cov = variance if parts.covariance is None else parts.covariance(features)
