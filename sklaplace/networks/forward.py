@@ -208,13 +208,15 @@ def computed_tensors(
 
 @contextmanager
 def recorded_outputs(
-    module: nn.Module, names: Iterable[str]
-) -> Iterator[dict[str, list[Tensor]]]:
-    """Record the outputs of submodules, ordered by first call, one per call."""
-    recorded: dict[str, list[Tensor]] = {}
+    module: nn.Module,
+    names: Iterable[str],
+    kept: Callable[[Any], Any] = lambda out: out,
+) -> Iterator[dict[str, list[Any]]]:
+    """Record what is kept of submodules' outputs, by first call, one per call."""
+    recorded: dict[str, list[Any]] = {}
 
     def hook(name: str) -> Callable[..., None]:
-        return lambda _m, _i, out: recorded.setdefault(name, []).append(out)
+        return lambda _m, _i, out: recorded.setdefault(name, []).append(kept(out))
 
     with ExitStack() as stack:
         for name in names:

@@ -168,7 +168,8 @@ def measure_outputs(
         likelihood, convention = _likelihood(net, allowed, adapted, other)
     else:
         likelihood, convention = adapted(likelihood), ""
-    raw, leaves = _recorded(net, x)
+    # values of large networks would take gigabytes
+    raw, leaves = _recorded(net, x, _without_values)
     check_one_module(net, x)
     _check_finite(raw, is_trained)
     if n_targets is not None:
@@ -176,7 +177,7 @@ def measure_outputs(
     if has_criterion:
         check_nonlinearity(net, raw, likelihood)
     sums_to_one = likelihood.is_shift_invariant and raw.ndim > 1 and raw.shape[1] > 1
-    computed = [first_tensor(out) for calls in leaves.values() for out in calls]
+    computed = [out for calls in leaves.values() for out in calls]
     # of probabilities and their logarithms, a few rounding errors
     tolerance = max(1e-4, 4 * rounding([raw, *computed]))
     is_distribution = _is_distribution(raw, sums_to_one, tolerance)
@@ -185,7 +186,7 @@ def measure_outputs(
         if not is_distribution:
             raise ValueError(_NO_PROBABILITIES.format(type(net.criterion_).__name__))
         binary = not sums_to_one
-        logit_layer = _logit_layer(net, x, raw, leaves, binary, tolerance)
+        logit_layer = _logit_layer(net, x, binary, tolerance)
         if logit_layer is None:
             output_map = "log" if sums_to_one else "logit"
     if type(likelihood) not in _BUILT_IN:
@@ -304,16 +305,23 @@ def raw_outputs(net: NeuralNet, x: object) -> Tensor:
     return found.detach()
 
 
-def _recorded(net: NeuralNet, x: object) -> tuple[Tensor, dict[str, list[Tensor]]]:
-    """Return `raw_outputs` and the outputs of modules without children, by name."""
+def _recorded(
+    net: NeuralNet, x: object, kept: Callable[[Any], Any] = lambda out: out
+) -> tuple[Tensor, dict[str, list[Any]]]:
+    """Return `raw_outputs`, and what is kept of outputs of modules without children."""
     module = as_forward(net).module
     leaves = [name for name, m in module.named_modules() if not any(m.children())]
-    with recorded_outputs(module, leaves) as recorded:
+    with recorded_outputs(module, leaves, kept) as recorded:
         return raw_outputs(net, x), recorded
 
 
+def _without_values(out: object) -> object:
+    """Keep the shape and dtype of a module's outputs."""
+    found = first_tensor(out)
+    return found.to("meta") if isinstance(found, Tensor) else found
+
+
 def _numel(out: object) -> int:
-    out = first_tensor(out)
     return out.numel() if isinstance(out, Tensor) else 1
 
 
@@ -343,20 +351,18 @@ def _is_distribution(raw: Tensor, sums_to_one: bool, tolerance: float) -> bool:
 def _logit_layer(
     net: NeuralNet,
     x: object,
-    raw: Tensor,
-    leaves: dict[str, list[Tensor]],
     binary: bool,
     tolerance: float,
 ) -> str | None:
-    """Return the name of the last submodule that outputs the logits of ``raw``.
+    """Return the name of the last submodule that outputs the network's logits.
 
     The outputs must match for ``x`` and, if inputs are floats, for inputs scaled
     towards zero, because probabilities near zero and one match many logits.
     """
-    passes = [(raw, leaves)]
+    passes = [_recorded(net, x)]
     if isinstance(x, Tensor) and x.is_floating_point():
         passes += [_recorded(net, factor * x) for factor in (0.1, 0)]
-    for name in reversed(leaves):
+    for name in reversed(passes[0][1]):
         calls = [(outputs.get(name, ()), p) for p, outputs in passes]
         if all(_are_logits(*pair, binary, tolerance) for pair in calls):
             return name
