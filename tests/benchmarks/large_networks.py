@@ -4,9 +4,9 @@
 
 For ViT-B/16 and ResNet-50 (random weights, 1,000 classes, 224 x 224 pixels, the last
 layer) and for adapters of rank 8 in BERT-base (110 million weights, 128 tokens;
-``subset_of_weights="trainable"``, Kronecker factors of ``"ggn_mc"``). Each network runs
-in a process of its own, which prints a line of a Markdown table. The networks are those
-of ``transformers``, which the extra ``clients`` installs.
+``subset_of_weights="trainable"``, Kronecker factors of ``"ggn_mc"`` with one draw).
+Each network runs in a process of its own, which prints a line of a Markdown table. The
+networks are those of ``transformers``, which the extra ``clients`` installs.
 
 ``fit`` and ``predict`` are CPU times of the estimator around the frozen network, in
 units of what plain torch needs for the same samples in the same batches: forward passes
@@ -112,7 +112,11 @@ def bert() -> nn.Module:
 
 
 LAST = {"link_approx": "probit"}
-ADAPTERS = {"subset_of_weights": "trainable", "curvature": "ggn_mc"}
+ADAPTERS = {
+    "subset_of_weights": "trainable",
+    "curvature": "ggn_mc",
+    "curvature_params": {"n_draws": 1},
+}
 # name -> network, samples, classes, options
 NETWORKS = {
     "ViT-B/16, last layer": (vit, images, 1000, LAST),
