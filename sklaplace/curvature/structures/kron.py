@@ -36,6 +36,9 @@ from sklaplace.curvature.structures import base
 # 8 n² bytes and about 10 n³ operations. Factors of groups are always dense: few are
 # wide, since a group has only some of the channels.
 MAX_FACTOR = 8192
+# With more rows than this fraction of their width, the eigenvectors of the product take
+# less time than a singular value decomposition of the rows.
+ROOT_FRACTION = 0.7
 # Eigenvector matrices wider than this are converted at each use: the conversion is fast
 # compared with products, and a copy would be large.
 MAX_CONVERTED = 512
@@ -153,8 +156,8 @@ class Moment:
     n : Tensor of shape ()
         ``Σ w`` over samples and positions; for a bias, the number of batches.
     root : list of Tensor of shape (n, i)
-        Rows times the square roots of their weights, if there are fewer than i rows in
-        total. The eigenvectors then cost O(n·i²) instead of O(i³).
+        Rows times the square roots of their weights, if there are fewer rows in total
+        than `ROOT_FRACTION` of i. The eigenvectors then cost O(n·i²) instead of O(i³).
     total : Tensor of shape (i, i), (G, i, i) or (i,), or None
         Sum in float64, by group if there are several, or the diagonal of the sum.
     """
@@ -177,7 +180,7 @@ class Moment:
             return cls(n, total=grouped_moment(a, weights, n_groups))
         if width > MAX_FACTOR:
             return cls(n, total=second_diagonal(a, weights).double())
-        if n_samples * n_positions < width:
+        if n_samples * n_positions < ROOT_FRACTION * width:
             return cls(n, [scaled_rows(a, weights)])
         return cls(n, total=second_moment(a, weights).double())
 
@@ -186,8 +189,10 @@ class Moment:
         """Compute ``Σ g gᵀ`` of one batch, or only its diagonal if it is too wide."""
         if block.n_outputs > MAX_FACTOR and block.n_groups == 1:
             return cls(total=block.output_squares().double())
-        if type(block) is Block and block.g[..., 0].numel() < block.n_outputs:
-            return cls(root=[block.g.flatten(0, 2)])
+        if type(block) is Block:
+            rows = block.g.flatten(0, 2)
+            if len(rows) < ROOT_FRACTION * block.n_outputs:
+                return cls(root=[rows])
         return cls(total=block.output_moment().double())
 
     @classmethod
@@ -205,7 +210,7 @@ class Moment:
         parts = [] if other.total is None else [other.total]
         n_rows = sum(map(len, self.root))
         is_dense = self.total is not None or parts
-        if self.root and (is_dense or n_rows >= self.root[0].shape[1]):
+        if self.root and (is_dense or n_rows >= ROOT_FRACTION * self.root[0].shape[1]):
             parts += [gram(rows).double() for rows in self.root]
             self.root = []
         for part in parts:
