@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sklaplace.core.trees import Batch, leaves
 
@@ -24,9 +25,11 @@ RandomState: TypeAlias = int | np.random.RandomState | None
 
 # torch and numpy each have one global generator for all threads
 _training = RLock()
-# γ and the multipliers of splitmix64
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+# γ and the shifts and multipliers of splitmix64, as signed integers
+_STEP = 0x9E3779B97F4A7C15 - 2**64
+_MIX = (30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1)
+# numbers that a CPU hashes at once, so that they stay in its cache
+_BLOCK = 2**16
 
 
 def row_hash(x: Batch) -> Tensor:
@@ -37,11 +40,10 @@ def row_hash(x: Batch) -> Tensor:
     x : Tensor, or dict, list or tuple of tensors
         Batch of b samples.
     """
-    parts = list(leaves(x))
-    keys = np.zeros(len(parts[0]), dtype=np.uint64)
-    for leaf in parts:
-        keys = _mixed(keys + _hashed(leaf))
-    return torch.from_numpy(keys.view(np.int64))
+    keys = torch.zeros((), dtype=torch.int64)
+    for leaf in leaves(x):
+        keys = _mixed(keys + _hashed(leaf.detach()))
+    return torch.from_numpy(keys.cpu().numpy())  # also in inference mode
 
 
 def counter_uniforms(keys: Tensor, n: int, seed: int = 0) -> Tensor:
@@ -56,29 +58,38 @@ def counter_uniforms(keys: Tensor, n: int, seed: int = 0) -> Tensor:
     seed : int, default=0
         Seed. Different seeds give independent numbers.
     """
-    salt = _mixed(np.array([seed], dtype=np.uint64))
-    start = keys.cpu().numpy().view(np.uint64)[:, None] ^ salt
-    bits = _mixed(start + _STEP * np.arange(1, n + 1, dtype=np.uint64))
+    start = keys.cpu()[:, None] ^ _mixed(torch.tensor([seed]))
+    bits = _mixed(start + _STEP * torch.arange(1, n + 1))
     # odd multiples of 2⁻⁵³, so neither end is reached
-    return torch.from_numpy(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
+    return (_shifted(bits, 12).double() + 0.5) * 2.0**-52
 
 
-def _hashed(samples: Tensor) -> np.ndarray:
-    """Return a hash of each sample's bytes, (b,), uint64."""
-    plain = samples.detach().cpu().contiguous()
-    if plain.is_floating_point():
-        plain = plain + 0.0  # makes -0.0 and 0.0 equal
-    data = plain.reshape(len(plain), -1).view(torch.uint8).numpy()
-    words = np.pad(data, ((0, 0), (0, -data.shape[1] % 8))).view(np.uint64)
-    places = _mixed(_STEP * np.arange(1, words.shape[1] + 1, dtype=np.uint64))
-    return (_mixed(words) * (places | np.uint64(1))).sum(1)
+def _hashed(samples: Tensor) -> Tensor:
+    """Return a hash of each sample's bytes, (b,), int64, on the samples' device."""
+    flat = samples.reshape(len(samples), -1)
+    total, n_words = torch.zeros(len(flat), dtype=torch.int64, device=flat.device), 0
+    size = _BLOCK if flat.is_cpu else flat.numel()
+    for part in flat.split(8 * max(1, size // (8 * len(flat) + 1)), 1):
+        # -0.0 + 0.0 is 0.0, so that both have the same hash
+        part = part + 0.0 if part.is_floating_point() else part
+        data = part.contiguous().view(torch.uint8)
+        words = pad(data, (0, -data.shape[1] % 8)).view(torch.int64)
+        places = torch.arange(1, words.shape[1] + 1, device=words.device) + n_words
+        n_words += words.shape[1]
+        total += _mixed(words).mul_(_mixed(places * _STEP) | 1).sum(1)
+    return total
 
 
-def _mixed(z: np.ndarray) -> np.ndarray:
-    """Apply the finaliser of splitmix64, a bijection of 64-bit integers."""
-    z = (z ^ (z >> np.uint64(30))) * _MIX[0]
-    z = (z ^ (z >> np.uint64(27))) * _MIX[1]
-    return z ^ (z >> np.uint64(31))
+def _mixed(z: Tensor) -> Tensor:
+    """Apply the finaliser of splitmix64, a bijection, to 64-bit integers in place."""
+    for shift, factor in _MIX:
+        z = z.bitwise_xor_(_shifted(z, shift)).mul_(factor)
+    return z
+
+
+def _shifted(z: Tensor, n: int) -> Tensor:
+    """Shift bits to the right, and fill up with zeros."""
+    return (z >> n).bitwise_and_(2 ** (64 - n) - 1)
 
 
 def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:

@@ -119,9 +119,9 @@ class Batches:
         """Yield batches of arrays without a loop over samples."""
         for start in range(0, len(self.dataset), self.batch_size):
             batch = slice(start, start + self.batch_size)
-            # take() copies, so that in-place layers cannot modify the user's arrays
+            # an array of rows copies, so in-place layers cannot modify the user's data
             x, y, w = (
-                None if v is None else torch.from_numpy(_copied(v, rows[batch]))
+                None if v is None else torch.from_numpy(v[rows[batch]])
                 for v, rows in arrays
             )
             yield x, y, w
@@ -185,10 +185,6 @@ def _arrays(dataset: Any) -> _Arrays | None:
         return [(values, rows[indices]) for values, rows in arrays]
     rows = np.arange(len(dataset))
     return [arrays[0], (dataset.y, rows), (dataset.weights, rows)]
-
-
-def _copied(array: np.ndarray | StoredArray, rows: np.ndarray) -> np.ndarray:
-    return array[rows] if isinstance(array, StoredArray) else array.take(rows, 0)
 
 
 def first_rows(net: NeuralNet, dataset: Samples, n: int = 3) -> Any:
@@ -385,10 +381,14 @@ class InputType:
         return self.floats(X, name)
 
     def floats(self, values: np.ndarray, name: str) -> np.ndarray:
-        """Cast values to the network's dtype; raise ValueError if not finite."""
-        with np.errstate(over="ignore"):
-            cast = values.astype(self.dtype)
-        if not np.isfinite(cast).all():
+        """Cast values to the network's dtype; raise ValueError if not finite.
+
+        Writable values of this dtype are not copied; `Batches` copies what it passes.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = np.require(values, self.dtype, "W")
+            total = cast.sum()
+        if not (np.isfinite(total) or np.isfinite(cast).all()):
             check_finite(values, name)
             raise ValueError(
                 f"{name} has values up to {np.abs(values).max():.0e}, too large for "

@@ -1,6 +1,6 @@
 """Cost of the uncertainty of networks of the size that people use.
 
-    python tests/benchmarks/large_networks.py
+    python tests/benchmarks/large_networks.py [cuda]
 
 For ViT-B/16 and ResNet-50 (random weights, 1,000 classes, 224 x 224 pixels, the last
 layer) and for adapters of rank 8 in BERT-base (110 million weights, 128 tokens;
@@ -8,19 +8,21 @@ layer) and for adapters of rank 8 in BERT-base (110 million weights, 128 tokens;
 Each network runs in a process of its own, which prints a line of a Markdown table. The
 networks are those of ``transformers``, which the extra ``clients`` installs.
 
-``fit`` and ``predict`` are CPU times of the estimator around the frozen network, in
-units of what plain torch needs for the same samples in the same batches: forward passes
-(f), or forward and backward passes (fb) of the adapters. A fit inspects the network on
-a few samples first. Its cost per sample and its constant cost, in forward passes of one
-sample, come from fits to two numbers of samples. Memory is the peak of the process
-beyond that of the network and a plain pass, in MiB.
+``fit`` and ``predict`` are times of the estimator around the frozen network, in units
+of what plain torch needs for the same samples in the same batches: forward passes (f),
+or forward and backward passes (fb) of the adapters. They are CPU times of one thread;
+with ``cuda`` they are wall-clock times, after a fit and a prediction that warm up. A
+fit inspects the network on a few samples first. Its cost per sample and its constant
+cost, in passes of one sample, come from fits to two numbers of samples. Memory is the
+peak beyond that of the network and a plain pass, in MiB: that of the process, or that
+of the tensors on the GPU.
 """
 
 import subprocess
 import sys
 import warnings
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -34,8 +36,10 @@ from torch import nn
 
 from sklaplace import LaplaceClassifier
 
-BATCH, FEW, MANY, RANK = 8, 16, 48, 8
-N_PREDICTED = 32
+DEVICE = "cuda" if "cuda" in sys.argv else "cpu"
+ON_GPU = DEVICE == "cuda"
+BATCH, FEW, MANY, N_PREDICTED = (64, 256, 1024, 512) if ON_GPU else (8, 16, 48, 32)
+RANK = 8
 HEADERS = (
     "network, weights selected",
     "fit, each sample",
@@ -125,16 +129,31 @@ NETWORKS = {
 }
 
 
+def now() -> float:
+    """Return CPU seconds, or wall-clock seconds once the GPU has done its work."""
+    if not ON_GPU:
+        return process_time()
+    torch.cuda.synchronize()
+    return perf_counter()
+
+
+def peak() -> float:
+    """Return the largest memory so far in MiB."""
+    if ON_GPU:
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resident("VmHWM")
+
+
 def plain(net: NeuralNetClassifier, X: np.ndarray, *, backward: bool) -> float:
-    """Return CPU seconds of plain passes over all samples."""
-    module, start = net.module_.eval(), process_time()
+    """Return seconds of plain passes over all samples."""
+    module, start = net.module_.eval(), now()
     with torch.set_grad_enabled(backward):
         for some in torch.as_tensor(X).split(BATCH):
-            f = module(some)
+            f = module(some.to(DEVICE))
             if backward:
                 f.logsumexp(1).sum().backward()
     module.zero_grad()
-    return process_time() - start
+    return now() - start
 
 
 def measure(name: str) -> None:
@@ -144,13 +163,15 @@ def measure(name: str) -> None:
     make, samples, n_classes, options = NETWORKS[name]
     backward = options is ADAPTERS
     module = Logits(make())
-    net = NeuralNetClassifier(module, criterion=nn.CrossEntropyLoss, verbose=0)
+    net = NeuralNetClassifier(
+        module, criterion=nn.CrossEntropyLoss, device=DEVICE, verbose=0
+    )
     net.initialize().module_.eval()
     net.classes = np.arange(n_classes)
     X = samples(MANY)
     y = np.resize(np.arange(n_classes), MANY)
     plain(net, X[:BATCH], backward=backward)
-    of_network = resident("VmHWM")
+    of_network = peak()
 
     def fitted(n: int) -> tuple[LaplaceClassifier, float]:
         model = LaplaceClassifier(
@@ -161,18 +182,21 @@ def measure(name: str) -> None:
             random_state=0,
             **options,
         )
-        start = process_time()
-        return model.fit(X[:n], y[:n]), process_time() - start
+        start = now()
+        return model.fit(X[:n], y[:n]), now() - start
 
+    if ON_GPU:
+        fitted(FEW)[0].predict_proba(X[:N_PREDICTED])
+        torch.cuda.reset_peak_memory_stats()
     unit = plain(net, X, backward=backward) / MANY
     of_few, (model, of_many) = fitted(FEW)[1], fitted(MANY)
-    of_fit = resident("VmHWM")
+    of_fit = peak()
     unit = (unit + plain(net, X, backward=backward) / MANY) / 2
     each = (of_many - of_few) / (MANY - FEW) / unit
     once = of_few / unit - each * FEW
-    start = process_time()
+    start = now()
     model.predict_proba(X[:N_PREDICTED])
-    seconds = process_time() - start
+    seconds = now() - start
     passes = seconds / plain(net, X[:N_PREDICTED], backward=False)
     n_weights, kind = model.posterior_.layout.n_parameters, "fb" if backward else "f"
     shown = [
@@ -183,20 +207,20 @@ def measure(name: str) -> None:
         f"{each + once / 10_000:.2f} {kind}",
         f"{of_fit - of_network:.0f}",
         f"{passes:.2f} f",
-        f"{resident('VmHWM') - of_network:.0f}",
+        f"{peak() - of_network:.0f}",
     ]
     say("| " + " | ".join(shown) + " |")
 
 
 def main() -> None:
     """Print the table, or one line in a process of its own."""
-    if len(sys.argv) > 1:
+    if sys.argv[1:] not in ([], ["cuda"]):
         warnings.simplefilter("ignore")
         return measure(sys.argv[1])
     say("| " + " | ".join(HEADERS) + " |")
     say("|" + " --- |" * len(HEADERS))
     for name in NETWORKS:
-        subprocess.run([sys.executable, __file__, name], check=True)
+        subprocess.run([sys.executable, __file__, name, *sys.argv[1:]], check=True)
     return None
 
 

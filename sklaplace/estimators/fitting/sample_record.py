@@ -53,8 +53,7 @@ class NoveltyRecorder(FeatureRecorder):
         if not self.has_compared:
             self.has_compared = True
             self._is_known = self._are_of_samples(features, x, f)
-        keys = row_hash(x)
-        given = self._likelihood, features, f, weights, keys, x
+        given = self._likelihood, features, f, weights, row_hash(x), x
         batch = FeatureBatch.of(*given, targets)
         new = Novelty.of(self._likelihood, batch, f.shape[1])
         self._novelty = new if self._novelty is None else self._novelty.merged(new)
