@@ -351,7 +351,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         ``torch.export`` and ``torch.onnx.export`` write the module to files that load
         without this package.
 
-        Read more in :doc:`/user_guide/saving`.
+        Read more in :doc:`/user_guide/deployment`.
 
         Returns
         -------

@@ -150,7 +150,7 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
     requires a network with dropout layers. Its variance is set by the dropout rates and
     does not decrease with more training samples.
 
-    Read more in the :doc:`User Guide </other_methods>`.
+    Read more in the :doc:`User Guide </user_guide/other_methods>`.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
     The counterpart of `MCDropoutClassifier` for real-valued targets. See
     `MCDropoutClassifier` for when to use it.
 
-    Read more in the :doc:`User Guide </other_methods>`.
+    Read more in the :doc:`User Guide </user_guide/other_methods>`.
 
     Parameters
     ----------

@@ -161,7 +161,7 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     the usual baseline for the uncertainty of networks, at several times the cost of
     `LaplaceClassifier`.
 
-    Read more in the :doc:`User Guide </other_methods>`.
+    Read more in the :doc:`User Guide </user_guide/other_methods>`.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
     `sklaplace.likelihoods.HeteroscedasticNLLLoss`, the networks estimate the noise as a
     function of the inputs, as in the paper.
 
-    Read more in the :doc:`User Guide </other_methods>`.
+    Read more in the :doc:`User Guide </user_guide/other_methods>`.
 
     Parameters
     ----------

@@ -350,7 +350,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         ``torch.export`` and ``torch.onnx.export`` write the module to files that load
         without this package.
 
-        Read more in :doc:`/user_guide/saving`.
+        Read more in :doc:`/user_guide/deployment`.
 
         Parameters
         ----------

@@ -32,7 +32,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
     there are too few samples to hold some out; `LaplaceClassifier` trains once, and
     tunes on one set of held-out samples.
 
-    Read more in the :doc:`User Guide </user_guide/search>`.
+    Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
     too few samples to hold some out; `LaplaceRegressor` trains once, and tunes on one
     set of held-out samples.
 
-    Read more in the :doc:`User Guide </user_guide/search>`.
+    Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
     Parameters
     ----------

@@ -172,7 +172,7 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
     lower bound. Prefer `LaplaceClassifier` for a network that is already trained. Use
     this estimator if the weight distributions are of interest, or as a baseline.
 
-    Read more in the :doc:`User Guide </user_guide/bayes_by_backprop>`.
+    Read more in the :doc:`User Guide </user_guide/other_methods>`.
 
     Parameters
     ----------
@@ -285,7 +285,7 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     observation noise during training. Prefer `LaplaceRegressor` for a network that is
     already trained.
 
-    Read more in the :doc:`User Guide </user_guide/bayes_by_backprop>`.
+    Read more in the :doc:`User Guide </user_guide/other_methods>`.
 
     Parameters
     ----------

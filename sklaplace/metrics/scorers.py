@@ -16,7 +16,7 @@ def neg_gaussian_nll_scorer(
     Prefer this scorer to R² for selecting a prior precision, because in linearised
     predictions only the standard deviation depends on the prior.
 
-    Read more in the :doc:`User Guide </user_guide/search>`.
+    Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def neg_gaussian_crps_scorer(
     Compared with ``neg_gaussian_nll_scorer``, an outlier with a confident prediction
     counts less.
 
-    Read more in the :doc:`User Guide </user_guide/search>`.
+    Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def neg_interval_score_scorer(
     ``-interval_score(y, estimator.predict_interval(X, q), coverage=q)`` as a function
     of ``estimator``, ``X`` and ``y``.
 
-    Read more in the :doc:`User Guide </user_guide/search>`.
+    Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def neg_expected_calibration_error_scorer(
     Use this scorer to compare calibration over folds. It is not a proper scoring rule;
     prefer ``"neg_log_loss"`` for model selection.
 
-    Read more in the :doc:`User Guide </user_guide/search>`.
+    Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ def neg_area_under_risk_coverage_scorer(
     The loss is the error of the most probable class, and the confidence is its
     probability.
 
-    Read more in the :doc:`User Guide </user_guide/search>`.
+    Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ class WeightPosterior(nn.Module, ABC):
     ``bound``, and sets the parameters. A subclass defines `transform`, `log_prob`,
     `median`, `mean` and `variance`, and `noise` unless the noise is normal.
 
-    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+    Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ class Density(LocationScale):
     experimental: on small problems, differences from the Gaussian were within the
     variation between seeds.
 
-    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+    Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ class MeanFieldGaussian(LocationScale):
     This is the default and cheapest family. Moments, entropy and the divergence from a
     Gaussian prior have closed forms. A Gaussian has a single mode and thin tails.
 
-    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+    Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
     Parameters
     ----------

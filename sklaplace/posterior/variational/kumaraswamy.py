@@ -37,7 +37,7 @@ class Kumaraswamy(WeightPosterior):
     have modes at both bounds. The family is experimental: on small problems,
     differences from the Gaussian were within the variation between seeds.
 
-    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+    Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
     Parameters
     ----------

@@ -145,7 +145,7 @@ class StochasticModule(nn.Module):
 class VariationalPosterior:
     """Learned mean-field posterior over the weights of a network.
 
-    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+    Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
     Parameters
     ----------

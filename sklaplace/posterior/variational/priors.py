@@ -19,7 +19,7 @@ from sklaplace.posterior.variational.base import LOG_ROOT_TWO_PI
 class WeightPrior(ABC):
     """Prior of each weight.
 
-    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+    Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class GaussianPrior(WeightPrior):
 
     This is the default. With a Gaussian posterior, the divergence has a closed form.
 
-    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+    Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ class ScaleMixturePrior(WeightPrior):
     shrinks most weights to zero and a few hardly at all, which can help pruning. The
     divergence is estimated from draws, which adds variance to gradients.
 
-    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+    Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ class UniformPrior(WeightPrior):
     This prior is for bounded posteriors. Unbounded posteriors have an infinite
     divergence.
 
-    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+    Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ class Quantile(LocationScale):
     is experimental: on small problems, differences from the Gaussian were within the
     variation between seeds.
 
-    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+    Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
     Parameters
     ----------
