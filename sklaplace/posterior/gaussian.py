@@ -3,8 +3,8 @@
 The posterior is ``N(mean, (scale·H + diag δ)⁻¹)`` (MacKay 1992, "A practical Bayesian
 framework for backpropagation networks"). ``H`` is the curvature of the loss and δ the
 prior precision. At temperature T, ``scale`` is 1/(σ²T) for Gaussian noise and 1/T
-otherwise. One immutable class serves all structures, subsets of weights and
-likelihoods.
+otherwise. `GaussianPosterior` is immutable and supports all structures, subsets of
+weights and likelihoods.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from sklaplace.likelihoods.base import DataFit
 
 __all__ = ["GaussianPosterior", "Hyperparameters"]
 
-# Largest relative difference of noise levels that float32 rounding can cause.
+# Largest relative difference between noise levels that float32 rounding can cause.
 PROPORTIONAL = 1e-6
 # Number of P × P matrices in memory: curvature, scaled curvature and precision.
 DENSE_COPIES = 3
@@ -39,24 +39,25 @@ DENSE_COPIES = 3
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Hyperparameters that do not affect the curvature, all float64.
+    """Hyperparameters that do not affect the curvature, as float64 tensors.
 
     Read more in the :doc:`User Guide </user_guide/prior>`.
 
     Parameters
     ----------
     prior_precision : Tensor of shape (), (L,) or (P,)
-        Inverse prior variance: one value, one per parameter tensor (L), or one per
-        weight.
+        Inverse prior variance: a scalar, one value per parameter tensor (L), or one
+        value per weight (P).
     prior_mean : Tensor of shape () or (P,)
         Prior mean of the weights.
     sigma_noise : Tensor of shape ()
-        Standard deviation of the observation noise. Likelihoods without noise ignore
-        it.
+        Standard deviation of the observation noise. Ignored by likelihoods without
+        noise.
     temperature : Tensor of shape ()
         Divisor of the log-likelihood. Values below one sharpen the posterior.
     groups : Tensor of shape (L,) or None
-        Indices of groups of parameter tensors whose prior precisions stay equal.
+        Group index of each parameter tensor. Tensors of a group share their prior
+        precision.
 
     See Also
     --------
@@ -105,15 +106,15 @@ class GaussianPosterior:
     curvature_order : int
         Exponent of the likelihood's scale in the factor of ``structure``.
     earlier : GaussianPosterior or None
-        Posterior of an earlier task, or a prior with a precision matrix, that serves
-        as the prior; see `under`.
-        ``structure`` then holds the curvature of all tasks and is valid for these
-        hyperparameters only. ``prior_precision`` belongs to the first task.
+        Prior, if it is the posterior of an earlier task or has a precision matrix; see
+        `under`. In this case, ``structure`` contains the curvature of all tasks and is
+        only valid for these hyperparameters. ``prior_precision`` is the prior precision
+        of the first task.
 
     See Also
     --------
     sklaplace.LaplaceClassifier : Stores this posterior as ``posterior_``.
-    sklaplace.posterior.swag.SWAGPosterior : Gaussian from iterates of gradient descent.
+    sklaplace.posterior.swag.SWAGPosterior : Gaussian fitted to iterates of SGD.
 
     Examples
     --------
@@ -136,7 +137,7 @@ class GaussianPosterior:
     earlier: "GaussianPosterior | None" = None
 
     def __repr__(self) -> str:
-        """Return structure, number of weights and prior precision in one line."""
+        """Return a one-line summary without tensors."""
         blocks = self.layout.blocks
         n = sum(block.layer is None for block in blocks)
         remark = f", {n} of {len(blocks)} tensors without a layer form" if n else ""
@@ -147,12 +148,12 @@ class GaussianPosterior:
         )
 
     def shown_precision(self) -> str:
-        """Format the prior precision: one number, or the range of several.
+        """Format the prior precision as one number or as a range.
 
         Returns
         -------
         str
-            Numbers with three digits.
+            One or two numbers with three significant digits.
 
         See Also
         --------
@@ -173,7 +174,7 @@ class GaussianPosterior:
 
     @property
     def prior_precision(self) -> Tensor:
-        """Prior precision, (), (L,) or (P,).
+        """Prior precision, a tensor of shape (), (L,) or (P,).
 
         See Also
         --------
@@ -192,7 +193,7 @@ class GaussianPosterior:
 
     @cached_property
     def scale(self) -> Tensor:
-        """Factor of ``H`` in the posterior precision, ().
+        """Factor of ``H`` in the posterior precision, a scalar tensor.
 
         See Also
         --------
@@ -205,7 +206,7 @@ class GaussianPosterior:
         >>> from sklaplace import LaplaceClassifier
         >>> X, y = load_iris(return_X_y=True)
         >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
-        >>> posterior.scale  # one over the temperature, as there is no noise
+        >>> posterior.scale  # 1 / temperature, because there is no noise
         tensor(1., dtype=torch.float64)
         """
         h = self.hyperparameters
@@ -234,7 +235,7 @@ class GaussianPosterior:
 
     @property
     def loss_scale(self) -> Tensor:
-        """Factor of the loss in the negative log-posterior, ().
+        """Factor of the loss in the negative log-posterior, a scalar tensor.
 
         See Also
         --------
@@ -303,22 +304,22 @@ class GaussianPosterior:
             raise ValueError(UNRESOLVED)
 
     def replace(self, **hyperparameters: Tensor) -> "GaussianPosterior":
-        """Return the posterior with other hyperparameters, keeping mean and curvature.
+        """Return a copy with new hyperparameters and the same mean and curvature.
 
         Parameters
         ----------
         **hyperparameters : Tensor
-            New values for fields of `Hyperparameters`.
+            New values of fields of `Hyperparameters`.
 
         Returns
         -------
         GaussianPosterior
-            New posterior, differentiable in the values.
+            New posterior, differentiable with respect to the new values.
 
         Raises
         ------
         ValueError
-            If the prior is a matrix or the posterior of an earlier task.
+            If the prior has a precision matrix or is the posterior of an earlier task.
 
         See Also
         --------
@@ -337,16 +338,16 @@ class GaussianPosterior:
         """
         if self.earlier is not None:
             raise ValueError(
-                "The prior is a matrix or the posterior of an earlier task, for which "
-                "prior and noise cannot be changed any more. Leave them out, or fit "
-                "anew."
+                "prior_precision and sigma_noise cannot be changed, because the prior "
+                "has a precision matrix or is the posterior of an earlier task. Omit "
+                "them, or fit again."
             )
         h = replace(self.hyperparameters, **hyperparameters)
         return replace(self, hyperparameters=h)
 
     @property
     def noise_proportions(self) -> Tensor:
-        """Relative noise levels ``r`` (c,), for levels ``σ r``; (1,) if all are equal.
+        """Ratios ``r`` (c,) of the noise levels ``σ r``; (1,) if all levels are equal.
 
         See Also
         --------
@@ -365,19 +366,20 @@ class GaussianPosterior:
         return self.mean.new_tensor(relative or (1.0,))
 
     def with_noise_levels(self, levels: Tensor) -> "GaussianPosterior | None":
-        """Return the posterior with other noise levels, keeping the mean.
+        """Return a copy with new noise levels and the same mean.
 
         Parameters
         ----------
         levels : Tensor of shape (c,)
-            Standard deviations. The result is differentiable in each level if each
-            output has its own weights, otherwise in their common factor.
+            Standard deviation of the noise of each output. The result is differentiable
+            with respect to each level if each output has its own weights. Otherwise, it
+            is only differentiable with respect to the common factor of the levels.
 
         Returns
         -------
         GaussianPosterior or None
-            None if the proportions change and the curvature, a sum under the old
-            proportions, cannot be converted.
+            New posterior. None if the ratios of the levels change and the curvature
+            cannot be converted to the new ratios.
 
         See Also
         --------
@@ -399,7 +401,7 @@ class GaussianPosterior:
         before = self.noise_proportions.to(levels).expand_as(levels)
         ratio = levels / before
         sigma = ratio.log().mean().exp()
-        factors = sigma / ratio  # old proportions divided by new proportions
+        factors = sigma / ratio  # old ratios divided by new ratios
         moved = self.replace(sigma_noise=sigma)
         is_same = bool((factors.detach() - 1).abs().max() < PROPORTIONAL)
         structure = None
@@ -419,14 +421,14 @@ class GaussianPosterior:
     def sample(
         self, n: int = 1, random_state: RandomState | torch.Generator = 0
     ) -> Tensor:
-        """Draw weights.
+        """Draw weights from the posterior.
 
         Parameters
         ----------
         n : int, default=1
             Number of draws.
         random_state : int, RandomState, torch.Generator or None, default=0
-            Source of randomness. With None, each call returns different draws.
+            Source of randomness. If None, each call returns different draws.
 
         Returns
         -------
@@ -477,7 +479,7 @@ class GaussianPosterior:
         return self.precision.variance()
 
     def precision_matrix(self) -> Tensor:
-        """Return the posterior precision as a matrix; for small models.
+        """Return the posterior precision as a dense matrix, for small models.
 
         Returns
         -------
@@ -506,7 +508,7 @@ class GaussianPosterior:
             DENSE_COPIES * 8 * self.layout.n_parameters**2,
             self.mean.device,
             f"the precision matrix of {self.layout.n_parameters:,} weights",
-            "variance() has the marginal variances of the weights",
+            "use variance() for the marginal variances of the weights",
         )
         return self.scale * self.structure.dense() + self.precision.delta.diag()
 
@@ -541,11 +543,11 @@ class GaussianPosterior:
         Returns
         -------
         Tensor of shape ()
-            Squared distance under the prior ``N(μ₀, P₀⁻¹)``.
+            Squared Mahalanobis distance under the prior ``N(μ₀, P₀⁻¹)``.
 
         See Also
         --------
-        log_marginal_likelihood : Subtracts half of this distance.
+        log_marginal_likelihood : Log evidence, which subtracts half of this distance.
 
         Examples
         --------
@@ -562,9 +564,9 @@ class GaussianPosterior:
         """Return the Laplace approximation of the log evidence ``log p(D)``.
 
         The value is ``log p(D|mean) - ½(log det P - log det diag δ + scatter)`` (MacKay
-        1992, "Bayesian interpolation", eq. 4.2). It is differentiable in the
-        hyperparameters. If the prior is an earlier posterior, the value is
-        ``log p(new data | old data)``, so that the values of successive tasks add up.
+        1992, "Bayesian interpolation", eq. 4.2). The value is differentiable with
+        respect to the hyperparameters. If the prior is an earlier posterior, the value
+        is ``log p(new data | old data)``, so the values of successive tasks add up.
 
         Returns
         -------
@@ -629,11 +631,11 @@ class GaussianPosterior:
         Returns
         -------
         Tensor of shape ()
-            Distance under the posterior precision ``P``.
+            Squared Mahalanobis distance under the posterior.
 
         See Also
         --------
-        gradient : Half of its gradient.
+        gradient : Half of the gradient of this distance.
 
         Examples
         --------
@@ -649,7 +651,7 @@ class GaussianPosterior:
     def gradient(self, theta: Tensor) -> Tensor:
         """Return the gradient of the negative log-density, ``P (θ - mean)``.
 
-        The posterior precision ``P`` is not formed.
+        The posterior precision ``P`` is never formed as a matrix.
 
         Parameters
         ----------
@@ -659,7 +661,7 @@ class GaussianPosterior:
         Returns
         -------
         Tensor of shape (P,)
-            Gradient; zero at the mean.
+            Gradient, which is zero at the mean.
 
         See Also
         --------
@@ -680,7 +682,7 @@ class GaussianPosterior:
         return self.scale * self.structure.product(offset) + delta * offset
 
     def as_prior(self) -> "GaussianPosterior":
-        """Return the posterior without its own prior, to use it as a prior.
+        """Return a copy without the earlier posterior, for use as a prior.
 
         Returns
         -------
@@ -705,25 +707,25 @@ class GaussianPosterior:
     def under(
         self, earlier: "GaussianPosterior", accumulator: Callable[[Layout], Accumulator]
     ) -> "GaussianPosterior":
-        """Return a posterior with the same mean and an earlier posterior as the prior.
+        """Return a posterior with the same mean and an earlier posterior as its prior.
 
         Parameters
         ----------
         earlier : GaussianPosterior
             Posterior over the same weights, with a structure of the same class.
         accumulator : callable
-            Returns an empty accumulator of this structure for a layout.
+            Function that returns an empty accumulator of this structure for a layout.
 
         Returns
         -------
         GaussianPosterior
-            Posterior with precision ``scale·H + scale₀·H₀ + diag δ₀``. Its Kronecker
-            factors equal a single fit to the data of both tasks, with sample weights
-            scale₀/scale for the earlier task.
+            Posterior with precision ``scale·H + scale₀·H₀ + diag δ₀``. A single fit to
+            the data of both tasks, with sample weights scale₀/scale for the earlier
+            task, has the same Kronecker factors.
 
         See Also
         --------
-        sklaplace.LaplaceClassifier : Uses it for ``prior``.
+        sklaplace.LaplaceClassifier : Calls this method if ``prior`` is a posterior.
 
         References
         ----------
@@ -764,11 +766,11 @@ class GaussianPosterior:
         Returns
         -------
         GaussianPosterior
-            The posterior itself if its tensors are already on the device.
+            Copy, or the posterior itself if its tensors are already on the device.
 
         See Also
         --------
-        sklaplace.LaplaceClassifier : Computes on the device of the net.
+        sklaplace.LaplaceClassifier : Computes on the device of the skorch net.
 
         Examples
         --------

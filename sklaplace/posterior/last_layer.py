@@ -1,7 +1,8 @@
 """LastLayerModel: a linear model in the last layer's weights.
 
-If the outputs are an affine map of the last layer's outputs, ``f(θ) = f* + J (θ - θ*)``
-is exact, and ``J`` follows from the inputs of the layer, the features.
+If the network's outputs are an affine map of the last layer's outputs,
+``f(θ) = f* + J (θ - θ*)`` is exact. ``J`` then depends only on the features, which are
+the inputs of the last layer.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,8 +33,8 @@ from sklaplace.likelihoods.output_hessian import OutputHessian
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel, Operator
 
-# Number of evenly spaced samples per input, used for each block of the preconditioner.
-# More samples take longer and hardly save iterations.
+# Number of evenly spaced samples per feature for each block of the preconditioner. More
+# samples take longer and save hardly any iterations.
 SAMPLES_PER_INPUT = 8
 
 
@@ -46,8 +47,8 @@ class LastLayerModel(LinearModel):
     features : Tensor of shape (N, i)
         Inputs of the last layer, float64.
     head_map : Tensor of shape (c, o), or IdentityMap
-        Jacobian of the outputs with respect to the layer's outputs, the same for all
-        samples.
+        Jacobian of the network's outputs with respect to the last layer's outputs,
+        which is the same for all samples.
     """
 
     features: Tensor
@@ -67,12 +68,12 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _in_own_dtype(self) -> "LastLayerModel":
-        """Model in the dtype of the network."""
+        """Copy of the model in the dtype of the network."""
         names = "features", "head_map", "sample_weight"
         return replace(self, **{k: getattr(self, k).to(self.dtype) for k in names})
 
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
-        """Return ``v -> J v`` and ``u -> Jᵀ u``, products with the features."""
+        """Return ``v -> J v`` and ``u -> Jᵀ u``, computed from the features."""
         model = self if dtype == torch.float64 else self._in_own_dtype
         return model.forward, model.backward
 
@@ -84,7 +85,7 @@ class LastLayerModel(LinearModel):
     def _layer_outputs(self, direction: Tensor) -> Tensor:
         """Return the layer's outputs (N, o) with the weights ``direction``."""
         weight, *bias = self.layout.split(direction)
-        # o x N is faster than N x o, since there are few outputs and many samples
+        # o x N is faster than N x o, because there are few outputs and many samples
         hidden = (weight.reshape(-1, self.features.shape[1]) @ self.features.T).T
         return hidden + bias[0] if bias else hidden
 
@@ -102,7 +103,7 @@ class LastLayerModel(LinearModel):
     def jacobians_at(
         self, f: Tensor, curvature: Curvature, accumulator: Accumulator
     ) -> Iterator[Jacobian]:
-        """Yield Jacobian rows, as features and the loss Hessian at outputs ``f``."""
+        """Yield Jacobian rows as features with the loss Hessian at outputs ``f``."""
         tensors = self.features, f, self.targets, self.sample_weight, self.keys
         elements = accumulator.row_elements(self.layout, f.shape[1])
         n_rows = batch_rows(8 * (elements + self.features.shape[1]))
@@ -116,7 +117,7 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _input_factors(self) -> tuple[tuple[Factor, Tensor], ...]:
-        """Kronecker factor of each block's inputs, and the number of averaged samples.
+        """Kronecker factor of each block's inputs and the number of averaged samples.
 
         The factors do not depend on the weights.
         """
@@ -134,20 +135,21 @@ class LastLayerModel(LinearModel):
         return Kron(self.layout, tuple((outputs, a) for a in inputs), counts)
 
     def structure_at(self, f: Tensor) -> Structure:
-        """Return the curvature at outputs ``f``; Kronecker input factors are reused."""
+        """Return the curvature at outputs ``f``, reusing Kronecker input factors."""
         if isinstance(self.accumulator(self.layout), KronAccumulator):
             return self._kron(f, self.curvature)
         return super().structure_at(f)
 
     # ------------------------------------------------------------- preconditioners
-    # Operators on rows take the weights (o, i), one row per output, with the bias last.
+    # Operators on rows act on weights (o, i): one row per output, with the bias last.
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """Return ``v -> M⁻¹ v``, where ``M ≈ H + diag ρ`` has one block per output.
 
-        Curvatures of outputs differ by orders of magnitude if some classes are better
-        separated than others, and prior precisions may differ as much. A Kronecker
-        product represents neither, but takes less memory. With fewer samples than
-        inputs, the blocks have a dual form based on inner products of samples.
+        The curvatures of the outputs differ by orders of magnitude if some classes are
+        better separated than others. Prior precisions may differ as much. A Kronecker
+        product cannot represent these differences, but needs less memory. If there are
+        fewer samples than features, the blocks have a dual form based on inner products
+        of samples.
         """
         n, i = self.features.shape
         if (blocks := self._blockwise(f, rho, dtype)) is not None:
@@ -171,9 +173,9 @@ class LastLayerModel(LinearModel):
     ) -> Operator | None:
         """Return ``v -> M⁻¹ v`` for ``M`` diagonal in the inputs' eigenbasis.
 
-        ``M`` has the diagonal of ``H + ρ`` in this basis (George et al. 2018, "Fast
-        approximate natural gradient descent in a Kronecker-factored eigenbasis"), for a
-        single precision ``ρ`` of all weights. The basis is computed once, and the
+        In this basis, ``M`` has the diagonal of ``H + ρ`` (George et al. 2018, "Fast
+        approximate natural gradient descent in a Kronecker-factored eigenbasis"). All
+        weights must have the same precision ``ρ``. The basis is computed once. The
         diagonal is a matrix product with few rows.
         """
         n, i = self.features.shape
@@ -191,7 +193,7 @@ class LastLayerModel(LinearModel):
         )
 
     def _on_weights(self, rows: Operator, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """Convert an operator on rows to weights (P,), including the null space."""
+        """Convert an operator on rows to an operator on weights (P,)."""
         apply = self._with_null_space(rows, rho, dtype)
         return lambda v: self.from_outputs(apply(self.by_output(v)))
 
@@ -200,10 +202,10 @@ class LastLayerModel(LinearModel):
     ) -> Operator:
         """Combine an operator on rows with the prior on weights common to all classes.
 
-        Softmax ignores a constant added to all logits. In these directions ``H`` is
-        zero, and a preconditioner with a block per output would take an iteration for
-        each direction. If all classes have the same precisions, no other directions are
-        affected.
+        A softmax ignores a constant that is added to all logits. In these directions,
+        ``H`` is zero, and a preconditioner with one block per output would need an
+        iteration for each direction. If all classes have the same prior precisions, no
+        other directions are affected.
         """
         if self._map is not None or not self.likelihood.is_shift_invariant:
             return rows
@@ -226,7 +228,7 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _largest_curvature(self) -> float:
-        """Curvature of the loss in a weight, for two equally probable classes."""
+        """Curvature of the loss in one weight, for two equally probable classes."""
         return float(self.sample_weight @ self.features.square().mean(1)) / 4
 
     @property
@@ -236,28 +238,28 @@ class LastLayerModel(LinearModel):
         return max(1, n // (SAMPLES_PER_INPUT * (i + self._has_bias)))
 
     def _some_inputs(self, dtype: torch.dtype) -> Tensor:
-        """Return evenly spaced inputs (n, i), with a column of ones for any bias."""
+        """Return inputs (n, i) of evenly spaced samples, with a column for any bias."""
         some = self.features[:: self._stride].to(dtype)
         return pad(some, (0, int(self._has_bias)), value=1.0)
 
     @cached_property
     def _input_eigenbasis(self) -> tuple[Tensor, Tensor]:
-        """Eigenvectors (i, i) of the inputs' moment; squares (n, i) in this basis."""
+        """Eigenbasis (i, i) of the inputs, and their squares (n, i) in the basis."""
         some = self._some_inputs(self.dtype)
         basis = symmetric_eigh(some.T @ some)[1].to(some)
         return basis, (some @ basis) ** 2
 
     def _layer_curvatures(self, f: Tensor, stride: int = 1) -> Tensor:
-        """Return the loss curvature (n, o) in the layer's outputs at spaced samples."""
+        """Return the loss curvature (n, o) in the layer's outputs, for some samples."""
         data = f, self.targets, self.sample_weight
         hessian = GGN(self.likelihood, *(values[::stride] for values in data))
         return hessian.diagonals(self._map)
 
     def _blockwise(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator | None:
-        """Invert the block of ``H + diag ρ`` of each output, on a subsample.
+        """Invert each output's block of ``H + diag ρ``, computed on a subsample.
 
-        Return None if the blocks are too large, or singular due to rounding. Takes
-        O(o·i³) time, and memory for o·i² numbers.
+        Return None if the blocks are too large, or singular due to rounding. The cost
+        is O(o·i³) time, and memory for o·i² numbers.
         """
         curvatures = self._layer_curvatures(f, self._stride)
         (n, i), o = self.features.shape, curvatures.shape[1]
@@ -277,9 +279,9 @@ class LastLayerModel(LinearModel):
         return lambda rows: (rows.unsqueeze(1) @ inverses).squeeze(1)
 
     def _dual_blockwise(self, f: Tensor, rho: Tensor) -> Operator | None:
-        """Invert the same blocks on all samples, by the Woodbury identity.
+        """Invert the blocks, computed on all samples, by the Woodbury identity.
 
-        Return None if the matrices are too large. Takes O(o·N²·(N + i)) time, and
+        Return None if the matrices are too large. The cost is O(o·N²·(N + i)) time, and
         memory for o·N² numbers.
         """
         roots = self._layer_curvatures(f).sqrt()
@@ -291,7 +293,7 @@ class LastLayerModel(LinearModel):
         for row in (rows := self.by_output(rho)):
             if not grams or not torch.equal(row, rows[len(grams) - 1]):
                 products = (self.features / row[:i]) @ self.features.T
-                products += (1 / row[i:]).sum()  # of any bias
+                products += (1 / row[i:]).sum()  # for any bias
             grams.append(products)
         blocks = torch.stack(grams).mul_(roots.T.unsqueeze(1))
         blocks.mul_(roots.T.unsqueeze(2))
@@ -299,11 +301,11 @@ class LastLayerModel(LinearModel):
         lower, failed = torch.linalg.cholesky_ex(blocks)
         if failed.any():
             return None
-        # the inverse factor is more precise than the inverse under a weak prior
+        # under a weak prior, the inverse factor is more precise than the inverse
         halves = lower_inverse(lower)
 
         def apply(v: Tensor) -> Tensor:
-            scaled = v / rho  # float64: float32 differences would be rounding errors
+            scaled = v / rho  # in float32, differences would be rounding errors
             columns = halves @ (self._layer_outputs(scaled) * roots).T.unsqueeze(2)
             hidden = (halves.mT @ columns).squeeze(2).T * roots
             return (scaled - self._in_weights(hidden) / rho).to(v.dtype)
@@ -317,18 +319,18 @@ class LastLayerModel(LinearModel):
         return torch.cat([weight, bias[0].unsqueeze(1)], 1) if bias else weight
 
     def from_outputs(self, rows: Tensor) -> Tensor:
-        """Invert `by_output`, to (P,)."""
+        """Return weights (P,) from rows; the inverse of `by_output`."""
         parts = [rows[:, :-1].flatten(), rows[:, -1]]
         return torch.cat(parts) if self._has_bias else rows.flatten()
 
 
 def refit_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
-    """Return the memory in bytes to refit a last layer on ``n_rows`` samples."""
+    """Return the memory for refitting a last layer on ``n_rows`` samples, in bytes."""
     i = layout.blocks[0].factor_shape[1]
     # inputs in float64 and in the dtype of the network; outputs, gradients and
     # intermediate results of a step
     per_row = 16 * i + 6 * 8 * n_outputs
-    # a factor, its eigenvectors and the memory to compute them
+    # a factor, its eigenvectors and the workspace to compute them
     is_dual = n_rows < i and _fit_budget(n_outputs, n_rows)
     width = 0 if is_dual or i > MAX_FACTOR else i
     # weights, gradient, direction and its product with the curvature
@@ -336,19 +338,19 @@ def refit_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
 
 
 def _fit_budget(n_blocks: int, size: int) -> bool:
-    """Return whether square matrices, Cholesky factors and inverses fit the budget."""
+    """Return whether matrices, Cholesky factors and inverses fit in the budget."""
     return 3 * 8 * n_blocks * size**2 <= BUDGET
 
 
 class LastLayerRecorder:
-    """Recorder of the data of a `LastLayerModel` during curvature accumulation.
+    """Recorder of data for a `LastLayerModel` during curvature accumulation.
 
     Parameters
     ----------
     head_map : Tensor of shape (c, o), IdentityMap or None
-        Jacobian of the outputs with respect to the last layer's outputs, if it was the
-        same for a few samples. Recording stops at the first sample with another
-        Jacobian.
+        Jacobian of the network's outputs with respect to the last layer's outputs, if a
+        few samples share one Jacobian. Recording stops at the first sample with a
+        different Jacobian.
     """
 
     def __init__(self, head_map: Tensor | IdentityMap | None) -> None:
@@ -369,7 +371,7 @@ class LastLayerRecorder:
         weights: Tensor | None,
         keys: Tensor | None,
     ) -> None:
-        """Record a batch; ``jacobian`` has rows ``SᵀJ``, and ``columns`` has ``S``."""
+        """Record a batch with ``S`` in ``columns`` and rows ``SᵀJ`` in ``jacobian``."""
         if self.head_map is None:
             return
         block = jacobian.blocks[0]
@@ -382,16 +384,16 @@ class LastLayerRecorder:
             self.batches.append((block.a.squeeze(1), f, targets, w, k))
 
     def merge(self, other: "LastLayerRecorder") -> None:
-        """Append the samples of another recorder; drop all if either has stopped."""
+        """Append another recorder's samples; drop all if either recorder stopped."""
         if self.head_map is None or other.head_map is None:
             self.head_map, self.batches = None, []
         else:
             self.batches += other.batches
 
     def _agrees(self, block: Block, hessian: OutputHessian, jacobian: Jacobian) -> bool:
-        """Return whether output gradients agree with the map, for one combination.
+        """Return whether the gradients of a combination of outputs agree with the map.
 
-        One combination of outputs costs 1/c of checking all outputs. A `HeadBlock`
+        Checking one combination costs 1/c of checking all c outputs. A `HeadBlock`
         needs no check.
         """
         m = self.head_map
@@ -409,7 +411,7 @@ class LastLayerRecorder:
         curvature: Curvature,
         accumulator: Callable[[Layout], Accumulator],
     ) -> LastLayerModel | None:
-        """Build the linear model; return None if the outputs are not affine in it."""
+        """Build the linear model, or return None if the outputs are not affine."""
         if not self.is_linear:
             return None
         features = torch.cat([batch[0] for batch in self.batches]).double()

@@ -1,14 +1,14 @@
-"""Leverage: the distance of last-layer features from the training samples.
+"""Leverage: a distance of last-layer features from the training samples.
 
 In a group k of n_k training samples with mean ``μ_k``, features ``φ`` have the leverage
 
     h(φ) = 1/n_k + (φ - μ_k)ᵀ (W + ε)⁻¹ (φ - μ_k),      W = Σ (φₙ - μ)(φₙ - μ)ᵀ.
 
-The leverage is the variance of the prediction of a linear regression on ``φ`` and an
-indicator of each group, in units of the noise variance. With one group, it is the usual
-leverage of a regression with an intercept. ``W`` is a sum over samples and depends on
-neither weights, prior nor likelihood. The leverage of a training sample among the other
-samples has a closed form.
+Consider a linear regression on ``φ`` and an indicator of each group. The leverage is
+the variance of the regression's prediction, in units of the noise variance. With one
+group, this is the usual leverage in a regression with an intercept. ``W`` is a sum over
+samples and does not depend on the weights, the prior or the likelihood. The
+leave-one-out leverage of a training sample has a closed form.
 
 References: Zhdanov, Dereka and Kolesnikov (2023), "Identity curvature Laplace
 approximation for improved out-of-distribution detection" (leverage as a score); Lee et
@@ -29,15 +29,15 @@ from sklaplace.core.serialise import FieldsOnly
 
 # Maximum number of features; more features are hashed.
 MAX_FEATURES = 2048
-# Largest distance, because float32 cannot square all features.
+# Largest distance. Squares of large features overflow in float32.
 _LARGEST = 1e30
 _SMALLEST = 1e-30
-# Smallest ridge, as a fraction of the mean square of constant features.
+# Smallest ridge, as a fraction of the mean squared feature, for constant features.
 _ROUNDING = 1e-12
 
 
 @lru_cache(maxsize=8)
-@torch.inference_mode(False)  # else later gradients fail
+@torch.inference_mode(False)  # otherwise, later gradients fail
 def _hashing(i: int, most: int) -> tuple[Tensor, Tensor]:
     """Return a fixed position and sign for each of ``i`` features."""
     generator = torch.Generator().manual_seed(i)
@@ -47,9 +47,10 @@ def _hashing(i: int, most: int) -> tuple[Tensor, Tensor]:
 
 
 def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
-    """Return features (b, i), hashed to ``most`` columns if there are more.
+    """Return features (b, i), hashed to ``most`` columns if there are more columns.
 
-    Inner products of hashed features estimate the original inner products without bias.
+    Inner products of hashed features are unbiased estimates of the original inner
+    products.
     """
     i = features.shape[1]
     if i <= most:
@@ -61,7 +62,7 @@ def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
 
 @dataclass(frozen=True)
 class FeatureMoments:
-    """Sums over samples in any order, float64.
+    """Sums over samples, float64. The order of the samples does not matter.
 
     Attributes
     ----------
@@ -83,7 +84,7 @@ class FeatureMoments:
     ) -> "FeatureMoments":
         """Compute the moments of samples (b, i) in groups (b,) with weights (b,)."""
         features, weights = features.double(), weights.double()
-        if (weights == 1).all():  # takes a third of the time
+        if (weights == 1).all():  # three times as fast
             weighted, squares = features, gram(features)
         else:
             weighted = features * weights.unsqueeze(1)
@@ -100,14 +101,14 @@ class FeatureMoments:
 
 @dataclass(frozen=True)
 class Leverage(FieldsOnly):
-    """Leverages under several ridges, from sums over the training samples.
+    """Leverages for several ridges, from sums over the training samples.
 
     Attributes
     ----------
     moments : FeatureMoments
         Sums over the training samples.
     ridges : tuple of float
-        ε as fractions of the mean eigenvalue of ``W``.
+        Values of ε, as fractions of the mean eigenvalue of ``W``.
     """
 
     moments: FeatureMoments
@@ -115,7 +116,7 @@ class Leverage(FieldsOnly):
 
     @cached_property
     def means(self) -> Tensor:
-        """Mean features (K, i) of each group; an empty group has the overall mean."""
+        """Mean features (K, i) of the groups; the overall mean for an empty group."""
         counts, sums = self.moments.counts, self.moments.sums
         means = sums / counts.clamp(min=_SMALLEST).unsqueeze(1)
         overall = sums.sum(0) / counts.sum()
@@ -156,7 +157,7 @@ class Leverage(FieldsOnly):
     ) -> Tensor:
         """Return leverages (b, R) of new samples (b, i) in groups (b,), float64.
 
-        Uses the first ``n_ridges`` ridges, by default all ridges.
+        Only the first ``n_ridges`` ridges are used. The default is all ridges.
         """
         counts = self.moments.counts[groups]
         distances = self._distances(features, groups, n_ridges)
@@ -165,8 +166,8 @@ class Leverage(FieldsOnly):
     def whitened(self, features: Tensor, groups: Tensor) -> Tensor:
         """Return ``ψ`` (b, i + 1), whose squared norm is the leverage.
 
-        The leverage uses the first ridge. The result is float64, and differentiable if
-        the features are.
+        The leverage uses the first ridge. The result is float64 and differentiable with
+        respect to the features.
         """
         deviations = features.double() - self.means[groups]
         whitened = deviations @ self._whitening(0, torch.float64)
@@ -186,10 +187,10 @@ class Leverage(FieldsOnly):
     ) -> Tensor:
         """Return leave-one-out leverages (b, R) of training samples.
 
-        The Sherman-Morrison formula gives ``h / (1 - h)`` without a ridge and is exact
-        for a constant ridge. If a sample has a weight (b,) above one, only one unit of
-        the weight is left out. A sample that is alone in its group has an infinite
-        leverage.
+        The leverages follow from the Sherman-Morrison formula. Without a ridge, they
+        are ``h / (1 - h)``. The formula is exact if the ridge does not change. For a
+        sample with a weight (b,) above one, only one unit of the weight is left out.
+        The only sample of a group has an infinite leverage.
         """
         features = features.double()
         counts = self.moments.counts[groups].unsqueeze(1)

@@ -2,8 +2,8 @@
 
 With ``f(θ) = f* + J (θ - θ*)``, the most probable weights under a prior minimise the
 convex function ``Σ w · loss(f(θ), y) + ½ (θ - μ₀)ᵀ diag(ρ) (θ - μ₀)`` with
-``ρ = δ/scale``. The evidence is reliable at these weights, but not at weights that were
-trained under another prior (Antorán et al. 2022, "Adapting the linearised Laplace model
+``ρ = δ/scale``. The evidence is reliable at these weights, but not at weights trained
+under a different prior (Antorán et al. 2022, "Adapting the linearised Laplace model
 evidence for modern deep learning").
 """
 
@@ -49,13 +49,14 @@ class LinearModel(ABC):
     curvature : Curvature
         Entry of ``CURVATURES``.
     accumulator : callable
-        Returns an empty accumulator of the posterior's structure for a layout.
+        Function that returns an empty accumulator of the posterior's structure for a
+        layout.
     keys : Tensor of shape (N,)
         Keys of the samples for random draws; see `row_hash`.
     dtype : torch.dtype
         Dtype of the network. Products within a Newton step use this dtype, because the
-        next gradient corrects their errors. Losses and gradients of refits to a low
-        precision also use it. All other computations use float64.
+        next gradient corrects their errors. Low-precision refits also use this dtype
+        for losses and gradients. All other computations use float64.
     """
 
     layout: Layout
@@ -119,13 +120,13 @@ class LinearModel(ABC):
         return self.outputs + self.products(torch.float64)[0](weights - self.weights)
 
     def target_variance(self) -> Tensor:
-        """Return the weighted variance of real targets, averaged over columns, ()."""
+        """Return the weighted variance of numeric targets, averaged over columns."""
         fractions = (self.sample_weight / self.sample_weight.sum()).unsqueeze(-1)
         mean = (fractions * self.targets).sum(0)
         return (fractions * (self.targets - mean) ** 2).sum(0).mean()
 
     def loss(self, f: Tensor) -> Tensor:
-        """Return the weighted sum of the loss, ()."""
+        """Return the weighted sum of the samples' losses."""
         return self._weighted(self.likelihood.loss(f, self.targets)).sum()
 
     def _weighted(self, values: Tensor) -> Tensor:
@@ -147,7 +148,10 @@ class LinearModel(ABC):
         return self.accumulated(self.accumulator(self.layout), f, self.curvature)
 
     def posterior(self, template: GaussianPosterior, mean: Tensor) -> GaussianPosterior:
-        """Return the posterior at another mean (P,), with its curvature and loss."""
+        """Return the posterior at another mean (P,), with the curvature and loss there.
+
+        The template provides the other attributes.
+        """
         f = self.at(mean)
         given = self.likelihood, f, self.targets, self.sample_weight
         data_fit = DataFit.of(*given, template.data_fit.n_targets)
@@ -173,8 +177,8 @@ class LinearModel(ABC):
 
         Notes
         -----
-        Uses Newton's method with preconditioned conjugate gradients. Each inner
-        iteration takes two products with the Jacobian.
+        The refit uses Newton's method with preconditioned conjugate gradients. Each
+        inner iteration needs two products with the Jacobian.
         """
         rho = priors.expand(template.prior_precision, self.layout) / template.loss_scale
         prior_mean = template.hyperparameters.prior_mean.expand_as(rho)
@@ -190,9 +194,9 @@ class LinearModel(ABC):
         prior_mean: Tensor,
         dtype: torch.dtype = torch.float64,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return regularised loss, its gradient (P,) and outputs (N, c), in float64.
+        """Return the regularised loss, its gradient (P,) and the outputs (N, c).
 
-        The computation uses ``dtype``.
+        The computation uses ``dtype``. The results are float64.
         """
         forward, backward = self.products(dtype)
         f = self.outputs.to(dtype) + forward((theta - self.weights).to(dtype))
@@ -202,7 +206,7 @@ class LinearModel(ABC):
         return value, backward(gradient).double() + rho * offset, f.double()
 
     def dense_curvature_at(self, f: Tensor, rho: Tensor) -> Tensor:
-        """Return ``H + diag ρ`` at outputs ``f`` as a dense (P, P), float64."""
+        """Return ``H + diag ρ`` at outputs ``f`` as a float64 matrix (P, P)."""
         full = self.accumulated(FullAccumulator(self.layout), f, GGN).dense()
         return full + rho.diag()
 

@@ -2,8 +2,8 @@
 
 The linearised predictive is centred at the most probable weights of this model under
 the prior, not at the network's own weights (Antorán et al. 2022, "Adapting the
-linearised Laplace model evidence for modern deep learning", section 4). Only products
-with the factored Jacobian are needed.
+linearised Laplace model evidence for modern deep learning", section 4). The model only
+needs products with the factored Jacobian.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,8 +25,8 @@ from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel, Operator
 from sklaplace.posterior.tuning.problem import LinearisedBatch
 
-# Largest fraction of free memory for cached Jacobians. If they need more, every pass
-# recomputes them.
+# Largest fraction of free memory for cached Jacobians. If the Jacobians need more
+# memory, every pass recomputes them.
 MEMORY_FRACTION = 0.25
 
 
@@ -37,7 +37,8 @@ class LinearisedNetwork(LinearModel):
     Attributes
     ----------
     jacobians : iterable of Jacobian
-        Batches of the Jacobian of all outputs. Each product iterates over them once.
+        Jacobian of all outputs, in batches. Each product iterates over the batches
+        once.
     structure : Structure
         Curvature at the network's weights, used for preconditioning.
     """
@@ -53,7 +54,7 @@ class LinearisedNetwork(LinearModel):
         curvature: Curvature,
         accumulator: Callable[[Layout], Accumulator],
     ) -> "LinearisedNetwork":
-        """Build a model from batches that can be iterated repeatedly."""
+        """Build a model from batches that can be iterated over repeatedly."""
         jacobians = _Jacobians(batches)
         data = [
             (b.f, b.targets, b.weights, cast(Tensor, b.keys))
@@ -65,7 +66,7 @@ class LinearisedNetwork(LinearModel):
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
         """Return ``v -> J v`` and ``u -> Jᵀ u``.
 
-        Each call passes over all samples.
+        Each product takes one pass over all samples.
         """
 
         def in_dtype() -> Iterator[Jacobian]:
@@ -89,7 +90,7 @@ class LinearisedNetwork(LinearModel):
     def jacobians_at(
         self, f: Tensor, curvature: Curvature, accumulator: Accumulator
     ) -> Iterator[Jacobian]:
-        """Yield Jacobian rows ``Sᵀ J``, with ``S Sᵀ`` the output Hessian at ``f``."""
+        """Yield Jacobian rows ``Sᵀ J``; ``S Sᵀ`` is the output Hessian at ``f``."""
         tensors = f, self.targets, self.sample_weight, self.keys
         start = 0
         for jacobian in self.jacobians:
@@ -102,8 +103,8 @@ class LinearisedNetwork(LinearModel):
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """Return ``v -> M⁻¹ v`` for a structure ``M`` with an eigenbasis.
 
-        ``M`` is the posterior's structure if it has an eigenbasis. Otherwise, ``M`` has
-        Kronecker factors at ``f``.
+        ``M`` is the posterior's structure if it has an eigenbasis. Otherwise, ``M`` is
+        a Kronecker-factored or diagonal curvature at ``f``.
         """
         one = torch.ones((), dtype=torch.float64, device=rho.device)
         structure = self.structure
@@ -116,7 +117,7 @@ class LinearisedNetwork(LinearModel):
 
 
 def _supported_prior(rho: Tensor, structure: Structure) -> Tensor:
-    """Return geometric means of ``rho`` (P,) in the finest supported form."""
+    """Return geometric means of ``rho`` (P,), as finely as the structure supports."""
     if "diag" in structure.priors:
         return rho
     if "layerwise" not in structure.priors:
@@ -126,7 +127,7 @@ def _supported_prior(rho: Tensor, structure: Structure) -> Tensor:
 
 
 class _Jacobians:
-    """Jacobians of batches, cached if they fit in memory, otherwise recomputed."""
+    """Jacobians of batches, cached if they fit in memory and recomputed otherwise."""
 
     def __init__(self, batches: Iterable[LinearisedBatch]) -> None:
         self._batches = batches

@@ -1,13 +1,13 @@
 """Novelty: dissimilarity of a sample to the training data, from last-layer features.
 
-The score combines the leverages of the features among the training samples of the
-predicted class, under a small and a large ridge, with the network's indecision between
-the classes. The logarithm of each quantity is compared with a normal distribution
-fitted to the training samples. The leverage of a training sample leaves out the sample
-itself. The score is the sum of the logarithms of the tail probabilities.
+The score combines three quantities: the leverages of the features for a small and for a
+large ridge, and the network's indecision between the classes. The leverages refer to
+the training samples of the predicted class. For each quantity, a normal distribution is
+fitted to the logarithms for the training samples, whose leverages are leave-one-out
+leverages. The score is the sum of the logarithms of the tail probabilities.
 
-Regression has a single leverage, among all training samples. Classification also has a
-single leverage if the mean features of all classes would take much memory.
+Regression has a single leverage, which refers to all training samples. Classification
+also has a single leverage if the mean features of all classes need too much memory.
 
 References: Mukhoti, Kirsch, van Amersfoort, Torr and Gal (2023), "Deep deterministic
 uncertainty: a new simple baseline" (feature density and entropy of the classes); Fisher
@@ -36,16 +36,16 @@ from sklaplace.posterior.leverage import (
 # in directions where features hardly vary; the large ridge measures the distance to the
 # group's mean.
 RIDGES = 1e-3, 1.0
-# Fraction of the training samples whose distance counts as usual.
+# Fraction of the training samples whose leverage counts as usual.
 USUAL = 0.99
 # Maximum number of training samples kept for comparison.
 MAX_KEPT = 256
-# Smallest standard deviation of logarithms, for identical training samples.
+# Smallest standard deviation of the logarithms, for identical training samples.
 SMALLEST_STD = 1e-2
-# Ridge of inputs, whose columns may have different units. Inputs with more columns than
-# the maximum are hashed.
+# Ridge for inputs, whose columns may have different units, and the maximum number of
+# columns. Inputs with more columns are hashed.
 INPUT_RIDGE, MAX_INPUTS = 1e-2, 256
-# Maximum size of the feature sums of all classes: 32 MiB, copied for each batch.
+# Maximum number of feature sums of all classes. These 32 MiB are copied for each batch.
 MAX_SUMS = 2**22
 # Largest magnitude of mean log-probabilities.
 _LARGEST = 1e6
@@ -53,7 +53,7 @@ _TINY = 1e-300
 
 
 def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> float:
-    """Return the weighted quantile of the values at the fraction ``share``."""
+    """Return the weighted quantile of the values at the level ``share``."""
     values, order = values.sort()
     totals = weights[order].cumsum(0)
     index = torch.searchsorted(totals, share * totals[-1])
@@ -61,9 +61,9 @@ def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> float:
 
 
 def finite_moments(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return means and standard deviations (q,) of the finite values, (b, q).
+    """Return the means and standard deviations (q,) of the finite values (b, q).
 
-    The weights have the shape (b,).
+    The weights have shape (b,).
     """
     is_finite = values.isfinite()
     shares = torch.where(is_finite, weights.unsqueeze(1), 0.0)
@@ -78,11 +78,11 @@ def finite_moments(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 def _class_logits(
     likelihood: ClassificationLikelihood, f: Tensor, features: Tensor
 ) -> tuple[Tensor, int]:
-    """Return logits (b, labels, K) and the number of groups.
+    """Return the logits (b, labels, K) and the number of groups.
 
-    Each class is a group, so that features (b, i) are compared with the predicted
-    class. There is a single group if there are several labels or if sums over each
-    class take too much memory.
+    Each class is a group, and features (b, i) are compared with the predicted class.
+    There is a single group if there are several labels or if the feature sums of all
+    classes need too much memory.
     """
     logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
     logits = logits.reshape(len(f), -1, logits.shape[1])
@@ -92,7 +92,7 @@ def _class_logits(
 
 
 def _table(x: object) -> Tensor | None:
-    """Return inputs that are rows of real numbers; return None for other inputs."""
+    """Return the inputs if they are rows of real numbers, otherwise None."""
     first, *others = leaves(x)
     is_table = isinstance(first, Tensor) and first.ndim == 2 and not others
     return first if is_table and first.is_floating_point() else None
@@ -100,7 +100,7 @@ def _table(x: object) -> Tensor | None:
 
 @dataclass(frozen=True)
 class FeatureBatch:
-    """Features of samples, with other data that determine their novelty.
+    """Features of samples and other data that determine the samples' novelty.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class FeatureBatch:
     keys : Tensor of shape (b,)
         Hashes of the samples' inputs.
     targets : Tensor of shape (b, c) or (b, 0)
-        Targets, if they are numbers with a noise level.
+        Targets, if the likelihood has a noise level.
     inputs : Tensor of shape (b, d) or (b, 0)
         Inputs of the network, if they are rows of real numbers.
     """
@@ -164,7 +164,7 @@ class FeatureBatch:
         return FeatureBatch(*map(torch.cat, parts))
 
     def kept(self) -> "FeatureBatch":
-        """Return the samples with the smallest hashes, merging equal hashes."""
+        """Return the samples with the smallest hashes; merge samples of equal hash."""
         if len(self.keys) <= MAX_KEPT:
             return self
         found, places = self.keys.unique(return_inverse=True)
@@ -188,8 +188,8 @@ class Distance:
     leverage : Leverage
         Leverage of this attribute.
     usual : float
-        The `USUAL` quantile of the training samples' leave-one-out leverages. Samples
-        that are alone in their group do not count.
+        The `USUAL` quantile of the training samples' leave-one-out leverages. Groups
+        with a single sample do not count.
     inflation : float
         See `Novelty`.
     """
@@ -204,7 +204,7 @@ class Distance:
         return self.leverage(self._values(batch), batch.groups, 1)[:, 0] / self.usual
 
     def relative(self, batch: FeatureBatch) -> Tensor:
-        """Return leverages in units of the inflated ``usual`` leverage, (b,)."""
+        """Return leverages in units of ``usual * inflation``, (b,)."""
         return self.compared(batch) / self.inflation
 
     def whitened(self, batch: FeatureBatch) -> Tensor:
@@ -213,13 +213,13 @@ class Distance:
         return found / (self.usual * self.inflation) ** 0.5
 
     def _values(self, batch: FeatureBatch) -> Tensor:
-        """Return features or inputs; raise ValueError if they differ from training."""
+        """Return the features or inputs; raise ValueError for a width unlike in fit."""
         values, n = getattr(batch, self.name), self.leverage.moments.sums.shape[1]
         if values.shape[1] != n:
             raise ValueError(
-                f"X has other {self.name} than in fit, where they were {n} real "
-                "numbers a row, so that their distance from the training samples is "
-                "unknown. Give X as in fit, or use residual='none'."
+                f"The {self.name} of X differ in format from fit, which had {n} real "
+                "numbers per row: their distance from the training samples is unknown. "
+                "Pass X in the same format as in fit, or use residual='none'."
             )
         return values
 
@@ -239,8 +239,8 @@ class Novelty(FieldsOnly):
     samples : FeatureBatch
         Some training samples, for comparison.
     inflation : tuple of float
-        Factors by which the leverages of features and inputs are larger for held-out
-        samples; one without held-out samples.
+        Ratios of the leverages of held-out samples to the leverages of training
+        samples, for features and for inputs; one without held-out samples.
     """
 
     likelihood: Likelihood
@@ -251,7 +251,7 @@ class Novelty(FieldsOnly):
 
     @classmethod
     def of(cls, likelihood: Likelihood, batch: FeatureBatch, c: int) -> "Novelty":
-        """Build from a first batch, for a network with c outputs."""
+        """Build the novelty from a first batch, for a network with c outputs."""
         n_groups = 1
         if isinstance(likelihood, ClassificationLikelihood):
             zeros = batch.features.new_zeros(1, c)
@@ -262,9 +262,9 @@ class Novelty(FieldsOnly):
         return cls(likelihood, features, inputs, batch.kept())
 
     def beside(self, inputs: Tensor) -> "Novelty":
-        """Return the novelty, without its inputs if ``inputs`` have another width.
+        """Return the novelty, without inputs if ``inputs`` have a different width.
 
-        Such inputs are not a table but sequences, padded per batch.
+        Inputs of different widths are not a table, but sequences padded per batch.
         """
         if inputs.shape[1] == self.samples.inputs.shape[1]:
             return self
@@ -284,10 +284,10 @@ class Novelty(FieldsOnly):
 
     @cached_property
     def leverage(self) -> Leverage:
-        """Leverage of features among the training samples.
+        """Leverage of features relative to the training samples.
 
-        A single group has only the small ridge: the distance from the overall mean does
-        not indicate novelty if classes surround it.
+        A single group uses only the small ridge. If classes surround the overall mean,
+        the distance from this mean does not indicate novelty.
         """
         n_groups = len(self.moments.counts)
         return Leverage(self.moments, RIDGES if n_groups > 1 else RIDGES[:1])
@@ -313,10 +313,11 @@ class Novelty(FieldsOnly):
     def inflated(self, compared: list[Tensor]) -> "Novelty":
         """Return the novelty with ``inflation`` estimated from held-out samples.
 
-        Held-out samples can have larger leverages, because the network was fitted to
-        the training samples. Each of ``compared`` has the shape (b, 2) or (b, 3): the
-        leverages of held-out samples, see `Distance.compared`, and the sample weights
-        as the last column. The values may come from similar networks.
+        Held-out samples can have larger leverages than training samples, because the
+        network was fitted to the training samples. Each entry of ``compared`` has shape
+        (b, 2) or (b, 3). The columns are the leverages of held-out samples from
+        `Distance.compared`, followed by the sample weights. The values may come from
+        similar networks.
         """
         n = len(self.distances) + 1 if compared else 0  # avoids slow decompositions
         compared = [values for values in compared if values.shape[1] == n]
@@ -351,8 +352,8 @@ class Novelty(FieldsOnly):
     def log_tail_probability(self, features: Tensor, f: Tensor) -> Tensor:
         """Return scores (b,) of features (b, i) and outputs (b, c), float64.
 
-        A score is a sum of logarithms of tail probabilities. The higher the score, the
-        more similar is the sample to the training data.
+        A score is a sum of logarithms of tail probabilities. A higher score means that
+        the sample is more similar to the training data.
         """
         batch = FeatureBatch.of(self.likelihood, features, f)
         leverages = self.leverage(batch.features, batch.groups)

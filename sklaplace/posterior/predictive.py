@@ -3,7 +3,7 @@
 The linearised predictive (``glm``) is exact for the linearised network:
 ``f(x) ~ N(f* + J (mean - weights), J Σ Jᵀ)`` (Immer, Korzepa and Bauer 2021, "Improving
 predictions of Bayesian neural nets via local linearization"). The Monte Carlo
-predictive (``nn``) evaluates the network itself at weight samples.
+predictive (``nn``) evaluates the network itself at sampled weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +30,7 @@ from sklaplace.posterior.gaussian import GaussianPosterior
 # Assumed number of intermediate values per input value in a forward pass.
 ACTIVATIONS_PER_INPUT = 16
 
-# mean and covariance, or variances
+# mean, and covariance or variances
 Moments = tuple[Tensor, Tensor]
 
 
@@ -67,9 +67,9 @@ class Linearisation:
     Attributes
     ----------
     f : Tensor of shape (b, k)
-        Outputs that ``jacobian`` covers; all or part of them.
+        All outputs, or some of them.
     jacobian : Jacobian
-        Jacobian of these k outputs.
+        Jacobian of the k outputs in ``f``.
     """
 
     f: Tensor
@@ -77,7 +77,7 @@ class Linearisation:
     _projection: Projection | None = None
 
     def projected(self, posterior: GaussianPosterior, *, diagonal: bool) -> Moments:
-        """Return mean (b, k) and covariance (b, k, k), or variances (b, k).
+        """Return the mean (b, k), and the covariance (b, k, k) or variances (b, k).
 
         The projection of the Jacobian is reused for all prior precisions.
         """
@@ -96,7 +96,7 @@ def linearise(
     diagonal: bool,
     centring: Centring | None,
 ) -> Iterator[Linearisation]:
-    """Yield linearised outputs of a batch, in parts if ``diagonal`` and c is large.
+    """Yield the linearised outputs of a batch, in parts if ``diagonal`` and c is large.
 
     ``centring`` subtracts the mean over outputs.
     """
@@ -117,9 +117,10 @@ def glm(
     diagonal: bool = False,
     centred: bool = False,
 ) -> Moments:
-    """Return mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
+    """Return the mean (b, c) and covariance (b, c, c) of the linearised outputs.
 
-    For a likelihood with r > 1 blocks of K outputs, the covariances are (b, r, K, K).
+    Both are float64. For a likelihood with r > 1 blocks of K outputs, the covariances
+    have shape (b, r, K, K).
 
     Parameters
     ----------
@@ -132,13 +133,13 @@ def glm(
     diagonal : bool, default=False
         Return variances (b, c) without computing covariances.
     centred : bool, default=False
-        Subtract the mean over outputs. A softmax ignores this mean, whose variance can
-        exceed the variance of differences by orders of magnitude.
+        Subtract the mean over outputs. A softmax ignores this mean, but its variance
+        can exceed the variance of differences by orders of magnitude.
 
     Notes
     -----
-    Takes one forward pass and, unless only the last layer is selected, a backward pass
-    with c columns down to the selected weights.
+    The cost is one forward pass. Unless only the last layer is selected, a backward
+    pass with c columns to the selected weights is also needed.
     """
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
     precision, parts = posterior.precision, []
@@ -152,7 +153,7 @@ def glm(
 
 
 def side_by_side(parts: Iterable[Moments]) -> Moments:
-    """Join moments over outputs; several parts must have variances, not covariances."""
+    """Join moments along outputs; several parts must have variances."""
     means, covariances = zip(*parts, strict=True)
     if len(means) == 1:
         return means[0], covariances[0]
@@ -173,8 +174,8 @@ def network_draws(
 ) -> Tensor:
     """Return outputs (b, c, s) of the network itself at weights (s, P), float64.
 
-    Takes one forward pass per weight sample, or per group of samples that fits the
-    caches. The network's own weights do not change.
+    Each forward pass evaluates one weight sample, or as many as fit in the cache. The
+    network's own weights do not change.
     """
     own = dict(forward.module.named_parameters())
     jac.require_seen_paths(forward, x, posterior.layout)
@@ -201,12 +202,12 @@ def _vectorised(
     outputs: Callable[[Tensor], Tensor], forward: Forward, parts: Iterable[Tensor]
 ) -> Tensor | None:
     """Return outputs (s, b, c) by vmap, or None if an operator has no batching rule."""
-    # restore attributes that the forward pass sets to vmap's wrapped tensors
+    # to restore attributes that the forward pass sets to vmap's wrapped tensors
     before = [(part, dict(vars(part))) for part in forward.module.modules()]
     try:
         with quiet_batching():
             return torch.cat([vmap(outputs)(part) for part in parts])
-    except RuntimeError:  # no batching rule: evaluate samples one by one
+    except RuntimeError:  # no batching rule: evaluate the samples one by one
         forward.takes_many = False
         return None
     finally:
@@ -218,10 +219,10 @@ def _vectorised(
 def moments(
     draws: Tensor, *, diagonal: bool, centred: bool, n_blocks: int = 1
 ) -> Moments:
-    """Return mean (b, c) and covariances (b, c, c), or variances (b, c), of draws.
+    """Return the mean (b, c), and covariances (b, c, c) or variances (b, c), of draws.
 
-    ``draws`` is (b, c, s). For r > 1 blocks of K outputs, the covariances are
-    (b, r, K, K).
+    ``draws`` has shape (b, c, s). For r > 1 blocks of K outputs, the covariances have
+    shape (b, r, K, K).
     """
     blocks = draws.unflatten(1, (n_blocks, -1))
     if centred:
@@ -240,15 +241,16 @@ def moments(
 def in_graph(
     posterior: GaussianPosterior, forward: Forward, x: Batch, n_joint: int = 1
 ) -> Moments:
-    """Return mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
+    """Return differentiable moments of the linearised outputs, float64.
 
-    Groups of q = ``n_joint`` consecutive samples have mean (b/q, q·c) and covariance
-    (b/q, q·c, q·c); the outputs of one sample are adjacent. The result is
-    differentiable with respect to ``x``, unlike `glm`, which detaches its Jacobians.
+    Groups of q = ``n_joint`` consecutive samples have the mean (b/q, q·c) and the
+    covariance (b/q, q·c, q·c). The outputs of a sample are adjacent. The moments are
+    differentiable with respect to ``x``, unlike the result of `glm`, which detaches its
+    Jacobians.
 
     Notes
     -----
-    The dense Jacobian has b·c·P elements and takes c backward passes per sample.
+    The dense Jacobian has b·c·P elements and needs c backward passes per sample.
     """
     own = {name: p.detach() for name, p in forward.module.named_parameters()}
     layout = posterior.layout
@@ -263,7 +265,7 @@ def in_graph(
     try:
         with quiet_batching():
             rows, f = vmap(linearised)(x)
-    except RuntimeError:  # no batching rule: evaluate samples one by one
+    except RuntimeError:  # no batching rule: evaluate the samples one by one
         n_rows = len(next(leaves(x)))
         try:
             parts = [linearised(tree_rows(x, n)) for n in range(n_rows)]
@@ -271,8 +273,8 @@ def in_graph(
             if "requires_grad_" not in str(error):
                 raise
             raise ValueError(
-                "The network calls requires_grad_ inside, which predictive cannot "
-                "take. Use torch.func.grad there, or latent_mean_and_variance."
+                "The network calls requires_grad_, which predictive does not support. "
+                "Use torch.func.grad instead, or call latent_mean_and_variance."
             ) from error
         rows, f = default_collate(parts)
     jacobian = layout.flatten(rows[block.name] for block in layout.blocks).double()

@@ -1,25 +1,27 @@
-"""Residual: a Gaussian process added to the outputs, large far from the data.
+"""Residual: a Gaussian process that adds uncertainty to outputs far from the data.
 
 The outputs are ``f(x) + g(x)``. The process ``g`` has mean zero and is independent of
 the weights. For output k, its variance is
 
     Var g_k(x) = s_k² (h(φ(x)) / h₀)⁴.
 
-If the inputs are a table, a second term of this form uses the leverage of the inputs.
 ``h`` is the leverage of the features; see `leverage`. ``h₀`` is the leverage that 99 %
 of the training samples (leave-one-out) and 99 % of any held-out samples do not exceed.
+If the inputs are a table, a second term of this form uses the leverage of the inputs.
+
 Far from the data, the leverage grows quadratically with the distance. Logits and their
-standard deviations grow linearly (Hein, Andriushchenko and Bitterwolf 2019), but the
-standard deviation of ``g`` grows with the fourth power, so that all classes become
-equally probable.
+standard deviations grow linearly (Hein, Andriushchenko and Bitterwolf 2019). The
+standard deviation of ``g`` grows with the fourth power, so all classes become equally
+probable.
 
 With whitened features ``ψ`` such that ``h = ψᵀψ``, the process is linear in a random
-direction: ``g_k = s_k h₀⁻² h^{3/2} ψᵀω_k`` with ω_k ~ N(0, I). This form gives draws
-and covariances between samples.
+direction ω_k ~ N(0, I): ``g_k = s_k h₀⁻² h^{3/2} ψᵀω_k``. Draws and covariances between
+samples use this form.
 
-In regression, the total variance ``v_k`` of an output, including the weights, is
-bounded: ``v_k / (1 + v_k / τ_k²)`` replaces it, with ``τ_k`` twice the standard
-deviation of the targets. A Gaussian process similarly returns to its prior.
+In regression, the variance of an output is bounded. ``v_k / (1 + v_k / τ_k²)`` replaces
+the total variance ``v_k``, which includes the variance due to the weights. ``τ_k`` is
+twice the standard deviation of the targets. Similarly, the variance of a Gaussian
+process far from the data is its prior variance.
 
 References: Kristiadi, Hein and Hennig (2021), "An infinite-feature extension for
 Bayesian ReLU nets that fixes their asymptotic overconfidence" (a residual process whose
@@ -36,18 +38,18 @@ from torch import Tensor
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.novelty import FeatureBatch, Novelty
 
-# Values of the parameter that are not numbers.
+# Non-numeric values of the parameter ``residual``.
 RESIDUALS = "auto", "none"
 # Default ``s²`` of class logits. For regression, ``s²`` is in units of the noise
 # variance.
 VARIANCE = 0.5
-# Power of the leverage. A smaller power disturbs predictions near the data more, for
-# the same uncertainty far from the data.
+# Power of the leverage. For the same uncertainty far from the data, a smaller power
+# changes predictions near the data more.
 EXPONENT = 4
-# Largest standard deviation of a regression's outputs, in standard deviations of the
+# Largest standard deviation of regression outputs, in standard deviations of the
 # targets.
 SPREADS = 2.0
-# Largest leverage, so that its powers stay finite.
+# Largest leverage. Powers of larger leverages could overflow.
 LARGEST = 1e15
 
 
@@ -78,8 +80,8 @@ class Residual:
     ) -> "Residual | None":
         """Build the residual with variance ``s²``.
 
-        Return None if the variance has no unit, as for counts, or if each sample is the
-        only one in its class.
+        Return None if the variance has no unit, as for counts, or if every class has
+        only one sample.
         """
         likelihood = posterior.likelihood
         has_unit = likelihood.is_classification or likelihood.has_noise
@@ -124,7 +126,7 @@ class Residual:
         ----------
         cov : Tensor of shape (n, n, c), or (..., n·c, n·c) if ``across_outputs``
             Covariances without the residual. The outputs of a sample are adjacent.
-        rows : Tensor of shape (..., n, i + 1)
+        rows : Tensor of shape (..., n, p)
             Rows from `rows`.
         c : int
             Number of outputs.
@@ -141,7 +143,7 @@ class Residual:
         return _bounded(cov + added.flatten(-4, -3).flatten(-2), bounds)
 
     def drawn(self, rows: Tensor, c: int, n_samples: int, seed: int) -> Tensor:
-        """Return joint draws (b, c, s) of ``g`` for rows (b, i + 1)."""
+        """Return joint draws (b, c, s) of ``g`` for rows (b, p)."""
         generator = torch.Generator().manual_seed(seed)
         shape = rows.shape[1], c * n_samples
         normals = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -149,7 +151,7 @@ class Residual:
         return found * self.variances.sqrt().unsqueeze(-1)
 
     def bounded_draws(self, draws: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        """Shrink draws (b, c, s) with unbounded variance (b, c) to the bounds."""
+        """Shrink draws (b, c, s) of unbounded variance (b, c) to respect the bounds."""
         assert self.bounds is not None
         mean, shrink = mean.unsqueeze(-1), (1 + variance / self.bounds).rsqrt()
         return mean + (draws - mean) * shrink.unsqueeze(-1)
@@ -166,8 +168,8 @@ def with_residual(
 ) -> Tensor:
     """Add a residual to covariances or to variances (b, c) of the outputs.
 
-    Covariances are (b, c, c), or (b, r, K, K) for r blocks. See `Residual` for the
-    variances, bounds and relative variances of the residual.
+    Covariances have shape (b, c, c), or (b, r, K, K) for r blocks. `Residual` describes
+    the variances, bounds and relative variances.
     """
     if cov.ndim == 2:
         k = cov.shape[1] // n_blocks

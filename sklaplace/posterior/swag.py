@@ -1,8 +1,8 @@
 """SWAG: a Gaussian over weights from the iterates of stochastic gradient descent.
 
 The posterior is ``N(m, ½ diag(v) + ½ D Dᵀ / (K - 1))``. The iterates have mean ``m``
-and variances ``v``, and the columns of ``D`` are K of their deviations (Maddox et al.
-2019, "A simple baseline for Bayesian uncertainty in deep learning", section 3.3).
+and variances ``v``. The columns of ``D`` are the deviations of K iterates (Maddox et
+al. 2019, "A simple baseline for Bayesian uncertainty in deep learning", section 3.3).
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,8 @@ class SWAGPosterior:
     diagonal : Tensor of shape (P,)
         Variances of the iterates.
     deviations : Tensor of shape (K, P)
-        Each of the last K iterates minus the running mean at that iterate.
+        Difference between each of the last K iterates and the running mean at that
+        iterate.
     layout : Layout
         Names and shapes of the weights.
 
@@ -63,20 +64,20 @@ class SWAGPosterior:
     def sample(
         self, n: int = 1, random_state: RandomState | torch.Generator = 0
     ) -> Tensor:
-        """Draw weights.
+        """Draw weights from the posterior.
 
         Parameters
         ----------
         n : int, default=1
             Number of draws.
         random_state : int, RandomState, torch.Generator or None, default=0
-            Source of randomness. A generator must be on the CPU. With None, each call
+            Source of randomness. A generator must be on the CPU. If None, each call
             returns different draws.
 
         Returns
         -------
         Tensor of shape (n, P)
-            With dtype float64.
+            Draws, float64.
 
         See Also
         --------
@@ -84,8 +85,8 @@ class SWAGPosterior:
 
         Notes
         -----
-        Takes O(n K P) time. The diagonal and the deviations have independent noise
-        (Maddox et al. 2019, eq. (1)).
+        Sampling takes O(n K P) time. The diagonal and the deviations have independent
+        noise (Maddox et al. 2019, eq. (1)).
 
         Examples
         --------
@@ -114,7 +115,7 @@ class SWAGPosterior:
         Returns
         -------
         Tensor of shape (P,)
-            With dtype float64.
+            Variances, float64.
 
         See Also
         --------

@@ -134,7 +134,7 @@ def test_samples_of_train_split_are_tuned_on(kind):
     assert other.prior_precision_ != model.prior_precision_
 
 
-@pytest.mark.filterwarnings("ignore:Under no prior precision are")
+@pytest.mark.filterwarnings("ignore:No prior precision predicts")
 @every_kind
 def test_given_samples_are_tuned_on_and_nothing_else(kind):
     X, y = (values[60:] for values in data_of(kind, 120))

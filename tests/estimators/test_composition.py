@@ -77,5 +77,5 @@ def test_a_search_warns_once_of_noise_from_training_samples():
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("default")
         search.fit(X, y)
-    shown = [w for w in shown if "sigma_noise comes from" in str(w.message)]
+    shown = [w for w in shown if "sigma_noise is estimated from" in str(w.message)]
     assert [w.filename for w in shown] == [__file__]

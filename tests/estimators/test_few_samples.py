@@ -219,7 +219,7 @@ class NeedsAll(nn.Module):
 
 def test_without_folds_where_fewer_samples_cannot_be_trained_on():
     model = LaplaceRegressor(regressor(NeedsAll()), random_state=0)
-    with pytest.warns(UserWarning, match="sigma_noise comes from the training rows"):
+    with pytest.warns(UserWarning, match="sigma_noise is estimated from the training"):
         model.fit(*FEW_REG)
     assert model.sigma_noise_ > 0
 
@@ -299,7 +299,7 @@ def test_invalid_groups(kind, groups, words):
 
 # --------------------------------------------------- frozen nets with nothing held out
 SEEN = {"prior_precision": "marglik", "sigma_noise": "marglik"}
-ALONE = "no rows that the network did not see, so 'auto' leaves its predictions"
+ALONE = "no held-out samples, so 'auto' leaves the network's predictions"
 MAY_BE_ALONE = pytest.mark.filterwarnings(f"ignore:.*{ALONE}")
 
 
@@ -321,7 +321,7 @@ def test_frozen_nets_are_never_trained(n):
     assert all(map(torch.equal, state.values(), net.module_.state_dict().values()))
     assert n_trainings(model, X, y, X_val=X, y_val=y) == 0
     assert n_trainings(LaplaceRegressor(net, **SEEN), X, y) == 0
-    with pytest.raises(ValueError, match="'validation' needs rows"):
+    with pytest.raises(ValueError, match="'validation' needs held-out samples"):
         LaplaceRegressor(net, prior_precision="validation").fit(X, y)
 
 

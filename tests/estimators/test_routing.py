@@ -129,6 +129,6 @@ def test_held_out_labels_that_cannot_be_predicted_are_warned_of(model):
     y_val = np.random.default_rng(0).permutation(Y_VAL)
     for link in ("bridge", "mc"):
         clone_ = clone(model).set_params(link_approx=link)
-        with pytest.warns(UserWarning, match="equal probabilities of all classes"):
+        with pytest.warns(UserWarning, match="better than equal class probabilities"):
             clone_.fit(X, Y, X_val=X_VAL, y_val=y_val)
         assert np.abs(clone_.predict_proba(X) - 1 / 3).max() < 0.1

@@ -320,7 +320,7 @@ OPTIONS = [
     ({"posterior": nn.Module}, ["Module'> is not known", "a subclass or an instance"]),
     ({"posterior_params": {"n_units": 2}}, ["'n_units', which posterior='gaussian'"]),
     ({"posterior": Unusable}, ["'Unusable' has draws without gradients"]),
-    ({"posterior": START}, ["instance for 3 weights, but the network has"]),
+    ({"posterior": START}, ["instance for 3 weights, but"]),
     ({"prior_params": {"weight": 0.5}}, ["'weight'", "It takes none."]),
     (mixture(wide=1), ["has 'wide'", "It takes 'narrow', 'weight'."]),
     (mixture(weight=1.5), ["prior_params['weight']=1.5 is not between 0 and 1"]),
@@ -350,7 +350,7 @@ class TestRefused:
 
     def test_start_beyond_the_bound(self):
         model = recorded(posterior="kumaraswamy", bound=0.01)
-        words = "not within bound=0.01", "Choose a larger bound"
+        words = "outside bound=0.01", "Choose a larger bound"
         refused_fit(model, *words, data=(X, Y))
 
     @pytest.mark.parametrize(("options", "words"), OPTIONS)

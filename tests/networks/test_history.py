@@ -108,5 +108,5 @@ def test_frozen_nets_are_tuned_on_what_they_held_out(kind):
 def test_samples_with_weights_are_not_recognised():
     net = seeded(regressor(train_split=ValidSplit(5)), X_REG, TARGETS)
     model = LaplaceRegressor(FrozenEstimator(net), random_state=0)
-    with pytest.warns(UserWarning, match="no rows that the network did not see"):
+    with pytest.warns(UserWarning, match="no held-out samples"):
         model.fit(X_REG, TARGETS, np.ones(len(X_REG)))

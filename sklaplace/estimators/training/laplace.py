@@ -191,8 +191,8 @@ class LaplaceTrainer(Trainer):
         """Raise before training if the tuner requires held-out samples."""
         if "validation" in (self.options.tuner, self.options.sigma_noise):
             raise ValueError(
-                "'validation' needs rows that the network did not see, and there are "
-                "none. Pass X_val and y_val, or use prior_precision='marglik'."
+                "'validation' needs held-out samples, but there are none. Pass X_val "
+                "and y_val, or use prior_precision='marglik'."
             )
 
     # ----------------------------------------------------------------- subnetworks

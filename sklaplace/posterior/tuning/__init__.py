@@ -1,10 +1,10 @@
-"""Tuning: the choice of prior precision, noise and a refit of the linear model.
+"""Tuning: the choice of the prior precision, the noise and the weights.
 
 A tuner is a function ``(TuningProblem) -> GaussianPosterior``. ``marglik`` maximises
-the evidence. ``validation`` scores the predictive distribution on held-out data.
-``auto`` does the same if there are held-out data; otherwise, it keeps the network's own
-predictions near the data. At weights that do not minimise the regularised loss, the
-evidence prefers far too weak a prior.
+the evidence. ``validation`` scores the predictive distribution on held-out samples.
+``auto`` also scores held-out samples if there are any. Otherwise, ``auto`` leaves the
+network's predictions near the data unchanged. At weights that do not minimise the
+regularised loss, the evidence prefers a prior that is far too weak.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from sklaplace.posterior.tuning.levels import maximise_with_levels
 from sklaplace.posterior.tuning.problem import TuningProblem, clamped
 from sklaplace.posterior.tuning.validation import tune_on_validation
 
-# Ratio of the prior's standard deviation to the root mean square of the weights, if no
-# data can choose it. The uncertainty then changes no prediction.
+# Ratio of the prior's standard deviation to the root mean square of the weights, if
+# there are no held-out samples. The uncertainty is too small to change predictions.
 RELATIVE_STD = 1e-3
 
 
 def auto(problem: TuningProblem) -> GaussianPosterior:
-    """Tune on held-out data, or keep the network and warn if there are none.
+    """Tune on held-out samples; without them, keep the predictions and warn.
 
-    A prior precision learned during training is kept. Without held-out data, the
-    evidence decides if ``refine`` is True or if only the noise is free.
+    A prior precision learned during training is kept. Without held-out samples, the
+    evidence is maximised if ``refine`` is True or if only the noise is free.
     """
     if problem.learned is not None:
         problem = problem.under(problem.learned, refine=False)
@@ -37,9 +37,9 @@ def auto(problem: TuningProblem) -> GaussianPosterior:
         return network_alone(problem)
     if problem.free_prior:
         warn_user(
-            "There are no rows that the network did not see, so 'auto' maximises the "
-            "evidence of the refitted weights, which can make predictions worse than "
-            "the network's. Pass X_val and y_val to fit."
+            "There are no held-out samples, so 'auto' maximises the evidence of the "
+            "refitted weights. Their predictions can be worse than the network's. Pass "
+            "X_val and y_val to fit."
         )
     else:
         warn_user(_NOISE_OF_TRAINING)
@@ -52,11 +52,11 @@ def network_alone(problem: TuningProblem) -> GaussianPosterior:
     The prior's standard deviation is `RELATIVE_STD` times the root mean square of the
     weights. The noise is `TuningProblem.seen_noise`.
     """
-    noise = ", and sigma_noise comes from the training rows" * problem.free_noise
+    noise = " and estimates sigma_noise from training samples" * problem.free_noise
     warn_user(
-        "There are no rows that the network did not see, so 'auto' leaves its "
-        f"predictions near the data as they are{noise}. Pass X_val and y_val to fit, "
-        "which choose how uncertain predictions are there."
+        "There are no held-out samples, so 'auto' leaves the network's predictions "
+        f"near the data unchanged{noise}. Pass X_val and y_val to fit to tune the "
+        "uncertainty near the data."
     )
     posterior = problem.posterior
     if problem.free_noise and problem.seen_noise is not None:
@@ -69,14 +69,14 @@ def network_alone(problem: TuningProblem) -> GaussianPosterior:
 
 
 _NOISE_OF_TRAINING = (
-    "sigma_noise comes from the training rows, because there are no rows that the "
-    "network did not see; intervals will be too narrow if the network is over-trained. "
-    "Pass X_val and y_val to fit."
+    "sigma_noise is estimated from the training samples, because there are no held-out "
+    "samples. Intervals will be too narrow if the network overfits. Pass X_val and "
+    "y_val to fit."
 )
 
 
 def by_evidence(problem: TuningProblem) -> GaussianPosterior:
-    """Choose the prior by the evidence, and the noise on any held-out data."""
+    """Choose the prior by the evidence, and the noise on any held-out samples."""
     is_asked = problem.free_noise and problem.noise_on_held_out
     if not (is_asked and problem.has_held_out):
         if is_asked:

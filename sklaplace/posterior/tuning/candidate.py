@@ -1,4 +1,4 @@
-"""Candidate: a posterior and its score on held-out data."""
+"""Candidate: a posterior and its score on held-out samples."""
 
 import math
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, c
 
 @dataclass(frozen=True)
 class Candidate:
-    """Posterior with the negative log-likelihood of the held-out data, in nats.
+    """Posterior with the negative log-likelihood of the held-out samples, in nats.
 
-    ``score`` is infinite instead of NaN. ``n_targets`` counts target values.
+    ``score`` is infinite instead of NaN. ``n_targets`` is the number of target values.
     ``refitted`` contains the posteriors of all parts of the problem if they were
     refitted.
     """
@@ -31,12 +31,12 @@ class Candidate:
 
 
 def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
-    """Score one candidate per ratio with the same weights, in one pass over the data.
+    """Score one candidate per ratio for fixed weights, in one pass over the data.
 
     Parameters
     ----------
     problem : TuningProblem
-        Problem whose posterior has the weights.
+        Problem whose posterior has the fixed weights.
     path : list of Tensor of shape (), (L,) or (P,)
         Ratios ``ρ = δ/scale``.
 
@@ -68,7 +68,7 @@ def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
 
 
 def implied_variance(posterior: GaussianPosterior, ratio: Tensor) -> Tensor:
-    """Return the σ² () that ``ρ = δ/scale`` implies under a fixed prior."""
+    """Return the variance σ² () implied by ``ρ = δ/scale`` under a fixed prior."""
     h = posterior.hyperparameters
     inverse_scale = (ratio / h.prior_precision).mean() / h.temperature
     return inverse_scale ** (1 / posterior.curvature_order)
@@ -120,7 +120,7 @@ def _with_noise(
     squares: Tensor,
     variances: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return σ² and its mean Gaussian negative log-likelihood, both ().
+    """Return σ² and the mean Gaussian negative log-likelihood, both ().
 
     Parameters
     ----------

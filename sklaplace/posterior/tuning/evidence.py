@@ -1,7 +1,7 @@
 """Evidence: the prior precision and noise that maximise the marginal likelihood.
 
 At the network's weights, Newton's method in ``(log δ, log σ)`` finds the maximum. For
-the refitted linear model, MacKay's fixed point is ``δ = γ / ‖θ(δ) - μ₀‖²``,
+the refitted linear model, MacKay's fixed point is ``δ = γ / ‖θ(δ) - μ₀‖²`` and
 ``σ² = ‖r‖² / (T (n - γ))`` (MacKay 1992, "Bayesian interpolation", section 4).
 """
 
@@ -25,36 +25,36 @@ from sklaplace.posterior.tuning.problem import SMALLEST, TuningProblem, clamped
 
 __all__ = ["marglik"]
 
-# Bounds of log δ and log σ around typical values; see `NegativeEvidence`.
+# Bounds on log δ and log σ around typical values; see `NegativeEvidence`.
 LOG_BOUND = 20.0
-# Newton's method is used up to this number of hyperparameters, L-BFGS above it.
+# Largest number of hyperparameters for Newton's method. L-BFGS handles larger numbers.
 MAX_NEWTON_SIZE = 32
 MAX_EVALUATIONS = 100
-# Newton's method ends at steps in log δ and log σ shorter than this.
+# Newton's method ends when a step in log δ and log σ is shorter than this.
 STEP_TOLERANCE = 1e-6
 MAX_FIXED_POINT = 100
-# Bounds on the relative tolerance of refits far from the fixed point of a single prior
-# precision. The tolerance is the square of a tenth of the last change in its logarithm.
-# Near the fixed point, and for the returned model, it is `ROUNDING`.
+# Bounds on the relative tolerance of refits for a single prior precision, far from the
+# fixed point. The tolerance is (d / 10)² if the last change in log δ was d. Near the
+# fixed point, and for the returned model, the tolerance is `ROUNDING`.
 COARSEST, FINEST = 1e-3, 1e-7
 FIXED_POINT_TOLERANCE = 3e-5
 # Smallest σ of a refitted linear model, as a fraction of the targets' standard
-# deviation. A model that interpolates the training data would have no noise.
+# deviation. A model that interpolates the training data would have zero noise.
 SMALLEST_NOISE = 1e-4
 
 
 def maximise_evidence(problem: TuningProblem) -> GaussianPosterior:
     """Maximise the evidence, for the refitted linear model or at the network's weights.
 
-    The network's weights are used if ``refine`` is False, or "auto" without a linear
-    model.
+    The network's weights are used if ``refine`` is False, or if ``refine`` is "auto"
+    and there is no linear model.
     """
     structure, refine = problem.posterior.structure, problem.refine
     if structure.evidence_is_biased_up:
         warn_user(
-            f"hessian_structure={structure.kind!r} leaves out what its points cannot "
-            "represent, which biases the evidence upwards: prior_precision will be too "
-            "small. Use more points, prior_precision='validation', or "
+            f"hessian_structure={structure.kind!r} ignores curvature that its points "
+            "cannot represent. This biases the evidence upwards, so prior_precision "
+            "will be too small. Use more points, prior_precision='validation', or "
             "hessian_structure='variational', whose evidence is a lower bound.",
         )
     if refine is True or (refine == "auto" and problem.linear_model is not None):
@@ -73,11 +73,11 @@ def marglik(
     Parameters
     ----------
     posterior : GaussianPosterior
-        Initial posterior. The shape of its prior precision is kept, and the search
-        starts at its noise.
+        Initial posterior. The search starts at its noise level and keeps the shape of
+        its prior precision.
     free_prior, free_noise : bool, default=True
-        Whether to choose prior precision and noise. Noise is fixed if the likelihood
-        has none.
+        Whether to optimise the prior precision and the noise. ``free_noise`` is ignored
+        if the likelihood has no noise.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def marglik(
     Warns
     -----
     ConvergenceWarning
-        If the maximum was not found.
+        If the optimisation did not converge.
 
     See Also
     --------
@@ -96,9 +96,10 @@ def marglik(
 
     Notes
     -----
-    Newton's method in the logarithms rarely takes more than ten evaluations. Each takes
-    O(P) time, with eigenvalues computed once; ``full`` takes O(P³) if there are several
-    prior precisions. The result is unreliable at weights trained under another prior;
+    Newton's method in the logarithms of the hyperparameters rarely needs more than ten
+    evaluations. Eigenvalues are computed once, and each evaluation takes O(P) time. For
+    the structure ``full`` with several prior precisions, an evaluation takes O(P³)
+    time. The result is unreliable if the weights were trained under a different prior;
     see `LinearModel`.
 
     Examples
@@ -121,8 +122,8 @@ def marglik(
     best, converged = method(objective, start.clip(-LOG_BOUND, LOG_BOUND))
     if not converged:
         warn_user(
-            "The evidence was not maximised to full precision: there may be a better "
-            "prior_precision. prior_precision='validation' needs no such maximum.",
+            "The evidence was not maximised to full precision, so prior_precision may "
+            "not be optimal. prior_precision='validation' does not need this maximum.",
             ConvergenceWarning,
         )
     return objective.at(best)
@@ -132,8 +133,9 @@ def marglik(
 class NegativeEvidence:
     """Negative log evidence as a function of the logarithms of free hyperparameters.
 
-    Coordinates ``v`` are logarithms of the free hyperparameters (δ, σ) over typical
-    values of the data set. Their bounds do not depend on the unit of the targets.
+    The coordinates ``v`` are logarithms of the ratios between the free hyperparameters
+    (δ, σ) and typical values for the data set. The bounds of ``v`` therefore do not
+    depend on the unit of the targets.
     """
 
     posterior: GaussianPosterior
@@ -171,7 +173,7 @@ class NegativeEvidence:
         return self.posterior.replace(**vars(self.hyperparameters(v)))
 
     def start(self) -> GaussianPosterior:
-        """Return the posterior after a step of MacKay's fixed point from γ = P/2."""
+        """Return the posterior after one of MacKay's updates, starting at γ = P/2."""
         posterior = self.posterior
         if not self.free_prior:
             return posterior
@@ -181,7 +183,7 @@ class NegativeEvidence:
         return posterior.replace(prior_precision=guess)
 
     def derivatives(self, v: ndarray) -> tuple[float, ndarray, ndarray]:
-        """Return value, gradient and Hessian at ``v``."""
+        """Return the value, the gradient and the Hessian at ``v``."""
         posterior = self.posterior
         if posterior.prior_precision.ndim == 0 and posterior.structure.is_spectral:
             return self._spectral_derivatives(v)
@@ -217,7 +219,7 @@ class NegativeEvidence:
 def _typical_precision(posterior: GaussianPosterior) -> Tensor:
     """Return a scalar prior precision typical of the weights, ().
 
-    If the weights equal the prior mean, it is typical of the curvature.
+    If the weights equal the prior mean, the value is typical of the curvature instead.
     """
     scatter = ((posterior.mean - posterior.hyperparameters.prior_mean) ** 2).sum()
     if scatter > SMALLEST:
@@ -229,8 +231,8 @@ def _typical_precision(posterior: GaussianPosterior) -> Tensor:
 def _newton(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
     """Minimise by Newton's method with absolute eigenvalues, short steps and bounds.
 
-    Absolute eigenvalues make every step a descent direction, even at saddle points and
-    where curvature is negative. Steps that do not descend are halved.
+    Absolute eigenvalues make every step a descent direction, even at saddle points or
+    if the curvature is negative. Steps that do not decrease the value are halved.
     """
     value, gradient, hessian = objective.derivatives(v)
     for _ in range(MAX_EVALUATIONS):
@@ -246,14 +248,14 @@ def _newton(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
                 break
             step = step / 2
         else:
-            # converged: rounding hides the descent of short steps
+            # converged: rounding hides the decrease by short steps
             return v, size <= math.sqrt(STEP_TOLERANCE)
         v, (value, gradient, hessian) = trial, found
     return v, False
 
 
 def _newton_step(gradient: ndarray, hessian: ndarray, at_bound: ndarray) -> ndarray:
-    """Return a descent step, at most three in any logarithm and zero at bounds."""
+    """Return a descent step, at most three in each logarithm and zero at bounds."""
     values, vectors = np.linalg.eigh(hessian * np.outer(~at_bound, ~at_bound))
     sizes = np.abs(values).clip(1e-8 * max(np.abs(values).max(), 1e-300))
     step = -vectors @ ((vectors.T @ gradient) / sizes)
@@ -278,13 +280,13 @@ def _lbfgs(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
 
 # ------------------------------------------------- at the refitted linear model
 def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
-    """Maximise the evidence of the linear model, refitted under each prior."""
+    """Maximise the evidence of the linear model, which is refitted under each prior."""
     model, posterior = problem.model, problem.posterior
     if not (problem.free_prior or problem.free_noise):
         return model.refit(posterior)
     evidence = NegativeEvidence(posterior, problem.free_prior, problem.free_noise)
     start = evidence.start()
-    # coupled precisions take more steps if the first refits are imprecise
+    # coupled precisions need more steps if the first refits are imprecise
     is_single = len(evidence.logs(start.hyperparameters)) == 1
     tolerance = COARSEST if is_single else ROUNDING
     best = posterior = model.refit(start, tolerance=tolerance)
@@ -307,8 +309,8 @@ def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
         if n > MAX_FIXED_POINT // 3:  # convergence is not certain
             best = max(best, posterior, key=GaussianPosterior.log_marginal_likelihood)
     warn_user(
-        "The fixed point of the evidence was not reached; prior_precision has the "
-        "highest evidence that was found. prior_precision='validation' needs none.",
+        "The fixed point of the evidence was not reached. prior_precision has the "
+        "highest evidence found. prior_precision='validation' needs no fixed point.",
         ConvergenceWarning,
     )
     return model.refit(best)
@@ -323,13 +325,13 @@ def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparame
     trace_correction = posterior.precision.trace_correction()
     if problem.free_prior:
         scatter = _group_scatter(posterior)
-        # the last term of δ² scatter = δ γ + δ trace_correction does not depend on δ
+        # solves δ² scatter = δ γ + c, where c = δ trace_correction is independent of δ
         root = (gamma**2 + 4 * scatter * delta * trace_correction).sqrt()
         h = replace(h, prior_precision=clamped((gamma + root) / (2 * scatter)))
     if problem.free_noise:
         n, residual = posterior.data_fit.n_targets, 2 * posterior.data_fit.loss
         squares = residual / h.temperature + order * trace_correction * h.sigma_noise**2
-        # γ = n only if every target is interpolated: keep a tenth of a target
+        # γ = n if every target is interpolated: keep a tenth of a target
         variance = squares / (n - order * of_weights.sum()).clamp(min=0.1)
         floor = SMALLEST_NOISE**2 * problem.model.target_variance()
         h = replace(h, sigma_noise=clamped(torch.maximum(variance, floor).sqrt()))
@@ -337,7 +339,7 @@ def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparame
 
 
 def _effective_parameters(posterior: GaussianPosterior) -> Tensor:
-    """Return MacKay's γ per weight, (P,), or their sum for one prior precision."""
+    """Return MacKay's γ of each weight (P,), or the sum if δ is a single number."""
     if posterior.prior_precision.ndim == 0:
         return posterior.precision.effective_dimension()
     gamma = posterior.precision.effective_parameters()
@@ -345,10 +347,10 @@ def _effective_parameters(posterior: GaussianPosterior) -> Tensor:
 
 
 def _may_accelerate(history: list[Tensor]) -> bool:
-    """Return whether to take a secant step: always for one hyperparameter.
+    """Return whether to take a secant step; always true for one hyperparameter.
 
-    Several hyperparameters alternate between secant and plain steps, because coupled
-    secant steps can cycle and plain steps do not (Steffensen).
+    With several hyperparameters, secant and plain steps alternate (Steffensen), because
+    coupled secant steps can cycle, unlike plain steps.
     """
     n = len(history)
     return history[0].shape[1] == 1 or n % (2 if n <= 30 else 4) == 0
@@ -357,8 +359,9 @@ def _may_accelerate(history: list[Tensor]) -> bool:
 def _accelerated(history: list[Tensor]) -> Tensor:
     """Return the next point by a secant step, from pairs (point, image), (2, n) each.
 
-    A single hyperparameter is bracketed: its image is larger on one side of the fixed
-    point and smaller on the other. Bisection replaces steps that leave the bracket.
+    Earlier points bracket the fixed point of a single hyperparameter: images are larger
+    than the points on one side, and smaller on the other side. Bisection replaces steps
+    that leave the bracket.
     """
     now, then = history[-1].unbind()
     if len(history) == 1:
@@ -386,6 +389,6 @@ def _group_sum(posterior: GaussianPosterior, values: Tensor) -> Tensor:
 
 
 def _group_scatter(posterior: GaussianPosterior) -> Tensor:
-    """Return ``‖θ - μ₀‖²`` per prior precision, in its shape."""
+    """Return ``‖θ - μ₀‖²`` for each prior precision, in the shape of the precisions."""
     squares = (posterior.mean - posterior.hyperparameters.prior_mean) ** 2
     return _group_sum(posterior, squares).clamp(min=SMALLEST)

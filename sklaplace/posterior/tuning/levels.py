@@ -3,8 +3,8 @@
 At the maximum, ``σ_k² = ‖r_k‖² / (T (n - γ_k))``, where ``γ_k`` is the effective number
 of parameters of output k (MacKay 1992, "Bayesian interpolation", section 4). If each
 output has its own weights, as in a last layer, the curvature ``Σ_k J_kᵀJ_k / σ_k²`` is
-known for all levels. If outputs share weights, the levels keep the proportions that the
-curvature was computed with.
+known for all levels. If outputs share weights, the levels keep the ratios with which
+the curvature was computed.
 """
 
 from dataclasses import replace
@@ -17,18 +17,18 @@ from sklaplace.posterior.tuning.evidence import maximise_evidence
 from sklaplace.posterior.tuning.problem import TuningProblem
 
 MAX_ROUNDS = 20
-# Largest change in the logarithm of a level at which the rounds end.
+# The rounds end when the largest change in the logarithm of a level is this small.
 TOLERANCE = 1e-3
-# Smallest ratio of a level to the largest level. An output that is fitted exactly has
-# no noise.
+# Smallest ratio of a level to the largest level. An output that is fitted exactly would
+# have zero noise.
 SMALLEST_RATIO = 1e-3
 
 
 def maximise_with_levels(problem: TuningProblem) -> GaussianPosterior:
-    """Maximise the evidence, also in the noise level of each output.
+    """Maximise the evidence, also over the noise level of each output.
 
     Rounds alternate between the levels and the other hyperparameters. Each round costs
-    as much as `maximise_evidence` and takes no pass over data.
+    as much as `maximise_evidence` and needs no pass over the data.
     """
     posterior = maximise_evidence(problem)
     losses = posterior.data_fit.by_output

@@ -1,4 +1,4 @@
-"""Search along a path of prior precisions for the best score on held-out data."""
+"""Search along a path of prior precisions for the best score on held-out samples."""
 
 import math
 from dataclasses import replace
@@ -9,35 +9,37 @@ from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.candidate import Candidate, implied_variance, scored
 from sklaplace.posterior.tuning.problem import TuningProblem
 
-# To be preferred, the refitted model must raise the total log-likelihood of the
-# held-out data by this many nats, about the logarithm of the number of candidates: the
-# best score is too optimistic ("strong" evidence: Kass and Raftery 1995).
+# A refitted model is preferred if it increases the total log-likelihood of the held-out
+# samples by this many nats ("strong" evidence: Kass and Raftery 1995). The margin is
+# about the logarithm of the number of candidates, because the best of many scores is
+# too optimistic.
 MARGIN = 3.0
-# Number of held-out targets up to which `MARGIN` applies in regression.
+# Largest number of held-out targets for which `MARGIN` applies in regression.
 USUAL = 30
-# Relative precision of the loss in refits along the path, and around the best point.
+# Relative precision of the loss in refits: along the path, around the best point, and
+# if all refits are precise.
 COARSE, FINE, EXACT = 2e-1, 1e-2, 1e-9
 # Stride of the first search among expensive points.
 STRIDE = 4
-# Index of the first refit: the prior gives outputs unit variance there, or the noise is
-# as large as the residuals.
+# Index of the first refit. At this point, the prior variance of the outputs is one, or
+# the noise is as large as the residuals.
 MIDDLE = 8
 
 
 def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     """Return the best candidate that keeps the network's weights.
 
-    If class probabilities make points expensive, the score is assumed to have one
-    minimum: every fourth point is scored, then the points around the best. The weakest
-    priors, the most expensive, are left out if the score has risen before. If every
-    pass would linearise the data again, a single pass scores all points.
+    If class probabilities make scores expensive, the score is assumed to have a single
+    minimum: every fourth point is scored, then the points around the best point. The
+    weakest priors are the most expensive, and are skipped if the score increases before
+    them. If every pass would linearise the data again, a single pass scores all points.
     """
     is_cheap = problem.score.log_proba is None or problem.score.is_cheap
     is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
     found: dict[int, Candidate] = {}
 
     def best_of(*places: int) -> int:
-        """Score points, and return the best index of all so far."""
+        """Score points, and return the best index so far."""
         new = [i for i in places if i in range(len(path)) and i not in found]
         found.update(zip(new, scored(problem, [path[i] for i in new]), strict=True))
         return _best(found)
@@ -55,16 +57,16 @@ def best_refitted(
 ) -> Candidate | None:
     """Return the best candidate with a refitted model.
 
-    None if no score is below a finite limit ``below``.
+    Return None if no score is below a finite limit ``below``.
 
     If a refit comes within ``MARGIN`` of the limit, the best point and its neighbours
-    are compared precisely. All refits are precise with noise, because one model
-    determines the noise level, and with several prior precisions, because models then
-    differ more.
+    are refitted precisely and compared. All refits are precise if there is noise,
+    because a single model determines the noise level. They are also precise if there
+    are several prior precisions, because the models then differ more.
 
-    In regression, the result has the strongest prior that is not clearly worse than the
-    best. Held-out data do not show how much outputs vary where there are no data, and
-    under a weak prior they vary a lot.
+    In regression, the result has the strongest prior whose score is not clearly worse
+    than the best score. Held-out samples do not show how much the outputs vary far from
+    the data. Under a weak prior, the outputs vary a lot there.
     """
     posterior = problem.posterior
     is_exact = posterior.likelihood.has_noise or posterior.prior_precision.ndim > 0
@@ -80,7 +82,7 @@ def best_refitted(
     if chosen.score >= below and below < math.inf:
         return None
     if problem.score.log_proba is None and problem.free_prior:
-        # differences of scores grow with the square root of the number of targets
+        # score differences grow with the square root of the number of targets
         highest = chosen.score + MARGIN * max(1.0, chosen.n_targets / USUAL) ** 0.5
         for ratio in reversed(path[:best]):
             stronger = _refitted(problem, ratio, chosen, fine)
@@ -93,7 +95,7 @@ def best_refitted(
 def _explored(
     problem: TuningProblem, path: list[Tensor], tolerance: float
 ) -> dict[int, Candidate]:
-    """Return refits on the way to the best point, by their index on the path.
+    """Return the refits of a search for the best point, by their index on the path.
 
     The search starts at the middle of the path and moves by two points in both
     directions as long as the score improves. Each refit starts at the best model so
@@ -102,7 +104,7 @@ def _explored(
     found: dict[int, Candidate] = {}
 
     def visit(index: int) -> int:
-        """Refit a new model, and return the best index."""
+        """Refit at a new index, and return the best index."""
         if index in range(len(path)) and index not in found:
             start = found[best] if found else None
             found[index] = _refitted(problem, path[index], start, tolerance)
@@ -124,9 +126,9 @@ def _best(candidates: dict[int, Candidate]) -> int:
 def _refitted(
     problem: TuningProblem, ratio: Tensor, start: Candidate | None, tolerance: float
 ) -> Candidate:
-    """Return the candidate with models refitted at one ratio ``ρ = δ/scale``.
+    """Return the candidate with models refitted at a ratio ``ρ = δ/scale``.
 
-    Refits start at another candidate, or at the network's weights.
+    Refits start at another candidate or at the network's weights.
     """
     network = tuple(part.posterior for part in problem.parts)
 

@@ -11,8 +11,8 @@ from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel
 
-# With more weights than this, a posterior precision takes longer to compute than a pass
-# over the held-out data.
+# With more weights than this, computing a posterior precision takes longer than a pass
+# over the held-out samples.
 MANY_WEIGHTS = 2**22
 # Bounds of δ and σ that prevent overflow and underflow of their products.
 SMALLEST, LARGEST = math.exp(-100), math.exp(100)
@@ -34,27 +34,27 @@ class LinearisedBatch:
 
 @dataclass(frozen=True)
 class HeldOutScore:
-    """Score of held-out data.
+    """Score on held-out samples.
 
     Attributes
     ----------
     log_proba : callable or None
-        ``(mean (b, c), cov (b, c, c)) -> (b, K)`` log class probabilities; None
-        for regression.
+        Log class probabilities, ``(mean (b, c), cov (b, c, c)) -> (b, K)``. None for
+        regression.
     log_density : callable or None
-        ``(mean (b, c), variance (b, c), targets) -> (b,)`` for regression with a
-        likelihood that has no noise level to choose.
+        Log density, ``(mean (b, c), variance (b, c), targets) -> (b,)``, for regression
+        with a likelihood without a noise level.
     diagonal : bool
-        Whether ``log_proba`` takes variances (b, c) instead of covariances.
+        Whether ``log_proba`` accepts variances (b, c) instead of covariances.
     is_given : bool
-        Whether the held-out data were passed by the user, not split off.
+        Whether the user passed the held-out samples; False if they were split off.
     is_cheap : bool
         Whether ``log_proba`` takes no longer than computing the variances.
     is_centred : bool
         Whether to subtract the mean of the outputs, which a softmax ignores.
     leverages : list of Tensor
         Leverages and weights of the scored samples; see `Novelty.inflated`. Each pass
-        over the samples appends to the list.
+        over the samples extends the list.
     """
 
     log_proba: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -78,24 +78,23 @@ class TuningProblem:
         Model of the training outputs that is affine in the selected weights, for the
         last layer or the linearised network.
     validation : iterable of LinearisedBatch or None
-        Held-out data, not used to train the network.
+        Held-out samples, which were not used to train the network.
     score : HeldOutScore
-        Score of the held-out data.
+        Score on the held-out samples.
     free_prior, free_noise : bool
         Whether to choose the prior precision and the noise.
     refine : bool or "auto"
-        Whether to refit the linear model under the prior; "auto" leaves the choice to
-        the tuner.
+        Whether to refit the linear model under the prior. If "auto", the tuner decides.
     noise_on_held_out : bool
-        Whether to choose the noise on held-out data, if there are any, even with a
-        prior that maximises the evidence.
+        Whether to choose the noise on held-out samples, if there are any, even if the
+        prior maximises the evidence.
     learned : Tensor or None
-        Prior precision learned while the network was trained, if any.
+        Prior precision learned during training of the network, if any.
     seen_noise : Tensor or None
-        Noise level () from the training data, if there are no held-out data.
+        Noise level () from the training samples, if there are no held-out samples.
     folds : tuple of TuningProblem
-        One problem per network trained without a fold of the data, if there are no
-        other held-out data. Hyperparameters are scored on all folds together.
+        One problem per fold, with a network trained without the fold, if there are no
+        other held-out samples. Hyperparameters are scored on all folds together.
     """
 
     posterior: GaussianPosterior
@@ -112,16 +111,16 @@ class TuningProblem:
 
     @property
     def parts(self) -> tuple["TuningProblem", ...]:
-        """Problems with held-out data: the folds, or this problem without folds."""
+        """The folds, or only this problem if there are no folds."""
         return self.folds or (self,)
 
     @property
     def has_held_out(self) -> bool:
-        """Whether all parts have held-out data."""
+        """Whether all parts have held-out samples."""
         return all(part.validation is not None for part in self.parts)
 
     def under(self, prior_precision: Tensor, *, refine: bool) -> "TuningProblem":
-        """Return the problem with a fixed prior precision, to choose only the noise."""
+        """Return the problem with a fixed prior precision; only the noise is free."""
         return replace(
             self,
             posterior=self.posterior.replace(prior_precision=prior_precision),
@@ -132,25 +131,25 @@ class TuningProblem:
 
     @property
     def model(self) -> LinearModel:
-        """The linear model; raises ValueError if there is none."""
-        assert self.linear_model is not None  # tuners refit only where there is one
+        """The linear model, which must not be None."""
+        assert self.linear_model is not None  # otherwise, tuners do not refit
         return self.linear_model
 
     def held_out(self) -> Iterable[LinearisedBatch]:
-        """Return the held-out data; raise ValueError if there are none."""
+        """Return the held-out samples; raise ValueError if there are none."""
         if self.validation is None:
             raise ValueError(
-                "prior_precision='validation' needs rows that the network did not see, "
-                "and there are none. Pass X_val and y_val to fit, give the network a "
-                "train_split, or use prior_precision='marglik'."
+                "prior_precision='validation' needs held-out samples, but there are "
+                "none. Pass X_val and y_val to fit, set train_split of the net, or use "
+                "prior_precision='marglik'."
             )
         return self.validation
 
     def batches(self) -> Iterator[tuple["TuningProblem", list[LinearisedBatch]]]:
         """Yield pairs of a part and a list of its held-out batches.
 
-        A list has one batch, or all batches if there are many weights and the batches
-        are in memory. The precision is then computed once.
+        Each list contains one batch. If there are many weights and the batches are in
+        memory, the list contains all batches, so the precision is computed only once.
         """
         for part in self.parts:
             held_out = part.held_out()

@@ -1,4 +1,4 @@
-"""Temperature: the value that maximises the likelihood of held-out data."""
+"""Temperature: the value that maximises the likelihood of held-out samples."""
 
 import math
 from dataclasses import replace
@@ -13,21 +13,22 @@ from sklaplace.posterior.tuning.candidate import Candidate
 from sklaplace.posterior.tuning.problem import TuningProblem
 from sklaplace.posterior.tuning.validation import accepted, best_candidate
 
-# Logarithms of the temperatures to score. A bounded search around the best temperature
-# finds the minimum to this precision.
+# Logarithms of the temperatures to score, and precision of the bounded search around
+# the best temperature.
 LOG_GRID = np.log(4.0) * np.arange(-4, 5)
 PRECISION = 0.02
-# A temperature other than one must raise the total log-likelihood of the held-out data
-# by this many nats (Akaike 1974: one per parameter). With negligible variances, all
-# temperatures are equivalent.
+# A temperature other than one must increase the total log-likelihood of the held-out
+# samples by this many nats (Akaike 1974: one per parameter). If the variances are
+# negligible, all temperatures are equivalent.
 GAIN = 1.0
 
 
 def tune_temperature(problem: TuningProblem) -> GaussianPosterior:
-    """Return the posterior at the temperature with the best score on held-out data.
+    """Return the posterior at the temperature with the best score on held-out samples.
 
-    Free prior precision and noise are tuned at each temperature. Bayes' rule, a
-    temperature of one, is kept unless another temperature is clearly better.
+    If the prior precision and the noise are free, they are tuned at each temperature.
+    The temperature stays one (Bayes' rule) unless another temperature is clearly
+    better.
     """
     candidates: dict[float, Candidate] = {}
 
@@ -52,10 +53,9 @@ def tune_temperature(problem: TuningProblem) -> GaussianPosterior:
     if abs(best) > LOG_GRID[-1]:
         end = round(math.exp(LOG_GRID[-1]))
         warn_user(
-            f"The temperature that X and y choose is {math.exp(best):.2g}, at the end "
-            f"of the search, beyond 1/{end} to {end}: they do not determine one. They "
-            "may be rows that the network was trained on, or too few. Pass more rows "
-            "that it was not trained on, or choose other parameters than the "
-            "temperature."
+            f"The best temperature for X and y, {math.exp(best):.2g}, is outside the "
+            f"range from 1/{end} to {end}, so X and y do not determine the "
+            "temperature. They may be training samples, or too few samples. Pass more "
+            "held-out samples, or do not tune the temperature."
         )
     return accepted(tempered(best), candidates[best])

@@ -1,7 +1,7 @@
-"""Validation: the prior precision and noise with the best score on held-out data.
+"""Validation: the prior precision and noise with the best score on held-out samples.
 
-A path of prior precisions is scored with the network's own weights and with the linear
-model's most probable weights under each prior precision.
+Each prior precision on a path is scored with the network's own weights and with the
+linear model's most probable weights.
 """
 
 import math
@@ -24,35 +24,36 @@ from sklaplace.posterior.tuning.path_search import (
 )
 from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, clamped
 
-# Prior variances of the outputs along the path. The first prior changes no prediction,
-# and the last leaves everything to the data.
+# Prior variances of the outputs along the path. The first prior is so strong that
+# predictions do not change. The last prior is so weak that only the data matter.
 PATH = 10.0 ** np.arange(-4, 6.01, 0.5)
 # Predictions are uninformative if their loss is at least this fraction of the loss of
-# equal probabilities.
+# equal class probabilities.
 UNIFORM = 0.99
-# Minimum number of held-out values needed to lower σ below the training data's σ.
+# Minimum number of held-out values for a σ below the training data's σ.
 FEW = 10
-# Noise levels along the path under a fixed prior, as multiples of the network's
-# residual on held-out data, in descending order.
+# Noise levels along the path under a fixed prior, in descending order, as multiples of
+# the network's residual on held-out samples.
 NOISE_PATH = 2.0 ** np.arange(1, -4.01, -0.125)
 
 
 def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
-    """Find the best score on held-out data along a path of prior precisions.
+    """Find the best score on held-out samples along a path of prior precisions.
 
     The score is the log loss for classification and the Gaussian negative
     log-likelihood for regression. Each point of the path is scored at the network's
     weights (``refine=False``), at the weights of the refitted linear model
     (``refine=True``), or at both (``refine="auto"``). With "auto", the refitted model
-    is chosen if it makes the held-out data ``exp(MARGIN)`` times as probable: smaller
-    gains are within the noise of a hundred samples. In regression, a refitted model has
-    the strongest prior whose score is within ``MARGIN`` of the best.
+    is chosen if it makes the held-out samples ``exp(MARGIN)`` times as probable.
+    Smaller gains are within the sampling noise of a hundred samples. In regression, a
+    refitted model has the strongest prior whose score is within ``MARGIN`` of the best
+    score.
 
-    Layerwise and diagonal priors keep the proportions that maximise the evidence. Only
-    their common factor varies along the path.
+    Layerwise and diagonal priors keep the ratios that maximise the evidence. Only a
+    common factor varies along the path.
 
     With noise and a curvature of order two, a point of the path does not determine the
-    refitted model, so that the network's weights are kept.
+    refitted model, so the network's weights are kept.
     """
     return accepted(problem, best_candidate(problem))
 
@@ -67,7 +68,7 @@ def best_candidate(problem: TuningProblem) -> Candidate:
     everything = problem, *problem.folds
     has_model = all(part.linear_model is not None for part in everything)
     if problem.refine == "auto" and has_model and not is_ambiguous:
-        # a stronger prior than the best may have a score above this limit
+        # a prior stronger than the best prior may have a score above this limit
         chosen = best_refitted(problem, path, chosen.score - MARGIN) or chosen
     return chosen
 
@@ -76,9 +77,9 @@ def accepted(problem: TuningProblem, chosen: Candidate) -> GaussianPosterior:
     """Return the posterior of a candidate; raise ValueError if no score is finite."""
     if not math.isfinite(chosen.score):
         raise ValueError(
-            "No prior precision gives a finite score on the held-out rows: the "
-            "network's outputs there are too large or not numbers. Scale the inputs "
-            "or lower the learning rate."
+            "No prior precision has a finite score on the held-out samples, because "
+            "the network's outputs are too large or NaN. Scale the inputs or lower the "
+            "learning rate."
         )
     _warn_of_equal_probabilities(problem, chosen)
     posterior = chosen.posterior
@@ -91,11 +92,11 @@ def accepted(problem: TuningProblem, chosen: Candidate) -> GaussianPosterior:
 def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
     """Return the posterior with σ corrected for estimation from ``n`` held-out values.
 
-    Three quantities are fitted: prior precision, σ, and the choice of kept or refitted
-    weights. The unbiased variance is ``n/(n - 3)`` times the fitted variance. A new
-    value has a Student t distribution with ν = n - 3 degrees of freedom, which
-    multiplies the variance by ``ν/(ν - 2)``. The total factor is ``n/(n - 5)``, which
-    needs at least six values. Few values may also agree by chance; σ is then at least
+    Three quantities are fitted: the prior precision, σ, and the choice between kept and
+    refitted weights. The unbiased variance is ``n/(n - 3)`` times the fitted variance.
+    A new value has a Student t distribution with ν = n - 3 degrees of freedom, which
+    multiplies the variance by ``ν/(ν - 2)``. The total factor ``n/(n - 5)`` needs at
+    least six values. A few values may be fitted well by chance, so σ is then at least
     the training data's σ.
     """
     n = max(n, 6.0)
@@ -110,9 +111,9 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
 
 
 def _warn_of_equal_probabilities(problem: TuningProblem, chosen: Candidate) -> None:
-    """Warn if held-out predictions are no better than equal probabilities.
+    """Warn if held-out predictions are no better than equal class probabilities.
 
-    Skip data that would have to be linearised again.
+    Samples that would have to be linearised again are not checked.
     """
     score, rows = problem.score, problem.validation
     if score.log_proba is None or not (score.is_given and isinstance(rows, list)):
@@ -124,11 +125,11 @@ def _warn_of_equal_probabilities(problem: TuningProblem, chosen: Candidate) -> N
         total += float(batch.weights.double() @ losses)
     if chosen.score >= UNIFORM * total:
         warn_user(
-            "Under no prior precision are the held-out rows predicted better than by "
-            "equal probabilities of all classes, which predictions are close to now. "
-            "Either the network has learned nothing that holds for them, or they were "
-            "prepared otherwise than X and y. A Pipeline does not transform X_val "
-            "unless it is named: Pipeline(steps, transform_input=['X_val'])."
+            "No prior precision predicts the held-out samples better than equal class "
+            "probabilities, so predictions are now close to equal. Either the network "
+            "does not generalise to these samples, or they were preprocessed "
+            "differently from X and y. A Pipeline transforms X_val only if named: "
+            "Pipeline(steps, transform_input=['X_val'])."
         )
 
 
@@ -169,7 +170,7 @@ def _noise_path(problem: TuningProblem) -> list[Tensor]:
 def _held_out_mean(
     problem: TuningProblem, values: Callable[[TuningProblem, LinearisedBatch], Tensor]
 ) -> Tensor:
-    """Return the weighted mean () of ``values`` (b, c) on held-out data and outputs."""
+    """Return the weighted mean () of ``values`` (b, c) over samples and outputs."""
     pairs = ((part, b) for part, batches in problem.batches() for b in batches)
     batches = [(b.weights.double(), values(part, b).mean(1)) for part, b in pairs]
     weights, means = map(torch.cat, zip(*batches, strict=True))

@@ -1,10 +1,11 @@
 """Bayes by Backprop: mean-field posteriors over weights, trained by gradients.
 
-The parameters of ``q(w) = Π_p q_p(w_p)`` minimise the negative evidence lower bound
-``E_q[−log p(y | X, w)] + KL(q ‖ p)`` by stochastic gradients through draws
-``w = g(parameters, noise)``. The registries `POSTERIORS` and `PRIORS` list the families
-of ``q`` and of the prior ``p``. All posteriors except the Gaussian are experimental.
-`module` puts drawn weights into a network, and `elbo` makes skorch train the network.
+Training minimises the negative evidence lower bound
+``E_q[−log p(y | X, w)] + KL(q ‖ p)`` over the parameters of ``q(w) = Π_p q_p(w_p)``.
+Stochastic gradients pass through draws ``w = g(parameters, noise)``. The registries
+`POSTERIORS` and `PRIORS` list the families of ``q`` and of the prior ``p``. All
+posteriors except the Gaussian are experimental. `module` puts drawn weights into a
+network, and `elbo` trains the network with skorch.
 
 * ``'gaussian'``: ``w = μ + σ ε``, ``ε ~ N(0, 1)``.
 * ``'kumaraswamy'``: ``w = bound · (2x − 1)``, ``x = (1 − U^{1/b})^{1/a}``.

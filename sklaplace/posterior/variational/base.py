@@ -19,29 +19,29 @@ from torch.nn.functional import softplus
 from sklaplace.core.checks import Check, check_count, check_positive
 
 LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
-# Added to softplus, which rounds to zero for very negative values, to keep its
-# logarithm finite. Its reciprocal does not overflow in float32.
+# Added to softplus, which rounds to zero for very negative values. The logarithm then
+# stays finite, and the reciprocal of this number does not overflow in float32.
 _SMALLEST = 1e-30
 
 
 class WeightPosterior(nn.Module, ABC):
     """Mean-field distribution over P weights, with learned parameters.
 
-    Base class for custom families, which `VariationalClassifier` accepts as
-    ``posterior``. The constructor of a subclass takes ``location``, ``scale`` and
-    ``bound``, and sets the parameters. A subclass defines `transform`, `log_prob`,
-    `median`, `mean` and `variance`, and `noise` unless the noise is normal.
+    This is the base class for custom families, which `VariationalClassifier` accepts as
+    ``posterior``. The constructor of a subclass accepts ``location``, ``scale`` and
+    ``bound``, and creates the parameters. A subclass defines `transform`, `log_prob`,
+    `median`, `mean` and `variance`. It also defines `noise` unless the noise is normal.
 
     Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
     Parameters
     ----------
     location : Tensor of shape (P,)
-        Initial medians. The parameters have the same dtype and device.
+        Initial medians, which set the dtype and device of the parameters.
     scale : Tensor of shape (P,)
         Initial standard deviations, positive.
     bound : float, default=3.0
-        If ``is_bounded``, the support is ``(-bound, bound)``; ignored otherwise.
+        Bound of the support ``(-bound, bound)``; ignored unless ``is_bounded``.
 
     Attributes
     ----------
@@ -54,10 +54,11 @@ class WeightPosterior(nn.Module, ABC):
     is_experimental : bool
         Whether no advantage over a Gaussian has been found.
     is_closed_form_cheap : bool
-        Whether `closed_form` costs less than a draw. Training then uses it.
+        Whether `closed_form` costs less than a draw. If so, training uses the closed
+        form.
     checks : mapping of str to callable
-        Constructor options that ``posterior_params`` sets, with checks
-        ``(name, value)`` that raise an error for an invalid value.
+        Constructor options that ``posterior_params`` can set. The values are functions
+        of ``(name, value)`` that raise an error if the value is invalid.
 
     Raises
     ------
@@ -72,9 +73,10 @@ class WeightPosterior(nn.Module, ABC):
 
     Notes
     -----
-    Before training, the initial draws of a custom family are checked: shapes, dtypes,
-    finite values, gradients, and agreement of `log_prob` with their log densities.
-    Moments must have the right shapes and dtypes; their values are not checked.
+    Before training, custom families are checked. Draws must be finite, differentiable
+    and reproducible. Shapes and dtypes must be right. `log_prob` must agree with the
+    log densities of draws, and `variance` roughly with the variance of draws. `median`
+    must start at ``location``.
 
     References
     ----------
@@ -139,12 +141,12 @@ class WeightPosterior(nn.Module, ABC):
         if location.ndim != 1 or location.shape != scale.shape or not len(location):
             raise ValueError(
                 f"location has shape {tuple(location.shape)} and scale "
-                f"{tuple(scale.shape)}. Pass one number for each of P weights, (P,)."
+                f"{tuple(scale.shape)}. Pass tensors (P,) with one value per weight."
             )
         if not (location.isfinite() & scale.isfinite() & (scale > 0)).all():
             raise ValueError(
-                "location or scale has a value that is not finite, or scale one that "
-                "is not positive. Pass weights, and standard deviations such as 0.05."
+                "location or scale has a value that is not finite, or scale is not "
+                "positive. Pass weights, and standard deviations such as 0.05."
             )
         check_positive("bound", bound)
         self.n_weights = len(location)
@@ -153,22 +155,22 @@ class WeightPosterior(nn.Module, ABC):
     def sample(
         self, n: int = 1, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return draws, differentiable in the parameters, and their log densities.
+        """Return differentiable draws of the weights and their log densities.
 
         Parameters
         ----------
         n : int, default=1
             Number of draws, s.
         generator : torch.Generator or None
-            Source of randomness, on any device. None uses the global generator.
+            Source of randomness, on any device. By default, the global generator.
 
         Returns
         -------
         w : Tensor of shape (s, P)
             Draws of the weights.
         log_q : Tensor of shape (s, P)
-            Log density of each weight in nats, differentiable in the parameters
-            directly and through the draw.
+            Log density of each weight in nats. Gradients reach the parameters directly
+            and through the draw.
 
         Raises
         ------
@@ -199,13 +201,13 @@ class WeightPosterior(nn.Module, ABC):
         n : int
             Number of draws, s.
         generator : torch.Generator or None
-            Source of randomness, which determines the device of the draw. None uses the
+            Source of randomness. The noise is drawn on its device. By default, the
             global generator.
 
         Returns
         -------
         Tensor of shape (s, P)
-            Noise, on the device of the parameters.
+            Noise on the device of the parameters.
 
         See Also
         --------
@@ -239,7 +241,7 @@ class WeightPosterior(nn.Module, ABC):
         w : Tensor of shape (s, P)
             Weights ``g(ε)``.
         log_q : Tensor of shape (s, P)
-            Their log densities, in nats.
+            Log densities of the weights, in nats.
 
         See Also
         --------
@@ -267,7 +269,7 @@ class WeightPosterior(nn.Module, ABC):
         Returns
         -------
         Tensor of shape (..., P)
-            Log densities in nats; −inf outside of the support.
+            Log densities in nats; −inf outside the support.
 
         See Also
         --------
@@ -289,7 +291,7 @@ class WeightPosterior(nn.Module, ABC):
         Returns
         -------
         Tensor of shape (P,)
-            Medians, the network's weights after training.
+            Medians, which are the network's weights after training.
 
         See Also
         --------
@@ -311,7 +313,7 @@ class WeightPosterior(nn.Module, ABC):
         Returns
         -------
         Tensor of shape (P,)
-            Computed in closed form or by quadrature.
+            Means, computed in closed form or by quadrature.
 
         See Also
         --------
@@ -334,7 +336,7 @@ class WeightPosterior(nn.Module, ABC):
         Returns
         -------
         Tensor of shape (P,)
-            Computed in closed form or by quadrature.
+            Variances, computed in closed form or by quadrature.
 
         See Also
         --------
@@ -350,17 +352,17 @@ class WeightPosterior(nn.Module, ABC):
         """
 
     def closed_form(self) -> tuple[Tensor, Tensor] | None:
-        """Return entropies and second moments if there are closed forms.
+        """Return the entropies and second moments if they have closed forms.
 
         Returns
         -------
         tuple of two Tensors of shape (P,), or None
-            Entropies in nats, and ``E[w²]``. None, the default, if there are no closed
-            forms.
+            Entropies in nats, and second moments ``E[w²]``. The base class returns
+            None.
 
         See Also
         --------
-        log_prob : Log density, whose negative expectation is the entropy.
+        log_prob : Log density. The entropy is minus its expectation.
 
         Examples
         --------
@@ -377,8 +379,8 @@ class WeightPosterior(nn.Module, ABC):
 class LocationScale(WeightPosterior):
     """Weights ``w = μ + σ z`` with a standard variable ``z`` per weight.
 
-    Subclasses define the distribution of ``z``. `_start_shape` initialises its
-    parameters, whose sizes are the ``options``.
+    Subclasses define the distribution of ``z``. `_start_shape` initialises the
+    parameters of this distribution, with the sizes in ``options``.
     """
 
     def __init__(
@@ -394,7 +396,7 @@ class LocationScale(WeightPosterior):
             self.raw_scale = nn.Parameter(inverse_softplus(sigma).to(self.location))
 
     def _start_shape(self, like: Tensor, **options: int) -> None:
-        """Set initial parameters of ``z``, in the dtype and device of ``like`` (P,)."""
+        """Set initial parameters of ``z``, with dtype and device of ``like`` (P,)."""
 
     @property
     def scale(self) -> Tensor:
@@ -402,7 +404,7 @@ class LocationScale(WeightPosterior):
 
         See Also
         --------
-        WeightPosterior.variance : Variances, which all families have.
+        WeightPosterior.variance : Variances, defined for all families.
 
         Examples
         --------
@@ -423,7 +425,7 @@ class LocationScale(WeightPosterior):
     def log_prob(self, w: Tensor) -> Tensor:
         """Return log densities of weights (..., P), in nats.
 
-        They are −inf outside of the support.
+        Log densities outside the support are −inf.
         """
         scale = self.scale
         return self._standard_log_prob((w - self.location) / scale) - scale.log()
@@ -446,11 +448,11 @@ class LocationScale(WeightPosterior):
 
     @abstractmethod
     def _moments(self) -> tuple[Tensor | float, Tensor | float]:
-        """Return mean and variance of ``z``, (P,) or one number for all weights."""
+        """Return the mean and variance of ``z``: (P,), or a number for all weights."""
 
 
 def positive(raw: Tensor) -> Tensor:
-    """Return ``softplus(raw)``, but never zero."""
+    """Return ``softplus(raw)`` plus a tiny constant, so the result is never zero."""
     return softplus(raw).add_(_SMALLEST)
 
 
@@ -460,7 +462,7 @@ def inverse_softplus(x: Tensor) -> Tensor:
 
 
 def spread(n: int, outermost: float) -> Tensor:
-    """Return ``n`` even steps within ``±outermost``, (n,); zero if ``n`` is one."""
+    """Return ``n`` evenly spaced values in ``±outermost``; zero if ``n`` is one."""
     if n == 1:
         return torch.zeros(1, dtype=torch.float64)
     return torch.linspace(-outermost, outermost, n, dtype=torch.float64)

@@ -2,10 +2,11 @@
 
 A weight is ``w = μ + σ z``, where ``z ∈ [−4, 4]`` has a density proportional to
 ``p(z)``. At G nodes ``z_j``, ``p_j = exp(−z_j²/2 + Σ_k v_k φ_k(z_j))`` with Gaussian
-basis functions ``φ_k``; between the nodes, ``p`` is linear. The trapezoidal rule
-normalises ``p`` exactly, and a draw inverts the distribution function by solving a
-quadratic equation. Deeper networks have layers ``φ^l = tanh(φ^{l−1} A^l + c^l)`` at the
-nodes, and ``v`` weights the last layer. All weights share ``A`` and ``c``.
+basis functions ``φ_k``. Between the nodes, ``p`` is linear. The trapezoidal rule
+normalises ``p`` exactly. A draw solves a quadratic equation to invert the distribution
+function. Deeper networks have layers ``φ^l = tanh(φ^{l−1} A^l + c^l)`` at the nodes,
+and ``v`` contains the coefficients of the last layer. All weights share ``A`` and
+``c``.
 """
 
 import math
@@ -19,11 +20,11 @@ from torch.nn.functional import pad
 from sklaplace.core.checks import check_count
 from sklaplace.posterior.variational.base import LocationScale, spread
 
-# Half the width of the support, and default sizes of grid and network.
+# Half the width of the support, and default sizes of the grid and the network.
 EDGE, N_NODES, N_UNITS, N_LAYERS = 4.0, 16, 6, 1
 # Largest centre and largest width of the basis functions.
 _OUTERMOST, _WIDTH = 2.5, 1.0
-# Added to p, relative to its largest value, so that no draw has zero density.
+# Fraction of the largest p that is added to p, so that no draw has zero density.
 _FLOOR = 1e-7
 
 
@@ -32,8 +33,8 @@ class Density(LocationScale):
 
     This is the most flexible and most expensive family, with up to three modes. The
     support is ``μ ± 4 σ``. The entropy is estimated from draws. The family is
-    experimental: on small problems, differences from the Gaussian were within the
-    variation between seeds.
+    experimental: on small problems, differences from the Gaussian family were no larger
+    than differences between seeds.
 
     Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
@@ -71,7 +72,7 @@ class Density(LocationScale):
     width of a basis function is the distance between centres, but at most one. All
     weights share the basis. Drawing s samples takes O((G K + s) P) time and
     O((G + s) P) memory. Log densities at s other points take O(s G P) memory. A
-    training step of 85,000 weights takes nine times as long as with Gaussians.
+    training step for 85,000 weights takes nine times as long as with Gaussians.
 
     Examples
     --------
@@ -128,7 +129,7 @@ class Density(LocationScale):
         F = pad(torch.cumulative_trapezoid(p, dx=self._step, dim=0), (0, 0, 1, 0))
         index = (F[1:-1].unsqueeze(1) < noise).sum(0)  # (s, P)
         left, right = p.gather(0, index), p.gather(0, index + 1)
-        # excess = left τ + slope τ²/2 at the distance τ from the left node
+        # excess = left τ + slope τ²/2 at distance τ from the left node
         excess = (noise - F.gather(0, index)).clamp(min=0)
         slope = (right - left) / self._step
         square = left.square() + 2 * slope * excess

@@ -17,7 +17,7 @@ def divergence(
     """Return the divergence of a posterior from a prior, for training.
 
     The result is the closed form if it is cheaper than a draw, and an unbiased estimate
-    otherwise. Reports use `exact_divergence`: noise matters there, and time does not.
+    otherwise. Reports use `exact_divergence`, because they need precision, not speed.
 
     Parameters
     ----------
@@ -37,8 +37,9 @@ def divergence(
 
     Notes
     -----
-    Takes O(P) time in closed form and O(s P) from draws. The divergence is infinite if
-    a draw is outside of the prior's support; `check_support` rejects such pairs.
+    The closed form takes O(P) time, and the estimate from draws O(s P) time. The
+    divergence is infinite if a draw is outside the prior's support. `check_support`
+    rejects such pairs of posterior and prior.
 
     References
     ----------
@@ -54,8 +55,8 @@ def divergence(
 def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor | None:
     """Return the closed-form divergence of a posterior from a prior, if there is one.
 
-    The closed form has no noise. It serves reports and comparisons of models. For a
-    Kumaraswamy posterior, it takes ten times as long as a draw.
+    The closed form has no sampling noise. It is used to report and compare models. For
+    a Kumaraswamy posterior, it takes ten times as long as a draw.
 
     Parameters
     ----------
@@ -100,14 +101,14 @@ def check_support(
     unbounded = listed(name for name, kind in PRIORS.items() if not kind.is_bounded)
     if not posterior.is_bounded:
         raise ValueError(
-            f"posterior={posterior.name!r} has no bounds, but prior={prior.name!r} "
-            "allows no weight beyond its own: their divergence is infinite. Choose "
-            f"posterior='kumaraswamy', or prior as one of {unbounded}."
+            f"posterior={posterior.name!r} has no bounds, but prior={prior.name!r} is "
+            "bounded, so their divergence is infinite. Choose posterior='kumaraswamy', "
+            f"or one of {unbounded} as prior."
         )
     if isinstance(posterior, WeightPosterior) and posterior.bound > prior.bound:
         raise ValueError(
-            f"posterior={posterior.name!r} with bound={posterior.bound:g} reaches "
-            f"beyond prior={prior.name!r} with bound={prior.bound:g}: their divergence "
-            f"is infinite. Choose a bound of the posterior up to {prior.bound:g}, or "
-            f"prior as one of {unbounded}."
+            f"posterior={posterior.name!r} with bound={posterior.bound:g} exceeds "
+            f"prior={prior.name!r} with bound={prior.bound:g}, so their divergence is "
+            f"infinite. Choose a posterior with a bound of at most {prior.bound:g}, or "
+            f"one of {unbounded} as prior."
         )

@@ -2,12 +2,12 @@
 
     loss = mean of nll over the batch + factor · kl_weight · KL(q ‖ prior) / N
 
-The objective of a batch is in nats, with one draw of the weights. N is the number of
+The loss of a batch is in nats and uses one draw of the weights. N is the number of
 training samples after skorch's split, or the sum of their weights. The KL schedule
-gives ``factor``, whose mean over an epoch is one. The observation noise of a regression
-is estimated from held-out samples at the medians of the weights. Without held-out
+determines ``factor``, whose mean over an epoch is one. In regression, the observation
+noise is estimated from held-out samples at the medians of the weights. Without held-out
 samples, the noise variance is the running mean of squared residuals, which maximises
-the objective.
+the bound.
 """
 
 import copy
@@ -37,25 +37,25 @@ from sklaplace.posterior.variational.module import (
 )
 from sklaplace.posterior.variational.priors import WeightPrior
 
-# Minimum number of steps in the running mean of squared residuals. Fewer steps would
-# follow the sampling noise of single draws.
+# Minimum number of steps in the running mean of squared residuals. A mean over fewer
+# steps would follow the sampling noise of single draws.
 NOISE_STEPS = 20
 # Minimum number of steps between two estimates of the noise from held-out samples.
 HELD_OUT_STEPS = 10
-# Lower limit of these estimates, as a fraction of the batch's mean squared residual.
+# Lower limit of held-out estimates, as a fraction of the batch's mean squared residual.
 LEAST_VARIANCE = 0.1
 
 
 def uniform(batch: int, n_batches: int) -> float:
-    """Return one: all batches share the divergence equally."""
+    """Return one, so that all batches have an equal share of the divergence."""
     return 1.0
 
 
 def blundell(batch: int, n_batches: int) -> float:
-    """Give half the divergence to the first batch, a quarter to the second, and so on.
+    """Assign half of the divergence to the first batch, a quarter to the second, etc.
 
     The factor is ``M 2^(M-i) / (2^M - 1)`` for batch i of M, counted from one (Blundell
-    et al. 2015, section 3.4), computed without powers that overflow.
+    et al. 2015, section 3.4). The computation avoids powers that overflow.
     """
     return float(n_batches * 2.0**-batch / (2 - 2.0 ** (1 - n_batches)))
 
@@ -79,12 +79,12 @@ class Elbo:
     schedule : str
         Key of ``KL_SCHEDULES``.
     sigma : float or None
-        Standard deviation of the observation noise; None estimates it.
+        Standard deviation of the observation noise. If None, it is estimated.
     start : nn.Module or None
-        Trained network whose weights are the initial medians; None uses the net's own
-        initialisation.
+        Trained network whose weights are the initial medians. If None, the skorch net
+        initialises the weights.
     held_out : Dataset or None
-        Held-out samples to estimate the noise; None uses the samples of the batch.
+        Held-out samples to estimate the noise. If None, each batch's samples are used.
     """
 
     family: PosteriorFamily
@@ -98,8 +98,8 @@ class Elbo:
     n_samples: int = 0
     n_batches: int = 1
     _n_updates: int = 0
-    # (nll, divergence, batch size) of each batch of the epoch. If an optimiser
-    # evaluates a batch several times, it counts as several batches.
+    # (nll, divergence, batch size) for each batch of the epoch. A batch that an
+    # optimiser evaluates several times counts as several batches.
     _terms: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
     _total_weight: float = 0.0
 
@@ -108,7 +108,7 @@ class Elbo:
         return type("_ElboTraining", (_ElboTraining,), {"_elbo": self})
 
     def wrapped(self, module: nn.Module) -> StochasticModule:
-        """Wrap a module, or `start`, into a module with drawn weights."""
+        """Wrap a module, or `start` if given, in a module with drawn weights."""
         base = unwrapped(module if self.start is None else copy.deepcopy(self.start))
         layout, own = random_weights(base), dict(base.named_parameters())
         values = [own[block.name].detach() for block in layout.blocks]
@@ -117,7 +117,7 @@ class Elbo:
         return StochasticModule(base, layout, self.family.start(location, scale))
 
     def begin(self, module: StochasticModule, spec: OutputSpec) -> None:
-        """Set the meaning of the outputs before the first step."""
+        """Define how outputs are interpreted, before the first step."""
         module.logit_layer, self.spec = spec.logit_layer, spec
         if not spec.likelihood.is_shift_invariant:
             module.probability_map = "logit"
@@ -131,7 +131,7 @@ class Elbo:
     def loss(
         self, net: NeuralNet, returned: object, y: Tensor, *, training: bool
     ) -> Tensor:
-        """Return a batch's objective in nats per sample; the mean nll in evaluation."""
+        """Return a batch's loss in nats per sample; in evaluation, the mean nll."""
         likelihood, module = self.spec.likelihood, net.module_
         f = OUTPUT_MAPS[self.spec.output_map](as_columns(module.outputs(returned)))
         targets = likelihood.targets(y, f)
@@ -155,9 +155,9 @@ class Elbo:
     def _update_noise(self, net: NeuralNet, variance: Tensor) -> None:
         """Update the noise variance from the mean squared residual of a batch, ().
 
-        Estimates from held-out samples have a lower limit. For constant targets, the
-        variance is near zero before the first step, and the huge gradients would stay
-        in Adam's second moments.
+        Estimates from held-out samples have a lower limit. If the targets are constant,
+        the variance is near zero before the first step. Without the limit, Adam's
+        second moments would retain the huge gradients.
         """
         current, self._n_updates = net.module_.noise_variance, self._n_updates + 1
         if self.held_out is None:

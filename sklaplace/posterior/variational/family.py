@@ -15,16 +15,16 @@ from sklaplace.posterior.variational.divergence import check_support
 from sklaplace.posterior.variational.priors import WeightPrior
 
 # Largest median difference, in nats, between `log_prob` and the log densities of draws.
-# In float32, they differ by about 1e-5.
+# The difference is about 1e-5 in float32.
 _TOLERANCE = 1e-2
-# Largest median ratio between variances and variances of draws, either way. For two
-# draws, the ratio is 2.2 for a Gaussian and 23 for a Student t distribution with 2.1
-# degrees of freedom.
+# Largest median ratio of `variance` to the variances of draws; its reciprocal is the
+# smallest. For two draws, the ratio is 2.2 for a Gaussian and 23 for a Student t
+# distribution with 2.1 degrees of freedom.
 _LARGEST_RATIO = 30.0
 # Number of values drawn for the ratio.
 _DRAWN = 1_000_000
 _OTHERS = ", or a subclass or an instance of WeightPosterior"
-_ADVICE = "WeightPosterior describes what each method returns."
+_ADVICE = "See WeightPosterior for the results of each method."
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,19 @@ class PosteriorFamily:
 
     @property
     def kind(self) -> type[Any]:
-        """Class of the posterior; a WeightPosterior if `check` accepts the family."""
+        """Class of the posterior; `check` requires a subclass of WeightPosterior."""
         if isinstance(self.given, str):
             return POSTERIORS.get(self.given, str)
         return self.given if isinstance(self.given, type) else type(self.given)
 
     def check(self, prior: WeightPrior) -> None:
-        """Raise for an unknown family, invalid options or an unsuitable support."""
+        """Raise an error for an unknown family, bad options or an unsuitable prior."""
         if not issubclass(self.kind, WeightPosterior):
             check_option("posterior", self.given, POSTERIORS, _OTHERS)
         check_positive("bound", self.bound)
         checks, of = self.kind.checks, f"posterior={self.kind.name!r}"
         if isinstance(self.given, WeightPosterior):
-            checks, of = {}, f"{of}, an instance, which has its options,"
+            checks, of = {}, f"an instance of {self.kind.name!r}"
         check_params("posterior_params", self.options, checks, of)
         given: Any = self.kind if isinstance(self.given, str) else self.given
         check_support(given, prior)
@@ -74,9 +74,9 @@ class PosteriorFamily:
             posterior, n_weights = self.given, self.given.n_weights
             if n_weights != len(location):
                 raise ValueError(
-                    f"posterior is an instance for {n_weights:,} weights, but the "
-                    f"network has {len(location):,} that require gradients. Pass its "
-                    "class, or an instance for this network."
+                    f"posterior is an instance for {n_weights:,} weights, but "
+                    f"{len(location):,} weights of the network require gradients. Pass "
+                    "the class, or an instance for this network."
                 )
             posterior = copy.deepcopy(posterior).to(location).requires_grad_(True)
             location = posterior.median().detach()
@@ -103,7 +103,7 @@ def _fault(posterior: WeightPosterior, location: Tensor, scale: Tensor) -> str |
         shape = (n,) if key in moments else (2, n)
         found = tuple(getattr(value, "shape", ())), getattr(value, "dtype", type(value))
         if found != (shape, w.dtype):
-            return f"{key}: {found[0]} of {found[1]}, not {shape} of {w.dtype}"
+            return f"{key} of shape {found[0]}, {found[1]}, not {shape}, {w.dtype}"
     with torch.no_grad():
         error = float((posterior.log_prob(w) - log_q).abs().median())
         many, _ = drawn(max(2, min(_DRAWN // n, 1000)))
@@ -114,8 +114,8 @@ def _fault(posterior: WeightPosterior, location: Tensor, scale: Tensor) -> str |
         "draws without gradients": w.requires_grad and log_q.requires_grad,
         "draws or log densities that are not finite": (w + log_q).isfinite().all(),
         "draws that do not follow the generator": torch.equal(w, again),
-        f"a log_prob that is {error:.2g} nats from that of draws": error <= _TOLERANCE,
-        f"a variance of {ratio:.2g} times that of draws": is_near,
+        f"a log_prob {error:.2g} nats away from sample's log_q": error <= _TOLERANCE,
+        f"a variance {ratio:.2g} times as large as the draws' variance": is_near,
         "medians that do not start at location, the network's weights": distance <= 1,
     }
     return next((fault for fault, is_fine in holds.items() if not is_fine), None)

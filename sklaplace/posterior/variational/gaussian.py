@@ -12,7 +12,7 @@ from sklaplace.posterior.variational.base import LOG_ROOT_TWO_PI, LocationScale
 
 
 class MeanFieldGaussian(LocationScale):
-    """Independent Gaussian for each weight, as published for Bayes by Backprop.
+    """Independent Gaussian for each weight, as in the Bayes by Backprop paper.
 
     This is the default and cheapest family. Moments, entropy and the divergence from a
     Gaussian prior have closed forms. A Gaussian has a single mode and thin tails.
@@ -36,7 +36,7 @@ class MeanFieldGaussian(LocationScale):
     See Also
     --------
     WeightPosterior : Interface of all families.
-    Quantile : Family with other shapes.
+    Quantile : Family with non-Gaussian shapes.
 
     Notes
     -----

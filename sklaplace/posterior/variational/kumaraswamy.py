@@ -1,4 +1,4 @@
-"""Kumaraswamy posterior: on ``(−bound, bound)``, with one or two modes.
+"""Kumaraswamy posterior on ``(−bound, bound)``, with one or two modes.
 
 A weight is ``w = bound · (2x − 1)`` with ``P(X ≤ x) = 1 − (1 − x^a)^b``. Let
 ``E ~ Exp(1)`` and ``y = E/b``. Inverting the survival function gives
@@ -22,7 +22,7 @@ from torch.nn.functional import logsigmoid
 
 from sklaplace.posterior.variational.base import WeightPosterior
 
-# Parameters are clamped to these magnitudes, so that nothing overflows in float32.
+# Parameters are clamped to these magnitudes to avoid overflow in float32.
 _LARGEST_LOG_A, _LARGEST_LOGIT = 20.0, 80.0
 # Logarithms of b above which series replace the gamma and digamma functions.
 _STIRLING, _LOGARITHM = math.log(20), 32.0
@@ -35,7 +35,7 @@ class Kumaraswamy(WeightPosterior):
     similar to a beta distribution, but samples and densities have closed forms. A
     narrow distribution has a skewness of −1.1 (in ``x``), and a wide distribution can
     have modes at both bounds. The family is experimental: on small problems,
-    differences from the Gaussian were within the variation between seeds.
+    differences from the Gaussian family were no larger than differences between seeds.
 
     Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
@@ -44,8 +44,8 @@ class Kumaraswamy(WeightPosterior):
     location : Tensor of shape (P,)
         Initial medians, within ``(−bound, bound)``.
     scale : Tensor of shape (P,)
-        Initial standard deviations, positive. A deviation too large for the interval is
-        replaced by the largest deviation from which training works well.
+        Initial standard deviations, positive. A value too large for the interval is
+        reduced to the largest value from which training works well.
     bound : float, default=3.0
         Largest magnitude of a weight.
 
@@ -63,13 +63,17 @@ class Kumaraswamy(WeightPosterior):
     Notes
     -----
     Each weight has two parameters. One of them changes only the median, because
-    training of ``log a`` and ``log b`` converged far more slowly. Drawing s samples
-    takes O(s P) time and memory. A training step of 85,000 weights takes twice as long
-    as with Gaussians. Entropy and moments have closed forms in gamma and digamma
-    functions, in float64. They cost ten times as much as a draw, and serve reports
-    rather than training. Log densities of draws are functions of the noise, so that all
-    values are finite in float32, even if ``w`` rounds to a bound (unlike
-    ``torch.distributions.Kumaraswamy``, see pytorch issues 95548 and 139019).
+    training ``log a`` and ``log b`` directly converged far more slowly. Drawing s
+    samples takes O(s P) time and memory. A training step for 85,000 weights takes twice
+    as long as with Gaussians.
+
+    The entropy and the moments have closed forms in gamma and digamma functions,
+    computed in float64. The closed forms cost ten times as much as a draw, so they are
+    used in reports but not in training.
+
+    Log densities of draws are computed from the noise. They are finite in float32 even
+    if ``w`` rounds to a bound, unlike in ``torch.distributions.Kumaraswamy`` (see
+    pytorch issues 95548 and 139019).
 
     References
     ----------
@@ -100,13 +104,13 @@ class Kumaraswamy(WeightPosterior):
         if (start.abs() >= 1).any():
             largest = float(location.abs().max())
             raise ValueError(
-                f"location has a weight of magnitude {largest:g}, not within bound="
+                f"location has a weight of magnitude {largest:g}, outside bound="
                 f"{self.bound:g}. Choose a larger bound, such as {2 * largest:.2g}."
             )
         self.logit_median = nn.Parameter(2 * start.atanh())
         self.log_a = nn.Parameter(torch.zeros_like(start))
         with torch.no_grad():
-            # a fixed-point iteration: the deviation is about proportional to 1/a
+            # fixed-point iteration: the standard deviation is about proportional to 1/a
             for _ in range(14):
                 excess = (self.variance() + 1e-30).log() / 2 - scale.double().log()
                 self.log_a.add_(excess).clamp_(-2, _LARGEST_LOG_A - 1)
@@ -126,7 +130,7 @@ class Kumaraswamy(WeightPosterior):
     def log_prob(self, w: Tensor) -> Tensor:
         """Return log densities of weights (..., P), in nats.
 
-        They are −inf at the bounds and beyond.
+        Log densities at or beyond the bounds are −inf.
         """
         log_a, log_b = self._shape(w.dtype)
         x = (w / self.bound + 1) / 2
@@ -169,10 +173,10 @@ class Kumaraswamy(WeightPosterior):
         return log_a, log_b
 
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """Return means and variances, (P,), float64, by moments of ``x`` (Jones 2009).
+        """Return the means and variances (P,), float64, from moments of ``x``.
 
-        ``E[x^n] = Γ(1 + n/a) Γ(1 + b) / Γ(1 + b + n/a)``. The variance has a small
-        relative error.
+        ``E[x^n] = Γ(1 + n/a) Γ(1 + b) / Γ(1 + b + n/a)`` (Jones 2009). The variance has
+        a small relative error.
         """
         log_a, log_b = self._shape(torch.float64)
         d = (-log_a).exp()
@@ -205,7 +209,7 @@ def _ratio(log_b: Tensor, d: Tensor) -> Tensor:
 def _tail(x: Tensor) -> Tensor:
     """Return ``log Γ(x)`` minus the leading terms of Stirling's series.
 
-    The error is 5e-13 at 20.
+    The error is 5e-13 at ``x = 20``.
     """
     square = x.square()
     return (1 / 12 - (1 / 360 - 1 / (1260 * square)) / square) / x

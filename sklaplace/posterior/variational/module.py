@@ -22,8 +22,8 @@ from sklaplace.posterior.variational.priors import WeightPrior
 
 __all__ = ["VariationalPosterior"]
 
-# Initial standard deviations as a fraction of the root mean square of each tensor:
-# small enough to leave the network's signal intact.
+# Initial standard deviations, as a fraction of the root mean square of each tensor. The
+# fraction is small enough to preserve the network's signal.
 INITIAL_FRACTION = 0.1
 
 
@@ -33,19 +33,19 @@ def random_weights(module: nn.Module) -> Layout:
     lazy = [name for name, p in named if nn.parameter.is_lazy(p)]
     if lazy:
         raise ValueError(
-            f"{lazy[0]!r} has no size before the first batch. Use layers with sizes in "
-            "place of lazy ones."
+            f"{lazy[0]!r} has no size before the first batch. Replace lazy layers by "
+            "layers with sizes."
         )
     sparse = [m for m in module.modules() if getattr(m, "sparse", False)]
     if sparse:
         raise ValueError(
-            f"{type(sparse[0]).__name__} has sparse=True, whose gradients cannot reach "
-            "the distributions. Use sparse=False."
+            f"{type(sparse[0]).__name__} has sparse=True, but sparse gradients are not "
+            "supported. Use sparse=False."
         )
     if not named:
         raise ValueError(
-            "The network has no parameters that require gradients, and would have no "
-            "random weights. Set requires_grad of some."
+            "The network has no parameters that require gradients, so no weights would "
+            "be random. Set requires_grad of some parameters to True."
         )
     return Layout(tuple(BlockSpec(name, tuple(p.shape)) for name, p in named))
 
@@ -63,7 +63,7 @@ def _root_mean_square(x: Tensor) -> float:
 
 
 class StochasticModule(nn.Module):
-    """Network with drawn weights in training and their medians in evaluation.
+    """Network that draws weights in training and uses their medians in evaluation.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ class StochasticModule(nn.Module):
     drawn : tuple of Tensor
         Weights (1, P) of the last training pass, and their log densities.
     noise_variance : Tensor of shape ()
-        Estimated variance of the observation noise. As a buffer, it is restored along
-        with the weights of an earlier epoch.
+        Estimated variance of the observation noise. It is a buffer, so it is restored
+        together with the weights of an earlier epoch.
     """
 
     noise_variance: Tensor
@@ -92,7 +92,7 @@ class StochasticModule(nn.Module):
         self, base: nn.Module, layout: Layout, posterior: WeightPosterior
     ) -> None:
         super().__init__()
-        # torch.compile uses the same name, so that `unwrapped` finds the network
+        # torch.compile also uses this name, so `unwrapped` finds the network
         self._orig_mod = base
         self.posterior, self.layout = posterior, layout
         self.logit_layer: str | None = None
@@ -122,19 +122,19 @@ class StochasticModule(nn.Module):
         return returned
 
     def outputs(self, returned: object) -> Tensor:
-        """Return the last pass's logits, or its first output without a logit layer."""
+        """Return the last pass's logits; without a logit layer, its first output."""
         raw = first_tensor(returned)
         if self.logit_layer is None:
             return raw
         return read_logits(raw, self._logits, self.probability_map)
 
     def __getstate__(self) -> dict[str, object]:
-        """Return attributes to copy or pickle, without the graph of the last pass."""
+        """Return the attributes to copy or pickle, without the last pass's graph."""
         return self.__dict__ | {"drawn": None, "_logits": []}
 
     @torch.no_grad()
     def at_medians(self) -> nn.Module:
-        """Return the network itself, with medians as weights and trainable again."""
+        """Return the network itself, with the medians as trainable weights."""
         own = dict(self._orig_mod.named_parameters())
         for name, value in self.layout.unflatten(self.posterior.median()).items():
             own[name].copy_(value).requires_grad_(True)
@@ -194,28 +194,28 @@ class VariationalPosterior:
     def sample(
         self, n: int = 1, random_state: RandomState | torch.Generator = 0
     ) -> Tensor:
-        """Draw weights.
+        """Draw weights from the posterior.
 
         Parameters
         ----------
         n : int, default=1
             Number of draws.
         random_state : int, RandomState, torch.Generator or None, default=0
-            Source of randomness. With None, each call returns different draws.
+            Source of randomness. If None, each call returns different draws.
 
         Returns
         -------
         Tensor of shape (n, P)
-            With dtype float64.
+            Draws, float64.
 
         See Also
         --------
-        sklaplace.posterior.variational.WeightPosterior.sample : Adds log densities.
+        sklaplace.posterior.variational.WeightPosterior.sample : With log densities.
 
         Notes
         -----
-        Weights are drawn in chunks, because densities and noise of all draws would take
-        several times the memory of the draws.
+        Weights are drawn in chunks, because the densities and noise of all draws would
+        need several times the memory of the draws.
 
         Examples
         --------
@@ -280,7 +280,7 @@ class VariationalPosterior:
         Returns
         -------
         Tensor of shape (P,)
-            With dtype float64.
+            Variances, float64.
 
         See Also
         --------
@@ -323,7 +323,7 @@ class VariationalPosterior:
 
         See Also
         --------
-        sklaplace.posterior.variational.WeightPosterior.log_prob : Keeps gradients.
+        sklaplace.posterior.variational.WeightPosterior.log_prob : With gradients.
 
         Examples
         --------
@@ -364,7 +364,7 @@ class VariationalPosterior:
 
         See Also
         --------
-        sklaplace.posterior.variational.WeightPosterior.closed_form : Entropy.
+        sklaplace.posterior.variational.WeightPosterior.closed_form : Entropies.
 
         Examples
         --------

@@ -1,7 +1,7 @@
 """Priors over weights: all weights are independent and identically distributed.
 
-A prior gives ``log p(w)`` of each weight, and ``E_q[log p(w)]`` if this expectation is
-a function of ``E_q[w²]``.
+A prior computes ``log p(w)`` of each weight. It also computes ``E_q[log p(w)]`` if this
+expectation is a function of ``E_q[w²]``.
 """
 
 import math
@@ -17,7 +17,7 @@ from sklaplace.posterior.variational.base import LOG_ROOT_TWO_PI
 
 
 class WeightPrior(ABC):
-    """Prior of each weight.
+    """Prior distribution of each weight.
 
     Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
@@ -58,11 +58,11 @@ class WeightPrior(ABC):
         Returns
         -------
         Tensor
-            Log densities in nats, in the shape of ``w``; −inf outside of the support.
+            Log densities in nats, in the shape of ``w``; −inf outside the support.
 
         See Also
         --------
-        expected_log_prob : Expectation, if it follows from a moment.
+        expected_log_prob : Expected log density, from second moments.
 
         Examples
         --------
@@ -84,7 +84,8 @@ class WeightPrior(ABC):
         Returns
         -------
         Tensor of shape (P,), or None
-            ``E[log p(w)]`` in nats; None if it is not a function of second moments.
+            ``E[log p(w)]`` in nats. None if the expectation is not a function of second
+            moments.
 
         See Also
         --------
@@ -157,8 +158,9 @@ class ScaleMixturePrior(WeightPrior):
     """Spike-and-slab prior, a mixture of a wide and a narrow Gaussian.
 
     The density is ``weight · N(0, scale²) + (1 − weight) · N(0, narrow²)``. The prior
-    shrinks most weights to zero and a few hardly at all, which can help pruning. The
-    divergence is estimated from draws, which adds variance to gradients.
+    shrinks most weights towards zero and a few weights hardly at all. This can help
+    pruning. The divergence is estimated from draws, which adds variance to the
+    gradients.
 
     Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
@@ -184,8 +186,8 @@ class ScaleMixturePrior(WeightPrior):
     References
     ----------
     Blundell, Cornebise, Kavukcuoglu, Wierstra (2015), "Weight uncertainty in neural
-    networks", ICML, eq. (7). The authors search fractions of 1/4, 1/2 and 3/4, and
-    standard deviations whose ``−log`` is 0, 1, 2 and 6, 7, 8.
+    networks", ICML, eq. (7). The authors search over ``weight`` in 1/4, 1/2 and 3/4,
+    ``−log scale`` in 0, 1 and 2, and ``−log narrow`` in 6, 7 and 8.
 
     Examples
     --------
@@ -203,7 +205,7 @@ class ScaleMixturePrior(WeightPrior):
 
     def __post_init__(self) -> None:
         check_positive("prior_scale", self.scale)
-        hint = "Choose the fraction of the wide component, such as 0.5."
+        hint = "Choose a fraction for the wide component, such as 0.5."
         check_fraction("prior_params['weight']", self.weight, hint)
         check_positive("prior_params['narrow']", self.narrow)
 
@@ -218,8 +220,8 @@ class ScaleMixturePrior(WeightPrior):
 class UniformPrior(WeightPrior):
     """Uniform prior on ``(−bound, bound)``.
 
-    This prior is for bounded posteriors. Unbounded posteriors have an infinite
-    divergence.
+    This prior requires a bounded posterior. The divergence of an unbounded posterior is
+    infinite.
 
     Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
@@ -256,7 +258,7 @@ class UniformPrior(WeightPrior):
 
     def log_prob(self, w: Tensor) -> Tensor:
         """Return the log density of each weight, in nats; −inf beyond the bound."""
-        # a weight that rounds to the bound is within it
+        # a weight that rounds to the bound is within the support
         return self.expected_log_prob(w).masked_fill(w.abs() > self.bound, -math.inf)
 
     def expected_log_prob(self, second_moment: Tensor) -> Tensor:

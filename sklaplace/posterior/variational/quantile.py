@@ -6,7 +6,8 @@ A weight is ``w = μ + σ h(ε)``, with ``ε ~ N(0, 1)`` and
 ``log q(w) = log N(ε) − log σ − log h'(ε)`` needs no inversion if ``ε`` is given. As
 ``v → 0``, ``q`` becomes a Gaussian. Deeper networks have layers
 ``u¹ = tanh(s (e − c))``, ``u^l = tanh(A^l u^{l−1} − c^l)`` with ``A > 0``, and ``v``
-weights the last layer. All weights share all parameters of the network except ``v``.
+contains the coefficients of the last layer. All weights share all parameters of the
+network except ``v``.
 """
 
 import math
@@ -24,10 +25,11 @@ from sklaplace.posterior.variational.base import (
     spread,
 )
 
-# Initial heights, the largest initial centre, and the initial weight between units at
-# different places in successive layers.
+# Initial heights, largest initial centre, and initial weight between units at different
+# positions in successive layers.
 _HEIGHT, _OUTERMOST, _MIXING = 0.05, 1.5, 0.05
-# Points and range of the quadrature over ε; its error is exp(−π²/(0.009 s)).
+# Number of points and range of the quadrature over ε. The error is exp(−π²/(0.009 s))
+# for a slope s.
 _N_POINTS, _RANGE = 2001, 9.0
 
 
@@ -36,8 +38,8 @@ class Quantile(LocationScale):
 
     This family represents several modes, skewness and non-Gaussian tails. Log densities
     of draws are cheap, but log densities of other weights need a bisection. The family
-    is experimental: on small problems, differences from the Gaussian were within the
-    variation between seeds.
+    is experimental: on small problems, differences from the Gaussian family were no
+    larger than differences between seeds.
 
     Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
@@ -67,10 +69,10 @@ class Quantile(LocationScale):
     Notes
     -----
     Each weight has ``2 + K`` parameters: ``μ``, ``σ`` and the heights ``v_k``. All
-    weights share the learned slopes ``s_k`` and centres ``c_k``, so that one quadrature
-    gives the moments of ``h`` for all weights. A training step of 85,000 weights takes
-    twice as long as with Gaussians. Drawing s samples takes O(s P K) time and memory,
-    and O(s P K²) time for each additional layer.
+    weights share the learned slopes ``s_k`` and centres ``c_k``, so one quadrature
+    computes the moments of ``h`` for all weights. A training step for 85,000 weights
+    takes twice as long as with Gaussians. Drawing s samples takes O(s P K) time and
+    memory, and O(s P K²) time for each additional layer.
 
     Examples
     --------
@@ -116,7 +118,8 @@ class Quantile(LocationScale):
     def _standard_log_prob(self, z: Tensor) -> Tensor:
         """Return the log density of ``z`` (..., P), in nats, by bisection.
 
-        Takes O(60 P) time. The result is as precise as ``z``, and differentiable.
+        The bisection takes up to 60 steps. The result is as precise as ``z`` and is
+        differentiable.
         """
         with torch.no_grad():
             # |h(e) − e| < Σ v brackets the solution
@@ -125,7 +128,7 @@ class Quantile(LocationScale):
             for _ in range(int(-math.log2(torch.finfo(z.dtype).eps)) + 8):
                 low = (low + width).where(self._h(low + width)[0] <= z, low)
                 width = width / 2
-        # one step of Newton's method gives the derivatives of the solution
+        # one step of Newton's method makes the solution differentiable
         h, slope = self._h(low)
         return self._standard(low - (h - z) / slope.detach())[1]
 
@@ -137,7 +140,7 @@ class Quantile(LocationScale):
         return e + (heights * units).sum(0), 1 + (heights * rises).sum(0)
 
     def _last_layer(self, e: Tensor) -> tuple[Tensor, Tensor]:
-        """Return units of the last hidden layer at ``e``, (K, ...), and derivatives."""
+        """Return the last hidden layer's units at ``e``, (K, ...), and derivatives."""
         column = (-1, *[1] * e.ndim)
         slopes = positive(self.raw_slopes).reshape(column)
         units = (slopes * (e - self.centres.reshape(column))).tanh()
@@ -149,7 +152,7 @@ class Quantile(LocationScale):
         return units, rises
 
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of ``h(ε)``, (P,) each, by one quadrature."""
+        """Return the mean and variance of ``h(ε)``, (P,) each, by one quadrature."""
         heights = positive(self.raw_heights)
         e = spread(_N_POINTS, _RANGE).to(heights)
         density = (-e.square() / 2).softmax(0)

@@ -176,7 +176,7 @@ def test_evidence_that_leaves_curvature_out_warns(structure):
     net, X, y = trained(60)
     model = LaplaceRegressor(net, hessian_structure=structure, sigma_noise=0.3)
     model.set_params(prior_precision="marglik", structure_params={"n_points": 5})
-    with pytest.warns(UserWarning, match="leaves out what its points cannot represent"):
+    with pytest.warns(UserWarning, match="curvature that its points cannot represent"):
         model.fit(X, y)
     model.set_params(structure_params=None).fit(X, y)
 

@@ -223,7 +223,7 @@ def test_no_finite_score_is_an_error():
     fitted = fit("Categorical")
     held = held_out(fitted)
     rows = [replace(batch, f=batch.f * torch.nan) for batch in held.rows]
-    with pytest.raises(ValueError, match="No prior precision gives a finite score"):
+    with pytest.raises(ValueError, match="No prior precision has a finite score"):
         validation.tune_on_validation(tuning_problem(fitted, validation=rows))
 
 

@@ -96,9 +96,9 @@ def test_gradients_are_finite_in_single_precision(name, prior):
 @pytest.mark.parametrize("name", ["density", "gaussian", "quantile"])
 def test_unbounded_posteriors_are_refused_by_a_bounded_prior(name):
     message = re.escape(
-        f"posterior={name!r} has no bounds, but prior='uniform' allows no weight "
-        "beyond its own: their divergence is infinite. Choose posterior='kumaraswamy', "
-        "or prior as one of 'gaussian', 'scale_mixture'."
+        f"posterior={name!r} has no bounds, but prior='uniform' is bounded, so their "
+        "divergence is infinite. Choose posterior='kumaraswamy', or one of 'gaussian', "
+        "'scale_mixture' as prior."
     )
     for found in (POSTERIORS[name], posterior(name)):
         with pytest.raises(ValueError, match=message):
@@ -107,7 +107,7 @@ def test_unbounded_posteriors_are_refused_by_a_bounded_prior(name):
 
 def test_a_larger_bound_than_the_prior_is_refused():
     found = posterior("kumaraswamy")
-    message = "bound=3 reaches beyond prior='uniform' with bound=2: .* up to 2"
+    message = "bound=3 exceeds prior='uniform' with bound=2, .* at most 2"
     with pytest.raises(ValueError, match=message):
         check_support(found, UniformPrior(2.0))
     w, log_q = found.sample(200, generator())

@@ -63,7 +63,7 @@ class TestRandomWeights:
         assert names == ["first.weight", "first.bias", "second.bias"]
 
     def test_lazy_layers_are_refused(self):
-        with pytest.raises(ValueError, match=r"'0.weight' has no size.*sizes in place"):
+        with pytest.raises(ValueError, match=r"'0.weight' has no size.*layers with"):
             random_weights(nn.Sequential(nn.LazyLinear(3)))
 
     def test_a_network_without_any_is_refused(self):
