@@ -174,7 +174,7 @@ class GaussianPosterior:
 
     @property
     def prior_precision(self) -> Tensor:
-        """Prior precision, a tensor of shape (), (L,) or (P,).
+        """Prior precision of shape (), (L,) or (P,).
 
         See Also
         --------
@@ -319,7 +319,7 @@ class GaussianPosterior:
         Raises
         ------
         ValueError
-            If the prior has a precision matrix or is the posterior of an earlier task.
+            If ``earlier`` is not None.
 
         See Also
         --------
@@ -371,15 +371,15 @@ class GaussianPosterior:
         Parameters
         ----------
         levels : Tensor of shape (c,)
-            Standard deviation of the noise of each output. The result is differentiable
-            with respect to each level if each output has its own weights. Otherwise, it
-            is only differentiable with respect to the common factor of the levels.
+            Standard deviation of each output's noise. The result is differentiable with
+            respect to the levels, but only to their common factor if outputs share
+            weights.
 
         Returns
         -------
         GaussianPosterior or None
-            New posterior. None if the ratios of the levels change and the curvature
-            cannot be converted to the new ratios.
+            None if the ratios of the levels change and the curvature cannot be
+            converted.
 
         See Also
         --------
@@ -651,7 +651,7 @@ class GaussianPosterior:
     def gradient(self, theta: Tensor) -> Tensor:
         """Return the gradient of the negative log-density, ``P (θ - mean)``.
 
-        The posterior precision ``P`` is never formed as a matrix.
+        ``P`` is never formed as a matrix.
 
         Parameters
         ----------
@@ -661,7 +661,7 @@ class GaussianPosterior:
         Returns
         -------
         Tensor of shape (P,)
-            Gradient, which is zero at the mean.
+            Gradient, zero at the mean.
 
         See Also
         --------
@@ -714,7 +714,7 @@ class GaussianPosterior:
         earlier : GaussianPosterior
             Posterior over the same weights, with a structure of the same class.
         accumulator : callable
-            Function that returns an empty accumulator of this structure for a layout.
+            Function from a layout to an empty accumulator of this structure.
 
         Returns
         -------

@@ -68,7 +68,7 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _in_own_dtype(self) -> "LastLayerModel":
-        """Copy of the model in the dtype of the network."""
+        """Copy of the model in the network's dtype."""
         names = "features", "head_map", "sample_weight"
         return replace(self, **{k: getattr(self, k).to(self.dtype) for k in names})
 
@@ -145,11 +145,10 @@ class LastLayerModel(LinearModel):
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """Return ``v -> M⁻¹ v``, where ``M ≈ H + diag ρ`` has one block per output.
 
-        The curvatures of the outputs differ by orders of magnitude if some classes are
+        The curvatures of outputs differ by orders of magnitude if some classes are
         better separated than others. Prior precisions may differ as much. A Kronecker
-        product cannot represent these differences, but needs less memory. If there are
-        fewer samples than features, the blocks have a dual form based on inner products
-        of samples.
+        product cannot represent these differences, but needs less memory. With fewer
+        samples than features, a dual form of the blocks uses inner products of samples.
         """
         n, i = self.features.shape
         if (blocks := self._blockwise(f, rho, dtype)) is not None:
@@ -319,7 +318,7 @@ class LastLayerModel(LinearModel):
         return torch.cat([weight, bias[0].unsqueeze(1)], 1) if bias else weight
 
     def from_outputs(self, rows: Tensor) -> Tensor:
-        """Return weights (P,) from rows; the inverse of `by_output`."""
+        """Invert `by_output`: return weights (P,)."""
         parts = [rows[:, :-1].flatten(), rows[:, -1]]
         return torch.cat(parts) if self._has_bias else rows.flatten()
 

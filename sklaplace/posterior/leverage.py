@@ -62,7 +62,7 @@ def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
 
 @dataclass(frozen=True)
 class FeatureMoments:
-    """Sums over samples, float64. The order of the samples does not matter.
+    """Order-independent sums over samples, float64.
 
     Attributes
     ----------
@@ -157,7 +157,7 @@ class Leverage(FieldsOnly):
     ) -> Tensor:
         """Return leverages (b, R) of new samples (b, i) in groups (b,), float64.
 
-        Only the first ``n_ridges`` ridges are used. The default is all ridges.
+        Only the first ``n_ridges`` ridges are used; by default, all ridges.
         """
         counts = self.moments.counts[groups]
         distances = self._distances(features, groups, n_ridges)
@@ -187,10 +187,10 @@ class Leverage(FieldsOnly):
     ) -> Tensor:
         """Return leave-one-out leverages (b, R) of training samples.
 
-        The leverages follow from the Sherman-Morrison formula. Without a ridge, they
-        are ``h / (1 - h)``. The formula is exact if the ridge does not change. For a
-        sample with a weight (b,) above one, only one unit of the weight is left out.
-        The only sample of a group has an infinite leverage.
+        Without a ridge, the Sherman-Morrison formula is ``h / (1 - h)``. The formula is
+        exact for a constant ridge. For a sample with a weight (b,) above one, only one
+        unit of the weight is left out. The only sample of a group has an infinite
+        leverage.
         """
         features = features.double()
         counts = self.moments.counts[groups].unsqueeze(1)

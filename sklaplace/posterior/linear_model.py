@@ -49,8 +49,7 @@ class LinearModel(ABC):
     curvature : Curvature
         Entry of ``CURVATURES``.
     accumulator : callable
-        Function that returns an empty accumulator of the posterior's structure for a
-        layout.
+        Function from a layout to an empty accumulator of the posterior's structure.
     keys : Tensor of shape (N,)
         Keys of the samples for random draws; see `row_hash`.
     dtype : torch.dtype
@@ -148,10 +147,7 @@ class LinearModel(ABC):
         return self.accumulated(self.accumulator(self.layout), f, self.curvature)
 
     def posterior(self, template: GaussianPosterior, mean: Tensor) -> GaussianPosterior:
-        """Return the posterior at another mean (P,), with the curvature and loss there.
-
-        The template provides the other attributes.
-        """
+        """Return the posterior at another mean (P,), with new curvature and loss."""
         f = self.at(mean)
         given = self.likelihood, f, self.targets, self.sample_weight
         data_fit = DataFit.of(*given, template.data_fit.n_targets)

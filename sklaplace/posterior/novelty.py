@@ -2,9 +2,9 @@
 
 The score combines three quantities: the leverages of the features for a small and for a
 large ridge, and the network's indecision between the classes. The leverages refer to
-the training samples of the predicted class. For each quantity, a normal distribution is
-fitted to the logarithms for the training samples, whose leverages are leave-one-out
-leverages. The score is the sum of the logarithms of the tail probabilities.
+the training samples of the predicted class. A normal distribution is fitted to the
+logarithm of each quantity on the training samples, with leave-one-out leverages. The
+score is the sum of the logarithms of the tail probabilities.
 
 Regression has a single leverage, which refers to all training samples. Classification
 also has a single leverage if the mean features of all classes need too much memory.
@@ -213,13 +213,13 @@ class Distance:
         return found / (self.usual * self.inflation) ** 0.5
 
     def _values(self, batch: FeatureBatch) -> Tensor:
-        """Return the features or inputs; raise ValueError for a width unlike in fit."""
+        """Return features or inputs; raise ValueError if their width has changed."""
         values, n = getattr(batch, self.name), self.leverage.moments.sums.shape[1]
         if values.shape[1] != n:
             raise ValueError(
-                f"The {self.name} of X differ in format from fit, which had {n} real "
-                "numbers per row: their distance from the training samples is unknown. "
-                "Pass X in the same format as in fit, or use residual='none'."
+                f"The {self.name} of X must be {n} real numbers per row, as in fit. "
+                "Otherwise, their distance from the training samples is unknown. Pass "
+                "X in the same format as in fit, or use residual='none'."
             )
         return values
 
@@ -239,8 +239,8 @@ class Novelty(FieldsOnly):
     samples : FeatureBatch
         Some training samples, for comparison.
     inflation : tuple of float
-        Ratios of the leverages of held-out samples to the leverages of training
-        samples, for features and for inputs; one without held-out samples.
+        Ratios of held-out leverages to training leverages, for features and inputs; one
+        without held-out samples.
     """
 
     likelihood: Likelihood

@@ -133,13 +133,13 @@ def glm(
     diagonal : bool, default=False
         Return variances (b, c) without computing covariances.
     centred : bool, default=False
-        Subtract the mean over outputs. A softmax ignores this mean, but its variance
-        can exceed the variance of differences by orders of magnitude.
+        Subtract the mean over outputs. A softmax ignores this mean, but the mean's
+        variance can exceed the variance of differences by orders of magnitude.
 
     Notes
     -----
-    The cost is one forward pass. Unless only the last layer is selected, a backward
-    pass with c columns to the selected weights is also needed.
+    The cost is one forward pass and, unless only the last layer is selected, a backward
+    pass with c columns to the selected weights.
     """
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
     precision, parts = posterior.precision, []

@@ -18,10 +18,10 @@ With whitened features ``ψ`` such that ``h = ψᵀψ``, the process is linear i
 direction ω_k ~ N(0, I): ``g_k = s_k h₀⁻² h^{3/2} ψᵀω_k``. Draws and covariances between
 samples use this form.
 
-In regression, the variance of an output is bounded. ``v_k / (1 + v_k / τ_k²)`` replaces
-the total variance ``v_k``, which includes the variance due to the weights. ``τ_k`` is
-twice the standard deviation of the targets. Similarly, the variance of a Gaussian
-process far from the data is its prior variance.
+In regression, the total variance ``v_k`` of an output, including the variance due to
+the weights, is bounded: ``v_k / (1 + v_k / τ_k²)`` replaces ``v_k``. ``τ_k`` is twice
+the standard deviation of the targets. Similarly, a Gaussian process returns to its
+prior far from the data.
 
 References: Kristiadi, Hein and Hennig (2021), "An infinite-feature extension for
 Bayesian ReLU nets that fixes their asymptotic overconfidence" (a residual process whose

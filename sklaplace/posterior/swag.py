@@ -30,8 +30,7 @@ class SWAGPosterior:
     diagonal : Tensor of shape (P,)
         Variances of the iterates.
     deviations : Tensor of shape (K, P)
-        Difference between each of the last K iterates and the running mean at that
-        iterate.
+        Each of the last K iterates minus the running mean at that iterate.
     layout : Layout
         Names and shapes of the weights.
 

@@ -404,5 +404,5 @@ def test_inputs_of_another_kind_are_refused():
         X.astype(np.float32), y
     )
     for call in fitted.predict_proba, fitted.sample_proba:
-        with pytest.raises(ValueError, match="inputs of X differ in format from fit"):
+        with pytest.raises(ValueError, match="inputs of X must be"):
             call(Dataset(X.astype(int), y))

@@ -55,8 +55,8 @@ def network_alone(problem: TuningProblem) -> GaussianPosterior:
     noise = " and estimates sigma_noise from training samples" * problem.free_noise
     warn_user(
         "There are no held-out samples, so 'auto' leaves the network's predictions "
-        f"near the data unchanged{noise}. Pass X_val and y_val to fit to tune the "
-        "uncertainty near the data."
+        f"near the data unchanged{noise}. To tune the uncertainty near the data, pass "
+        "X_val and y_val to fit."
     )
     posterior = problem.posterior
     if problem.free_noise and problem.seen_noise is not None:

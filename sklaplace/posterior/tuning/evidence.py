@@ -96,10 +96,9 @@ def marglik(
 
     Notes
     -----
-    Newton's method in the logarithms of the hyperparameters rarely needs more than ten
-    evaluations. Eigenvalues are computed once, and each evaluation takes O(P) time. For
-    the structure ``full`` with several prior precisions, an evaluation takes O(P³)
-    time. The result is unreliable if the weights were trained under a different prior;
+    Newton's method in the logarithms rarely needs more than ten evaluations. Each takes
+    O(P) time, or O(P³) time for ``full`` with several prior precisions. Eigenvalues are
+    computed once. The result is unreliable at weights trained under a different prior;
     see `LinearModel`.
 
     Examples
@@ -133,9 +132,9 @@ def marglik(
 class NegativeEvidence:
     """Negative log evidence as a function of the logarithms of free hyperparameters.
 
-    The coordinates ``v`` are logarithms of the ratios between the free hyperparameters
-    (δ, σ) and typical values for the data set. The bounds of ``v`` therefore do not
-    depend on the unit of the targets.
+    The coordinates ``v`` are ``log(h / h₀)`` for each free hyperparameter ``h`` (δ or
+    σ), with a typical value ``h₀`` for the data set. The bounds of ``v`` therefore do
+    not depend on the unit of the targets.
     """
 
     posterior: GaussianPosterior
@@ -359,8 +358,8 @@ def _may_accelerate(history: list[Tensor]) -> bool:
 def _accelerated(history: list[Tensor]) -> Tensor:
     """Return the next point by a secant step, from pairs (point, image), (2, n) each.
 
-    Earlier points bracket the fixed point of a single hyperparameter: images are larger
-    than the points on one side, and smaller on the other side. Bisection replaces steps
+    Earlier points bracket the fixed point of a single hyperparameter: the image is
+    larger than the point on one side and smaller on the other. Bisection replaces steps
     that leave the bracket.
     """
     now, then = history[-1].unbind()
@@ -389,6 +388,6 @@ def _group_sum(posterior: GaussianPosterior, values: Tensor) -> Tensor:
 
 
 def _group_scatter(posterior: GaussianPosterior) -> Tensor:
-    """Return ``‖θ - μ₀‖²`` for each prior precision, in the shape of the precisions."""
+    """Return ``‖θ - μ₀‖²`` for each prior precision."""
     squares = (posterior.mean - posterior.hyperparameters.prior_mean) ** 2
     return _group_sum(posterior, squares).clamp(min=SMALLEST)

@@ -31,8 +31,8 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
 
     If class probabilities make scores expensive, the score is assumed to have a single
     minimum: every fourth point is scored, then the points around the best point. The
-    weakest priors are the most expensive, and are skipped if the score increases before
-    them. If every pass would linearise the data again, a single pass scores all points.
+    weakest priors are the most expensive, and are skipped if the score already rises.
+    If every pass would linearise the data again, a single pass scores all points.
     """
     is_cheap = problem.score.log_proba is None or problem.score.is_cheap
     is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
@@ -61,12 +61,12 @@ def best_refitted(
 
     If a refit comes within ``MARGIN`` of the limit, the best point and its neighbours
     are refitted precisely and compared. All refits are precise if there is noise,
-    because a single model determines the noise level. They are also precise if there
-    are several prior precisions, because the models then differ more.
+    because a single model determines the noise level, or if there are several prior
+    precisions, because the models then differ more.
 
-    In regression, the result has the strongest prior whose score is not clearly worse
-    than the best score. Held-out samples do not show how much the outputs vary far from
-    the data. Under a weak prior, the outputs vary a lot there.
+    In regression, the result has the strongest prior that is not clearly worse than the
+    best prior. Held-out samples do not show how much outputs vary far from the data.
+    Under a weak prior, outputs vary a lot there.
     """
     posterior = problem.posterior
     is_exact = posterior.likelihood.has_noise or posterior.prior_precision.ndim > 0

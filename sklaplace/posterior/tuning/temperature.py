@@ -26,9 +26,8 @@ GAIN = 1.0
 def tune_temperature(problem: TuningProblem) -> GaussianPosterior:
     """Return the posterior at the temperature with the best score on held-out samples.
 
-    If the prior precision and the noise are free, they are tuned at each temperature.
-    The temperature stays one (Bayes' rule) unless another temperature is clearly
-    better.
+    A free prior precision and free noise are tuned at each temperature. A temperature
+    of one (Bayes' rule) is kept unless another temperature is clearly better.
     """
     candidates: dict[float, Candidate] = {}
 

@@ -128,7 +128,7 @@ def _warn_of_equal_probabilities(problem: TuningProblem, chosen: Candidate) -> N
             "No prior precision predicts the held-out samples better than equal class "
             "probabilities, so predictions are now close to equal. Either the network "
             "does not generalise to these samples, or they were preprocessed "
-            "differently from X and y. A Pipeline transforms X_val only if named: "
+            "differently from X and y. A Pipeline transforms X_val only with "
             "Pipeline(steps, transform_input=['X_val'])."
         )
 

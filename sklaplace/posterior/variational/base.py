@@ -74,9 +74,8 @@ class WeightPosterior(nn.Module, ABC):
     Notes
     -----
     Before training, custom families are checked. Draws must be finite, differentiable
-    and reproducible. Shapes and dtypes must be right. `log_prob` must agree with the
-    log densities of draws, and `variance` roughly with the variance of draws. `median`
-    must start at ``location``.
+    and reproducible. All shapes and dtypes must be right. `log_prob` must agree with
+    `sample`, and `variance` roughly with the draws. Medians must start at ``location``.
 
     References
     ----------
@@ -452,7 +451,7 @@ class LocationScale(WeightPosterior):
 
 
 def positive(raw: Tensor) -> Tensor:
-    """Return ``softplus(raw)`` plus a tiny constant, so the result is never zero."""
+    """Return ``softplus(raw)``, kept above zero."""
     return softplus(raw).add_(_SMALLEST)
 
 

@@ -37,9 +37,8 @@ def divergence(
 
     Notes
     -----
-    The closed form takes O(P) time, and the estimate from draws O(s P) time. The
-    divergence is infinite if a draw is outside the prior's support. `check_support`
-    rejects such pairs of posterior and prior.
+    The closed form takes O(P) time, and the estimate O(s P). The divergence is infinite
+    if a draw is outside the prior's support. `check_support` rejects such pairs.
 
     References
     ----------

@@ -47,7 +47,7 @@ LEAST_VARIANCE = 0.1
 
 
 def uniform(batch: int, n_batches: int) -> float:
-    """Return one, so that all batches have an equal share of the divergence."""
+    """Return one: all batches have equal shares of the divergence."""
     return 1.0
 
 
@@ -84,7 +84,7 @@ class Elbo:
         Trained network whose weights are the initial medians. If None, the skorch net
         initialises the weights.
     held_out : Dataset or None
-        Held-out samples to estimate the noise. If None, each batch's samples are used.
+        Held-out samples to estimate the noise. If None, training batches are used.
     """
 
     family: PosteriorFamily

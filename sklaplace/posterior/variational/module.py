@@ -33,8 +33,8 @@ def random_weights(module: nn.Module) -> Layout:
     lazy = [name for name, p in named if nn.parameter.is_lazy(p)]
     if lazy:
         raise ValueError(
-            f"{lazy[0]!r} has no size before the first batch. Replace lazy layers by "
-            "layers with sizes."
+            f"{lazy[0]!r} has no size before the first batch. Replace lazy layers with "
+            "layers of fixed sizes."
         )
     sparse = [m for m in module.modules() if getattr(m, "sparse", False)]
     if sparse:
