@@ -13,7 +13,7 @@ from sklaplace import LaplaceClassifier, LaplaceRegressor
 # The checks use tables of 10 to 40 rows, too few to set any aside for the noise.
 # Some have so few distinct rows that five folds cannot be made either.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:sigma_noise is estimated from the training"),
+    pytest.mark.filterwarnings("ignore:sigma_noise is estimated from training"),
     pytest.mark.filterwarnings("ignore:There are no held-out samples"),
     # of hundreds, around networks in the units of a check
     pytest.mark.filterwarnings("ignore:The network predicts the targets"),

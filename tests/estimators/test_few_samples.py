@@ -219,7 +219,7 @@ class NeedsAll(nn.Module):
 
 def test_without_folds_where_fewer_samples_cannot_be_trained_on():
     model = LaplaceRegressor(regressor(NeedsAll()), random_state=0)
-    with pytest.warns(UserWarning, match="sigma_noise is estimated from the training"):
+    with pytest.warns(UserWarning, match="sigma_noise is estimated from training"):
         model.fit(*FEW_REG)
     assert model.sigma_noise_ > 0
 

@@ -109,7 +109,7 @@ def assert_same_latents(found, truth, mean, std, X):
     assert_allclose(found_cov, outer * cov, rtol=1e-7, atol=1e-12 * np.max(outer))
 
 
-@pytest.mark.filterwarnings("ignore:sigma_noise is estimated from the training")
+@pytest.mark.filterwarnings("ignore:sigma_noise is estimated from training")
 @pytest.mark.parametrize(
     "options",
     [

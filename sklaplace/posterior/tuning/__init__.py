@@ -52,7 +52,7 @@ def network_alone(problem: TuningProblem) -> GaussianPosterior:
     The prior's standard deviation is `RELATIVE_STD` times the root mean square of the
     weights. The noise is `TuningProblem.seen_noise`.
     """
-    noise = " and estimates sigma_noise from training samples" * problem.free_noise
+    noise = ", and sigma_noise is estimated from training samples" * problem.free_noise
     warn_user(
         "There are no held-out samples, so 'auto' leaves the network's predictions "
         f"near the data unchanged{noise}. To tune the uncertainty near the data, pass "
@@ -69,7 +69,7 @@ def network_alone(problem: TuningProblem) -> GaussianPosterior:
 
 
 _NOISE_OF_TRAINING = (
-    "sigma_noise is estimated from the training samples, because there are no held-out "
+    "sigma_noise is estimated from training samples, because there are no held-out "
     "samples. Intervals will be too narrow if the network overfits. Pass X_val and "
     "y_val to fit."
 )

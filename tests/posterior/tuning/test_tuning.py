@@ -23,7 +23,7 @@ def test_auto_without_rows_keeps_the_network():
     """The weights have hardly any uncertainty, and the noise is the given one."""
     for name, words in {
         "Categorical": "unchanged",
-        "Gaussian": "estimates sigma_noise",
+        "Gaussian": "noise is estimated",
     }.items():
         noise = torch.tensor(0.7, dtype=torch.float64)
         problem = tuning_problem(fit(name), seen_noise=noise)
@@ -43,7 +43,7 @@ def test_auto_without_rows_maximises_the_evidence_of_what_was_asked_for():
         found = TUNERS["auto"](problem)
     assert torch.equal(found.mean, marglik_refitted(problem).mean)
     problem = tuning_problem(fit("Gaussian"), free_prior=False)
-    with pytest.warns(UserWarning, match="sigma_noise is estimated from the training"):
+    with pytest.warns(UserWarning, match="sigma_noise is estimated from training"):
         found = TUNERS["auto"](problem)
     assert found.prior_precision == problem.posterior.prior_precision
 
