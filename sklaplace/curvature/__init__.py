@@ -1,9 +1,9 @@
-"""Curvature of the loss in the selected weights of a network.
+"""Curvature of the loss with respect to the selected weights of a network.
 
-A `Layout` lists the selected weights. A `Jacobian` of the outputs has one `Block` of
-unmultiplied factors per parameter tensor. A `Curvature` defines the square root of the
-loss's Hessian in the outputs that multiplies the Jacobian. Accumulators sum the
-curvature over batches, and a structure stores and factorises a part of it.
+A `Layout` lists the selected weights. A `Jacobian` stores one `Block` per parameter
+tensor, as two factors. A `Curvature` defines a root of the Hessian of the loss with
+respect to the outputs, which multiplies the Jacobian. An accumulator sums the curvature
+over batches. A structure stores and factorises part of the sum.
 """
 
 from sklaplace.curvature.ggn import CURVATURES

@@ -1,7 +1,7 @@
 """Accumulation: curvature and loss of a trained network, summed over samples.
 
-Only `accumulate` loops over samples to sum curvature. It maps over parts of the samples
-with the builtin ``map``, joblib's workers, or the processes of ``torch.distributed``.
+Only `accumulate` loops over samples to sum curvature. It processes the parts of the
+samples with the builtin ``map``, joblib workers or ``torch.distributed`` processes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -54,15 +54,15 @@ class Recorder(AbstractContextManager["Recorder"]):
     def observe(self, *batch: Any) -> None:
         """Record ``f, hessian, jacobian, targets, weights, keys`` of a batch.
 
-        A batch may come in several calls, each with some of its columns. The rows of
-        ``jacobian`` are ``Sᵀ J``.
+        A batch may be split into several calls, each with some of the columns. The rows
+        of ``jacobian`` are ``Sᵀ J``.
         """
 
     def observe_batch(self, *batch: Any) -> None:
         """Record ``x, f, targets, weights`` of a whole batch, with outputs (b, c)."""
 
     def result(self) -> Any:
-        """Return the record, an object with a method ``merge``, or None."""
+        """Return the record (an object with a ``merge`` method) or None."""
         return None
 
 
@@ -120,7 +120,7 @@ def accumulate(
     network : TrainedNetwork
         The trained network.
     parts : sequence of Dataset
-        Samples. Sums over the parts are added in order.
+        Parts of the samples. The sums over the parts are added in order.
     curvature : Curvature
         Curvature to sum.
     accumulator : Accumulator
@@ -128,10 +128,10 @@ def accumulate(
     batch_size : int or None
         Samples per batch.
     recorder : callable
-        Creates the `Recorder` of a part from the network and its function.
+        Creates the `Recorder` for one part from the network and its `Forward`.
     map : callable
-        Yields the results of a function of the parts, in order. The maps of workers
-        and processes may yield one sum for several consecutive parts.
+        Applies a function to the parts and yields the results in order. Maps over
+        workers or processes may yield one sum for several consecutive parts.
 
     Returns
     -------
@@ -187,7 +187,7 @@ class _Pass:
                 recorder.observe_batch(batch.x, f, batch.targets, batch.given_weights)
                 layout = accumulator.layout
                 if layout.head is not None and not fits and not recorder.has_compared:
-                    # rows are not compared, but outputs may depend on the batch
+                    # head rows are not compared, but outputs may depend on the batch
                     compare_alone(forward, batch.x, f, layout.rounding)
                 fits.append(batch.data_fit(f.double()))
             return CurvatureSums(accumulator, DataFit.total(fits), recorder.result())
@@ -195,7 +195,7 @@ class _Pass:
 
 @dataclass
 class _Batch:
-    """One batch; its targets are set after its outputs have been computed."""
+    """One batch, whose targets are set after the outputs are computed."""
 
     forward: Forward
     likelihood: Likelihood
@@ -228,7 +228,7 @@ class _Batch:
             f: Tensor = self.forward(self.x)
         self._set_targets(f)
         given = self.forward, self.x, self.accumulator.layout
-        # in the dtype of the outputs
+        # computed in the dtype of the outputs
         hessian = exact_hessian(*given, lambda outputs: self.data_fit(outputs).loss)
         self.accumulator.add_matrix(hessian)
         return f
@@ -237,7 +237,7 @@ class _Batch:
         """Set the targets, and multiply sample weights by the criterion's weights."""
         if not all_finite(f):
             raise ValueError(
-                "The network's outputs are not finite on some training samples: its "
+                "The network's outputs are not finite for some training samples: its "
                 "training has diverged. Lower the learning rate or scale the inputs."
             )
         self.targets = self.likelihood.targets(self.y, f)
@@ -260,7 +260,7 @@ class _Batch:
         return self.sample_weights @ weights.sum(1)
 
     def data_fit(self, f: Tensor) -> DataFit:
-        """Return weighted sums of the loss, in the outputs' dtype, and of targets."""
+        """Return the weighted loss, in the outputs' dtype, and count of targets."""
         is_real = self.targets.is_floating_point()
         targets = self.targets.to(f.dtype) if is_real else self.targets
         weights, n_targets = self.sample_weights, self._n_targets(f)

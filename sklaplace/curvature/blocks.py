@@ -20,9 +20,9 @@ from sklaplace.likelihoods.output_hessian import OutputHessian
 
 # maximum number of elements of a temporary array
 CHUNK_ELEMENTS = 2**22
-# fewer if the array is read again at once and should stay in the caches
+# fewer if the array is reused immediately and should stay in the caches
 DENSE_ELEMENTS = 2**19
-# fewer still if the array is small compared with the arrays it is computed from
+# fewer still if the array is small compared with its inputs
 CACHED_ELEMENTS = 2**16
 
 # gradients of a contraction, and the value that they multiply
@@ -38,7 +38,7 @@ class BaseBlock:
         Gradients of the k outputs (or combinations of outputs) at r positions; one
         entry if all samples share the gradients.
     a : Tensor or Patches of shape (b, r, i), or None
-        Layer inputs. None stands for ``a ≡ 1``; then r = 1.
+        Layer inputs. None means ``a ≡ 1`` and r = 1.
     n_groups : int
         Number of groups of outputs and inputs, each with its own factors.
     """
@@ -52,12 +52,12 @@ class BaseBlock:
         return Block(g, a)
 
     def __len__(self) -> int:
-        """Return the number of samples; one if all samples share the rows."""
+        """Return the number of samples, or one if all samples share the rows."""
         return len(self.g) if self.a is None else self.a.shape[0]
 
     @property
     def n_columns(self) -> int:
-        """Number k of rows for each sample."""
+        """Number k of rows per sample."""
         return self.g.shape[1]
 
     @property
@@ -77,7 +77,7 @@ class BaseBlock:
 
     @property
     def outputs(self) -> Any:
-        """The object from which ``g`` is computed; blocks of one layer share it."""
+        """Object from which ``g`` is computed, shared by the blocks of one layer."""
         return self.g
 
     @property
@@ -117,12 +117,12 @@ class BaseBlock:
         return self.like(self.g.sum(2, keepdim=True), mean_input(self.a))
 
     def take(self, indices: Tensor | slice) -> "BaseBlock":
-        """Return the rows of the samples at some indices (n,)."""
+        """Return the rows of the samples with the given indices (n,)."""
         g = self.g.expand(len(self), -1, -1, -1)[indices]
         return self.like(g, None if self.a is None else self.a[indices])
 
     def padded(self, n_positions: int) -> "BaseBlock":
-        """Pad the factors with zeros to a number of positions."""
+        """Zero-pad the factors to the given number of positions."""
         missing = n_positions - self.g.shape[2]
         if self.a is None or not missing:
             return self
@@ -147,7 +147,7 @@ class BaseBlock:
         return self._diagonals.sum(0)
 
     def squares(self) -> Tensor:
-        """Sum squared rows over b and k, (p,); in float64 at several positions."""
+        """Sum squared rows over b and k, (p,), in float64 for several positions."""
         if not self.has_one_position:
             chunks = self.dense_chunks()
             return total([(rows**2).sum((0, 1)).double() for rows in chunks])
@@ -171,7 +171,7 @@ class BaseBlock:
         """Return ``rows @ v`` for ``v`` (p, q), as (b, k, q)."""
         if self.a is None or self.n_columns == 1 or not self.has_one_position:
             return torch.cat([rows @ v for rows in self.dense_chunks()])
-        # inputs first: b·p·q operations for any k, and an intermediate (b, o, q)
+        # multiply inputs first: b·p·q operations for any k, and an array (b, o, q)
         matrices = v.unflatten(0, (self.g.shape[-1], -1))  # (o, i, q)
         g, inputs = self.g.squeeze(2), self.inputs.squeeze(1)
         if v.shape[1] == 1:  # one matrix product instead of o products with vectors
@@ -197,7 +197,7 @@ class BaseBlock:
         factors = (tensor.split(n) for tensor in (g, self.inputs.squeeze(1), w))
         for some, a, columns in zip(*factors, strict=True):
             reached = some.mT @ columns  # (b, o, q)
-            # samples last: one product sums over the samples
+            # with samples last, one product sums over the samples
             matrix += (reached.flatten(1).T @ a).unflatten(0, reached.shape[1:]).mT
         return found
 
@@ -210,7 +210,7 @@ class BaseBlock:
 
 @dataclass(frozen=True)
 class Block(BaseBlock):
-    """Rows in the form of two factors, see `BaseBlock`."""
+    """Rows stored as two factors; see `BaseBlock`."""
 
     g: Tensor
     a: Inputs | None = None
@@ -222,8 +222,9 @@ class Block(BaseBlock):
     def grams(self, other: BaseBlock) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return ``Σₖ g gᵀ`` (b, o, o') with another block, and both inputs (b, i).
 
-        None if there are several positions: then rows are sums over positions. Also
-        None without inputs: then a product of all rows takes less memory.
+        Return None if there are several positions, because rows are then sums over
+        positions. Also return None without inputs, because a product of all rows then
+        takes less memory.
         """
         if not (self.has_one_position and other.has_one_position):
             return None
@@ -233,7 +234,7 @@ class Block(BaseBlock):
         return outputs, self.inputs.squeeze(1), other.inputs.squeeze(1)
 
     def select(self, indices: Tensor) -> "Block":
-        """Return dense rows of the parameters at some indices."""
+        """Return dense rows of the parameters with the given indices."""
         indices = indices.to(self.g.device)
         if self.a is None or not self.has_one_position:
             chunks = [rows[..., indices] for rows in self.dense_chunks()]
@@ -244,7 +245,7 @@ class Block(BaseBlock):
         return Block((outputs * inputs.unsqueeze(1)).unsqueeze(2))
 
     def rotate(self, inputs: Tensor | None) -> "Block":
-        """Rotate inputs into a basis (i, i); None is the identity."""
+        """Rotate inputs into a basis (i, i); None means the identity."""
         if inputs is None or self.a is None:
             return self
         if isinstance(self.a, Tensor):
@@ -267,12 +268,12 @@ class GroupedBlock(Block):
     n_groups : int
         Number G of groups.
     basis : Tensor of shape (G, i, i) or None
-        Matrices that multiply the inputs of the groups; None: the identity.
+        Matrices that multiply the inputs of the groups. None means the identity.
     """
 
     n_groups: int = 1
     basis: Tensor | None = None
-    has_one_position = False  # its products would combine outputs and inputs of groups
+    has_one_position = False  # products would mix outputs and inputs of groups
 
     def like(self, g: Tensor, a: Inputs | None) -> Block:
         """Build rows of the same parameters from other factors."""
@@ -307,7 +308,7 @@ class GroupedBlock(Block):
 class HeadBlock(BaseBlock):
     """Rows ``SᵀM ⊗ a`` of a last layer, computed from ``Λ = S Sᵀ`` where possible.
 
-    Sums over samples have a closed form in ``Λ``; other products form ``SᵀM``.
+    Sums over samples have a closed form in ``Λ``. Other products compute ``SᵀM``.
 
     Attributes
     ----------
@@ -315,9 +316,9 @@ class HeadBlock(BaseBlock):
         ``Λ`` of each sample.
     matrix : Tensor of shape (c, o) or None
         ``M``, the Jacobian of the network's outputs with respect to the layer's
-        outputs; None: the identity.
+        outputs. None means the identity.
     a : Tensor of shape (b, 1, i) or None
-        Layer inputs. None stands for ``a ≡ 1``.
+        Layer inputs. None means ``a ≡ 1``.
     """
 
     hessian: OutputHessian
@@ -330,7 +331,7 @@ class HeadBlock(BaseBlock):
 
     @property
     def n_columns(self) -> int:
-        """Number k of rows for each sample."""
+        """Number k of rows per sample."""
         return self.hessian.n_columns
 
     @property
@@ -364,7 +365,7 @@ class HeadBlock(BaseBlock):
 
     @property
     def device(self) -> torch.device:
-        """Device of the rows, found without forming them."""
+        """Device of the rows, without computing the rows."""
         return (self.g if self.a is None else self.a).device
 
     def layer_outputs(self, v: Tensor) -> Tensor:
@@ -375,7 +376,7 @@ class HeadBlock(BaseBlock):
         return (self.a.squeeze(1) @ matrices).transpose(0, 1)
 
     def in_weights(self, outputs: Tensor) -> Tensor:
-        """Map gradients (b, o, q) in the layer's outputs to the weights, (p, q)."""
+        """Map gradients with respect to layer outputs, (b, o, q), to weights, (p, q)."""
         if self.a is None:
             return outputs.sum(0)
         products = outputs.flatten(1).T @ self.a.squeeze(1)  # (o·q, i)
@@ -404,9 +405,9 @@ def _summed(
 ) -> Tensor:
     """Sum ``of_block(block, piece)`` over blocks.
 
-    At one position, a term is ``of_gradients(g, weights)`` with the block's
-    `output_weights`. It is linear in these weights. Weight and bias of a layer share
-    ``g``, so their weights are added first.
+    For a block with one position, the term is ``of_gradients(g, weights)``, which is
+    linear in the block's `output_weights`. The weight and bias of a layer share ``g``,
+    so their output weights are added first.
     """
 
     def terms() -> Terms:
@@ -425,8 +426,8 @@ def kernel(
 ) -> Tensor:
     """Multiply rows (b, k) by rows (b', k') of the same parameters, (b, k, b', k').
 
-    The products of each block are multiplied by its factor, (). At one position, they
-    are ``(g · g') (a · a')``; weight and bias of a layer share ``g · g'``.
+    The products of each block are multiplied by its factor, (). For one position, the
+    products are ``(g · g') (a · a')``. The weight and bias of a layer share ``g · g'``.
     """
 
     def terms() -> Terms:
@@ -445,7 +446,7 @@ def kernel(
 
 
 def _sum_by_gradients(terms: Terms, contract: Callable[..., Tensor]) -> Tensor:
-    """Sum ``contract(*gradients, value)``, and values without gradients.
+    """Sum ``contract(*gradients, value)`` and the values without gradients.
 
     Consecutive values with the same gradients are added first.
     """
@@ -461,7 +462,7 @@ def _sum_by_gradients(terms: Terms, contract: Callable[..., Tensor]) -> Tensor:
 
 
 def total(parts: list[Tensor]) -> Tensor:
-    """Add the parts, with broadcasting: a bias may have one entry for all samples."""
+    """Add the parts, which broadcast if all samples share the entry of a bias."""
     return sum(parts[1:], parts[0])
 
 

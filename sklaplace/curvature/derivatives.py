@@ -19,7 +19,7 @@ from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.forward import Forward, requiring_grad
 
 DEPENDENT_SAMPLES = (
-    "The network's outputs for a sample depend on the other samples of its batch, also "
+    "The network's outputs for a sample depend on the other samples of its batch, even "
     "in evaluation mode. Laplace needs one output per sample: let the network treat "
     "samples independently."
 )
@@ -38,19 +38,19 @@ def vectorised(
     columns: Tensor,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Apply a function to each column (k, ...); stack results on the first axis."""
+    """Apply a function to each column (k, ...); stack the results on the first axis."""
     try:
         with quiet_batching():
             return vmap(function, chunk_size=chunk_size)(columns)
-    except RuntimeError:  # an operator without a batching rule: column by column
+    except RuntimeError:  # an operator has no batching rule: column by column
         return tuple(map(torch.stack, zip(*map(function, columns), strict=True)))
 
 
 def call_with(forward: Forward, parameters: dict[str, Tensor], x: Batch) -> Tensor:
-    """Return the outputs for these values instead of the network's own parameters.
+    """Return the outputs with the network's parameters replaced by other values.
 
-    A parameter that several modules share is replaced in each module. A module with
-    several names is replaced under one name, since torch restores it once.
+    A parameter that several modules share is replaced in each module. For a module with
+    several names, one name is enough, since torch restores the module once.
     """
     names = {id(p): name for name, p in forward.module.named_parameters()}
     replaced = {
@@ -63,7 +63,7 @@ def call_with(forward: Forward, parameters: dict[str, Tensor], x: Batch) -> Tens
 
 
 def add_axis(x: Batch) -> Batch:
-    """Return a batch of one sample."""
+    """Add a batch axis to one sample."""
     return mapped(lambda leaf: leaf.unsqueeze(0), x)
 
 
@@ -89,7 +89,7 @@ def dense_rows(
 def mapped_rows(
     forward: Forward, x: Batch, blocks: list[BlockSpec], columns: Tensor
 ) -> dict[str, Tensor]:
-    """Compute `dense_rows` of all samples at once, by ``torch.func.vmap``.
+    """Compute `dense_rows` of all samples at once, with ``torch.func.vmap``.
 
     Raises
     ------
@@ -125,10 +125,10 @@ def rows_by_loop(
     *,
     may_be_unused: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Compute outputs (b, c), and rows ``Sᵀ J`` (b, k, p) of leaves, by sample.
+    """Compute outputs (b, c), and rows ``Sᵀ J`` (b, k, p) of leaves, sample by sample.
 
     With ``may_be_unused``, a sample may use none of the leaves, such as the weights of
-    an expert that gets other samples. Its rows are then zero.
+    an expert that processes other samples. The sample's rows are then zero.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def rows_by_loop(
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, ValueError) as error:  # the batch raised no error
-                message = f"{DEPENDENT_SAMPLES} Alone, a sample raised: {error}"
+                message = f"{DEPENDENT_SAMPLES} A single sample raised: {error}"
                 raise ValueError(message) from error
             if f.shape != (1, len(combinations)):
                 raise ValueError(DEPENDENT_SAMPLES)
@@ -160,14 +160,14 @@ def rows_by_loop(
         outputs.append(f.detach())
     shape = len(columns), columns.shape[-1], -1
     stacked = [torch.stack(p).reshape(shape) for p in zip(*rows, strict=True)]
-    # zeros of unused leaves have a graph before torch 2.7
+    # before torch 2.7, zeros of unused leaves have a graph
     return torch.cat(outputs), [piece.detach().to(columns.dtype) for piece in stacked]
 
 
 def exact_hessian(
     forward: Forward, x: Batch, layout: Layout, loss: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Compute second derivatives of ``loss(outputs)`` in the selected parameters.
+    """Compute the Hessian of ``loss(outputs)`` for the selected parameters.
 
     Parameters
     ----------

@@ -27,8 +27,8 @@ from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.streams import Samples, require_choice
 from sklaplace.networks.training import copied, logits_alone, weighted_loss
 
-# Largest mean fraction of the training samples in a batch. With nearly all samples, the
-# gradient would have no noise.
+# Maximum mean fraction of the training samples in a batch. With nearly all samples, the
+# gradient would have almost no noise.
 MAX_FRACTION = 0.1
 # Number of samples to hash at a time.
 HASHED = 1024
@@ -36,7 +36,7 @@ HASHED = 1024
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps of a descent, and the collected iterates, called snapshots.
+    """Steps of a descent and its collected iterates, called snapshots.
 
     Attributes
     ----------
@@ -70,15 +70,15 @@ class Descent:
     Attributes
     ----------
     net : skorch.NeuralNet
-        Trained net, which is copied, not modified.
+        Trained net, which is copied and not modified.
     dataset : Dataset
         Training samples, with or without weights.
     weight_decay : mapping of str to float
         Weight decay of parameters, by name; zero for parameters without an entry.
     seed : int
-        Seed. Each step draws samples by this seed and by hashes of their inputs, so
-        that the order of samples does not matter. The mean number of samples in a step
-        is the net's ``batch_size``, and at most a tenth of all samples.
+        Seed of the batches. Each step draws samples from this seed and from hashes of
+        their inputs, so the order of samples does not matter. The mean batch size is
+        the net's ``batch_size``, but at most a tenth of all samples.
     """
 
     net: NeuralNet
@@ -121,7 +121,7 @@ class Descent:
         return moments
 
     def _fraction(self, n_samples: int) -> float:
-        """Return the mean fraction of the samples in a batch."""
+        """Return the mean fraction of all samples in a batch."""
         options = self.net.get_params_for("iterator_train")
         given = options.get("batch_size", self.net.batch_size) / n_samples
         return min(MAX_FRACTION, given) if given > 0 else MAX_FRACTION
@@ -129,7 +129,7 @@ class Descent:
     def _gradients(
         self, net: NeuralNet, drawn: list[int], leaves: list[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Return the gradients of the mean loss of some samples."""
+        """Return the gradients of the mean loss over the drawn samples."""
         require_choice(self.dataset)
         subset = Subset(cast(Dataset[object], self.dataset), drawn)
         x, y, w = next(iter(Batches(net, subset, len(drawn))))
@@ -170,7 +170,7 @@ def weight_decays(net: NeuralNet) -> dict[str, float]:
 class WeightMoments:
     """Running moments of weights, in float64.
 
-    Sums of differences from ``start`` avoid cancellation.
+    Summing differences from ``start`` avoids cancellation.
 
     Parameters
     ----------

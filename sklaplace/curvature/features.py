@@ -22,7 +22,7 @@ _CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
 def feature_layers(
     forward: Forward, x: Batch, layout: Layout, subset: object
 ) -> list[str]:
-    """Return the names of the last layers with parameters; none if unknown.
+    """Return the names of the last layers with parameters, or [] if unknown.
 
     ``layout`` is the layout of the ``subset`` of weights, and ``x`` is a few samples.
     """
@@ -55,8 +55,8 @@ class FeatureRecorder(ExitStack):
 
     Notes
     -----
-    Only the first pass after each `take` is recorded: the pass of a whole batch. Later
-    passes of single samples, or under transformations, are ignored.
+    Only the first pass after each `take` is recorded, which is the pass of the whole
+    batch. Later passes of single samples or under transformations are ignored.
     """
 
     outputs: Tensor
@@ -84,7 +84,7 @@ class FeatureRecorder(ExitStack):
         if x is None:
             self._inputs[name].append(None)
         elif not any(other != name and _is_same(x, y) for other, y in self._seen):
-            # kept, so that no later input reuses its memory
+            # keep the input, so that no later input reuses its memory
             self._seen.append((name, x))
             x = x if self._keeps_graph else x.detach()
             self._inputs[name].append(_mean_over_positions(layer, x))
@@ -94,10 +94,10 @@ class FeatureRecorder(ExitStack):
             self._is_complete, self.outputs = True, outputs.detach()
 
     def take(self, n_samples: int) -> Tensor | None:
-        """Return features (b, i) of b samples; None if inputs are not one per sample.
+        """Return features (b, i) of b samples; None if inputs do not match samples.
 
-        Features are means over positions and over calls of a layer. The features of
-        several layers are concatenated; inputs that layers share count once.
+        Features are averaged over positions and over calls of a layer. The features of
+        several layers are concatenated. Inputs shared by several layers count once.
         """
         inputs = self._inputs
         self._inputs, self._is_complete = {name: [] for name in inputs}, False
@@ -114,13 +114,13 @@ class FeatureRecorder(ExitStack):
 
 
 def _first_real(args: object, kwargs: object) -> Tensor | None:
-    """Return the first real-valued tensor of at least two axes among the arguments."""
+    """Return the first real-valued argument with at least two axes."""
     given = (v for v in leaves((args, kwargs)) if isinstance(v, Tensor))
     return next((v for v in given if v.is_floating_point() and v.ndim > 1), None)
 
 
 def _is_same(x: Tensor, y: Tensor) -> bool:
-    """Return whether two tensors are views of the same numbers."""
+    """Return whether two tensors are views of the same memory."""
     same_layout = x.shape == y.shape and x.stride() == y.stride()
     return same_layout and x.data_ptr() == y.data_ptr()
 
@@ -128,7 +128,7 @@ def _is_same(x: Tensor, y: Tensor) -> bool:
 def _mean_over_positions(layer: nn.Module, x: Tensor) -> Tensor:
     """Return the mean of a layer's inputs over positions, (b, i), as a copy.
 
-    The network may later write to the inputs in place.
+    The network may later modify the inputs in place.
     """
     x = at_least_single(x)
     if isinstance(layer, _CONVOLUTIONS):

@@ -1,8 +1,9 @@
 """Curvature: the generalised Gauss-Newton matrix, Fisher matrices and the Hessian.
 
-``H = Σₙ Jₙᵀ Sₙ Sₙᵀ Jₙ``. A curvature is a choice of ``S Sᵀ`` (b, c, c), the Hessian of
-the loss in the outputs, computed from likelihood, outputs and targets.
-The exact Hessian adds the second derivatives of the network, and is summed as a matrix.
+``H = Σₙ Jₙᵀ Sₙ Sₙᵀ Jₙ``. Each curvature defines ``S Sᵀ`` (b, c, c), the Hessian of the
+loss with respect to the outputs or a substitute for it. The inputs are the likelihood,
+outputs and targets. The exact Hessian also includes the second derivatives of the
+network, and is summed as a matrix.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,10 +27,10 @@ Keys = Tensor | None
 
 
 def ggn(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
-    """Generalised Gauss-Newton: the exact Hessian of the loss in the outputs.
+    """Generalised Gauss-Newton: the exact Hessian with respect to the outputs.
 
-    It equals the Fisher information for all likelihoods here (Martens 2020,
-    "New insights and perspectives on the natural gradient method").
+    The matrix equals the Fisher information for all likelihoods in this package
+    (Martens 2020, "New insights and perspectives on the natural gradient method").
     """
     return likelihood.hessian(f).scaled(output_weights(likelihood, y, f.shape[1]))
 
@@ -37,10 +38,10 @@ def ggn(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessi
 def ef(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
     """Empirical Fisher: the gradient of the loss at the training targets, k = 1.
 
-    It is cheap, but it does not approximate the Hessian: it vanishes where the network
-    fits the targets (Kunstner, Balles and Hennig 2019, "Limitations of the empirical
-    Fisher approximation"). It is of second order in the scale of the loss: for one
-    output with Gaussian noise it is ``Σ (f - y)² JᵀJ / σ⁴``.
+    The empirical Fisher is cheap, but does not approximate the Hessian: it vanishes
+    where the network fits the targets (Kunstner, Balles and Hennig 2019, "Limitations
+    of the empirical Fisher approximation"). It is quadratic in the scale of the loss:
+    for one output with Gaussian noise, it is ``Σ (f - y)² JᵀJ / σ⁴``.
     """
     return Factored(likelihood.gradient(f, y).unsqueeze(-1))
 
@@ -55,9 +56,9 @@ def ggn_mc(
 ) -> OutputHessian:
     """Monte-Carlo Fisher: gradients at ``n_draws`` targets drawn from the likelihood.
 
-    It is an unbiased estimate of the generalised Gauss-Newton matrix. It has
+    This is an unbiased estimate of the generalised Gauss-Newton matrix. It has
     k = ``n_draws`` columns instead of c, which is useful for hundreds of classes. The
-    draws of a sample depend on the seed and on its inputs, not on the batch.
+    draws for a sample depend on the seed and on the sample's inputs, not on the batch.
     """
     keys = row_hash(f) if keys is None else keys
     noise = counter_uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
@@ -68,13 +69,13 @@ def ggn_mc(
 
 
 def identity(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
-    """Identity instead of the Hessian of the loss in the outputs, ``Σ w JᵀJ``.
+    """Identity instead of the Hessian with respect to the outputs, ``Σ w JᵀJ``.
 
-    It depends on the weights of samples and of single outputs, but not on the
-    confidence of the network or on the targets. It has the same units of noise as
-    `ggn`, and equals `ggn` for a Gaussian likelihood. For class probabilities it is an
-    upper bound of `ggn`, since no eigenvalue of ``Λ`` exceeds one. After Zhdanov,
-    Dereka and Kolesnikov (2023), "Identity curvature Laplace approximation for improved
+    This curvature depends on the weights of samples and of single outputs, but not on
+    the network's confidence or on the targets. Its noise units match `ggn`, and it
+    equals `ggn` for a Gaussian likelihood. For class probabilities, it is an upper
+    bound on `ggn`, since no eigenvalue of ``Λ`` exceeds one. See Zhdanov, Dereka and
+    Kolesnikov (2023), "Identity curvature Laplace approximation for improved
     out-of-distribution detection".
     """
     # the noise levels of outputs, like their common factor, are units of the outputs
@@ -94,7 +95,7 @@ class Curvature:
     order : int
         Power of ``likelihood.scale`` that multiplies the curvature in the posterior.
     is_exact : bool
-        Whether to add the network's own second derivatives.
+        Whether to add the second derivatives of the network.
     is_random : bool
         Whether the curvature has an option ``seed`` and depends on ``keys``.
     checks : mapping
@@ -131,7 +132,7 @@ CURVATURES: dict[str, Curvature] = {
     "ef": Curvature(ef, order=2),
     "ggn": Curvature(ggn),
     "ggn_mc": Curvature(ggn_mc, is_random=True, checks={"n_draws": check_count}),
-    # outputs are linear in the weights of a head, so that its Hessian is the GGN
+    # outputs are linear in the weights of a head, so its Hessian is the GGN
     "hessian": Curvature(ggn, is_exact=True),
     "identity": Curvature(identity),
 }

@@ -1,4 +1,4 @@
-"""Graph: leaves in the autograd graph of some tensors, and the uses of each leaf."""
+"""Graph: the leaves of an autograd graph, and the number of uses of each leaf."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -9,10 +9,10 @@ from torch import Tensor
 def count_uses(
     tensors: Iterable[Tensor], walls: Collection[object] = ()
 ) -> Counter[int]:
-    """Count the edges in the graph of some tensors that end in each leaf, by ``id``.
+    """Count the edges that end in each leaf of the tensors' graph, by ``id``.
 
     A parameter that a network uses in one place has one edge, even if its gradient is
-    zero for some samples. The search does not continue past nodes in ``walls``.
+    zero for some samples. The search stops at the nodes in ``walls``.
     """
     stack = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     visited, uses = {*stack, *walls}, Counter[int]()

@@ -2,10 +2,10 @@
 
 For a parameter tensor of a Linear or convolution layer, the rows of the Jacobian
 are ``Σᵣ g ⊗ a``: layer inputs ``a`` (b, r, i) times gradients ``g`` (b, k, r, o) of the
-network's outputs with respect to the layer's outputs. One forward pass records ``a``,
-and one batched backward pass computes all ``g`` without the gradient of any weight. The
-dense (b, k, P) Jacobian is never formed. Parameters of other layers have dense rows,
-computed by ``torch.func`` and stored in the form of a bias (``a ≡ 1``).
+network's outputs with respect to the layer's outputs. One forward pass records ``a``.
+One batched backward pass computes all ``g``, without gradients of weights. The dense
+(b, k, P) Jacobian is never formed. Parameters of other layers have dense rows, which
+``torch.func`` computes and which are stored like a bias (``a ≡ 1``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -56,8 +56,8 @@ class Jacobian:
     weights : Tensor of shape (b,) or None
         Sample weights; the rows are already multiplied by their square roots.
     first_column : int
-        Index of the first column, if the columns of a batch come in parts. All parts
-        have the same layer inputs.
+        Index of the first column, if the columns of a batch are split into parts. All
+        parts have the same layer inputs.
     keys : Tensor of shape (b,) or None
         Hashes of the samples' inputs, see `row_hash`.
     """
@@ -69,12 +69,12 @@ class Jacobian:
 
     @property
     def n_rows(self) -> int:
-        """Number b of samples; blocks of a bias may have one entry for all."""
+        """Number b of samples; bias blocks may have one entry for all samples."""
         return max(len(block) for block in self.blocks)
 
     @property
     def n_columns(self) -> int:
-        """Number k of rows for each sample."""
+        """Number k of rows per sample."""
         return int(self.blocks[0].n_columns)
 
     @property
@@ -99,7 +99,7 @@ class Jacobian:
         )
 
     def features(self) -> Tensor:
-        """Return layer inputs (b, i), with ones for a bias; needs `is_shared`."""
+        """Return layer inputs (b, i), with ones for a bias; requires `is_shared`."""
         a: Tensor = self.blocks[0].a.squeeze(1)
         ones = [a.new_ones(len(a), 1) for _ in self.blocks[1:]]
         return torch.cat([a, *ones], 1)
@@ -111,7 +111,7 @@ class Jacobian:
         return torch.cat([piece.expand(b, -1, -1) for piece in pieces], -1)
 
     def gradients(self) -> list[Tensor]:
-        """Return output gradients (b, k, r, o), only once if blocks share them."""
+        """Return output gradients (b, k, r, o), without duplicates if shared."""
         return list({id(block.outputs): block.g for block in self.blocks}.values())
 
     def double(self) -> "Jacobian":
@@ -121,7 +121,7 @@ class Jacobian:
         return self._map(Tensor.double, lambda a: a.double())
 
     def take(self, indices: Tensor) -> "Jacobian":
-        """Return the rows of the samples at some indices (n,), in float64."""
+        """Return the rows of the samples with the given indices (n,), in float64."""
         n_rows, indices = self.n_rows, indices.to(self.blocks[0].g.device)
         taken = self._map(
             # one entry may stand for all samples
@@ -136,7 +136,7 @@ class Jacobian:
         return self._map(lambda g: torch.einsum("bkq,bkro->bqro", columns, g))
 
     def columns(self, some: slice) -> "Jacobian":
-        """Return some of the k rows of each sample."""
+        """Return a slice of the k rows of each sample."""
         return self._map(lambda g: g[:, some])
 
     def times(self, factor: Tensor) -> "Jacobian":
@@ -144,7 +144,7 @@ class Jacobian:
         return self._map(lambda g: g * factor)
 
     def shortest(self) -> "Jacobian":
-        """Convert blocks to dense rows where these take less memory."""
+        """Convert blocks to dense rows where this saves memory."""
         return replace(self, blocks=[block.shortest() for block in self.blocks])
 
     def _map(
@@ -165,9 +165,9 @@ class Jacobian:
 
     @staticmethod
     def stacked(parts: "list[Jacobian]", *, share: bool = False) -> "Jacobian":
-        """Concatenate the samples of several batches; all or none have keys.
+        """Concatenate the samples of several batches; either all have keys or none.
 
-        Batches with `is_shared` can ``share`` their output gradients.
+        With ``share``, batches with `is_shared` use the first batch's output gradients.
         """
         blocks = []
         for g, same in _concatenated(parts, None if share else 0):
@@ -200,7 +200,7 @@ class Jacobian:
     def normal_product(self, v: Tensor) -> Tensor:
         """Return ``Σ rowsᵀ rows v`` over b and k for ``v`` (P, q), as (P, q).
 
-        If each sample of a last layer has more than ``q`` rows, they are not formed.
+        For a last layer with more than ``q`` rows per sample, the rows are not formed.
         """
         if self.n_columns <= v.shape[1] or not isinstance(self.blocks[0], HeadBlock):
             return self.rmatmul(self.matmul(v))
@@ -219,7 +219,7 @@ def _concatenated(
 ) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """Yield gradients, concatenated along an axis, and the blocks of each tensor.
 
-    Without an axis, the gradients of the first part are yielded.
+    If ``axis`` is None, yield the gradients of the first part.
     """
     known: dict[tuple[int, ...], Any] = {}
     for same in zip(*(part.blocks for part in parts), strict=True):
@@ -232,7 +232,7 @@ def _concatenated(
 
 
 def joined(parts: list[tuple[Tensor, Jacobian]]) -> tuple[Tensor, Jacobian]:
-    """Return the outputs, and the Jacobian with the columns of all parts."""
+    """Return the outputs and the Jacobian with the columns of all parts."""
     if len(parts) == 1:
         return parts[0]
     outputs, jacobians = zip(*parts, strict=True)
@@ -248,9 +248,9 @@ Cotangents = Callable[[Tensor], Columns] | None
 
 @dataclass(frozen=True)
 class Centring:
-    """``C = I - 11ᵀ/K``, (c, c): subtracts the mean of the outputs.
+    """``C = I - 11ᵀ/K``, (c, c), which subtracts the mean of the outputs.
 
-    A softmax ignores the mean.
+    A softmax does not depend on the mean.
 
     Attributes
     ----------
@@ -300,9 +300,9 @@ def backpropagate(
 
     Notes
     -----
-    A layout with a `Head` costs one forward pass. Other layouts also cost a backward
-    pass of k columns down to the lowest selected layer. The memory is ``b Σ r (i +
-    k·o)`` over the selected layers, and ``b·k·p`` for rows of other layers.
+    A layout with a `Head` takes one forward pass. Other layouts also take a backward
+    pass with k columns, down to the lowest selected layer. The memory is ``b Σ r (i +
+    k·o)`` over the selected layers, plus ``b·k·p`` for rows of other layers.
     """
     return joined(list(backpropagate_in_parts(forward, x, layout, cotangents)))
 
@@ -325,14 +325,14 @@ def backpropagate_in_parts(
 def backpropagate_batch(
     forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents = None
 ) -> Iterator[tuple[Tensor, Jacobian]]:
-    """Yield the parts of `backpropagate_in_parts`, with all samples together.
+    """Yield the parts of `backpropagate_in_parts`, for all samples together.
 
     Raises
     ------
     MixedSamplesError
         If the entries of a layer's input are not the samples of the batch, in order.
     UnseenUseError
-        If some samples use a layer differently from the samples of the inference.
+        If some samples use a layer in a way not seen when the layout was inferred.
     """
     f, recorder = recorded(forward, x, layout)
     outputs = f.detach()
@@ -350,7 +350,7 @@ def backpropagate_batch(
 def recorded(forward: Forward, x: Batch, layout: Layout) -> tuple[Tensor, Recorder]:
     """Return outputs with their graph, and the calls of layers.
 
-    Raises the same errors as `backpropagate_batch`.
+    See `backpropagate_batch` for the errors.
     """
     with torch.enable_grad(), Recorder(forward.module, layout) as recorder:
         f = forward(x)
@@ -368,7 +368,7 @@ def require_seen_paths(forward: Forward, x: Batch, layout: Layout) -> None:
 
 
 def _narrowed(forward: Forward, x: Batch, layout: Layout, few: int = 4) -> Batch:
-    """Narrow a batch with an unseen use to a ``few`` samples that include it."""
+    """Narrow a batch to a ``few`` samples, at least one with the unseen use."""
     n = n_samples(x)
     for half in (slice(n // 2), slice(n // 2, n)) if n > few else ():
         try:
@@ -400,7 +400,7 @@ def _one_by_one(
 
 
 def _with_equal_positions(parts: list[Jacobian]) -> list[Jacobian]:
-    """Pad the rows of several samples with zeros to equal numbers of positions."""
+    """Zero-pad the rows of several samples to the same number of positions."""
     blocks = []
     for same in zip(*(part.blocks for part in parts), strict=True):
         n_positions = max(block.g.shape[2] for block in same)
@@ -454,7 +454,7 @@ def _of_samples(layer: Any, x: Tensor, g: Tensor, b: int) -> tuple[Inputs, Tenso
 
     In a batch of one, all entries of ``x``, on any axis, belong to the sample.
     """
-    if x.ndim < layer.weight.ndim:  # no axis of samples
+    if x.ndim < layer.weight.ndim:  # no sample axis
         x, g = x.unsqueeze(0), g.unsqueeze(1)
     a, g = LAYER_INPUTS[type(layer)](layer, x), _by_position(layer, g)
     if b == 1 and len(x) > 1:
@@ -492,7 +492,7 @@ def of_head(
 ) -> Jacobian:
     """Return the rows of outputs ``f`` (b, c) of a `Head` with inputs (b, i)."""
     factors = [None if s.is_bias else inputs.unsqueeze(1) for s in layout.blocks]
-    # S is the same for all samples; None stands for the identity
+    # S is the same for all samples; None means the identity
     g = head.shared(centring, f)
     kind: Any = Block if isinstance(g, Tensor) else SharedBlock
     return Jacobian([kind(g, a) for a in factors])
@@ -501,9 +501,9 @@ def of_head(
 def _through_head(
     forward: Forward, x: Batch, layout: Layout, head: Head, cotangents: Cotangents
 ) -> tuple[Tensor, Jacobian] | None:
-    """Compute outputs and rows by one forward pass; None if the `Head` does not fit.
+    """Compute outputs and rows in one forward pass; None if the `Head` does not fit.
 
-    Versions of tensors reveal whether the network has modified them in place.
+    Tensor versions reveal whether the network modified tensors in place.
     """
     layer = forward.module.get_submodule(str(layout.blocks[0].layer))
     calls: list[list[tuple[Tensor, int]]] = []

@@ -1,4 +1,4 @@
-"""Layout: the selected parameters, and the layers that they belong to.
+"""Layout: the selected parameters and their layers.
 
 The selected parameters are flattened in row-major order and concatenated into one
 vector of length P, in the order of ``module.parameters()``. ``layerwise`` quantities
@@ -18,7 +18,7 @@ from sklaplace.core.serialise import FieldsOnly
 from sklaplace.curvature.shared import IdentityMap, SharedColumns
 from sklaplace.curvature.uses import Uses
 
-# Largest number of parameters that an error message names.
+# Maximum number of parameters that an error message names.
 MAX_LISTED = 12
 
 
@@ -34,16 +34,16 @@ class BlockSpec:
         Shape of the parameter.
     layer : str or None
         Layer whose inputs and output gradients are the factors of the Jacobian rows.
-        None: dense rows.
+        None means dense rows.
     is_bias : bool
         Whether the layer adds the parameter instead of multiplying by it.
     one_by_one : bool
-        Whether to compute dense rows sample by sample, since ``torch.func.vmap`` fails
-        or returns wrong rows.
+        Whether to compute dense rows sample by sample, because ``torch.func.vmap``
+        fails or returns wrong rows.
     n_groups : int
         Number G of groups of a convolution, each with its own factors.
     indices : Tensor of shape (p,) or None
-        Indices of the selected entries of the flattened parameter; None: all.
+        Indices of the selected entries of the flattened parameter. None means all.
     """
 
     name: str
@@ -63,7 +63,7 @@ class BlockSpec:
     def factor_shape(self) -> tuple[int, int]:
         """Shape ``(o, i)`` of the block as a matrix; i = 1 without an input factor.
 
-        For several groups, the shape of one group.
+        With several groups, this is the shape of one group.
         """
         if self.layer is None or self.is_bias or self.indices is not None:
             return self.size, 1
@@ -131,7 +131,7 @@ class Layout(FieldsOnly):
     Attributes
     ----------
     blocks : tuple of BlockSpec
-        One per parameter tensor.
+        One block per parameter tensor.
     head : Head or None
         Head that all blocks belong to, if any. Its Jacobian needs no automatic
         differentiation.
@@ -141,7 +141,7 @@ class Layout(FieldsOnly):
         Whether all parameters belong to one layer, and each output of this layer
         affects only one output of the network.
     uses : Uses or None
-        Uses of layers, with which each batch is compared; None if the network has no
+        Uses of layers, against which each batch is checked. None if the network has no
         graph.
     """
 
@@ -163,11 +163,11 @@ class Layout(FieldsOnly):
 
     @property
     def layers(self) -> list[str]:
-        """Names of the layers that the blocks belong to, without repetition."""
+        """Names of the blocks' layers, without duplicates."""
         return list(dict.fromkeys(b.layer for b in self.blocks if b.layer is not None))
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """Cut the last axis, of length P, into one piece per block."""
+        """Split the last axis, of length P, into one piece per block."""
         return list(vector.split(self.sizes, dim=-1))
 
     def of_outputs(self, values: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class Layout(FieldsOnly):
                 own[name].copy_(value)
 
     def flatten(self, pieces: Iterable[Tensor]) -> Tensor:
-        """Join selected entries, (..., P), of parameters, (..., *shape) per block."""
+        """Join the selected entries of parameters (..., *shape) to shape (..., P)."""
         flat = []
         for block, piece in zip(self.blocks, pieces, strict=True):
             n_axes, indices = len(block.shape), block.indices
@@ -203,7 +203,7 @@ class Layout(FieldsOnly):
     ) -> dict[str, Tensor]:
         """Split a vector (P,) into parameters, by name and in their original shapes.
 
-        Entries that are not selected are taken from ``module``.
+        Unselected entries come from ``module``.
         """
         others = dict(module.named_parameters()) if module is not None else {}
         found = {}
@@ -216,5 +216,5 @@ class Layout(FieldsOnly):
 
 
 def contains(name: str, other: str) -> bool:
-    """Return whether a name is equal to another, or names a module that contains it."""
+    """Return whether ``name`` equals ``other`` or names a module that contains it."""
     return name in ("", other) or other.startswith(f"{name}.")

@@ -1,7 +1,7 @@
 """Network specification: everything the Laplace approximation infers from a network.
 
 A forward pass and the Jacobian of a few samples show what the outputs mean, which
-weights are selected, and how much memory the Jacobian of a sample takes.
+weights are selected, and how much memory the Jacobian takes per sample.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ from sklaplace.networks.data import N_SPREAD
 
 # copies of a layer's inputs in memory at once: original and rotated
 INPUT_COPIES = 2
-# number of samples whose full Jacobian is computed; at least these are verified
+# number of samples whose full Jacobian is computed, and minimum number to verify
 N_ROWS = 3
-# Large networks are verified on fewer samples: one of this many in a batch.
+# Large networks are verified on fewer samples: one per this many samples of a batch.
 VERIFIED_SHARE = 16
 # minimum batch size for many outputs: each batch reads all weights once
 ROWS_OF_MANY = 128
@@ -60,9 +60,9 @@ class NetworkSpec(outputs.OutputSpec):
         """Return the number of samples that fit into the memory budget.
 
         See `OutputSpec`. For a last layer with many outputs, batches are larger, up to
-        the memory of its weights: each batch reads all weights, which takes longer than
-        the products of a few samples. Arrays of outputs stay below 32 MiB, since larger
-        arrays would be returned to the system each time.
+        the memory of the layer's weights. Each batch reads all weights, which takes
+        longer than the products for a few samples. Arrays of outputs stay below 32 MiB,
+        since larger arrays would be returned to the system each time.
         """
         n = super().batch_size(
             row_elements=row_elements, with_covariance=with_covariance
@@ -139,7 +139,7 @@ def _is_separable(layout: Layout, head_map: Tensor | IdentityMap | None) -> bool
 
 
 def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None:
-    """Raise if the Jacobian of a few samples of maps would need too much memory."""
+    """Raise if the Jacobian of a few output maps needs too much memory."""
     if raw.ndim < 3:
         if layout.head is None:
             check_jacobian_bytes(raw.reshape(len(raw), -1))
@@ -155,14 +155,14 @@ def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None
         f"the Jacobian of {len(raw)} samples with {c:,} outputs each, of shape "
         f"{tuple(raw.shape[1:])},",
         "use smaller maps (crops, or a coarser grid), or fewer layers: "
-        "subset_of_weights takes names",
+        "subset_of_weights accepts names",
     )
 
 
 def _row_bytes(
     f: Tensor, sizes: dict[str, int], layout: Layout, jacobian: Jacobian, n_blocks: int
 ) -> int:
-    """Return the bytes per sample while its Jacobian is computed and used."""
+    """Return the bytes per sample to compute and use the Jacobian."""
     n_rows, c = f.shape
     inputs = sum(b.a.numel() for b in jacobian.blocks if b.a is not None)
     elements = INPUT_COPIES * inputs // n_rows + outputs.OUTPUT_COPIES * c

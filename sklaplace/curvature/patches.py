@@ -1,7 +1,7 @@
 """Layer inputs (b, r, i) at r positions: the input factors of Jacobian rows.
 
 For a convolution, the inputs are overlapping patches of the image. `Patches` stores the
-image and unfolds it only where necessary, a few samples at a time.
+image and unfolds it only when needed, a few samples at a time.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ from sklaplace.core.parallel import cached_property
 
 @dataclass(frozen=True)
 class Patches:
-    """Patches (b, r, i) of images, unfolded only where necessary.
+    """Patches (b, r, i) of images, unfolded only when needed.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Patches:
     kernel, stride, dilation : tuple of int
         One entry per axis.
     basis : Tensor of shape (i, i) or None
-        Matrix that multiplies the unfolded patches; None: the identity.
+        Matrix that multiplies the unfolded patches. None means the identity.
     """
 
     image: Tensor
@@ -80,7 +80,7 @@ class Patches:
         return rows if self.basis is None else rows @ self.basis
 
     def chunks(self) -> Iterator[Tensor]:
-        """Yield unfolded patches of a few samples, which fit into the caches."""
+        """Yield unfolded patches of a few samples that fit into the caches."""
         b, r, i = self.shape
         n = max(1, CACHE // 4 // max(1, r * i * self.image.element_size()))
         for start in range(0, b, n):
@@ -96,7 +96,7 @@ def unfolded(a: Inputs) -> Tensor:
 
 
 def _chunks(a: Inputs) -> Iterable[Tensor]:
-    """Return inputs as tensors; patches come a few samples at a time."""
+    """Return inputs as tensors, with patches of a few samples at a time."""
     return a.chunks() if isinstance(a, Patches) else [a]
 
 
@@ -104,7 +104,7 @@ def contracted(a: Inputs, outputs: Tensor) -> Tensor:
     """Return ``Σᵣ outputs ⊗ a`` for ``outputs`` (b, n, r), as (b, n, i).
 
     Patches are multiplied by their basis before or after the sum over positions,
-    whichever costs less.
+    whichever is cheaper.
     """
     if isinstance(a, Tensor) or a.basis is None or a.shape[1] <= outputs.shape[1]:
         return outputs @ unfolded(a)

@@ -2,7 +2,7 @@
 
 The prior precision ``δ`` is one number (``scalar``), one number per parameter tensor
 (``layerwise``) or one number per parameter (``diag``). Groups of parameter tensors can
-share a number. A `Prior` may also be another Gaussian, such as the posterior of an
+share one number. A `Prior` may also be another Gaussian, such as the posterior of an
 earlier task.
 """
 
@@ -45,7 +45,7 @@ def groups_of(
     Raises
     ------
     ValueError
-        Unless each tensor is in one group, and no group is empty.
+        If a tensor is not in exactly one group, or if a group is empty.
     """
     if isinstance(structure, str):
         return None
@@ -68,7 +68,7 @@ def groups_of(
 
 
 def per_group(prior_precision: Tensor, groups: Tensor | None) -> Tensor:
-    """Return a prior precision once for each group, (G,); as it is without groups."""
+    """Return one prior precision per group, (G,), or the input without groups."""
     if groups is None:
         return prior_precision
     n, indices = int(groups.max()) + 1, groups.tolist()
@@ -76,12 +76,12 @@ def per_group(prior_precision: Tensor, groups: Tensor | None) -> Tensor:
 
 
 def of_groups(values: Tensor, groups: Tensor | None) -> Tensor:
-    """Return values of groups, (G,) or (), for each parameter tensor, (L,) or ()."""
+    """Expand values of groups, (G,), to parameter tensors, (L,); keep values ()."""
     return values if groups is None or not values.ndim else values[groups]
 
 
 def group_sums(values: Tensor, groups: Tensor) -> Tensor:
-    """Return the sum over the group of each parameter tensor, (L,), of values (L,)."""
+    """Return, for each parameter tensor, the sum of values (L,) in its group, (L,)."""
     return torch.zeros_like(values).index_add(0, groups, values)[groups]
 
 
@@ -90,7 +90,7 @@ def of_tensors(
 ) -> Tensor:
     """Convert prior precisions of parameter tensors, (L,), to a prior structure.
 
-    A precision of several tensors is the geometric mean of their weights' precisions.
+    A precision for several tensors is the geometric mean over their weights.
     """
     groups = groups_of(structure, layout, precisions.device)
     if groups is not None:

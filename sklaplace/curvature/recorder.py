@@ -1,8 +1,8 @@
-"""Recorder: layer inputs, and gradients of the outputs at layer outputs.
+"""Recorder: layer inputs, and gradients with respect to layer outputs.
 
 One forward pass records the input of each call of a layer and the *gradient edge* of
 its output. One batched backward pass from the outputs ``f`` (b, c) then computes
-``∂(Sᵀf)/∂z`` for the output ``z`` of every call, without the gradient of any weight.
+``∂(Sᵀf)/∂z`` for the output ``z`` of every call, without gradients of weights.
 """
 
 from contextlib import ExitStack
@@ -26,7 +26,7 @@ from sklaplace.networks.forward import Forward, requiring_grad
 # arguments of a layer
 Args: TypeAlias = tuple[Tensor, ...]
 Kwargs: TypeAlias = dict[str, Tensor]
-# gradients of a column in memory at once: kept gradients and backpropagated ones
+# copies of a column's gradients in memory at once: kept and backpropagated
 BACKWARD_COPIES = 2
 # maximum number of samples of a batch that pass through the network again
 MAX_CHECKED = 8
@@ -46,7 +46,7 @@ def n_samples(x: Batch) -> int:
 class _Call:
     """One call of a layer: its input, and the edge and shape of its output.
 
-    ``n_axes`` is the minimum number of axes of an input whose first axis is samples.
+    ``n_axes`` is the minimum number of axes of an input with a sample axis.
     """
 
     x: Tensor
@@ -56,7 +56,7 @@ class _Call:
 
     @property
     def n_samples(self) -> int:
-        """Length of the first axis; one if the input has no axis of samples."""
+        """Length of the first axis; one if the input has no sample axis."""
         return len(self.x) if self.x.ndim >= self.n_axes else 1
 
 
@@ -76,7 +76,7 @@ def _samples_to_check(b: int) -> Tensor:
 def compare_alone(forward: Forward, x: Batch, f: Tensor, rounding: float) -> Tensor:
     """Compare outputs (b, c) with the outputs of a smaller batch of some samples.
 
-    Returns the indices of the samples; raises ValueError if outputs differ.
+    Return the indices of these samples. Raise ValueError if outputs differ.
     """
     some = _samples_to_check(len(f))
     with torch.no_grad():
@@ -103,7 +103,7 @@ def layer_parameters(module: nn.Module, layout: Layout) -> dict[str, nn.Paramete
 
 
 def unseen_path(forward: Forward, x: Batch, layout: Layout) -> str | None:
-    """Return a layer through which outputs bypass the last layers in a new way."""
+    """Return a layer on a new path to the outputs that bypasses the last layers."""
     if layout.uses is None or layout.uses.beside is None:
         return None
     found = bypassing(forward, x, layout.layers)
@@ -114,8 +114,8 @@ def unseen_path(forward: Forward, x: Batch, layout: Layout) -> str | None:
 class Recorder(ExitStack):
     """Context manager that records the calls of layers during one forward pass.
 
-    The *gradient edge* of the layer's output is recorded instead of the output: an
-    in-place activation changes the tensor, but never the edge.
+    The *gradient edge* of each layer's output is recorded instead of the output itself,
+    because an in-place activation changes the tensor but not the edge.
     """
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
@@ -145,7 +145,7 @@ class Recorder(ExitStack):
         """Start the graph at a layer if no parameter below it is selected.
 
         Otherwise the output would have no edge, since parameters need no gradient.
-        Detaching makes no copy and allows in-place activations.
+        Detaching the input copies nothing and allows in-place activations.
         """
         x = first_input(args, kwargs)
         if self._alone is not None:
@@ -176,9 +176,9 @@ class Recorder(ExitStack):
     def unseen_use(self, forward: Forward, x: Batch, f: Tensor) -> str | None:
         """Return a layer or parameter that these samples use in a new way, if any.
 
-        ``f`` are the outputs (b, c) of samples ``x``, with their graph. If the `Head`
-        does not fit, or if the network calls new layers, another forward pass finds the
-        parameters that bypass the last layers.
+        ``f`` contains the outputs (b, c) of samples ``x``, with their graph. If the
+        `Head` does not fit, or if the network calls new layers, another forward pass
+        finds the parameters that bypass the last layers.
         """
         layout, counts = self._layout, count_uses([f])
         for name, parameter in self._parameters.items():
@@ -187,11 +187,11 @@ class Recorder(ExitStack):
                 return layer
         if layout.head is None and not self._unseen_calls:
             return None
-        self._alone = {name: [] for name in self.calls}  # not used here
+        self._alone = {name: [] for name in self.calls}  # only to stop recording
         return unseen_path(forward, x, layout)
 
     def check(self, forward: Forward, x: Batch, f: Tensor, rounding: float) -> None:
-        """Compare layer inputs and outputs with a smaller batch of some samples.
+        """Check that layer inputs and outputs are equal in a smaller batch.
 
         Parameters
         ----------
@@ -207,13 +207,13 @@ class Recorder(ExitStack):
         Raises
         ------
         MixedSamplesError
-            If the network reorders samples, or calls a layer for some samples only.
+            If the network reorders samples, or calls a layer only for some samples.
         ValueError
             If outputs depend on the other samples of the batch.
 
         Notes
         -----
-        The cost is one forward pass of half of the batch, at most 8 samples.
+        The cost is one forward pass of half the batch, at most 8 samples.
         """
         b = n_samples(x)
         if len(f) != b:
@@ -230,7 +230,7 @@ class Recorder(ExitStack):
                 raise MixedSamplesError
 
     def columns_at_once(self, columns: Tensor) -> int:
-        """Return how many columns have gradients that fit into memory, at least one."""
+        """Return how many columns of gradients fit into memory, at least one."""
         elements = sum(call.shape.numel() for call in self._all_calls)
         per_column = max(1, elements) * columns.element_size() * BACKWARD_COPIES
         return max(1, BUDGET // per_column)
@@ -238,7 +238,7 @@ class Recorder(ExitStack):
     def gradients(self, f: Tensor, columns: Tensor) -> dict[str, list[Tensor]]:
         """Compute gradients (k, b, ...) of columns (b, c, k) of ``f`` at layer calls.
 
-        They are zero if the outputs do not depend on a call.
+        Gradients are zero for a call on which the outputs do not depend.
         """
         calls = self._all_calls
         edges = [call.edge for call in calls]
@@ -249,7 +249,7 @@ class Recorder(ExitStack):
             gradients = torch.autograd.grad(
                 f, edges, column, retain_graph=True, allow_unused=True
             )
-            # layers may be less, or more, precise than the outputs
+            # layers may have a lower or higher precision than the outputs
             return tuple(
                 column.new_zeros(call.shape) if g is None else g.to(column.dtype)
                 for g, call in zip(gradients, calls, strict=True)

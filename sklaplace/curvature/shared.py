@@ -1,7 +1,7 @@
 """Jacobian rows of a last layer with many outputs, where all samples share ``S``.
 
 ``S`` is a (c, c) matrix for ``c`` outputs: the identity, or a centring matrix. For the
-head of a language model ``S`` would take gigabytes; products with ``S`` are sums.
+head of a language model, ``S`` would take gigabytes, but products with ``S`` are sums.
 """
 
 from dataclasses import dataclass
@@ -29,21 +29,21 @@ class IdentityMap:
         return self.n, self.n
 
     def to(self, *_: object) -> "IdentityMap":
-        """Return the map itself, which has no dtype and no device."""
+        """Return the map itself, which has no dtype or device."""
         return self
 
 
 @dataclass(frozen=True, eq=False)
 class SharedColumns:
-    """``S = I`` or ``I - 11ᵀ/K``, as a tensor (1, n, 1, n) that is not formed.
+    """``S = I`` or ``I - 11ᵀ/K`` of shape (1, n, 1, n), formed only if needed.
 
     Attributes
     ----------
     n : int
         Number of outputs.
     n_blocks : int
-        Number of consecutive groups of K outputs, from which the group mean is
-        subtracted; 0 for no centring.
+        Number of consecutive groups of K outputs. The mean of each group is subtracted.
+        Zero means no centring.
     like : Tensor of shape ()
         Tensor with the dtype and device of ``S``.
     """
@@ -86,14 +86,14 @@ class SharedColumns:
 
 @dataclass(frozen=True)
 class SharedBlock(BaseBlock):
-    """Rows ``S ⊗ a`` of a last layer, see `SharedColumns`.
+    """Rows ``S ⊗ a`` of a last layer; see `SharedColumns`.
 
     Attributes
     ----------
     columns : SharedColumns
         ``S``, shared by the blocks of weight and bias.
     a : Tensor of shape (b, 1, i) or None
-        Layer inputs. None stands for ``a ≡ 1``.
+        Layer inputs. None means ``a ≡ 1``.
     """
 
     columns: SharedColumns
@@ -111,7 +111,7 @@ class SharedBlock(BaseBlock):
 
     @property
     def n_columns(self) -> int:
-        """Number of rows for each sample."""
+        """Number of rows per sample."""
         return self.columns.n
 
     @property
@@ -129,7 +129,7 @@ class SharedBlock(BaseBlock):
         return SharedBlock(self.columns.doubled, a)
 
     def rotate(self, inputs: Tensor | None) -> "SharedBlock":
-        """Rotate rows into the basis ``1 ⊗ inputs``; None is the identity."""
+        """Rotate rows into the basis ``1 ⊗ inputs``; None means the identity."""
         if inputs is None or self.a is None:
             return self
         return SharedBlock(self.columns, self.a @ inputs)

@@ -1,8 +1,8 @@
-"""Subnetworks: criteria that select single weights to treat as random.
+"""Subnetworks: criteria that select individual weights to treat as random.
 
 A criterion scores each weight (Daxberger et al. 2021, "Bayesian deep learning via
-subnetwork inference"). The weights with the highest scores are selected; ties go to the
-first weights.
+subnetwork inference"). The weights with the highest scores are selected. If scores are
+equal, earlier weights are selected first.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from sklaplace.networks.trained import TrainedNetwork
 
 @dataclass(frozen=True)
 class SelectionProblem:
-    """Trained network and data for the selection of weights.
+    """Trained network and data for selecting weights.
 
     Attributes
     ----------
@@ -63,8 +63,8 @@ def variance(problem: SelectionProblem) -> Tensor:
 
     The scores (P,) are the negative diagonal of the curvature, an increasing function
     of the variance. Weights with zero curvature, such as weights of inputs that are
-    always zero, come last: no prediction depends on them. The cost is one pass over the
-    training samples (Daxberger et al. 2021, section 4).
+    always zero, come last, since no prediction depends on them. The cost is one pass
+    over the training samples (Daxberger et al. 2021, section 4).
     """
     accumulator, network = DiagAccumulator(problem.layout), problem.network
     size = problem.batch_size
@@ -77,7 +77,7 @@ def swag(problem: SelectionProblem, **schedule: Any) -> Tensor:
     """Score weights by their variances along stochastic gradient descent, (P,).
 
     The descent starts from the trained weights (Maddox et al. 2019, "A simple baseline
-    for Bayesian uncertainty in deep learning"); ``schedule`` has fields of a
+    for Bayesian uncertainty in deep learning"). ``schedule`` contains fields of a
     `Schedule`.
     """
     return problem.descent.moments(problem.layout, Schedule(**schedule)).variance
@@ -100,7 +100,7 @@ def choose(
     scores = SCORES[by](problem, **options)
     if not scores.isfinite().all():
         raise ValueError(
-            f"subset_params['by']={by!r} gives no numbers here: gradient descent has "
+            f"subset_params['by']={by!r} has no finite scores: gradient descent has "
             "diverged. Set a smaller subset_params['lr'], scale inputs and targets, or "
             "use 'magnitude' or 'random'."
         )

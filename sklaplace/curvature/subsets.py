@@ -45,7 +45,7 @@ def all_weights(forward: Forward, x: Batch) -> Layout:
 
 
 def last_layer(forward: Forward, x: Batch) -> Layout:
-    """Select weights and biases of the Linear layers that end the network.
+    """Select the weights and biases of the Linear layers at the end of the network.
 
     A network may end in several parallel layers, such as one layer for means and one
     layer for variances.
@@ -64,8 +64,8 @@ def last_layer(forward: Forward, x: Batch) -> Layout:
             raise ValueError(
                 "subset_of_weights='last_layer' needs a network whose last layer with "
                 f"parameters is a Linear layer; here it is {type(head).__name__} "
-                f"({name!r}). Use subset_of_weights='all', a list with the name of the "
-                "layer you mean, or end the network with torch.nn.Linear."
+                f"({name!r}). Use subset_of_weights='all', pass a list with the name "
+                "of a layer, or end the network with torch.nn.Linear."
             )
         # by identity: a weight tied to an earlier layer has the earlier layer's name
         own |= {id(parameter) for parameter in head.parameters()}
@@ -77,9 +77,9 @@ def last_layer(forward: Forward, x: Batch) -> Layout:
 def ending_layers(
     forward: Forward, x: Batch, called: list[str] | None = None
 ) -> list[str]:
-    """Return the names of the layers with parameters, of any type, that end a network.
+    """Return the names of the last layers with parameters, of any type.
 
-    ``called`` are all layers with parameters that the network calls, if known.
+    ``called`` lists all layers with parameters that the network calls, if known.
     """
     names = _called_layers(forward, x).names if called is None else called
     return _last_layers(forward, x, names)
@@ -118,7 +118,7 @@ def named(forward: Forward, x: Batch, names: Sequence[str]) -> Layout:
         known = listed(spec.name for spec in specs[:MAX_LISTED])
         more = " …" if len(specs) > MAX_LISTED else ""
         is_whole = all(map(_is_weight, forward.module.parameters()))
-        hint = "" if is_whole else " Integers and empty tensors are no weights."
+        hint = "" if is_whole else " Integer and empty tensors are not weights."
         raise ValueError(
             f"subset_of_weights={missing!r} is not known. Choose one of "
             f"{listed(SUBSETS)}, or a list of names of modules or of the parameters "
@@ -136,16 +136,16 @@ def subnetwork(
     indices: ArrayLike | None = None,
     **options: Any,
 ) -> Layout:
-    """Select single weights by their indices in the vector of all weights.
+    """Select individual weights by their indices in the vector of all weights.
 
     ``n_weights`` defaults to 100, or to all weights of a smaller network. The criterion
-    ``by`` with its ``options`` is applied after training, see `curvature.subnetwork`.
-    Until then, ``indices`` are the first ``n_weights``.
+    ``by``, with its ``options``, is applied after training; see `curvature.subnetwork`.
+    Until then, the first ``n_weights`` weights are selected.
 
     Raises
     ------
     ValueError
-        If the network has fewer weights.
+        If the network has too few weights.
 
     References
     ----------
@@ -161,7 +161,7 @@ def subnetwork(
         given = f"n_weights={n:,}" if indices is None else f"index {last:,}"
         raise ValueError(
             f"subset_params has {given}, but the network has {p:,} weights, "
-            "numbered from 0. Pass a smaller one, or use subset_of_weights='all'."
+            "numbered from 0. Pass a smaller value, or use subset_of_weights='all'."
         )
     blocks, start = [], 0
     for block in whole.blocks:
@@ -179,7 +179,7 @@ def _layout(
     specs: list[BlockSpec],
     last: list[str] | None = None,
 ) -> Layout:
-    """Return the verified layout of specs, with uses of all and of ``last`` layers."""
+    """Return the verified layout of specs, with the uses of layers, if counted."""
     if not calls.uses:
         return verified(forward, x, calls.outputs, specs)
     hidden = tuple(_without_gradient(forward, x, calls, specs))
@@ -208,7 +208,7 @@ def _without_gradient(
 
 
 def _change_outputs(forward: Forward, x: Batch, names: list[str]) -> bool:
-    """Return whether outputs change with parameters, on entering evaluation mode."""
+    """Return whether changing parameters before evaluation mode changes outputs."""
     twin = forward.twin()
     with torch.no_grad():
         before = twin(x)
@@ -249,7 +249,7 @@ def _affine_head(
     if len(hidden) != 1 or hidden[0].ndim != 2:
         return None
     hidden[0] = hidden[0].to(f.dtype)
-    # if the network returns the layer's outputs, one column is enough to verify it
+    # if the network returns the layer's outputs, one column is enough to verify this
     probed = jacobian.blocks[0].g.squeeze(2).mT
     matrix: Tensor | None
     n = f.shape[1]
@@ -271,7 +271,7 @@ def _affine_head(
 
 
 def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
-    """Return the Jacobian (c, o) in last-layer outputs; None if samples differ."""
+    """Return the Jacobian (c, o) for last-layer outputs; None if samples differ."""
     block, layers = jacobian.blocks[0], {spec.layer for spec in layout.blocks}
     if len(layers) > 1 or None in layers or block.g.shape[2] != 1:
         return None
@@ -280,9 +280,9 @@ def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
 
 
 def _last_layers(forward: Forward, x: Batch, called: list[str]) -> list[str]:
-    """Return the layers that affect the outputs, but are input to no other layer.
+    """Return the layers that affect the outputs but feed no other layer.
 
-    If each layer is input to another one, as in a loop, return only the last layer.
+    If every layer feeds another layer, as in a loop, return only the last layer.
     """
     called = list(dict.fromkeys(map(_without_parametrization, called)))
     layers = [n for n in called if not any(contains(n, m) for m in called if m != n)]
@@ -290,7 +290,7 @@ def _last_layers(forward: Forward, x: Batch, called: list[str]) -> list[str]:
 
 
 def _without_parametrization(name: str) -> str:
-    """Return the name of the layer that a parametrization of a weight belongs to."""
+    """Return the name of the layer to which a weight's parametrization belongs."""
     parts = name.split(".")
     ends = parts.index("parametrizations") if "parametrizations" in parts else None
     return ".".join(parts[:ends])
@@ -299,7 +299,7 @@ def _without_parametrization(name: str) -> str:
 def _ends(forward: Forward, x: Batch, layers: list[str]) -> list[str]:
     """Return layers whose outputs reach the network's outputs through no other layer.
 
-    The search follows the graph down to each layer, and not below it.
+    The search follows the graph down to each layer, but not below.
     """
     inputs: list[Tensor] = []
 
@@ -319,7 +319,7 @@ def _ends(forward: Forward, x: Batch, layers: list[str]) -> list[str]:
 
 
 def _last_called(forward: Forward, x: Batch, layers: list[str]) -> str:
-    """Return the layer, among those that affect the outputs, that is called last."""
+    """Return the last called layer that affects the outputs."""
     for name in reversed(layers):
         layer = forward.module.get_submodule(name)
         leaves = [p for p in layer.parameters() if p.is_floating_point()]
@@ -333,17 +333,17 @@ def _last_called(forward: Forward, x: Batch, layers: list[str]) -> str:
 
 
 def check_indices(name: str, value: ArrayLike) -> None:
-    """Raise unless the value is an ascending list of indices of weights."""
+    """Raise unless the value is an ascending list of weight indices."""
     indices = np.asarray(value)
     if indices.ndim != 1 or not len(indices) or indices.dtype.kind not in "iu":
         raise ValueError(
-            f"{name} is not a list of integers. Pass the places of weights in the "
+            f"{name} is not a list of integers. Pass the indices of weights in the "
             "flattened network, such as [0, 5, 7]."
         )
     if indices.min() < 0 or (np.diff(indices) <= 0).any():
         raise ValueError(
-            f"{name} are negative, not in ascending order, or repeat themselves. Count "
-            "from the first weight, 0, and pass np.unique(indices)."
+            f"{name} are negative, repeated or not in ascending order. Number the "
+            "weights from 0, and pass np.unique(indices)."
         )
 
 
@@ -357,7 +357,7 @@ SUBSETS: dict[str, Callable[..., Layout]] = {
 SUBSET_CHECKS: dict[str, dict[str, Check]] = {
     "subnetwork": {
         "n_weights": check_count,
-        "by": lambda name, value: None,  # checked by `check_subset` of the options
+        "by": lambda name, value: None,  # `check_subset` checks this option
         "indices": check_indices,
     }
 }
@@ -383,7 +383,7 @@ class _Calls:
     n_calls : Counter
         Number of calls of each module.
     uses : Counter
-        Number of uses of each parameter by the outputs, by ``id``; empty without a
+        Number of times the outputs use each parameter, by ``id``. Empty without a
         graph.
     outputs : Tensor of shape (b, c)
         The network's outputs.
@@ -401,8 +401,8 @@ class _Calls:
 def _called_layers(forward: Forward, x: Batch) -> _Calls:
     """Record the modules that a network calls.
 
-    Parameters require gradients during the call, since some modules do not call their
-    submodules otherwise. If the network modifies parameters in place, only trained
+    Parameters require gradients during the call, since some modules would otherwise not
+    call their submodules. If the network modifies parameters in place, only trained
     parameters require gradients.
     """
     try:
@@ -438,7 +438,7 @@ def _record_calls(forward: Forward, x: Batch) -> _Calls:
 def _specs(module: nn.Module, calls: _Calls) -> list[BlockSpec]:
     """Return a spec per parameter, in layer form if only one called layer uses it.
 
-    Integers and empty tensors are not weights.
+    Integer and empty tensors are not weights.
     """
     names = module.named_parameters(remove_duplicate=False)
     n_owners = Counter(id(parameter) for _, parameter in names)

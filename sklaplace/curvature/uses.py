@@ -1,7 +1,7 @@
 """Uses: the layers and parameters through which outputs depend on the weights.
 
-The uses of a few samples determine the form of the Jacobian. Other samples may take
-other paths through the network, so each batch is compared with the recorded uses.
+The uses by a few samples determine the form of the Jacobian. Other samples may take
+other paths through the network, so each batch is checked against the recorded uses.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +41,7 @@ class Uses:
 
 
 class UnseenUseError(ValueError):
-    """Samples use a layer in a way that was not seen during inference of the layout.
+    """Samples use a layer in a way not seen when the layout was inferred.
 
     Attributes
     ----------
@@ -55,8 +55,8 @@ class UnseenUseError(ValueError):
 
     def __str__(self) -> str:
         return (
-            f"Some samples take a path through {self.layer!r} that no training sample "
-            "took that fit has looked at, so that their uncertainty is not known. Add "
+            f"Some samples take a path through {self.layer!r} that fit has not seen in "
+            "the training samples it checked, so their uncertainty is unknown. Add "
             "such samples to the training samples, or leave them out."
         )
 
@@ -67,9 +67,9 @@ def check_gradients(names: Sequence[str]) -> None:
         raise ValueError(
             f"subset_of_weights selects {', '.join(map(repr, names[:3]))}, on which "
             "the outputs depend without a gradient in evaluation mode. Use "
-            "subset_of_weights='trainable' or names of other layers; or let the module "
-            "compute in every call what it merges or caches in evaluation mode, "
-            "without torch.no_grad() and detach(), and use torch.utils.checkpoint with "
+            "subset_of_weights='trainable' or names of other layers. Or change the "
+            "module: recompute merged or cached values in every call, avoid "
+            "torch.no_grad() and detach(), and use torch.utils.checkpoint with "
             "use_reentrant=False."
         )
 
@@ -78,7 +78,7 @@ def check_gradients(names: Sequence[str]) -> None:
 def restarted_at(
     module: nn.Module, layers: Sequence[str]
 ) -> Iterator[tuple[dict[str, Tensor], set[object]]]:
-    """Add a leaf to the outputs of each layer; yield leaves and preceding nodes.
+    """Add a leaf to the outputs of each layer; yield the leaves and preceding nodes.
 
     The graph below remains, since networks may differentiate with respect to inputs.
     """
@@ -96,7 +96,7 @@ def restarted_at(
 
 
 def _restarted(output: object, start: Tensor, walls: set[object]) -> object:
-    """Add a leaf equal to zero to a layer's output; add the output's node to walls."""
+    """Add a zero leaf to a layer's output, and the output's node to ``walls``."""
     if type(output) is tuple:
         return tuple(_restarted(part, start, walls) for part in output)
     if type(output) is list:
@@ -106,13 +106,14 @@ def _restarted(output: object, start: Tensor, walls: set[object]) -> object:
     if output.grad_fn is None:  # perhaps a parameter, which is a leaf itself
         output = output.detach()
     walls.add(output.grad_fn)
-    return output + start  # a new tensor may be written to in place
+    return output + start  # a new tensor may be modified in place
 
 
 def with_all_gradients(forward: Forward, function: Callable[[], T]) -> T:
     """Call a function while parameters require gradients.
 
-    If the network modifies parameters in place, only trained ones require gradients.
+    If the network modifies parameters in place, only trained parameters require
+    gradients.
     """
     named = forward.module.named_parameters()
     floats = {name: p for name, p in named if p.is_floating_point()}
@@ -126,7 +127,7 @@ def with_all_gradients(forward: Forward, function: Callable[[], T]) -> T:
 
 
 def bypassing(forward: Forward, x: Batch, layers: Sequence[str]) -> tuple[str, ...]:
-    """Return parameters that reach outputs and bypass some layers, nearest first."""
+    """Return parameters that affect outputs but bypass some layers, nearest first."""
     names = {id(p): name for name, p in forward.module.named_parameters()}
 
     def reached_past() -> Iterable[int]:

@@ -1,4 +1,4 @@
-"""Verification: the form of each parameter's rows, from a few samples.
+"""Verification of the form of each parameter's rows, on a few samples.
 
 Rows from layer inputs and output gradients, and dense rows from ``torch.func.vmap``,
 are compared with plain automatic differentiation of single samples. Both can be wrong:
@@ -41,9 +41,9 @@ def verified(forward: Forward, x: Batch, f: Tensor, specs: list[BlockSpec]) -> L
         The network, inside ``forward.frozen()``.
     x : batch
         Samples from across the data. Three samples, with different outputs if
-        possible, are differentiated: zeros, equal samples and inactive units show no
-        use of weights. The network gets these samples one by one, and in the whole
-        batch in reverse order.
+        possible, are differentiated, since zeros, equal samples and inactive units do
+        not show all uses of weights. The network processes these samples one by one,
+        and also within the whole batch in reverse order.
     f : Tensor of shape (b, c)
         Outputs of the whole batch.
     specs : list of BlockSpec
@@ -57,17 +57,17 @@ def verified(forward: Forward, x: Batch, f: Tensor, specs: list[BlockSpec]) -> L
     """
     if not specs:
         raise ValueError(
-            "subset_of_weights selects no weights: the layers that it means have no "
-            "parameters with entries. Give them inputs and outputs, or select others."
+            "subset_of_weights selects no weights: all parameters of the selected "
+            "layers are empty. Select other layers, or layers with inputs and outputs."
         )
     parameters = dict(forward.module.named_parameters())
     if complex_ := [s.name for s in specs if parameters[s.name].is_complex()]:
         raise ValueError(
             f"subset_of_weights selects the complex weights {complex_[0]!r}; weights "
-            "must be real. Select the names of other layers, or use "
-            "torch.view_as_complex of a real parameter in the module."
+            "must be real. Select the names of other layers, or apply "
+            "torch.view_as_complex to a real parameter in the module."
         )
-    # the lowest, the middle and the highest of a combination of outputs
+    # samples with the lowest, median and highest combination of outputs
     order = (f @ probe(f[:1])[0]).squeeze(1).cpu().argsort(stable=True)
     few, columns = order[[0, len(f) // 2, -1]].unique(), probe(f, 2)
     is_large = sum(math.prod(spec.shape) for spec in specs) > MAX_TOGETHER
@@ -109,7 +109,7 @@ def _verified_on(
         return {name for name, a, b in pairs if a is None or not equal(a, b)}
 
     layered = [spec for spec in specs if spec.layer is not None]
-    at = len(f) - 1 - few  # their places in reverse order
+    at = len(f) - 1 - few  # their positions in reverse order
     found = _layer_rows(forward, tree_rows(x, back), layered, columns[back], at)
     without = wrong(found)
     specs = [BlockSpec(s.name, s.shape) if s.name in without else s for s in specs]
@@ -132,14 +132,14 @@ def check_jacobian_bytes(f: Tensor) -> None:
         needed,
         f.device,
         f"the Jacobian of {b} samples with {c:,} outputs each",
-        "use subset_of_weights='last_layer' and a network that returns the outputs of "
-        "a torch.nn.Linear layer as they are (logits)",
+        "use subset_of_weights='last_layer' and a network that returns the unchanged "
+        "outputs of a torch.nn.Linear layer (logits)",
     )
 
 
 _NOT_DIFFERENTIABLE = (
-    "The network's outputs cannot be differentiated in the selected weights: {}. Use "
-    "subset_of_weights='last_layer', or a list with the names of other layers."
+    "The network's outputs cannot be differentiated with respect to the selected "
+    "weights: {}. Use subset_of_weights='last_layer', or names of other layers."
 )
 
 
@@ -153,7 +153,7 @@ def probe(f: Tensor, k: int = 1) -> Tensor:
 def _layer_rows(
     forward: Forward, x: Batch, specs: list[BlockSpec], columns: Tensor, at: Tensor
 ) -> _Rows:
-    """Return layer-form rows of the samples ``at`` some indices; None if missing."""
+    """Return layer-form rows of the samples with indices ``at``; None if missing."""
     if not specs:
         return {}
     try:

@@ -79,7 +79,7 @@ def test_of_equal_scores_the_first_and_what_no_prediction_feels_last():
 def test_weights_that_run_away_are_no_choice():
     found = problem("linear_only", "Gaussian")
     far = selection(found, criterion=nn.MSELoss)
-    with pytest.raises(ValueError, match=r"'by'\]='swag' gives no numbers.*'lr'"):
+    with pytest.raises(ValueError, match=r"'by'\]='swag' has no finite.*'lr'"):
         choose(far, "swag", 2, lr=1e6, n_snapshots=1000)
 
 

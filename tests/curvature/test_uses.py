@@ -389,8 +389,8 @@ REFUSED = {
     "no_grad": (WithoutGradient, "all", "'body.*no_grad"),
     "detach": (detaching, "all", "'body.*'trainable'.*detach"),
     "complex": (Complex, "all", "complex weights 'w'.*view_as_complex"),
-    "merged": (Merged, "all", "'first.A', 'first.B'.*evaluation mode.*merges"),
-    "merged-names": (Merged, ["first.A"], "'first.A'.*evaluation mode.*merges"),
+    "merged": (Merged, "all", "'first.A', 'first.B'.*evaluation mode.*merged"),
+    "merged-names": (Merged, ["first.A"], "'first.A'.*evaluation mode.*merged"),
     "cached": (Cached, "all", "'one.weight', 'two.weight'.*caches in evaluation"),
     "reentrant": (Reentrant, "all", "'first.weight'.*use_reentrant=False"),
 }
