@@ -2,8 +2,8 @@
 
 `linalg` and `newton` implement numerical methods. `random` generates reproducible
 random numbers, and `trees` handles nested inputs. `checks` validates values and shows
-warnings once. `budget` limits memory. `cache` stores results in a `joblib.Memory`, by
-the content of everything they depend on. `parallel` runs joblib workers, and `progress`
-reports on a fit. `serialise` stores objects in files that run no code
-when they are loaded.
+warnings once. `budget` limits memory. `cache` stores results in a `joblib.Memory`,
+under a hash of everything they depend on. `parallel` runs joblib workers, and
+`progress` reports on a fit. `serialise` stores objects in files that run no code when
+loaded.
 """

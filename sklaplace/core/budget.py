@@ -29,19 +29,19 @@ def _machine() -> int:
         return int(sizes["MemAvailable"].split()[0]) * 1024
     with suppress(AttributeError, OSError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return 8 * 2**30  # half of a common laptop, if the system does not say
+    return 8 * 2**30  # half the memory of a common laptop, if unknown
 
 
 def _control_groups() -> Iterator[int]:
     """Yield the bytes left under each memory limit of the process's control groups.
 
-    Only groups of version 2 are read.
+    Only control groups of version 2 are read.
     """
     own = Path()
     with suppress(OSError):
         lines = (PROC / "self" / "cgroup").read_text().splitlines()
         own = Path(*(line[4:] for line in lines if line.startswith("0::/")))
-    # in a container the path may be the host's, which is invisible inside
+    # in a container, the path may belong to the host and be invisible
     for group in (CGROUPS / folder for folder in (own, *own.parents)):
         # a group without a limit has "max" instead of a number
         with suppress(OSError, ValueError):
@@ -52,12 +52,12 @@ def _control_groups() -> Iterator[int]:
             yield left + int(counts.get("inactive_file", 0))
 
 
-# Bytes for processing one batch, without the network and the posterior's factors.
+# Bytes for processing one batch, excluding the network and the posterior's factors.
 BUDGET = 64 * 2**20
 # Bytes for data kept from one pass over the samples to the next, if the pass can be
-# repeated or skipped. The same on all machines, because results may depend on it.
+# repeated or skipped. All machines use this value, because results may depend on it.
 KEPT_BUDGET = 512 * 2**20
-# Bytes assumed to be free: checking takes longer than predicting one row.
+# Bytes assumed to be free, because checking takes longer than predicting one row.
 SMALL = 2**20
 # Bytes of a batch that fits into the caches of a CPU.
 CACHE = 32 * 2**20
@@ -72,7 +72,7 @@ def batch_rows(row_bytes: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how many bytes a device can allocate; an estimate for the CPU."""
+    """Return how many bytes a device can allocate, as an estimate for the CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_cpu_bytes()
@@ -104,8 +104,8 @@ def readable(n_bytes: float) -> str:
 def move(value: object, device: torch.device | str) -> Any:
     """Move tensors, modules, sequences and dataclasses to a device.
 
-    Values already on the device are returned unchanged; others are copied. A value
-    shared by several others is moved once and stays shared.
+    Values already on the device are returned unchanged; other values are copied. A
+    value that several objects share is moved once and stays shared.
     """
     to = torch.device(device)
 

@@ -2,8 +2,8 @@
 
 joblib hashes arrays by value, and classes and functions by name. This module also
 hashes tensors and networks by value, and the user's classes and functions by source
-code. An edit to a function that this source code calls goes unnoticed, as with
-``memory`` of a scikit-learn ``Pipeline``.
+code. As with the ``memory`` of a scikit-learn ``Pipeline``, changes to functions that
+this source code calls go unnoticed.
 """
 
 import functools
@@ -45,12 +45,12 @@ def check_memory(memory: Any) -> Any:
     Parameters
     ----------
     memory : None, str, os.PathLike or joblib.Memory
-        None computes every time. A path names a folder, created if needed.
+        None disables storage. A path names a folder, which is created if needed.
 
     Returns
     -------
     joblib.Memory
-        The given object if it has a method ``cache``, else a new store.
+        The given object if it has a ``cache`` method, otherwise a new store.
 
     Raises
     ------
@@ -84,14 +84,14 @@ def cached(memory: Any, key: str, work: Callable[[], T]) -> T:
     """
     begun, fresh = list[str](), list[T]()
 
-    def entry(key: str) -> T:  # joblib stores its value under its argument
+    def entry(key: str) -> T:  # joblib stores the value under the argument
         begun.append(key)
         fresh.append(work())
         return fresh[0]
 
     try:
         found = cast(T, memory.cache(entry)(key))
-    except OSError as error:  # from the store, unless the work raised it
+    except OSError as error:  # raised by the store, or by the work
         if begun and not fresh:
             raise
         warn_without_memory(error)
@@ -104,13 +104,13 @@ def cached(memory: Any, key: str, work: Callable[[], T]) -> T:
 def warn_without_memory(error: Exception) -> None:
     """Warn that ``memory`` is not used, and give the reason."""
     warn_user(
-        f"memory has no effect: {error}. Use a folder with free space, and classes and "
-        "functions at the top level of a module; or use memory=None."
+        f"memory has no effect: {error}. Use a folder with free space, and define "
+        "classes and functions at the top level of a module; or use memory=None."
     )
 
 
 def fingerprint(value: object) -> str:
-    """Return a hexadecimal hash of a value, equal in all processes.
+    """Return a hexadecimal hash of a value, which is the same in all processes.
 
     The hash includes the versions of libraries, and torch's default dtype, device and
     precision.
@@ -127,8 +127,9 @@ def fingerprint(value: object) -> str:
 
     Notes
     -----
-    Costs a SHA-256 of all arrays, and about 20 µs per object. The hash can depend on
-    shared objects: a list of two equal objects differs from a list of one object twice.
+    The cost is a SHA-256 hash of all arrays and about 20 µs per object. The hash can
+    depend on shared objects: a list with two equal objects and a list with one object
+    twice have different hashes.
     """
     world = (
         _VERSIONS,
@@ -146,7 +147,7 @@ def fingerprint(value: object) -> str:
 
 
 class _Hasher(NumpyHasher):
-    """Hasher of tensors and nets by value, and of the user's code by source."""
+    """Hasher that uses values for tensors and nets, and source for the user's code."""
 
     def __init__(self) -> None:
         super().__init__("sha256", coerce_mmap=True)
@@ -177,7 +178,7 @@ class _Hasher(NumpyHasher):
         return kind, tensor.requires_grad, values, place, hooks, vars(tensor)
 
     def save_global(self, value: object, name: str | None = None) -> None:
-        """Save a class or function by name, and the user's code by source as well."""
+        """Save a class or function by name; also save the source of the user's code."""
         super().save_global(value, name)
         for part in getattr(value, "__mro__", [value]):
             if isinstance(part, (type, types.FunctionType)) and _is_of_user(part):
@@ -212,8 +213,8 @@ def _is_of_user(value: object) -> bool:
 def _code(value: Any) -> tuple[str, list[bytes]]:
     """Return the source and the loaded bytecode of a class or function.
 
-    They differ if the file was edited after its import. A notebook has no file, so its
-    classes are hashed by their whole cell.
+    Source and bytecode differ if the file was edited after its import. A notebook has
+    no file, so a class is hashed by its whole cell.
     """
     functions = [value, *vars(value).values()]
     codes = [f.__code__ for f in functions if isinstance(f, types.FunctionType)]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sklaplace.core.random import RandomState
 
-# takes the name and the value of an option, and raises if the value is invalid
+# Function of an option's name and value. Raises an error if the value is invalid.
 Check = Callable[[str, Any], None]
 
 
@@ -67,8 +67,8 @@ def check_params(
         raise TypeError(f"{name} is of type {kind}. Pass a dict, or None.")
     for key, setting in value.items():
         if key not in checks:
-            known = f"It takes {listed(checks)}." if checks else "It takes none."
-            raise ValueError(f"{name} has {key!r}, which {of} does not take. {known}")
+            known = f"It accepts {listed(checks)}." if checks else "It accepts none."
+            raise ValueError(f"{name} has {key!r}, which {of} does not accept. {known}")
         checks[key](f"{name}[{key!r}]", setting)
 
 
@@ -81,7 +81,7 @@ def check_fraction(name: str, value: Any, hint: str) -> None:
 def check_below_one(name: str, value: Any) -> None:
     """Raise ValueError unless a value is at least zero and less than one."""
     if not _is_number(value) or not 0 <= float(value) < 1:
-        hint = "Choose a small one, such as 1e-6."
+        hint = "Choose a small number, such as 1e-6."
         raise ValueError(f"{name}={value!r} is not a number from 0 to below 1. {hint}")
 
 
@@ -129,11 +129,11 @@ def check_arrays(**arrays: object) -> None:
         if dispatches and is_other:
             kind = f"{type(value).__module__}.{type(value).__name__}"
             raise TypeError(
-                f"{name} is of type {kind}, and array_api_dispatch is on, but the "
-                "estimators of sklaplace compute with numpy arrays and return them. "
-                f"Pass an array of numpy, such as {name}.numpy(force=True) of a torch "
-                "tensor, or convert tensors everywhere by "
-                "sklearn.set_config(array_api_dispatch=False)."
+                f"{name} is of type {kind}, and array_api_dispatch is on, but "
+                "sklaplace's estimators compute with and return numpy arrays. Pass a "
+                f"numpy array, such as {name}.numpy(force=True) for a torch tensor, or "
+                "call sklearn.set_config(array_api_dispatch=False) to convert tensors "
+                "automatically."
             )
 
 
@@ -141,8 +141,8 @@ def check_arrays(**arrays: object) -> None:
 def naming(**arguments: str) -> Iterator[None]:
     """Make error messages name the arguments that the user passed.
 
-    ``naming(X="X_val")`` replaces X by X_val in messages that do not mention X_val.
-    Messages without X, such as some of scikit-learn's, get the prefix X_val.
+    ``naming(X="X_val")`` replaces X with X_val in messages that do not mention X_val.
+    Messages without X, such as some scikit-learn messages, get the prefix X_val.
     """
     try:
         yield
@@ -166,7 +166,7 @@ def _any_of(names: Iterable[str]) -> str:
 
 
 def as_seed(name: str, value: Any) -> int:
-    """Return a seed for a private generator; None gives a new seed each time.
+    """Return a seed for a private generator; None means a new seed each time.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def as_generator(random_state: RandomState | torch.Generator) -> torch.Generator
     return torch.Generator().manual_seed(as_seed("random_state", random_state))
 
 
-# packages that can be called between the user's line and a fit
+# packages whose calls may lie between the user's line and a fit
 PACKAGES = {"sklaplace", "sklearn", "skorch", "joblib", "contextlib", "threading"}
 PACKAGES |= {"concurrent"}
 
@@ -202,12 +202,12 @@ _SHOWN: set[tuple[str | int, ...]] = set()
 def warn_user(
     message: str, category: type[Warning] = UserWarning, *, once: bool = False
 ) -> None:
-    """Warn at the user's line that called this package, maybe through scikit-learn.
+    """Warn at the user's line that called this package, possibly through scikit-learn.
 
     Python's default filters show a warning once per line. But Python forgets the shown
-    warnings when any code changes the filters, and scikit-learn changes them for every
-    fit of a search. So this function remembers them itself. With ``once``, a message is
-    not repeated even under the filter "always".
+    warnings when any code changes the filters, and scikit-learn changes the filters for
+    every fit of a search. Therefore, this function keeps its own record of warnings.
+    With ``once``, a message is not repeated even under the filter "always".
     """
     frame = sys._getframe(1)
     while (

@@ -13,7 +13,7 @@ from torch import Tensor
 # columns of a Gram matrix per product; narrower blocks are slower
 GRAM_COLUMNS = 256
 
-# rounding errors that accumulate in half-precision outputs and derivatives
+# number of rounding errors that accumulate in half-precision outputs and derivatives
 MANY_ROUNDINGS = 8
 
 
@@ -22,8 +22,8 @@ def gram(x: Tensor) -> Tensor:
 
     Notes
     -----
-    For wide matrices, blocks above the diagonal are copied. This takes little more
-    than half of the 2·n·p² operations.
+    For wide matrices, blocks above the diagonal are copied from below. This takes
+    slightly more than half of the 2·n·p² operations.
     """
     p = x.shape[1]
     if p <= GRAM_COLUMNS:
@@ -55,8 +55,9 @@ def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
     Notes
     -----
-    Costs O(n³). Always float64, because the prior precision is compared with
-    eigenvalues below 1e-7 times the largest, which float32 cannot resolve.
+    The cost is O(n³). The computation uses float64, because the prior precision is
+    compared with eigenvalues below 1e-7 times the largest eigenvalue, which float32
+    cannot resolve.
     """
     symmetric = (matrix.double() + matrix.double().mT) / 2
     eigenvalues, eigenvectors = torch.linalg.eigh(symmetric)
@@ -79,8 +80,8 @@ def wide_root_eigh(root: Tensor) -> tuple[Tensor, Tensor]:
 
     Notes
     -----
-    Costs O(n·p²). The product is not formed, so eigenvalues are accurate to
-    ``eps²`` times the largest eigenvalue, instead of ``eps`` times.
+    The cost is O(n·p²). The product is not formed, so the error of eigenvalues relative
+    to the largest eigenvalue is ``eps²`` instead of ``eps``.
     """
     n, p = root.shape
     basis, corner = torch.linalg.qr(root.double().mT, mode="complete")
@@ -100,8 +101,8 @@ def group_products(values: Tensor, matrices: Tensor) -> Tensor:
 def group_rows(g: Tensor, a: Tensor, basis: Tensor | None) -> Tensor:
     """Return ``Σᵣ g ⊗ (a Q)`` for each group, (b, k, G, o, i).
 
-    The shapes are ``g`` (b, k, r, G, o), ``a`` (b, r, G, i) and ``Q`` (G, i, i). None
-    for ``Q`` is the identity.
+    The shapes are ``g`` (b, k, r, G, o), ``a`` (b, r, G, i) and ``Q`` (G, i, i). If
+    ``basis`` is None, ``Q`` is the identity.
     """
     inputs_first = a.shape[1] < g.shape[1] * g.shape[-1]  # r < k·o: fewer products
     if basis is not None and inputs_first:
@@ -113,7 +114,7 @@ def group_rows(g: Tensor, a: Tensor, basis: Tensor | None) -> Tensor:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Return whether all entries are finite; costs one sum if they are."""
+    """Return whether all entries are finite; if so, the cost is one sum."""
     # a Python float is checked in one operation instead of five
     return math.isfinite(values.sum().item()) or bool(values.isfinite().all())
 
@@ -156,15 +157,15 @@ def conjugate_gradients(
     Parameters
     ----------
     product, precondition : callable
-        Multiply a vector by the matrix, and by an approximate inverse.
+        Multiply a vector by the matrix and by an approximate inverse, respectively.
     b : Tensor of shape (n,)
         Right-hand side.
     max_iterations : int
         Maximum number of steps until convergence. Without convergence, one more step is
         made. Each step takes one product with the matrix.
     precision : float
-        Norm of the residual relative to the norm of ``b``, both in the norm of the
-        preconditioner.
+        Required norm of the residual relative to the norm of ``b``. Both norms are
+        defined by the preconditioner.
 
     Returns
     -------
@@ -195,7 +196,7 @@ def conjugate_gradients(
 
 
 def as_number(value: Tensor) -> Tensor:
-    """Return a tensor, with the shape () instead of (1,)."""
+    """Return a tensor, reshaped from (1,) to () if needed."""
     return value.squeeze(0) if value.shape == (1,) else value
 
 

@@ -1,9 +1,9 @@
 """Inexact Newton method for a regularised, convex loss of a linear model.
 
-Governing formula: ``θ ← θ - t (H + diag ρ)⁻¹ ∇L(θ)`` with a step size t by
-backtracking. Conjugate gradients compute the steps and need only products with the
-curvature. Steps far from the minimum are less precise (Dembo, Eisenstat and Steihaug
-1982, "Inexact Newton methods").
+Governing formula: ``θ ← θ - t (H + diag ρ)⁻¹ ∇L(θ)``. Backtracking selects the step
+size t. Conjugate gradients compute the steps and need only products with the curvature.
+Steps far from the minimum are less precise (Dembo, Eisenstat and Steihaug 1982,
+"Inexact Newton methods").
 """
 
 from collections.abc import Callable
@@ -20,26 +20,26 @@ from sklaplace.core.linalg import conjugate_gradients, solve_psd
 Operator = Callable[[Tensor], Tensor]
 Loss = tuple[Tensor, Tensor, Tensor]  # value, gradient (P,) and outputs (N, c)
 
-# Relative decrease of the loss below which one last step is made. The step leaves an
-# error at the level of rounding.
+# Relative decrease of the loss below which one last step is made. The step leaves only
+# rounding errors.
 ROUNDING = 1e-13
 GRADIENT_TOLERANCE = 1e-6
 MAX_STEPS = 200
-# Relative residual of conjugate gradients far from the minimum, and close to it. A
-# step multiplies the excess of the loss over its minimum by the square of the residual,
-# so more precision would be wasted.
+# Relative residual of conjugate gradients far from the minimum and close to it. A step
+# multiplies the excess of the loss over its minimum by the square of the residual, so a
+# smaller residual would be wasted.
 FORCING = 0.1, 1e-5
 # Excess of the loss that the last step may leave, relative to the tolerance. With the
 # tolerance ROUNDING, weights have errors of 1e-8 posterior standard deviations.
 LAST = 1e-6
-# Largest number of parameters for which the dense curvature replaces conjugate
+# Maximum number of parameters for which the dense curvature replaces conjugate
 # gradients that need many iterations.
 MAX_DENSE = 1500
 MAX_CG = 500
 MAX_CG_IF_DENSE = 200
 # iterations beyond which a new preconditioner is cheaper
 STALE = 30
-# largest tolerance for which the loss is computed in float64, and the better
+# maximum tolerance for which the loss is computed in float64 and the better
 # preconditioner is worth its cost
 PRECISE = 1e-3
 # iterations with the quick preconditioner after which the better one is worth its cost
@@ -58,7 +58,7 @@ class Regularised(Protocol):
     def objective(
         self, theta: Tensor, rho: Tensor, prior_mean: Tensor, dtype: torch.dtype
     ) -> Loss:
-        """Return regularised loss, gradient (P,) and outputs (N, c) in a dtype."""
+        """Return the regularised loss, gradient (P,) and outputs (N, c) in a dtype."""
 
     def curvature_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """Return the function ``v -> (H + diag ρ) v``."""
@@ -72,7 +72,7 @@ class Regularised(Protocol):
     def quick_preconditioner_at(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
     ) -> Operator | None:
-        """Return a preconditioner that is built faster than one product, or None."""
+        """Return a preconditioner that is cheaper to build than a product, or None."""
 
 
 def minimum(
@@ -91,8 +91,9 @@ def minimum(
     start : Tensor of shape (P,)
         Initial weights.
     tolerance : float
-        Relative decrease of the loss, predicted by its quadratic model, below which one
-        last step is made. Steps are no more precise than the tolerance requires.
+        When the quadratic model predicts a relative decrease of the loss below this
+        value, one last step is made. Steps are no more precise than the tolerance
+        requires.
 
     Warns
     -----
@@ -108,7 +109,7 @@ def minimum(
     if not (value.isfinite() and gradient.isfinite().all()):  # out of range
         dtype = torch.float64
         value, gradient, f = objective(start)
-    # makes the decrease relative to a loss that is small due to the targets' unit
+    # keeps the decrease relative if the targets' unit makes the loss small
     unit = min(1.0, max(float(value), SMALLEST))
     steps = _Steps(problem, rho, tolerance)
     for _ in range(MAX_STEPS):
@@ -126,9 +127,9 @@ def minimum(
         theta, (value, gradient, f) = trial
     if not gradient.abs().max() <= GRADIENT_TOLERANCE * max(unit, float(value)):
         warn_user(
-            "The weights could not be refitted to full precision; gradient "
-            f"{float(gradient.abs().max()):.1e}. A larger prior_precision, or "
-            "features of similar size, would help.",
+            "The weights could not be refitted to full precision: the gradient is "
+            f"{float(gradient.abs().max()):.1e}. Use a larger prior_precision, or "
+            "scale the features to similar size.",
             ConvergenceWarning,
         )
     return theta
@@ -148,9 +149,9 @@ class _Steps:
     def refine(self, decrease: float) -> None:
         """Set the precision of the next step from the relative decrease of the last.
 
-        A step leaves a fraction of the decrease: the square of its precision. Close to
-        the minimum, the next step decreases the loss by this remainder, which may be
-        far below the tolerance.
+        A step leaves a fraction of the decrease, equal to the square of the step's
+        precision. Close to the minimum, the next step decreases the loss by this
+        remainder, which may be far below the tolerance.
         """
         left = max(decrease * self._precision**2, SMALLEST)
         enough = (LAST * self._tolerance / left) ** 0.5
@@ -172,7 +173,7 @@ class _Steps:
         return step, has_converged
 
     def _iterated(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
-        """Return a step by conjugate gradients, and whether they converged."""
+        """Return a step by conjugate gradients, and whether the step has converged."""
         model, rho, dtype = self._model, self._rho, self._dtype
         precondition = self._preconditioner_at(f)
         # the gradient may be beyond the range of float32
@@ -191,7 +192,7 @@ class _Steps:
         return step.double() * size, n_iterations is not None
 
     def _preconditioner_at(self, f: Tensor) -> Operator:
-        """Return the quick preconditioner while it suffices, else the better one."""
+        """Return the quick preconditioner while it suffices, then the better one."""
         model, at = self._model, (f, self._rho, self._dtype)
         found = model.quick_preconditioner_at(*at) if self._is_quick else None
         self._is_quick = found is not None
@@ -234,12 +235,12 @@ def first_where(
     Parameters
     ----------
     is_reached : callable
-        Returns whether the condition holds, as booleans of the values' shape. If the
-        condition holds at a value, it holds at all larger values.
+        Returns a boolean array that tells whether the condition holds at each value. If
+        the condition holds at a value, it holds at all larger values.
     low, high : ndarray of one shape
-        Values at which the condition fails, and values at which it holds.
+        Values at which the condition fails, and values at which the condition holds.
     middle : callable
-        Returns values between two bounds, or a bound if no value lies between.
+        Returns values between two bounds, or a bound if no value lies between them.
 
     Returns
     -------
@@ -248,8 +249,8 @@ def first_where(
 
     Notes
     -----
-    Stops when `middle` finds no value between any two bounds. For the mean, the
-    bounds are then neighbouring floating-point numbers.
+    The search stops when `middle` finds no value between any two bounds. For the mean,
+    the bounds are then neighbouring floating-point numbers.
     """
     while True:
         between = middle(low, high)

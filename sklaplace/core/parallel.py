@@ -1,7 +1,7 @@
-"""Parallel: functions of parts of the data, computed by joblib's workers.
+"""Parallel: functions of parts of the data, computed by joblib workers.
 
 Results are in the order of the parts. Each part is computed on one thread, so results
-depend neither on the number of workers nor on the machine's number of cores.
+do not depend on the number of workers or cores.
 """
 
 import functools
@@ -32,8 +32,8 @@ OF_TRAINING = "callbacks", "callbacks_", "history_", "optimizer_", "train_split"
 class cached_property(functools.cached_property[T]):  # noqa: N801
     """`functools.cached_property` without the lock of Python 3.11.
 
-    All instances share that lock. A process that is forked while another thread
-    computes the property has a copy of the lock that nobody releases.
+    In Python 3.11, all instances share one lock. If a process is forked while another
+    thread computes the property, the child's copy of the lock is never released.
     """
 
     def __init__(self, func: Callable[[Any], T]) -> None:
@@ -49,7 +49,7 @@ def dumps(value: object, left_out: Sequence[str] = ()) -> bytes:
     value : object
         Value to pickle. It may contain skorch nets.
     left_out : sequence of str, default=()
-        Attributes of the nets to replace by None.
+        Attributes of the nets to replace with None.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -59,7 +59,7 @@ def dumps(value: object, left_out: Sequence[str] = ()) -> bytes:
 
 
 class _Pickler(get_loky_pickler()):  # type: ignore[misc]
-    """joblib's pickler, except that it pickles skorch nets by their attributes."""
+    """joblib's pickler, extended to pickle skorch nets by their attributes."""
 
     left_out: Sequence[str] = ()
 
@@ -70,16 +70,16 @@ class _Pickler(get_loky_pickler()):  # type: ignore[misc]
 
 
 def n_workers(n_jobs: int | None) -> int:
-    """Return the number of workers; 0 means this process, on torch's own threads.
+    """Return the number of workers; 0 means this process, with torch's own threads.
 
-    None gives 0, except within a ``joblib.parallel_config`` with several workers.
+    None means 0, except within a ``joblib.parallel_config`` with several workers.
     """
     n = int(effective_n_jobs(n_jobs))
     return 0 if n_jobs is None and n == 1 else n
 
 
 class _Result:
-    """The result of a function, which `dumps` pickles."""
+    """Result of a function, pickled by `dumps`."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self.value = function(*args)
@@ -136,8 +136,8 @@ def ordered_map(
     Raises
     ------
     joblib.externals.loky.process_executor.TerminatedWorkerError
-        If a process of the backend "loky" is killed, for example for lack of memory.
-        Other backends have their own rules.
+        If a process of the "loky" backend is killed, for example for lack of memory.
+        Other backends may behave differently.
     """
     workers = n_workers(n_jobs)
     if workers > 1 and len(parts) > 1:
@@ -150,10 +150,10 @@ def ordered_map(
 def _in_workers(
     function: Callable[[Any], T], parts: Sequence[Any], n_jobs: int | None
 ) -> Iterator[T]:
-    """Yield the results of joblib's workers."""
+    """Yield the results of joblib workers."""
     with for_worker():
         content = dumps(function, OF_TRAINING)
-    # parts take long: send them one by one, and write no temporary files
+    # parts take a long time: send them one by one, and write no temporary files
     options = {"prefer": "processes", "batch_size": 1, "max_nbytes": None}
     tasks = (delayed(_evaluated)(content, dumps(part)) for part in parts)
     yield from Parallel(n_jobs, return_as="generator", **options)(tasks)
@@ -166,7 +166,7 @@ _last = threading.local()
 def _evaluated(function: bytes, part: bytes) -> Any:
     """Apply a pickled function to a pickled part, in a worker.
 
-    Each task carries both as bytes, so that dask can run the task again elsewhere.
+    Each task contains both as bytes, so that dask can rerun the task elsewhere.
     """
     if getattr(_last, "content", None) != function:
         _last.content = _last.function = None  # free its memory first

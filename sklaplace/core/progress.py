@@ -25,7 +25,7 @@ class Reporter:
     title : str
         Name of the estimator, at the start of each line.
     verbose : int or bool
-        0 is silent, 1 prints phases with their duration, 2 also shows progress bars.
+        0 is silent, 1 prints phases with their durations, 2 also shows progress bars.
         Invalid values are silent here and raise an error later.
     """
 
@@ -40,7 +40,7 @@ class Reporter:
             print(f"[{self.title}] {text}")  # noqa: T201
 
     def open_bar(self, label: str, total: int) -> Any:
-        """Return a new bar, or None if a bar is open or bars are not shown."""
+        """Return a new bar, or None if a bar is already open or bars are not shown."""
         if self.verbose < 2 or self.bar is not None or (new := _bars()) is None:
             return None
         self.bar = new(total=total, desc=f"[{self.title}] {label}", leave=False)
@@ -106,7 +106,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def line(text: str) -> None:
-    """Print a line, except within a phase, which prints its own line at the end."""
+    """Print a line, except within a phase, which prints one line at the end."""
     if not (reporter := _scopes.current).in_phase:
         reporter.line(text)
 

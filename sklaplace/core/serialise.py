@@ -1,10 +1,10 @@
 """Serialise: object graphs as arrays and types; loading runs no code from the file.
 
-skops does not store tensors, and asks which types in a file to trust. So `torch.save`
-writes the graph of an estimator, and torch's weights-only loader reads it. The loader
-calls only the few functions named in this module. Classes and functions of torch,
-skorch and sklaplace are stored by name. The user's classes and functions are left to
-skops, which asks whether to trust them.
+skops does not store tensors, and asks which types in a file to trust. Therefore,
+`torch.save` writes the object graph of an estimator, and torch's weights-only loader
+reads the graph. The loader calls only the few functions named in this module. Classes
+and functions of torch, skorch and sklaplace are stored by name. skops stores the user's
+classes and functions, and asks whether to trust them.
 
 A file can name only functions of tensors, and classes that run only library code when
 their objects are rebuilt from attributes.
@@ -46,7 +46,7 @@ _LOADED = (
     *("_codecs", "torch", "torch._tensor", "torch._utils", "torch.nn.parameter"),
     *("torch.storage", __name__),
 )
-# Modules whose classes a file may name. Other modules contain classes that unpickle.
+# Modules whose classes a file may name. Other modules have classes that unpickle data.
 _HOMES = (
     *("sklaplace.", "sklearn.frozen.", "skorch.", "torch.nn.modules."),
     *("torch.nn.utils.", "torch.optim.", "torch.utils.data.dataloader."),
@@ -62,7 +62,7 @@ _CALLED = (
 _NAMED = (
     *(bool, bytearray, complex, dict, float, int, list, print, str, tuple),
     *(_make_split, optimizer_setter, to_numpy),
-    # functions that a skorch dataset indexes with
+    # indexing functions of skorch datasets
     *(f for name, f in vars(skorch.utils).items() if name.startswith("_indexing_")),
 )
 _LOCK = Lock()
@@ -82,7 +82,7 @@ def to_portable(state: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         raise TypeError(
             f"The estimator cannot be stored without pickle: {error}. Define classes "
-            "and functions at the top level of a module that can be imported, or use "
+            "and functions at the top level of an importable module, or use "
             "joblib.dump."
         ) from error
 
@@ -108,7 +108,7 @@ def from_portable(state: dict[str, Any]) -> dict[str, Any]:
             return torch.load(file, device, weights_only=True) | added
     except Exception as error:
         raise ValueError(
-            "The stored estimator cannot be restored: it is damaged, or was made by "
+            "The stored estimator cannot be restored: it is damaged, or was stored by "
             f"another version ({type(error).__name__}). Fit it again."
         ) from error
 
@@ -150,19 +150,19 @@ def _reduced(value: object, values: list[Any]) -> Any:
     call, args, state, items, pairs = (*parts, None, None, None)[:5]
     has_slots = isinstance(state, tuple) and not hasattr(value, "__setstate__")
     if has_slots or (args[0] if call is _NEW else call) is not kind:
-        raise TypeError(f"{kind.__qualname__} is not made of its attributes")
+        raise TypeError(f"{kind.__qualname__} cannot be rebuilt from its attributes")
     return _made, (call, args, state, list(items or ()), list(pairs or ()))
 
 
 def _left(place: int) -> Any:
-    """Mark the place of a value that skops stores."""
+    """Mark the position of a value that skops stores."""
 
 
 def _made(call: Any, args: Any, state: Any, items: list[Any], pairs: list[Any]) -> Any:
-    """Rebuild an object from the parts that pickle divides it into."""
+    """Rebuild an object from the parts that pickle separates."""
     is_class_of_user = isinstance(call, type) and not trusted_name(call)
     if call not in _CALLED and not is_class_of_user:
-        raise TypeError(f"{call!r} is no function that a file may call")
+        raise TypeError(f"{call!r} is not a function that a file may call")
     made = call(*args)
     for item in items:
         made.append(item)
@@ -171,7 +171,7 @@ def _made(call: Any, args: Any, state: Any, items: list[Any], pairs: list[Any]) 
     if isinstance(made, BaseEstimator):
         vars(made).update(state)
         if isinstance(made, NeuralNet) and made.device:
-            # the CPU if it is missing, with a warning
+            # if the device is missing, use the CPU and warn
             made.device = str(get_map_location(made.device))
     elif hasattr(made, "__setstate__") and state is not None:
         made.__setstate__(state)
@@ -219,22 +219,22 @@ def by_trusted_name(name: str) -> Any:
         is_class = isinstance(found, type) and found.__module__ == home
         value = found if is_class else value
     if value is None:
-        raise ValueError(f"{name!r} is no class or function that a file may name")
+        raise ValueError(f"{name!r} is not a class or function that a file may name")
     return value
 
 
 def reduced_net(net: NeuralNet, left_out: Iterable[str] = ()) -> Any:
     """Reduce a net to its attributes, for pickle.
 
-    skorch pickles modules separately, by plain pickle, which cannot store the classes
-    of a script.
+    skorch pickles modules separately with plain pickle, which cannot store classes
+    defined in a script.
 
     Parameters
     ----------
     net : skorch.NeuralNet
         The net.
     left_out : iterable of str, default=()
-        Attributes to replace by None.
+        Attributes to replace with None.
     """
     state = dict(vars(net)) | dict.fromkeys(left_out)
     return object.__new__, (type(net),), state, None, None, _set_attributes
@@ -249,9 +249,9 @@ _IS_FOR_WORKER: ContextVar[bool] = ContextVar("is_for_worker", default=False)
 
 @contextmanager
 def for_worker() -> Iterator[None]:
-    """Pickle for another process, which continues a computation and returns at once.
+    """Pickle objects for another process that continues the current computation.
 
-    Cached values are included. Values that are sent separately are left out.
+    Cached values are included. Values that are sent separately are omitted.
     """
     token = _IS_FOR_WORKER.set(True)
     try:
@@ -264,14 +264,14 @@ class FieldsOnly:
     """A dataclass that is pickled without its cached values."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return only the fields; cached values are computed again from them."""
+        """Return only the fields, from which cached values are recomputed."""
         if _IS_FOR_WORKER.get():
             return dict(vars(self))
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
 
 def worker_state(state: dict[str, Any], sent_apart: Iterable[str]) -> dict[str, Any]:
-    """Return a state, inside `for_worker` without the entries in ``sent_apart``."""
+    """Return a state; inside `for_worker`, omit the entries in ``sent_apart``."""
     if not _IS_FOR_WORKER.get():
         return state
     return {k: v for k, v in state.items() if k not in {*sent_apart}}
@@ -280,8 +280,8 @@ def worker_state(state: dict[str, Any], sent_apart: Iterable[str]) -> dict[str, 
 def pickled(value: object, state: dict[str, Any], make: Any, *args: object) -> Any:
     """Return the value of ``__reduce_ex__`` for an object with a given state.
 
-    ``make(*args)`` makes the object before its state is read. The ``__getstate__`` of
-    a user's subclass takes precedence.
+    ``make(*args)`` creates the object before its state is restored. The
+    ``__getstate__`` of a user's subclass takes precedence.
     """
     if not type(value).__getstate__.__module__.startswith("sklaplace."):
         return object.__reduce_ex__(value, 2)

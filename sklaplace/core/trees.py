@@ -18,7 +18,7 @@ Batch: TypeAlias = Tensor | dict[str, Any] | list[Any] | tuple[Any, ...]
 
 
 def leaves(x: object) -> Iterator[Any]:
-    """Yield the leaves of a tree; dicts are read in the order of their sorted keys."""
+    """Yield the leaves of a tree; dicts are read in the order of sorted keys."""
     if isinstance(x, (dict, list, tuple)):
         parts = [x[key] for key in sorted(x)] if isinstance(x, dict) else x
         yield from chain.from_iterable(map(leaves, parts))
@@ -38,10 +38,10 @@ def mapped(function: Callable[[Any], Any], x: object) -> Any:
 def mapped_tensors(function: Callable[[Any], Any], value: object) -> Any:
     """Apply a function to tensors and modules in sequences and dataclasses.
 
-    Values of which the function changes nothing are returned unchanged; others are
-    copied. A value shared by several others is mapped once and stays shared.
+    Values without changed parts are returned unchanged; other values are copied. A
+    value that several objects share is mapped once and stays shared.
     """
-    known: dict[int, Any] = {}  # values found, by the ``id`` of the original
+    known: dict[int, Any] = {}  # mapped values, by the ``id`` of the original
 
     def found(value: object) -> Any:
         if id(value) not in known:
@@ -97,7 +97,7 @@ def without_groups(x: object) -> tuple[Any, int]:
         shapes = [tuple(leaf.shape) for leaf in leaves(x)]
         raise ValueError(
             f"x has no groups of samples in its second axis: shapes {shapes}. Pass "
-            "tensors of shape (b, q, ...) with one q > 0, or joint=False."
+            "tensors of shape (b, q, ...) with the same q > 0, or joint=False."
         )
     q = next(leaves(x)).shape[1]
     return mapped(lambda leaf: leaf.flatten(0, 1), x), q

@@ -376,7 +376,7 @@ class HeadBlock(BaseBlock):
         return (self.a.squeeze(1) @ matrices).transpose(0, 1)
 
     def in_weights(self, outputs: Tensor) -> Tensor:
-        """Map gradients with respect to layer outputs, (b, o, q), to weights, (p, q)."""
+        """Map gradients for layer outputs, (b, o, q), to weight gradients, (p, q)."""
         if self.a is None:
             return outputs.sum(0)
         products = outputs.flatten(1).T @ self.a.squeeze(1)  # (o·q, i)

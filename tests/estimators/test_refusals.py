@@ -96,25 +96,25 @@ def subset(name, *words, **params):
     return settings(*words, subset_of_weights=name, subset_params=params or None)
 
 
-OF_KRON = "structure_params", "It takes 'weight_sharing'.", "has 'rank'"
+OF_KRON = "structure_params", "It accepts 'weight_sharing'.", "has 'rank'"
 NO_DRAWS = {"curvature": "ggn_mc", "curvature_params": {"n_draws": 0}}
 FOUR = {"prior_precision": np.ones(4), "hessian_structure": "diag"}
 DRAWS = {"subset_of_weights": "all", "pred_type": "nn"}
 FOR_CLASSES = [
-    structure("kron", *OF_KRON, "'kron' does not take", rank=3),
+    structure("kron", *OF_KRON, "'kron' does not accept", rank=3),
     structure("kron", "['weight_sharing']='sum'", "'expand'", weight_sharing="sum"),
     structure("lowrank", "structure_params['rank']=0", "Choose", rank=0),
     structure("lowrank", "structure_params['tolerance']=1", tolerance=1),
-    settings("It takes none.", curvature_params={"rank": 1}),
+    settings("It accepts none.", curvature_params={"rank": 1}),
     settings("curvature_params['n_draws']=0", **NO_DRAWS),
     subset(["kronecker"], "['kronecker'] is not known"),
     subset([], "is not a list of names"),
-    subset("all", "'all' does not take", "takes none", by="random"),
-    subset(["head"], "a list of names does not take", by="random"),
+    subset("all", "'all' does not accept", "accepts none", by="random"),
+    subset(["head"], "a list of names does not accept", by="random"),
     subset("subnetwork", "subset_params['by']=3", by=3),
     subset("subnetwork", "subset_params['n_weights']=0", n_weights=0),
-    subset("subnetwork", "by='magnitude' does not take", lr=0.1),
-    subset("subnetwork", "by='swag' does not take", by="swag", max_rank=3),
+    subset("subnetwork", "by='magnitude' does not accept", lr=0.1),
+    subset("subnetwork", "by='swag' does not accept", by="swag", max_rank=3),
     subset("subnetwork", "['lr']=0 is not positive", by="swag", lr=0),
     subset("subnetwork", "but the network has", n_weights=10**6),
     subset("subnetwork", "not a list of integers", indices=[0.5]),

@@ -321,8 +321,8 @@ OPTIONS = [
     ({"posterior_params": {"n_units": 2}}, ["'n_units', which posterior='gaussian'"]),
     ({"posterior": Unusable}, ["'Unusable' has draws without gradients"]),
     ({"posterior": START}, ["instance for 3 weights, but"]),
-    ({"prior_params": {"weight": 0.5}}, ["'weight'", "It takes none."]),
-    (mixture(wide=1), ["has 'wide'", "It takes 'narrow', 'weight'."]),
+    ({"prior_params": {"weight": 0.5}}, ["'weight'", "It accepts none."]),
+    (mixture(wide=1), ["has 'wide'", "It accepts 'narrow', 'weight'."]),
     (mixture(weight=1.5), ["prior_params['weight']=1.5 is not between 0 and 1"]),
     (mixture(narrow="x"), ["prior_params['narrow']='x'"]),
 ]

@@ -75,7 +75,7 @@ class Unfinished(WeightPosterior):
         (("gausian",), None, ValueError, ["'gaussian'", "an instance of Weight"]),
         ((3,), None, ValueError, ["posterior=3 is not known"]),
         ((dict,), None, ValueError, ["posterior=<class 'dict'> is not known"]),
-        (("gaussian", 3.0, {"n_units": 2}), None, ValueError, ["It takes none."]),
+        (("gaussian", 3.0, {"n_units": 2}), None, ValueError, ["It accepts none."]),
         (("gaussian", 3.0, [2]), None, TypeError, ["posterior_params is of type list"]),
         (
             ("quantile", 3.0, {"n_nodes": 9}),
@@ -86,7 +86,7 @@ class Unfinished(WeightPosterior):
         (("quantile", 3.0, {"n_units": 0}), None, ValueError, ["['n_units']=0 is not"]),
         (("density", 3.0, {"n_nodes": 3}), None, ValueError, ["at least 4"]),
         ((Logistic, 3.0, {"stretch": -1}), None, ValueError, ["['stretch']=-1 is not"]),
-        ((Logistic, 3.0, {"scale": 1}), None, ValueError, ["It takes 'stretch'."]),
+        ((Logistic, 3.0, {"scale": 1}), None, ValueError, ["It accepts 'stretch'."]),
         ((Logistic, -1), None, ValueError, ["bound=-1 is not positive"]),
         (
             (Logistic,),
