@@ -1,8 +1,9 @@
 """Registry of Hessian approximations: the part of the curvature ``H`` to store.
 
-An accumulator sums ``H`` over batches and decomposes the sum to a structure. With a
-prior precision, a structure has a posterior precision ``P = scale·H + diag δ``. `base`
-defines the interfaces. A new structure needs two classes and a line in ``STRUCTURES``.
+An accumulator sums ``H`` over batches and decomposes the sum into a structure. A
+structure and a prior precision determine a posterior precision
+``P = scale·H + diag δ``. `base` defines the interfaces. A new structure needs two
+classes and a line in ``STRUCTURES``.
 """
 
 from sklaplace.curvature.structures import diag, full, function_space, kron, lowrank

@@ -1,12 +1,12 @@
 """Base classes of structures, which store and factorise an approximation of ``H``.
 
-An `Accumulator` sums the curvature over batches and decomposes the sum to a
+An `Accumulator` sums the curvature over batches and decomposes the sum into a
 `Structure`, which does not depend on hyperparameters. With a prior precision ``δ`` and
 a likelihood scale ``1/(σ²T)``, a structure has the posterior precision
 ``P = scale·H + diag δ``. A `Precision` computes its factors once, when first needed.
 
-Most structures are `Diagonalised`: ``H = Q diag(e) Qᵀ``, and one decomposition serves
-every prior precision and scale.
+Most structures are `Diagonalised`: ``H = Q diag(e) Qᵀ``. One decomposition serves every
+prior precision and scale.
 """
 
 import copy
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 def cache_last_call(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Cache a method's last result while its first argument is the same object.
 
-    The first argument determines all other arguments.
+    The first argument must determine all other arguments.
     """
     name = f"_last_{method.__name__}"
 
@@ -91,12 +91,12 @@ class Accumulator(ABC):
 
     @abstractmethod
     def merge(self, other: Self) -> None:
-        """Add the curvature of another accumulator; equivalent to joint updates."""
+        """Add the curvature of another accumulator, equivalent to joint updates."""
 
     def fresh(self) -> "Accumulator":
         """Return a copy for other samples of the same pass, to merge later.
 
-        Call it before adding samples.
+        Call this method before adding samples.
         """
         memo = {id(part): part for part in self.shared_parts}
         return copy.deepcopy(self, memo)
@@ -155,7 +155,7 @@ class Structure(FieldsOnly, ABC):
     priors: ClassVar[frozenset[str]]
     """Prior structures that `precision` supports."""
     keeps_factors: ClassVar[bool] = False
-    """Whether an orthonormal basis is applied to the factors of a block of rows."""
+    """Whether rotating a block of rows keeps the block in factored form."""
     is_spectral: ClassVar[bool] = True
     """Whether ``log det P = Σ log(scale·e + δ)`` under a scalar prior."""
     kind: ClassVar[str]
@@ -179,16 +179,16 @@ class Structure(FieldsOnly, ABC):
 
     @abstractmethod
     def resume(self, accumulator: Accumulator) -> None:
-        """Add ``H`` to an empty accumulator of this structure, to add more batches."""
+        """Add ``H`` to an empty accumulator, to which more batches can be added."""
 
     @abstractmethod
     def scaled(self, factor: Tensor) -> "Structure":
-        """Return the structure of ``factor·H``: all sample weights times a factor."""
+        """Return the structure of ``factor·H``, for sample weights times ``factor``."""
 
     def with_output_factors(self, factors: Tensor) -> "Structure | None":
         """Return the structure of ``D H D`` for weights of one layer; None if unknown.
 
-        ``D`` multiplies the weights of each output of the layer by its factor, (o,).
+        ``D`` multiplies the weights of each layer output by the output's factor, (o,).
         """
         return None
 
@@ -263,8 +263,8 @@ class Precision(FieldsOnly, ABC):
         """Draw samples of ``N(0, P⁻¹)``, (s, P), from standard-normal noise (s, P).
 
         Under a scalar prior, samples are ``P^(-1/2) ε`` with the symmetric root. This
-        root is unique, while signs and order of eigenvectors vary between devices and
-        with the last digit of ``H``.
+        root is unique, while the signs and order of eigenvectors vary between devices
+        and with the last digit of ``H``.
         """
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
@@ -272,7 +272,7 @@ class Precision(FieldsOnly, ABC):
         return self.covariance_of_rows(jacobian.double().dense())
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
-        """Return the diagonal of `functional_covariance`, (b, c), at less cost."""
+        """Return the diagonal of `functional_covariance`, (b, c), at lower cost."""
         return (self.whiten(jacobian) ** 2).sum(-1)
 
     @abstractmethod
@@ -283,7 +283,7 @@ class Precision(FieldsOnly, ABC):
     def whiten(self, jacobian: Jacobian) -> Tensor:
         """Return ``J F`` with ``F Fᵀ = P⁻¹``, (b, c, P).
 
-        Products of the rows of two samples are the covariances of their outputs.
+        Products of two samples' rows are the covariances between their outputs.
         """
 
     def effective_parameters(self) -> Tensor:
@@ -305,7 +305,7 @@ class Precision(FieldsOnly, ABC):
         return of(jacobian)
 
     def trace_correction(self) -> Tensor:
-        """Return `logdet` minus ``log det P``, (): a bound's trace term, or zero."""
+        """Return `logdet` minus ``log det P``, (): a bound's trace term or zero."""
         return torch.zeros_like(self.scale)
 
 
@@ -365,18 +365,18 @@ class Diagonalised(Structure):
 
     @abstractmethod
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``w F`` of each row of (..., P), where ``F`` is a function of ``Q``.
+        """Return ``w F`` for each row ``w`` of (..., P) and a function ``F`` of ``Q``.
 
-        The function is a transpose or a multiplicative function of entries, so that it
-        can be applied to the factors of a Kronecker product.
+        The function is a transpose or acts multiplicatively on entries, so it can be
+        applied to the factors of a Kronecker product.
         """
 
     def from_basis(self, weights: Tensor) -> Tensor:
-        """Return ``Q w`` of each row of (..., P)."""
+        """Return ``Q w`` for each row ``w`` of (..., P)."""
         return self.apply(weights, lambda q: q.mT)
 
     def to_basis(self, weights: Tensor) -> Tensor:
-        """Return ``Qᵀ w`` of each row of (..., P)."""
+        """Return ``Qᵀ w`` for each row ``w`` of (..., P)."""
         return self.apply(weights, lambda q: q)
 
     def squared_basis(self, values: Tensor) -> Tensor:
@@ -400,7 +400,7 @@ class Diagonalised(Structure):
         return EigenPrecision(self, prior_precision, scale)
 
     def project(self, jacobian: Jacobian) -> Projection:
-        """Prepare ``J Q``, computed once."""
+        """Prepare ``J Q``, which is computed once."""
         return RotatedProjection(self, jacobian)
 
 
@@ -448,7 +448,7 @@ class EigenPrecision(Precision):
         return self.structure.project(jacobian).covariance(self)
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
-        """Return the diagonal, (b, c), without forming ``JQ`` as a whole."""
+        """Return the diagonal, (b, c), without forming all of ``JQ``."""
         v, largest = self.relative_variances(jacobian.dtype)
         pieces = v.split(self.structure.layout.sizes)
         blocks = self.structure.rotated_blocks(jacobian)
@@ -475,9 +475,10 @@ class EigenPrecision(Precision):
     def between_samples(self, jacobian: Jacobian, *, across_outputs: bool) -> Tensor:
         """Return covariances between samples, (b, b, c) for each output.
 
-        With ``across_outputs``, they are (b, c, b, c). Needs a Jacobian with
-        `Jacobian.is_shared`, and a structure with `Structure.keeps_factors`. Costs
-        O(b² c (i + c²)) for i inputs of the layer, or O(b² c (i + c)).
+        With ``across_outputs``, the shape is (b, c, b, c). The Jacobian needs
+        `Jacobian.is_shared`, and the structure needs `Structure.keeps_factors`. For i
+        inputs of the layer, the cost is O(b² c (i + c)), or O(b² c (i + c²)) across
+        outputs.
         """
         found: dict[int, tuple[Block, Tensor]] = {}
         zero = torch.zeros_like(self.scale)
@@ -533,7 +534,7 @@ def _between_outputs(weights: Tensor, g: Tensor) -> Tensor:
 class RotatedProjection(Projection):
     """``J Q`` of a batch.
 
-    Products use the dtype of the network: its features are already rounded to this
+    Products use the network's dtype, because the features are already rounded to this
     precision, and the sums have no terms of opposite sign.
     """
 

@@ -1,4 +1,4 @@
-"""Diagonal structure: ``H ≈ diag(h)``, ``h = Σ (SᵀJ)²`` over samples and columns."""
+"""Diagonal structure ``H ≈ diag(h)``: ``h = Σ (SᵀJ)²`` over samples and columns."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Diag(base.Diagonalised):
         return self.diagonal
 
     def rounding(self, eps: float) -> float:
-        """Return zero: sums of squares do not cancel."""
+        """Return zero, because sums of squares do not cancel."""
         return 0.0
 
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
@@ -41,7 +41,7 @@ class Diag(base.Diagonalised):
         return iter(jacobian.blocks)
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the weights unchanged: ``Q = I``."""
+        """Return the weights unchanged, because ``Q = I``."""
         return weights
 
     def dense(self) -> Tensor:

@@ -20,16 +20,17 @@ from sklaplace.curvature.structures.root import DenseRoot, Root, identity, lower
 from sklaplace.curvature.structures.rounding import UNRESOLVED
 from sklaplace.curvature.structures.svd import SVDPrecision
 
-# Above this trace of scale·R D⁻¹ Rᵀ, the relative error of variances by rounding would
-# exceed 2e-4. R is then decomposed instead of R Rᵀ, up to a maximum number of entries
+# Above this trace of scale·R D⁻¹ Rᵀ, the relative rounding error of variances would
+# exceed 2e-4. R is then decomposed instead of R Rᵀ.
 MAX_TRACE = 1e12
+# Maximum number of entries of R for this decomposition.
 MAX_ENTRIES = 2**27
-# and of operations, about ten seconds on one core.
+# Maximum number of operations for this decomposition, about ten seconds on one core.
 MAX_OPERATIONS = 2**34
 
 
 class DualForm(base.Structure):
-    """``H = RᵀR``, by products with ``R``.
+    """``H = RᵀR``, used through products with ``R``.
 
     Attributes
     ----------
@@ -46,7 +47,7 @@ class DualForm(base.Structure):
 
     @cached_property
     def layer_grams(self) -> Tensor | None:
-        """``R Rᵀ`` of each parameter tensor, (L, n, n), if small and constant."""
+        """``R Rᵀ`` of each parameter tensor, (L, n, n); None if large or variable."""
         n_layers, n = len(self.layout.blocks), self.root.n_rows
         if 3 * 8 * n_layers * n**2 > KEPT_BUDGET or self.gram.requires_grad:
             return None
@@ -144,7 +145,7 @@ class DualPrecision(base.Precision):
     @cached_property
     def _whitened_root(self) -> Root:
         """``W = √scale L⁻¹ R``."""
-        # solve for R once, not for each J: rounding of a row depends on its place
+        # solve for R once, not for each J: rounding of a row depends on its position
         return self.structure.root.solved(self._cholesky / self.scale.sqrt())
 
     def logdet(self) -> Tensor:
@@ -163,7 +164,7 @@ class DualPrecision(base.Precision):
         """Return zero, with two derivatives of ``log det L Lᵀ`` in ``a = scale/δ``.
 
         For ``L Lᵀ = I + Σ aᵢ Gᵢ`` and ``M = (L Lᵀ)⁻¹``, the gradient is ``tr M Gᵢ`` and
-        the Hessian is ``-tr M Gᵢ M Gⱼ``. One Taylor series is cheaper than the
+        the Hessian is ``-tr M Gᵢ M Gⱼ``. This Taylor series is cheaper than the
         derivatives of ``L``.
         """
         products = torch.cholesky_inverse(self._cholesky.detach()) @ grams
@@ -205,7 +206,7 @@ class DualPrecision(base.Precision):
         return (noise - root.rmatmul(products) * inverse_sd) * inverse_sd
 
     def _explained(self, jacobian: Jacobian) -> Tensor:
-        """Return ``J D⁻¹ Wᵀ``, (b, c, n); its square reduces the prior covariance."""
+        """Return ``J D⁻¹ Wᵀ``, (b, c, n), whose square reduces the prior covariance."""
         return self._whitened_root.cross(jacobian, self.prior_precision)
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
@@ -271,7 +272,7 @@ class DualProjection(base.Projection):
 
 @dataclass(frozen=True)
 class Dual(DualForm):
-    """Full ``H``, in terms of the rows ``R = SᵀJ`` of the training samples."""
+    """Full ``H``, represented by the rows ``R = SᵀJ`` of the training samples."""
 
     root: DenseRoot
     kind = "full"

@@ -16,8 +16,8 @@ from sklaplace.curvature.structures import base
 from sklaplace.curvature.structures.dual import Dual
 from sklaplace.curvature.structures.root import DenseRoot, lower_inverse
 
-# If ``SᵀJ`` has fewer rows than this fraction of the parameters, the rows are kept
-# instead of ``H``.
+# If the ratio of rows of ``SᵀJ`` to parameters is below this fraction, the rows are
+# kept instead of ``H``.
 DUAL_FRACTION = 0.5
 # Maximum ratio of the norm of ``scale·H`` to the smallest prior precision at which
 # float32 Jacobians are multiplied in float32. The relative error of variances is eps
@@ -34,9 +34,9 @@ CACHED_ROWS = 256
 ROUNDING = 1e-10
 INDEFINITE = (
     "The exact Hessian is not positive definite under this prior precision: its "
-    "smallest eigenvalue is {:.3g}, so the weights are no minimum of the loss. Use "
-    "curvature='ggn', which always is, or a larger prior_precision, such as the weight "
-    "decay that the network was trained with."
+    "smallest eigenvalue is {:.3g}, so the weights are not a minimum of the loss. Use "
+    "curvature='ggn', which is always positive definite, or a larger prior_precision, "
+    "such as the weight decay used to train the network."
 )
 
 
@@ -44,8 +44,8 @@ INDEFINITE = (
 class Full(base.Diagonalised):
     """Full matrix ``H``.
 
-    `eigh` and the Cholesky factor of ``P`` cost O(P³) each, and are computed when first
-    needed.
+    `eigh` and the Cholesky factor of ``P`` cost O(P³) each. Both are computed when
+    first needed.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Full(base.Diagonalised):
         yield Block(rows.unsqueeze(2))
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``w F`` of each row of (..., P) for a function ``F`` of ``Q``."""
+        """Return ``w F`` for each row ``w`` of (..., P), with ``F`` based on ``Q``."""
         return weights @ function(self.eigh[1])
 
     def trace(self) -> Tensor:
@@ -174,10 +174,11 @@ class FullPrecision(base.EigenPrecision):
         return 2 * self._cholesky().diagonal().log().sum()
 
     def _expanded_logdet(self) -> Tensor:
-        """Return `logdet` as a Taylor series, with two exact derivatives.
+        """Return `logdet` as a Taylor series whose first two derivatives are exact.
 
-        The gradient in ``δ`` is ``diag C`` and the Hessian is ``-C²``, entry by entry,
-        for ``C = P⁻¹``. A common factor of ``δ`` and ``scale`` is a factor of ``P``.
+        For ``C = P⁻¹``, the gradient with respect to ``δ`` is ``diag C``, and the
+        Hessian is ``-C²`` entry by entry. A common factor of ``δ`` and ``scale`` is a
+        factor of ``P``.
         """
         lower = self._cholesky().detach()
         cov = torch.cholesky_inverse(lower)
@@ -253,7 +254,7 @@ class FullPrecision(base.EigenPrecision):
         """Return covariances of ``Σₒ gₖₒ Wₒᵢ`` over inputs i, (i, k(k + 1)/2, i).
 
         All samples share ``g``, and each pair of outputs occurs once. With these
-        covariances, each sample and pair takes i² operations, P²/2 for all pairs.
+        covariances, a sample takes i² operations per pair, and P²/2 for all pairs.
         """
         outputs = g.double().reshape(g.shape[1], -1)  # (k, o)
         split = self._root.split(self.structure.layout.sizes)
@@ -281,9 +282,9 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
-        """Return bytes of ``H``, and of four such matrices to factorise and predict.
+        """Return the bytes of ``H`` and of four equal matrices for later computations.
 
-        The dual form takes ``R``, scaled and solved copies of it, and ``R Rᵀ``.
+        The dual form needs ``R``, scaled and solved copies of ``R``, and ``R Rᵀ``.
         """
         p = layout.n_parameters
         if n_rows is not None and n_rows < DUAL_FRACTION * p:
@@ -292,7 +293,7 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def row_elements(cls, layout: Layout, n_columns: int, **_: object) -> int:
-        """Count numbers in two copies of dense rows, or in pairs of a last layer."""
+        """Count the numbers in two copies of dense rows, or in last-layer pairs."""
         shapes = [block.factor_shape for block in layout.blocks]
         pairs = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2
         if layout.head is not None:
@@ -339,7 +340,7 @@ class FullAccumulator(base.Accumulator):
         return self.hessian
 
     def _settle(self) -> None:
-        """Replace kept rows by their products, once the products are smaller."""
+        """Replace kept rows with their products once the products are smaller."""
         n_rows = sum(kept.n_rows * kept.n_columns for kept in self.kept)
         fraction = n_rows / self.layout.n_parameters
         if self.hessian is None and fraction < DUAL_FRACTION:
@@ -364,9 +365,9 @@ def _is_psd(hessian: Tensor) -> bool:
 def _add_products(total: Tensor, left: Block | HeadBlock, right: BaseBlock) -> None:
     """Add ``Σ leftᵀ right`` over samples and outputs, for blocks of ``SᵀJ``.
 
-    At one position, the k outputs are contracted first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)`` takes
-    2·b·p·p' operations instead of 2·b·k·p·p'. Of a block with itself, only the lower
-    triangle is added, which takes half of the operations.
+    At one position, the k outputs are contracted first, because ``(Σₖ g gᵀ) ⊗ (a aᵀ)``
+    takes 2·b·p·p' operations instead of 2·b·k·p·p'. For the product of a block with
+    itself, only the lower triangle is added, which halves the number of operations.
     """
     if (grams := left.grams(right)) is None:
         rows, columns = (block.dense().flatten(0, 1) for block in (left, right))

@@ -3,11 +3,11 @@
 ``H ≈ (FR)ᵀ FR`` with the rows ``R = SᵀJ`` of some samples, called *points*. The
 posterior over outputs is a Gaussian process with kernel ``J diag(δ)⁻¹ J'ᵀ``,
 conditioned on the points. Directions outside the span of the points keep the prior
-variance. The Jacobian of the points is stored as layer inputs and output gradients:
-neither ``H`` nor a dense Jacobian is formed.
+variance. The Jacobian of the points is stored as layer inputs and output gradients.
+Neither ``H`` nor a dense Jacobian is formed.
 
-``gp``, subset of data, has ``F = I``. It uses only the curvature of the points, and is
-exact if all samples are points.
+``gp`` (subset of data) has ``F = I``. This structure uses only the curvature of the
+points, and is exact if all samples are points.
 
 ``nystrom`` projects the curvature of all samples onto the span of the points:
 ``H ≈ U (UᵀHU) Uᵀ`` with an orthonormal basis ``U`` of the span. A first pass finds the
@@ -18,16 +18,17 @@ variance outside the span.
 
 The relative error of products with ``U`` is up to ``ε √(λ_max/λ_min)``, since the
 rounding error of products with ``R`` is divided by a small ``√λ``. The coordinates of
-the points are exact: they are the rows of ``V diag(λ)^½``, not computed as products.
+the points have no such error, because they are the rows of ``V diag(λ)^½`` and not
+computed as products.
 
-``variational`` has the same posterior, as the optimum of a bound. Among all Gaussians
+``variational`` derives the posterior of ``nystrom`` from a bound. Among all Gaussians
 with precision ``diag δ + RᵀAR``, this posterior has the smallest Kullback-Leibler
 divergence from the Laplace posterior with the full ``H``, as in VaLLA (Ortega,
 Rodríguez-Santana and Hernández-Lobato 2024, "Variational linearized Laplace
 approximation for Bayesian deep learning"). The bound on the evidence is tight up to
 ``scale/δ tr(H - UUᵀH)`` (Titsias 2009, "Variational learning of inducing variables in
-sparse Gaussian processes"). The bound replaces the evidence, and points are chosen
-greedily to reduce this trace.
+sparse Gaussian processes"). The bound replaces the evidence. Points are chosen greedily
+to reduce this trace.
 """
 
 from collections.abc import Iterable, Iterator
@@ -52,7 +53,7 @@ from sklaplace.curvature.structures.rounding import check_finite
 N_POINTS = 100
 # maximum relative difference of a row from a multiple of another row
 ROUNDING = 1e-12
-# directions below this fraction of the largest eigenvalue of ``R Rᵀ`` are rounding
+# eigenvalues of ``R Rᵀ`` below this fraction of the largest are rounding errors
 TOLERANCE = 1e-14
 # number of candidates for each greedily chosen point
 POOL = 4
@@ -118,7 +119,7 @@ class Nystrom(FunctionSpace):
     priors = frozenset({"scalar"})
 
     def trace(self) -> Tensor:
-        """Return ``tr RᵀR``, from ``R Rᵀ``, which every precision needs."""
+        """Return ``tr RᵀR``, from the product ``R Rᵀ`` that every precision needs."""
         return self.gram.trace()
 
     def scaled(self, factor: Tensor) -> "Nystrom":
@@ -126,7 +127,7 @@ class Nystrom(FunctionSpace):
         return replace(self, points=self.points.scaled(factor), rest=factor * self.rest)
 
     def resume(self, accumulator: Accumulator) -> None:
-        """Add this to an empty accumulator; new samples get their own points."""
+        """Add this structure to an empty accumulator; new samples get own points."""
         assert isinstance(accumulator, NystromAccumulator)
         accumulator.earlier.append(self)
 
@@ -164,7 +165,7 @@ class BoundPrecision(DualPrecision):
 class PointsAccumulator(Accumulator):
     """Rows ``SᵀJ`` of some points: the samples with the smallest hashes.
 
-    Hashes depend on the content of a sample, so batches and the order of samples do not
+    Hashes depend on the content of samples, so batches and the order of samples do not
     matter. Equal samples count as one point.
 
     Parameters
@@ -172,7 +173,7 @@ class PointsAccumulator(Accumulator):
     layout : Layout
         The selected parameters.
     n_points : int
-        Maximum number of different samples to keep.
+        Maximum number of distinct samples to keep.
     """
 
     checks: ClassVar = {"n_points": check_count}
@@ -189,7 +190,7 @@ class PointsAccumulator(Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
-        """Return the bytes of the rows of the points, and of products of the rows."""
+        """Return the bytes of the points' rows and of products of these rows."""
         n_columns = options.get("n_columns", 1)
         n = cls.pool * options.get("n_points", N_POINTS) * n_columns
         n = n if n_rows is None else min(n, n_rows)
@@ -200,12 +201,12 @@ class PointsAccumulator(Accumulator):
     def row_elements(
         cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **_: object
     ) -> int:
-        """Count the numbers in dense rows, and in products with rows of all points."""
+        """Count the numbers in dense rows and in products with all points' rows."""
         wide = [block.size for block in layout.blocks if len(block.shape) > 2]
         return 3 * n_points * n_columns**2 + 2 * n_columns * max(wide, default=0)
 
     def update(self, jacobian: Jacobian) -> None:
-        """Keep the points of one batch; drop samples that are no longer points."""
+        """Keep the points of one batch, and drop samples that are no longer points."""
         keys = _keys(jacobian)
         self._add_keys(keys)
         if len(places := _places(keys, self.keys)):
@@ -309,9 +310,9 @@ class NystromAccumulator(PointsAccumulator):
         self.rest += trace - (inside**2).sum()
 
     def merge(self, other: Self) -> None:
-        """Add the points of another accumulator in the first pass, later its sums.
+        """Add the points of another accumulator in the first pass, and sums later.
 
-        If its basis is different, its approximation is kept with its own points.
+        If the bases differ, the other approximation is kept with its own points.
         """
         if other.basis is None:
             super().merge(other)
@@ -355,10 +356,10 @@ class NystromAccumulator(PointsAccumulator):
 class VariationalAccumulator(NystromAccumulator):
     """`NystromAccumulator` with greedily chosen points.
 
-    The pool has four candidates per point. Each step chooses the candidate whose own
-    curvature the chosen points explain least (greedy conditional variance: Burt,
-    Rasmussen and van der Wilk 2020, "Convergence of sparse variational inference in
-    Gaussian processes regression").
+    The pool has four candidates per point. Each step chooses the candidate whose
+    curvature is least explained by the chosen points (greedy conditional variance:
+    Burt, Rasmussen and van der Wilk 2020, "Convergence of sparse variational inference
+    in Gaussian processes regression").
 
     Parameters
     ----------
@@ -381,7 +382,7 @@ class VariationalAccumulator(NystromAccumulator):
 
 
 def _width(block: BlockSpec, n_columns: int) -> int:
-    """Count numbers per sample; convolutions take no more than dense rows."""
+    """Count the numbers per sample; convolutions need at most dense rows."""
     if block.layer is None or len(block.shape) > 2:
         return n_columns * block.size
     o, i = block.factor_shape
@@ -421,7 +422,7 @@ def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
     """Merge equal samples in Jacobians of one shape, and order samples by hashes.
 
     The rows of equal samples are multiples of each other, unless ``S`` depends on the
-    targets. In this case, the rows of other copies follow in another Jacobian.
+    targets. In that case, the remaining copies follow in another Jacobian.
     """
     rows = Jacobian.stacked(parts)
     rest: Jacobian | None = rows.take(_keys(rows).sort(stable=True).indices)
@@ -431,7 +432,7 @@ def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
 
 
 def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
-    """Merge multiples into a sample per hash, times ``√Σ ratio²``; return the rest."""
+    """Merge multiples into one row per hash, times ``√Σ ratio²``; return the rest."""
     assert rows.keys is not None
     # hashes may be on the CPU, and rows on another device
     keys = rows.keys.to(rows.blocks[0].g.device)
@@ -455,11 +456,11 @@ def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
 
 
 def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
-    """Choose n samples greedily, each least explained by the samples before it.
+    """Choose n samples greedily, each least explained by the previous samples.
 
-    Returns hashes (n,). The method is a block Cholesky decomposition of ``gram``
-    (m, m), pivoted by the trace of the Schur complement of a sample. Entries with equal
-    ``keys`` (m,) belong to one sample.
+    Return their hashes (n,). The method is a block Cholesky decomposition of ``gram``
+    (m, m). Each pivot is the sample whose Schur complement has the largest trace.
+    Entries with equal ``keys`` (m,) belong to one sample.
     """
     names, owner = keys.unique(return_inverse=True)
     owner = owner.to(gram.device)

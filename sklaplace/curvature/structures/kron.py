@@ -5,7 +5,7 @@
 2015; Grosse and Martens 2016). A bias, or a parameter of another type of layer, has
 only ``B``, which is exact within the block. Each group of a grouped convolution has its
 own factors. Both factors are diagonalised once, when first needed. The prior precision
-is added exactly to the products of their eigenvalues (Ritter, Botev and Barber 2018).
+is added exactly to the products of eigenvalues (Ritter, Botev and Barber 2018).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,18 +32,18 @@ from sklaplace.curvature.patches import (
 from sklaplace.curvature.shared import SharedBlock, SharedColumns
 from sklaplace.curvature.structures import base
 
-# Factors wider than this keep only their diagonal: eigenvectors of a dense factor take
-# 8 n² bytes and about 10 n³ operations. Factors of groups are always dense: few are
-# wide, since a group has only some of the channels.
+# Factors wider than this keep only their diagonal, because eigenvectors of a dense
+# factor take 8 n² bytes and about 10 n³ operations. Factors of groups are always dense.
+# Few are wide, since a group has only some of the channels.
 MAX_FACTOR = 8192
-# With more rows than this fraction of their width, the eigenvectors of the product take
-# less time than a singular value decomposition of the rows.
+# If the number of rows exceeds this fraction of their width, the eigenvectors of the
+# product take less time than a singular value decomposition of the rows.
 ROOT_FRACTION = 0.7
-# Eigenvector matrices wider than this are converted at each use: the conversion is fast
-# compared with products, and a copy would be large.
+# Eigenvector matrices wider than this are converted at each use, because the conversion
+# is fast compared with products, and a copy would be large.
 MAX_CONVERTED = 512
 
-# how positions count as samples, see `KronAccumulator`
+# how positions count as samples; see `KronAccumulator`
 WEIGHT_SHARING = "expand", "reduce"
 
 T = TypeVar("T")
@@ -65,8 +65,11 @@ class Factor(FieldsOnly):
     state: Tensor | tuple[Tensor, Tensor | None]
 
     def eigh(self) -> tuple[Tensor, Tensor | None]:
-        """Compute eigenvalues (n,) and eigenvectors (n, n); None is the identity."""
-        state = self.state  # read and replaced only once, for threads
+        """Compute eigenvalues (n,) and eigenvectors (n, n), or None for the identity.
+
+        The state is read and replaced only once, so that threads can share a factor.
+        """
+        state = self.state
         if isinstance(state, Tensor):
             if state.ndim == 1:
                 state = state, None
@@ -81,7 +84,7 @@ class Factor(FieldsOnly):
         return self.eigh()[0]
 
     def vectors(self, dtype: torch.dtype) -> Tensor | None:
-        """Return eigenvectors (n, n) in a dtype, converted once unless large."""
+        """Return eigenvectors (n, n) in a dtype; small matrices are converted once."""
         vectors = self.eigh()[1]
         if vectors is None or vectors.dtype == dtype:
             return vectors
@@ -108,7 +111,7 @@ class Factor(FieldsOnly):
         return _times(g, vectors)
 
     def total(self) -> Tensor:
-        """Copy the factor, (n, n), or its diagonal (n,) if only this is kept."""
+        """Copy the factor (n, n), or the diagonal (n,) if the rest is not kept."""
         state = self.state
         if isinstance(state, Tensor):
             return gram(state) if _is_wide(state) else state.clone()
@@ -139,7 +142,7 @@ def _product(values: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _times(g: Tensor, vectors: Tensor) -> Tensor:
-    """Return ``g Q``, by group if there are several."""
+    """Return ``g Q``, for each group if there are several."""
     return g @ vectors if vectors.ndim == 2 else group_products(g, vectors)
 
 
@@ -149,7 +152,7 @@ def _is_wide(matrix: Tensor) -> bool:
 
 @dataclass(eq=False)
 class Moment:
-    """``Σ w a aᵀ`` over rows ``a``, or a root of the sum if smaller.
+    """``Σ w a aᵀ`` over rows ``a``, or a root of this sum if the root is smaller.
 
     Attributes
     ----------
@@ -157,9 +160,10 @@ class Moment:
         ``Σ w`` over samples and positions; for a bias, the number of batches.
     root : list of Tensor of shape (n, i)
         Rows times the square roots of their weights, if there are fewer rows in total
-        than `ROOT_FRACTION` of i. The eigenvectors then cost O(n·i²) instead of O(i³).
+        than `ROOT_FRACTION` times i. The eigenvectors then cost O(n·i²) instead of
+        O(i³).
     total : Tensor of shape (i, i), (G, i, i) or (i,), or None
-        Sum in float64, by group if there are several, or the diagonal of the sum.
+        Sum in float64, for each group if there are several, or the diagonal of the sum.
     """
 
     n: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
@@ -170,7 +174,7 @@ class Moment:
     def of_inputs(
         cls, a: Inputs | None, weights: Tensor | None, one: Tensor, n_groups: int = 1
     ) -> "Moment":
-        """Compute the moment of the inputs of one batch; ``one`` () is for a bias."""
+        """Compute the moment of one batch of inputs; ``one`` () is used for a bias."""
         if a is None:
             return cls(one, total=one.new_ones(1, 1))
         n_samples, n_positions, width = a.shape
@@ -197,7 +201,7 @@ class Moment:
 
     @classmethod
     def sum(cls, *moments: "Moment") -> "Moment":
-        """Return the sum, and leave the moments, which blocks may share."""
+        """Return the sum without changing the moments, which blocks may share."""
         total = cls()
         for moment in moments:
             total.add(moment)
@@ -217,12 +221,12 @@ class Moment:
             self.total = part.clone() if self.total is None else self.total.add_(part)
 
     def factor(self) -> Factor:
-        """Return the sum."""
+        """Return the sum as a factor."""
         total = self.total
         return Factor(torch.cat(self.root).double() if total is None else total)
 
     def mean(self) -> Factor:
-        """Return the sum divided by ``n``."""
+        """Return the mean, the sum divided by ``n``, as a factor."""
         n = self.n.clamp(min=torch.finfo(self.n.dtype).tiny)
         if self.total is None:
             return Factor(torch.cat(self.root).double() / n.sqrt())
@@ -269,7 +273,7 @@ class Kron(base.Diagonalised):
             yield block.like(g, block.a).rotate(a.vectors(g.dtype))
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``(Fᵦ ⊗ Fₐ)ᵀ w`` by block, where ``F`` is a function of ``Q``."""
+        """Return ``(Fᵦ ⊗ Fₐ)ᵀ w`` of each block, where ``F`` is a function of ``Q``."""
         pieces = []
         for (b, a), piece in zip(self.factors, self.layout.split(weights), strict=True):
             shape = *b.values.shape, a.values.shape[-1]
@@ -341,7 +345,7 @@ class KronAccumulator(base.Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
-        """Return bytes of factors, eigenvectors and the largest factor's workspace."""
+        """Return the bytes of factors, eigenvectors and the largest workspace."""
         widths = [(n, b.n_groups) for b in layout.blocks for n in b.factor_shape]
         dense = [(n, groups) for n, groups in widths if n <= MAX_FACTOR or groups > 1]
         largest = max([1, *(n for n, _ in dense)])
@@ -354,7 +358,7 @@ class KronAccumulator(base.Accumulator):
             blocks = [block.reduced() for block in blocks]
         outputs = once(Moment.of_outputs, blocks, keys=[b.outputs for b in blocks])
         self._add_outputs(outputs)
-        if not jacobian.first_column:  # else the inputs have already been added
+        if not jacobian.first_column:  # otherwise, inputs have already been added
             one = torch.ones((), dtype=torch.float64, device=blocks[0].device)
             for moment, block in zip(self.inputs, blocks, strict=True):
                 given = block.a, jacobian.weights, one, block.n_groups
@@ -372,7 +376,7 @@ class KronAccumulator(base.Accumulator):
 
     def summands(self) -> list[Tensor] | None:
         """Return both factors of each block, as sums; None if rows are kept."""
-        outputs = {id(moment): moment for moment in self.outputs}  # some share one
+        outputs = {id(moment): moment for moment in self.outputs}  # without duplicates
         moments = [*self.inputs, *outputs.values()]
         totals = [moment.total for moment in moments if moment.total is not None]
         if not outputs or len(totals) < len(moments):
@@ -392,9 +396,10 @@ def once(
     *arguments: Iterable[object],
     keys: Iterable[object] = (),
 ) -> list[T]:
-    """Map a function, evaluated once for arguments, or ``keys``, that are identical.
+    """Map a function, evaluated only once for identical arguments or ``keys``.
 
-    Weight and bias of a Linear layer share output gradients, and therefore a factor.
+    The weight and bias of a Linear layer share output gradients, and therefore share a
+    factor.
     """
     found: dict[tuple[int, ...], T] = {}
     values = list(zip(*arguments, strict=True))

@@ -1,7 +1,7 @@
 """Low-rank structure: the leading eigenvectors of ``H``, from a sketch of ``H``.
 
 The sketch ``Y = HΩ``, with a fixed random ``Ω`` (P, q), is a sum over the rows of
-``SᵀJ``, which are never dense. Sketches of batches and shards add up. The Nyström
+``SᵀJ``, which are never dense. Sketches of batches and shards are added. The Nyström
 approximation ``H ≈ Y (ΩᵀY)⁻¹ Yᵀ`` is exact if the rank of ``H`` is at most q.
 """
 
@@ -52,10 +52,10 @@ class LowRank(Dual):
         return LowRank(self.layout, self.root.scaled(factor), factor * self.sketch)
 
     def with_output_factors(self, factors: Tensor) -> None:
-        """Return None: the sketch does not determine ``D H D Ω``."""
+        """Return None, because the sketch does not determine ``D H D Ω``."""
 
     def rounding(self, eps: float) -> float:
-        """Return zero: eigenvalues at the level of rounding are dropped."""
+        """Return zero, because eigenvalues at the level of rounding are dropped."""
         return 0.0
 
     def resume(self, accumulator: Accumulator) -> None:
@@ -101,12 +101,12 @@ class _RandomBasis:
         return self._found.to(device)
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state without ``Ω``, which is computed again from its size."""
+        """Return the state without ``Ω``, which is recomputed from its size."""
         return {**vars(self), "_found": None}
 
 
 class LowRankAccumulator(SumAccumulator):
-    """Sum of the sketch ``HΩ``, with 2·P·q numbers for q = rank + 10.
+    """Sum of the sketch ``HΩ``, which takes 2·P·q numbers for q = rank + 10.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ class LowRankAccumulator(SumAccumulator):
         rank: int = RANK,
         **_: object,
     ) -> int:
-        """Return the bytes of sketch and ``Ω``, plus twice as many to decompose."""
+        """Return the bytes of the sketch and ``Ω``, plus twice as many to decompose."""
         p = layout.n_parameters
         return 6 * 8 * p * min(p, rank + OVERSAMPLING)
 
@@ -182,7 +182,8 @@ class LowRankAccumulator(SumAccumulator):
 def _nystrom(sketch: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
     """Return descending eigenvalues, and eigenvectors (P, q), of ``Y (ΩᵀY)⁻¹ Yᵀ``.
 
-    A shift, subtracted from the eigenvalues, keeps the inner matrix positive definite.
+    A shift keeps the inner matrix positive definite. The shift is then subtracted from
+    the eigenvalues.
     """
     size = torch.linalg.matrix_norm(sketch)
     check_finite(size)

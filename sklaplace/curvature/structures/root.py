@@ -1,6 +1,6 @@
 """Roots ``R`` (n, P) of the curvature ``H = RᵀR``, in float64, and products with them.
 
-In products with ``D = diag δ``, a prior precision of None stands for ``D = I``.
+In products with ``D = diag δ``, a prior precision of None means ``D = I``.
 """
 
 from dataclasses import dataclass, replace
@@ -54,11 +54,11 @@ class DenseRoot(FieldsOnly):
         return self.rows
 
     def matmul(self, weights: Tensor) -> Tensor:
-        """Return ``R w`` of each row of (s, P), (s, n)."""
+        """Return ``R w``, (s, n), for each row ``w`` of (s, P)."""
         return weights @ self.rows.T
 
     def rmatmul(self, coefficients: Tensor) -> Tensor:
-        """Return ``Rᵀ c`` of each row of (s, n), (s, P)."""
+        """Return ``Rᵀ c``, (s, P), for each row ``c`` of (s, n)."""
         return coefficients @ self.rows
 
     def gram(self, delta: Tensor | None = None) -> Tensor:
@@ -89,16 +89,16 @@ class DenseRoot(FieldsOnly):
 
 @dataclass(frozen=True)
 class PointRoot:
-    """``R = F SᵀJ`` of some points, with their Jacobian as unmultiplied factors.
+    """``R = F SᵀJ`` of some points, with their Jacobian in factored form.
 
     Attributes
     ----------
     layout : Layout
         The selected parameters.
     points : tuple of Jacobian
-        ``SᵀJ``, (m, P) in total, float64, with the hashes of its samples.
+        ``SᵀJ``, (m, P) in total, float64, with hashes of the samples.
     factor : Tensor of shape (n, m) or None
-        ``F``; None: the identity.
+        ``F``. None means the identity.
     """
 
     layout: Layout
@@ -131,12 +131,12 @@ class PointRoot:
         return self._factored(rows.T).T
 
     def matmul(self, weights: Tensor) -> Tensor:
-        """Return ``R w`` of each row of (s, P), (s, n)."""
+        """Return ``R w``, (s, n), for each row ``w`` of (s, P)."""
         parts = [point.matmul(weights.T).flatten(0, 1) for point in self.points]
         return self._factored(torch.cat(parts).T)
 
     def rmatmul(self, coefficients: Tensor) -> Tensor:
-        """Return ``Rᵀ c`` of each row of (s, n), (s, P)."""
+        """Return ``Rᵀ c``, (s, P), for each row ``c`` of (s, n)."""
         if self.factor is not None:
             coefficients = coefficients @ self.factor
         pairs = zip(self.points, coefficients.T.split(self._sizes), strict=True)

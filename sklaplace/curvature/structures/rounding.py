@@ -7,15 +7,15 @@ from sklaplace.curvature.structures.base import Precision
 # maximum relative error of variances
 MAX_ERROR = 0.1
 UNRESOLVED = (
-    "prior_precision is so small beside the curvature of the likelihood that variances "
-    "would be rounding errors. Use a larger prior_precision or sigma_noise, a net of "
-    "dtype float64, or hessian_structure='diag', and scale X and y to unit variance. "
-    "Where the network fits all targets, as it fits one sample, pass sigma_noise."
+    "prior_precision is so small relative to the curvature of the likelihood that the "
+    "variances would be rounding errors. Use a larger prior_precision or sigma_noise, "
+    "a float64 net, or hessian_structure='diag'. Scale X and y to unit variance. If "
+    "the network fits all targets exactly, as with one sample, pass sigma_noise."
 )
 NOT_FINITE = (
     "The curvature is not finite: derivatives of the network overflow for some "
-    "samples. Look for values in X far beyond the others, and scale X (StandardScaler "
-    "in a Pipeline)."
+    "samples. Look for extreme values in X, and scale X (StandardScaler in a "
+    "Pipeline)."
 )
 
 
@@ -39,8 +39,8 @@ def variance_error(precision: Precision, eps: float) -> float:
     -----
     The error of a Cholesky decomposition depends on the condition number of ``P``
     scaled to a unit diagonal (Higham 2002, "Accuracy and stability of numerical
-    algorithms", section 10.1). The bound is ``Pᵢᵢ (P⁻¹)ᵢᵢ``. The cost is O(P) if the
-    trace of ``H`` is small enough, and otherwise the cost of all variances.
+    algorithms", section 10.1). The bound is ``Pᵢᵢ (P⁻¹)ᵢᵢ``. If the trace of ``H`` is
+    small enough, the cost is O(P). Otherwise, all variances are computed.
     """
     structure = precision.structure
     rounding = structure.rounding(eps)

@@ -1,9 +1,9 @@
 """Posterior precision by singular value decomposition of the root ``R``, ``H = RᵀR``.
 
-``√scale R D^-½ = U diag(√k) Vᵀ``, so that ``P = D^½ (I + V diag(k) Vᵀ) D^½``. The SVD
-costs several times more than Woodbury's identity with ``R Rᵀ``. It resolves eigenvalues
-down to ``eps²`` times the largest eigenvalue, instead of ``eps``. Use it for problems
-with almost no noise and a wide prior.
+With ``√scale R D^-½ = U diag(√k) Vᵀ``, ``P = D^½ (I + V diag(k) Vᵀ) D^½``. The SVD
+costs several times as much as Woodbury's identity with ``R Rᵀ``. The SVD resolves
+eigenvalues down to ``eps²`` times the largest eigenvalue, instead of ``eps`` times. Use
+the SVD for problems with almost no noise and a wide prior.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class SVDPrecision(base.Precision):
         return singular**2, vectors.mT
 
     def _shrunk(self, weights: Tensor) -> Tensor:
-        """Return ``w (I + V diag(k) Vᵀ)^-½`` of rows (..., P), without cancellation."""
+        """Return ``w (I + V diag(k) Vᵀ)^-½``, (..., P), without cancellation."""
         k, vectors = self._svd
         inside = weights @ vectors
         outside = weights - inside @ vectors.mT
