@@ -1,4 +1,4 @@
-"""Memory budget: batch sizes, checks of free memory, and transfers to devices."""
+"""Batch sizes within a memory budget, checks of free memory, and device transfers."""
 
 import copy
 import os

@@ -1,4 +1,4 @@
-"""Cache: results in a `joblib.Memory`, under a hash of everything they depend on.
+"""Cache results in a `joblib.Memory`, under a hash of everything they depend on.
 
 joblib hashes arrays by value, and classes and functions by name. This module also
 hashes tensors and networks by value, and the user's classes and functions by source

@@ -22,8 +22,8 @@ def gram(x: Tensor) -> Tensor:
 
     Notes
     -----
-    For wide matrices, blocks above the diagonal are copied from below. This takes
-    slightly more than half of the 2·n·p² operations.
+    For wide matrices, blocks above the diagonal are copied from blocks below. This
+    takes slightly more than half of the 2·n·p² operations.
     """
     p = x.shape[1]
     if p <= GRAM_COLUMNS:

@@ -1,4 +1,4 @@
-"""Progress: printed messages about a fit, and progress bars.
+"""Printed messages and progress bars of a fit.
 
 `reporting` opens a scope for one estimator; phases and loops inside need no extra
 arguments. A scope belongs to one thread: code in other threads or processes

@@ -1,4 +1,4 @@
-"""Serialise: object graphs as arrays and types; loading runs no code from the file.
+"""Serialise object graphs as arrays and types; loading runs no code from the file.
 
 skops does not store tensors, and asks which types in a file to trust. Therefore,
 `torch.save` writes the object graph of an estimator, and torch's weights-only loader
@@ -159,7 +159,7 @@ def _left(place: int) -> Any:
 
 
 def _made(call: Any, args: Any, state: Any, items: list[Any], pairs: list[Any]) -> Any:
-    """Rebuild an object from the parts that pickle separates."""
+    """Rebuild an object from the parts of its pickle reduction."""
     is_class_of_user = isinstance(call, type) and not trusted_name(call)
     if call not in _CALLED and not is_class_of_user:
         raise TypeError(f"{call!r} is not a function that a file may call")

@@ -1,4 +1,4 @@
-"""Accumulation: curvature and loss of a trained network, summed over samples.
+"""Accumulate the curvature and loss of a trained network over samples.
 
 Only `accumulate` loops over samples to sum curvature. It processes the parts of the
 samples with the builtin ``map``, joblib workers or ``torch.distributed`` processes.
@@ -223,7 +223,7 @@ class _Batch:
         return f
 
     def _add_matrix(self) -> Tensor:
-        """Add the Hessian of the loss in the weights; return the outputs (b, c)."""
+        """Add the loss's Hessian with respect to weights; return outputs (b, c)."""
         with torch.no_grad():
             f: Tensor = self.forward(self.x)
         self._set_targets(f)
@@ -260,7 +260,7 @@ class _Batch:
         return self.sample_weights @ weights.sum(1)
 
     def data_fit(self, f: Tensor) -> DataFit:
-        """Return the weighted loss, in the outputs' dtype, and count of targets."""
+        """Return the weighted loss (in the outputs' dtype) and target count."""
         is_real = self.targets.is_floating_point()
         targets = self.targets.to(f.dtype) if is_real else self.targets
         weights, n_targets = self.sample_weights, self._n_targets(f)

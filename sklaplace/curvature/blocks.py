@@ -1,9 +1,9 @@
-"""Blocks: the Jacobian rows of one parameter tensor, stored as two factors.
+"""Jacobian rows of one parameter tensor, stored as two factors.
 
-For a parameter tensor of a Linear or convolution layer, the rows are ``Σᵣ g ⊗ a``:
-layer inputs ``a`` (b, r, i) times gradients ``g`` (b, k, r, o) of the network's outputs
-with respect to the layer's outputs. Sums and products of rows are computed from the
-factors.
+For a parameter tensor of a Linear or convolution layer, the rows are ``Σᵣ g ⊗ a``. The
+factors are layer inputs ``a`` (b, r, i) and gradients ``g`` (b, k, r, o) of the
+network's outputs with respect to the layer's outputs. Sums and products of rows are
+computed from the factors.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -35,8 +35,8 @@ class BaseBlock:
     Attributes
     ----------
     g : Tensor of shape (b, k, r, o) or (1, k, 1, o)
-        Gradients of the k outputs (or combinations of outputs) at r positions; one
-        entry if all samples share the gradients.
+        Gradients of the k outputs (or combinations of outputs) at r positions. If all
+        samples share the gradients, there is one entry.
     a : Tensor or Patches of shape (b, r, i), or None
         Layer inputs. None means ``a ≡ 1`` and r = 1.
     n_groups : int
@@ -88,7 +88,7 @@ class BaseBlock:
 
     @property
     def has_one_position(self) -> bool:
-        """Whether the layer uses its weights at one position only."""
+        """Whether the layer uses its weights at only one position."""
         return self.a is None or self.a.shape[1] == 1
 
     def dense(self) -> Tensor:
@@ -111,7 +111,7 @@ class BaseBlock:
             yield self.take(slice(start, start + n)).dense()
 
     def reduced(self) -> "BaseBlock":
-        """Reduce all positions to one: the sum of ``g``, and the mean of ``a``."""
+        """Reduce all positions to one, with the sum of ``g`` and the mean of ``a``."""
         if self.a is None or self.has_one_position:
             return self
         return self.like(self.g.sum(2, keepdim=True), mean_input(self.a))
@@ -257,7 +257,7 @@ class Block(BaseBlock):
 class GroupedBlock(Block):
     """Rows of a convolution with G groups, each with its own outputs and inputs.
 
-    Dense rows omit the zeros between groups: p = G·o·i.
+    Dense rows omit the zeros between groups, so p = G·o·i.
 
     Attributes
     ----------

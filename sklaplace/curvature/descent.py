@@ -1,4 +1,4 @@
-"""Descent: stochastic gradient descent that starts from trained weights.
+"""Stochastic gradient descent that starts from trained weights.
 
 Each step is ``θ ← θ - lr (∇ℓ(θ) + λ θ)`` with a constant learning rate. ``ℓ`` is the
 net's own loss on a random batch, and ``λ`` is the weight decay of its optimizer. The

@@ -1,4 +1,4 @@
-"""Features: the inputs of a network's last layers, one vector per sample.
+"""Features, which are the inputs of a network's last layers, one vector per sample.
 
 Features are recorded during a forward pass that is needed anyway. The last layers may
 be of any type, and their weights need not be selected.

@@ -1,4 +1,4 @@
-"""Curvature: the generalised Gauss-Newton matrix, Fisher matrices and the Hessian.
+"""Generalised Gauss-Newton matrix, Fisher matrices and Hessian of the loss.
 
 ``H = Σₙ Jₙᵀ Sₙ Sₙᵀ Jₙ``. Each curvature defines ``S Sᵀ`` (b, c, c), the Hessian of the
 loss with respect to the outputs or a substitute for it. The inputs are the likelihood,
@@ -27,21 +27,22 @@ Keys = Tensor | None
 
 
 def ggn(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
-    """Generalised Gauss-Newton: the exact Hessian with respect to the outputs.
+    """Return the exact Hessian with respect to the outputs.
 
-    The matrix equals the Fisher information for all likelihoods in this package
-    (Martens 2020, "New insights and perspectives on the natural gradient method").
+    The resulting generalised Gauss-Newton matrix equals the Fisher information for all
+    likelihoods in this package (Martens 2020, "New insights and perspectives on the
+    natural gradient method").
     """
     return likelihood.hessian(f).scaled(output_weights(likelihood, y, f.shape[1]))
 
 
 def ef(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
-    """Empirical Fisher: the gradient of the loss at the training targets, k = 1.
+    """Return the gradient of the loss at the training targets, k = 1.
 
-    The empirical Fisher is cheap, but does not approximate the Hessian: it vanishes
-    where the network fits the targets (Kunstner, Balles and Hennig 2019, "Limitations
-    of the empirical Fisher approximation"). It is quadratic in the scale of the loss:
-    for one output with Gaussian noise, it is ``Σ (f - y)² JᵀJ / σ⁴``.
+    The resulting empirical Fisher is cheap, but does not approximate the Hessian. It
+    vanishes where the network fits the targets (Kunstner, Balles and Hennig 2019,
+    "Limitations of the empirical Fisher approximation"). It is quadratic in the scale
+    of the loss. For one output with Gaussian noise, it is ``Σ (f - y)² JᵀJ / σ⁴``.
     """
     return Factored(likelihood.gradient(f, y).unsqueeze(-1))
 
@@ -54,11 +55,12 @@ def ggn_mc(
     n_draws: int = N_DRAWS,
     seed: int = 0,
 ) -> OutputHessian:
-    """Monte-Carlo Fisher: gradients at ``n_draws`` targets drawn from the likelihood.
+    """Return gradients at ``n_draws`` targets drawn from the likelihood.
 
-    This is an unbiased estimate of the generalised Gauss-Newton matrix. It has
-    k = ``n_draws`` columns instead of c, which is useful for hundreds of classes. The
-    draws for a sample depend on the seed and on the sample's inputs, not on the batch.
+    The resulting Monte-Carlo Fisher is an unbiased estimate of the generalised
+    Gauss-Newton matrix. It has k = ``n_draws`` columns instead of c, which is useful
+    for hundreds of classes. The draws for a sample depend on the seed and on the
+    sample's inputs, not on the batch.
     """
     keys = row_hash(f) if keys is None else keys
     noise = counter_uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
@@ -69,16 +71,16 @@ def ggn_mc(
 
 
 def identity(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
-    """Identity instead of the Hessian with respect to the outputs, ``Σ w JᵀJ``.
+    """Return the identity instead of the Hessian with respect to the outputs.
 
-    This curvature depends on the weights of samples and of single outputs, but not on
-    the network's confidence or on the targets. Its noise units match `ggn`, and it
-    equals `ggn` for a Gaussian likelihood. For class probabilities, it is an upper
-    bound on `ggn`, since no eigenvalue of ``Λ`` exceeds one. See Zhdanov, Dereka and
-    Kolesnikov (2023), "Identity curvature Laplace approximation for improved
-    out-of-distribution detection".
+    The curvature ``Σ w JᵀJ`` depends on the weights of samples and of single outputs,
+    but not on the network's confidence or the targets. For a Gaussian likelihood, it
+    equals `ggn`, with the same noise units. For class probabilities, it is an upper
+    bound on `ggn`, since no eigenvalue of ``Λ`` exceeds one (Zhdanov, Dereka and
+    Kolesnikov 2023, "Identity curvature Laplace approximation for improved
+    out-of-distribution detection").
     """
-    # the noise levels of outputs, like their common factor, are units of the outputs
+    # noise levels of outputs, and their common factor, are units of the outputs
     ones = Diagonal(torch.ones_like(f))
     unit = likelihood.hessian(f) if likelihood.has_noise else ones
     return unit.scaled(output_weights(likelihood, y, f.shape[1]))

@@ -1,4 +1,4 @@
-"""Graph: the leaves of an autograd graph, and the number of uses of each leaf."""
+"""Leaves of an autograd graph, and the number of uses of each leaf."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable

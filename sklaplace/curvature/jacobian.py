@@ -1,7 +1,7 @@
 """Jacobians of the outputs with respect to the selected parameters, as factors.
 
-For a parameter tensor of a Linear or convolution layer, the rows of the Jacobian
-are ``Σᵣ g ⊗ a``: layer inputs ``a`` (b, r, i) times gradients ``g`` (b, k, r, o) of the
+For a parameter tensor of a Linear or convolution layer, the rows of the Jacobian are
+``Σᵣ g ⊗ a``, with layer inputs ``a`` (b, r, i) and gradients ``g`` (b, k, r, o) of the
 network's outputs with respect to the layer's outputs. One forward pass records ``a``.
 One batched backward pass computes all ``g``, without gradients of weights. The dense
 (b, k, P) Jacobian is never formed. Parameters of other layers have dense rows, which
@@ -330,7 +330,7 @@ def backpropagate_batch(
     Raises
     ------
     MixedSamplesError
-        If the entries of a layer's input are not the samples of the batch, in order.
+        If a layer's input does not contain the samples of the batch in order.
     UnseenUseError
         If some samples use a layer in a way not seen when the layout was inferred.
     """

@@ -1,4 +1,4 @@
-"""Layout: the selected parameters and their layers.
+"""Layout of the selected parameters and their layers.
 
 The selected parameters are flattened in row-major order and concatenated into one
 vector of length P, in the order of ``module.parameters()``. ``layerwise`` quantities

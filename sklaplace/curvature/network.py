@@ -1,4 +1,4 @@
-"""Network specification: everything the Laplace approximation infers from a network.
+"""Specification of a network, which the Laplace approximation infers.
 
 A forward pass and the Jacobian of a few samples show what the outputs mean, which
 weights are selected, and how much memory the Jacobian takes per sample.

@@ -1,4 +1,4 @@
-"""Layer inputs (b, r, i) at r positions: the input factors of Jacobian rows.
+"""Layer inputs (b, r, i) at r positions, which are the input factors of Jacobian rows.
 
 For a convolution, the inputs are overlapping patches of the image. `Patches` stores the
 image and unfolds it only when needed, a few samples at a time.

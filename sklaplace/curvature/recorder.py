@@ -1,4 +1,4 @@
-"""Recorder: layer inputs, and gradients with respect to layer outputs.
+"""Record layer inputs, and compute gradients with respect to layer outputs.
 
 One forward pass records the input of each call of a layer and the *gradient edge* of
 its output. One batched backward pass from the outputs ``f`` (b, c) then computes
@@ -61,7 +61,7 @@ class _Call:
 
 
 class MixedSamplesError(RuntimeError):
-    """The entries of a layer's input are not the samples of the batch, in order."""
+    """A layer's input does not contain the samples of the batch in order."""
 
 
 def _samples_to_check(b: int) -> Tensor:

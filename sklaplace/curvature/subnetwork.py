@@ -1,4 +1,4 @@
-"""Subnetworks: criteria that select individual weights to treat as random.
+"""Criteria that select individual weights to treat as random.
 
 A criterion scores each weight (Daxberger et al. 2021, "Bayesian deep learning via
 subnetwork inference"). The weights with the highest scores are selected. If scores are

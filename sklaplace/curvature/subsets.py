@@ -1,4 +1,4 @@
-"""Subsets: the weights to treat as random, as a `Layout`.
+"""Select the weights to treat as random, as a `Layout`.
 
 A forward pass over a few samples determines the layout. The Jacobian rows of each
 parameter are verified on the same samples.

@@ -1,4 +1,4 @@
-"""Uses: the layers and parameters through which outputs depend on the weights.
+"""Layers and parameters through which outputs depend on the weights.
 
 The uses by a few samples determine the form of the Jacobian. Other samples may take
 other paths through the network, so each batch is checked against the recorded uses.

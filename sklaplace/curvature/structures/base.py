@@ -62,7 +62,7 @@ class Accumulator(ABC):
     """Whether the accumulator supports `add_matrix`."""
 
     takes_keys: ClassVar[bool] = False
-    """Whether `update` needs sample hashes, see `sklaplace.core.random.row_hash`."""
+    """Whether `update` needs sample hashes; see `sklaplace.core.random.row_hash`."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -123,7 +123,7 @@ class Accumulator(ABC):
 
 
 class SumAccumulator(Accumulator):
-    """Accumulator of a sum of tensors of one shape."""
+    """Accumulator that sums tensors of one shape."""
 
     sums: Tensor | None = None
     """Current sum, float64, updated in place; None before the first batch."""
@@ -143,7 +143,7 @@ class SumAccumulator(Accumulator):
 
 @dataclass(frozen=True)
 class Structure(FieldsOnly, ABC):
-    """Stored approximation of ``H``; immutable.
+    """Immutable, stored approximation of ``H``.
 
     Attributes
     ----------
@@ -183,7 +183,7 @@ class Structure(FieldsOnly, ABC):
 
     @abstractmethod
     def scaled(self, factor: Tensor) -> "Structure":
-        """Return the structure of ``factor·H``, for sample weights times ``factor``."""
+        """Return the structure of ``factor·H``, with sample weights times a factor."""
 
     def with_output_factors(self, factors: Tensor) -> "Structure | None":
         """Return the structure of ``D H D`` for weights of one layer; None if unknown.

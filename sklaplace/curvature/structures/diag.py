@@ -1,4 +1,4 @@
-"""Diagonal structure ``H ≈ diag(h)``: ``h = Σ (SᵀJ)²`` over samples and columns."""
+"""Diagonal structure ``diag(h)``, with ``h = Σ (SᵀJ)²`` over samples and columns."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from sklaplace.curvature.structures import base
 
 @dataclass(frozen=True)
 class Diag(base.Diagonalised):
-    """``H ≈ diag(h)``: independent weights, ``Q = I``.
+    """``H ≈ diag(h)`` with independent weights, so ``Q = I``.
 
     Attributes
     ----------

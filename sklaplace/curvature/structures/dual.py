@@ -1,4 +1,4 @@
-"""Dual form of a structure: ``H = RᵀR`` with fewer rows n than parameters P.
+"""Dual form ``H = RᵀR`` of a structure, with fewer rows n than parameters P.
 
 With ``D = diag δ`` and ``B = (scale·D⁻¹)^½ Rᵀ``, the posterior precision is
 ``P = D^½ (I + BBᵀ) D^½``. By Woodbury's identity, all results follow from the Cholesky
@@ -47,7 +47,7 @@ class DualForm(base.Structure):
 
     @cached_property
     def layer_grams(self) -> Tensor | None:
-        """``R Rᵀ`` of each parameter tensor, (L, n, n); None if large or variable."""
+        """``R Rᵀ`` of each parameter tensor, (L, n, n), if small and constant."""
         n_layers, n = len(self.layout.blocks), self.root.n_rows
         if 3 * 8 * n_layers * n**2 > KEPT_BUDGET or self.gram.requires_grad:
             return None
@@ -161,11 +161,11 @@ class DualPrecision(base.Precision):
         return self.delta.log().sum() + value
 
     def _expansion(self, grams: Tensor) -> Tensor:
-        """Return zero, with two derivatives of ``log det L Lᵀ`` in ``a = scale/δ``.
+        """Return zero, with the first two derivatives of ``log det L Lᵀ``.
 
-        For ``L Lᵀ = I + Σ aᵢ Gᵢ`` and ``M = (L Lᵀ)⁻¹``, the gradient is ``tr M Gᵢ`` and
-        the Hessian is ``-tr M Gᵢ M Gⱼ``. This Taylor series is cheaper than the
-        derivatives of ``L``.
+        For ``L Lᵀ = I + Σ aᵢ Gᵢ`` with ``a = scale/δ``, and ``M = (L Lᵀ)⁻¹``, the
+        gradient in ``a`` is ``tr M Gᵢ`` and the Hessian is ``-tr M Gᵢ M Gⱼ``. This
+        Taylor series is cheaper than the derivatives of ``L``.
         """
         products = torch.cholesky_inverse(self._cholesky.detach()) @ grams
         gradient = products.diagonal(dim1=1, dim2=2).sum(1)

@@ -1,4 +1,4 @@
-"""Full structure: the matrix ``H`` (P, P), factorised in O(P³)."""
+"""Full structure, the matrix ``H`` (P, P), factorised in O(P³)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -282,7 +282,7 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
-        """Return the bytes of ``H`` and of four equal matrices for later computations.
+        """Return the bytes of ``H`` and four such matrices, to factorise and predict.
 
         The dual form needs ``R``, scaled and solved copies of ``R``, and ``R Rᵀ``.
         """

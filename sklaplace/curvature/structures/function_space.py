@@ -1,4 +1,4 @@
-"""Function-space structures: ``H`` in terms of the Jacobian rows of some samples.
+"""Function-space structures, which store ``H`` as the Jacobian rows of some samples.
 
 ``H ≈ (FR)ᵀ FR`` with the rows ``R = SᵀJ`` of some samples, called *points*. The
 posterior over outputs is a Gaussian process with kernel ``J diag(δ)⁻¹ J'ᵀ``,
@@ -163,7 +163,7 @@ class BoundPrecision(DualPrecision):
 
 
 class PointsAccumulator(Accumulator):
-    """Rows ``SᵀJ`` of some points: the samples with the smallest hashes.
+    """Rows ``SᵀJ`` of some points, which are the samples with the smallest hashes.
 
     Hashes depend on the content of samples, so batches and the order of samples do not
     matter. Equal samples count as one point.
@@ -432,7 +432,7 @@ def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
 
 
 def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
-    """Merge multiples into one row per hash, times ``√Σ ratio²``; return the rest."""
+    """Merge multiples into a sample per hash, times ``√Σ ratio²``; return the rest."""
     assert rows.keys is not None
     # hashes may be on the CPU, and rows on another device
     keys = rows.keys.to(rows.blocks[0].g.device)

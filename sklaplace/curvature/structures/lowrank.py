@@ -1,4 +1,4 @@
-"""Low-rank structure: the leading eigenvectors of ``H``, from a sketch of ``H``.
+"""Low-rank structure with the leading eigenvectors of ``H``, from a sketch of ``H``.
 
 The sketch ``Y = HΩ``, with a fixed random ``Ω`` (P, q), is a sum over the rows of
 ``SᵀJ``, which are never dense. Sketches of batches and shards are added. The Nyström

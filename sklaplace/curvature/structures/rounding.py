@@ -1,4 +1,4 @@
-"""Rounding: checks that variances are accurate."""
+"""Checks that variances are accurate despite rounding."""
 
 from torch import Tensor
 
