@@ -166,7 +166,7 @@ _last = threading.local()
 def _evaluated(function: bytes, part: bytes) -> Any:
     """Apply a pickled function to a pickled part, in a worker.
 
-    Each task contains both as bytes, so that dask can rerun the task elsewhere.
+    Each task contains the function and the part as bytes, so that dask can rerun it.
     """
     if getattr(_last, "content", None) != function:
         _last.content = _last.function = None  # free its memory first

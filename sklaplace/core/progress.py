@@ -1,7 +1,7 @@
 """Printed messages and progress bars of a fit.
 
-`reporting` opens a scope for one estimator; phases and loops inside need no extra
-arguments. A scope belongs to one thread: code in other threads or processes
+`reporting` opens a scope for one estimator. Phases and loops inside the scope need no
+extra arguments. A scope belongs to one thread, so code in other threads or processes
 prints nothing. Estimators do not store scopes.
 """
 

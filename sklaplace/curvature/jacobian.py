@@ -59,7 +59,7 @@ class Jacobian:
         Index of the first column, if the columns of a batch are split into parts. All
         parts have the same layer inputs.
     keys : Tensor of shape (b,) or None
-        Hashes of the samples' inputs, see `row_hash`.
+        Hashes of the samples' inputs; see `row_hash`.
     """
 
     blocks: list[Any]
@@ -362,7 +362,7 @@ def recorded(forward: Forward, x: Batch, layout: Layout) -> tuple[Tensor, Record
 
 
 def require_seen_paths(forward: Forward, x: Batch, layout: Layout) -> None:
-    """Raise UnseenUseError if outputs bypass the last layers in a new way."""
+    """Raise UnseenUseError if a new path to the outputs bypasses the last layers."""
     if (layer := unseen_path(forward, x, layout)) is not None:
         raise UnseenUseError(layer, x)
 

@@ -29,7 +29,7 @@ from sklaplace.networks.data import N_SPREAD
 INPUT_COPIES = 2
 # number of samples whose full Jacobian is computed, and minimum number to verify
 N_ROWS = 3
-# Large networks are verified on fewer samples: one per this many samples of a batch.
+# Large networks are verified on fewer samples, one in this many samples of a batch.
 VERIFIED_SHARE = 16
 # minimum batch size for many outputs: each batch reads all weights once
 ROWS_OF_MANY = 128

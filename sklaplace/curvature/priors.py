@@ -113,7 +113,7 @@ class Prior(Protocol):
         """Return ``(θ - μ₀)ᵀ P₀ (θ - μ₀)``, ()."""
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """Return ``P₀ (θ - μ₀)``, (P,): the gradient of half the quadratic form."""
+        """Return ``P₀ (θ - μ₀)``, (P,), the gradient of half the quadratic form."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def n_samples(x: Batch) -> int:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a layer: its input, and the edge and shape of its output.
+    """Input of one call of a layer, and the edge and shape of its output.
 
     ``n_axes`` is the minimum number of axes of an input with a sample axis.
     """
@@ -238,7 +238,7 @@ class Recorder(ExitStack):
     def gradients(self, f: Tensor, columns: Tensor) -> dict[str, list[Tensor]]:
         """Compute gradients (k, b, ...) of columns (b, c, k) of ``f`` at layer calls.
 
-        Gradients are zero for a call on which the outputs do not depend.
+        Gradients are zero for calls that do not affect the outputs.
         """
         calls = self._all_calls
         edges = [call.edge for call in calls]
