@@ -391,7 +391,7 @@ REFUSED = {
     "complex": (Complex, "all", "complex weights 'w'.*view_as_complex"),
     "merged": (Merged, "all", "'first.A', 'first.B'.*evaluation mode.*merged"),
     "merged-names": (Merged, ["first.A"], "'first.A'.*evaluation mode.*merged"),
-    "cached": (Cached, "all", "'one.weight', 'two.weight'.*caches in evaluation"),
+    "cached": (Cached, "all", "'one.weight', 'two.weight'.*evaluation mode.*cached"),
     "reentrant": (Reentrant, "all", "'first.weight'.*use_reentrant=False"),
 }
 

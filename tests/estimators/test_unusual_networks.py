@@ -178,7 +178,7 @@ def test_lazy_layers_of_a_network_without_weights_are_refused():
 def test_parameters_that_are_no_weights_are_refused(subset):
     module = WithEmptyLayers if subset == ["narrow"] else WithIntegers
     model = LaplaceClassifier(classifier(module), subset_of_weights=subset)
-    words = subset[0], "hidden.weight", "Integers and empty tensors"
+    words = subset[0], "hidden.weight", "Integer and empty tensors"
     refused_fit(model, *words, data=(X, Y))
 
 
