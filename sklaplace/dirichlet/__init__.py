@@ -1,12 +1,12 @@
 """Dirichlet distributions over class probabilities, and Gaussians over logits.
 
-All functions take tensors or arrays with leading batch axes. The Gaussian over logits
-may come from a Laplace approximation, an ensemble or a variational network. `links`
-implements approximations of the expected softmax; ``LINKS`` lists them by name.
+All functions accept tensors or arrays with leading batch axes. The Gaussian over logits
+can come from a Laplace approximation, an ensemble or a variational network. The module
+`links` implements approximations to the expected softmax; ``LINKS`` lists them by name.
 
-* Gaussian to Dirichlet: `kl_projection` (closest) and `laplace_bridge` (fastest); *
-Dirichlet to Gaussian: `inverse_bridge`; * properties of a Dirichlet: `mean`,
-`variance`, `entropy`, `expected_entropy`,
+* From a Gaussian to a Dirichlet: `kl_projection` (closest), `laplace_bridge` (fastest).
+* From a Dirichlet to a Gaussian: `inverse_bridge`.
+* Properties of a Dirichlet: `mean`, `variance`, `entropy`, `expected_entropy`,
   `uncertainty`, `interval`, `log_density`, `sample`, `plausible_classes`.
 """
 
@@ -37,14 +37,15 @@ from sklaplace.dirichlet.projection import kl_projection
 
 @dataclass(frozen=True)
 class Approximation:
-    """Dirichlet approximation of the softmax of Gaussian logits, and its inputs.
+    """Dirichlet approximation to the softmax of Gaussian logits.
 
     Attributes
     ----------
     function : callable
-        Maps means (b, K) and covariances (b, K, K) of logits to concentrations (b, K).
+        Function that maps means (b, K) and covariances (b, K, K) of the logits to
+        concentrations (b, K).
     diagonal : bool
-        Whether ``function`` also takes variances (b, K) instead of covariances.
+        Whether ``function`` also accepts variances (b, K) instead of covariances.
     centred : bool
         Whether the logits are centred first.
     """
@@ -54,7 +55,7 @@ class Approximation:
     centred: bool = True
 
     def __call__(self, mean: Tensor, cov: Tensor) -> Tensor:
-        """Return concentrations (b, K) for Gaussian logits."""
+        """Return the concentrations (b, K) for Gaussian logits."""
         return self.function(mean, cov)
 
 
@@ -72,7 +73,7 @@ APPROXIMATIONS: dict[str, Approximation] = {
     ),
     "projection": Approximation(kl_projection),
 }
-"""Dirichlet approximations by their name in ``dirichlet_approx``."""
+"""Dirichlet approximations, keyed by the value of ``dirichlet_approx``."""
 
 __all__ = [
     "APPROXIMATIONS",

@@ -1,6 +1,6 @@
 """Laplace bridge between Gaussians over logits and Dirichlet distributions.
 
-The bridge matches ``N(μ, Σ)`` with a Dirichlet of concentrations ``α``, by a Laplace
+The bridge maps ``N(μ, Σ)`` to a Dirichlet with concentrations ``α``, by a Laplace
 approximation in the softmax basis:
 ``α_k = (1 − 2/K + e^{μ_k} Σ_l e^{−μ_l} / K²) / Σ_kk``.
 """
@@ -15,27 +15,27 @@ from sklaplace.dirichlet import arrays
 from sklaplace.dirichlet.arrays import Array, like
 from sklaplace.dirichlet.logits import MAX_LOGIT, centre, centred_moments
 
-# For smaller variances, the total is far above MAX_TOTAL for any mean.
+# Below this variance, the total far exceeds MAX_TOTAL for any mean.
 _MIN_VARIANCE = 1e-200
 
 NORMS = "guarded", "published"
-"""Variance corrections: Σ is divided by ``c = mean_k Σ_kk / √(K/2)``.
+"""Variance corrections, which divide Σ by ``c = mean_k Σ_kk / √(K/2)``.
 
-``"guarded"`` divides by at least one.
+``"guarded"`` divides by ``max(c, 1)``.
 """
 
 
 def laplace_bridge(
     mean: Array, cov: Array, *, project: bool = True, norm: str | None = None
 ) -> Array:
-    """Compute Dirichlet concentrations by the Laplace bridge from Gaussian logits.
+    """Map Gaussian logits to a Dirichlet by the Laplace bridge.
 
-    This is the fastest approximation. Prefer it if speed matters more than accuracy.
-    The mean does not depend on the scale of the covariance; only the total
-    concentration does. For more than two classes, the mean does not converge to the
-    softmax, and the most probable class may change. If variances differ much between
-    classes, the bridge is overconfident in the class with the smallest variance.
-    `kl_projection` has none of these defects.
+    The Laplace bridge is the fastest approximation. Use it if speed matters more than
+    accuracy. The scale of the covariance changes the total concentration, but not the
+    mean of the Dirichlet. For more than two classes, the mean does not converge to the
+    softmax, and the most probable class may change. If variances differ strongly
+    between classes, the bridge is overconfident in the class with the smallest
+    variance. `kl_projection` avoids these problems.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -44,27 +44,28 @@ def laplace_bridge(
     mean : Tensor or ndarray of shape (..., K)
         Means of the logits.
     cov : Tensor or ndarray of shape (..., K, K) or (..., K)
-        Covariances of the logits, symmetric positive semidefinite. With
-        ``project=False``, variances are also allowed.
+        Symmetric positive semidefinite covariances of the logits. With
+        ``project=False``, variances are also accepted.
     project : bool, default=True
-        Whether to first condition the logits on a sum of zero, as MacKay (1998) does.
-        On this plane the bridge is exact. Conditioning changes the distribution of the
-        probabilities unless all logits have equal variances and covariances. Centring
-        (see `sklaplace.dirichlet.logits.centre`) does not change this distribution, and
-        ``predict_dirichlet`` uses centring. ``project`` does not change centred
-        Gaussians. The published examples use neither.
+        Whether to first condition the logits to sum to zero, as in MacKay (1998). The
+        bridge is exact for logits that sum to zero. Conditioning changes the
+        distribution of the probabilities unless all logits have equal variances and
+        covariances. Centring (see `sklaplace.dirichlet.logits.centre`) does not change
+        this distribution; ``predict_dirichlet`` uses centring. ``project`` has no
+        effect on centred Gaussians. The published examples use neither conditioning nor
+        centring.
     norm : {'guarded', 'published'} or None, default=None
-        Correction for large variances: with ``c = mean_k Σ_kk / √(K/2)``, the mean is
-        divided by ``√c`` and the covariance by ``c``. ``'published'`` always applies
-        the correction, which makes predictions more confident if ``c < 1``.
+        Correction for large variances, which divides the covariance by
+        ``c = mean_k Σ_kk / √(K/2)`` and the mean by ``√c``. ``'published'`` always
+        applies the correction, which makes predictions more confident if ``c < 1``.
         ``'guarded'`` applies it only if ``c > 1``.
 
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        Positive concentrations, float64, as an array if ``mean`` is an array. Totals
-        above 1e9 are reduced to 1e9 without changing the mean. A single class has
-        concentration one.
+        Positive float64 concentrations, as an array if ``mean`` is an array. Totals
+        above 1e9 are reduced to 1e9 without changing the mean. A single class has a
+        concentration of one.
 
     Raises
     ------
@@ -75,14 +76,14 @@ def laplace_bridge(
     See Also
     --------
     kl_projection : Closest Dirichlet.
-    inverse_bridge : From a Dirichlet to a Gaussian.
+    inverse_bridge : Map a Dirichlet to Gaussian logits.
 
     Notes
     -----
-    Costs O(K²) per sample for the row sums of ``cov``, or O(K) without ``project``. The
-    computation is in log space. The result is finite for all finite inputs below 1e300,
-    including zero, singular and huge covariances. Variances below the rounding error of
-    ``cov`` are clamped to this error.
+    The cost per sample is O(K²) for the row sums of ``cov``, or O(K) without
+    ``project``. The bridge is computed in log space. The result is finite for all
+    finite inputs below 1e300, including zero, singular and huge covariances. Variances
+    below the rounding error of ``cov`` are raised to this error.
 
     References
     ----------
@@ -126,12 +127,12 @@ def laplace_bridge(
 
 
 def centred_bridge(mean: Tensor, cov: Tensor, norm: str | None = None) -> Tensor:
-    """Apply `laplace_bridge` to the centred Gaussian; cov is (b, K, K) or (b, K)."""
+    """Apply `laplace_bridge` after centring; cov has shape (b, K, K) or (b, K)."""
     return laplace_bridge(*centred_moments(mean, cov), project=False, norm=norm)
 
 
 def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
-    """Compute the Gaussian over logits whose Laplace bridge is a given Dirichlet.
+    """Map a Dirichlet to Gaussian logits by the inverse Laplace bridge.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -143,9 +144,9 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
     Returns
     -------
     mean : Tensor or ndarray of shape (..., K)
-        Means of the logits, summing to zero, float64.
+        Float64 means of the logits, which sum to zero.
     cov : Tensor or ndarray of shape (..., K, K)
-        Covariances of the logits, with rows summing to zero, float64.
+        Float64 covariances of the logits, whose rows sum to zero.
 
     Raises
     ------
@@ -154,12 +155,12 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
 
     See Also
     --------
-    laplace_bridge : From a Gaussian to a Dirichlet.
+    laplace_bridge : Map Gaussian logits to a Dirichlet.
 
     Notes
     -----
-    Costs O(K²) per sample. ``laplace_bridge`` is the inverse up to rounding, if the
-    total of ``alpha`` is at most 1e9.
+    The cost is O(K²) per sample. If the total of ``alpha`` is at most 1e9,
+    ``laplace_bridge`` recovers ``alpha`` up to rounding.
 
     References
     ----------
@@ -178,7 +179,7 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
 
 
 def _project(mean: Tensor, cov: Tensor, rounding: float) -> tuple[Tensor, Tensor]:
-    """Condition on a sum of zero; return mean and variances, (..., K) each."""
+    """Condition logits to sum to zero; return means and variances, (..., K) each."""
     row_sums = cov.sum(-1, dtype=torch.float64)  # Σ1
     total = row_sums.sum(-1, keepdim=True)  # 1ᵀΣ1
     variances = cov.diagonal(dim1=-2, dim2=-1).double()
@@ -190,7 +191,7 @@ def _project(mean: Tensor, cov: Tensor, rounding: float) -> tuple[Tensor, Tensor
 
 
 def _concentrations(mean: Tensor, variances: Tensor) -> Tensor:
-    """Compute the bridge for K > 1 with bounded total, (..., K)."""
+    """Compute the bridge for K > 1, and limit the total concentration."""
     n_classes = mean.shape[-1]
     mean = mean - mean.mean(-1, keepdim=True)
     constant = math.log1p(-2 / n_classes) if n_classes > 2 else -math.inf

@@ -1,4 +1,4 @@
-"""Properties of Dirichlet distributions with concentrations ``α``, ``A = Σ_k α_k``."""
+"""Properties of Dirichlet distributions with concentrations ``α`` and total ``A``."""
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ from sklaplace.core.random import RandomState
 from sklaplace.dirichlet import arrays
 from sklaplace.dirichlet.arrays import Array, check_alpha, like
 
-# Values of the option ``reference`` of `plausible_classes`.
+# Values of the parameter ``reference`` of `plausible_classes`.
 REFERENCES = ("top", "previous")
-# Larger totals, at which scipy is inaccurate, change Beta quantiles by less than 1e-6.
+# Above this total, SciPy is inaccurate, and Beta quantiles change by less than 1e-6.
 _MAX_QUANTILE_TOTAL = 1e12
 
 
@@ -30,7 +30,7 @@ def mean(alpha: Array) -> Array:
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        ``α / A`` with the total ``A = Σ_k α_k``, float64.
+        Float64 means ``α / A`` with the total ``A = Σ_k α_k``.
 
     Raises
     ------
@@ -65,8 +65,8 @@ def variance(alpha: Array) -> Array:
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        Variances (not standard deviations) ``m (1 − m) / (A + 1)`` with
-        ``m = α / A``, float64.
+        Float64 variances (not standard deviations) ``m (1 − m) / (A + 1)``, with
+        ``m = α / A`` and ``A = Σ_k α_k``.
 
     Raises
     ------
@@ -93,8 +93,8 @@ def variance(alpha: Array) -> Array:
 def entropy(alpha: Array) -> Array:
     """Compute the differential entropy of a Dirichlet, in nats.
 
-    The entropy of a distribution over probabilities is negative unless the distribution
-    is nearly uniform. For the entropy of the label, see `expected_entropy`.
+    The entropy is negative, except for the uniform distribution over two classes, where
+    it is zero. For the entropy of the label, see `expected_entropy`.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -106,7 +106,8 @@ def entropy(alpha: Array) -> Array:
     Returns
     -------
     Tensor or ndarray of shape (...,)
-        ``Σ logΓ(α_k) − logΓ(A) + (A − K) ψ(A) − Σ (α_k − 1) ψ(α_k)``, float64.
+        Float64 entropies
+        ``Σ logΓ(α_k) − logΓ(A) + (A − K) ψ(A) − Σ (α_k − 1) ψ(α_k)``.
 
     Raises
     ------
@@ -116,7 +117,7 @@ def entropy(alpha: Array) -> Array:
     See Also
     --------
     expected_entropy : Expected entropy of the label.
-    uncertainty : Parts of the label's entropy.
+    uncertainty : Decomposition of the label's entropy.
 
     Examples
     --------
@@ -140,8 +141,8 @@ def expected_entropy(alpha: Array) -> Array:
     Returns
     -------
     Tensor or ndarray of shape (...,)
-        ``E[−Σ π_k log π_k] = ψ(A + 1) − Σ (α_k / A) ψ(α_k + 1)``, float64, from zero to
-        ``log K``.
+        Float64 entropies ``E[−Σ π_k log π_k] = ψ(A + 1) − Σ (α_k / A) ψ(α_k + 1)``,
+        between zero and ``log K``.
 
     Raises
     ------
@@ -150,8 +151,8 @@ def expected_entropy(alpha: Array) -> Array:
 
     See Also
     --------
-    uncertainty : All parts of the entropy.
-    entropy : Entropy of the probabilities.
+    uncertainty : Decomposition of the label's entropy.
+    entropy : Differential entropy of the Dirichlet.
 
     Examples
     --------
@@ -166,7 +167,7 @@ def expected_entropy(alpha: Array) -> Array:
 
 
 def log_density(alpha: Array, proba: Array) -> Array:
-    """Compute the log-density of a Dirichlet at class probabilities.
+    """Compute the log-density of a Dirichlet at given class probabilities.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -180,10 +181,10 @@ def log_density(alpha: Array, proba: Array) -> Array:
     Returns
     -------
     Tensor or ndarray of shape (...,)
-        Log-density with respect to the Lebesgue measure of the first K − 1
-        probabilities, float64. If a probability is zero, the value is ``-inf``, or
-        ``inf`` for a concentration below one. The value is ``nan`` if both occur,
-        because the density has no limit.
+        Float64 log-densities with respect to the Lebesgue measure of the first K − 1
+        probabilities. If a probability is zero, the value is ``-inf`` for a
+        concentration above one, and ``inf`` for a concentration below one. If both
+        occur in a row, the value is ``nan``, because the density has no limit.
 
     Raises
     ------
@@ -221,7 +222,7 @@ def interval(alpha: Array, coverage: float = 0.9) -> Array:
     Returns
     -------
     Tensor or ndarray of shape (..., K, 2)
-        Lower and upper ends, which are quantiles of ``Beta(α_k, A − α_k)``, float64.
+        Float64 lower and upper bounds, which are quantiles of ``Beta(α_k, A − α_k)``.
 
     Raises
     ------
@@ -235,7 +236,7 @@ def interval(alpha: Array, coverage: float = 0.9) -> Array:
 
     Notes
     -----
-    scipy computes the quantiles on the CPU, in about a microsecond each.
+    SciPy computes the quantiles on the CPU. Each quantile takes about a microsecond.
 
     Examples
     --------
@@ -268,13 +269,13 @@ def sample(
     n_samples : int, default=1
         Number of draws.
     random_state : int, RandomState or None, default=0
-        Seed of the draws. None gives different draws every time. Global generators are
-        not used.
+        Seed of the draws. With None, each call returns different draws. Global random
+        generators are not used.
 
     Returns
     -------
     Tensor or ndarray of shape (n_samples, ..., K)
-        Draws, float64, from the CPU. Rows sum to one.
+        Float64 draws, generated on the CPU. Each row sums to one.
 
     Raises
     ------
@@ -283,12 +284,12 @@ def sample(
 
     See Also
     --------
-    log_density : Log-density of the distribution.
+    log_density : Log-density of the Dirichlet.
 
     Notes
     -----
     Draws are computed from logarithms of gamma variables. Small concentrations
-    therefore give one-hot probabilities instead of zero divided by zero.
+    therefore lead to one-hot probabilities instead of zero divided by zero.
 
     Examples
     --------
@@ -320,9 +321,9 @@ def uncertainty(alpha: Array) -> Array:
     Returns
     -------
     Tensor or ndarray of shape (..., 3)
-        Entropies in nats, float64: the entropy of the mean (total), the
-        `expected_entropy` given the probabilities (aleatoric), and the difference
-        (epistemic), which is the mutual information between label and probabilities.
+        Float64 entropies in nats: the entropy of the mean (total), the
+        `expected_entropy` (aleatoric), and their difference (epistemic). The difference
+        is the mutual information between the label and the probabilities.
 
     Raises
     ------
@@ -351,23 +352,23 @@ def uncertainty(alpha: Array) -> Array:
 
 
 def split_entropy(average: Tensor, aleatoric: Tensor) -> Tensor:
-    """Return total, aleatoric and epistemic entropy, (..., 3).
+    """Return total, aleatoric and epistemic entropies, of shape (..., 3).
 
     The inputs are mean probabilities (..., K) and expected entropies (...).
     """
     total = -torch.special.xlogy(average, average).sum(-1)
     aleatoric = torch.minimum(aleatoric, total)  # up to rounding
-    # without negative zeros
+    # adding 0.0 removes negative zeros
     return torch.stack([total, aleatoric, total - aleatoric], -1) + 0.0
 
 
 def plausible_classes(
     alpha: Array, q: float = 0.05, k_max: int = 10, reference: str = "top"
 ) -> Array:
-    """Find the classes that may be the most probable: uncertainty-aware top-k.
+    """Select the classes that may be the most probable (uncertainty-aware top-k).
 
     A class belongs to the set if the upper quantile of its marginal Beta distribution
-    is at least the lower quantile of the most probable class's distribution.
+    is at least the lower quantile of the most probable class.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -376,20 +377,20 @@ def plausible_classes(
     alpha : Tensor or ndarray of shape (..., K)
         Positive concentrations.
     q : float, default=0.05
-        Tail probability of both quantiles. Larger values give smaller sets. For 0.5 and
-        above, the set is only the top class.
+        Tail probability of both quantiles. Larger values lead to smaller sets. With 0.5
+        or more, the set contains only the top class.
     k_max : int, default=10
         Maximum number of classes in a set.
     reference : {"top", "previous"}, default="top"
-        Class to compare with: the most probable class, or the preceding class in
-        descending order ("next class"). The latter gives larger sets, which end at the
-        first clear gap.
+        Class to compare with: the most probable class (``"top"``), or the class before
+        in descending order of probability (``"previous"``, also called "next class").
+        ``"previous"`` leads to larger sets, which end at the first clear gap.
 
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        Boolean mask of the set, which always includes the most probable class. The
-        order of the classes breaks ties.
+        Boolean mask of the set, which always includes the most probable class. Ties are
+        broken by class order.
 
     Raises
     ------
@@ -403,8 +404,9 @@ def plausible_classes(
 
     Notes
     -----
-    Costs 2 k_max Beta quantiles per sample. Beta(a, A − a) variables are stochastically
-    increasing in a, so the members of the set come first in descending order.
+    Each sample requires 2 k_max Beta quantiles. ``Beta(a, A − a)`` is stochastically
+    increasing in ``a``, so the members of the set are the first classes in descending
+    order.
 
     References
     ----------

@@ -1,8 +1,8 @@
 """Expected softmax of independent Gaussian logits, by the Gumbel-max identity.
 
-With independent Gumbel noise ``g``, ``E[softmax(f)]_k`` is the probability that
-``f_k + g_k`` is the largest value. This is one integral,
-``∫ F_k'(t) Π_{j≠k} F_j(t) dt``, for any number of classes.
+For independent Gumbel noise ``g``, ``E[softmax(f)]_k`` is the probability that
+``f_k + g_k`` is the largest entry of ``f + g``. For any number of classes, this
+probability is the one-dimensional integral ``∫ F_k'(t) Π_{j≠k} F_j(t) dt``.
 """
 
 import math
@@ -14,26 +14,26 @@ from torch import Tensor
 from sklaplace.dirichlet.logits import chunks
 from sklaplace.dirichlet.normal_gumbel import LOWEST, NormalGumbel
 
-# Initial and maximum number of quadrature nodes, and tolerance for the sum of
+# Initial and maximum numbers of quadrature nodes, and tolerance for the sum of
 # probabilities.
 _FIRST_NODES, _MAX_NODES, _TOLERANCE = 16, 2048, 3e-4
-# Maximum ratio of spacing to distance of the nodes. For larger ratios, the errors of
-# two classes may cancel in the sum.
+# Maximum ratio of the node spacing to the distance from the lower end. Above this
+# ratio, the errors of two classes may cancel in the sum.
 _MAX_RATIO = 0.35
 # The log-probability that the largest value is below the lower end is about -exp(_END).
 _END = -LOWEST
-# Noise variance that nodes must resolve for logits without variance.
+# Noise variance that the nodes must resolve if the logits have zero variance.
 _NOISE = 1.3
-# Number of classes above which all but the leading classes are merged; minimum number
-# of leading classes; divisor of the number of classes that gives a larger number; and
-# log of the largest relative error of ``-log F`` for merged classes at the lower end.
-# This error is as large as in `NormalGumbel`, and smaller by e^LOWEST where the
-# integrand is large.
+# For more than MANY_CLASSES classes, all but the leading classes are merged. The first
+# attempt uses _LEADING leading classes, the second a fraction 1/_PART of all classes if
+# that is more. _LOG_ERROR is the log of the largest relative error of ``-log F`` for
+# merged classes at the lower end. This error is as large as in `NormalGumbel`, and
+# smaller by e^LOWEST where the integrand is large.
 MANY_CLASSES, _LEADING, _PART, _LOG_ERROR = 1024, 512, 32, math.log(1e-2)
-# Keeps quotients finite for zero variances.
+# Minimum variance, which keeps quotients finite.
 _TINY = 1e-300
-# Number of points at unit distance, and derivatives of their interpolating polynomial
-# at each point.
+# Number of points at unit spacing, and derivatives of their interpolating polynomial at
+# each point.
 _STENCIL = 7
 _DERIVATIVES = np.array(
     [
@@ -52,12 +52,12 @@ def independent_variances(centred: Tensor) -> Tensor:
     Parameters
     ----------
     centred : Tensor of shape (b, K)
-        Diagonal of ``C diag(d) C``, where ``C = I − 11ᵀ/K``; K > 1.
+        Diagonal of ``C diag(d) C``, where ``C = I − 11ᵀ/K`` and K > 1.
 
     Returns
     -------
     Tensor of shape (b, K)
-        Variances, exact unless one would be negative.
+        Variances, which are exact unless one of them would be negative.
     """
     n_classes = centred.shape[-1]
     if n_classes == 2:  # only the sum is identifiable
@@ -70,56 +70,57 @@ def independent_variances(centred: Tensor) -> Tensor:
 def argmax_proba(
     mean: Tensor, variances: Tensor, n_nodes: int = _FIRST_NODES
 ) -> Tensor:
-    """Return the probability that each logit is the largest, with Gumbel noise.
+    """Return the probability that each logit is the largest with Gumbel noise.
 
     Parameters
     ----------
     mean : Tensor of shape (b, K)
-        Means of the logits, float64.
+        Float64 means of the logits.
     variances : Tensor of shape (b, K)
-        Variances of the independent logits, float64, non-negative.
+        Non-negative float64 variances of the independent logits.
     n_nodes : int
-        Initial number of nodes, at least seven.
+        Initial number of quadrature nodes, at least seven.
 
     Returns
     -------
     Tensor of shape (b, K)
-        Probabilities; rows sum to one.
+        Probabilities. Each row sums to one.
 
     Notes
     -----
-    With ``S = -log Π F_j``, integration by parts gives
-    ``∫ -(log F_k)(t) (exp(-S))'(t) dt``. Only one function per sample is
-    differentiated, instead of one per class. The trapezoidal rule runs between two ends
-    beyond which the largest value is improbable. It uses differences of ``log S``,
-    which is nearly linear. At the lower end, the smallest variance determines the
-    spacing of the nodes. Above, the spacing is proportional to the distance from the
-    lower end, because only logits with large variances contribute there: a logit with a
-    small variance and a mean far above the lower end would have raised this end. The
+    With ``S = -log Π F_j``, integration by parts turns the integral into
+    ``∫ -(log F_k)(t) (exp(-S))'(t) dt``. This form requires one derivative per sample
+    instead of one per class. The trapezoidal rule covers the interval in which the
+    largest value probably lies. The derivative uses differences of ``log S``, which is
+    nearly linear. At the lower end, the smallest variance determines the spacing of the
+    nodes. Further up, the spacing is proportional to the distance from the lower end,
+    because only logits with large variances contribute there: a logit with a small
+    variance and a mean far above the lower end would have raised the lower end. The
     number of nodes is doubled for samples whose probabilities do not sum to one or
-    whose nodes are too coarse. Nodes are constants for autograd, because the integral
-    does not depend on them. Small probabilities are bounded from above, because the
-    tails of `NormalGumbel` are too heavy.
+    whose nodes are too coarse. Autograd treats the nodes as constants, because the
+    integral does not depend on the nodes. Small probabilities are bounded from above,
+    because the tails of `NormalGumbel` are too heavy.
 
     The cost is one exponential and one polynomial of degree seven per class and node.
-    The additional memory is a few chunks of `logits.chunks`. With many classes, most
-    are improbable and cost only one exponential each; see `_by_leading`.
+    The additional memory is a few chunks of `logits.chunks`. If there are many classes,
+    most classes are improbable and cost only one exponential each; see `_by_leading`.
     """
-    # relative to the largest mean, where precision matters
+    # relative to the largest mean, near which precision matters
     mean = mean - mean.detach().amax(-1, keepdim=True)
     is_many = mean.shape[-1] > MANY_CLASSES
     return (_by_leading if is_many else _by_nodes)(mean, variances, n_nodes)
 
 
 def _by_leading(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
-    """Return `argmax_proba` for many classes, most of them improbable, (b, K).
+    """Compute `argmax_proba` for many classes, most of which are improbable.
 
     In the upper tail, ``-log F_j(t) = e^(m_j - t)`` up to a relative error of at most
     ``e^(m_j + v_j - t) / 2``, where ``m_j`` is the mean plus half the variance ``v_j``.
     Logits with a small error at the lower end of the quadrature are merged into one
-    logit without variance, the logsumexp of their ``m_j``. They share its probability
-    in proportion to ``e^m_j``. The other logits are integrated: a few, then more, and
-    finally all if too many have large errors.
+    logit with zero variance, the logsumexp of their ``m_j``. The probability of the
+    merged logit is split in proportion to ``e^m_j``. The other logits are integrated.
+    If too many logits have large errors, more logits are integrated, and finally all
+    logits.
     """
     found, is_precise = _with_leading(_LEADING, mean, variances, n_nodes)
     left = (~is_precise).nonzero().squeeze(-1)
@@ -136,7 +137,7 @@ def _by_leading(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
 def _with_leading(
     n_leading: int, mean: Tensor, variances: Tensor, n_nodes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return probabilities (b, K), and whether the leading classes suffice, (b,)."""
+    """Return probabilities (b, K), and whether the leading classes suffice (b,)."""
     tails = mean + variances / 2
     errors, leading = (tails + variances).detach().topk(n_leading, -1, sorted=False)
     few = mean.gather(-1, leading), variances.gather(-1, leading)
@@ -145,10 +146,10 @@ def _with_leading(
     shares = (rest - largest).exp()
     total = shares.sum(-1, keepdim=True)
     logit = total.log() + largest
-    # the largest value probably exceeds both
+    # the largest value probably exceeds both lower ends
     lowest = NormalGumbel(*(part.detach() for part in few)).lower.amax(-1)
     lowest = lowest.maximum(logit.detach().squeeze(-1) + LOWEST)
-    # False for values that are not finite
+    # False for non-finite values
     is_precise = errors.amin(-1) - math.log(2) - lowest < _LOG_ERROR
     joined = torch.cat([few[0], logit], -1), torch.cat([few[1], 0 * logit], -1)
     proba = torch.zeros_like(joined[0])
@@ -173,8 +174,8 @@ def _by_nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
 
 
 def _integrals(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
-    """Return sums (b, K) of the quadrature, and ratios (b,) of `_nodes`."""
-    # samples last: operations on long rows are faster
+    """Return the quadrature sums (b, K), and the ratios (b,) of `_nodes`."""
+    # samples on the last axis, because operations on long rows are faster
     classes = NormalGumbel(mean.T.contiguous(), variances.T.contiguous())
     nodes, ratio = _nodes(classes, variances, n_nodes)
     minus_logs = classes.minus_log(nodes.unsqueeze(1))  # (t, K, b)
@@ -188,9 +189,9 @@ def _integrals(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, T
 def _nodes(
     classes: NormalGumbel, variances: Tensor, n_nodes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the nodes of the quadrature (t, b), and ratios (b,).
+    """Return the quadrature nodes (t, b), and ratios (b,).
 
-    The inputs are classes (K, b) and their variances (b, K). A ratio is the spacing of
+    The classes have shape (K, b) and the variances (b, K). A ratio is the spacing of
     distant nodes divided by their distance from the lower end.
     """
     scale = (variances.amin(1) + _NOISE).sqrt()
@@ -198,7 +199,7 @@ def _nodes(
     # a product of probabilities does not exceed its smallest factor
     nodes, _ = _spaced(classes.lower.amax(0), high, scale, max(6, n_nodes // 3))
     minus_log = classes.minus_log(nodes.unsqueeze(1)).sum(1).log()
-    # the last node up to which the product is too small
+    # the last of the lower nodes at which the product is too small
     index = (minus_log > _END).cumprod(0).sum(0).sub_(1).clamp_(0, len(nodes) - 2)
     index = torch.stack([index, index + 1])
     (first, second), (above, below) = nodes.gather(0, index), minus_log.gather(0, index)
@@ -207,14 +208,14 @@ def _nodes(
 
 
 def _spaced(low: Tensor, high: Tensor, scale: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return nodes (n, b), spaced by about ``scale`` at the lower end, and ratios."""
+    """Return nodes (n, b), whose spacing grows beyond ``scale``, and ratios (b,)."""
     even = torch.linspace(0, 1, n, dtype=low.dtype, device=low.device)
     end = ((high - low) / scale).asinh()
     return low + scale * (end * even.unsqueeze(1)).sinh(), end / (n - 1)
 
 
 def _differences(values: Tensor) -> Tensor:
-    """Return derivatives (t, b) of values at points of unit distance."""
+    """Return derivatives (t, b) of values at points with unit spacing."""
     derivatives = torch.as_tensor(_DERIVATIVES).to(values)
     middle = _STENCIL // 2
     inner = values.unfold(0, _STENCIL, 1) @ derivatives[middle]
@@ -224,9 +225,10 @@ def _differences(values: Tensor) -> Tensor:
 
 
 def _upper_bound(mean: Tensor, variances: Tensor) -> Tensor:
-    """Return Chernoff's bound on the probabilities of independent logits, (b, K).
+    """Return the Chernoff bound (b, K) on the probabilities of independent logits.
 
-    If ``m_j`` is the largest mean, ``p_k ≤ E[exp(s (f_k - f_j))]`` for s from 0 to 1.
+    If ``m_j`` is the largest mean, ``p_k ≤ E[exp(s (f_k - f_j))]`` for
+    ``0 ≤ s ≤ 1``.
     """
     largest = mean.argmax(-1, keepdim=True)
     gaps = mean.gather(-1, largest) - mean

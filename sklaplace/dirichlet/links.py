@@ -1,9 +1,9 @@
 """Link approximations: class probabilities from a Gaussian over logits.
 
 All links approximate ``p = E[softmax(f)]`` for ``f ~ N(μ, Σ)``. This expectation
-depends only on the centred Gaussian ``N(m, S)``; see `sklaplace.dirichlet.logits`. A
-`Link` describes the inputs of an approximation. Some links do not centre the logits, as
-in some publications.
+depends only on the centred Gaussian ``N(m, S)``; see `sklaplace.dirichlet.logits`. Only
+`probit_uncentred` does not centre the logits, as in the literature. A `Link` combines
+an approximation with a description of its inputs.
 """
 
 import math
@@ -38,22 +38,22 @@ __all__ = [
 
 Probabilities = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# Up to this largest variance, the second-order expansion is more accurate than
+# If no variance exceeds this value, the second-order expansion is more accurate than
 # quadrature.
 _SMALL_VARIANCE = 0.09
-# Bytes of variances that `gumbel` processes at once for many classes. Several samples
-# share a quadrature, and arrays stay in the caches.
+# Bytes of variances that `gumbel` processes at once if there are many classes. Several
+# samples share a quadrature, and arrays fit into the CPU caches.
 _MANY_BYTES = 2**23
-# Bound on single-precision logits of draws that keeps sums over classes finite.
+# Bound on drawn single-precision logits, which keeps sums over classes finite.
 _LARGE = 1e30
 
 
 def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Compute probabilities from pairwise differences of logits, in closed form.
 
-    This link is nearly exact for two classes, for which it equals MacKay's
-    approximation of the logistic-Gaussian integral. For many classes with small
-    variances, it can be less accurate than the softmax of the mean.
+    For two classes, this link is nearly exact and equals MacKay's approximation to the
+    logistic-Gaussian integral. For many classes with small variances, it can be less
+    accurate than the softmax of the mean.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -69,7 +69,7 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Probabilities, float64; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
@@ -78,8 +78,9 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     Notes
     -----
-    ``p_k ∝ 1 / Σ_j exp(−(μ_k − μ_j) / √(1 + π Var(f_k − f_j) / 8))``. Costs O(K²) time
-    and memory per sample.
+    The probabilities are
+    ``p_k ∝ 1 / Σ_j exp(−(μ_k − μ_j) / √(1 + π Var(f_k − f_j) / 8))``. The cost is O(K²)
+    time and memory per sample.
 
     References
     ----------
@@ -104,11 +105,11 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 
 def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Compute the softmax of mean logits divided by ``√(1 + π/8 · variance)``.
+    """Compute the softmax of the mean logits divided by ``√(1 + π/8 · variance)``.
 
-    This is the cheapest link that depends on the variances, and the most widely used.
-    It neglects covariances between logits. For tens of classes or more and standard
-    deviations up to about one, its error exceeds the error of the softmax of the mean.
+    This link is the most widely used, and the cheapest that depends on the variances.
+    It ignores covariances between logits. For tens of classes or more and standard
+    deviations up to about one, it is less accurate than the softmax of the mean.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -124,17 +125,17 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Probabilities, float64; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
-    probit_uncentred : Probit link as published.
+    probit_uncentred : Probit link without centring, as published.
     mean_field : Link with covariances.
 
     Notes
     -----
-    ``softmax(m_k / √(1 + π S_kk / 8))`` with the centred ``m`` and ``S``. Costs O(K)
-    per sample for variances, and O(K²) time to centre covariances.
+    The probabilities are ``softmax(m_k / √(1 + π S_kk / 8))`` for the centred ``m`` and
+    ``S``. The cost per sample is O(K) for variances, and O(K²) to centre covariances.
 
     References
     ----------
@@ -156,11 +157,11 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 
 def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Apply `probit` to logits without centring, as in the published extension.
+    """Apply `probit` to uncentred logits, as in the literature.
 
-    This link is for comparison with the literature, which calls it the probit or
-    extended MacKay approximation. Unlike the expected softmax, it depends on a shift
-    common to all logits. If this shift has a large variance, as with Kronecker-factored
+    Use this link to compare with the literature, which calls it the probit or extended
+    MacKay approximation. Unlike the expected softmax, this link depends on a shift
+    common to all logits. If the shift has a large variance, as with Kronecker-factored
     curvature or a bias in the last layer, predictions are far too uncertain. For
     independent logits of two to four classes, this link is more accurate than `probit`.
 
@@ -178,7 +179,7 @@ def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Probabilities, float64; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
@@ -186,7 +187,8 @@ def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     Notes
     -----
-    ``softmax(μ_k / √(1 + π Σ_kk / 8))``. Costs O(K) per sample.
+    The probabilities are ``softmax(μ_k / √(1 + π Σ_kk / 8))``. The cost is O(K) per
+    sample.
 
     References
     ----------
@@ -210,8 +212,9 @@ def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Expand the softmax to second order around the mean of the logits.
 
-    This is the most accurate closed form for standard deviations below 0.3. Do not use
-    it above one. Prefer it for small posterior variances without sampling.
+    This link is the most accurate closed form for standard deviations below 0.3. Prefer
+    it for small posterior variances if you want to avoid sampling. Do not use it for
+    standard deviations above one.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -227,18 +230,19 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Probabilities, float64; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
     mean_field : Link for larger variances.
-    mc : Link for any variances, by draws.
+    mc : Link for any variances, which averages draws.
 
     Notes
     -----
-    ``p ∘ (1 + pᵀΣp − Σp + ½ diagΣ − ½ pᵀdiagΣ)`` with ``p = softmax(μ)``, which sums to
-    one and has an error of O(Σ²). Large variances can give negative entries. These are
-    set to zero, and the rest is divided by its sum. Costs O(K²) per sample.
+    The expansion is ``p ∘ (1 + pᵀΣp − Σp + ½ diagΣ − ½ pᵀdiagΣ)`` with
+    ``p = softmax(μ)``. It sums to one and has an error of O(Σ²). Large variances can
+    lead to negative entries. Negative entries are set to zero, and the others are
+    divided by their sum. The cost is O(K²) per sample.
 
     References
     ----------
@@ -262,12 +266,12 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Compute probabilities of independent logits by one-dimensional quadrature.
 
-    The softmax is the probability that a logit is the largest after adding independent
-    Gumbel noise to each. For independent logits, this is one integral over the largest
-    value, for any number of classes. Prefer this link for weakly correlated logits, and
-    for thirty or more classes with standard deviations above two. Covariances are used
-    only to find independent logits with the same centred variances. For logits with few
-    common factors, `mc` is far more accurate.
+    The softmax is the probability that a logit is the largest after independent Gumbel
+    noise is added to each logit. For independent logits and any number of classes, this
+    probability is one integral over the largest value. Prefer this link for weakly
+    correlated logits, and for thirty or more classes with standard deviations above
+    two. Covariances are used only to find independent logits with the same centred
+    variances. If the logits depend on a few common factors, `mc` is far more accurate.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -283,7 +287,7 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Probabilities, float64; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
@@ -292,13 +296,14 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     Notes
     -----
-    ``p_k = ∫ F_k'(t) Π_{j≠k} F_j(t) dt``, where ``F_j`` is the distribution function of
-    a normal plus a Gumbel variable. A polynomial approximates ``-log(-log F_j)``. The
-    variances ``d`` are chosen so that ``C diag(d) C`` has the diagonal of ``S``. This
-    is exact for two classes, and for three classes unless a variance would be negative.
-    For independent logits, the polynomial has an error of about 0.0003 per class, and
-    the quadrature has an error below 0.001 over all classes. Samples with all variances
-    below 0.09 use the expansion of `sodpp` for independent logits. Costs O(K) per
+    The probabilities are ``p_k = ∫ F_k'(t) Π_{j≠k} F_j(t) dt``, where ``F_j`` is the
+    distribution function of a normal plus a Gumbel variable. A polynomial approximates
+    ``-log(-log F_j)``. The variances ``d`` of the independent logits are chosen so that
+    ``C diag(d) C`` has the same diagonal as ``S``. This choice is exact for two
+    classes, and for three classes unless a variance would be negative. For independent
+    logits, the error of the polynomial is about 0.0003 per class, and the error of the
+    quadrature is below 0.001 over all classes. If all variances of a sample are below
+    0.09, the expansion of `sodpp` for independent logits is used. The cost is O(K) per
     sample: about 20 exponentials and polynomials of degree seven per class, and two to
     four times more if variances differ by orders of magnitude.
 
@@ -343,11 +348,10 @@ def mc(
 ) -> Tensor:
     """Average the softmax over draws of the logits.
 
-    This is the only link whose error vanishes as the number of draws grows. For
-    standard deviations of two and random covariances, the absolute errors of a hundred
-    draws sum to 0.03 for ten classes, 0.05 for thirty and 0.2 for three hundred. For
-    covariances of rank two, they sum to less than 0.05 for each of these numbers of
-    classes.
+    This is the only link whose error vanishes as the number of draws grows. With 100
+    draws, standard deviations of two and random covariances, the sum of the absolute
+    errors is 0.03 for 10 classes, 0.05 for 30 classes and 0.2 for 300 classes. With
+    covariances of rank two, the sum is below 0.05 in all three cases.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -358,16 +362,17 @@ def mc(
     cov : Tensor of shape (b, K, K)
         Covariances of the logits.
     draws : Tensor of shape (s, K)
-        Standard-normal points, such as from `sklaplace.core.random.sobol_normals`. All
-        samples use the same points, so their probabilities do not depend on each other.
+        Standard-normal points, for example from `sklaplace.core.random.sobol_normals`.
+        All samples share the points, so the probabilities of one sample do not depend
+        on other samples.
     dtype : torch.dtype
-        Dtype of the draws. float32 takes half the time, but gives probabilities with
-        errors of 1e-7 that depend on the other samples.
+        Dtype of the draws. float32 takes half the time, but causes errors of 1e-7 in
+        the probabilities. These errors depend on the other samples.
 
     Returns
     -------
     Tensor of shape (b, K)
-        Probabilities, float64; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
@@ -376,8 +381,9 @@ def mc(
 
     Notes
     -----
-    Costs O(K³ + s K²) per sample. Samples are processed in chunks, so the additional
-    memory is about 2 MiB, or the size of one sample's draws if larger.
+    The cost is O(K³ + s K²) per sample. Samples are processed in chunks, so the
+    additional memory is about 2 MiB, or the size of one sample's draws if that is
+    larger.
 
     Examples
     --------
@@ -394,7 +400,7 @@ def mc(
 
 
 def mc_uncertainty(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Apply `uncertainty_of_draws` to Gaussian logits, with the points of `mc`.
+    """Apply `uncertainty_of_draws` to Gaussian logits, with draws as in `mc`.
 
     Parameters
     ----------
@@ -408,19 +414,19 @@ def mc_uncertainty(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, 3)
-        Entropies in nats, float64.
+        Float64 entropies in nats.
     """
     parts = (_sampled_proba(*part, draws) for part in chunks(mean, cov, len(draws)))
     return torch.cat([uncertainty_of_draws(proba) for proba in parts])
 
 
 def uncertainty_of_draws(proba: Tensor) -> Tensor:
-    """Return total, aleatoric and epistemic entropy from draws of the probabilities.
+    """Return total, aleatoric and epistemic entropies from draws of probabilities.
 
     Parameters
     ----------
     proba : Tensor of shape (b, K, s)
-        Probabilities of K classes under each of s draws.
+        Probabilities of K classes for each of s draws.
 
     Returns
     -------
@@ -435,10 +441,10 @@ def uncertainty_of_draws(proba: Tensor) -> Tensor:
 def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Return the mean of the Dirichlet from the Laplace bridge.
 
-    This link is for comparison with the literature. The probabilities do not depend on
-    the scale of the covariance. They equal the softmax for two classes, but do not
-    converge to it for more. Only the concentrations of ``dirichlet.laplace_bridge``
-    depend on the uncertainty.
+    Use this link to compare with the literature. The probabilities do not depend on the
+    scale of the covariance. For two classes, the probabilities equal the softmax. For
+    more classes, they do not converge to the softmax. Only the concentrations of
+    ``dirichlet.laplace_bridge`` depend on the uncertainty.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -454,7 +460,7 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Probabilities, float64; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
@@ -463,7 +469,7 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     Notes
     -----
-    Costs O(K) per sample for variances, and O(K²) to centre covariances.
+    The cost per sample is O(K) for variances, and O(K²) to centre covariances.
 
     References
     ----------
@@ -502,16 +508,16 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Probabilities, float64; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
-    bridge : Link without correction.
+    bridge : Link without the correction.
     sklaplace.dirichlet.laplace_bridge : Dirichlet concentrations.
 
     Notes
     -----
-    Costs O(K) per sample for variances, and O(K²) to centre covariances.
+    The cost per sample is O(K) for variances, and O(K²) to centre covariances.
 
     References
     ----------
@@ -531,20 +537,20 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Link:
-    """Approximation of the expected softmax, and its inputs.
+    """Approximation to the expected softmax, with a description of its inputs.
 
     Attributes
     ----------
     function : callable
         Function ``(mean (b, K), cov (b, K, K), draws (s, K)) -> (b, K)``.
     diagonal : bool
-        Whether ``function`` also takes variances (b, K) instead of covariances.
+        Whether ``function`` also accepts variances (b, K) instead of covariances.
     centred : bool
         Whether the logits are centred first.
     draws : bool
-        Whether draws are used.
+        Whether ``function`` uses the draws.
     cheap : bool
-        Whether ``function`` takes no more time than computing the variances.
+        Whether ``function`` is no slower than computing the variances.
     single : callable or None
         Faster single-precision version of ``function``, if any.
     """
@@ -557,11 +563,11 @@ class Link:
     single: Probabilities | None = None
 
     def __call__(self, mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-        """Return probabilities (b, K) for Gaussian logits."""
+        """Return the probabilities (b, K) for Gaussian logits."""
         return self.function(mean, cov, draws)
 
     def score(self, mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-        """Return less precise probabilities, which suffice for sums over samples."""
+        """Return less precise probabilities that suffice for sums over samples."""
         return (self.single or self.function)(mean, cov, draws)
 
 
@@ -577,23 +583,24 @@ LINKS: dict[str, Link] = {
     ),
     "sodpp": Link(sodpp),
 }
-"""Links by their name in ``link_approx``."""
+"""Links, keyed by the value of ``link_approx``."""
 
 
-# Maximum numbers of classes for `mean_field` and `mc`, and minimum draws for `mc`
+# Maximum numbers of classes for `mean_field` and `mc`, and minimum number of draws for
+# `mc`.
 _CLASSES_OF_MEAN_FIELD, _CLASSES_OF_MC, _DRAWS_OF_MC = 2, 16, 50
 
 
 def choose_link(n_classes: int, n_samples: int = 100) -> str:
-    """Choose the link for a number of classes.
+    """Choose a link by the number of classes.
 
-    This is the rule for ``link_approx='auto'``:
+    ``link_approx='auto'`` uses this rule:
 
     * up to 2 classes: ``'mean_field'``, which is nearly exact and the cheapest;
     * 3 to 16 classes with 50 or more draws: ``'mc'``, which uses all covariances of the
       logits and is accurate in few dimensions;
-    * otherwise: ``'gumbel'``, because draws are less accurate in many dimensions,
-      except for covariances of low rank, which the rule does not check.
+    * otherwise: ``'gumbel'``, because draws are less accurate in many dimensions. Draws
+      are accurate for covariances of low rank, but the rule does not check the rank.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -617,11 +624,15 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
 
     Notes
     -----
-    The chosen link is not always the best. In tests, its error did not exceed the error
-    of ``'probit'`` by more than 1e-4. The tests had four kinds of covariances with 2 to
-    256 classes, and 1000 independent logits, with standard deviations of logits from
-    0.01 to 8, means of two and ten times standard normal, and 4, 16 and 100 draws. The
-    gallery has a table.
+    The chosen link is not always the best. In tests, its error exceeded the error of
+    ``'probit'`` by at most 1e-4. The tests covered:
+
+    * four kinds of covariances with 2 to 256 classes, and 1000 independent logits;
+    * standard deviations of the logits from 0.01 to 8;
+    * means of the logits that are two and ten times standard normal;
+    * 4, 16 and 100 draws.
+
+    The gallery has a table of the results.
 
     Examples
     --------
@@ -640,7 +651,7 @@ def _expanded(softmax: Tensor, variances: Tensor, products: Tensor) -> Tensor:
     """Compute the second-order expansion from ``p``, ``diagΣ`` and ``Σp``."""
     change = variances / 2 - products
     change = change - (softmax * change).sum(-1, keepdim=True)
-    # larger changes are outside the expansion's range, and could overflow
+    # larger changes are outside the range of the expansion, and could overflow
     proba = softmax * (1 + change.clamp(-1, 1e100))
     return proba / proba.sum(-1, keepdim=True)
 
@@ -652,7 +663,7 @@ def _sampled_proba(
     mean, centred = centre(mean, cov)
     factor = centred_factor(centred, cov)  # (b, K, K - 1)
     if dtype != mean.dtype:
-        # within the other dtype's range, and precise for the largest logits
+        # keep logits in the range of the dtype, and the largest logits precise
         mean = (mean - mean.amax(-1, keepdim=True)).clamp(min=-_LARGE).to(dtype)
         factor = factor.clamp(-_LARGE, _LARGE).to(dtype)
     points = draws[:, : factor.shape[-1]].to(factor)

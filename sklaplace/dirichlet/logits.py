@@ -1,7 +1,8 @@
-"""Gaussians ``N(μ, Σ)`` over logits: centring, factors, expected logsumexp.
+"""Gaussians ``N(μ, Σ)`` over logits: centring, factors and expected logsumexp.
 
-The softmax is invariant to a shift common to all logits, so its distribution depends
-only on the centred Gaussian: ``m = Cμ``, ``S = CΣC`` with ``C = I − 11ᵀ/K``.
+The softmax is invariant to a shift common to all logits. Its distribution therefore
+depends only on the centred Gaussian with mean ``m = Cμ`` and covariance ``S = CΣC``,
+where ``C = I − 11ᵀ/K``.
 """
 
 import math
@@ -15,45 +16,45 @@ from sklaplace.dirichlet.arrays import check_finite, check_variances
 
 # Larger logits are clamped to avoid overflow in sums; their softmax is one-hot anyway.
 MAX_LOGIT = 1e100
-# Jitter added to diagonals, as a fraction of the largest variance, and lower bound on
-# this variance, which keeps the pivots of a zero covariance positive.
+# Jitter added to diagonals, as a fraction of the largest variance, and minimum of this
+# variance. The minimum keeps the pivots of a zero covariance positive.
 JITTER, MIN_VARIANCE = 1e-10, 1e-200
-# Smaller gaps count as zero.
+# Gaps below this value are treated as zero.
 _MIN_UNIT = 1e-100
-# Memory for the tensors of a chunk of samples. Larger chunks exceed the cache of a core
-# and take 50 % longer.
+# Memory for the tensors of a chunk of samples. Larger chunks do not fit into the cache
+# of a core and take 50 % longer.
 _CHUNK_BYTES = 2**21
-# Points of `logsumexp_gap`: minimum and maximum number of directions, and the maximum
-# dimension for three radii instead of two.
+# Points of `logsumexp_gap`: minimum and maximum numbers of directions, and maximum
+# dimension with three radii instead of two.
 _MIN_DIRECTIONS, _MAX_DIRECTIONS, _MAX_DIM_OF_THREE = 8, 64, 8
-# Number of logits with the largest variances to integrate separately, and the nodes of
-# these one-dimensional integrals by the trapezoidal rule.
+# Number of logits with the largest variances that are integrated separately, and nodes
+# of the trapezoidal rule for these one-dimensional integrals.
 _N_WIDEST = 2
 _NODES = torch.linspace(-8, 8, 33, dtype=torch.float64)
 
 
 def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Centre a Gaussian: remove the direction to which the softmax is invariant.
+    """Remove the direction of the logits to which the softmax is invariant.
 
     Parameters
     ----------
     mean : Tensor of shape (b, K)
         Means of the logits.
     cov : Tensor of shape (b, K, K)
-        Covariances of the logits, symmetric positive semidefinite.
+        Symmetric positive semidefinite covariances of the logits.
 
     Returns
     -------
     mean : Tensor of shape (b, K)
-        Centred means ``Cμ``, float64; rows sum to zero.
+        Float64 centred means ``Cμ``, whose rows sum to zero.
     cov : Tensor of shape (b, K, K)
-        Centred covariances ``CΣC``, float64; rows and columns sum to zero.
+        Float64 centred covariances ``CΣC``, whose rows and columns sum to zero.
 
     Notes
     -----
-    Costs O(K²) per sample. The all-ones direction has no curvature and keeps its prior
-    variance, which may exceed all other variances by orders of magnitude. If ``CΣC``
-    consists only of rounding errors, it is set to zero.
+    The cost is O(K²) per sample. The all-ones direction has no curvature and keeps its
+    prior variance, which can exceed all other variances by orders of magnitude. If
+    ``CΣC`` consists only of rounding errors, it is set to zero.
     """
     rows = cov.mean(-1, keepdim=True, dtype=torch.float64)  # (b, K, 1)
     columns = cov.mean(-2, keepdim=True, dtype=torch.float64)  # (b, 1, K)
@@ -65,7 +66,7 @@ def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Return centred means and variances, (b, K) each, float64.
+    """Return float64 centred means and variances, each of shape (b, K).
 
     Parameters
     ----------
@@ -76,7 +77,7 @@ def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
 
     Notes
     -----
-    Costs O(K²) time and O(K) memory per sample.
+    The cost is O(K²) time and O(K) memory per sample.
     """
     if cov.ndim == mean.ndim:
         return _centre_mean(mean), cov.double()
@@ -92,7 +93,7 @@ def centred_factor(cov: Tensor, given: Tensor | None = None) -> Tensor:
     Parameters
     ----------
     cov : Tensor of shape (b, K, K)
-        Centred covariances, float64.
+        Float64 centred covariances.
     given : Tensor of shape (b, K, K), optional
         Covariances before centring, which determine the size of rounding errors.
 
@@ -104,21 +105,21 @@ def centred_factor(cov: Tensor, given: Tensor | None = None) -> Tensor:
     Raises
     ------
     ValueError
-        If a covariance is not finite, or not positive semidefinite.
+        If a covariance is not finite or not positive semidefinite.
 
     Notes
     -----
-    The factor is a Cholesky factor of all classes except the last, whose logit is minus
-    the sum of the others. Jitter on the diagonal makes singular matrices factorisable,
-    and the factor a smooth function of the covariance. If the jitter is too small, for
-    example for singular matrices rounded to single precision, the factor comes from the
-    eigenvectors.
+    The factor is a Cholesky factor for all classes except the last. The last logit is
+    minus the sum of the other logits. Jitter on the diagonal makes singular matrices
+    factorisable, and makes the factor a smooth function of the covariance. If the
+    jitter is too small, for example for singular matrices rounded to single precision,
+    the factor is computed from the eigenvectors.
     """
     leading = cov[:, :-1, :-1]
     largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1)
     jitter = JITTER * largest.clamp(min=MIN_VARIANCE)
     identity = torch.eye(leading.shape[-1], dtype=cov.dtype, device=cov.device)
-    # no variable for the sum, which would keep another (K, K) in memory
+    # a variable for the sum would keep another (K, K) matrix in memory
     factor, failed = torch.linalg.cholesky_ex(
         leading + jitter[:, None, None] * identity
     )
@@ -134,7 +135,7 @@ def centred_factor(cov: Tensor, given: Tensor | None = None) -> Tensor:
 def _semidefinite_cholesky(cov: Tensor, noise: Tensor) -> Tensor:
     """Return the Cholesky factor (b, k, k) after clamping negative eigenvalues.
 
-    Negative eigenvalues up to ``noise`` (b, 1) in size count as rounding errors.
+    Negative eigenvalues no larger in size than ``noise`` (b, 1) are rounding errors.
     """
     check_finite("cov", cov)
     values, vectors = torch.linalg.eigh(cov)
@@ -153,7 +154,7 @@ def chunks(mean: Tensor, cov: Tensor, n_points: int) -> Iterator[tuple[Tensor, T
     mean, cov : Tensor of shape (b, K), and (b, K, K) or (b, K)
         One Gaussian per sample, with covariances or variances.
     n_points : int
-        Points at which each sample is evaluated.
+        Number of points at which each sample is evaluated.
     """
     sample_bytes = 8 * (n_points * mean.shape[-1] + cov[:1].numel())  # float64
     size = max(1, _CHUNK_BYTES // (2 * sample_bytes))
@@ -173,23 +174,25 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, 1)
-        Gap, non-negative up to rounding because logsumexp is convex.
+        Gap, which is non-negative up to rounding because logsumexp is convex.
 
     Notes
     -----
-    This is a spherical-radial rule with points ``f = log p ± r_j F q``. The nodes
-    ``r_j²/2`` are from Gauss-Laguerre quadrature, exact to degree three in ``r²`` for
-    two radii and to degree five for three. The directions ``q`` are orthonormal, with
-    several bases in few dimensions. The bases are random with a fixed seed, because the
-    axes of the factor would concentrate all points on few classes. Random directions
-    rarely sample a logit whose variance far exceeds all others, such as for a class
-    without training data. Therefore the terms ``log(1 − p + p exp(f_k − m_k))`` of the
-    two largest variances are integrated in one dimension, and the rule handles the
-    remainder. Expectations of quadratic functions are exact. In many dimensions, with
-    only some directions of a basis, a control variate keeps them exact: the
-    second-order term, whose expectation is known.
+    The gap is computed by a spherical-radial rule with points ``f = log p ± r_j F q``.
+    The nodes ``r_j²/2`` come from Gauss-Laguerre quadrature, which is exact to degree
+    three in ``r²`` for two radii, and to degree five for three radii. The directions
+    ``q`` are orthonormal. In few dimensions, several bases are used. The bases are
+    random with a fixed seed, because the axes of the factor would concentrate all
+    points on a few classes. Random directions rarely sample a logit whose variance far
+    exceeds all others, for example the logit of a class without training data.
+    Therefore the terms ``log(1 − p + p exp(f_k − m_k))`` of the two largest variances
+    are integrated in one dimension, and the rule handles the remainder. Expectations of
+    quadratic functions are exact. In many dimensions, the rule uses only some
+    directions of a basis. Expectations of quadratic functions then stay exact, because
+    the second-order term, whose expectation is known, serves as a control variate.
 
-    The rule has 36 points for ten classes and at most 256. Each costs O(K²).
+    The rule has 36 points for ten classes, and at most 256 points. Each point costs
+    O(K²).
 
     References
     ----------
@@ -208,7 +211,7 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     average = _expected_gaps_of_one(log_p, wide) + (gaps @ weights).unsqueeze(-1)
     if factor.shape[-1] <= _MAX_DIRECTIONS:
         return average
-    # second-order term, without the separate part of the widest logits
+    # second-order term, without the separate terms of the widest logits
     proba, slope = log_proba.exp(), log_p.exp() * (1 - log_p.exp())
     quadratic = _variance(proba, shifts) - (slope.unsqueeze(-1) * shift**2).sum(-2)
     expected = _variance(proba, factor).sum(-1, keepdim=True)
@@ -217,16 +220,16 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
 
 
 def _gap_of_one(log_proba: Tensor, shifts: Tensor) -> Tensor:
-    """Return changes of logsumexp by shifts: (b, r), (b, r, s) -> (b, r, s)."""
+    """Return changes in logsumexp due to shifts: (b, r), (b, r, s) -> (b, r, s)."""
     log_p = log_proba.unsqueeze(-1)
     has_others = log_p < -torch.finfo(log_p.dtype).tiny
     others = (-log_p.where(has_others, -log_p.new_ones(())).expm1()).log()
-    # if other logits do not matter, the change equals the shift
+    # if the other logits are negligible, the change equals the shift
     return torch.logaddexp(others.where(has_others, -torch.inf), log_p + shifts)
 
 
 def _expected_gaps_of_one(log_proba: Tensor, variances: Tensor) -> Tensor:
-    """Sum the expected changes by r normal logits: (b, r), (b, r) -> (b, 1)."""
+    """Sum the expected changes due to r normal logits: (b, r), (b, r) -> (b, 1)."""
     nodes = _NODES.to(variances)
     deviations = variances.clamp(min=MIN_VARIANCE).sqrt().unsqueeze(-1)
     mass = (-(nodes**2) / 2).softmax(-1)
@@ -236,7 +239,7 @@ def _expected_gaps_of_one(log_proba: Tensor, variances: Tensor) -> Tensor:
 def _correction(
     gaps: Tensor, variates: Tensor, expected: Tensor, weights: Tensor
 ) -> Tensor:
-    """Return a correction (b, 1) of a weighted mean by control variates (b, s)."""
+    """Correct a weighted mean by control variates (b, s); return the change (b, 1)."""
     # scaled so that squares and their derivatives neither overflow nor vanish
     unit = expected.clamp(min=_MIN_UNIT)
     expected, variates = expected / unit, variates / unit
@@ -250,7 +253,7 @@ def _correction(
 
 
 def _variance(proba: Tensor, columns: Tensor) -> Tensor:
-    """Return the variance of columns (b, K, s) under class probabilities, (b, s)."""
+    """Return the variances (b, s) of columns (b, K, s) under class probabilities."""
     p = proba.unsqueeze(-1)
     mean = (p * columns).sum(-2, keepdim=True)
     return (p * (columns - mean) ** 2).sum(-2)
@@ -259,7 +262,7 @@ def _variance(proba: Tensor, columns: Tensor) -> Tensor:
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)  # otherwise later gradients would fail
 def _rule(dim: int) -> tuple[Tensor, Tensor]:
-    """Return the points (s, d) of the rule, up to sign, and weights (s,)."""
+    """Return half of the symmetric points (s, d) of the rule, and weights (s,)."""
     generator = torch.Generator().manual_seed(0)
     n_bases = max(1, math.ceil(_MIN_DIRECTIONS / dim))
     columns = min(dim, _MAX_DIRECTIONS)
@@ -284,7 +287,7 @@ def _centre_mean(mean: Tensor) -> Tensor:
 
 
 def _is_rounding(variances: Tensor, cov: Tensor) -> Tensor:
-    """Return whether the centred variances are rounding errors of cov, (b, 1)."""
+    """Return whether centred variances are rounding errors of ``cov``, (b, 1)."""
     return variances.abs().amax(-1, keepdim=True) <= _rounding(cov)
 
 

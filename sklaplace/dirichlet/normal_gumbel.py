@@ -1,8 +1,8 @@
-"""NormalGumbel: distribution of a normal plus a standard Gumbel variable.
+"""Distribution of the sum of a normal and a standard Gumbel variable.
 
 The distribution function F has no closed form. This module approximates
-``-log(-log F)`` by a polynomial. The function is linear for a Gumbel variable without
-normal noise, and smooth for all variances.
+``-log(-log F)`` by a polynomial. The function ``-log(-log F)`` is linear for a Gumbel
+variable without normal noise, and smooth for all variances.
 """
 
 import math
@@ -12,15 +12,16 @@ from torch import Tensor
 
 # Mean and variance of a standard Gumbel variable.
 _MEAN, _VARIANCE = 0.5772156649015329, math.pi**2 / 6
-# Within these bounds ``-log(-log F)`` is a polynomial; beyond them it is linear.
+# Bounds of ``-log(-log F)``. The approximation is a polynomial between the bounds, and
+# linear outside.
 LOWEST, HIGHEST = -2.7, 9.0
 # fmt: off
 # Coefficients of powers of ``u``, which is -1 at the lower and 1 at the upper bound.
-# Each coefficient is a polynomial of ``q``, which is twice the Gumbel variable's share
-# of the standard deviation, minus 1. The fit is by least squares to numerical integrals
-# at 61 Chebyshev points of ``q``, from zero to infinite variance, and 121 points of
-# ``u``. The weights make the largest errors equal: 0.0021 from -1 to 7, and up to 0.009
-# beyond.
+# Each coefficient is a polynomial in ``q``, which is twice the Gumbel variable's share
+# of the standard deviation, minus 1. The polynomials are fitted by least squares to
+# numerical integrals at 61 Chebyshev points of ``q``, from zero to infinite variance,
+# and 121 points of ``u``. The weights of the fit equalise the largest errors: 0.0021
+# between -1 and 7, and up to 0.009 outside.
 _COEFFICIENTS = (
     (0.141855, 1.37084, 1.39068, 0.6189, 0.185447,
      -0.642496, -0.78581, 0.375241, 0.489419),
@@ -39,13 +40,14 @@ _COEFFICIENTS = (
     (0.819236, -0.412782, -9.25138, -3.63735, 26.4848,
      11.6313, -26.3255, -7.8786, 8.30102),
 )
-# Midpoint and half width of the bounds, in standard deviations from the mean.
+# Midpoint of the bounds relative to the mean, and half their distance, in standard
+# deviations.
 _MIDDLE = (-0.218798, 1.21591, 0.871825, -0.0923967, 0.0869022,
            0.0512535, -0.375712, 0.150401, 0.312763)
 _HALF = (4.46126, 0.483155, 0.283401, -0.524331, -0.413502,
          0.521482, 0.392926, -0.355158, -0.284562)
 # Slope at the upper bound divided by the Gumbel variable's share of the standard
-# deviation, within 1 %. A final slope above one is set to one, the slope far above the
+# deviation, to within 1 %. Slopes above one are set to one, the slope far above the
 # bound.
 _SLOPE = (2.01067, -1.81965, 1.05883, 1.17782, -2.91149,
           -0.185338, 2.90576, -0.195612, -1.02795)
@@ -59,7 +61,7 @@ class NormalGumbel:
     Parameters
     ----------
     mean, variances : Tensor of shape (...)
-        Means and non-negative variances of the normal variables, float64.
+        Float64 means and non-negative variances of the normal variables.
 
     Attributes
     ----------
@@ -69,9 +71,9 @@ class NormalGumbel:
     Notes
     -----
     The relative error of ``-log F`` is at most 0.0025 for values between 0.001 and 2,
-    and 0.01 up to the upper bound. Beyond, the approximation has an exponential tail.
-    The exact tail is exponential only farther out, so for variances above 5 the
-    approximate tail is too heavy.
+    and at most 0.01 up to the upper bound. Above the upper bound, the approximation has
+    an exponential tail. The exact tail becomes exponential only farther out, so the
+    approximate tail is too heavy for variances above 5.
     """
 
     def __init__(self, mean: Tensor, variances: Tensor) -> None:

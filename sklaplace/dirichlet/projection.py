@@ -1,8 +1,8 @@
 """KL projection of the softmax of Gaussian logits onto Dirichlet distributions.
 
 ``KL(p ‖ Dir(α))`` is minimal for the Dirichlet with the same ``E[log π]`` as ``p``. For
-Gaussian logits, ``E[log π_k] = μ_k − E[logsumexp(f)]``. The equations to solve are
-``ψ(α_k) − ψ(A) = E[log π_k]``, ``A = Σ α_k``.
+Gaussian logits, ``E[log π_k] = μ_k − E[logsumexp(f)]``. The concentrations solve the
+equations ``ψ(α_k) − ψ(A) = E[log π_k]``, where ``A = Σ α_k``.
 """
 
 import torch
@@ -13,13 +13,13 @@ from sklaplace.dirichlet import arrays
 from sklaplace.dirichlet.arrays import Array, like
 from sklaplace.dirichlet.logits import centre, centred_factor, chunks, logsumexp_gap
 
-# Newton's method converges quadratically: after a step this small the error is about
-# 1e-8.
+# Newton's method converges quadratically, so the error after a step of this size is
+# about 1e-8.
 _TOLERANCE = 1e-4
 _MAX_STEPS = 100
-# For larger gaps, trigamma overflows at the resulting concentrations.
+# Above this gap, trigamma overflows at the resulting concentrations.
 _MAX_GAP = 1e99
-# A sample takes about as much memory as this number of points.
+# A sample uses about as much memory as this number of points.
 _N_POINTS = 36
 
 
@@ -27,12 +27,13 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     """Compute the Dirichlet closest to the softmax of a Gaussian.
 
     The result minimises ``KL(p ‖ Dir)``, where ``p`` is the distribution of
-    ``softmax(f)`` for ``f ~ N(μ, Σ)``. The Dirichlet has the same most probable class
-    as the mean logits. As the covariance vanishes, its mean converges to their softmax.
-    A shift common to all logits does not change the result. The projection matches
-    ``E[log π]`` but not the mean: for large variances, the mean of the Dirichlet is
-    closer to uniform than the mean of ``p``. The projection takes a few milliseconds
-    per thousand samples. `laplace_bridge` is ten times faster, but may be far off.
+    ``softmax(f)`` for ``f ~ N(μ, Σ)``. The most probable class of the Dirichlet is the
+    class with the largest mean logit. As the covariance vanishes, the mean of the
+    Dirichlet converges to the softmax of the mean logits. A shift common to all logits
+    does not change the result. The projection matches ``E[log π]`` but not the mean:
+    for large variances, the mean of the Dirichlet is closer to uniform than the mean of
+    ``p``. The projection takes a few milliseconds per thousand samples.
+    `laplace_bridge` is ten times faster, but can be inaccurate.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -41,14 +42,14 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     mean : Tensor or ndarray of shape (..., K)
         Means of the logits.
     cov : Tensor or ndarray of shape (..., K, K)
-        Covariances of the logits, symmetric positive semidefinite.
+        Symmetric positive semidefinite covariances of the logits.
 
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        Positive concentrations, float64, as an array if ``mean`` is an array. Totals
-        above 1e9 are reduced to 1e9 without changing the mean. A single class has
-        concentration one.
+        Positive float64 concentrations, as an array if ``mean`` is an array. Totals
+        above 1e9 are reduced to 1e9 without changing the mean. A single class has a
+        concentration of one.
 
     Raises
     ------
@@ -57,18 +58,18 @@ def kl_projection(mean: Array, cov: Array) -> Array:
 
     See Also
     --------
-    laplace_bridge : Faster but less accurate.
+    laplace_bridge : Faster but less accurate approximation.
 
     Notes
     -----
     Only ``E[logsumexp(f)]`` is approximated; see
     `sklaplace.dirichlet.logits.logsumexp_gap`. Newton's method solves the equations for
-    ``log α``, with a Jacobian that is diagonal plus rank one. It takes three or four
-    steps from ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})``. The Cholesky factor of the covariance
-    costs O(K³) per sample. The expectation uses 36 points for ten classes and at most
-    256. Samples are processed in chunks, so the additional memory is a few MiB, or a
-    few covariances of one sample. Read-only arrays are copied. The result is finite for
-    all finite inputs below 1e300.
+    ``log α``. The Jacobian is diagonal plus rank one. Three or four steps from
+    ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})`` suffice. The Cholesky factor of the covariance costs
+    O(K³) per sample. The expectation uses 36 points for ten classes, and at most 256
+    points. Samples are processed in chunks, so the additional memory is a few MiB, or a
+    few covariance matrices of one sample. Read-only arrays are copied. The result is
+    finite for all finite inputs below 1e300.
 
     References
     ----------
@@ -103,7 +104,7 @@ def _expected_log_proba(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     mean, centred = centre(mean, cov)
     log_proba = mean.log_softmax(-1)
     gap = logsumexp_gap(log_proba, centred_factor(centred, cov))
-    # smaller gaps would give a total above the limit
+    # smaller gaps would lead to a total above the limit
     return log_proba, gap.clamp((mean.shape[-1] - 1) / (2 * arrays.MAX_TOTAL), _MAX_GAP)
 
 
@@ -111,7 +112,7 @@ def _solve_log_alpha(log_proba: Tensor, gap: Tensor) -> Tensor:
     """Return ``log α`` (b, K) with ``E[log π] = log p − gap``."""
     expected = log_proba - gap
     with torch.no_grad():
-        # asymptotic for large totals, and a good start otherwise
+        # exact in the limit of large totals, and a good start otherwise
         total = (log_proba.shape[-1] - 1) / (2 * gap)
         log_alpha = -softplus(-total.digamma() - expected).log()
         rows = torch.arange(len(gap), device=gap.device)
@@ -121,7 +122,7 @@ def _solve_log_alpha(log_proba: Tensor, gap: Tensor) -> Tensor:
             rows = rows[step.abs().amax(-1) > _TOLERANCE]
             if not len(rows):
                 break
-    if expected.requires_grad:  # one last step, for the derivative at the solution
+    if expected.requires_grad:  # a last step provides the derivative at the solution
         log_alpha = log_alpha - _newton_step(log_alpha, expected)
     return log_alpha
 

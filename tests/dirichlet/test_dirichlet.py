@@ -98,7 +98,7 @@ def test_tensors_stay_differentiable(approximate, n_classes, sd):
         ((3,), (3,), r"cov has shape \(3,\), but mean has .*the shape \(3, 3\)"),
         ((2, 3), (2, 4, 4), r"the shape \(2, 3, 3\)"),
         ((3,), (1, 3, 3), r"the shape \(3, 3\)"),
-        ((), (), r"mean is a scalar. Give logits of shape \(\.\.\., K\)"),
+        ((), (), r"mean is a scalar. Pass logits of shape \(\.\.\., K\)"),
     ],
 )
 def test_bad_shapes(approximate, mean, cov, message):

@@ -135,8 +135,8 @@ def test_density_where_probabilities_are_zero():
     ("proba", "message"),
     [
         ([0.5, 0.2, 0.2], r"do not sum to one\. Divide"),
-        ([1.2, -0.2, 0.0], r"negative somewhere"),
-        ([np.nan, 0.5, 0.5], r"negative somewhere or do not sum to one"),
+        ([1.2, -0.2, 0.0], r"negative entries"),
+        ([np.nan, 0.5, 0.5], r"negative entries or rows that do not sum to one"),
         ([0.5, 0.5], r"proba has shape \(2,\), but alpha has shape \(3,\)\. Give one"),
         (1.0, r"proba has shape \(\), but"),
     ],
