@@ -79,7 +79,7 @@ def test_leading_axes_are_batches(function):
 @every_function
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
 def test_concentrations_must_be_positive(function, value):
-    with pytest.raises(ValueError, match=rf"entry {value}.*positive and finite"):
+    with pytest.raises(ValueError, match=rf"contains {value}.*positive and finite"):
         function(np.array([[1.0, 2.0], [1.0, value]]))
     with pytest.raises(ValueError, match=r"alpha is a scalar"):
         function(np.array(2.0))
@@ -134,10 +134,10 @@ def test_density_where_probabilities_are_zero():
 @pytest.mark.parametrize(
     ("proba", "message"),
     [
-        ([0.5, 0.2, 0.2], r"do not sum to one\. Divide"),
+        ([0.5, 0.2, 0.2], r"do not sum to one\. Pass"),
         ([1.2, -0.2, 0.0], r"negative entries"),
         ([np.nan, 0.5, 0.5], r"negative entries or rows that do not sum to one"),
-        ([0.5, 0.5], r"proba has shape \(2,\), but alpha has shape \(3,\)\. Give one"),
+        ([0.5, 0.5], r"proba has shape \(2,\), but alpha has shape \(3,\)\. Pass one"),
         (1.0, r"proba has shape \(\), but"),
     ],
 )
