@@ -1,9 +1,9 @@
-"""Metrics of uncertainty that scikit-learn lacks, in the style of scikit-learn.
+"""Uncertainty metrics that scikit-learn lacks, in the style of scikit-learn.
 
-Classification metrics are calibration errors, sharpness and the Brier score. Regression
-metrics score Gaussian predictions ``N(mean, std²)``, quantiles and intervals.
-Confidence metrics score out-of-distribution detection and selective prediction.
-Functions that end in ``_scorer`` are for ``scoring=``.
+The classification metrics are calibration errors, sharpness and the Brier score. The
+regression metrics score Gaussian predictions ``N(mean, std²)``, quantiles and
+intervals. The confidence metrics score out-of-distribution detection and selective
+prediction. Functions whose names end in ``_scorer`` can be passed as ``scoring=``.
 """
 
 from sklaplace.metrics.classification import (

@@ -1,4 +1,4 @@
-"""Checks of targets, predictions and weights."""
+"""Check targets, predictions and weights."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
 Floats = NDArray[np.float64]
-# required arguments, and optional arguments
+# types of required and optional arguments
 Values = ArrayLike
 Given = ArrayLike | None
 
-# Sums of a thousand float32 probabilities differ from one by about 1e-6.
+# The sum of a thousand float32 probabilities differs from one by about 1e-6.
 _SUM_TOLERANCE = 1e-4
 
 
@@ -24,10 +24,10 @@ def average(values: np.ndarray, sample_weight: Given) -> float:
 
 
 def last_step(estimator: Any, X: Any = None) -> tuple[Any, Any]:
-    """Return the last step of a fitted pipeline, and X as the other steps transform it.
+    """Return the last step of a fitted pipeline, and X transformed by the other steps.
 
-    Pipelines and searches have no methods such as ``predict_interval``. Other
-    estimators, and X of None, are returned as they are.
+    Pipelines and searches lack methods such as ``predict_interval``. Other estimators
+    are returned unchanged, and so is an ``X`` of None.
     """
     estimator = getattr(estimator, "best_estimator_", estimator)
     while isinstance(estimator, Pipeline) and len(estimator) > 0:
@@ -44,7 +44,7 @@ def check_weights(sample_weight: Given, values: np.ndarray) -> Floats:
     weights = as_vector(sample_weight, "sample_weight", ensure_non_negative=True)
     check_consistent_length(values, weights)
     if weights.sum() == 0:
-        raise ValueError("sample_weight sums to zero. Give some row a positive weight.")
+        raise ValueError("sample_weight sums to zero. At least one must be positive.")
     return weights
 
 
@@ -69,18 +69,18 @@ def _check_sums(proba: Floats) -> None:
         raise ValueError(
             f"y_proba has values between {proba.min():.4g} and {proba.max():.4g}, and "
             f"rows that sum to values between {sums.min():.4g} and {sums.max():.4g}. "
-            "Give probabilities, not logits; divide each row by its sum."
+            "Pass probabilities, not logits, and divide each row by its sum."
         )
 
 
 def _encode(truth: np.ndarray, labels: Given, n_columns: int) -> NDArray[np.intp]:
-    """Return the column of each true class; raise ValueError for other classes."""
+    """Return the column of each true class; raise ValueError for unknown classes."""
     classes = np.unique(truth) if labels is None else as_column(labels)
     if len(classes) != n_columns:
         source = "y_true" if labels is None else "labels"
         raise ValueError(
             f"y_proba has {n_columns} columns, but {source} has {len(classes)} "
-            "classes. Give labels=estimator.classes_, one per column."
+            "classes. Pass labels=estimator.classes_, one label per column."
         )
     order = np.argsort(classes)
     position = np.searchsorted(classes, truth, sorter=order).clip(max=n_columns - 1)
@@ -88,7 +88,7 @@ def _encode(truth: np.ndarray, labels: Given, n_columns: int) -> NDArray[np.intp
     if unknown := truth[classes[codes] != truth].tolist():
         raise ValueError(
             f"y_true has the class {unknown[0]!r}, which is not in labels. "
-            "Give labels=estimator.classes_, one per column."
+            "Pass labels=estimator.classes_, one label per column."
         )
     return codes
 
@@ -101,11 +101,11 @@ def check_gaussian(
     arrays = [as_floats(values, name) for name, values in given.items()]
     truth, mean, std = (a.reshape(-1, 1) if a.ndim == 1 else a for a in arrays)
     check_consistent_length(truth, mean, std)
-    # Broadcasting (n, 1) against (n, C) would compare different targets.
+    # Broadcasting (n, 1) against (n, C) would mix up targets.
     if not truth.shape == mean.shape == std.shape:
         raise ValueError(
             f"y_true, y_mean and y_std have {truth.shape[1]}, {mean.shape[1]} and "
-            f"{std.shape[1]} columns. Give all three one column per target."
+            f"{std.shape[1]} columns. All three need one column per target."
         )
     check_std(std)
     return truth - mean, std
@@ -115,8 +115,8 @@ def check_std(std: Floats) -> None:
     """Raise ValueError unless all standard deviations are positive."""
     if std.min() <= 0:
         raise ValueError(
-            f"y_std has the value {std.min()}. Standard deviations are positive; "
-            "include the observation noise."
+            f"y_std has the value {std.min()}. Standard deviations must be positive "
+            "and include the observation noise."
         )
 
 
@@ -133,7 +133,7 @@ def as_vector(values: Values, name: str, **options: object) -> Floats:
 
 
 def as_column(values: Values) -> np.ndarray:
-    """Return values of any type as a vector."""
+    """Return values of any dtype as a vector."""
     with config_context(array_api_dispatch=False):
         return column_or_1d(values)
 

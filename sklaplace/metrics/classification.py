@@ -27,10 +27,10 @@ def reliability_curve(
     labels: Given = None,
     sample_weight: Given = None,
 ) -> tuple[Floats, Floats, Floats]:
-    """Compute empirical frequency and mean probability per bin of probability.
+    """Compute the empirical frequency and mean predicted probability per bin.
 
-    A reliability diagram shows these values, for two or more classes. They are equal
-    for a calibrated classifier and many samples.
+    A reliability diagram plots these values, for two or more classes. For a calibrated
+    classifier and many samples, the two values are equal.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -39,36 +39,37 @@ def reliability_curve(
     y_true : array-like of shape (n,)
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
-        Probabilities, one column per class in the order of ``labels``. A 1d array holds
-        probabilities of the second of two classes.
+        Probabilities, one column per class in the order of ``labels``. For two classes,
+        a 1d array of probabilities of the second class is also accepted.
     kind : {"top_label", "per_class"}, default="top_label"
-        ``"top_label"`` uses the largest probability, and whether its class is the true
-        class. ``"per_class"`` uses the probability of each class against all others.
+        ``"top_label"`` evaluates only the most probable class. ``"per_class"``
+        evaluates each class against all others.
     n_bins : int, default=15
         Number of bins.
     strategy : {"uniform", "quantile"}, default="uniform"
-        Bins of equal width, closed on the right, or of equal weight. Samples with equal
-        probability are in the same bin.
+        Bins of equal weight (``"quantile"``), or of equal width and closed on the right
+        (``"uniform"``). Samples with equal probability share a bin.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. Default: sorted
-        values of ``y_true``, which must contain all classes.
+        Classes in the order of the columns, such as ``classes_``. The default is the
+        sorted values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     frequency : ndarray of shape (n_bins,), or (K, n_bins) per class
-        Fraction of samples in the bin that have the class; nan in empty bins.
+        Fraction of the bin's samples that belong to the class; nan in empty bins.
     mean_proba : ndarray of the same shape
-        Mean predicted probability; nan in empty bins.
+        Mean predicted probability in the bin; nan in empty bins.
     weight : ndarray of the same shape
-        Sum of sample weights. Without weights, the number of samples.
+        Sum of the sample weights in the bin; the number of samples if there are no
+        weights.
 
     Raises
     ------
     ValueError
-        If shapes or classes are inconsistent, ``y_proba`` does not hold probabilities,
-        or an option is unknown.
+        If shapes or classes are inconsistent, ``y_proba`` does not contain
+        probabilities, or an option is unknown.
 
     See Also
     --------
@@ -125,11 +126,11 @@ def expected_calibration_error(
     labels: Given = None,
     sample_weight: Given = None,
 ) -> float:
-    """Compute the mean absolute difference of confidence and accuracy over bins.
+    """Compute the mean absolute difference between confidence and accuracy over bins.
 
     The error is zero for a calibrated classifier and many samples. It is biased upwards
-    for few samples per bin and does not measure accuracy, so also report a proper
-    scoring rule (log loss, Brier score).
+    if bins have few samples, and it does not measure accuracy. Therefore also report a
+    proper scoring rule (log loss or Brier score).
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -138,13 +139,13 @@ def expected_calibration_error(
     y_true : array-like of shape (n,)
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
-        Probabilities, one column per class in the order of ``labels``. A 1d array holds
-        probabilities of the second of two classes.
+        Probabilities, one column per class in the order of ``labels``. For two classes,
+        a 1d array of probabilities of the second class is also accepted.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. Default: sorted
-        values of ``y_true``, which must contain all classes.
+        Classes in the order of the columns, such as ``classes_``. The default is the
+        sorted values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -156,13 +157,13 @@ def expected_calibration_error(
     Raises
     ------
     ValueError
-        If shapes or classes are inconsistent, or ``y_proba`` does not hold
+        If shapes or classes are inconsistent, or ``y_proba`` does not contain
         probabilities.
 
     See Also
     --------
-    adaptive_calibration_error : Error of all classes, over bins of equal weight.
-    maximum_calibration_error : Largest difference instead of the mean.
+    adaptive_calibration_error : Error over all classes, with bins of equal weight.
+    maximum_calibration_error : Largest difference instead of the mean difference.
     reliability_curve : Frequency and mean probability per bin.
 
     References
@@ -191,10 +192,10 @@ def maximum_calibration_error(
     labels: Given = None,
     sample_weight: Given = None,
 ) -> float:
-    """Compute the largest difference of confidence and accuracy over bins.
+    """Compute the largest difference between confidence and accuracy over bins.
 
-    Use this error if no confidence may be far wrong. A bin with few samples can
-    determine the result, so also check the counts in a `ReliabilityDisplay`.
+    Use this metric if every confidence must be reliable. A bin with few samples can
+    determine the result, so also check the sample counts in a `ReliabilityDisplay`.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -203,25 +204,25 @@ def maximum_calibration_error(
     y_true : array-like of shape (n,)
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
-        Probabilities, one column per class in the order of ``labels``. A 1d array holds
-        probabilities of the second of two classes.
+        Probabilities, one column per class in the order of ``labels``. For two classes,
+        a 1d array of probabilities of the second class is also accepted.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. Default: sorted
-        values of ``y_true``, which must contain all classes.
+        Classes in the order of the columns, such as ``classes_``. The default is the
+        sorted values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
-        Sample weights. Bins with zero weight do not count.
+        Sample weights. Bins with zero weight are ignored.
 
     Returns
     -------
     float
-        Error between 0 (best) and 1, at least the expected calibration error.
+        Error between 0 (best) and 1. It is at least the expected calibration error.
 
     Raises
     ------
     ValueError
-        If shapes or classes are inconsistent, or ``y_proba`` does not hold
+        If shapes or classes are inconsistent, or ``y_proba`` does not contain
         probabilities.
 
     See Also
@@ -255,11 +256,12 @@ def adaptive_calibration_error(
     labels: Given = None,
     sample_weight: Given = None,
 ) -> float:
-    """Compute the mean calibration error of all classes, over bins of equal weight.
+    """Compute the mean calibration error over all classes and bins of equal weight.
 
-    If most probabilities are close to zero and one, the other bins of equal width are
-    nearly empty, and the expected calibration error depends on few samples. With this
-    metric, all bins have about the same number of samples, and all classes count.
+    If most probabilities are close to zero or one, the other bins of equal width are
+    nearly empty, and the expected calibration error depends on few samples. The
+    adaptive calibration error uses bins with about the same number of samples, and
+    includes all classes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -268,27 +270,27 @@ def adaptive_calibration_error(
     y_true : array-like of shape (n,)
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
-        Probabilities, one column per class in the order of ``labels``. A 1d array holds
-        probabilities of the second of two classes.
+        Probabilities, one column per class in the order of ``labels``. For two classes,
+        a 1d array of probabilities of the second class is also accepted.
     n_bins : int, default=15
-        Number of bins per class. Samples with equal probability are in the same bin, so
-        the result does not depend on the order of samples.
+        Number of bins per class. Samples with equal probability share a bin, so the
+        result does not depend on the order of the samples.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. Default: sorted
-        values of ``y_true``, which must contain all classes.
+        Classes in the order of the columns, such as ``classes_``. The default is the
+        sorted values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     float
-        Error between 0 (best) and 1. Bins count by weight, which can be unequal because
-        of ties or the number of samples.
+        Error between 0 (best) and 1. Bins are weighted by their sample weight, which
+        can differ because of ties or the number of samples.
 
     Raises
     ------
     ValueError
-        If shapes or classes are inconsistent, or ``y_proba`` does not hold
+        If shapes or classes are inconsistent, or ``y_proba`` does not contain
         probabilities.
 
     See Also
@@ -298,7 +300,7 @@ def adaptive_calibration_error(
 
     Notes
     -----
-    Costs O(K n log n).
+    The cost is O(K n log n).
 
     References
     ----------
@@ -331,10 +333,10 @@ def class_sharpness(
     labels: Given = None,
     sample_weight: Given = None,
 ) -> Floats:
-    """Compute the mean predicted probability of each class over its samples.
+    """Compute the mean predicted probability of each class over its own samples.
 
-    The value is one for a classifier that is certain and correct. Also check
-    calibration: if two classifiers are calibrated, the sharper is better.
+    The sharpness is one for a classifier that is certain and correct. Also check the
+    calibration: of two calibrated classifiers, the sharper one is better.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -343,11 +345,11 @@ def class_sharpness(
     y_true : array-like of shape (n,)
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
-        Probabilities, one column per class in the order of ``labels``. A 1d array holds
-        probabilities of the second of two classes.
+        Probabilities, one column per class in the order of ``labels``. For two classes,
+        a 1d array of probabilities of the second class is also accepted.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. Default: sorted
-        values of ``y_true``, which must contain all classes.
+        Classes in the order of the columns, such as ``classes_``. The default is the
+        sorted values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -359,7 +361,7 @@ def class_sharpness(
     Raises
     ------
     ValueError
-        If shapes or classes are inconsistent, or ``y_proba`` does not hold
+        If shapes or classes are inconsistent, or ``y_proba`` does not contain
         probabilities.
 
     See Also
@@ -394,13 +396,13 @@ def brier_score(
     labels: Given = None,
     sample_weight: Given = None,
 ) -> float:
-    """Compute the squared distance of probabilities and outcome, summed over classes.
+    """Compute the squared error of the probabilities, summed over classes.
 
-    The Brier score is a proper scoring rule that, unlike the log loss, is bounded for
-    confident errors. For two classes it is twice the Brier score of one class. It
-    equals ``sklearn.metrics.brier_score_loss`` with ``scale_by_half=False``, which
-    requires columns in sorted order of the labels. Here the columns may be in any
-    order.
+    The Brier score is a proper scoring rule. Unlike the log loss, it is bounded for
+    confident errors. For two classes, it is twice the Brier score of one class. It
+    equals ``sklearn.metrics.brier_score_loss`` with ``scale_by_half=False``. The
+    function of scikit-learn requires columns in sorted order of the labels; this
+    function accepts any order.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -409,11 +411,11 @@ def brier_score(
     y_true : array-like of shape (n,)
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
-        Probabilities, one column per class in the order of ``labels``. A 1d array holds
-        probabilities of the second of two classes.
+        Probabilities, one column per class in the order of ``labels``. For two classes,
+        a 1d array of probabilities of the second class is also accepted.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. Default: sorted
-        values of ``y_true``, which must contain all classes.
+        Classes in the order of the columns, such as ``classes_``. The default is the
+        sorted values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -425,13 +427,13 @@ def brier_score(
     Raises
     ------
     ValueError
-        If shapes or classes are inconsistent, or ``y_proba`` does not hold
+        If shapes or classes are inconsistent, or ``y_proba`` does not contain
         probabilities.
 
     See Also
     --------
     sklearn.metrics.brier_score_loss : Brier score in scikit-learn.
-    expected_calibration_error : Calibration only.
+    expected_calibration_error : Measure of calibration only.
 
     References
     ----------
@@ -454,7 +456,7 @@ def brier_score(
 def _bins_of_equal_weight(
     values: Floats, weights: Floats, n_bins: int
 ) -> NDArray[np.intp]:
-    """Return the bin of each value, by its midpoint in cumulative weight."""
+    """Assign each value to a bin by its midpoint in cumulative weight."""
     _, groups = np.unique(values, return_inverse=True)  # equal values share a bin
     totals = np.bincount(groups, weights)
     middles = (totals.cumsum() - totals / 2) / totals.sum()

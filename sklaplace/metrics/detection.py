@@ -1,4 +1,4 @@
-"""Metrics of a confidence: out-of-distribution detection, selective prediction."""
+"""Confidence metrics: out-of-distribution detection and selective prediction."""
 
 import numpy as np
 from sklearn.metrics import roc_auc_score, roc_curve
@@ -19,15 +19,15 @@ def ood_auroc(confidence_in: Values, confidence_out: Values) -> float:
     Parameters
     ----------
     confidence_in : array-like of shape (n,)
-        Confidence of in-distribution samples: any score that should be larger for these
-        samples, such as the largest probability or the negative entropy.
+        Confidence of in-distribution samples. Any score that should be larger for these
+        samples is accepted, such as the largest probability or the negative entropy.
     confidence_out : array-like of shape (m,)
         Confidence of out-of-distribution samples.
 
     Returns
     -------
     float
-        Area between 0 and 1 (best); 0.5 is chance.
+        Area between 0 and 1 (best); 0.5 corresponds to chance.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def ood_auroc(confidence_in: Values, confidence_out: Values) -> float:
 
     Notes
     -----
-    Costs O((n + m) log(n + m)).
+    The cost is O((n + m) log(n + m)).
 
     References
     ----------
@@ -62,17 +62,17 @@ def ood_fpr(
 ) -> float:
     """Compute the false-positive rate of out-of-distribution detection.
 
-    The threshold is the highest that at least a fraction ``tpr`` of the in-distribution
-    samples reach. The result is the fraction of out-of-distribution samples that reach
-    this threshold. With the default, this metric is known as FPR95.
+    The threshold is the highest confidence that at least a fraction ``tpr`` of the
+    in-distribution samples reach. The metric is the fraction of out-of-distribution
+    samples that reach this threshold. For ``tpr=0.95``, it is known as FPR95.
 
     Read more in the :ref:`User Guide <novelty>`.
 
     Parameters
     ----------
     confidence_in : array-like of shape (n,)
-        Confidence of in-distribution samples: any score that should be larger for these
-        samples, such as ``score_samples(X)``.
+        Confidence of in-distribution samples. Any score that should be larger for these
+        samples is accepted, such as ``score_samples(X)``.
     confidence_out : array-like of shape (m,)
         Confidence of out-of-distribution samples.
     tpr : float, default=0.95
@@ -81,7 +81,7 @@ def ood_fpr(
     Returns
     -------
     float
-        Rate between 0 (best) and 1; about ``tpr`` by chance.
+        Rate between 0 (best) and 1; chance is about ``tpr``.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def ood_fpr(
 
     Notes
     -----
-    Costs O((n + m) log(n + m)).
+    The cost is O((n + m) log(n + m)).
 
     References
     ----------
@@ -120,8 +120,8 @@ def risk_coverage_curve(
 ) -> tuple[Floats, Floats]:
     """Compute the mean loss of the most confident samples at each coverage.
 
-    Selective prediction answers only above a confidence threshold. With a good
-    confidence, the risk is small if only the most confident samples are answered.
+    Selective prediction answers only if the confidence exceeds a threshold. With a good
+    confidence score, the risk is small if only the most confident samples are answered.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -138,16 +138,15 @@ def risk_coverage_curve(
     Returns
     -------
     coverage : ndarray of shape (m,)
-        Fraction of answered samples, ascending to 1. There is one entry per distinct
-        confidence with positive weight.
+        Fraction of answered samples, in ascending order up to 1, with one entry per
+        distinct confidence of positive weight.
     risk : ndarray of shape (m,)
         Mean loss of the answered samples.
 
     Raises
     ------
     ValueError
-        If the inputs differ in length, or are empty, not finite or not
-        one-dimensional.
+        If the inputs differ in length, are empty, not finite or not one-dimensional.
 
     See Also
     --------
@@ -156,7 +155,7 @@ def risk_coverage_curve(
 
     Notes
     -----
-    Costs O(n log n). Samples with equal confidence are answered together.
+    The cost is O(n log n). Samples with equal confidence are answered together.
 
     References
     ----------
@@ -181,9 +180,9 @@ def area_under_risk_coverage(
 ) -> float:
     """Compute the mean risk of selective prediction over all thresholds (AURC).
 
-    The confidence of every sample serves as a threshold once. The result depends on the
-    loss and on the order of the confidences. Therefore compare results of the same
-    model, or also report the risk of all samples.
+    Each sample's confidence serves as a threshold once. The result depends on the loss
+    and on the order of the confidences. Therefore only compare results of the same
+    model, or also report the risk over all samples.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -205,8 +204,7 @@ def area_under_risk_coverage(
     Raises
     ------
     ValueError
-        If the inputs differ in length, or are empty, not finite or not
-        one-dimensional.
+        If the inputs differ in length, are empty, not finite or not one-dimensional.
 
     See Also
     --------
@@ -229,7 +227,7 @@ def area_under_risk_coverage(
 
 
 def _labelled(confidence_in: Values, confidence_out: Values) -> tuple[Floats, Floats]:
-    """Return labels (one for in-distribution samples, else zero) and confidences."""
+    """Return labels (1 for in-distribution samples, 0 otherwise) and confidences."""
     inside = as_vector(confidence_in, "confidence_in")
     outside = as_vector(confidence_out, "confidence_out")
     truth = np.repeat([1.0, 0.0], [len(inside), len(outside)])
@@ -239,7 +237,7 @@ def _labelled(confidence_in: Values, confidence_out: Values) -> tuple[Floats, Fl
 def _risk_coverage(
     losses: Values, confidence: Values, sample_weight: Given
 ) -> tuple[Floats, Floats, Floats]:
-    """Return coverage, risk and weight at distinct confidences, in descending order."""
+    """Return coverage, risk and weight at the distinct confidences, highest first."""
     loss = as_vector(losses, "losses")
     score = as_vector(confidence, "confidence")
     check_consistent_length(loss, score)

@@ -1,4 +1,4 @@
-"""Metrics of Gaussian predictions ``N(mean, std²)``, quantiles and intervals."""
+"""Metrics for Gaussian predictions ``N(mean, std²)``, quantiles and intervals."""
 
 import numpy as np
 from scipy import stats
@@ -24,7 +24,7 @@ def gaussian_nll(
     """Compute the negative log density of targets under a Gaussian prediction.
 
     This proper scoring rule compares predictive distributions. Outliers with confident
-    predictions can dominate it; ``gaussian_crps`` is less sensitive.
+    predictions can dominate the score; ``gaussian_crps`` is less sensitive to outliers.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -35,7 +35,8 @@ def gaussian_nll(
     y_mean : array-like of shape (n,) or (n, C)
         Predicted means.
     y_std : array-like of shape (n,) or (n, C)
-        Predicted standard deviations, positive and including observation noise.
+        Predicted standard deviations, which must be positive and include observation
+        noise.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -51,7 +52,7 @@ def gaussian_nll(
 
     See Also
     --------
-    gaussian_crps : Score less sensitive to outliers.
+    gaussian_crps : Score that is less sensitive to outliers.
     neg_gaussian_nll_scorer : Scorer for model selection.
 
     References
@@ -76,8 +77,8 @@ def gaussian_crps(
     """Compute the continuous ranked probability score of a Gaussian prediction.
 
     The score is ``∫ (F(t) − 1{t ≥ y})² dt`` for the predicted distribution function
-    ``F``. This proper scoring rule grows linearly with the error, and equals the
-    absolute error for zero standard deviation.
+    ``F``. This proper scoring rule grows linearly with the error. In the limit of zero
+    standard deviation, it equals the absolute error.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -88,7 +89,8 @@ def gaussian_crps(
     y_mean : array-like of shape (n,) or (n, C)
         Predicted means.
     y_std : array-like of shape (n,) or (n, C)
-        Predicted standard deviations, positive and including observation noise.
+        Predicted standard deviations, which must be positive and include observation
+        noise.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -130,8 +132,8 @@ def interval_coverage(
 ) -> float:
     """Compute the fraction of targets inside their predicted intervals.
 
-    Compare this fraction with the nominal coverage. High coverage can come from wide
-    intervals, so also report a proper scoring rule.
+    Compare this fraction with the nominal coverage. Wide intervals also have a high
+    coverage, so also report a proper scoring rule.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -147,12 +149,12 @@ def interval_coverage(
     Returns
     -------
     float
-        Between 0 and 1.
+        Fraction between 0 and 1.
 
     Raises
     ------
     ValueError
-        If shapes are inconsistent or a lower bound lies above its upper bound.
+        If shapes are inconsistent, or a lower bound exceeds its upper bound.
 
     See Also
     --------
@@ -176,7 +178,7 @@ def interval_score(
     coverage: float = 0.9,
     sample_weight: Given = None,
 ) -> float:
-    """Compute the width of central intervals plus a penalty for targets outside.
+    """Compute the width of central intervals plus a penalty for targets outside them.
 
     The score is ``(u − l) + 2/α (l − y)₊ + 2/α (y − u)₊`` with ``α = 1 − coverage``.
     This proper scoring rule, also known as the Winkler score, is minimised by the
@@ -203,7 +205,7 @@ def interval_score(
     Raises
     ------
     ValueError
-        If shapes are inconsistent, a lower bound lies above its upper bound, or
+        If shapes are inconsistent, a lower bound exceeds its upper bound, or
         ``coverage`` is out of range.
 
     See Also
@@ -214,7 +216,7 @@ def interval_score(
 
     Notes
     -----
-    The score is ``2/α`` times the sum of both bounds' pinball losses.
+    The score is ``2/α`` times the sum of the pinball losses of both bounds.
 
     References
     ----------
@@ -255,7 +257,7 @@ def empirical_frequency(
     Returns
     -------
     ndarray of shape (n_levels,)
-        Between 0 and 1.
+        Fractions between 0 and 1.
 
     Raises
     ------
@@ -289,14 +291,14 @@ def empirical_frequency(
 def sharpness(y_std: Values, *, sample_weight: Given = None) -> float:
     """Compute the mean predicted variance of a regressor.
 
-    If two regressors are calibrated, the sharper regressor is better.
+    Of two calibrated regressors, the sharper one is better.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
     Parameters
     ----------
     y_std : array-like of shape (n,) or (n, C)
-        Predicted standard deviations, positive.
+        Positive predicted standard deviations.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -334,19 +336,19 @@ def sharpness(y_std: Values, *, sample_weight: Given = None) -> float:
 def _check_interval(
     y_true: Values, y_interval: Values
 ) -> tuple[Floats, Floats, Floats]:
-    """Return targets, lower and upper bounds, (n,) each."""
+    """Return targets, lower bounds and upper bounds, each of shape (n,)."""
     targets = as_vector(y_true, "y_true")
     interval = as_floats(y_interval, "y_interval", ensure_2d=True)
     check_consistent_length(targets, interval)
     if interval.shape[1] != 2:
         raise ValueError(
-            f"y_interval has {interval.shape[1]} columns. Give it two: the bounds."
+            f"y_interval has {interval.shape[1]} columns, but needs two: the bounds."
         )
     lower, upper = interval.T
     if (lower > upper).any():
         row = int(np.argmax(lower > upper))
         raise ValueError(
             f"y_interval has the lower bound {lower[row]} above the upper bound "
-            f"{upper[row]} in row {row}. Give bounds in ascending order."
+            f"{upper[row]} in row {row}. Pass bounds in ascending order."
         )
     return targets, lower, upper

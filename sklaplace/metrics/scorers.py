@@ -11,17 +11,17 @@ from sklaplace.metrics.regression import gaussian_crps, gaussian_nll, interval_s
 def neg_gaussian_nll_scorer(
     estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
-    """Compute the log density of held-out targets, as ``scoring`` for model selection.
+    """Compute the mean log density of held-out targets, for use as ``scoring``.
 
-    Prefer this scorer to R² for selecting a prior precision, because in linearised
-    predictions only the standard deviation depends on the prior.
+    Prefer this scorer to R² for the choice of a prior precision. In linearised
+    predictions, only the standard deviation depends on the prior.
 
     Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
     Parameters
     ----------
     estimator : fitted regressor
-        Regressor with ``predict(X, return_std=True)``, whose standard deviations
+        Regressor with ``predict(X, return_std=True)``. The standard deviations must
         include observation noise.
     X : array-like of shape (n, n_features)
         Held-out samples.
@@ -43,7 +43,7 @@ def neg_gaussian_nll_scorer(
     See Also
     --------
     gaussian_nll : Underlying metric.
-    neg_gaussian_crps_scorer : Scorer less sensitive to outliers.
+    neg_gaussian_crps_scorer : Scorer that is less sensitive to outliers.
 
     Examples
     --------
@@ -63,17 +63,17 @@ def neg_gaussian_nll_scorer(
 def neg_gaussian_crps_scorer(
     estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
-    """Compute the negative CRPS of predictions, as ``scoring`` for model selection.
+    """Compute the negative CRPS of held-out predictions, for use as ``scoring``.
 
-    Compared with ``neg_gaussian_nll_scorer``, an outlier with a confident prediction
-    counts less.
+    This scorer gives less weight to outliers with confident predictions than
+    ``neg_gaussian_nll_scorer``.
 
     Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
     Parameters
     ----------
     estimator : fitted regressor
-        Regressor with ``predict(X, return_std=True)``, whose standard deviations
+        Regressor with ``predict(X, return_std=True)``. The standard deviations must
         include observation noise.
     X : array-like of shape (n, n_features)
         Held-out samples.
@@ -112,11 +112,10 @@ def neg_gaussian_crps_scorer(
 def neg_interval_score_scorer(
     estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
-    """Compute the negative 90 % interval score, as ``scoring`` for model selection.
+    """Compute the negative 90 % interval score, for use as ``scoring``.
 
-    For another coverage, write
-    ``-interval_score(y, estimator.predict_interval(X, q), coverage=q)`` as a function
-    of ``estimator``, ``X`` and ``y``.
+    For another coverage ``q``, write a function of ``estimator``, ``X`` and ``y`` that
+    returns ``-interval_score(y, estimator.predict_interval(X, q), coverage=q)``.
 
     Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
@@ -124,7 +123,7 @@ def neg_interval_score_scorer(
     ----------
     estimator : fitted regressor
         Regressor with ``predict_interval(X, coverage)``, such as `LaplaceRegressor`, or
-        a pipeline that ends in one.
+        a pipeline that ends with this regressor.
     X : array-like of shape (n, n_features)
         Held-out samples.
     y : array-like of shape (n,)
@@ -164,10 +163,10 @@ def neg_interval_score_scorer(
 def neg_expected_calibration_error_scorer(
     estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
-    """Compute the negative expected calibration error, as ``scoring``.
+    """Compute the negative expected calibration error, for use as ``scoring``.
 
-    Use this scorer to compare calibration over folds. It is not a proper scoring rule;
-    prefer ``"neg_log_loss"`` for model selection.
+    Use this scorer to compare calibration across folds. It is not a proper scoring
+    rule. Prefer ``"neg_log_loss"`` for model selection.
 
     Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
@@ -214,10 +213,10 @@ def neg_expected_calibration_error_scorer(
 def neg_area_under_risk_coverage_scorer(
     estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
-    """Compute the negative AURC of a classifier, as ``scoring`` for model selection.
+    """Compute the negative AURC of a classifier, for use as ``scoring``.
 
-    The loss is the error of the most probable class, and the confidence is its
-    probability.
+    AURC is the area under the risk-coverage curve. The loss is the error of the most
+    probable class, and the confidence is the probability of this class.
 
     Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
@@ -240,7 +239,7 @@ def neg_area_under_risk_coverage_scorer(
     Raises
     ------
     ValueError
-        If the numbers of samples differ.
+        If ``X`` and ``y`` differ in the number of samples.
 
     See Also
     --------

@@ -1,7 +1,7 @@
 """Displays of predictions and their uncertainty.
 
-Displays work as in scikit-learn: ``from_estimator`` predicts and plots,
-``from_predictions`` plots predictions, and ``plot`` plots the stored data again.
+The displays work as in scikit-learn: ``from_estimator`` predicts and plots,
+``from_predictions`` plots given predictions, and ``plot`` plots the stored data again.
 matplotlib is imported at the first plot.
 """
 

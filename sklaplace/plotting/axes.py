@@ -13,31 +13,31 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-# The palette of Okabe and Ito (2008) is distinct for all types of colour vision.
+# The colours of Okabe and Ito (2008) are distinct for all types of colour vision.
 BLUE = "#0072B2"
 VERMILION = "#D55E00"
 PALETTE = (BLUE, "#E69F00", "#009E73", "#CC79A7", "#56B4E9", VERMILION, "black")
 
-# styles of reference lines, and of lines through few points
+# styles of reference lines, and of lines with marked points
 REFERENCE: dict[str, Any] = {"color": "grey", "linestyle": ":"}
 MARKED: dict[str, Any] = {"marker": "o", "markersize": 4}
 
 
 def styled(style: Style, **defaults: object) -> dict[str, Any]:
-    """Return keywords for matplotlib: defaults, overridden by the user's style."""
+    """Return matplotlib keywords: the defaults, overridden by the user's style."""
     return defaults | dict(style or {})
 
 
 def draw_line(
     ax: "Axes", x: ArrayLike, y: ArrayLike, style: Style, **defaults: object
 ) -> "Line2D":
-    """Draw and return one line, blue by default."""
+    """Draw and return a line, blue by default."""
     (line,) = ax.plot(x, y, **styled(style, **{"color": BLUE} | defaults))
     return line
 
 
 def draw_diagonal(ax: "Axes") -> "Line2D":
-    """Draw the line of perfect calibration, at most once, and return it."""
+    """Return the line of perfect calibration, which is drawn at most once."""
     label = "perfectly calibrated"
     for line in ax.lines:
         if line.get_label() == label:
@@ -56,9 +56,9 @@ def three_digits(value: float) -> str:
 
 
 def draw_legend(ax: "Axes", handles: "Sequence[Artist] | None" = None) -> None:
-    """Draw a legend below the label of the horizontal axis, outside the plot."""
+    """Draw a legend outside the plot, below the label of the horizontal axis."""
     handles = ax.get_legend_handles_labels()[0] if handles is None else handles
-    # Space in lines of text, for the ticks, tick labels and axis label.
+    # The padding leaves space for the ticks, tick labels and axis label.
     ax.legend(
         handles=handles,
         loc="upper center",

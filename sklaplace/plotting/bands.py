@@ -1,8 +1,8 @@
 """PredictiveBandDisplay: mean and intervals of a regressor over one feature.
 
-A band with coverage ``q`` is the regressor's own interval. If it has no
-``predict_interval``, the band is ``mean ± z std``, where ``z`` is the normal quantile
-at ``(1 + q) / 2``.
+A band with coverage ``q`` comes from ``predict_interval``. If the regressor does not
+have this method, the band is ``mean ± z std``, where ``z`` is the normal quantile at
+``(1 + q) / 2``.
 """
 
 from typing import Any, Self
@@ -25,7 +25,7 @@ _HINT = "Choose a probability, such as 0.9."
 
 
 class PredictiveBandDisplay(Display):
-    """Mean of a regressor over one feature, with nested bands of uncertainty.
+    """Mean of a regressor over one feature, with nested uncertainty bands.
 
     The regressor must have one feature and one target. Use `from_estimator` to create
     the display. Parameters are stored as attributes.
@@ -35,7 +35,7 @@ class PredictiveBandDisplay(Display):
     Parameters
     ----------
     x : ndarray of shape (n,)
-        Values of the feature, ascending.
+        Feature values in ascending order.
     mean : ndarray of shape (n,)
         Predicted means.
     std : ndarray of shape (n,)
@@ -47,8 +47,8 @@ class PredictiveBandDisplay(Display):
     feature_name : str, default=None
         Label of the horizontal axis.
     intervals : ndarray of shape (n, 2, n_levels), default=None
-        Lower and upper ends of the bands, in the order of ``coverage``. None uses
-        normal intervals.
+        Lower and upper bounds of the bands, in the order of ``coverage``. The default
+        is normal intervals.
 
     Attributes
     ----------
@@ -106,7 +106,8 @@ class PredictiveBandDisplay(Display):
         ----------
         regressor : object
             Fitted regressor with ``predict(X, return_std=True)``: a `LaplaceRegressor`,
-            a pipeline that ends in one, or a Bayesian regressor of scikit-learn.
+            a pipeline that ends with a `LaplaceRegressor`, or a Bayesian regressor from
+            scikit-learn.
         X : array-like of shape (m, 1)
             Samples that determine the plotted range.
         y : array-like of shape (m,), default=None
@@ -118,9 +119,9 @@ class PredictiveBandDisplay(Display):
         eps : float, default=0.0
             Extension of the range of `X` on each side, in units of `X`.
         **options : dict
-            `ax`: axes to plot on; None creates a figure.
-            `line_kw`, `band_kw` and `points_kw`: dicts of keywords for matplotlib's
-            ``plot``, ``fill_between`` and ``scatter``.
+            `ax`: axes to plot on; None creates a figure. `line_kw`, `band_kw` and
+            `points_kw`: dicts of keyword arguments for matplotlib's ``plot``,
+            ``fill_between`` and ``scatter``.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""Base class of displays, which plots data on matplotlib axes."""
+"""Base class of displays, which plot data on matplotlib axes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ Style = Mapping[str, object] | None
 class Display:
     """Base class of displays, as in scikit-learn.
 
-    Subclasses become dataclasses. Their fields hold the data, and their class methods
-    compute the data. `_draw` draws on `axes_` and stores the artists as attributes.
-    `ax_` is the first of `axes_`.
+    Subclasses become dataclasses. Their fields store the data, and their class methods
+    compute the data. `_draw` draws on `axes_` and stores the matplotlib artists as
+    attributes. `ax_` is the first entry of `axes_`.
     """
 
     n_axes: ClassVar[int] = 1
@@ -53,7 +53,7 @@ class Display:
         ValueError
             If `ax` has the wrong number of axes, or an option is out of range.
         TypeError
-            If the display does not have an option.
+            If the display does not support an option.
         ImportError
             If matplotlib is not installed.
 
@@ -81,8 +81,8 @@ class Display:
         self.axes_ = np.ravel(np.asarray(ax)).tolist()
         if len(self.axes_) != n:
             raise ValueError(
-                f"ax has {len(self.axes_)} axes, but {n} are plotted on. Pass {n}, or "
-                "None for a new figure."
+                f"ax has {len(self.axes_)} axes, but this display needs {n}. Pass {n} "
+                "axes, or None for a new figure."
             )
         self.ax_ = self.axes_[0]
         self.figure_ = self.ax_.figure

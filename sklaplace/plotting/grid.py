@@ -1,4 +1,4 @@
-"""Grids over the range of features."""
+"""Grids over the ranges of features."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def grid_over(
     X : array-like of shape (m, d)
         Samples that determine the range and dtype of the grid.
     n_features : int
-        Required number of features d.
+        Required number of features, d.
     resolution : int
         Number of values per feature.
     eps : float
@@ -30,7 +30,7 @@ def grid_over(
     mesh : list of d ndarrays of shape (resolution,) * d
         Values of each feature.
     points : ndarray or data frame of shape (resolution ** d, d)
-        All points, as a data frame if the samples are a data frame.
+        All points of the grid, as a data frame if ``X`` is a data frame.
     names : tuple of d str or None
         Names of the features; None for arrays.
     """
@@ -38,7 +38,7 @@ def grid_over(
     if samples.shape[1] != n_features:
         raise ValueError(
             f"X has {samples.shape[1]} features, but this display needs {n_features}. "
-            "Fit and plot an estimator of that many features."
+            "Fit and plot an estimator with that many features."
         )
     check_count("grid_resolution", resolution, smallest=2)
     low, high = samples.min(axis=0) - eps, samples.max(axis=0) + eps
@@ -47,7 +47,7 @@ def grid_over(
     points = np.stack([values.ravel() for values in mesh], axis=1)
     if not hasattr(X, "columns"):
         return mesh, points, (None,) * n_features
-    # Estimators check feature names, so the points also become a data frame.
+    # Estimators check feature names, so the points must also be a data frame.
     keyword = "schema" if hasattr(X, "schema") else "columns"  # polars, pandas
     frame: Any = type(X)
     return mesh, frame(points, **{keyword: list(X.columns)}), tuple(X.columns)

@@ -17,7 +17,7 @@ _TAILS = 0.005, 0.995
 
 
 class NoveltyDisplay(Display):
-    """Histograms and ROC curve of a confidence for known and unknown samples.
+    """Histograms and ROC curve of a confidence score of known and unknown samples.
 
     The confidence is any score that should be larger for samples similar to the
     training data. Use `from_estimator` or `from_predictions` to create the display.
@@ -39,9 +39,9 @@ class NoveltyDisplay(Display):
     auroc : float
         Area under the ROC curve.
     fpr95 : float
-        Fraction of unknown samples accepted if 95 % of known samples are accepted.
+        False-positive rate if 95 % of the known samples are accepted.
     axes_ : list of two matplotlib Axes
-        Axes of the histograms and the ROC curve.
+        Axes of the histograms and of the ROC curve.
     figure_ : matplotlib Figure
         Figure of `axes_`.
     histograms_ : list of two tuples
@@ -119,21 +119,21 @@ class NoveltyDisplay(Display):
     def from_estimator(
         cls, estimator: BaseEstimator, X_in: object, X_out: object, **options: Any
     ) -> Self:
-        """Score known and unknown samples, and plot the result.
+        """Score known and unknown samples, and plot the scores.
 
         Parameters
         ----------
         estimator : object
-            Fitted estimator with ``score_samples``: an estimator of this package, or an
-            outlier detector of scikit-learn.
+            Fitted estimator with ``score_samples``: an estimator from this package, or
+            an outlier detector from scikit-learn.
         X_in : array-like of shape (n, ...)
             Held-out known samples.
         X_out : array-like of shape (m, ...)
             Unknown samples.
         **options : dict
-            `ax`: axes to plot on; None creates a figure.
-            `name`: label of the confidence, ``"score_samples"`` by default. `bins`,
-            `hist_kw` and `line_kw`, as for `from_predictions`.
+            `ax`: axes to plot on; None creates a figure. `name`: label of the
+            confidence, ``"score_samples"`` by default. `bins`, `hist_kw` and `line_kw`:
+            see `from_predictions`.
 
         Returns
         -------
@@ -143,7 +143,7 @@ class NoveltyDisplay(Display):
         Raises
         ------
         ValueError
-            If scores are not finite, or not one number per sample.
+            If scores are not finite, or if there is not one score per sample.
         AttributeError
             If the estimator has no ``score_samples``.
         ImportError
@@ -176,21 +176,23 @@ class NoveltyDisplay(Display):
         name: str | None = None,
         **options: Any,
     ) -> Self:
-        """Plot a confidence of known and unknown samples.
+        """Plot the confidence of known and unknown samples.
 
         Parameters
         ----------
         confidence_in : array-like of shape (n,)
-            Confidence of known samples. A good confidence is larger for known samples.
+            Confidence of known samples, which should be larger than for unknown
+            samples.
         confidence_out : array-like of shape (m,)
             Confidence of unknown samples.
         name : str, default=None
             Label of the confidence.
         **options : dict
-            `ax`: axes to plot on; None creates a figure. `bins`, default 30: number of
-            bins between the 0.005 and 0.995 quantiles of all scores, or edges of bins.
-            The first and last bins include all scores beyond. `hist_kw` and `line_kw`:
-            dicts of keywords for matplotlib's ``hist`` and ``plot``.
+            `ax`: axes to plot on; None creates a figure. `bins` (default 30): number of
+            bins between the 0.005 and 0.995 quantiles of all scores, or edges of the
+            bins. The first and last bins include all scores beyond the edges. `hist_kw`
+            and `line_kw`: dicts of keyword arguments for matplotlib's ``hist`` and
+            ``plot``.
 
         Returns
         -------
@@ -206,7 +208,7 @@ class NoveltyDisplay(Display):
 
         See Also
         --------
-        from_estimator : Compute the scores and plot them.
+        from_estimator : Compute and plot the scores.
 
         Examples
         --------
@@ -231,7 +233,8 @@ class NoveltyDisplay(Display):
         """Draw the histograms and the ROC curve."""
         known, unknown = self.confidence_in, self.confidence_out
         scores = np.concatenate([known, unknown])
-        # A few extreme values would squeeze all others into one bin.
+        # Without these bounds, a few extreme scores would force all others into one
+        # bin.
         low, high = np.quantile(scores, _TAILS)
         edges = np.histogram_bin_edges(scores, bins, (low, high))
         histogram, roc = self.axes_

@@ -26,7 +26,7 @@ class ConfidenceDisplay(Display):
     Parameters
     ----------
     xx0, xx1 : ndarray of shape (grid_resolution, grid_resolution)
-        First and second feature on the grid.
+        Values of the first and second feature on the grid.
     proba : ndarray of shape (grid_resolution, grid_resolution, K)
         Class probabilities on the grid.
     feature_names : tuple of two str, default=(None, None)
@@ -41,7 +41,7 @@ class ConfidenceDisplay(Display):
     figure_ : matplotlib Figure
         Figure of `ax_`.
     surface_ : matplotlib QuadContourSet
-        Filled contours, to pass to ``figure.colorbar``.
+        Filled contours, which can be passed to ``figure.colorbar``.
     boundaries_ : list of matplotlib QuadContourSet
         Decision boundaries: one for two classes, otherwise one per class.
 
@@ -52,8 +52,8 @@ class ConfidenceDisplay(Display):
 
     Notes
     -----
-    The colours always span 1/K to 1, so plots of different classifiers can share a
-    colour bar.
+    The colour scale always ranges from 1/K to 1, so plots of different classifiers can
+    share a colour bar.
 
     Examples
     --------
@@ -108,8 +108,8 @@ class ConfidenceDisplay(Display):
         Parameters
         ----------
         classifier : object
-            Fitted classifier with ``predict_proba``: a `LaplaceClassifier`, a pipeline,
-            a skorch net or any other classifier.
+            Fitted classifier with ``predict_proba``, such as a `LaplaceClassifier`, a
+            pipeline or a skorch net.
         X : array-like of shape (m, 2)
             Samples that determine the range and dtype of the grid.
         grid_resolution : int, default=100
@@ -117,9 +117,9 @@ class ConfidenceDisplay(Display):
         eps : float, default=1.0
             Extension of the range of `X` on each side, in units of `X`.
         **options : dict
-            `ax`: axes to plot on; None creates a figure.
-            `surface_kw` and `boundary_kw`: dicts of keywords for matplotlib's
-            ``contourf`` and ``contour``.
+            `ax`: axes to plot on; None creates a figure. `surface_kw` and
+            `boundary_kw`: dicts of keyword arguments for matplotlib's ``contourf`` and
+            ``contour``.
 
         Returns
         -------
@@ -158,13 +158,13 @@ class ConfidenceDisplay(Display):
         """Draw the confidence and the decision boundaries."""
         proba = np.asarray(self.proba)
         n_classes = proba.shape[-1]
-        # Values that rounding moves outside [1/K, 1] would stay blank.
+        # Values that rounding moves outside [1/K, 1] would be left blank.
         confidence = self.confidence.clip(1 / n_classes, 1)
         levels = np.linspace(1 / max(n_classes, 2), 1, 11)
         style = axes.styled(surface_kw, cmap="cividis", levels=levels)
         self.surface_ = self.ax_.contourf(self.xx0, self.xx1, confidence, **style)
         style = axes.styled(boundary_kw, colors="white", linewidths=1.5)
-        # Each class against the best other class; one boundary for two classes.
+        # Compare each class with the best other class. Two classes have one boundary.
         ones = range(n_classes if n_classes > 2 else n_classes - 1)
         margins = [
             proba[..., k] - np.delete(proba, k, axis=-1).max(axis=-1) for k in ones
@@ -180,17 +180,17 @@ class ConfidenceDisplay(Display):
 class UncertaintyDisplay(Display):
     """Uncertainty of a classifier over two features.
 
-    The display has three maps on one scale. Total uncertainty is the sum of an
-    aleatoric part, which more samples do not reduce, and an epistemic part, which more
-    samples reduce. Use `from_estimator` to create the display. Parameters are stored as
-    attributes.
+    The display has three maps with a common colour scale. The total uncertainty is the
+    sum of the aleatoric uncertainty, which more training samples do not reduce, and the
+    epistemic uncertainty, which more training samples reduce. Use `from_estimator` to
+    create the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
     xx0, xx1 : ndarray of shape (grid_resolution, grid_resolution)
-        First and second feature on the grid.
+        Values of the first and second feature on the grid.
     uncertainty : ndarray of shape (grid_resolution, grid_resolution, 3)
         Total, aleatoric and epistemic uncertainty in nats.
     feature_names : tuple of two str, default=(None, None)
@@ -205,7 +205,7 @@ class UncertaintyDisplay(Display):
     surfaces_ : list of three matplotlib QuadContourSet
         Filled contours.
     colorbar_ : matplotlib Colorbar or None
-        Scale of all three maps, in nats; None with ``colorbar=False``.
+        Colour bar of all three maps, in nats; None if ``colorbar=False``.
 
     See Also
     --------
@@ -215,7 +215,7 @@ class UncertaintyDisplay(Display):
 
     Notes
     -----
-    The colours range from zero to the largest total uncertainty on the grid.
+    The colour scale ranges from zero to the largest total uncertainty on the grid.
 
     References
     ----------
@@ -257,20 +257,20 @@ class UncertaintyDisplay(Display):
         Parameters
         ----------
         classifier : object
-            Fitted classifier with ``predict_uncertainty`` and one label per sample:
-            `LaplaceClassifier` or another classifier of this package.
+            Fitted classifier with ``predict_uncertainty`` and one label per sample,
+            such as `LaplaceClassifier` or another classifier from this package.
         X : array-like of shape (m, 2)
             Samples that determine the range and dtype of the grid.
         method : str, default=None
-            Option of ``predict_uncertainty``.
+            Parameter of ``predict_uncertainty``.
         grid_resolution : int, default=100
             Number of values per feature.
         eps : float, default=1.0
             Extension of the range of `X` on each side, in units of `X`.
         **options : dict
-            `ax`: axes to plot on; None creates a figure.
-            `colorbar`, default True: whether to draw the scale. `surface_kw`: dict of
-            keywords for matplotlib's ``contourf``.
+            `ax`: axes to plot on; None creates a figure. `colorbar` (default True):
+            whether to draw the colour bar. `surface_kw`: dict of keyword arguments for
+            matplotlib's ``contourf``.
 
         Returns
         -------
@@ -307,16 +307,17 @@ class UncertaintyDisplay(Display):
         parts = np.asarray(classifier.predict_uncertainty(points, method=method))
         if parts.ndim != 2:
             raise ValueError(
-                f"The uncertainty of a sample has shape {parts.shape[1:]}, but one "
-                "label is plotted. Fit one label per sample."
+                f"The uncertainty of a sample has shape {parts.shape[1:]}, but only "
+                "one label can be plotted. Fit one label per sample."
             )
         parts = parts.reshape(*xx0.shape, 3)
         display = cls(xx0=xx0, xx1=xx1, uncertainty=parts, feature_names=names)
         return display.plot(**options)
 
     def _draw(self, *, colorbar: bool = True, surface_kw: Style = None) -> None:
-        """Draw the three maps and the scale."""
-        # All-zero uncertainty would leave no levels. Rounding can make parts negative.
+        """Draw the three maps and the colour bar."""
+        # A positive maximum keeps the levels distinct. Rounding can make parts
+        # negative.
         top = max(float(np.max(self.uncertainty)), np.finfo(np.float64).tiny)
         values = np.moveaxis(np.clip(self.uncertainty, 0, top), -1, 0)
         style = axes.styled(surface_kw, cmap="cividis", levels=np.linspace(0, top, 11))

@@ -1,4 +1,4 @@
-"""PriorPathDisplay: score and evidence over prior precisions."""
+"""PriorPathDisplay: score and evidence for several prior precisions."""
 
 from typing import Any, Self
 
@@ -14,11 +14,11 @@ from sklaplace.plotting.display import Display, Style
 
 
 class PriorPathDisplay(Display):
-    """Cross-validation score and log evidence over prior precisions.
+    """Cross-validation score and log evidence for several prior precisions.
 
     The display shows how much the choice of the prior precision matters, and whether
-    both criteria agree. Use `from_estimator` to create the display. Parameters are
-    stored as attributes.
+    both criteria agree. The evidence is the marginal likelihood. Use `from_estimator`
+    to create the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/prior>`.
 
@@ -40,7 +40,7 @@ class PriorPathDisplay(Display):
     ax_ : matplotlib Axes
         Axes of the score, or of the evidence if there is no score.
     evidence_ax_ : matplotlib Axes
-        Axes of the evidence, on the right side if there is a score.
+        Axes of the evidence, on the right if there is a score.
     figure_ : matplotlib Figure
         Figure of `ax_`.
     evidence_line_ : matplotlib Line2D
@@ -48,7 +48,7 @@ class PriorPathDisplay(Display):
     score_line_ : matplotlib Line2D or None
         Line of the score.
     score_band_ : matplotlib PolyCollection or None
-        Band of one standard deviation on each side.
+        Band of one standard deviation on each side of the score.
     chosen_ : matplotlib Line2D or None
         Vertical line at the fitted prior precision.
 
@@ -59,8 +59,8 @@ class PriorPathDisplay(Display):
 
     Notes
     -----
-    If the evidence falls steeply, its axis starts below the largest evidence by three
-    times the difference between the largest and the median evidence.
+    If the evidence falls steeply, the lower end of its axis is the largest evidence
+    minus three times the difference between the largest and the median evidence.
 
     References
     ----------
@@ -94,25 +94,26 @@ class PriorPathDisplay(Display):
         prior_precisions: ArrayLike | None = None,
         **options: Any,
     ) -> Self:
-        """Compute the evidence over prior precisions, and plot it with the scores.
+        """Compute the evidence of each prior precision, and plot it with the scores.
 
-        No network is trained. The evidence uses the fitted network and curvature.
+        The evidence uses the fitted network and curvature, so no network is trained.
 
         Parameters
         ----------
         estimator : object
-            A fitted `LaplaceClassifierCV` or `LaplaceRegressorCV`, whose
-            ``cv_results_`` holds the scores, or a fitted `LaplaceClassifier` or
-            `LaplaceRegressor`, for which only the evidence is plotted.
+            Fitted `LaplaceClassifierCV` or `LaplaceRegressorCV`, whose ``cv_results_``
+            contains the scores. For a fitted `LaplaceClassifier` or `LaplaceRegressor`,
+            only the evidence is plotted.
         prior_precisions : array-like of shape (G,), default=None
-            Prior precisions, each used for all weights. With ``cv_results_``, this
-            parameter must be None, and the prior precisions come from ``cv_results_``.
-            Otherwise, None takes 25 values from a thousandth to a thousand times the
-            fitted prior precision. If there are several fitted prior precisions, their
-            geometric mean is used.
+            Prior precisions, each used for all weights. If the estimator has
+            ``cv_results_``, this parameter must be None, and the prior precisions come
+            from ``cv_results_``. Otherwise, the default is 25 values from 0.001 to 1000
+            times the fitted prior precision. If there are several fitted prior
+            precisions, their geometric mean is used.
         **options : dict
             `ax`: axes to plot on; None creates a figure. `score_kw` and `evidence_kw`:
-            dicts of keywords for matplotlib's ``plot`` of the score and the evidence.
+            dicts of keyword arguments for matplotlib's ``plot`` of the score and the
+            evidence.
 
         Returns
         -------
@@ -126,7 +127,7 @@ class PriorPathDisplay(Display):
             an estimator with scores, or if the prior is the posterior of an earlier
             task.
         AttributeError
-            If the estimator does not have an evidence.
+            If the estimator has no marginal likelihood.
         ImportError
             If matplotlib is not installed.
 
@@ -154,8 +155,8 @@ class PriorPathDisplay(Display):
         results = getattr(estimator, "cv_results_", None) or {}
         if results and prior_precisions is not None:
             raise ValueError(
-                "prior_precisions was given, but cv_results_ has scores of others. "
-                "Leave it out, or fit with prior_precisions."
+                "prior_precisions was given, but cv_results_ has scores for other "
+                "values. Omit it, or fit with these prior_precisions."
             )
         path = results.get("param_prior_precision", prior_precisions)
         fitted, data = np.asarray(estimator.prior_precision_), {}

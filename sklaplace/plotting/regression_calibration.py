@@ -1,4 +1,4 @@
-"""RegressionCalibrationDisplay: empirical against nominal coverage of a regressor."""
+"""RegressionCalibrationDisplay: empirical versus nominal coverage of a regressor."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,24 +23,24 @@ _LABELS = {
 
 
 class RegressionCalibrationDisplay(Display):
-    """Empirical against nominal coverage of a regressor, with its sharpness.
+    """Empirical versus nominal coverage of a regressor, with its sharpness.
 
-    Intervals are too narrow below the diagonal, and too wide above it. The regressor
-    must have one target. Use `from_estimator` or `from_predictions` to create the
-    display. Parameters are stored as attributes.
+    If the curve is below the diagonal, the intervals are too narrow. If it is above,
+    they are too wide. The regressor must have one target. Use `from_estimator` or
+    `from_predictions` to create the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
     Parameters
     ----------
     levels : ndarray of shape (n_levels,)
-        Nominal coverages, or levels of quantiles, ascending.
+        Nominal coverages or quantile levels, in ascending order.
     frequency : ndarray of shape (n_levels,)
-        Fraction of targets inside the intervals, or not above the quantiles.
+        Fraction of targets inside each interval, or not above each quantile.
     sharpness : float
         Mean predicted variance.
     kind : {"interval", "quantile"}, default="interval"
-        Whether the levels are coverages of intervals or levels of quantiles.
+        Whether ``levels`` contains coverages of intervals or levels of quantiles.
     name : str, default=None
         Name in the legend.
 
@@ -58,8 +58,8 @@ class RegressionCalibrationDisplay(Display):
     See Also
     --------
     PredictiveBandDisplay : Intervals over one feature.
-    sklaplace.metrics.empirical_frequency : Compute the curve of quantiles.
-    sklaplace.metrics.sharpness : Number in the legend.
+    sklaplace.metrics.empirical_frequency : Compute the curve for quantiles.
+    sklaplace.metrics.sharpness : Compute the sharpness without a plot.
 
     References
     ----------
@@ -90,20 +90,21 @@ class RegressionCalibrationDisplay(Display):
     def from_estimator(
         cls, regressor: BaseEstimator, X: object, y: ArrayLike, **options: Any
     ) -> Self:
-        """Predict quantiles, and plot the fraction of targets below them.
+        """Predict quantiles, and plot the calibration curve.
 
         Parameters
         ----------
         regressor : object
             Fitted regressor with ``predict(X, return_std=True)``. Quantiles come from
-            ``predict_quantiles`` if available, otherwise from Gaussians.
+            ``predict_quantiles`` if the regressor has this method, otherwise from a
+            Gaussian.
         X : array-like of shape (n, ...)
             Held-out samples.
         y : array-like of shape (n,)
             Held-out targets.
         **options : dict
             `name`: name in the legend, by default the estimator's class. `kind`,
-            `levels`, `sample_weight`, `ax` and `line_kw`, as for `from_predictions`.
+            `levels`, `sample_weight`, `ax` and `line_kw`: see `from_predictions`.
 
         Returns
         -------
@@ -155,7 +156,7 @@ class RegressionCalibrationDisplay(Display):
         name: str | None = None,
         **options: Any,
     ) -> Self:
-        """Plot the calibration of predictions, Gaussian by default.
+        """Plot the calibration curve of predictions, which are Gaussian by default.
 
         Parameters
         ----------
@@ -165,20 +166,21 @@ class RegressionCalibrationDisplay(Display):
             Predicted means and standard deviations, including observation noise.
         kind : {"interval", "quantile"}, default="interval"
             Coverage of central intervals, or frequency of targets below quantiles.
-            Quantiles also show whether targets are too often on one side.
+            Quantiles also show whether targets are on one side of the predictions too
+            often.
         levels : array-like of shape (n_levels,), default=None
-            Nominal coverages or levels, each in (0, 1). None takes 0.05, 0.1, ...,
-            0.95.
+            Nominal coverages or quantile levels, each in (0, 1). The default is 0.05,
+            0.1, ..., 0.95.
         quantiles : callable, default=None
-            Function of levels (m,) that returns the predicted quantiles (n, m). None
-            takes the quantiles of Gaussians.
+            Function that maps levels (m,) to predicted quantiles (n, m). The default is
+            the quantiles of Gaussians.
         sample_weight : array-like of shape (n,), default=None
             Sample weights.
         name : str, default=None
             Name in the legend.
         **options : dict
-            `ax`: axes to plot on; None creates a figure.
-            `line_kw`: dict of keywords for matplotlib's ``plot``.
+            `ax`: axes to plot on; None creates a figure. `line_kw`: dict of keyword
+            arguments for matplotlib's ``plot``.
 
         Returns
         -------

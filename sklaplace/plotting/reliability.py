@@ -1,4 +1,4 @@
-"""ReliabilityDisplay: empirical frequency against predicted probability."""
+"""ReliabilityDisplay: empirical frequency versus predicted probability."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -18,16 +18,16 @@ _MOST_CLASSES = 5
 class ReliabilityDisplay(Display):
     """Reliability diagram of a classifier, with the number of samples per bin.
 
-    The diagram is for the most probable class, or for each class. Use `from_estimator`
-    or `from_predictions` to create the display. Parameters are stored as attributes.
+    The diagram shows the most probable class, or each class against all others. Use
+    `from_estimator` or `from_predictions` to create the display. Parameters are stored
+    as attributes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
     frequency : ndarray of shape (n_bins,) or (K, n_bins)
-        Empirical frequency per bin, for each class if there are two axes; nan in
-        empty bins.
+        Empirical frequency per bin, or per class and bin; nan in empty bins.
     mean_proba : ndarray of the same shape
         Mean predicted probability per bin.
     weight : ndarray of the same shape
@@ -40,12 +40,13 @@ class ReliabilityDisplay(Display):
     Attributes
     ----------
     calibration_error : float
-        Mean absolute difference of frequency and probability, weighted by bins. For the
-        most probable class, this is the expected calibration error.
+        Mean absolute difference between frequency and probability, weighted by the
+        samples per bin. For the most probable class, this error is the expected
+        calibration error.
     ax_ : matplotlib Axes
         Axes of the plot.
     count_ax_ : matplotlib Axes
-        Axes of the counts, with the same horizontal axis.
+        Axes of the sample counts, which share the horizontal axis.
     figure_ : matplotlib Figure
         Figure of `ax_`.
     lines_ : list of matplotlib Line2D
@@ -53,7 +54,7 @@ class ReliabilityDisplay(Display):
     reference_ : matplotlib Line2D
         Diagonal of perfect calibration.
     bars_ : list of matplotlib BarContainer
-        Bars of sample counts, for each curve.
+        Bars of the sample counts for each curve.
 
     See Also
     --------
@@ -81,7 +82,7 @@ class ReliabilityDisplay(Display):
 
     @property
     def calibration_error(self) -> float:
-        """Mean absolute difference of frequency and probability, weighted by bins.
+        """Weighted mean absolute difference between frequency and probability.
 
         See Also
         --------
@@ -113,7 +114,7 @@ class ReliabilityDisplay(Display):
         **options : dict
             `name`: name in the legend, by default the estimator's class. `kind`,
             `n_bins`, `strategy`, `sample_weight`, `ax`, `classes`, `line_kw` and
-            `bar_kw`, as for `from_predictions`.
+            `bar_kw`: see `from_predictions`.
 
         Returns
         -------
@@ -168,25 +169,26 @@ class ReliabilityDisplay(Display):
         y_true : array-like of shape (n,)
             Class labels.
         y_proba : array-like of shape (n, K) or (n,)
-            Probabilities, one column per class in the order of ``labels``. A 1d array
-            holds probabilities of the second of two classes.
+            Probabilities, one column per class in the order of ``labels``. For two
+            classes, a 1d array of probabilities of the second class is also accepted.
         labels : array-like of shape (K,), default=None
-            Classes in the order of the columns. Default: sorted values of ``y_true``.
+            Classes in the order of the columns. The default is the sorted values of
+            ``y_true``.
         kind : {"top_label", "per_class"}, default="top_label"
             Diagram of the most probable class, or of each class against all others.
         n_bins : int, default=10
             Number of bins.
         strategy : {"uniform", "quantile"}, default="uniform"
-            Bins of equal width, or of equal weight.
+            Bins of equal width (``"uniform"``) or equal weight (``"quantile"``).
         sample_weight : array-like of shape (n,), default=None
             Sample weights.
         name : str, default=None
             Name in the legend.
         **options : dict
             `ax`: axes to plot on; None creates a figure. `classes`: classes to plot
-            with ``kind="per_class"``. The default is all classes, or the five classes
-            with the largest calibration errors. `line_kw` and `bar_kw`: dicts of
-            keywords for matplotlib's ``plot`` and ``bar``.
+            with ``kind="per_class"``. The default is the five classes with the largest
+            calibration errors, or all classes if there are fewer. `line_kw` and
+            `bar_kw`: dicts of keyword arguments for matplotlib's ``plot`` and ``bar``.
 
         Returns
         -------
@@ -240,7 +242,7 @@ class ReliabilityDisplay(Display):
         line_kw: Style = None,
         bar_kw: Style = None,
     ) -> None:
-        """Draw the curves, and the counts on a log scale in the lower third."""
+        """Draw the curves, and the sample counts on a log scale in the lower third."""
         ax, is_single = self.ax_, np.ndim(self.frequency) == 1
         if is_single:
             names = [axes.curve_label(self.name, f"ECE {self.calibration_error:.3f}")]
@@ -255,7 +257,7 @@ class ReliabilityDisplay(Display):
         self.count_ax_ = ax.twinx()
         self.lines_, self.bars_ = [], []
         for k, curve in enumerate(zip(*curves, strict=True)):
-            # Empty bins contain nan, which would interrupt a line.
+            # Empty bins contain nan, which would interrupt the line.
             x, frequency, weight = (values[curve[-1] > 0] for values in curve)
             color = axes.PALETTE[k % len(axes.PALETTE)]
             style = axes.MARKED | {"color": color, "label": names[rows[k]]}
@@ -266,7 +268,7 @@ class ReliabilityDisplay(Display):
         if len(rows) < len(names):
             x_label += f" ({len(rows)} of {len(names)} classes)"
         y_label = "accuracy" if is_single else "empirical frequency"
-        limits = -0.03, 1.03  # fully show markers at zero and one
+        limits = -0.03, 1.03  # show all of the markers at zero and one
         ax.set(xlabel=x_label, ylabel=y_label, xlim=limits, ylim=limits)
         self._scale_counts(curves[-1])
         ax.set_zorder(self.count_ax_.get_zorder() + 1)  # lines in front of bars
@@ -274,7 +276,7 @@ class ReliabilityDisplay(Display):
         axes.draw_legend(ax)
 
     def _errors(self) -> np.ndarray:
-        """Return the sum of weighted differences for each curve, (K,) or ()."""
+        """Return the sum of weighted differences, (K,) or (), for each curve."""
         gaps = np.nan_to_num(np.subtract(self.frequency, self.mean_proba))
         return np.asarray((np.abs(gaps) * self.weight).sum(axis=-1))
 
@@ -287,12 +289,12 @@ class ReliabilityDisplay(Display):
         if np.ndim(self.frequency) == 1 or not chosen or not set(chosen) <= set(names):
             raise ValueError(
                 f"classes={chosen} is not valid. Pass kind='per_class', and choose "
-                f"among {self.class_names}."
+                f"from {self.class_names}."
             )
         return [names.index(label) for label in chosen]
 
     def _scale_counts(self, weight: np.ndarray) -> None:
-        """Scale the axes of counts so that the bars fill the lower third."""
+        """Scale the axes of the counts so that the bars fill the lower third."""
         ax, fewest, most = self.count_ax_, weight[weight > 0].min(), weight.max()
         low = fewest / 2
         ax.set(yscale="log", ylim=(low, low * (most / low) ** 3))

@@ -1,4 +1,4 @@
-"""RiskCoverageDisplay: loss of the most confident predictions."""
+"""RiskCoverageDisplay: mean loss of the most confident predictions."""
 
 from typing import Any, Self
 
@@ -13,24 +13,24 @@ from sklaplace.plotting.display import Display, Style
 
 
 class RiskCoverageDisplay(Display):
-    """Mean loss of the most confident predictions against their fraction.
+    """Mean loss of the most confident predictions versus their fraction.
 
-    The display shows the benefit of leaving samples unanswered. With a useful
-    confidence, the curve rises to the right. Use `from_estimator` or `from_predictions`
-    to create the display. Parameters are stored as attributes.
+    The display shows the benefit of leaving uncertain samples unanswered. With a useful
+    confidence score, the curve rises to the right. Use `from_estimator` or
+    `from_predictions` to create the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
     coverage : ndarray of shape (m,)
-        Fraction of answered samples, ascending.
+        Fraction of answered samples, in ascending order.
     risk : ndarray of shape (m,)
         Mean loss of the answered samples.
     area : float
         Area under the curve (AURC).
     loss_name : str, default="loss"
-        Name of the loss; its mean is the risk.
+        Name of the loss, whose mean is the risk.
     name : str, default=None
         Name in the legend.
 
@@ -81,17 +81,18 @@ class RiskCoverageDisplay(Display):
         Parameters
         ----------
         estimator : object
-            A fitted classifier with ``predict_proba``: the loss is the error of the
-            most probable class, and the confidence is its probability. Or a fitted
-            regressor with ``predict(X, return_std=True)``: the loss is the squared
-            error, and the confidence is the negative standard deviation.
+            Fitted classifier with ``predict_proba``, or fitted regressor with
+            ``predict(X, return_std=True)``. For a classifier, the loss is the error of
+            the most probable class, and the confidence is the probability of this
+            class. For a regressor, the loss is the squared error, and the confidence is
+            the negative standard deviation.
         X : array-like of shape (n, ...)
             Held-out samples.
         y : array-like of shape (n,)
             Held-out targets.
         **options : dict
             `name`: name in the legend, by default the estimator's class.
-            `sample_weight`, `ax` and `line_kw`, as for `from_predictions`.
+            `sample_weight`, `ax` and `line_kw`: see `from_predictions`.
 
         Returns
         -------
@@ -146,7 +147,7 @@ class RiskCoverageDisplay(Display):
         name: str | None = None,
         **options: Any,
     ) -> Self:
-        """Plot the risk for given losses and confidences of samples.
+        """Plot the risk for given losses and confidences.
 
         Parameters
         ----------
@@ -157,12 +158,12 @@ class RiskCoverageDisplay(Display):
         sample_weight : array-like of shape (n,), default=None
             Sample weights.
         loss_name : str, default="loss"
-            Name of the loss; its mean is the risk.
+            Name of the loss, whose mean is the risk.
         name : str, default=None
             Name in the legend.
         **options : dict
-            `ax`: axes to plot on; None creates a figure.
-            `line_kw`: dict of keywords for matplotlib's ``plot``.
+            `ax`: axes to plot on; None creates a figure. `line_kw`: dict of keyword
+            arguments for matplotlib's ``plot``.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""DirichletDisplay: density of a Dirichlet over probabilities of three classes."""
+"""DirichletDisplay: density of a Dirichlet over three class probabilities."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -13,15 +13,15 @@ from sklaplace.metrics.checks import last_step
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 
-# points at which each class has probability one: an equilateral triangle
+# corners of an equilateral triangle, at each of which one class has probability one
 _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 
 
 class DirichletDisplay(Display):
-    """Density of a Dirichlet on the simplex of three classes.
+    """Density of a Dirichlet over the probabilities of three classes.
 
-    A point of the triangle is a vector of three probabilities. A corner means
-    certainty, and the centre is ``(1/3, 1/3, 1/3)``. Use `from_estimator` or
+    Each point of the triangle represents three probabilities. The corners represent
+    certainty, and the centre represents ``(1/3, 1/3, 1/3)``. Use `from_estimator` or
     `from_predictions` to create the display. Parameters are stored as attributes.
 
     Read more in the :ref:`User Guide <dirichlet>`.
@@ -29,10 +29,10 @@ class DirichletDisplay(Display):
     Parameters
     ----------
     proba : ndarray of shape (n, 3)
-        Points of the simplex.
+        Points on the simplex.
     log_density : ndarray of shape (n,)
         Logarithm of the density at these points, with respect to the Lebesgue measure
-        of two probabilities.
+        of the first two probabilities.
     mean : ndarray of shape (3,)
         Mean of the Dirichlet.
     class_names : sequence of three str, default=None
@@ -45,7 +45,7 @@ class DirichletDisplay(Display):
     figure_ : matplotlib Figure
         Figure of `ax_`.
     surface_ : matplotlib TriContourSet
-        Filled contours, to pass to ``figure.colorbar``.
+        Filled contours, which can be passed to ``figure.colorbar``.
     mean_ : matplotlib Line2D
         Point at the mean.
     edges_ : matplotlib Line2D
@@ -60,10 +60,10 @@ class DirichletDisplay(Display):
 
     Notes
     -----
-    Colours show the density divided by its largest value on the grid. If a
-    concentration is below one, the density is infinite on an edge, so it is evaluated
-    only inside the triangle. A distribution narrower than ``1 / grid_resolution`` is
-    drawn with this width.
+    The colours show the density divided by its largest value on the grid. If a
+    concentration is below one, the density is infinite on an edge. Therefore the
+    density is evaluated only inside the triangle. A distribution narrower than
+    ``1 / grid_resolution`` is drawn with this width.
 
     Examples
     --------
@@ -100,9 +100,9 @@ class DirichletDisplay(Display):
         X : array-like of shape (1, ...)
             Sample to predict.
         method : str, default=None
-            Dirichlet approximation, as for ``predict_dirichlet``.
+            Dirichlet approximation, which is passed to ``predict_dirichlet``.
         **options : dict
-            `grid_resolution`, `ax`, `surface_kw` and `point_kw`, as for
+            `grid_resolution`, `ax`, `surface_kw` and `point_kw`: see
             `from_predictions`.
 
         Returns
@@ -162,9 +162,9 @@ class DirichletDisplay(Display):
         grid_resolution : int, default=100
             Number of points along an edge.
         **options : dict
-            `ax`: axes to plot on; None creates a figure.
-            `surface_kw` and `point_kw`: dicts of keywords for matplotlib's
-            ``tricontourf`` and for the ``plot`` of the mean.
+            `ax`: axes to plot on; None creates a figure. `surface_kw` and `point_kw`:
+            dicts of keyword arguments for matplotlib's ``tricontourf`` and for the
+            ``plot`` of the mean.
 
         Returns
         -------
@@ -192,8 +192,8 @@ class DirichletDisplay(Display):
         alpha = np.asarray(alpha, dtype=np.float64)
         if alpha.shape != (3,) or len(class_names) != 3:
             raise ValueError(
-                f"alpha has shape {alpha.shape}, class_names has {len(class_names)}. "
-                "Pass three of each for one sample, one for every corner."
+                f"alpha has shape {alpha.shape} and class_names has {len(class_names)} "
+                "names. Pass three concentrations of one sample and three names."
             )
         proba = _inner_points(grid_resolution)
         return cls(
@@ -206,7 +206,7 @@ class DirichletDisplay(Display):
     def _draw(self, *, surface_kw: Style = None, point_kw: Style = None) -> None:
         """Draw the density, the mean, and the labelled triangle."""
         x, y = (np.asarray(self.proba) @ _CORNERS).T
-        # Relative to the largest value, because densities of narrow distributions
+        # Divided by the largest value, because the densities of narrow distributions
         # underflow.
         density = np.exp(self.log_density - np.max(self.log_density))
         style = axes.styled(surface_kw, cmap="cividis", levels=np.linspace(0, 1, 21))
@@ -227,7 +227,7 @@ class DirichletDisplay(Display):
 
 
 def _inner_points(resolution: int) -> np.ndarray:
-    """Return evenly spaced points inside the simplex, (n, 3)."""
+    """Return evenly spaced points (n, 3) inside the simplex."""
     edge = np.arange(resolution)
     steps = np.argwhere(np.add.outer(edge, edge) < resolution)
     steps = np.column_stack([steps, resolution - 1 - steps.sum(axis=1)])

@@ -14,14 +14,14 @@ from sklaplace.metrics.checks import last_step
 from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 
-# half width of a marginal in standard deviations, and height in rows
+# half the width of a marginal in standard deviations, and its height in rows
 _REACH, _HEIGHT = 4.0, 0.85
 
 
 class WeightPosteriorDisplay(Display):
     """Marginal posteriors of selected weights, one Gaussian per row.
 
-    All marginals have the same height, so that narrow and wide marginals are both
+    All marginals have the same height, so that both narrow and wide marginals are
     visible. Use `from_estimator` to create the display. Parameters are stored as
     attributes.
 
@@ -81,14 +81,14 @@ class WeightPosteriorDisplay(Display):
         Parameters
         ----------
         estimator : object
-            Fitted Laplace or SWAG estimator, with a ``posterior_`` that has means and
+            Fitted Laplace or SWAG estimator, whose ``posterior_`` has means and
             variances of weights.
         weights : sequence of int, default=None
-            Positions among the weights of the posterior. None takes eight positions,
-            evenly spaced from first to last, or all if there are fewer.
+            Positions of the weights in the posterior. The default is eight evenly
+            spaced positions from first to last, or all positions if there are fewer.
         **options : dict
-            `ax`: axes to plot on; None creates a figure.
-            `density_kw`: dict of keywords for matplotlib's ``fill_between``.
+            `ax`: axes to plot on; None creates a figure. `density_kw`: dict of keyword
+            arguments for matplotlib's ``fill_between``.
 
         Returns
         -------
@@ -98,9 +98,9 @@ class WeightPosteriorDisplay(Display):
         Raises
         ------
         IndexError
-            If a position does not belong to a weight.
+            If a position is out of range.
         AttributeError
-            If the estimator has no such posterior.
+            If the estimator has no posterior with means and variances of weights.
         ImportError
             If matplotlib is not installed.
 

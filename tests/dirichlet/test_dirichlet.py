@@ -95,9 +95,9 @@ def test_tensors_stay_differentiable(approximate, n_classes, sd):
     ("mean", "cov", "message"),
     [
         ((4, 3), (3, 3), r"\(3, 3\), but mean has shape \(4, 3\).*shape \(4, 3, 3\)"),
-        ((3,), (3,), r"cov has shape \(3,\), but mean has .*the shape \(3, 3\)"),
-        ((2, 3), (2, 4, 4), r"the shape \(2, 3, 3\)"),
-        ((3,), (1, 3, 3), r"the shape \(3, 3\)"),
+        ((3,), (3,), r"cov has shape \(3,\), but mean has .*have shape \(3, 3\)"),
+        ((2, 3), (2, 4, 4), r"have shape \(2, 3, 3\)"),
+        ((3,), (1, 3, 3), r"have shape \(3, 3\)"),
         ((), (), r"mean is a scalar. Pass logits of shape \(\.\.\., K\)"),
     ],
 )

@@ -109,7 +109,7 @@ def test_axes_are_used_and_no_figure_is_made(name):
 def test_other_numbers_of_axes_are_refused(name):
     n = N_AXES.get(name, 1)
     _, axes = plt.subplots(1, n + 1)
-    with pytest.raises(ValueError, match=f"{n + 1} axes, but {n} are plotted on"):
+    with pytest.raises(ValueError, match=f"{n + 1} axes, but this display needs {n}"):
         draw(name, ax=axes)
 
 
@@ -232,7 +232,7 @@ def test_other_shapes_are_named(name, estimator, samples, message):
 
 
 PREDICTIONS = [
-    ("DirichletDisplay", [[1.0, 2.0]], r"alpha has shape \(2,\), class_names has 3"),
+    ("DirichletDisplay", [[1.0, 2.0]], r"alpha has shape \(2,\) and class_names has 3"),
     ("DirichletDisplay", [[1.0, 2.0, 0.0]], "positive"),
     ("NoveltyDisplay", [[], [1.0]], "minimum of 1 is required"),
     ("NoveltyDisplay", [[1.0], [np.inf]], "confidence_out contains infinity"),

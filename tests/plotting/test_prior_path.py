@@ -86,5 +86,5 @@ def test_several_prior_precisions_have_no_single_choice(iris):
 
 
 def test_priors_without_scores_are_refused(searched):
-    with pytest.raises(ValueError, match="cv_results_ has scores of others"):
+    with pytest.raises(ValueError, match="cv_results_ has scores for other values"):
         draw(searched, prior_precisions=[1.0])
