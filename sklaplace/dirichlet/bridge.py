@@ -50,8 +50,8 @@ def laplace_bridge(
         Whether to first condition the logits to sum to zero, as in MacKay (1998). The
         bridge is exact for logits that sum to zero. Conditioning changes the
         distribution of the probabilities unless all logits have equal variances and
-        covariances. Centring (see `sklaplace.dirichlet.logits.centre`) does not change
-        this distribution; ``predict_dirichlet`` uses centring. ``project`` has no
+        covariances. Centring, as in ``predict_dirichlet``, does not change the
+        distribution (see `sklaplace.dirichlet.logits.centre`). ``project`` has no
         effect on centred Gaussians. The published examples use neither conditioning nor
         centring.
     norm : {'guarded', 'published'} or None, default=None

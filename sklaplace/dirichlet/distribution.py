@@ -382,9 +382,9 @@ def plausible_classes(
     k_max : int, default=10
         Maximum number of classes in a set.
     reference : {"top", "previous"}, default="top"
-        Class to compare with: the most probable class (``"top"``), or the class before
-        in descending order of probability (``"previous"``, also called "next class").
-        ``"previous"`` leads to larger sets, which end at the first clear gap.
+        Class to compare with: the most probable class (``"top"``), or the preceding
+        class in descending order of probability (``"previous"``, also called "next
+        class"). ``"previous"`` leads to larger sets, which end at the first clear gap.
 
     Returns
     -------

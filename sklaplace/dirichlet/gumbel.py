@@ -70,7 +70,7 @@ def independent_variances(centred: Tensor) -> Tensor:
 def argmax_proba(
     mean: Tensor, variances: Tensor, n_nodes: int = _FIRST_NODES
 ) -> Tensor:
-    """Return the probability that each logit is the largest with Gumbel noise.
+    """Return the probability that each logit plus Gumbel noise is the largest.
 
     Parameters
     ----------
@@ -94,12 +94,12 @@ def argmax_proba(
     largest value probably lies. The derivative uses differences of ``log S``, which is
     nearly linear. At the lower end, the smallest variance determines the spacing of the
     nodes. Further up, the spacing is proportional to the distance from the lower end,
-    because only logits with large variances contribute there: a logit with a small
-    variance and a mean far above the lower end would have raised the lower end. The
-    number of nodes is doubled for samples whose probabilities do not sum to one or
-    whose nodes are too coarse. Autograd treats the nodes as constants, because the
-    integral does not depend on the nodes. Small probabilities are bounded from above,
-    because the tails of `NormalGumbel` are too heavy.
+    because only logits with large variances contribute there. A logit with a small
+    variance and a large mean would have raised the lower end. The number of nodes is
+    doubled for samples whose probabilities do not sum to one or whose nodes are too
+    coarse. Autograd treats the nodes as constants, because the integral does not depend
+    on the nodes. Small probabilities are bounded, because the tails of `NormalGumbel`
+    are too heavy.
 
     The cost is one exponential and one polynomial of degree seven per class and node.
     The additional memory is a few chunks of `logits.chunks`. If there are many classes,

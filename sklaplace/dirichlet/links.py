@@ -2,8 +2,8 @@
 
 All links approximate ``p = E[softmax(f)]`` for ``f ~ N(μ, Σ)``. This expectation
 depends only on the centred Gaussian ``N(m, S)``; see `sklaplace.dirichlet.logits`. Only
-`probit_uncentred` does not centre the logits, as in the literature. A `Link` combines
-an approximation with a description of its inputs.
+`probit_uncentred` does not centre the logits, as in the literature. A `Link` also
+describes the inputs of the approximation.
 """
 
 import math
@@ -69,7 +69,7 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities. Each row sums to one.
+        Float64 probabilities; rows sum to one.
 
     See Also
     --------
@@ -125,7 +125,7 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities. Each row sums to one.
+        Float64 probabilities; rows sum to one.
 
     See Also
     --------
@@ -179,7 +179,7 @@ def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities. Each row sums to one.
+        Float64 probabilities; rows sum to one.
 
     See Also
     --------
@@ -212,9 +212,9 @@ def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Expand the softmax to second order around the mean of the logits.
 
-    This link is the most accurate closed form for standard deviations below 0.3. Prefer
-    it for small posterior variances if you want to avoid sampling. Do not use it for
-    standard deviations above one.
+    For standard deviations below 0.3, this link is the most accurate closed form. Use
+    it for small posterior variances to avoid sampling, but not for standard deviations
+    above one.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -230,7 +230,7 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities. Each row sums to one.
+        Float64 probabilities; rows sum to one.
 
     See Also
     --------
@@ -241,8 +241,8 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     -----
     The expansion is ``p ∘ (1 + pᵀΣp − Σp + ½ diagΣ − ½ pᵀdiagΣ)`` with
     ``p = softmax(μ)``. It sums to one and has an error of O(Σ²). Large variances can
-    lead to negative entries. Negative entries are set to zero, and the others are
-    divided by their sum. The cost is O(K²) per sample.
+    lead to negative entries, which are set to zero before the row is divided by its
+    sum. The cost is O(K²) per sample.
 
     References
     ----------
@@ -287,7 +287,7 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities. Each row sums to one.
+        Float64 probabilities; rows sum to one.
 
     See Also
     --------
@@ -363,16 +363,16 @@ def mc(
         Covariances of the logits.
     draws : Tensor of shape (s, K)
         Standard-normal points, for example from `sklaplace.core.random.sobol_normals`.
-        All samples share the points, so the probabilities of one sample do not depend
-        on other samples.
+        All samples share the points, so their probabilities do not depend on each
+        other.
     dtype : torch.dtype
-        Dtype of the draws. float32 takes half the time, but causes errors of 1e-7 in
-        the probabilities. These errors depend on the other samples.
+        Dtype of the draws. float32 takes half the time, but causes errors of 1e-7 that
+        depend on the other samples.
 
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities. Each row sums to one.
+        Float64 probabilities; rows sum to one.
 
     See Also
     --------
@@ -460,7 +460,7 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities. Each row sums to one.
+        Float64 probabilities; rows sum to one.
 
     See Also
     --------
@@ -508,7 +508,7 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities. Each row sums to one.
+        Float64 probabilities; rows sum to one.
 
     See Also
     --------

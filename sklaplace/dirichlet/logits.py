@@ -46,9 +46,9 @@ def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     Returns
     -------
     mean : Tensor of shape (b, K)
-        Float64 centred means ``Cμ``, whose rows sum to zero.
+        Float64 centred means ``Cμ``; rows sum to zero.
     cov : Tensor of shape (b, K, K)
-        Float64 centred covariances ``CΣC``, whose rows and columns sum to zero.
+        Float64 centred covariances ``CΣC``; rows and columns sum to zero.
 
     Notes
     -----
@@ -186,10 +186,10 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     points on a few classes. Random directions rarely sample a logit whose variance far
     exceeds all others, for example the logit of a class without training data.
     Therefore the terms ``log(1 − p + p exp(f_k − m_k))`` of the two largest variances
-    are integrated in one dimension, and the rule handles the remainder. Expectations of
-    quadratic functions are exact. In many dimensions, the rule uses only some
-    directions of a basis. Expectations of quadratic functions then stay exact, because
-    the second-order term, whose expectation is known, serves as a control variate.
+    are integrated in one dimension, and the rule handles the remainder. The rule is
+    exact for quadratic functions. In many dimensions, it uses only some directions of a
+    basis, and the second-order term, whose expectation is known, serves as a control
+    variate.
 
     The rule has 36 points for ten classes, and at most 256 points. Each point costs
     O(K²).

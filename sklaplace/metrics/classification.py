@@ -40,7 +40,7 @@ def reliability_curve(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. For two classes,
-        a 1d array of probabilities of the second class is also accepted.
+        probabilities of the second class suffice.
     kind : {"top_label", "per_class"}, default="top_label"
         ``"top_label"`` evaluates only the most probable class. ``"per_class"``
         evaluates each class against all others.
@@ -50,7 +50,7 @@ def reliability_curve(
         Bins of equal weight (``"quantile"``), or of equal width and closed on the right
         (``"uniform"``). Samples with equal probability share a bin.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. The default is the
+        Classes in the order of the columns, such as ``classes_``. Defaults to the
         sorted values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
@@ -62,8 +62,7 @@ def reliability_curve(
     mean_proba : ndarray of the same shape
         Mean predicted probability in the bin; nan in empty bins.
     weight : ndarray of the same shape
-        Sum of the sample weights in the bin; the number of samples if there are no
-        weights.
+        Sum of the sample weights, or number of samples, in the bin.
 
     Raises
     ------
@@ -140,11 +139,11 @@ def expected_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. For two classes,
-        a 1d array of probabilities of the second class is also accepted.
+        probabilities of the second class suffice.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. The default is the
+        Classes in the order of the columns, such as ``classes_``. Defaults to the
         sorted values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
@@ -205,11 +204,11 @@ def maximum_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. For two classes,
-        a 1d array of probabilities of the second class is also accepted.
+        probabilities of the second class suffice.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. The default is the
+        Classes in the order of the columns, such as ``classes_``. Defaults to the
         sorted values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights. Bins with zero weight are ignored.
@@ -260,8 +259,7 @@ def adaptive_calibration_error(
 
     If most probabilities are close to zero or one, the other bins of equal width are
     nearly empty, and the expected calibration error depends on few samples. The
-    adaptive calibration error uses bins with about the same number of samples, and
-    includes all classes.
+    adaptive calibration error uses bins of about equal size, and includes all classes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -271,12 +269,12 @@ def adaptive_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. For two classes,
-        a 1d array of probabilities of the second class is also accepted.
+        probabilities of the second class suffice.
     n_bins : int, default=15
         Number of bins per class. Samples with equal probability share a bin, so the
         result does not depend on the order of the samples.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. The default is the
+        Classes in the order of the columns, such as ``classes_``. Defaults to the
         sorted values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
@@ -346,9 +344,9 @@ def class_sharpness(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. For two classes,
-        a 1d array of probabilities of the second class is also accepted.
+        probabilities of the second class suffice.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. The default is the
+        Classes in the order of the columns, such as ``classes_``. Defaults to the
         sorted values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
@@ -400,9 +398,8 @@ def brier_score(
 
     The Brier score is a proper scoring rule. Unlike the log loss, it is bounded for
     confident errors. For two classes, it is twice the Brier score of one class. It
-    equals ``sklearn.metrics.brier_score_loss`` with ``scale_by_half=False``. The
-    function of scikit-learn requires columns in sorted order of the labels; this
-    function accepts any order.
+    equals ``sklearn.metrics.brier_score_loss`` with ``scale_by_half=False``. Unlike
+    scikit-learn, this function accepts columns in any order.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -412,9 +409,9 @@ def brier_score(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. For two classes,
-        a 1d array of probabilities of the second class is also accepted.
+        probabilities of the second class suffice.
     labels : array-like of shape (K,), default=None
-        Classes in the order of the columns, such as ``classes_``. The default is the
+        Classes in the order of the columns, such as ``classes_``. Defaults to the
         sorted values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.

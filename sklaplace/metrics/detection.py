@@ -19,8 +19,8 @@ def ood_auroc(confidence_in: Values, confidence_out: Values) -> float:
     Parameters
     ----------
     confidence_in : array-like of shape (n,)
-        Confidence of in-distribution samples. Any score that should be larger for these
-        samples is accepted, such as the largest probability or the negative entropy.
+        Confidence of in-distribution samples, such as the largest probability or the
+        negative entropy. Larger values should indicate in-distribution samples.
     confidence_out : array-like of shape (m,)
         Confidence of out-of-distribution samples.
 
@@ -71,8 +71,8 @@ def ood_fpr(
     Parameters
     ----------
     confidence_in : array-like of shape (n,)
-        Confidence of in-distribution samples. Any score that should be larger for these
-        samples is accepted, such as ``score_samples(X)``.
+        Confidence of in-distribution samples, such as ``score_samples(X)``. Larger
+        values should indicate in-distribution samples.
     confidence_out : array-like of shape (m,)
         Confidence of out-of-distribution samples.
     tpr : float, default=0.95

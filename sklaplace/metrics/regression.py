@@ -35,8 +35,7 @@ def gaussian_nll(
     y_mean : array-like of shape (n,) or (n, C)
         Predicted means.
     y_std : array-like of shape (n,) or (n, C)
-        Predicted standard deviations, which must be positive and include observation
-        noise.
+        Positive predicted standard deviations, including observation noise.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -89,8 +88,7 @@ def gaussian_crps(
     y_mean : array-like of shape (n,) or (n, C)
         Predicted means.
     y_std : array-like of shape (n,) or (n, C)
-        Predicted standard deviations, which must be positive and include observation
-        noise.
+        Positive predicted standard deviations, including observation noise.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 

@@ -65,8 +65,7 @@ def neg_gaussian_crps_scorer(
 ) -> float:
     """Compute the negative CRPS of held-out predictions, for use as ``scoring``.
 
-    This scorer gives less weight to outliers with confident predictions than
-    ``neg_gaussian_nll_scorer``.
+    This scorer is less sensitive to outliers than ``neg_gaussian_nll_scorer``.
 
     Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
@@ -215,8 +214,8 @@ def neg_area_under_risk_coverage_scorer(
 ) -> float:
     """Compute the negative AURC of a classifier, for use as ``scoring``.
 
-    AURC is the area under the risk-coverage curve. The loss is the error of the most
-    probable class, and the confidence is the probability of this class.
+    The loss is the error of the most probable class, and the confidence is the
+    probability of this class. AURC is the area under the risk-coverage curve.
 
     Read more in the :doc:`User Guide </user_guide/pipelines>`.
 

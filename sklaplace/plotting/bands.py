@@ -47,8 +47,8 @@ class PredictiveBandDisplay(Display):
     feature_name : str, default=None
         Label of the horizontal axis.
     intervals : ndarray of shape (n, 2, n_levels), default=None
-        Lower and upper bounds of the bands, in the order of ``coverage``. The default
-        is normal intervals.
+        Lower and upper bounds of the bands, in the order of ``coverage``. By default,
+        the bands are normal intervals.
 
     Attributes
     ----------
@@ -105,9 +105,8 @@ class PredictiveBandDisplay(Display):
         Parameters
         ----------
         regressor : object
-            Fitted regressor with ``predict(X, return_std=True)``: a `LaplaceRegressor`,
-            a pipeline that ends with a `LaplaceRegressor`, or a Bayesian regressor from
-            scikit-learn.
+            Fitted regressor with ``predict(X, return_std=True)``, such as a
+            `LaplaceRegressor`, a pipeline or a Bayesian regressor from scikit-learn.
         X : array-like of shape (m, 1)
             Samples that determine the plotted range.
         y : array-like of shape (m,), default=None
@@ -120,8 +119,8 @@ class PredictiveBandDisplay(Display):
             Extension of the range of `X` on each side, in units of `X`.
         **options : dict
             `ax`: axes to plot on; None creates a figure. `line_kw`, `band_kw` and
-            `points_kw`: dicts of keyword arguments for matplotlib's ``plot``,
-            ``fill_between`` and ``scatter``.
+            `points_kw`: keyword arguments for matplotlib's ``plot``, ``fill_between``
+            and ``scatter``.
 
         Returns
         -------

@@ -190,9 +190,8 @@ class NoveltyDisplay(Display):
         **options : dict
             `ax`: axes to plot on; None creates a figure. `bins` (default 30): number of
             bins between the 0.005 and 0.995 quantiles of all scores, or edges of the
-            bins. The first and last bins include all scores beyond the edges. `hist_kw`
-            and `line_kw`: dicts of keyword arguments for matplotlib's ``hist`` and
-            ``plot``.
+            bins. The outer bins include all scores beyond the edges. `hist_kw` and
+            `line_kw`: keyword arguments for matplotlib's ``hist`` and ``plot``.
 
         Returns
         -------

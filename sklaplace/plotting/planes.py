@@ -26,7 +26,7 @@ class ConfidenceDisplay(Display):
     Parameters
     ----------
     xx0, xx1 : ndarray of shape (grid_resolution, grid_resolution)
-        Values of the first and second feature on the grid.
+        First and second features on the grid.
     proba : ndarray of shape (grid_resolution, grid_resolution, K)
         Class probabilities on the grid.
     feature_names : tuple of two str, default=(None, None)
@@ -41,7 +41,7 @@ class ConfidenceDisplay(Display):
     figure_ : matplotlib Figure
         Figure of `ax_`.
     surface_ : matplotlib QuadContourSet
-        Filled contours, which can be passed to ``figure.colorbar``.
+        Filled contours, for use in ``figure.colorbar``.
     boundaries_ : list of matplotlib QuadContourSet
         Decision boundaries: one for two classes, otherwise one per class.
 
@@ -118,7 +118,7 @@ class ConfidenceDisplay(Display):
             Extension of the range of `X` on each side, in units of `X`.
         **options : dict
             `ax`: axes to plot on; None creates a figure. `surface_kw` and
-            `boundary_kw`: dicts of keyword arguments for matplotlib's ``contourf`` and
+            `boundary_kw`: keyword arguments for matplotlib's ``contourf`` and
             ``contour``.
 
         Returns
@@ -180,17 +180,17 @@ class ConfidenceDisplay(Display):
 class UncertaintyDisplay(Display):
     """Uncertainty of a classifier over two features.
 
-    The display has three maps with a common colour scale. The total uncertainty is the
-    sum of the aleatoric uncertainty, which more training samples do not reduce, and the
-    epistemic uncertainty, which more training samples reduce. Use `from_estimator` to
-    create the display. Parameters are stored as attributes.
+    The display has three maps with a common colour scale. Total uncertainty is the sum
+    of aleatoric uncertainty, which more training samples do not reduce, and epistemic
+    uncertainty, which more training samples reduce. Use `from_estimator` to create the
+    display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
     xx0, xx1 : ndarray of shape (grid_resolution, grid_resolution)
-        Values of the first and second feature on the grid.
+        First and second features on the grid.
     uncertainty : ndarray of shape (grid_resolution, grid_resolution, 3)
         Total, aleatoric and epistemic uncertainty in nats.
     feature_names : tuple of two str, default=(None, None)
@@ -258,18 +258,18 @@ class UncertaintyDisplay(Display):
         ----------
         classifier : object
             Fitted classifier with ``predict_uncertainty`` and one label per sample,
-            such as `LaplaceClassifier` or another classifier from this package.
+            such as `LaplaceClassifier`.
         X : array-like of shape (m, 2)
             Samples that determine the range and dtype of the grid.
         method : str, default=None
-            Parameter of ``predict_uncertainty``.
+            Passed to ``predict_uncertainty``.
         grid_resolution : int, default=100
             Number of values per feature.
         eps : float, default=1.0
             Extension of the range of `X` on each side, in units of `X`.
         **options : dict
             `ax`: axes to plot on; None creates a figure. `colorbar` (default True):
-            whether to draw the colour bar. `surface_kw`: dict of keyword arguments for
+            whether to draw the colour bar. `surface_kw`: keyword arguments for
             matplotlib's ``contourf``.
 
         Returns

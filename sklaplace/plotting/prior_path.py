@@ -108,12 +108,11 @@ class PriorPathDisplay(Display):
             Prior precisions, each used for all weights. If the estimator has
             ``cv_results_``, this parameter must be None, and the prior precisions come
             from ``cv_results_``. Otherwise, the default is 25 values from 0.001 to 1000
-            times the fitted prior precision. If there are several fitted prior
-            precisions, their geometric mean is used.
+            times the fitted prior precision, or times the geometric mean of several
+            fitted prior precisions.
         **options : dict
             `ax`: axes to plot on; None creates a figure. `score_kw` and `evidence_kw`:
-            dicts of keyword arguments for matplotlib's ``plot`` of the score and the
-            evidence.
+            keyword arguments for matplotlib's ``plot`` of the score and the evidence.
 
         Returns
         -------

@@ -25,9 +25,9 @@ _LABELS = {
 class RegressionCalibrationDisplay(Display):
     """Empirical versus nominal coverage of a regressor, with its sharpness.
 
-    If the curve is below the diagonal, the intervals are too narrow. If it is above,
-    they are too wide. The regressor must have one target. Use `from_estimator` or
-    `from_predictions` to create the display. Parameters are stored as attributes.
+    Below the diagonal, intervals are too narrow; above it, they are too wide. The
+    regressor must have one target. Use `from_estimator` or `from_predictions` to create
+    the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -40,7 +40,7 @@ class RegressionCalibrationDisplay(Display):
     sharpness : float
         Mean predicted variance.
     kind : {"interval", "quantile"}, default="interval"
-        Whether ``levels`` contains coverages of intervals or levels of quantiles.
+        Whether ``levels`` are coverages of intervals or levels of quantiles.
     name : str, default=None
         Name in the legend.
 
@@ -96,8 +96,7 @@ class RegressionCalibrationDisplay(Display):
         ----------
         regressor : object
             Fitted regressor with ``predict(X, return_std=True)``. Quantiles come from
-            ``predict_quantiles`` if the regressor has this method, otherwise from a
-            Gaussian.
+            ``predict_quantiles`` if available, otherwise from a Gaussian distribution.
         X : array-like of shape (n, ...)
             Held-out samples.
         y : array-like of shape (n,)
@@ -166,21 +165,20 @@ class RegressionCalibrationDisplay(Display):
             Predicted means and standard deviations, including observation noise.
         kind : {"interval", "quantile"}, default="interval"
             Coverage of central intervals, or frequency of targets below quantiles.
-            Quantiles also show whether targets are on one side of the predictions too
-            often.
+            Quantiles also show whether targets are too often on one side.
         levels : array-like of shape (n_levels,), default=None
             Nominal coverages or quantile levels, each in (0, 1). The default is 0.05,
             0.1, ..., 0.95.
         quantiles : callable, default=None
-            Function that maps levels (m,) to predicted quantiles (n, m). The default is
-            the quantiles of Gaussians.
+            Function that maps levels (m,) to predicted quantiles (n, m). By default,
+            the quantiles are Gaussian.
         sample_weight : array-like of shape (n,), default=None
             Sample weights.
         name : str, default=None
             Name in the legend.
         **options : dict
-            `ax`: axes to plot on; None creates a figure. `line_kw`: dict of keyword
-            arguments for matplotlib's ``plot``.
+            `ax`: axes to plot on; None creates a figure. `line_kw`: keyword arguments
+            for matplotlib's ``plot``.
 
         Returns
         -------

@@ -40,9 +40,8 @@ class ReliabilityDisplay(Display):
     Attributes
     ----------
     calibration_error : float
-        Mean absolute difference between frequency and probability, weighted by the
-        samples per bin. For the most probable class, this error is the expected
-        calibration error.
+        Weighted mean absolute difference between frequency and probability. For the
+        most probable class, this is the expected calibration error.
     ax_ : matplotlib Axes
         Axes of the plot.
     count_ax_ : matplotlib Axes
@@ -170,9 +169,9 @@ class ReliabilityDisplay(Display):
             Class labels.
         y_proba : array-like of shape (n, K) or (n,)
             Probabilities, one column per class in the order of ``labels``. For two
-            classes, a 1d array of probabilities of the second class is also accepted.
+            classes, probabilities of the second class suffice.
         labels : array-like of shape (K,), default=None
-            Classes in the order of the columns. The default is the sorted values of
+            Classes in the order of the columns. Defaults to the sorted values of
             ``y_true``.
         kind : {"top_label", "per_class"}, default="top_label"
             Diagram of the most probable class, or of each class against all others.
@@ -186,9 +185,9 @@ class ReliabilityDisplay(Display):
             Name in the legend.
         **options : dict
             `ax`: axes to plot on; None creates a figure. `classes`: classes to plot
-            with ``kind="per_class"``. The default is the five classes with the largest
-            calibration errors, or all classes if there are fewer. `line_kw` and
-            `bar_kw`: dicts of keyword arguments for matplotlib's ``plot`` and ``bar``.
+            with ``kind="per_class"``. Defaults to the five classes with the largest
+            calibration errors. `line_kw` and `bar_kw`: keyword arguments for
+            matplotlib's ``plot`` and ``bar``.
 
         Returns
         -------

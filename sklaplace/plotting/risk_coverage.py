@@ -162,8 +162,8 @@ class RiskCoverageDisplay(Display):
         name : str, default=None
             Name in the legend.
         **options : dict
-            `ax`: axes to plot on; None creates a figure. `line_kw`: dict of keyword
-            arguments for matplotlib's ``plot``.
+            `ax`: axes to plot on; None creates a figure. `line_kw`: keyword arguments
+            for matplotlib's ``plot``.
 
         Returns
         -------

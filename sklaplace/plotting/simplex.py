@@ -35,7 +35,7 @@ class DirichletDisplay(Display):
         of the first two probabilities.
     mean : ndarray of shape (3,)
         Mean of the Dirichlet.
-    class_names : sequence of three str, default=None
+    class_names : sequence of three str, default=("0", "1", "2")
         Labels of the corners.
 
     Attributes
@@ -45,7 +45,7 @@ class DirichletDisplay(Display):
     figure_ : matplotlib Figure
         Figure of `ax_`.
     surface_ : matplotlib TriContourSet
-        Filled contours, which can be passed to ``figure.colorbar``.
+        Filled contours, for use in ``figure.colorbar``.
     mean_ : matplotlib Line2D
         Point at the mean.
     edges_ : matplotlib Line2D
@@ -60,10 +60,10 @@ class DirichletDisplay(Display):
 
     Notes
     -----
-    The colours show the density divided by its largest value on the grid. If a
-    concentration is below one, the density is infinite on an edge. Therefore the
-    density is evaluated only inside the triangle. A distribution narrower than
-    ``1 / grid_resolution`` is drawn with this width.
+    The colours show the density divided by its largest value on the grid. The grid
+    excludes the edges, because the density is infinite on an edge if a concentration is
+    below one. A distribution narrower than ``1 / grid_resolution`` is drawn with this
+    width.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class DirichletDisplay(Display):
         X : array-like of shape (1, ...)
             Sample to predict.
         method : str, default=None
-            Dirichlet approximation, which is passed to ``predict_dirichlet``.
+            Passed to ``predict_dirichlet``.
         **options : dict
             `grid_resolution`, `ax`, `surface_kw` and `point_kw`: see
             `from_predictions`.
@@ -163,8 +163,8 @@ class DirichletDisplay(Display):
             Number of points along an edge.
         **options : dict
             `ax`: axes to plot on; None creates a figure. `surface_kw` and `point_kw`:
-            dicts of keyword arguments for matplotlib's ``tricontourf`` and for the
-            ``plot`` of the mean.
+            keyword arguments for matplotlib's ``tricontourf`` and for the ``plot`` of
+            the mean.
 
         Returns
         -------

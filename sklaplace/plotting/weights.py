@@ -84,10 +84,10 @@ class WeightPosteriorDisplay(Display):
             Fitted Laplace or SWAG estimator, whose ``posterior_`` has means and
             variances of weights.
         weights : sequence of int, default=None
-            Positions of the weights in the posterior. The default is eight evenly
-            spaced positions from first to last, or all positions if there are fewer.
+            Positions of the weights in the posterior. Defaults to eight evenly spaced
+            positions, or all if there are fewer.
         **options : dict
-            `ax`: axes to plot on; None creates a figure. `density_kw`: dict of keyword
+            `ax`: axes to plot on; None creates a figure. `density_kw`: keyword
             arguments for matplotlib's ``fill_between``.
 
         Returns
@@ -100,7 +100,7 @@ class WeightPosteriorDisplay(Display):
         IndexError
             If a position is out of range.
         AttributeError
-            If the estimator has no posterior with means and variances of weights.
+            If the estimator has no posterior over weights.
         ImportError
             If matplotlib is not installed.
 

@@ -58,7 +58,7 @@ def test_regression_weights_count_rows(metric, gaussians):
 @of_gaussians
 def test_gaussian_metrics_name_what_is_wrong(metric, gaussians):
     y, mean, std = gaussians
-    with pytest.raises(ValueError, match=r"have 2, 1 and 2 columns. Give all three"):
+    with pytest.raises(ValueError, match=r"have 2, 1 and 2 columns. All three need"):
         metric(y, mean[:, :1], std)
     with pytest.raises(ValueError, match=r"y_std has the value 0.0. Standard dev"):
         metric(y, mean, 0 * std)
