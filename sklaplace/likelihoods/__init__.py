@@ -1,9 +1,9 @@
 """Likelihoods: distributions of targets given the outputs of a network.
 
 `CRITERIA` maps each criterion of a skorch net to its likelihood. Custom likelihoods
-derive from `DensityLikelihood`, or, with closed forms, from `RegressionLikelihood` or
-`ClassificationLikelihood`. `output_hessian`
-implements closed forms of the Hessian with respect to the outputs.
+derive from `DensityLikelihood`, or, to use closed forms, from `RegressionLikelihood` or
+`ClassificationLikelihood`. `output_hessian` implements closed forms of the Hessian with
+respect to the outputs.
 """
 
 from torch import nn
@@ -34,7 +34,7 @@ CRITERIA: dict[type[nn.Module], tuple[Likelihood, str]] = {
     nn.PoissonNLLLoss: (Poisson(), "mean"),
     HeteroscedasticNLLLoss: (HeteroscedasticGaussian(), "mean"),
 }
-"""Likelihood of each criterion of a skorch net, and what the module returns."""
+"""Likelihood of each criterion, and the quantity that the module returns."""
 
 __all__ = [
     "CRITERIA",

@@ -1,9 +1,9 @@
-"""Base class of likelihoods, and the weights that a criterion implies.
+"""Base class of likelihoods, and sample weights implied by a criterion.
 
 Every likelihood has the form ``log p(y | f) = -scale · loss(f, y) - log_normalizer``
-per sample, where only ``scale`` and ``log_normalizer`` depend on the observation noise.
-The Hessian of ``loss`` with respect to the outputs, ``Λ = S Sᵀ``, is therefore
-independent of the noise. The noise can be tuned after the curvature is computed.
+per sample. Only ``scale`` and ``log_normalizer`` depend on the observation noise. The
+Hessian of ``loss`` with respect to the outputs, ``Λ = S Sᵀ``, does not depend on the
+noise, so the noise can be tuned after the curvature is computed.
 """
 
 from abc import ABC, abstractmethod
@@ -22,8 +22,7 @@ Weights = Tensor | None
 class Likelihood(ABC):
     """Distribution of targets ``y`` given outputs ``f`` (b, c) of the network.
 
-    To write a custom likelihood, derive it from `ClassificationLikelihood` or
-    `RegressionLikelihood`.
+    Custom likelihoods derive from `ClassificationLikelihood` or `RegressionLikelihood`.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
@@ -42,16 +41,16 @@ class Likelihood(ABC):
     is_classification: ClassVar[bool]
     """Whether targets are class labels."""
     noun: ClassVar[str]
-    """Noun for messages of what `n_outputs` counts: class, label or target column."""
+    """Noun for the unit of `n_targets` in messages: class, label or target column."""
     options: ClassVar[frozenset[str]] = frozenset()
-    """Arguments of the criterion that are supported at other values than defaults."""
+    """Arguments of the criterion for which other values than the default work."""
     is_convex: ClassVar[bool] = True
-    """Whether ``loss`` is convex in the outputs, so that a last layer can be refitted
-    by Newton's method."""
+    """Whether ``loss`` is convex in the outputs. Newton's method can then refit a last
+    layer."""
     has_noise: ClassVar[bool] = False
-    """Whether there is a noise parameter."""
+    """Whether the likelihood has a noise parameter."""
     is_shift_invariant: ClassVar[bool] = False
-    """Whether ``loss`` is invariant to a shift common to all outputs of a block."""
+    """Whether adding a constant to all outputs of a block leaves ``loss`` unchanged."""
 
     @property
     def n_blocks(self) -> int:
@@ -102,14 +101,14 @@ class Likelihood(ABC):
         Parameters
         ----------
         y : Tensor
-            Targets, as passed to the net.
+            Targets, as passed to the skorch net.
         f : Tensor of shape (b, c)
             Outputs of the network.
 
         Returns
         -------
         Tensor
-            Targets of b samples.
+            Converted targets of b samples.
 
         See Also
         --------
@@ -134,7 +133,7 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b,), or None
-            Factors, float64. None means one for all samples.
+            Factors, float64. None means a factor of one for all samples.
 
         See Also
         --------
@@ -152,8 +151,8 @@ class Likelihood(ABC):
     def label_weights(self, y: Tensor) -> Weights:
         """Return the weight of each label of a sample.
 
-        `loss` and `gradient` include these weights. `hessian` does not, because it has
-        no targets.
+        `loss` and `gradient` include these weights. `hessian` does not include them,
+        because it does not depend on targets.
 
         Parameters
         ----------
@@ -163,7 +162,7 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b, r), or None
-            Weights for r labels, float64. None means one for all labels.
+            Weights for r labels, float64. None means a weight of one for all labels.
 
         See Also
         --------
@@ -193,7 +192,7 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b,)
-            Losses, in nats after multiplication by `scale`.
+            Losses. Multiplied by `scale`, losses are in nats.
 
         See Also
         --------
@@ -210,7 +209,7 @@ class Likelihood(ABC):
         """
 
     def output_losses(self, f: Tensor, y: Tensor) -> Tensor | None:
-        """Return the loss of each output, for a separate noise level per output.
+        """Return the loss of each output, to estimate one noise level per output.
 
         Parameters
         ----------
@@ -222,7 +221,7 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b, c), or None
-            Losses. None, the default, means a common noise level.
+            Losses. None, the default, means that all outputs share one noise level.
 
         See Also
         --------
@@ -270,7 +269,7 @@ class Likelihood(ABC):
         return gradient
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return the gradient at targets from `draw`, without weights or smoothing.
+        """Return the gradient without weights or smoothing, for targets from `draw`.
 
         Parameters
         ----------
@@ -337,7 +336,7 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b, c, k)
-            Factors with the smallest number of columns k that the rank allows.
+            Factors with as few columns k as the rank of the Hessian allows.
 
         See Also
         --------
@@ -357,7 +356,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return a function that multiplies by the Hessian.
+        """Return a function that computes products with the Hessian.
 
         Parameters
         ----------
@@ -383,7 +382,7 @@ class Likelihood(ABC):
         """
 
     def n_draws(self, n_outputs: int) -> int:
-        """Return the number of uniform random numbers that `draw` needs per sample.
+        """Return the number of uniform random numbers that `draw` uses per sample.
 
         Parameters
         ----------
@@ -410,7 +409,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Draw targets at unit scale, by inverting the distribution function.
+        """Draw targets for ``scale = 1``, by inverting the distribution function.
 
         Parameters
         ----------
@@ -452,7 +451,7 @@ class Likelihood(ABC):
 
         See Also
         --------
-        log_normalizer : Part that does not depend on the outputs.
+        log_normalizer : Term that does not depend on the outputs.
 
         Examples
         --------
@@ -464,7 +463,7 @@ class Likelihood(ABC):
         return torch.ones_like(sigma_noise)
 
     def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
-        """Return the negative log-likelihood's part that does not depend on outputs.
+        """Return the term of the negative log-likelihood that is free of the outputs.
 
         Parameters
         ----------
@@ -474,11 +473,11 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape ()
-            Value per observation, in nats. Zero if `loss` is normalised.
+            Term per observed value, in nats. Zero if `loss` is normalised.
 
         See Also
         --------
-        scale : Factor of the other part.
+        scale : Factor of the loss.
 
         Examples
         --------
@@ -501,7 +500,7 @@ class Likelihood(ABC):
         Returns
         -------
         int
-            One for class labels; for numbers, one per target column.
+            One for class labels, or the number of target columns for numbers.
 
         See Also
         --------
@@ -540,7 +539,7 @@ class Likelihood(ABC):
         return n_targets
 
     def output_shape(self, n_targets: int) -> tuple[int, ...]:
-        """Return the shape of the module's output per sample.
+        """Return the shape of the module's output for one sample.
 
         Parameters
         ----------
@@ -550,7 +549,7 @@ class Likelihood(ABC):
         Returns
         -------
         tuple of int
-            By default, a single axis.
+            By default, one axis of length `n_outputs`.
 
         See Also
         --------
@@ -566,7 +565,7 @@ class Likelihood(ABC):
 
 
 class SeparableLikelihood(Likelihood):
-    """Likelihood whose loss is a sum over outputs, so that ``Λ`` is diagonal.
+    """Likelihood whose loss is a sum over outputs, so ``Λ`` is diagonal.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
@@ -583,7 +582,7 @@ class SeparableLikelihood(Likelihood):
 
     @abstractmethod
     def root_hessian(self, f: Tensor) -> Tensor:
-        """Return the square roots of the diagonal Hessian's entries.
+        """Return the square roots of the Hessian's diagonal entries.
 
         Parameters
         ----------
@@ -620,16 +619,16 @@ class SeparableLikelihood(Likelihood):
 
 @dataclass(frozen=True)
 class DataFit:
-    """Training loss of the network on the data used for the curvature.
+    """Training loss of the network on the samples used for the curvature.
 
     Attributes
     ----------
     loss : Tensor of shape ()
-        Sum of `Likelihood.loss` over samples, weighted.
+        Weighted sum of `Likelihood.loss` over samples.
     n_targets : Tensor of shape ()
         Weighted number of observed values.
     by_output : Tensor of shape (c,) or None
-        Loss of each output, if outputs can have separate noise levels.
+        Loss of each output, or None if outputs cannot have separate noise levels.
     """
 
     loss: Tensor
@@ -653,7 +652,7 @@ class DataFit:
 
     @classmethod
     def total(cls, parts: Sequence["DataFit"]) -> "DataFit":
-        """Return the total loss of all parts."""
+        """Return the total training loss of several batches."""
         each = [part.by_output for part in parts if part.by_output is not None]
         return cls(
             torch.stack([part.loss for part in parts]).sum(),
@@ -662,7 +661,7 @@ class DataFit:
         )
 
     def __add__(self, other: "DataFit") -> "DataFit":
-        """Return the total loss of two data sets."""
+        """Return the total training loss of two data sets."""
         return self.total([self, other])
 
     def with_output_factors(self, factors: Tensor) -> "DataFit":
@@ -673,7 +672,7 @@ class DataFit:
 
 
 def weighted(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weights:
-    """Return sample weights (b,) times the criterion's factors; None for ones."""
+    """Return sample weights times the criterion's factors, (b,); None means one."""
     scale = likelihood.loss_scale(targets)
     if scale is None:
         return weights
@@ -681,7 +680,7 @@ def weighted(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weigh
 
 
 def output_weights(likelihood: Likelihood, targets: Tensor, n_outputs: int) -> Weights:
-    """Return weights (b, c) of each output's second derivative; None means one."""
+    """Return the weight of each output's second derivative, (b, c); None means one."""
     weights = likelihood.label_weights(targets)
     if weights is None:
         return None

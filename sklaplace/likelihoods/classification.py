@@ -48,10 +48,10 @@ class ClassificationLikelihood(Likelihood):
     noun = "class"
     multi_target: ClassVar[str] = ""
     """Meaning of several columns of ``y``: "multilabel" (labels that are 0 or 1),
-    "dense" (one label at each position), or "" where they are refused."""
+    "dense" (one label at each position), or "" (not supported)."""
 
     def multilabel(self) -> "ClassificationLikelihood":
-        """Return the likelihood of a matrix of labels that are 0 or 1.
+        """Return the likelihood of a matrix of 0/1 labels.
 
         Returns
         -------
@@ -61,7 +61,7 @@ class ClassificationLikelihood(Likelihood):
         Raises
         ------
         ValueError
-            If not supported (default).
+            By default, because several columns are not supported.
 
         See Also
         --------
@@ -75,9 +75,8 @@ class ClassificationLikelihood(Likelihood):
         """
         raise ValueError(
             "y has several columns, and should be a 1d array: "
-            f"{type(self).__name__} is a likelihood of one label per row. Use "
-            "criterion=torch.nn.BCEWithLogitsLoss for a matrix of labels that are 0 or "
-            "1."
+            f"{type(self).__name__} is a likelihood of one label per row. For a matrix "
+            "of labels that are 0 or 1, use criterion=torch.nn.BCEWithLogitsLoss."
         )
 
     def dense(self, positions: tuple[int, ...]) -> "ClassificationLikelihood":
@@ -96,7 +95,7 @@ class ClassificationLikelihood(Likelihood):
         Raises
         ------
         ValueError
-            If not supported (default).
+            By default, because labels at positions are not supported.
 
         See Also
         --------
@@ -109,13 +108,13 @@ class ClassificationLikelihood(Likelihood):
         20
         """
         raise ValueError(
-            f"y has labels at positions {positions}, and {type(self).__name__} is a "
-            "likelihood of one label per row. Use criterion=torch.nn.CrossEntropyLoss "
-            "for maps of labels."
+            f"y has labels at positions {positions}, but {type(self).__name__} is a "
+            "likelihood of one label per row. For maps of labels, use "
+            "criterion=torch.nn.CrossEntropyLoss."
         )
 
     def n_targets(self, n_outputs: int) -> int:
-        """Return the number of labels per sample: one."""
+        """Return one, the number of labels per sample."""
         return 1
 
     @abstractmethod
@@ -127,7 +126,7 @@ class ClassificationLikelihood(Likelihood):
         mean : Tensor of shape (b, c)
             Means of the outputs.
         cov : Tensor of shape (b, c, c), (b, c) or (b, r, K, K)
-            Covariances of the outputs, their variances, or covariances for each of r
+            Covariances of all outputs, their variances, or one covariance for each of r
             labels.
 
         Returns
@@ -153,7 +152,7 @@ class ClassificationLikelihood(Likelihood):
 
     @abstractmethod
     def probabilities(self, f: Tensor) -> Tensor:
-        """Return the class probabilities of outputs.
+        """Convert outputs to class probabilities.
 
         Parameters
         ----------
@@ -179,7 +178,7 @@ class ClassificationLikelihood(Likelihood):
         """
 
     def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
-        """Return the loss per sample for given log-probabilities.
+        """Return the loss per sample, given log-probabilities.
 
         Parameters
         ----------
@@ -195,7 +194,7 @@ class ClassificationLikelihood(Likelihood):
 
         See Also
         --------
-        loss : Loss for given outputs.
+        loss : Loss, given outputs.
 
         Examples
         --------
@@ -209,14 +208,14 @@ class ClassificationLikelihood(Likelihood):
         return -self._weighted_sum(chosen.reshape(len(y), -1), y)
 
     def _weighted_sum(self, values: Tensor, y: Tensor) -> Tensor:
-        """Sum values (b, r) over the labels of each sample with label weights, (b,)."""
+        """Sum the values (b, r) of labels, times label weights, to (b,)."""
         weights = self.label_weights(y)
         return (values if weights is None else values * weights.to(values)).sum(1)
 
 
 @dataclass(frozen=True)
 class Categorical(ClassificationLikelihood):
-    """Softmax over K logits; targets are class indices 0 … K-1.
+    """Softmax over K logits, with class indices 0 … K-1 as targets.
 
     With class weights ``w`` and label smoothing ``ε``, the criterion is
     ``(1 - ε) w_y CE(y) + ε/K Σ w_k CE(k) = h_y CE(t)`` for smoothed targets ``t`` and
@@ -230,7 +229,7 @@ class Categorical(ClassificationLikelihood):
     weight : tuple of float or None
         Weight of each class.
     label_smoothing : float
-        Probability that targets spread uniformly over all classes.
+        Probability mass that is spread uniformly over all classes.
 
     See Also
     --------
@@ -344,7 +343,7 @@ class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
         return f.sigmoid() - y
 
     def root_hessian(self, f: Tensor) -> Tensor:
-        """Return ``√(p (1 - p))`` as a product of sigmoids, exact near p = 1."""
+        """Return ``√(p (1 - p))``, a product of sigmoids that is exact near p = 1."""
         return (f.sigmoid() * (-f).sigmoid()).sqrt()
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
@@ -354,7 +353,7 @@ class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """Return the Gaussian over logits ``(-f/2, f/2)`` for each label, (b·L, 2).
 
-        Covariances between labels are omitted, because labels are predicted
+        The result omits covariances between labels, because each label is predicted
         independently.
         """
         if cov.ndim > mean.ndim:
@@ -397,7 +396,7 @@ class Bernoulli(_Sigmoid):
         if weight is not None and weight.numel() > 1:
             raise ValueError(
                 f"criterion__pos_weight has {weight.numel()} entries, but y has one "
-                "label per row. Give one number, or one column of y for each."
+                "label per row. Pass one number, or one column of y per entry."
             )
         return Bernoulli(1.0 if weight is None else float(weight.reshape(-1)[0]))
 
@@ -412,7 +411,7 @@ class Bernoulli(_Sigmoid):
         return 1 + (self.pos_weight - 1) * y.double().reshape(-1)
 
     def n_outputs(self, n_targets: int) -> int:
-        """Return one, the number of logits for one or two classes."""
+        """Return one, because two classes need a single logit."""
         return 1 if n_targets <= 2 else n_targets
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
@@ -437,7 +436,7 @@ class MultilabelBernoulli(_Sigmoid):
     Parameters
     ----------
     pos_weight : tuple of float
-        Weight of each label, or one weight for all.
+        Weight of each label, or one weight for all labels.
 
     See Also
     --------
@@ -466,44 +465,44 @@ class MultilabelBernoulli(_Sigmoid):
         return self
 
     def n_targets(self, n_outputs: int) -> int:
-        """Return the number of labels: one per logit."""
+        """Return the number of labels, one per logit."""
         return n_outputs
 
     def n_outputs(self, n_targets: int) -> int:
-        """Return the number of logits, one per label; check the number of weights."""
+        """Return the number of logits, one per label, after checking ``pos_weight``."""
         n = len(self.pos_weight)
         if n not in (1, n_targets):
             raise ValueError(
                 f"criterion__pos_weight has {n} entries, but y has {n_targets} labels. "
-                "Give one number, or one per label."
+                "Pass one number, or one per label."
             )
         return n_targets
 
     def label_weights(self, y: Tensor) -> Tensor | None:
-        """Return the weights of labels that are 1, else one, (b, L), float64."""
+        """Return ``pos_weight`` for labels that are 1, else one, (b, L), float64."""
         if set(self.pos_weight) == {1.0}:
             return None
         weights = torch.tensor(self.pos_weight, dtype=torch.float64, device=y.device)
         return 1 + (weights - 1) * y.double()
 
     def probabilities(self, f: Tensor) -> Tensor:
-        """Return probabilities (..., L, 2) that labels are 0 and 1."""
+        """Return the probabilities of 0 and 1 for each label, (..., L, 2)."""
         return torch.stack([(-f).sigmoid(), f.sigmoid()], -1)
 
 
 @dataclass(frozen=True)
 class CategoricalMap(ClassificationLikelihood):
-    """Likelihood of one label at each of r positions, independent given K logits.
+    """Likelihood of labels at r positions, independent given K logits per position.
 
-    Outputs are (b, r·K), ordered by position. Targets are (b, r). The loss is a sum
-    over positions, without positions that have a negative label.
+    Outputs have shape (b, r·K), ordered by position. Targets have shape (b, r). The
+    loss is a sum over positions. Positions with a negative label are ignored.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
     Parameters
     ----------
     positions : tuple of int
-        Shape of a map with r positions in total.
+        Shape of the map, with r positions in total.
     categorical : Categorical
         Likelihood at each position.
 
@@ -538,11 +537,11 @@ class CategoricalMap(ClassificationLikelihood):
         return replace(self, positions=positions)
 
     def n_targets(self, n_outputs: int) -> int:
-        """Return the number of labels: one per position."""
+        """Return the number of labels, one per position."""
         return self.n_blocks
 
     def n_outputs(self, n_targets: int) -> int:
-        """Return the number of logits: one per class and position."""
+        """Return the number of logits, one per class and position."""
         return n_targets * self.n_blocks
 
     def output_shape(self, n_targets: int) -> tuple[int, ...]:
@@ -550,7 +549,7 @@ class CategoricalMap(ClassificationLikelihood):
         return (n_targets, *self.positions)
 
     def _flat(self, f: Tensor) -> Tensor:
-        """Reshape outputs (b, r·K) to outputs of positions, (b·r, K)."""
+        """Reshape outputs (b, r·K) to one row per position, (b·r, K)."""
         return f.reshape(-1, f.shape[-1] // self.n_blocks)
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
@@ -575,7 +574,7 @@ class CategoricalMap(ClassificationLikelihood):
         return self.categorical.score(self._flat(f), y.flatten()).reshape(f.shape)
 
     def hessian(self, f: Tensor) -> OutputHessian:
-        """Return a block-diagonal Hessian, with ``diag p - p pᵀ`` per position."""
+        """Return the block-diagonal Hessian, with ``diag p - p pᵀ`` per position."""
         return BlockDiagonal(self.categorical.hessian(self._flat(f)), self.n_blocks)
 
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:

@@ -1,7 +1,7 @@
 """Poisson-log-normal distribution: counts whose log-rate is Gaussian.
 
-``P(y) = ∫ Poisson(y | exp f) N(f | m, v) df``, for all rates that double precision can
-represent (Aitchison and Ho 1989, "The multivariate Poisson-log normal distribution").
+``P(y) = ∫ Poisson(y | exp f) N(f | m, v) df`` (Aitchison and Ho 1989, "The multivariate
+Poisson-log normal distribution"). Rates can be as large as double precision allows.
 Means, variances and counts are broadcast to a common shape.
 """
 
@@ -18,21 +18,21 @@ from sklaplace.likelihoods.quadrature import WEIGHTS, exp_at_nodes
 
 Array = np.ndarray
 
-# Quadrature is over the log-rate up to this standard deviation of the log-rate, in
-# units of the standard deviation of a gamma variable's logarithm; see `cdf`.
+# `cdf` integrates over the log-rate if the standard deviation of the log-rate is at
+# most this multiple of the standard deviation of a gamma variable's logarithm.
 _NARROW = 1.0
 # Nodes of the trapezoidal rule for the logarithm of a gamma variable, in units of its
-# standard deviation. Outside, the density is below exp(-36), even with one degree of
-# freedom.
+# standard deviation. Beyond the nodes, the density is below exp(-36), even with one
+# degree of freedom.
 _STEPS = np.linspace(-38.0, 9.0, 95)
-# Rates above which Poisson quantiles use an expansion, and above which numpy cannot
-# draw Poisson variables.
+# Poisson quantiles use an expansion for rates above the first value. numpy cannot draw
+# Poisson variables for rates above the second value.
 _LARGE, _LARGEST = 1e8, 1e18
 _MAX = np.finfo(np.float64).max
-# Number of quantiles to compute at a time, to bound the memory of the nodes.
+# Number of quantiles per chunk, to limit the memory for the nodes.
 _CHUNK = 10_000
-# Gauss-Legendre nodes on (0, 1) with weights, and the decrease of the log-integrand at
-# one.
+# Gauss-Legendre nodes on (0, 1) with weights. The interval extends until the
+# log-integrand has decreased by `_FALL`.
 _X, _W = np.polynomial.legendre.leggauss(32)
 _LEGENDRE = (1 + _X) / 2, _W / 2
 _FALL = 30.0
@@ -41,15 +41,15 @@ _LOG_2PI = math.log(2 * math.pi)
 
 
 def cdf(y: Array, mean: Array, variance: Array) -> Array:
-    """Compute the probability of counts up to ``y``, an integer of at least -1.
+    """Compute ``P(Y ≤ y)`` for integers ``y`` of at least -1.
 
     Notes
     -----
     The probability of at most y events equals the probability that a gamma variable G
     with y + 1 degrees of freedom exceeds the rate. If ``log G`` is wider than the
-    log-rate, ``P(G > exp f)`` is smooth in f, and Gauss-Hermite quadrature applies.
-    Otherwise ``P(f < log G)`` is smooth in ``log G``, and the trapezoidal rule applies.
-    Both are accurate to 1e-8.
+    log-rate, ``P(G > exp f)`` is smooth in f, and the integral uses Gauss-Hermite
+    quadrature. Otherwise ``P(f < log G)`` is smooth in ``log G``, and the integral uses
+    the trapezoidal rule. Both integrals are accurate to 1e-8.
     """
     y, mean, std = np.broadcast_arrays(y, mean, np.sqrt(np.maximum(variance, 0)))
     found = np.zeros(y.shape)
@@ -67,7 +67,7 @@ def cdf(y: Array, mean: Array, variance: Array) -> Array:
 
 
 def quantiles(mean: Array, variance: Array, levels: Array) -> Array:
-    """Return the smallest counts ``y`` with ``cdf(y) ≥ level``; inf beyond 1e308."""
+    """Return the smallest counts ``y`` with ``cdf(y) ≥ level``, or inf above 1e308."""
     arrays = np.broadcast_arrays(mean, variance, levels)
     n_chunks = max(1, arrays[0].size // _CHUNK)
     chunks = zip(*(np.array_split(a.ravel(), n_chunks) for a in arrays), strict=True)
@@ -93,7 +93,7 @@ def poisson_quantiles(rates: Array, levels: Array) -> Array:
 
 
 def draw(rates: Array, generator: np.random.Generator) -> Array:
-    """Draw Poisson variables, float64; the largest rates use a normal distribution."""
+    """Draw Poisson variables, float64, from a normal distribution for huge rates."""
     is_large = rates > _LARGEST
     found = generator.poisson(np.where(is_large, 0.0, rates)).astype(np.float64)
     large = rates[is_large]
@@ -107,10 +107,11 @@ def log_mass(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
     Notes
     -----
-    Let f* maximise the logarithm of the integrand, and ``r = exp f*``. The integrand at
-    ``f* + u`` is its maximum times ``exp(-r (exp(u) - 1 - u) - u²/2v)``. Gauss-Legendre
-    quadrature on each side of the maximum extends until this factor is less than
-    ``exp(-30)``. It is accurate to 1e-8, and to 3e-7 for variances of 10,000.
+    Let f* maximise the logarithm of the integrand, and let ``r = exp f*``. The
+    integrand at ``f* + u`` is its maximum times ``exp(-r (exp(u) - 1 - u) - u²/2v)``.
+    Gauss-Legendre quadrature covers both sides of the maximum, until this factor is
+    below ``exp(-30)``. The result is accurate to 1e-8, and to 3e-7 for variances of
+    10,000.
     """
     v = variance.clamp(min=1e-12)
     size = y.clamp(min=1)  # f = log(size) + d, to save digits of f
@@ -131,8 +132,8 @@ def log_mass(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
     """Return counts below and above the quantiles.
 
-    Half of a tail's probability covers the log-rate. The other half covers the Poisson
-    variable at this rate, by Chernoff's bound.
+    Half of a tail's probability bounds the log-rate. The other half bounds the Poisson
+    variable at this rate, by Chernoff's inequality.
     """
     ends = []
     for tail, sign in ((levels, -1), (1 - levels, 1)):
@@ -145,7 +146,7 @@ def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
 
 
 def _middle(low: Array, high: Array) -> Array:
-    """Return geometric means of counts that differ much, and arithmetic means else."""
+    """Return geometric means of distant counts, and arithmetic means of others."""
     arithmetic = np.floor(low / 2 + high / 2)
     # shifted, because counts start at -1
     geometric = np.floor(np.sqrt(low + 2) * np.sqrt(high + 2) - 2)
@@ -162,8 +163,8 @@ def _mode(y: Tensor, size: Tensor, expected: Tensor, v: Tensor) -> Tensor:
     """Return the d that maximises ``y d - size·exp(d) - (d - expected)² / (2v)``.
 
     The function is concave. At its maximum, ``x + exp(x)`` with ``x = d + log(v·size)``
-    has a known value. Newton's method for this convex function converges from the right
-    in a few steps.
+    has a known value. Newton's method solves this convex equation in a few steps, and
+    converges from the right.
     """
     shift = (v * size).log()
     value = shift + expected + v * y
@@ -171,7 +172,7 @@ def _mode(y: Tensor, size: Tensor, expected: Tensor, v: Tensor) -> Tensor:
     for _ in range(_NEWTON_STEPS):
         x = x - (x + x.exp() - value) / (1 + x.exp())
     d = x - shift
-    # recover digits lost to the shift
+    # one more Newton step recovers the digits that the shift lost
     gradient = size * d.expm1() + (size - y) + (d - expected) / v
     return d - gradient / (size * d.exp() + 1 / v)
 

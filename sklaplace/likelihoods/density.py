@@ -1,7 +1,7 @@
-"""DensityLikelihood: a likelihood of numeric targets, given by its log-density alone.
+"""DensityLikelihood: a likelihood of numeric targets, defined by its log-density.
 
-Integrals over targets and outputs are computed by the trapezoidal rule, with nodes that
-are centred at the mode of the integrand and reach far into the tails.
+Integrals over targets and outputs use the trapezoidal rule. The nodes are centred at
+the mode of the integrand and reach far into the tails.
 """
 
 import math
@@ -26,52 +26,52 @@ from sklaplace.likelihoods.regression import (
 
 Nodes = tuple[Tensor, Tensor]
 
-# Bounds, as inverse hyperbolic sines: of targets, of logarithms of positive targets
-# (squares must not overflow), and of standard scores of outputs.
+# Bounds, as inverse hyperbolic sines, of targets, of logarithms of positive targets
+# (their squares must not overflow), and of standard scores of outputs.
 _REACH, _REACH_OF_LOGS, _REACH_OF_OUTPUTS = 32.0, 6.4, 4.4
-# Values in the first search for the mode, in units of the bound, and values between two
-# neighbours in each refinement; number of refinements.
+# Search for the mode: grid of the first pass in units of the bound, grid between two
+# neighbours in each refinement, and number of refinements.
 _COARSE = torch.linspace(-1.0, 1.0, 201, dtype=torch.float64)
 _FINE = torch.linspace(0.0, 1.0, 33, dtype=torch.float64)
 _N_ZOOMS = 12
-# Distances from the mode, to find the width of its surroundings.
+# Distances from the mode at which to look for the width of the peak.
 _DISTANCES = 2.0 ** torch.arange(-60.0, 60.5, 0.5, dtype=torch.float64)
-# Nodes in units of the width; the hyperbolic sine reaches far into the tails.
+# Nodes in units of the width, spaced by a hyperbolic sine to reach far into the tails.
 _NODES = torch.linspace(-20.0, 20.0, 801, dtype=torch.float64)
-# A variance is infinite if an outermost node has more than this share of it.
+# A variance is infinite if an outermost node contributes more than this share.
 _SHARE = 1e-3
-# Largest error of the logarithm of a density's integral.
+# Largest allowed error of the logarithm of a density's integral.
 _TOLERANCE = 0.02
-# Scores of targets with a smaller probability can overflow, and are ignored.
+# Scores of targets below this probability can overflow, and are ignored.
 _LEAST = 1e-30
-# Nodes over the outputs for quantiles: largest standard deviation, and largest step in
-# units of the width of the likelihood. Noise that is narrower than `_NARROW` standard
-# deviations of the output is negligible.
+# Nodes over the outputs for quantiles: the largest standard deviation, and the largest
+# step in units of the width of the likelihood. Noise narrower than `_NARROW` standard
+# deviations of the output is neglected.
 _DEVIATIONS, _STEP, _NARROW = 6.5, 0.5, 0.03
-# Number of values of a density to compute at a time.
+# Number of density values to compute at a time.
 _CHUNK = 4_000_000
 _LOG_2PI = math.log(2 * math.pi)
 
 
 class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
-    """Base class for continuous targets, defined by their log-density alone.
+    """Base class for continuous targets, defined by their log-density.
 
-    A subclass implements `log_prob`. Derivatives come from autograd, and expectations,
-    quantiles and draws from quadrature. The density must have one maximum and no jumps,
-    on all real or all positive numbers. Overriding other methods with closed forms
-    makes them faster.
+    A subclass implements only `log_prob`. Autograd computes derivatives, and quadrature
+    computes expectations, quantiles and draws. The density must have one maximum and no
+    jumps, on all real or all positive numbers. Override other methods with closed forms
+    to make them faster.
 
     Read more in the :ref:`User Guide <own-likelihood>`.
 
     See Also
     --------
-    RegressionLikelihood : Base class with closed forms, also for counts.
+    RegressionLikelihood : Base class for closed forms and for counts.
 
     Notes
     -----
-    The output Hessian is the Fisher information, by quadrature with 801 nodes. A
-    moment evaluates the density about 50,000 times per target; a quantile up to a
-    million times, where the variance of the output is large.
+    The output Hessian is the Fisher information, computed by quadrature with 801 nodes.
+    A moment evaluates the density about 50,000 times per target. If the variance of the
+    output is large, a quantile evaluates the density up to a million times.
 
     Examples
     --------
@@ -86,7 +86,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
 
     is_convex = False
     is_positive: ClassVar[bool] = False
-    """Whether targets are positive; otherwise they are real numbers."""
+    """Whether targets must be positive. Otherwise they can be any real numbers."""
 
     @abstractmethod
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         f : Tensor
             Outputs of the network.
         y : Tensor
-            Targets, of a shape that broadcasts with ``f``.
+            Targets, with a shape that broadcasts with ``f``.
 
         Returns
         -------
@@ -110,8 +110,9 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
 
         Notes
         -----
-        Far from the data, parameters such as ``f.exp()`` can overflow. Distributions of
-        torch then raise an error. With ``validate_args=False``, predictions are NaN.
+        Far from the data, parameters such as ``f.exp()`` can overflow. Torch
+        distributions then raise an error. With ``validate_args=False``, predictions are
+        NaN instead.
 
         Examples
         --------
@@ -127,15 +128,15 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """
 
     def check_targets(self, y: Array) -> None:
-        """Raise ValueError for targets that are not positive, if they should be."""
+        """Raise ValueError if targets must be positive and are not."""
         if self.is_positive and not (y > 0).all():
             raise ValueError(
                 f"y has values that are not positive, which {type(self).__name__} "
-                "needs. Remove them, or use a likelihood of real numbers."
+                "requires. Remove these rows, or use a likelihood of real numbers."
             )
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return minus the log-density, summed over columns, (b,)."""
+        """Return the negative log-density, summed over columns, (b,)."""
         return -self.log_prob(f, y).sum(-1)
 
     def root_hessian(self, f: Tensor) -> Tensor:
@@ -158,7 +159,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         return _by_chunks(of_chunk, f, u).to(f)
 
     def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:
-        """Return mean and variance; a variance is infinite if the tails dominate it."""
+        """Return means and variances; inf if the tails dominate a variance."""
 
         def of_chunk(f: Tensor) -> Tensor:
             y, p = self._nodes(f)
@@ -175,7 +176,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         return center, (variances + (centers - center[..., None]) ** 2) @ WEIGHTS
 
     def joint_moments(self, mean: Array, cov: Array, noise: Noise) -> Pair:
-        """Return moments, with covariances to first order in those of the outputs."""
+        """Return moments, with covariances to first order in the output covariances."""
         var = np.einsum("nnc->nc", cov)
         centers, variances = self.moments(mean, var, noise)
         step = 0.02 * np.sqrt(np.maximum(var, 0)) + 1e-6
@@ -205,7 +206,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         found = m.new_empty(*m.shape, len(u))
         ratios = (std * self.root_hessian(m)).clamp(min=1).log2().ceil().exp2()
         is_wide = ratios <= 1 / _NARROW
-        if not is_wide.all():  # without noise
+        if not is_wide.all():  # the noise is negligible
             at = ~is_wide
             f = m[at].unsqueeze(-1) + std[at].unsqueeze(-1) * torch.special.ndtri(u)
             found[at] = self.draw(f, torch.full_like(f, 0.5)).sort(-1)[0]
@@ -240,7 +241,8 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
     ) -> Nodes:
         """Return targets at nodes and their probabilities, (k, q) each.
 
-        The density is that given outputs (k,), or of targets (k, q).
+        The density is conditional on outputs (k,), or ``log_density`` of targets (k,
+        q).
         """
         of = log_density or partial(self.log_prob, f.unsqueeze(-1))
         if self.is_positive:
@@ -253,18 +255,18 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
             raise ValueError(
                 f"The density of {type(self).__name__} does not integrate to one: the "
                 f"logarithm of its integral over targets is off by {float(error):.2g}. "
-                "Return all terms of log_prob; set is_positive for positive targets."
+                "Return all terms of log_prob. Set is_positive for positive targets."
             )
         return y, log_p.softmax(-1)
 
     def _quantiles(self, y: Tensor, p: Tensor, u: Tensor) -> Tensor:
         """Return quantiles (k, m) at levels (m,) or (k, m), given nodes (k, q).
 
-        Targets, or their logarithms, are interpolated as functions of normal scores.
+        Interpolate targets, or their logarithms, as functions of normal scores.
         """
         if self.is_positive:
             y = y.log()
-        # half of a probability lies below its node, up to the slope of the density
+        # half of a node's probability lies below it, apart from the density's slope
         below = p.cumsum(-1) - p / 2 - torch.gradient(p, dim=-1)[0] / 12
         scores = torch.special.ndtri(below.clamp(1e-300, 1 - 1e-16))
         wanted = torch.special.ndtri(u.to(y)).expand(len(y), -1)
@@ -277,7 +279,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
 def _by_chunks(
     function: Callable[..., Tensor], *given: Tensor, n_each: int = 1
 ) -> Tensor:
-    """Apply a function of vectors to the entries of tensors, in float64."""
+    """Apply a function of vectors to the flattened tensors, in float64."""
     size = max(1, _CHUNK // (n_each * len(_NODES)))
     flat = (t.detach().double().flatten().split(size) for t in given)
     found = torch.cat([function(*vectors) for vectors in zip(*flat, strict=True)])
@@ -287,10 +289,10 @@ def _by_chunks(
 def _masses(
     log_function: Callable[[Tensor], Tensor], center: Tensor, reach: float
 ) -> Nodes:
-    """Return nodes, and logarithms of what they contribute to an integral, (k, q) each.
+    """Return nodes, and logarithms of their terms of an integral, (k, q) each.
 
-    ``log_function`` takes values (k, q) for k integrands, whose mode is no further than
-    ``sinh(reach)`` from their centers (k,), and which are integrated that far.
+    ``log_function`` evaluates k integrands at values (k, q). Each mode is at most
+    ``sinh(reach)`` from its center (k,), and the integral covers that range.
     """
     center, bound = center.unsqueeze(-1), math.sinh(reach)
 
@@ -299,7 +301,7 @@ def _masses(
         if found.shape != x.shape:
             raise ValueError(
                 f"log_prob returns shape {tuple(found.shape)} for {tuple(x.shape)} "
-                "targets. Return the log-density of each target, without a sum."
+                "targets. Return the log-density of each target, and do not sum."
             )
         return found.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
@@ -311,7 +313,7 @@ def _masses(
         x = low + (high - low) * steps
     mode, distances, nodes = (low + high) / 2, _DISTANCES.to(center), _NODES.to(center)
     width = torch.zeros_like(mode)
-    for sign in (-1, 1):  # to the first distance at which the integrand has fallen
+    for sign in (-1, 1):  # find the first distance at which the integrand is small
         is_high = value(mode + sign * distances) > value(mode) - 0.5
         n_high = is_high.long().cumprod(-1).sum(-1, keepdim=True)
         width += distances[n_high.clamp(max=len(distances) - 1)] / 2

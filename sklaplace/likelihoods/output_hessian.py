@@ -1,8 +1,8 @@
 """Hessians ``Λ`` (c, c) of the loss with respect to the outputs, in closed form.
 
-For a thousand classes ``Λ`` takes 8 MB per sample. If the outputs are the same linear
-map ``M`` (c, o) of a layer for all samples, the layer's curvature depends only on
-``MᵀΛM``. Structures need the sum of ``MᵀΛM`` over samples, or its diagonals.
+For a thousand classes, ``Λ`` occupies 8 MB per sample. If all samples share a linear
+map ``M`` (c, o) from a layer to the outputs, the layer's curvature depends only on
+``MᵀΛM``. Curvature structures need the sum of ``MᵀΛM`` over samples, or its diagonals.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from torch import Tensor
 from sklaplace.core.linalg import gram
 from sklaplace.core.parallel import cached_property
 
-# For more classes, products are summed in the dtype of the outputs.
+# With more classes, products are summed in the dtype of the outputs.
 _MANY_CLASSES = 256
 
 # M, or None for the identity
@@ -22,7 +22,7 @@ Map = Tensor | None
 
 
 class OutputHessian(ABC):
-    """One weighted matrix ``Λ = S Sᵀ`` for each of b samples.
+    """Weighted matrices ``Λ = S Sᵀ``, one for each of b samples.
 
     Attributes
     ----------
@@ -35,11 +35,11 @@ class OutputHessian(ABC):
     n_columns: int
 
     def weighted(self, weights: Tensor | None) -> "OutputHessian":
-        """Return ``wΛ`` for sample weights ``w`` (b,); None means one."""
+        """Return ``wΛ`` for sample weights ``w`` (b,); None means weights of one."""
         return self if weights is None else self._weighted(weights)
 
     def scaled(self, weights: Tensor | None) -> "OutputHessian":
-        """Return ``√D Λ √D`` for diagonal weights ``D`` (b, c); None means one."""
+        """Return ``√D Λ √D`` for diagonal ``D`` (b, c); None means weights of one."""
         return self if weights is None else self._scaled(weights)
 
     @abstractmethod
@@ -78,7 +78,7 @@ class OutputHessian(ABC):
         return g.mT @ g
 
     def rows(self, m: Map) -> Tensor:
-        """Return Jacobian rows ``SᵀM``, (b, k, o)."""
+        """Return rows of the scaled Jacobian, ``SᵀM``, (b, k, o)."""
         factor = self.factor().mT
         return factor if m is None else factor @ m
 
@@ -94,7 +94,7 @@ class OutputHessian(ABC):
 
 @dataclass(frozen=True)
 class _SquareRoot(OutputHessian):
-    """``Λ`` represented by square roots, with samples on the first axis."""
+    """``Λ`` stored as square roots, with samples on the first axis."""
 
     sqrt: Tensor
 
@@ -114,7 +114,7 @@ class _SquareRoot(OutputHessian):
 
 @dataclass(frozen=True)
 class Factored(_SquareRoot):
-    """``Λ = S Sᵀ`` represented by its factor.
+    """``Λ = S Sᵀ`` stored as the factor ``S``.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class Factored(_SquareRoot):
 
 @dataclass(frozen=True)
 class Diagonal(_SquareRoot):
-    """``Λ = diag(d)``, for a separate loss per output.
+    """``Λ = diag(d)``, for a loss that is a sum over outputs.
 
     Attributes
     ----------
@@ -157,18 +157,18 @@ class Diagonal(_SquareRoot):
         return self.sqrt**2 if m is None else self.sqrt**2 @ m**2
 
     def rows(self, m: Map) -> Tensor:
-        """Return Jacobian rows ``SᵀM``, (b, k, o)."""
+        """Return rows of the scaled Jacobian, ``SᵀM``, (b, k, o)."""
         return self.factor() if m is None else self.sqrt.unsqueeze(-1) * m
 
 
 @dataclass(frozen=True)
 class BlockDiagonal(OutputHessian):
-    """Block-diagonal ``Λ``, for a separate loss of each of r groups of outputs.
+    """Block-diagonal ``Λ``, for a loss that is a sum over r groups of outputs.
 
     Attributes
     ----------
     blocks : OutputHessian
-        The b·r blocks, with the blocks of a sample next to each other.
+        All b·r blocks. The blocks of a sample are next to each other.
     n_blocks : int
         Number of groups, r.
     """
@@ -194,7 +194,7 @@ class BlockDiagonal(OutputHessian):
 
     @cached_property
     def _factors(self) -> Tensor:
-        """Factors of the blocks, (b, r, K, j)."""
+        """Return the factors of the blocks, (b, r, K, j)."""
         factors = self.blocks.factor()
         return factors.reshape(self.n_rows, self.n_blocks, *factors.shape[1:])
 
@@ -217,7 +217,7 @@ class BlockDiagonal(OutputHessian):
         return super().diagonals(m)
 
     def rows(self, m: Map) -> Tensor:
-        """Return Jacobian rows ``SᵀM``, (b, k, o)."""
+        """Return rows of the scaled Jacobian, ``SᵀM``, (b, k, o)."""
         if m is None:
             return self.factor().mT
         groups = m.unflatten(0, (self.n_blocks, -1))  # (r, K, o)
@@ -231,12 +231,12 @@ class Softmax(OutputHessian):
     Attributes
     ----------
     p : Tensor of shape (b, c)
-        Probabilities, float64. In float32 ``p (1 - p)`` would vanish for confident
+        Probabilities, float64. In float32, ``p (1 - p)`` vanishes for confident
         predictions.
     weights : Tensor of shape (b,)
         Weights ``w``.
     dtype : torch.dtype
-        Dtype of the outputs and of large products.
+        Dtype of the outputs and of the large products.
     """
 
     p: Tensor
@@ -257,10 +257,10 @@ class Softmax(OutputHessian):
     def factor(self) -> Tensor:
         """Return an exact factor with c - 1 columns, (b, c, c - 1).
 
-        With ``q = √p``, ``diag p - p pᵀ = diag(q) (I - q qᵀ) diag(q)``. The last c - 1
-        columns of the Householder reflection that maps the first unit vector to ``-q``
-        are an orthonormal basis of the complement of ``q``. The factor of a single
-        class is a column of zeros.
+        With ``q = √p``, ``diag p - p pᵀ = diag(q) (I - q qᵀ) diag(q)``. A Householder
+        reflection maps the first unit vector to ``-q``. Its last c - 1 columns are an
+        orthonormal basis of the complement of ``q``. For a single class, the factor is
+        a column of zeros.
         """
         if self.p.shape[-1] == 1:
             return torch.zeros_like(self.p, dtype=self.dtype).unsqueeze(-1)
@@ -274,11 +274,11 @@ class Softmax(OutputHessian):
     def total(self) -> Tensor:
         """Return ``diag(Σ w p) - Pᵀ diag(w) P``, (c, c), float64.
 
-        The diagonal is a sum of ``w p (1 - p)``, because a difference would lose all
-        digits for confident predictions. For many classes the off-diagonal entries are
-        summed in the dtype of the outputs. The variance of a shift common to all logits
-        is then accurate only under a strong prior, but the softmax does not depend on
-        this shift.
+        The diagonal is computed as a sum of ``w p (1 - p)``, because the difference
+        loses all digits for confident predictions. With many classes, the off-diagonal
+        entries are summed in the dtype of the outputs. The variance of a shift common
+        to all logits is then accurate only under a strong prior. The softmax does not
+        depend on this shift.
         """
         scales = self.weights.sqrt().unsqueeze(1)
         dtype = torch.float64 if self.n_outputs <= _MANY_CLASSES else self.dtype
@@ -298,7 +298,7 @@ class Softmax(OutputHessian):
     def grams(self, m: Map) -> Tensor:
         """Return ``MᵀΛM`` per sample, (b, o, o).
 
-        Rows of ``Λ`` sum to zero, which gives the diagonal; ``1 - p`` would lose
+        The diagonal follows from the zero row sums of ``Λ``, because ``1 - p`` loses
         digits.
         """
         if m is not None:
@@ -311,9 +311,9 @@ class Softmax(OutputHessian):
     def products(self, m: Map, u: Tensor) -> Tensor:
         """Return ``MᵀΛM u``, (b, o, q), for ``u`` (b, o, q) or (1, o, q), in O(b·c·q).
 
-        ``Λ`` ignores a shift of ``u``. Subtracting the most probable class's entry of
-        ``u`` avoids differences of large terms in ``p ∘ u - p pᵀu`` for ``p`` close to
-        one.
+        ``Λ`` ignores a shift of ``u``. For ``p`` close to one, ``p ∘ u - p pᵀu`` is a
+        difference of large terms. Subtracting the most probable class's entry of ``u``
+        avoids this difference.
         """
         u = u if m is None else m.to(u) @ u
         p = self.p.to(self.dtype).unsqueeze(2)

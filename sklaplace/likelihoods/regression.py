@@ -1,8 +1,7 @@
 """Likelihoods of numeric targets: real values and counts.
 
-The predictive distribution of new targets is ``∫ p(y | f) N(f | m, v) df`` for a
-Gaussian over the outputs, computed by Gauss-Hermite quadrature if there is no closed
-form.
+For a Gaussian over the outputs, the predictive distribution of new targets is ``∫ p(y |
+f) N(f | m, v) df``. Integrals without a closed form use Gauss-Hermite quadrature.
 """
 
 import math
@@ -30,9 +29,9 @@ _LOG_2PI = math.log(2 * math.pi)
 class RegressionLikelihood(Likelihood):
     """Base class for likelihoods of numeric targets, with one output per column.
 
-    Outputs (n, c) are Gaussian with mean ``mean`` and variance ``var``. ``noise`` is σ;
-    likelihoods without a noise parameter ignore it. `log_density` takes tensors, and
-    the other predictive methods take arrays.
+    Outputs (n, c) are Gaussian with mean ``mean`` and variance ``var``. ``noise`` is
+    the noise level σ; likelihoods without a noise parameter ignore it. `log_density`
+    accepts tensors, and the other predictive methods accept arrays.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
@@ -52,7 +51,7 @@ class RegressionLikelihood(Likelihood):
     noun = "column"
 
     def check_targets(self, y: Array) -> None:
-        """Raise ValueError for targets outside the support; by default, never.
+        """Raise ValueError for targets outside the support; never, by default.
 
         Parameters
         ----------
@@ -62,11 +61,11 @@ class RegressionLikelihood(Likelihood):
         Raises
         ------
         ValueError
-            If targets are invalid; the message says which targets are allowed.
+            If targets are invalid. The message says which targets are allowed.
 
         See Also
         --------
-        targets : Conversion of targets for `loss`.
+        targets : Convert targets for `loss`.
 
         Examples
         --------
@@ -80,11 +79,11 @@ class RegressionLikelihood(Likelihood):
         return y.reshape(f.shape).to(f)
 
     def n_targets(self, n_outputs: int) -> int:
-        """Return the number of observed values: one per output."""
+        """Return the number of observed values, one per output."""
         return n_outputs
 
     def rescaled_outputs(self, center: Array, scale: Array) -> Pair | None:
-        """Return the map of outputs that turns targets into ``center + scale · y``.
+        """Return the map of outputs that changes targets to ``center + scale · y``.
 
         Parameters
         ----------
@@ -94,9 +93,9 @@ class RegressionLikelihood(Likelihood):
         Returns
         -------
         tuple of two ndarrays of shape (c,), or None
-            ``shift`` and ``factor``. Outputs become ``shift + factor · f``, and the
-            noise, if any, is multiplied by ``scale``. None, the default, means that no
-            such map exists and targets cannot be normalised.
+            ``shift`` and ``factor``. Outputs become ``shift + factor · f``, and any
+            noise is multiplied by ``scale``. None, the default, means that there is no
+            such map and that targets cannot be normalised.
 
         See Also
         --------
@@ -132,7 +131,7 @@ class RegressionLikelihood(Likelihood):
         mean : ndarray of shape (n, t)
             Means.
         variance : ndarray of shape (n, t)
-            Variances, including noise.
+            Variances, including the noise.
 
         See Also
         --------
@@ -198,7 +197,7 @@ class RegressionLikelihood(Likelihood):
         Returns
         -------
         ndarray of shape (n, t, q)
-            Quantiles, including noise.
+            Quantiles, including the noise.
 
         See Also
         --------
@@ -224,7 +223,7 @@ class RegressionLikelihood(Likelihood):
         noise : float or ndarray of shape (n, t)
             Standard deviation ``σ``; ignored by likelihoods without noise.
         generator : numpy.random.Generator
-            Source of the noise.
+            Random generator for the noise.
 
         Returns
         -------
@@ -282,18 +281,19 @@ class RegressionLikelihood(Likelihood):
 
 @dataclass(frozen=True)
 class Gaussian(SeparableLikelihood, RegressionLikelihood):
-    """Likelihood of normal targets, with the outputs as means and noise σ.
+    """Likelihood of normal targets with mean f and noise level σ.
 
     Read more in the :ref:`User Guide <noise>`.
 
     Parameters
     ----------
     relative : tuple of float or None
-        Relative noise ``r``. The noise of output k is ``σ r_k``. None means σ for all.
+        Relative noise ``r``. Output k has noise ``σ r_k``. None means σ for all
+        outputs.
 
     See Also
     --------
-    HeteroscedasticGaussian : Noise from the network.
+    HeteroscedasticGaussian : Noise predicted by the network.
     Poisson : Likelihood of counts.
 
     Examples
@@ -343,7 +343,7 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
         return sigma_noise.log() + _LOG_2PI / 2 + float(extra)
 
     def rescaled_outputs(self, center: Array, scale: Array) -> Pair:
-        """Return the map of the targets, because outputs are means."""
+        """Return the map of the targets, because outputs are means of targets."""
         return center, scale
 
     def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:
@@ -361,7 +361,7 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
         return mean[..., None] + std[..., None] * norm.ppf(levels)
 
     def sample(self, f: Array, noise: Noise, generator: np.random.Generator) -> Array:
-        """Return outputs plus noise."""
+        """Return the outputs plus normal noise."""
         std = np.sqrt(self._noises(noise))[..., None]
         return f + std * generator.standard_normal(f.shape)
 
@@ -399,12 +399,12 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
             )
 
     def configured(self, criterion: nn.Module) -> "Poisson":
-        """Return the likelihood; raise ValueError unless outputs are log-rates."""
+        """Return the likelihood; raise ValueError if outputs are not log-rates."""
         if not getattr(criterion, "log_input", True):
             raise ValueError(
-                "criterion__log_input=False lets the module return rates, which a "
-                "Gaussian could make negative. Leave it at True, and let the module "
-                "return logarithms of rates."
+                "With criterion__log_input=False, the module returns rates, which a "
+                "Gaussian posterior could make negative. Leave the option at True, and "
+                "let the module return logarithms of rates."
             )
         return self
 
@@ -422,7 +422,7 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
         return torch.from_numpy(counts.poisson_quantiles(rates, u.cpu().numpy())).to(f)
 
     def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:
-        """Return ``λ = exp(m + v/2)`` and ``λ + λ² (exp(v) - 1)``: log-normal rates."""
+        """Return ``λ = exp(m + v/2)`` and ``λ + λ² (exp(v) - 1)``, of log-normal rates."""
         with np.errstate(over="ignore"):  # infinite far from the data
             rate = np.exp(mean + var / 2)
             return rate, rate + rate**2 * np.expm1(var)
@@ -449,12 +449,12 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
 
 @dataclass(frozen=True)
 class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
-    """Likelihood of normal targets with mean and variance from the network.
+    """Likelihood of normal targets; the network predicts mean and variance.
 
     The network has 2·t outputs: first the means μ, then the logarithms s of the
-    variances. `hessian` is the Fisher information ``diag(exp(-s), ½)``, the expected
-    Hessian of the loss. The Fisher information is positive definite, but the Hessian
-    may be indefinite.
+    variances. `hessian` is the expected Hessian of the loss, which is the Fisher
+    information ``diag(exp(-s), ½)``. The Fisher information is positive definite. The
+    Hessian itself may be indefinite.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -487,11 +487,11 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         return torch.cat([roots, torch.full_like(roots, math.sqrt(0.5))], -1)
 
     def n_targets(self, n_outputs: int) -> int:
-        """Return the number of observed values: one per pair of outputs."""
+        """Return the number of observed values, one per pair of outputs."""
         return n_outputs // 2
 
     def n_outputs(self, n_targets: int) -> int:
-        """Return the number of outputs: a mean and a log-variance per target column."""
+        """Return the number of outputs, a mean and a log-variance per target column."""
         return 2 * n_targets
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
@@ -500,7 +500,7 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         return mean + (log_variance / 2).exp() * torch.special.ndtri(u).to(f)
 
     def rescaled_outputs(self, center: Array, scale: Array) -> Pair:
-        """Return the map; it multiplies variances by the squares of ``scale``."""
+        """Return the map of the outputs; variances scale with ``scale²``."""
         shift = np.concatenate([center, 2 * np.log(scale)])
         return shift, np.concatenate([scale, np.ones_like(scale)])
 
@@ -520,7 +520,7 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
     def quantiles(self, mean: Array, var: Array, noise: Noise, levels: Array) -> Array:
         """Return quantiles (n, t, q) of the mixture of normals over s, by bisection.
 
-        μ and s are assumed independent.
+        The mixture assumes that μ and s are independent.
         """
         (mu, s), (v_mu, v_s) = (np.split(a, 2, -1) for a in (mean, var))
         variances = exp_at_nodes(s, v_s)[..., None, :]  # (n, t, 1, k)
@@ -595,7 +595,7 @@ class HeteroscedasticNLLLoss(nn.Module):
         Returns
         -------
         Tensor of shape () or (b, t)
-            Loss in nats; one per target with ``reduction="none"``.
+            Loss in nats, or the loss of each target with ``reduction="none"``.
 
         See Also
         --------
