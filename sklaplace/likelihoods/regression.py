@@ -422,7 +422,7 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
         return torch.from_numpy(counts.poisson_quantiles(rates, u.cpu().numpy())).to(f)
 
     def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:
-        """Return ``λ = exp(m + v/2)`` and ``λ + λ² (exp(v) - 1)``, of log-normal rates."""
+        """Return ``λ = exp(m + v/2)`` and ``λ + λ² (exp(v) - 1)``."""
         with np.errstate(over="ignore"):  # infinite far from the data
             rate = np.exp(mean + var / 2)
             return rate, rate + rate**2 * np.expm1(var)

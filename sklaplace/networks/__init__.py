@@ -1,7 +1,7 @@
-"""Networks: a skorch net as a function of a batch, and the training of its weights.
+"""Networks: skorch nets as functions of a batch, and training.
 
 `Forward` maps a batch to outputs (b, c). `OutputSpec` describes the likelihood that
-these outputs parametrise. Both leave the network unchanged. The other modules implement
-data sets, training with sample weights, the split into training and validation data,
-and the default networks for tables.
+these outputs parametrise. Neither changes the network. The other modules implement data
+sets, training with sample weights, the split into training and validation data, and
+default networks for tables.
 """

@@ -1,7 +1,7 @@
 """Conversion of user input to arrays of numbers or labels, with clear errors.
 
-numpy converts None and ``"nan"`` to NaN, and dates to integers. Missing values of
-pandas and labels of mixed types raise obscure errors about comparisons.
+numpy converts None and ``"nan"`` to NaN, and dates to integers. Missing pandas values
+and labels of mixed types raise obscure errors about comparisons.
 """
 
 import datetime as dt
@@ -15,7 +15,7 @@ from sklaplace.core.checks import check_unmasked
 
 _WITH_NULL = float | np.floating | np.datetime64 | np.timedelta64
 _DATES = np.datetime64, np.timedelta64, dt.date, dt.time, dt.timedelta
-# types of pandas, by name, because pandas is not imported here
+# names of pandas types, because this module does not import pandas
 _DATE_TYPES, _MISSING_TYPES = ("NaTType", "Period"), ("NAType", "NaTType")
 # substrings of the names of date dtypes in pandas, polars and Arrow
 _DATE_DTYPES = "date", "time", "duration", "period"
@@ -31,7 +31,7 @@ ENCODE = (
 
 
 def detached(values: object) -> Any:
-    """Detach tensors, in a dtype that numpy has; return other values unchanged."""
+    """Detach tensors and convert to a numpy dtype; return other values unchanged."""
     if not isinstance(values, Tensor):
         return values
     values = values.detach()
@@ -49,7 +49,7 @@ def as_array(values: object, name: str) -> np.ndarray:
 
 def check_columns(frame: object, name: str) -> None:
     """Raise TypeError for a data frame with dates, which numpy may cast to integers."""
-    # a Series has one dtype
+    # a Series has a single dtype
     dtypes = getattr(frame, "dtypes", ()) if hasattr(frame, "columns") else ()
     for column, dtype in zip(getattr(frame, "columns", ()), dtypes, strict=False):
         kind = str(dtype).lower().split("(")[0]  # without the levels of an Enum
@@ -58,7 +58,7 @@ def check_columns(frame: object, name: str) -> None:
 
 
 def as_numbers(values: object, name: str, advice: str = ENCODE) -> np.ndarray:
-    """Return numeric arrays unchanged; convert others to float64, with NaN if missing.
+    """Return numeric arrays unchanged, and others as float64, with NaN if missing.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def check_finite(values: np.ndarray, name: str) -> None:
 
 
 def as_labels(values: object, name: str) -> np.ndarray:
-    """Return labels of one type: numbers, strings or dates.
+    """Return labels of a single type: numbers, strings or dates.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def as_labels(values: object, name: str) -> np.ndarray:
     missing = [value for value in examples if is_missing(value)]
     if missing:
         raise ValueError(
-            f"{name} contains NaN: {missing[0]} is a missing label. Leave out these "
+            f"{name} contains NaN: the label {missing[0]} is missing. Leave out these "
             "samples, or give them a label."
         )
     if labels.dtype.kind != "O":
@@ -120,13 +120,13 @@ def as_labels(values: object, name: str) -> np.ndarray:
         shown = " and ".join(f"{v!r} ({type(v).__name__})" for v in kinds.values())
         raise ValueError(
             f"{name} has labels of several types: {shown}. Convert them to one type, "
-            f"such as by {name}.astype(str)."
+            f"for example with {name}.astype(str)."
         )
     return np.array(labels.tolist()) if "number" in kinds else labels
 
 
 def is_missing(value: object) -> bool:
-    """Return whether a value is None, NaN, or a missing value of numpy or pandas."""
+    """Return whether a value is None, NaN, or a missing value in numpy or pandas."""
     if value is None or type(value).__name__ in _MISSING_TYPES:
         return True
     # NaN and NaT differ from themselves
@@ -134,12 +134,12 @@ def is_missing(value: object) -> bool:
 
 
 def _advice(name: str) -> str:
-    """Return advice about missing values; only inputs can be imputed."""
+    """Return advice about missing values; only inputs X can be imputed."""
     return "Leave out these samples." if name.startswith("y") else IMPUTE
 
 
 def _one_of_each_type(values: np.ndarray) -> list[Any]:
-    """Return one entry of each type in an array, a missing value if possible."""
+    """Return one entry of each type in an array, preferably a missing value."""
     if values.dtype.kind in "mM":
         absent = values[np.isnat(values)]
         return [*absent.flat[:1], *values.flat[:1]][:1]
@@ -161,6 +161,6 @@ def _kind(label: object) -> str:
 
 def _no_dates(name: str, where: str) -> TypeError:
     return TypeError(
-        f"{name} has dates or times, {where}. Convert them to numbers first, such as "
-        "by (dates - start) / numpy.timedelta64(1, 'D') for days."
+        f"{name} has dates or times, {where}. Convert them to numbers first, for "
+        "example days: (dates - start) / numpy.timedelta64(1, 'D')."
     )

@@ -1,7 +1,7 @@
 """Data sets: samples with targets and sample weights, their batches and dtypes.
 
-The estimators validate array-likes. They pass dicts of arrays, tuples and torch
-datasets to skorch unchanged. The net's own validation loader makes the batches.
+Estimators validate array-likes. Dicts of arrays, tuples and torch datasets reach skorch
+unchanged. The skorch net's own validation loader makes the batches.
 """
 
 import math
@@ -35,10 +35,10 @@ from sklaplace.networks.streams import (
 )
 
 Batch = tuple[Any, Any, Tensor | None]
-# Loader options that leave out, repeat or permute samples. Evaluation needs every
-# sample once, in order.
+# Loader options that leave out, repeat or permute samples. Evaluation needs each sample
+# once, in order.
 _CHOOSING_OPTIONS = {"shuffle", "drop_last", "sampler", "batch_sampler"}
-# A loader with only these options makes batches that are slices of the arrays.
+# With only these options, the batches of a loader are slices of the arrays.
 _SLICING_OPTIONS = {"batch_size", "num_workers", "pin_memory"}
 
 
@@ -51,7 +51,7 @@ class RowDataset(Dataset):
     def __init__(
         self, dataset: Samples, y: np.ndarray, weights: np.ndarray | None
     ) -> None:
-        # skorch's callbacks look for X and y
+        # skorch's callbacks read X and y
         super().__init__(getattr(dataset, "X", dataset), y, length=len(y))
         self.dataset, self.weights = dataset, weights
 
@@ -59,7 +59,7 @@ class RowDataset(Dataset):
         return len(self.y)
 
     def __getitem__(self, index: int) -> tuple[object, object]:
-        X, _ = unpack_data(self.dataset[index])  # raises if y is missing
+        X, _ = unpack_data(self.dataset[index])  # raises if the item has no y
         y, weights = self.y[index], self.weights
         return X, y if weights is None else (y, weights[index])
 
@@ -78,20 +78,20 @@ def sample_weights(dataset: object) -> np.ndarray | None:
 def collate_weighted(
     collate: Callable[[list[Any]], Any], items: list[Any]
 ) -> tuple[Any, Any]:
-    """Collate ``X, (y, weights)``; the loader's ``collate`` batches X and y."""
+    """Collate ``X, (y, weights)``; ``collate`` of the loader batches X and y."""
     X, y = unpack_data(collate([(X, y) for X, (y, _) in items]))
     return X, (y, default_collate([weight for *_, (_, weight) in items]))
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches ``(x, y, weights)`` of a dataset, in order; a reusable iterable.
+    """Batches ``(x, y, weights)`` of a dataset, in order, as a reusable iterable.
 
     Attributes
     ----------
     net : skorch.NeuralNet
-        Provides ``iterator_valid`` and its options, except options that leave out or
-        permute samples.
+        Net with ``iterator_valid`` and its options. Options that leave out or permute
+        samples are ignored.
     dataset : Dataset
         Samples, with or without sample weights.
     batch_size : int
@@ -127,10 +127,10 @@ class Batches:
             yield x, y, w
 
     def _loaded(self, options: dict[str, object]) -> Iterator[Batch]:
-        """Yield the batches of the net's loader."""
+        """Yield the batches of the skorch net's loader."""
         options["batch_size"] = self.batch_size
         loader = self.net.iterator_valid(self.dataset, **options)
-        if isinstance(loader, DataLoader):  # else it uses the global generator
+        if isinstance(loader, DataLoader):  # otherwise it uses the global generator
             loader.generator = torch.Generator()
         weighted = sample_weights(self.dataset) is not None
         if weighted:
@@ -138,7 +138,7 @@ class Batches:
         n_left = len(self.dataset)
         for batch in loader:
             x, y = unpack_data(batch)
-            # targets first: the length of packed sequences is not the number of samples
+            # y first, because the length of packed sequences is not the number of rows
             n_left -= next(len(v) for v in leaves((y, x)) if np.ndim(v))
             if n_left < 0:
                 break
@@ -148,7 +148,7 @@ class Batches:
             found = "more than" if n_left < 0 else f"{n_samples - n_left} of"
             raise ValueError(
                 f"iterator_valid={type(loader).__name__} yields {found} {n_samples} "
-                "samples. Use a loader that yields each one once, in order."
+                "samples. Use a loader that yields each sample once, in order."
             )
 
     def _on_device(self, value: object) -> Any:
@@ -161,16 +161,16 @@ class Batches:
         except TypeError as error:  # strings
             raise TypeError(
                 f"A batch cannot be converted to tensors: {error}. Leave out columns "
-                "of strings, and let an IterableDataset yield (x, y)."
+                "of strings. An IterableDataset must yield (x, y)."
             ) from error
 
 
-# inputs, targets and weights, each with the positions of the dataset's samples
+# inputs, targets and weights, each with its row for each sample of the dataset
 _Arrays = list[tuple[np.ndarray | StoredArray | None, np.ndarray]]
 
 
 def _arrays(dataset: Any) -> _Arrays | None:
-    """Return the arrays of a dataset; None for a dataset with custom code."""
+    """Return the arrays of a dataset, or None for a dataset with custom code."""
     if type(dataset) is Dataset:
         X, y, rows = dataset.X, dataset.y, np.arange(len(dataset))
         is_array = isinstance(X, np.ndarray | StoredArray)
@@ -194,12 +194,12 @@ def first_rows(net: NeuralNet, dataset: Samples, n: int = 3) -> Any:
     return next(iter(Batches(net, first, n)))[0]
 
 
-# maximum number of samples used to infer the outputs of a network
+# Maximum number of samples for inferring the outputs of a network.
 N_SPREAD = 16
 
 
 def spread_rows(net: NeuralNet, dataset: Samples, n: int = N_SPREAD) -> Any:
-    """Return the inputs of up to n samples across a dataset, including the first."""
+    """Return inputs of up to n samples across a dataset, including the first sample."""
     m = min(n, len(dataset))
     even = np.linspace(0, len(dataset) - 1, m).round().astype(int)
     order = sorted(range(m), key=lambda place: place % 4)
@@ -209,7 +209,7 @@ def spread_rows(net: NeuralNet, dataset: Samples, n: int = N_SPREAD) -> Any:
 def take_rows(X: Any, indices: Any) -> Any:
     """Select samples of any data that skorch can index, including torch datasets.
 
-    Samples of stored arrays are not read.
+    Stored arrays are not read.
     """
     require_choice(X)
     if _is_dataset(X):
@@ -219,7 +219,7 @@ def take_rows(X: Any, indices: Any) -> Any:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Samples, encoded targets, sample weights or None, and groups or None."""
+    """Samples with encoded targets, and optional sample weights and groups."""
 
     X: Any
     y: np.ndarray
@@ -233,17 +233,17 @@ class TrainingData:
         return TrainingData(take_rows(self.X, rows), self.y[rows], *parts)
 
     def weighted(self, sample_weight: np.ndarray) -> "TrainingData":
-        """Set sample weights, and drop samples with weight zero."""
+        """Set sample weights, and drop samples with zero weight."""
         kept = np.flatnonzero(sample_weight)
         if len(kept) == 0:
             raise ValueError(
-                "All entries of sample_weight are zero. Pass a positive one."
+                "All entries of sample_weight are zero. Pass at least one positive one."
             )
         data = replace(self, sample_weight=sample_weight)
         return data if len(kept) == len(sample_weight) else data.take(kept)
 
     def dataset(self, net: NeuralNet) -> Samples:
-        """Return the net's dataset, with sample weights if any."""
+        """Return the skorch net's dataset, including any sample weights."""
         dataset = net.get_dataset(self.X, self.y)
         if self.sample_weight is None and not _is_dataset(self.X):
             return dataset
@@ -256,9 +256,9 @@ def _is_dataset(X: object) -> bool:
 
 
 def is_opaque(X: object) -> bool:
-    """Return whether X is passed to skorch as given: a dict, dataset or tuple.
+    """Return whether skorch receives X unchanged: a dict, dataset or tuple.
 
-    A tuple of tuples of numbers counts as rows, as in scikit-learn.
+    As in scikit-learn, a tuple of tuples of numbers is an array.
     """
     if isinstance(X, tuple) and all(isinstance(row, tuple) for row in X):
         return not isinstance(next(leaves(X), None), Real)
@@ -267,17 +267,17 @@ def is_opaque(X: object) -> bool:
 
 
 def as_given(X: object, dtype: np.dtype) -> Any:
-    """Prepare data that is passed to skorch without validation.
+    """Prepare data that reaches skorch without validation.
 
     Tensors are detached, because a second backward pass through their graph would fail.
-    Indices of subsets become integers. Mappings, such as a tokenizer's output, become
-    dicts of arrays. Floats in lists get the dtype of the network.
+    Indices of subsets become integers. Mappings, such as the output of a tokenizer,
+    become dicts of arrays. Floats in lists become the dtype of the network.
 
     Raises
     ------
     ValueError
-        For a subset by a boolean mask, and for a mapping with arrays of different
-        numbers of samples or lists of different lengths.
+        If a subset has a boolean mask, or if the arrays of a mapping differ in the
+        number of samples or its lists in length.
     """
     if isinstance(X, Mapping):
         X = _as_dict(X, dtype)
@@ -292,12 +292,12 @@ def _as_dict(X: Mapping[str, Any], dtype: np.dtype) -> dict[str, Any]:
     """Return a dict of arrays, with lists converted to arrays."""
     if not isinstance(X, dict) or any(isinstance(v, list) for v in X.values()):
         X = {key: _as_array(key, value, dtype) for key, value in X.items()}
-    # skorch counts only the samples of `input_ids`
+    # skorch only counts the samples of `input_ids`
     lengths = {key: get_len(value) for key, value in X.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(
             f"X has arrays of different numbers of rows: {lengths}. Pass one row per "
-            "sample in each."
+            "sample in each array."
         )
     return X
 
@@ -305,32 +305,32 @@ def _as_dict(X: Mapping[str, Any], dtype: np.dtype) -> dict[str, Any]:
 def _as_array(key: object, value: object, dtype: np.dtype) -> Any:
     if not isinstance(value, list):
         return value
-    array = as_array(value, f"X[{key!r}]")  # raises for sequences that are not padded
+    array = as_array(value, f"X[{key!r}]")  # raises if sequences are not padded
     return array.astype(dtype) if array.dtype.kind == "f" else array
 
 
 def _with_integer_indices(X: object) -> Any:
-    """Convert the indices of a subset to integers; skorch does not take tensors."""
+    """Convert the indices of a subset to integers; skorch does not accept tensors."""
     if type(X) is not Subset:
         return X
     indices = np.asarray(X.indices)
     if indices.size and indices.dtype.kind not in "iu":
         raise ValueError(
-            f"X is a Subset with indices of dtype {indices.dtype}. Pass integers; of a "
-            "boolean mask use Subset(dataset, numpy.flatnonzero(mask))."
+            f"X is a Subset with indices of dtype {indices.dtype}. Pass integers. For "
+            "a boolean mask, use Subset(dataset, numpy.flatnonzero(mask))."
         )
     return Subset(_with_integer_indices(X.dataset), indices.astype(int).tolist())
 
 
 def check_converted(X: object) -> None:
-    """Raise TypeError for a dataset of Hugging Face, unless it is a stream."""
-    # the package is not imported here
+    """Raise TypeError for a Hugging Face dataset, unless it is a stream."""
+    # the type is read from its module, because datasets is not imported here
     if hasattr(X, "with_format") and not is_stream(X):
         raise TypeError(
-            f"X is a {type(X).__name__} of Hugging Face. Pass the arguments of forward "
+            f"X is a Hugging Face {type(X).__name__}. Pass the arguments of forward "
             "as arrays: X = dataset.select_columns(['input_ids', 'attention_mask'])"
-            ".with_format('numpy')[:] and y = dataset['label']. Of a DatasetDict, take "
-            "one split first."
+            ".with_format('numpy')[:] and y = dataset['label']. If X is a DatasetDict, "
+            "select one split first."
         )
 
 
@@ -338,8 +338,8 @@ def count_rows(X: Any) -> int:
     """Return the number of samples; raise ValueError for empty data."""
     if is_stream(X):
         raise ValueError(
-            "X is an IterableDataset, whose number of samples is not known. Use "
-            "sklaplace.iter_predictions, or collect its samples in an array."
+            "X is an IterableDataset, which has no known number of samples. Use "
+            "sklaplace.iter_predictions, or collect the samples in an array."
         )
     n = len(X) if _is_dataset(X) else get_len(X)
     if n == 0:
@@ -360,7 +360,7 @@ def check_length(X: object, y: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class InputType:
-    """Dtype of a network's weights, and whether it embeds integers.
+    """Dtype of a network's weights, and whether the network embeds integers.
 
     Attributes
     ----------
@@ -399,7 +399,7 @@ class InputType:
 
 
 def input_type(net: NeuralNet) -> InputType:
-    """Return the `InputType` of a skorch net; None means the default network."""
+    """Return the `InputType` of a skorch net, or of the default network for None."""
     if net is None:
         return InputType(np.dtype(np.float64), False)
     module = _module(net)
@@ -407,12 +407,12 @@ def input_type(net: NeuralNet) -> InputType:
     name = str([*floating, torch.float32][0]).removeprefix("torch.")
     kinds = nn.Embedding | nn.EmbeddingBag
     embeds = any(isinstance(m, kinds) for m in module.modules())
-    # numpy has no bfloat16, but float32 represents all its values
+    # numpy has no bfloat16, but float32 represents all bfloat16 values
     return InputType(np.dtype(name if hasattr(np, name) else "float32"), embeds)
 
 
 def _module(net: NeuralNet) -> nn.Module:
-    """Return the module of a net or of a clone; an empty one if that needs data."""
+    """Return the module of a net or a clone; empty if building it requires data."""
     module = getattr(net, "module_", net.module)
     if isinstance(module, nn.Module):
         return module
@@ -422,4 +422,4 @@ def _module(net: NeuralNet) -> nn.Module:
         try:
             return scratch.initialize().module_
         except (TypeError, ValueError, RuntimeError):
-            return nn.Module()  # a callback sets sizes when training begins
+            return nn.Module()  # a callback sets its sizes at the start of training

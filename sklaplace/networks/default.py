@@ -1,13 +1,13 @@
-"""Default networks for tables, without settings, trained deterministically.
+"""Default networks for tables, with no settings and deterministic training.
 
 The weights of a `TabularNetwork` minimise, with ``lambda = strength * noise``,
 
     sum_n w_n loss_n + lambda / 2 * (||A||^2 + ||a||^2 + ||B||^2).
 
 ``noise`` is the fraction of the target variance that a linear model on the untrained
-features leaves unexplained, at the maximum of the evidence (MacKay 1992). The
-regularisation therefore adapts to the noise in the data without a validation set.
-`Size` holds what depends on the number of samples.
+features leaves unexplained. It maximises the evidence (the marginal likelihood) of this
+model (MacKay 1992). The penalty therefore adapts to the noise in the data without a
+validation set. `Size` holds all settings that depend on the number of samples.
 """
 
 from dataclasses import dataclass, field, replace
@@ -28,23 +28,24 @@ from sklaplace.networks.tabular import (
     with_pieces,
 )
 
-# Rounding errors, such as from a reordering of the samples, grow by a factor of about
-# 1.3 per iteration of L-BFGS. This limit keeps them near 1e-11 and almost always below
-# 1e-7; hundreds of iterations would end in a different minimum. The first iterations do
-# most of the work: 15 more changed the log loss of ten small tables by at most 0.02.
+# Rounding errors, for instance from a different order of the samples, grow by a factor
+# of about 1.3 per iteration of L-BFGS. With this limit, differences are near 1e-11 and
+# almost always below 1e-7. Hundreds of iterations would end in a different minimum. The
+# first iterations do most of the work: 15 more changed the log loss of ten small tables
+# by at most 0.02.
 MAX_ITERATIONS = 35
 
-# Well above rounding errors in float64, at which the line search becomes meaningless.
+# Well above the float64 rounding errors that make the line search meaningless.
 GRADIENT_TOLERANCE = 1e-7
 
-# Below one per cent of the variance, evidence cannot distinguish noise from
-# nonlinearity, and a vanishing penalty would leave the weights undetermined.
+# Below one per cent of the variance, the evidence cannot distinguish noise from
+# nonlinearity. A vanishing penalty would leave the weights undetermined.
 MIN_NOISE = 0.01
 
-# A few digits of the fixed point of the evidence suffice.
+# The fixed point of the evidence only needs a few digits.
 EVIDENCE_ITERATIONS = 50
 
-# Stochastic gradients (sampled weights, dropout masks) need more, smaller steps.
+# Stochastic gradients (sampled weights, dropout masks) need more and smaller steps.
 STOCHASTIC_STEPS, STOCHASTIC_RATE = 500, 0.05
 
 _FULL_BATCH: dict[str, Any] = {
@@ -61,12 +62,12 @@ _LBFGS: dict[str, Any] = {
     "optimizer__max_iter": MAX_ITERATIONS,
     "optimizer__max_eval": 4 * MAX_ITERATIONS,
     "optimizer__tolerance_grad": GRADIENT_TOLERANCE,
-    # Training stops at small gradients, not at small changes of the loss.
+    # Training stops at small gradients, not when the loss changes little.
     "optimizer__tolerance_change": 0.0,
     "optimizer__history_size": 20,
     "optimizer__line_search_fn": "strong_wolfe",
 }
-# L-BFGS compares losses between steps, but sampled weights change the loss.
+# L-BFGS compares losses between steps, but sampled weights change the loss each time.
 _ADAM: dict[str, Any] = {
     **_FULL_BATCH,
     "optimizer": CosineAdam,
@@ -75,8 +76,9 @@ _ADAM: dict[str, Any] = {
 }
 
 
-# A few hundred full-batch steps of Adam end within 1e-6 of each other for reordered
-# samples. L-BFGS, with the iterations that a network with pieces needs, does not.
+# After a few hundred full-batch steps of Adam, results for reordered samples differ by
+# less than 1e-6. L-BFGS with as many iterations as piecewise linear inputs require
+# would differ more.
 _LONG_ADAM: dict[str, Any] = {**_ADAM, "lr": 0.1, "optimizer__n_steps": 200}
 
 
@@ -91,13 +93,13 @@ class Size:
     n_pieces : int
         Pieces per column; see `piecewise_linear`.
     regression_strength : float
-        Factor of the penalty. Half the squared error plus ``noise / 2 * ||weights||²``
-        is the negative log posterior under a standard normal prior, in units of the
-        noise, for a factor of 1.
+        Factor of the penalty. With a factor of 1, half the squared error plus ``noise /
+        2 * ||weights||²`` is the negative log posterior under a standard normal prior,
+        in units of the noise.
     classification_strength : float
-        Factor of the penalty. Cross-entropy includes its own noise model, so this
-        factor is empirical. The log loss of most small tables hardly changes between
-        0.2 and 0.5, but 0.2 overfits pure noise and 0.5 underfits a curved decision
+        Factor of the penalty, chosen empirically because cross-entropy includes its own
+        noise model. The log loss of most small tables hardly changes between 0.2 and
+        0.5. However, 0.2 overfits pure noise, and 0.5 underfits a curved decision
         boundary.
     training : dict
         Settings of the skorch net.
@@ -116,18 +118,19 @@ class Size:
 
 
 # From this number of distinct samples on, piecewise linear inputs predict better on
-# average. The evidence sees only a linear model, and a network with pieces overfits
-# more than that model, so the penalty is larger.
+# average. The penalty is larger with these inputs, because the evidence only describes
+# a
+# linear model, and a network with these inputs overfits more than that model.
 MANY_ROWS = 500
 SMALL = Size()
 LARGE = Size(64, 8, 3.0, 1.0, _LONG_ADAM)
-# Largest number of inputs with pieces, which limits the size of the last layer.
+# Largest number of piecewise linear inputs, which limits the size of the last layer.
 MAX_INPUTS = 1000
 
 
 # ------------------------------------------------------------------------------- nets
 class PenalisedNet(NeuralNet):
-    """Net whose loss is the criterion plus ``penalty * module.squared_norm()``.
+    """Skorch net whose loss is the criterion plus ``penalty * module.squared_norm()``.
 
     Parameters
     ----------
@@ -152,24 +155,25 @@ class PenalisedNet(NeuralNet):
     def get_loss(
         self, y_pred: Tensor, y_true: Tensor, *args: object, **kwargs: object
     ) -> Tensor:
-        """Return the criterion plus the penalty, (), or (b, ...) if unreduced.
+        """Return the criterion plus the penalty, (), or (b, ...) without reduction.
 
-        Every entry includes the penalty, so that a weighted mean includes it once.
+        Without reduction, each entry includes the penalty, so that a weighted mean
+        includes the penalty once.
         """
         loss = super().get_loss(y_pred, y_true, *args, **kwargs)
         return loss + self.penalty * self.module_.squared_norm()
 
 
 class PenalisedClassifier(PenalisedNet, NeuralNetClassifier):
-    """Classifier with a penalty; parameters as for `PenalisedNet`."""
+    """Classifier with a penalty, with the parameters of `PenalisedNet`."""
 
 
 class PenalisedRegressor(PenalisedNet, NeuralNetRegressor):
     """Regressor with a penalty and a loss in standardised units of the targets.
 
-    Targets in different units count equally, and the fit does not depend on the units.
-    Parameters are as for `PenalisedNet`. The module has attributes ``target_center``
-    and ``target_scale``.
+    All targets count equally, and the fit does not depend on their units. Parameters
+    are as for `PenalisedNet`. The module has attributes ``target_center`` and
+    ``target_scale``.
     """
 
     def get_loss(
@@ -187,15 +191,15 @@ def default_classifier(
 ) -> PenalisedClassifier:
     """Build the unfitted default network for classification.
 
-    Prefer a custom network for images, text and sequences, or for hundreds of thousands
-    of samples, which justify more capacity.
+    A custom network is preferable for images, text and sequences. Hundreds of thousands
+    of samples also justify a larger custom network.
 
     Parameters
     ----------
     data : TrainingData
         Training inputs, float64, of shape (n_samples, n_features), which determine the
-        standardisation and the penalty; classes encoded as 0 .. n_classes - 1; and any
-        weights. A weight counts repetitions of its sample.
+        standardisation and the penalty; classes encoded as 0 .. n_classes - 1; and
+        optional sample weights. A weight counts repetitions of its sample.
     size : Size
         Capacity, regularisation and training.
     n_classes : int
@@ -204,14 +208,15 @@ def default_classifier(
     Returns
     -------
     PenalisedClassifier
-        A net with `torch.nn.CrossEntropyLoss`. Its ``fit`` initialises and trains the
-        network, with torch's global generator.
+        Net with `torch.nn.CrossEntropyLoss`. ``fit`` initialises and trains the
+        network, and uses torch's global generator.
 
     Notes
     -----
-    Building costs O(n p min(n, p)) for p = features + hidden units. ``fit`` costs about
-    `MAX_ITERATIONS` forward and backward passes over all samples, or 200 passes for
-    `MANY_ROWS` samples or more, with up to eight further features per column.
+    Building the net costs O(n p min(n, p)) for p = features + hidden units. ``fit``
+    costs about `MAX_ITERATIONS` forward and backward passes over all samples. With
+    `MANY_ROWS` samples or more, ``fit`` costs 200 passes, and each column has up to
+    eight further features.
 
     References
     ----------
@@ -225,9 +230,9 @@ def default_classifier(
 def default_multilabel(data: TrainingData, size: Size) -> PenalisedClassifier:
     """Build the unfitted default network for binary labels y (n_samples, n_labels).
 
-    Like `default_classifier`, but with `torch.nn.BCEWithLogitsLoss`.
+    As for `default_classifier`, but the criterion is `torch.nn.BCEWithLogitsLoss`.
     """
-    factor = 1 / data.y.shape[1]  # the loss is also a mean over labels
+    factor = 1 / data.y.shape[1]  # the loss is a mean over labels as well as samples
     labels = replace(data, y=data.y.astype(float))
     return penalised_classifier(labels, size, nn.BCEWithLogitsLoss, factor)
 
@@ -239,26 +244,26 @@ def penalised_classifier(
     factor: float = 1.0,
     module: type[nn.Module] = TabularNetwork,
 ) -> PenalisedClassifier:
-    """Build the unfitted default network for targets of zeros and ones.
+    """Build the unfitted default network for 0/1 targets.
 
     Parameters
     ----------
     data : TrainingData
-        Inputs that determine the standardisation and the penalty; zeros and ones of
-        shape (n_samples, n_outputs); and any weights.
+        Inputs that determine the standardisation and the penalty, 0/1 targets of shape
+        (n_samples, n_outputs), and optional sample weights.
     size : Size
         Capacity, regularisation and training.
     criterion : subclass of nn.Module
         Loss of one logit per column.
     factor : float, default=1.0
-        Factor of a sample's loss, summed over columns, in the criterion.
+        Factor by which the criterion scales a sample's loss, summed over columns.
     module : subclass of nn.Module
         `TabularNetwork`, or a class with the same arguments and ``squared_norm()``.
 
     Returns
     -------
     PenalisedClassifier
-        A net whose ``fit`` initialises and trains the network.
+        Net whose ``fit`` initialises and trains the network.
     """
     _, weight, noise, settings = _prepared(data, size)
     penalty = factor * size.classification_strength * noise / (2 * weight.sum())
@@ -268,14 +273,14 @@ def penalised_classifier(
 def default_regressor(data: TrainingData, size: Size) -> PenalisedRegressor:
     """Build the unfitted default network for targets y (n_samples, n_outputs).
 
-    Like `default_classifier`, but with `torch.nn.MSELoss`. Targets may have any units.
+    As for `default_classifier`, but with `torch.nn.MSELoss` and targets in any units.
     """
     Y, weight, noise, settings = _prepared(data, size)
     target_center, target_scale = center_and_scale(Y, weight)
     return PenalisedRegressor(
         TabularNetwork,
         criterion=nn.MSELoss,
-        # MSELoss is twice the above loss, averaged over samples and outputs.
+        # MSELoss is twice the squared loss in the module docstring, and is a mean.
         penalty=size.regression_strength * noise / (weight.sum() * Y.shape[1]),
         module__target_center=target_center,
         module__target_scale=target_scale,
@@ -285,20 +290,20 @@ def default_regressor(data: TrainingData, size: Size) -> PenalisedRegressor:
 
 # ------------------------------------------------------- variants for other estimators
 def without_penalty(net: PenalisedNet) -> NeuralNet:
-    """Return the unfitted net without its penalty, to be trained by `CosineAdam`."""
+    """Return the unfitted net without a penalty, for training with `CosineAdam`."""
     is_regressor = isinstance(net, PenalisedRegressor)
     kind = NeuralNetRegressor if is_regressor else NeuralNetClassifier
     return kind(**_architecture(net), **_ADAM)
 
 
 def with_dropout(net: PenalisedNet) -> PenalisedNet:
-    """Return the unfitted net with dropout added, to be trained by `CosineAdam`."""
+    """Return the unfitted net with dropout, for training with `CosineAdam`."""
     settings = _architecture(net) | {"module": DropoutNetwork}
     return type(net)(**settings, penalty=net.penalty, **_ADAM)
 
 
 def _architecture(net: NeuralNet) -> dict[str, Any]:
-    """Return the parameters of a net that determine its module and criterion."""
+    """Return the parameters of a net for its module and criterion."""
     return {
         name: value
         for name, value in net.get_params(deep=False).items()
@@ -308,11 +313,11 @@ def _architecture(net: NeuralNet) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------- data
 def require_array(X: object) -> np.ndarray:
-    """Return X if it is an array, the only input that default networks support."""
+    """Return X if it is an array; default networks accept no other input."""
     if isinstance(X, np.ndarray):
         return X
     raise ValueError(
-        f"X is of type {type(X).__name__}, and estimator=None is a network for "
+        f"X is of type {type(X).__name__}, but estimator=None builds a network for "
         "arrays. Pass an array, or a skorch net."
     )
 
@@ -320,11 +325,11 @@ def require_array(X: object) -> np.ndarray:
 def _prepared(
     data: TrainingData, size: Size
 ) -> tuple[np.ndarray, Array, float, dict[str, Any]]:
-    """Return targets, nonzero weights, noise level and common settings."""
+    """Return targets, nonzero weights, noise level and shared settings."""
     X, Y, weight = require_array(data.X), data.y, data.sample_weight
     if X.ndim != 2:
         raise ValueError(
-            f"X has shape {X.shape}, and estimator=None is a network for tables, "
+            f"X has shape {X.shape}, but estimator=None builds a network for tables "
             "(n, n_features). Use X.reshape(len(X), -1), or pass a skorch net."
         )
     weight = np.ones(len(X)) if weight is None else weight.astype(np.float64)
@@ -341,7 +346,7 @@ def _prepared(
 
 
 def piecewise_linear(Z: Array, weight: Array, n_pieces: int) -> Array:
-    """Return pieces between quantiles of each column; see `with_pieces`.
+    """Return pieces between the quantiles of each column; see `with_pieces`.
 
     A linear model on the pieces of a column is a piecewise linear function of the
     column.
@@ -351,20 +356,21 @@ def piecewise_linear(Z: Array, weight: Array, n_pieces: int) -> Array:
     Z : ndarray of shape (n, n_features)
         Standardised inputs.
     weight : ndarray of shape (n,)
-        Positive weights. A weight counts repetitions of its sample.
+        Positive sample weights. A weight counts repetitions of its sample.
     n_pieces : int
-        Largest number of pieces per column. Columns with fewer than three distinct
+        Maximum number of pieces per column. Columns with fewer than three distinct
         quantiles have no pieces.
 
     Returns
     -------
     ndarray of shape (m, 5)
-        The pieces.
+        Pieces, as `with_pieces` expects them.
 
     References
     ----------
     Gorishniy, Rubachev and Babenko (2022), "On embeddings for numerical features in
-    tabular deep learning", eq. (1), but constant beyond the outer quantiles.
+    tabular deep learning", eq. (1). Here, pieces are constant beyond the outer
+    quantiles.
     """
     levels = np.linspace(0, 1, n_pieces + 1)
     rule: Any = {"weights": weight, "method": "inverted_cdf"}
@@ -382,7 +388,7 @@ def piecewise_linear(Z: Array, weight: Array, n_pieces: int) -> Array:
 
 
 def center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
-    """Return the weighted mean and scale per column; constant columns have scale 1."""
+    """Return the weighted mean and scale per column; the scale of a constant is 1."""
     # Dividing by the largest value avoids overflow. Subtracting the first row makes
     # constant columns exactly zero.
     largest = np.abs(values).max(axis=0)
@@ -399,11 +405,11 @@ def center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
 
 # -------------------------------------------------------------------- noise by evidence
 def _noise_fraction(X: Array, Y: Array, weight: Array, module: dict[str, Any]) -> float:
-    """Estimate noise over target variance by a linear model on untrained features."""
+    """Estimate the noise fraction of the variance, with untrained features."""
     target_center, target_scale = center_and_scale(Y, weight)
     Y = (Y - target_center) / target_scale
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        # a fixed seed, so that the features depend only on the inputs
+        # with a fixed seed, the features depend only on the inputs
         torch.default_generator.manual_seed(0)
         network = TabularNetwork(**module, n_outputs=1)
         features = network.features(torch.from_numpy(X)).numpy()
@@ -413,7 +419,7 @@ def _noise_fraction(X: Array, Y: Array, weight: Array, module: dict[str, Any]) -
     total = weight @ Y**2
     noise = _evidence_noise(eigenvalues, projections, total, weight.sum())
     varying = noise[total > 0]
-    # Constant targets say nothing about the noise of other targets.
+    # Constant targets contain no information about the noise of other targets.
     return float(np.clip(varying.mean(), MIN_NOISE, 1.0)) if varying.size else 1.0
 
 
@@ -443,8 +449,9 @@ def _evidence_noise(
     n_samples : float
         Sum of the weights.
     """
-    # MacKay (1992), section 4: ||w||^2 corresponds to gamma well-determined parameters,
-    # and the residuals to the remaining n - gamma degrees of freedom.
+    # MacKay (1992), section 4: gamma well-determined parameters explain ||w||^2, and
+    # the
+    # other n - gamma degrees of freedom explain the residuals.
     e = eigenvalues[:, None]  # (p, 1)
     noise, precision = np.full(len(total), 0.5), np.ones(len(total))
     for _ in range(EVIDENCE_ITERATIONS):
@@ -453,7 +460,7 @@ def _evidence_noise(
         norm = (projections / (e + ridge) ** 2).sum(axis=0)
         explained = (projections * (e + 2 * ridge) / (e + ridge) ** 2).sum(axis=0)
         residual = (total - explained).clip(0)
-        # The bounds matter for constant targets, and if parameters outnumber samples.
+        # The bounds matter for constant targets, or with more parameters than samples.
         precision = (gamma / norm.clip(1e-12)).clip(1e-6, 1e6)
         noise = (residual / (n_samples - gamma).clip(1e-12)).clip(1e-6, 1.0)
     return noise

@@ -1,7 +1,8 @@
 """Forward: a network as a function from a batch to outputs (b, c).
 
-Modules return logits, log-probabilities or probabilities, and may squeeze an axis.
-`Forward` converts them to parameters of the likelihood. The module stays unchanged.
+Modules return logits, log-probabilities or probabilities, and some drop an axis.
+`Forward` converts these outputs to parameters of the likelihood. The module stays
+unchanged.
 """
 
 import copy
@@ -17,17 +18,17 @@ from torch import Tensor, nn
 
 from sklaplace.core.trees import copied
 
-# Modes, hooks and gradient flags belong to the network, which threads share.
+# Threads share the modes, hooks and gradient flags of a network.
 _EVALUATION = RLock()
 if hasattr(os, "register_at_fork"):  # not on Windows
-    # after a fork no other thread exists to restore a network or release the lock
+    # after a fork, no other thread exists that could restore a network or unlock
     os.register_at_fork(
         before=_EVALUATION.acquire,
         after_in_parent=_EVALUATION.release,
         after_in_child=_EVALUATION.release,
     )
 
-# smallest normal float32, so that the logarithm of any probability is finite
+# smallest normal float32; with this bound, the logarithm of any probability is finite
 _SMALLEST = torch.finfo(torch.float32).tiny
 
 
@@ -44,7 +45,7 @@ def agreeing(
     """Return whether each sample's probabilities (b, ...) match its logits, (b,).
 
     The relative ``tolerance`` of log-probabilities is at least a few rounding errors.
-    Probabilities close to zero are not compared.
+    The comparison ignores probabilities close to zero.
     """
     tolerance = max(1e-4, 4 * rounding([raw, logits]), tolerance)
     log = nn.functional.logsigmoid(logits) if is_binary else logits.log_softmax(1)
@@ -54,9 +55,10 @@ def agreeing(
 
 
 def read_logits(raw: Tensor, calls: list[Tensor], probability_map: str) -> Tensor:
-    """Return logits (b, ...) of the probabilities ``raw`` from a layer's only call.
+    """Return logits (b, ...) for the probabilities ``raw``, from a layer's only call.
 
-    Samples whose probabilities disagree with the layer use ``probability_map`` instead.
+    If the probabilities of a sample disagree with the layer, the sample's logits come
+    from ``probability_map`` instead.
     """
     mapped = OUTPUT_MAPS[probability_map](at_least_single(raw))
     if len(calls) != 1 or calls[0].numel() != raw.numel():
@@ -72,18 +74,18 @@ class Forward(nn.Module):
     Parameters
     ----------
     module : nn.Module
-        Network; derivatives refer to its parameters.
+        Network whose parameters the derivatives refer to.
     call : callable
         ``call(x)`` runs ``module`` on a batch, for instance ``net.infer``.
     output_map : str, default="identity"
         Key of ``OUTPUT_MAPS``, the map applied to the network's outputs.
     logit_layer : str or None, default=None
         Name of the submodule that returns the logits, such as the layer before a
-        softmax. Logits are read there, at full precision, for all samples with matching
-        probabilities.
+        softmax. For all samples with matching probabilities, logits at full precision
+        are read from this submodule.
     shape : tuple of int or None, default=None
-        Output shape of one sample, if known. Some image networks accept other sizes,
-        but their outputs then belong to other positions.
+        Output shape of one sample, if known. Some image networks accept other image
+        sizes, but their outputs then have other positions.
     probability_map : str, default="log"
         Key of ``OUTPUT_MAPS`` for probabilities that disagree with the logit layer.
 
@@ -92,9 +94,9 @@ class Forward(nn.Module):
     trainable : frozenset of str
         Names of the parameters that had ``requires_grad`` at construction.
     rounding : float
-        Relative rounding error of the layers' outputs, if known.
+        Relative rounding error of layer outputs, if known.
     takes_many : bool
-        False after an operator failed to run under ``torch.func.vmap`` over weights.
+        Whether ``torch.func.vmap`` over weights works. False after an operator failed.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class Forward(nn.Module):
         self.trainable = frozenset(name for name, p in named if p.requires_grad)
 
     def with_output_map(self, output_map: str, logit_layer: str | None) -> "Forward":
-        """Return a `Forward` of the network with another output map and logit layer."""
+        """Return a `Forward` with another output map and logit layer."""
         other = copy.copy(self)
         other.output_map, other.logit_layer = output_map, logit_layer
         return other
@@ -123,16 +125,16 @@ class Forward(nn.Module):
     def twin(self) -> "Forward":
         """Return a `Forward` of a copy of the network."""
         module = copy.deepcopy(self.module)
-        net = getattr(self.call, "__self__", None)  # call is net.infer, or the module
+        net = getattr(self.call, "__self__", None)  # call is net.infer or the module
         call = module if net is None else with_attributes(net, module_=module).infer
         given = self.output_map, self.logit_layer, self.shape, self.probability_map
         return Forward(module, call, *given)
 
     def returned(self, x: object) -> object:
-        """Apply the network to a batch, and leave the batch unchanged.
+        """Apply the network to a copy of the batch.
 
-        The network gets a copy of the batch, because it may modify its input. Gradients
-        are enabled, because the network may use them internally.
+        The copy is needed because the network may modify its input. Gradients are
+        enabled, because the network may use gradients internally.
         """
         with torch.enable_grad():
             return self.call(copied(x))
@@ -154,7 +156,7 @@ class Forward(nn.Module):
         is_map = expected is not None and max(len(shape), len(expected)) > 1
         if is_map and shape != expected:
             raise ValueError(
-                f"The network gives maps of shape {shape} for these rows, but "
+                f"The network returns maps of shape {shape} for these rows, but "
                 f"{expected} in fit. Pass maps of one size."
             )
         return as_columns(at_least_single(outputs))
@@ -163,8 +165,9 @@ class Forward(nn.Module):
     def frozen(self) -> Iterator[None]:
         """Enter evaluation mode without parameter gradients; always restore the state.
 
-        Only one thread may enter at a time. Inference mode and autocast are off inside.
-        Results therefore depend neither on other threads nor on the caller's contexts.
+        Only one thread may enter at a time. Inference mode and autocast are disabled
+        inside. Results are therefore independent of other threads and of the caller's
+        contexts.
         """
         with _EVALUATION, torch.inference_mode(False), ExitStack() as stack:
             modules = list(self.module.modules())
@@ -175,7 +178,8 @@ class Forward(nn.Module):
             before: list[Any] = list(computed_tensors(modules))
             before += [(owner, "training", owner.training) for owner in modules]
             before += [(p, "requires_grad", p.requires_grad) for p in parameters]
-            # gradients scaled by frequencies in a batch are not derivatives
+            # a module that scales gradients by batch frequencies has no true
+            # derivatives
             scaled = [m for m in modules if getattr(m, "scale_grad_by_freq", False)]
             before += [(owner, "scale_grad_by_freq", True) for owner in scaled]
             try:
@@ -188,7 +192,7 @@ class Forward(nn.Module):
                 yield
             finally:
                 for owner, name, value in reversed(before):
-                    # setting an attribute of a module is slow
+                    # setting attributes of modules is slow
                     if getattr(owner, name, None) is not value:
                         setattr(owner, name, value)
 
@@ -198,7 +202,7 @@ def computed_tensors(
 ) -> Iterator[tuple[nn.Module, str, Tensor]]:
     """Yield module, name and value of tensors that are not parameters or buffers.
 
-    An example is a weight that a ``weight_norm`` hook computes in each forward pass.
+    For example, a ``weight_norm`` hook computes such a weight in each forward pass.
     """
     for owner in modules:
         for name, value in vars(owner).items():
@@ -212,7 +216,7 @@ def recorded_outputs(
     names: Iterable[str],
     kept: Callable[[Any], Any] = lambda out: out,
 ) -> Iterator[dict[str, list[Any]]]:
-    """Record what is kept of submodules' outputs, by first call, one per call."""
+    """Record a summary of each call of submodules, ordered by first call."""
     recorded: dict[str, list[Any]] = {}
 
     def hook(name: str) -> Callable[..., None]:
@@ -226,14 +230,14 @@ def recorded_outputs(
 
 
 def with_attributes(net: NeuralNet, **attributes: object) -> NeuralNet:
-    """Return a skorch net with other values of some attributes; it shares the rest."""
+    """Return a copy of a skorch net that shares all but the given attributes."""
     bare = object.__new__(type(net))
     vars(bare).update(vars(net), **attributes)
     return bare
 
 
 def at_least_single(values: Tensor) -> Tensor:
-    """Convert less precise values to float32, as from ``torch.autocast``."""
+    """Convert values to float32 if less precise, for instance after autocast."""
     is_short = values.is_floating_point() and values.element_size() < 4
     return values.float() if is_short else values
 
@@ -241,14 +245,14 @@ def at_least_single(values: Tensor) -> Tensor:
 def rounding(values: Iterable[object]) -> float:
     """Return the relative rounding error of the least precise tensor.
 
-    The dtypes of layer outputs reveal the precision of a network's computations.
+    The dtypes of layer outputs show how precisely a network computes.
     """
     dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
     return max((torch.finfo(d).eps for d in dtypes if d.is_floating_point), default=0.0)
 
 
 def as_columns(outputs: Tensor) -> Tensor:
-    """Reshape outputs to (b, c); outputs of maps are ordered by position."""
+    """Reshape outputs to (b, c), and order outputs of maps by position."""
     if outputs.ndim > 2:
         return outputs.movedim(1, -1).flatten(1)
     return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
@@ -257,8 +261,8 @@ def as_columns(outputs: Tensor) -> Tensor:
 def first_tensor(outputs: Any) -> Tensor:
     """Return the output used for predictions.
 
-    This is the first element of a tuple, as in skorch. For a mapping or object, such as
-    the outputs of transformers, it is the tensor `logits` if present.
+    For a tuple, return the first element, as in skorch. For a mapping or object, such
+    as the outputs of transformers, return the tensor `logits` if there is one.
     """
     if isinstance(outputs, tuple):
         return outputs[0]
@@ -269,7 +273,7 @@ def first_tensor(outputs: Any) -> Tensor:
 
 @contextmanager
 def requiring_grad(leaves: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Temporarily make parameters of a frozen network require gradients."""
+    """Temporarily enable gradients for parameters of a frozen network."""
     leaves = list(leaves)
     for leaf in leaves:
         leaf.requires_grad_()

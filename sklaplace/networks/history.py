@@ -1,4 +1,4 @@
-"""History: recover a skorch net's own split from its training history."""
+"""History: recover a skorch net's train/validation split from its training history."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from skorch.dataset import unpack_data
 from sklaplace.core.random import private_rng
 from sklaplace.networks.streams import Samples
 
-# relative difference of losses due to the order of sums and CPU instructions
+# relative difference of losses due to summation order and CPU instructions
 _TOLERANCE = 1e-4
 
 
@@ -18,16 +18,15 @@ def recorded_split(
 ) -> tuple[Samples, Samples] | None:
     """Return a trained net's training and validation data, confirmed by its history.
 
-    The ``train_split`` of the net is applied again. The result is the net's own split
-    if the history contains the validation loss at the current weights, from the last or
-    the best epoch.
+    The net's ``train_split`` is applied again. The split is confirmed if the validation
+    loss at the current weights matches the history at the last or the best epoch.
 
     Parameters
     ----------
     net : skorch.NeuralNet
-        Copy of a trained net; its mode may change.
+        Copy of a trained net. Its mode may change.
     X, y : data
-        Candidate training data, without weights.
+        Candidate training data, without sample weights.
 
     Returns
     -------
@@ -35,8 +34,8 @@ def recorded_split(
 
     Notes
     -----
-    Costs one forward pass over the validation data. A split that is random on every
-    call is not recognised.
+    This check costs one forward pass over the validation data. A split that changes
+    with every call is not recognised.
     """
     losses = list(_recorded_losses(net))
     if not (losses and callable(net.train_split)):
@@ -47,7 +46,7 @@ def recorded_split(
             train, valid = net.train_split(dataset, y)
             loss = _validation_loss(net, valid)
         except (IndexError, RuntimeError, TypeError, ValueError):
-            return None  # trained on other samples or targets
+            return None  # the net was trained on other samples or targets
     is_close = np.isclose(losses, loss, rtol=_TOLERANCE, atol=0)
     return (train, valid) if is_close.any() else None
 
@@ -63,11 +62,11 @@ def _recorded_losses(net: NeuralNet) -> Iterator[float]:
 
 
 def _validation_loss(net: NeuralNet, valid: Samples) -> float:
-    """Return the validation loss at the net's weights."""
+    """Return the validation loss at the net's current weights."""
     losses, sizes, is_flat = [], [], None
     for batch in net.get_iterator(valid, training=False):
         X, y = unpack_data(batch)
-        if is_flat is None:  # criteria would broadcast (b,) against (b, 1)
+        if is_flat is None:  # the criterion would broadcast (b,) against (b, 1)
             outputs = net.evaluation_step(batch, training=False)
             is_flat = getattr(outputs, "ndim", 2) == 1 and y.shape[1:] == (1,)
         step = net.validation_step((X, y[:, 0] if is_flat else y))

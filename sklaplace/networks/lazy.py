@@ -1,4 +1,4 @@
-"""Lazy modules, whose parameters have no shapes before the first batch."""
+"""Lazy modules, whose parameters have no shape before the first batch."""
 
 from skorch import NeuralNet
 from torch import nn
@@ -9,10 +9,10 @@ from sklaplace.networks.outputs import as_forward
 
 
 def initialise_lazy_modules(net: NeuralNet, x: object) -> None:
-    """Run an initialised skorch net on a few samples if it has lazy modules.
+    """Run a few samples through an initialised skorch net that has lazy modules.
 
-    The first training step would do the same. Other state, such as running means, does
-    not change.
+    The first training step would also initialise lazy modules. Other state, such as
+    running means, does not change.
     """
     if _lazy_names(net.module_):
         forward = as_forward(net)
@@ -21,7 +21,7 @@ def initialise_lazy_modules(net: NeuralNet, x: object) -> None:
 
 
 def check_no_lazy_modules(net: NeuralNet) -> None:
-    """Raise ValueError if parameters of a network have no shapes.
+    """Raise ValueError if parameters of a network have no shape.
 
     Raises
     ------
@@ -31,12 +31,12 @@ def check_no_lazy_modules(net: NeuralNet) -> None:
     if names := _lazy_names(net.module_):
         raise ValueError(
             f"The parameters {listed(names)} belong to lazy modules that have not seen "
-            "a batch, so that they have no sizes. Fit the net, or call net.infer on a "
-            "few samples and load its weights, before FrozenEstimator(net)."
+            "a batch, so they have no sizes. Before FrozenEstimator(net), fit the net, "
+            "or call net.infer on a few samples and load the weights."
         )
 
 
 def _lazy_names(module: nn.Module) -> list[str]:
-    """Return the names of parameters and buffers without shapes."""
+    """Return the names of parameters and buffers without a shape."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return [name for name, tensor in named if is_lazy(tensor)]

@@ -23,7 +23,7 @@ def check_one_module(net: NeuralNet, x: object) -> None:
     Raises
     ------
     ValueError
-        If ``infer`` calls another module for a few samples ``x``.
+        If ``infer`` calls another module for the batch ``x``.
     """
     for name in set(getattr(net, "_modules", ())) - {"module"}:
         part = getattr(net, f"{name}_")
@@ -32,8 +32,8 @@ def check_one_module(net: NeuralNet, x: object) -> None:
             net.infer(copied(x))
         if called:
             raise ValueError(
-                f"The net infers by {name}_ besides module_, whose weights would be "
-                "left out, and which would stay in training mode. Put both into one "
+                f"The net's infer also calls {name}_, which the posterior would leave "
+                "out, and which would stay in training mode. Put both modules into one "
                 "torch.nn.Module and pass it as module."
             )
 
@@ -45,20 +45,20 @@ def check_device(net: NeuralNet) -> None:
     devices = [net.device, *(parameter.device for parameter in parameters)]
     if any(str(device).startswith("mps") for device in devices):
         raise ValueError(
-            "The net is on the device 'mps', which has no float64: curvature, "
-            "posterior and predictions are computed in float64, on the device of the "
-            "net. Allowed are 'cpu' and 'cuda'. Train the net with device='cpu'; move "
-            "a trained one by net.set_params(device='cpu') and net.module_.to('cpu')."
+            "The net is on the device 'mps', which has no float64. The posterior "
+            "and predictions need float64 on the device of the net. Allowed are 'cpu' "
+            "and 'cuda'. Train the net with device='cpu', or move a trained net with "
+            "net.set_params(device='cpu') and net.module_.to('cpu')."
         )
 
 
 def check_scripted(net: NeuralNet) -> None:
-    """Raise TypeError for TorchScript modules, whose weights and hooks are fixed.
+    """Raise TypeError for TorchScript modules, which have fixed weights and hooks.
 
     Raises
     ------
     TypeError
-        If the net's module, or a submodule, is in TorchScript.
+        If the net's module or a submodule is in TorchScript.
     """
     module = getattr(net, "module_", net.module)
     module = getattr(module, "_orig_mod", module)
@@ -66,8 +66,8 @@ def check_scripted(net: NeuralNet) -> None:
         if isinstance(part, torch.jit.ScriptModule):
             where = f"The submodule {name!r}" if name else "The module"
             raise TypeError(
-                f"{where} of the net, a {part.original_name}, is in TorchScript. Pass "
-                "the original torch.nn.Module, with its weights by load_state_dict."
+                f"{where} of the net, a {part.original_name}, is in TorchScript. Use "
+                "the original torch.nn.Module, and pass its weights to load_state_dict."
             )
 
 
@@ -77,16 +77,16 @@ def check_wrapper(net: NeuralNet) -> None:
     Raises
     ------
     ValueError
-        If the module stays wrapped after training. Copies of the module, including
-        copies for workers and files, are not wrapped.
+        If the module stays wrapped after training. Copies of the module, for example in
+        workers and files, are not wrapped.
     """
     accelerator = getattr(net, "accelerator", None)
     precision = getattr(accelerator, "mixed_precision", "no")
     if precision != "no" and not getattr(net, "unwrap_after_train", True):
         raise ValueError(
             "unwrap_after_train=False keeps the module in Accelerate's "
-            f"mixed_precision={precision!r}, which copies of the net lose: loaded ones "
-            "and those of workers would predict otherwise. Use "
+            f"mixed_precision={precision!r}. Copies of the net, such as loaded nets "
+            "and copies in workers, lose it and predict differently. Use "
             "unwrap_after_train=True, which predicts in full precision, or enter "
             "torch.autocast in the module's forward."
         )
@@ -98,7 +98,8 @@ def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> N
     Raises
     ------
     ValueError
-        If it maps the outputs of a few samples to other predictions.
+        If ``predict_nonlinearity`` and the criterion imply different predictions for a
+        few samples.
     """
     given = getattr(net, "predict_nonlinearity", None)
     if not callable(given):  # None or "auto"
@@ -110,16 +111,16 @@ def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> N
         except Exception as error:
             raise ValueError(
                 "predict_nonlinearity of the net cannot be applied to the outputs "
-                f"{tuple(raw.shape)} of a few samples: {error}. Correct it, or use "
-                "predict_nonlinearity='auto'."
+                f"{tuple(raw.shape)} of a few samples: {error}. Correct the function, "
+                "or use predict_nonlinearity='auto'."
             ) from error
         allowed = [plain._get_predict_nonlinearity()(raw), _implied(raw, likelihood)]
     if not any(_are_equal(found, other) for other in allowed):
         raise ValueError(
-            "predict_nonlinearity of the net maps outputs to other predictions than "
-            f"criterion={type(net.criterion_).__name__} implies, by which they are "
-            "computed here. Use predict_nonlinearity='auto', and do what it does in "
-            "the module."
+            "predict_nonlinearity of the net contradicts "
+            f"criterion={type(net.criterion_).__name__}, which determines predictions "
+            "here. Use predict_nonlinearity='auto', and apply the function in the "
+            "module."
         )
 
 
@@ -132,7 +133,7 @@ def _implied(raw: Tensor, likelihood: Likelihood) -> Tensor:
 
 
 def _are_equal(found: object, expected: Tensor) -> bool:
-    """Return whether predictions agree; for two classes, the second is enough."""
+    """Return whether predictions agree; for two classes, compare only the second."""
     if not isinstance(found, Tensor) or not found.is_floating_point():
         return False
     if expected.ndim == 2 and expected.shape[1] == 2 and found.numel() == len(expected):
@@ -148,13 +149,13 @@ def check_held_out_batches(net: NeuralNet, held_out: Sized | None) -> None:
     Raises
     ------
     ValueError
-        If ``drop_last`` is set, and the samples are fewer than a batch.
+        If ``drop_last`` is set and there are fewer held-out samples than a batch.
     """
     options = net.get_params_for("iterator_valid")
     size = options.get("batch_size", net.batch_size)
     if held_out is not None and options.get("drop_last") and len(held_out) < size:
         raise ValueError(
             f"iterator_valid__drop_last=True of the net drops all {len(held_out)} "
-            f"held-out samples, which are fewer than a batch of {size}. Leave it out, "
-            "or set a smaller iterator_valid__batch_size."
+            f"held-out samples, because a batch has {size}. Remove the option, or set "
+            "a smaller iterator_valid__batch_size."
         )

@@ -1,8 +1,8 @@
 """CosineAdam: Adam with cosine annealing and many steps per batch.
 
-skorch iterates over the data set once per epoch, which costs more than a step of a
-small network. With many steps per batch, full-batch training takes a single epoch. The
-size of step t of T is ``lr (1 + cos(π t / T)) / 2``.
+skorch iterates over the data set once per epoch. For a small network, this iteration
+costs more than a step. With many steps per batch, full-batch training needs a single
+epoch. The size of step t of T is ``lr (1 + cos(π t / T)) / 2``.
 """
 
 import math
@@ -22,9 +22,9 @@ class CosineAdam(torch.optim.Adam):
     params : iterable
         Parameters or parameter groups.
     lr : float, default=0.01
-        Size of the first step. The last step size is near zero.
+        Size of the first step. The size of the last step is close to zero.
     n_steps : int, default=500
-        Steps per batch.
+        Number of steps per batch.
     **options
         Options of `torch.optim.Adam`.
 
@@ -46,7 +46,7 @@ class CosineAdam(torch.optim.Adam):
         Parameters
         ----------
         closure : callable
-            Computes gradients and returns the loss.
+            Function that computes gradients and returns the loss.
 
         Returns
         -------

@@ -1,8 +1,8 @@
 """OutputSpec: the likelihood of a skorch net, and the form of its outputs.
 
-The criterion determines the likelihood and the expected outputs of the module. The
-outputs for a few samples are checked against this expectation. Contradictions raise
-errors before training.
+The criterion determines the likelihood, and which outputs the module should return.
+Before training, the module's outputs for a few samples are checked. Contradictions
+raise an error.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,16 +36,16 @@ from sklaplace.networks.forward import (
 from sklaplace.networks.net_checks import check_nonlinearity, check_one_module
 
 LIKELIHOODS = "sklaplace.likelihoods"
-# arguments of criteria that change the likelihood, with their defaults
+# criterion arguments that change the likelihood, with their defaults
 _OPTIONS = {"weight": None, "pos_weight": None, "label_smoothing": 0.0}
 # built-in likelihoods, whose gradients need no check
 _BUILT_IN = {type(likelihood) for likelihood, _ in CRITERIA.values()}
 _BUILT_IN |= {CategoricalMap, MultilabelBernoulli}
-# Copies of the outputs in memory at once: about the size of the float64 means,
-# variances and probabilities computed from them.
+# Number of copies of the outputs in memory at the same time, including the float64
+# means, variances and probabilities computed from the outputs.
 OUTPUT_COPIES = 14
 ONE_CLASS = (
-    "Pass samples of two classes or more; where others come later, begin with "
+    "Pass samples of at least two classes. If other classes come later, begin with "
     "partial_fit(X, y, classes=...) of LaplaceClassifier."
 )
 MEAN_AND_VARIANCE = "let the module return torch.cat([mean, variance.log()], 1)"
@@ -53,7 +53,7 @@ MEAN_AND_VARIANCE = "let the module return torch.cat([mean, variance.log()], 1)"
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSpec:
-    """Likelihood, form and memory use of a network's outputs.
+    """Likelihood, format and memory use of a network's outputs.
 
     Attributes
     ----------
@@ -64,9 +64,9 @@ class OutputSpec:
     n_outputs : int
         Number of outputs, c.
     row_bytes : int
-        Bytes of memory per sample of a batch.
+        Bytes of memory per sample in a batch.
     has_two_softmaxes : bool
-        Whether the criterion applies a softmax to probabilities.
+        Whether the criterion applies a softmax to outputs that are probabilities.
     output_shape : tuple of int or None
         Shape of the module's output for one sample.
     """
@@ -81,21 +81,21 @@ class OutputSpec:
 
     @property
     def covariance_size(self) -> int:
-        """Number of entries of one sample's output covariance, summed over blocks."""
+        """Number of entries of a sample's output covariance, summed over blocks."""
         return self.n_outputs**2 // self.likelihood.n_blocks
 
     def batch_size(
         self, *, row_elements: int = 0, with_covariance: bool = False
     ) -> int:
-        """Return the number of samples that fit into the memory budget, at least one.
+        """Return the number of samples that fit into the memory budget, at least 1.
 
         Parameters
         ----------
         row_elements : int, default=0
             Additional float64 numbers per sample.
         with_covariance : bool, default=False
-            Whether to allow for (c, c) output covariances: in float64, centred, and
-            their roots.
+            Whether to reserve memory for (c, c) output covariances in float64, in
+            centred form, and for their square roots.
         """
         covariances = 3 * self.covariance_size if with_covariance else 0
         return batch_rows(self.row_bytes + 8 * (row_elements + covariances))
@@ -107,7 +107,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def as_forward(net: NeuralNet, spec: OutputSpec | None = None) -> Forward:
-    """Return a skorch net as a `Forward`, with the output map of any ``spec``."""
+    """Convert a skorch net to a `Forward`, with the output map of any ``spec``."""
     module = unwrapped(net.module_)
     bare = net if module is net.module_ else with_attributes(net, module_=module)
     is_binary = isinstance(unwrapped(net.criterion_), nn.BCELoss)
@@ -128,27 +128,27 @@ def measure_outputs(
     adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
     other: str = "",
 ) -> tuple[OutputSpec, Tensor, dict[str, int]]:
-    """Compute a net's outputs for a few samples, and their meaning by its criterion.
+    """Infer the meaning of a net's outputs from its criterion and a few samples.
 
     Parameters
     ----------
     net : skorch.NeuralNet
-        Initialised net, trained or not, frozen as by ``Forward.frozen()``.
+        Initialised net, trained or not, frozen with ``Forward.frozen()``.
     x : batch
         Inputs of a few samples.
     allowed : tuple of types
         Likelihoods that the estimator supports.
     n_targets : int or None
-        Number of classes or target columns; None if unknown.
+        Number of classes or target columns, or None if unknown.
     is_trained : bool
-        Whether non-finite outputs are due to training, for error messages.
+        Whether the net is trained, for the error message about non-finite outputs.
     likelihood : Likelihood, optional
-        Likelihood to use instead of the criterion's. The module then returns its
-        parameters.
+        Likelihood that replaces the criterion's likelihood. The module then returns the
+        parameters of this likelihood.
     adapted : callable, optional
-        Maps the criterion's likelihood to the likelihood for the type of targets.
+        Function that adapts the criterion's likelihood to the type of targets.
     other : str, optional
-        Estimator that supports the other criteria, for error messages.
+        Estimator that supports other criteria, for error messages.
 
     Returns
     -------
@@ -168,7 +168,7 @@ def measure_outputs(
         likelihood, convention = _likelihood(net, allowed, adapted, other)
     else:
         likelihood, convention = adapted(likelihood), ""
-    # values of large networks would take gigabytes
+        # the values of large networks would need gigabytes
     raw, leaves = _recorded(net, x, _without_values)
     check_one_module(net, x)
     _check_finite(raw, is_trained)
@@ -178,7 +178,7 @@ def measure_outputs(
         check_nonlinearity(net, raw, likelihood)
     sums_to_one = likelihood.is_shift_invariant and raw.ndim > 1 and raw.shape[1] > 1
     computed = [out for calls in leaves.values() for out in calls]
-    # of probabilities and their logarithms, a few rounding errors
+    # a few rounding errors of probabilities and of their logarithms
     tolerance = max(1e-4, 4 * rounding([raw, *computed]))
     is_distribution = _is_distribution(raw, sums_to_one, tolerance)
     output_map, logit_layer = "identity", None
@@ -207,19 +207,19 @@ def measure_outputs(
 
 
 _NO_PROBABILITIES = (
-    "criterion={} needs a module that returns probabilities (skorch takes their "
-    "logarithm itself), but this one returns logits or log-probabilities. End the "
-    "module with a softmax (or sigmoid), or use the criterion for logits: "
+    "criterion={} needs a module that returns probabilities, because skorch takes "
+    "the logarithm. This module returns logits or log-probabilities. End it with a "
+    "softmax (or sigmoid), or use the criterion for logits: "
     "torch.nn.CrossEntropyLoss (or torch.nn.BCEWithLogitsLoss)."
 )
 
 
 def warn_if_double_softmax(net: NeuralNet, spec: OutputSpec) -> None:
-    """Warn if a module returns probabilities but the criterion expects logits."""
+    """Warn if the module returns probabilities but the criterion expects logits."""
     if spec.has_two_softmaxes:
         warn_user(
-            "The module returns probabilities, of which criterion="
-            f"{type(net.criterion_).__name__} takes a softmax of a softmax. Remove the "
+            "The module returns probabilities, but criterion="
+            f"{type(net.criterion_).__name__} applies a second softmax. Remove the "
             "softmax from the module, or use criterion=torch.nn.NLLLoss.",
         )
 
@@ -230,13 +230,13 @@ def _likelihood(
     adapted: Callable[[Likelihood], Likelihood],
     other: str,
 ) -> tuple[Likelihood, str]:
-    """Return the criterion's likelihood and its input: "logits" or "probabilities"."""
+    """Return the likelihood of a criterion, and "logits" or "probabilities"."""
     criterion = unwrapped(net.criterion_)
     likelihood, convention = CRITERIA.get(type(criterion), (None, ""))
     if likelihood is None or not isinstance(likelihood, allowed):
         raise ValueError(_no_likelihood(criterion, likelihood, allowed, other))
     if getattr(criterion, "reduction", "mean") == "none":
-        raise ValueError("criterion__reduction='none' gives no loss. Use 'mean'.")
+        raise ValueError("criterion__reduction='none' returns no loss. Use 'mean'.")
     likelihood = adapted(likelihood)
     for option, default in _OPTIONS.items():
         value = getattr(criterion, option, default)
@@ -244,17 +244,17 @@ def _likelihood(
         if is_set and option not in likelihood.options:
             raise ValueError(
                 f"criterion__{option} is set, which changes the likelihood. Leave it "
-                "at its default; to weight rows or classes, pass sample_weight to fit."
+                "at its default. To weight rows or classes, pass sample_weight to fit."
             )
         if isinstance(value, Tensor) and not (value.isfinite() & (value >= 0)).all():
             raise ValueError(
-                f"criterion__{option} has entries that are not finite, or negative. "
-                "Choose numbers from 0."
+                f"criterion__{option} has negative or non-finite entries. Choose "
+                "numbers of at least 0."
             )
     if getattr(criterion, "ignore_index", -1) >= 0:
         raise ValueError(
             f"criterion__ignore_index={criterion.ignore_index} is the number of a "
-            "class. Use a negative one, such as -1, and label the rows to ignore so."
+            "class. Use a negative number, such as -1, to label the rows to ignore."
         )
     return likelihood.configured(criterion), convention
 
@@ -262,7 +262,7 @@ def _likelihood(
 def _no_likelihood(
     criterion: Any, known: Likelihood | None, allowed: tuple[type, ...], other: str
 ) -> str:
-    """Return an error message for a criterion whose likelihood is not supported."""
+    """Return the error message for a criterion without a supported likelihood."""
     criteria = ", ".join(
         sorted(
             f"{'torch.nn' if hasattr(nn, k.__name__) else LIKELIHOODS}.{k.__name__}"
@@ -277,7 +277,7 @@ def _no_likelihood(
     elif known is None:
         base = ClassificationLikelihood if has_labels else RegressionLikelihood
         advice += (
-            "; or pass likelihood=, an instance of a class of your own that is derived "
+            "; or pass likelihood=, an instance of a custom class derived "
             f"from {LIKELIHOODS}.{base.__name__}"
         )
     elif other and known.is_classification != has_labels:
@@ -293,13 +293,13 @@ def raw_outputs(net: NeuralNet, x: object) -> Tensor:
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ValueError(
             f"The network cannot be applied to rows{shape}: {str(error).rstrip('.')}. "
-            "Compare the size and type of its inputs with X; layers that look tokens "
-            "up take integers."
+            "Compare the size and type of its inputs with X; embedding layers need "
+            "integers."
         ) from error
     if not isinstance(found, Tensor):
         raise TypeError(
             f"The network returns a {type(found).__name__}. Return a tensor, a tuple "
-            "whose first entry is one, or a mapping or an object with a tensor named "
+            "that starts with a tensor, or a mapping or an object with a tensor named "
             "logits."
         )
     return found.detach()
@@ -308,7 +308,7 @@ def raw_outputs(net: NeuralNet, x: object) -> Tensor:
 def _recorded(
     net: NeuralNet, x: object, kept: Callable[[Any], Any] = lambda out: out
 ) -> tuple[Tensor, dict[str, list[Any]]]:
-    """Return `raw_outputs`, and what is kept of outputs of modules without children."""
+    """Return `raw_outputs`, and records of outputs of modules without children."""
     module = as_forward(net).module
     leaves = [name for name, m in module.named_modules() if not any(m.children())]
     with recorded_outputs(module, leaves, kept) as recorded:
@@ -316,7 +316,7 @@ def _recorded(
 
 
 def _without_values(out: object) -> object:
-    """Keep the shape and dtype of a module's outputs."""
+    """Keep only the shape and dtype of a module's outputs."""
     found = first_tensor(out)
     return found.to("meta") if isinstance(found, Tensor) else found
 
@@ -326,7 +326,7 @@ def _numel(out: object) -> int:
 
 
 def _check_finite(raw: Tensor, is_trained: bool) -> None:
-    """Raise ValueError for outputs that are not finite."""
+    """Raise ValueError for non-finite outputs."""
     if raw.isfinite().all():
         return
     if is_trained:
@@ -356,8 +356,9 @@ def _logit_layer(
 ) -> str | None:
     """Return the name of the last submodule that outputs the network's logits.
 
-    The outputs must match for ``x`` and, if inputs are floats, for inputs scaled
-    towards zero, because probabilities near zero and one match many logits.
+    The probabilities must match the outputs for ``x``. Float inputs are also scaled
+    towards zero for a second comparison, because probabilities near zero and one match
+    many logits.
     """
     passes = [_recorded(net, x)]
     if isinstance(x, Tensor) and x.is_floating_point():
@@ -372,7 +373,7 @@ def _logit_layer(
 def _are_logits(
     calls: Sequence[Tensor], raw: Tensor, binary: bool, tolerance: float
 ) -> bool:
-    """Return whether the only output has a log-softmax or log-sigmoid of log raw."""
+    """Return whether a log-softmax or log-sigmoid of the only output equals log raw."""
     out = calls[0] if len(calls) == 1 else None
     if not isinstance(out, Tensor):
         return False
@@ -394,7 +395,7 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
     except RuntimeError as cause:
         raise ValueError(
             f"The loss of {type(likelihood).__name__} cannot be differentiated: "
-            f"{cause}. Compute it from f with functions of torch."
+            f"{cause}. Compute the loss from f with torch functions."
         ) from cause
     error = (likelihood.gradient(f, y) - expected).abs().max()
     if not error <= 1e-6 * (1 + expected.abs().max()):
@@ -406,31 +407,31 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
 
 
 def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError if the shape of outputs does not match classes at positions."""
+    """Raise ValueError if the shape of the outputs does not match a map of classes."""
     last = (*shape[1:], shape[0])
     if len(shape) > 1 and raw.shape[1:] == last != shape:
         move = "transpose(1, 2)" if raw.ndim == 3 else "movedim(-1, 1)"
         raise ValueError(
-            f"The network gives outputs of shape {last} per row, with classes last, "
-            f"but the criterion takes classes first: {shape}. Return logits.{move} "
-            "from a module that wraps this one."
+            f"The network returns outputs of shape {last} per row, with classes last, "
+            f"but the criterion expects classes first: {shape}. Wrap the module in one "
+            f"that returns logits.{move}."
         )
     if len(shape) > 1 and raw.shape[1:] != shape:
         is_one_hot = raw.shape[1:] == shape[1:]
         one_hot = " If y is one-hot, pass y.argmax(axis=1)." if is_one_hot else ""
         raise ValueError(
-            f"The network gives outputs of shape {tuple(raw.shape[1:])} per row, but y "
-            f"has {shape[0]} classes at positions {shape[1:]}, which take {shape}."
-            f"{one_hot} For one label per row y should be a 1d array; for a matrix of "
-            "labels that are 0 or 1 use skorch.NeuralNet with "
-            "criterion=torch.nn.BCEWithLogitsLoss; for a label at each position let "
-            "the module return classes first and one logit for each position."
+            f"The network returns outputs of shape {tuple(raw.shape[1:])} per row, but "
+            f"y has {shape[0]} classes at positions {shape[1:]}, which need {shape}."
+            f"{one_hot} For one label per row, y should be a 1d array. For a matrix of "
+            "labels that are 0 or 1, use skorch.NeuralNet with "
+            "criterion=torch.nn.BCEWithLogitsLoss. For a label at each position, the "
+            "module should return classes first and one logit for each position."
         )
     if len(shape) == 1 and raw.ndim > 2:
         raise ValueError(
-            f"The network gives outputs of shape {tuple(raw.shape[1:])} per row; "
-            "one vector per row is supported for these targets. Flatten them in the "
-            "module, or, for a class at every position, pass y of shape "
+            f"The network returns outputs of shape {tuple(raw.shape[1:])} per row, but "
+            "these targets need one vector per row. Flatten the outputs in the "
+            "module. For a class at every position, pass y of shape "
             f"{('n', *raw.shape[2:])} with criterion=torch.nn.CrossEntropyLoss."
         )
 
@@ -451,8 +452,8 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     advice = f"Set the size of its last layer to {needed}."
     if is_binary and n_targets > 1:
         advice = (
-            "One logit stands for two classes: for them set the size of its last layer "
-            "to 1. Or use skorch.NeuralNetClassifier with "
+            "One logit is for two classes: set the size of the last layer to 1. "
+            "For more classes, use skorch.NeuralNetClassifier with "
             f"criterion=torch.nn.CrossEntropyLoss and a last layer of size {n_targets}."
         )
     elif isinstance(likelihood, HeteroscedasticGaussian):
@@ -461,10 +462,10 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
         advice = ONE_CLASS
     elif likelihood.noun == "class" and found > needed:
         advice += (
-            " Where y lacks some classes, name all of them in "
+            " If y lacks some classes, name all of them in "
             "partial_fit(X, y, classes=...) of LaplaceClassifier."
         )
     raise ValueError(
-        f"The network gives {found} output{'s' if found != 1 else ''}, but y has "
+        f"The network returns {found} output{'s' if found != 1 else ''}, but y has "
         f"{n_targets} {nouns}. {advice}"
     )

@@ -1,7 +1,7 @@
 """Shards: consecutive samples of a dataset, in whole batches.
 
-Sums over samples are computed separately for each shard and added in order. The result
-is therefore the same on any number of workers.
+Each shard's sums over samples are computed separately and added in order. The result
+therefore does not depend on the number of workers.
 """
 
 from typing import Any
@@ -14,18 +14,18 @@ from torch.utils.data import Subset
 from sklaplace.networks.data import RowDataset, take_rows
 from sklaplace.networks.streams import Samples, is_stream
 
-# Minimum number of batches in a shard, so that the overhead of a shard is small.
+# Minimum number of batches in a shard, which keeps the relative overhead small.
 MIN_BATCHES = 4
 # Default maximum number of shards. Each shard holds separate sums in memory.
 MAX_SHARDS = 32
 
 
 def shards_of(dataset: Samples, batch_size: int, n_shards: int | None) -> list[Any]:
-    """Split a dataset into shards of nearly equal size; each shard is a dataset.
+    """Split a dataset into shards of nearly equal size, each a dataset.
 
-    With ``n_shards=None`` the number of shards depends only on the number of batches.
-    It never exceeds the number of batches, and a stream is one shard. A single shard is
-    the dataset itself.
+    With ``n_shards=None``, the number of shards depends only on the number of batches.
+    There are never more shards than batches. A stream is a single shard. A single shard
+    is the dataset itself.
     """
     n_samples = len(dataset)
     n_batches = -(-n_samples // batch_size)
@@ -40,7 +40,7 @@ def shards_of(dataset: Samples, batch_size: int, n_shards: int | None) -> list[A
 
 
 def cut(dataset: Any, chosen: slice | np.ndarray) -> Any:
-    """Return some samples; arrays are cut and other datasets become a `Subset`."""
+    """Return some samples; cut arrays, and make a `Subset` of other datasets."""
     if type(dataset) is RowDataset:
         weights = None if dataset.weights is None else dataset.weights[chosen]
         return RowDataset(cut(dataset.dataset, chosen), dataset.y[chosen], weights)

@@ -1,10 +1,10 @@
-"""Hash-based train/validation split: a key assigns each sample.
+"""Hash-based train/validation split: a key decides where each sample belongs.
 
 A split by position changes with the order of the samples, and can put copies of a
-sample on both sides. The key of a sample is a hash of its inputs, so that a split does
-not depend on the order and keeps copies together. A sample of weight two is therefore
-equivalent to two samples. Samples of an array that are equal up to `TOLERANCE` count as
-copies. If the user gives groups, the key is a hash of the group instead.
+sample on both sides. The key of a sample is a hash of its inputs. Therefore, the split
+does not depend on the order, and copies stay together. A sample of weight two is
+equivalent to two samples. Samples of an array that are equal up to `TOLERANCE` are
+copies. If the user passes groups, the key is a hash of the group instead.
 """
 
 from hashlib import blake2b
@@ -16,34 +16,35 @@ from scipy.sparse.csgraph import connected_components
 
 from sklaplace.networks.stored import StoredArray
 
-# largest difference of copies in each column, relative to its interquartile range (or
-# its standard deviation, if half of the values are equal); less for more than 5,000
-# samples, which may be as close as that in a single column
+# Largest difference between copies in each column, relative to the interquartile range,
+# or to the standard deviation if half of the values are equal. The tolerance is smaller
+# for more than 5,000 samples, because different samples of a single column can be that
+# close.
 TOLERANCE = 1e-5
-# number of neighbours that each sample is compared with
+# Number of neighbours to compare with each sample.
 N_NEIGHBOURS = 8
-# minimum number of distinct samples for a split; fewer are all used for training
+# Minimum number of distinct samples for a split. With fewer, all are training samples.
 MIN_ROWS = 50
-# number of values that the search for copies converts to float64 at once
+# Number of values that the search for copies converts to float64 at a time.
 _BLOCK = 2**21
 
 
 def row_keys(
     X: Any, n_rows: int, seed: int, groups: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return a key of each sample, (n,), uint64, equal for samples that stay together.
+    """Return the key of each sample, (n,), uint64; equal keys stay together.
 
     Parameters
     ----------
     X : ndarray of shape (n, ...), StoredArray or other data
-        Inputs. Copies in an array have the same key, and so have equal samples of a
-        stored array. Other data is hashed by position.
+        Inputs. Copies in an array have the same key. In a stored array, only equal
+        samples have the same key. Other data is hashed by position.
     n_rows : int
         Number of samples n.
     seed : int
         Different seeds give different keys.
     groups : ndarray of shape (n,) or None
-        Labels of groups. The keys then depend on the labels only, so that copies in
+        Group labels. The keys then depend only on the labels, so that copies in
         different groups may have different keys.
     """
     if groups is not None:
@@ -51,7 +52,7 @@ def row_keys(
     else:
         blocks = X.blocks() if isinstance(X, StoredArray) else [np.arange(n_rows)]
         blocks = [X] if isinstance(X, np.ndarray) else blocks
-        # adding zero turns -0.0 into 0.0; the two are equal but their bytes differ
+        # -0.0 and 0.0 are equal but differ in bytes; adding zero turns -0.0 into 0.0
         rows = ((row + 0).tobytes() for block in blocks for row in block)
     key = seed.to_bytes(8, "little")
     hashes = [blake2b(row, digest_size=8, key=key).digest() for row in rows]
@@ -68,18 +69,18 @@ def hash_split(
     Parameters
     ----------
     keys : ndarray of shape (n,)
-        Keys from `row_keys`. Samples with the same key are on the same side.
+        Keys from `row_keys`. Samples with the same key stay on the same side.
     y : ndarray of shape (n,) or (n, c)
         Targets, used only for stratification.
     fraction : float
-        Fraction of the distinct keys in the validation set.
+        Fraction of distinct keys in the validation set.
     stratify : bool
         Whether to hold out the same fraction of every class.
 
     Returns
     -------
     train, validation : ndarray of int
-        Indices, or None if fewer than ``MIN_ROWS`` keys are distinct.
+        Indices, or None if there are fewer than ``MIN_ROWS`` distinct keys.
     """
     strata, inverse = _distinct(keys, y, stratify)
     if len(strata) < MIN_ROWS:
@@ -101,13 +102,13 @@ def hash_folds(
     """Return the indices of training and validation samples of each fold.
 
     Parameters are as for `hash_split`. Samples with the same key are in the same fold.
-    The number of folds is at most the number of distinct keys. The order of the folds
-    does not depend on the order of the samples.
+    There are at most as many folds as distinct keys. The order of the folds does not
+    depend on the order of the samples.
     """
     strata, inverse = _distinct(keys, y, stratify)
     fold = np.empty(len(strata), dtype=int)
     fold[np.argsort(strata, kind="stable")] = np.arange(len(strata)) % n_folds
-    # ordered by hash, which is then the order of training samples
+    # training samples are then in the order of their hashes
     order = np.argsort(inverse, kind="stable")
     fold = fold[inverse[order]]
     kinds = range(min(n_folds, len(strata)))
@@ -115,7 +116,7 @@ def hash_folds(
 
 
 def groups_of_copies(X: np.ndarray) -> np.ndarray:
-    """Return a group number of each sample (n,); copies have the same number.
+    """Return the group number of each sample, (n,); copies have the same number.
 
     Samples are compared with their neighbours along a random direction.
 
@@ -126,8 +127,8 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
 
     Notes
     -----
-    Costs O(n log n + n p) for p columns. The memory does not depend on p: columns are
-    converted in blocks.
+    The search costs O(n log n + n p) for p columns. Its memory does not depend on p,
+    because columns are converted in blocks.
     """
     X = X.reshape(len(X), -1)
     n, p = X.shape
@@ -147,7 +148,7 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
         along += direction[block] @ (Z / scale[block])
     order = np.argsort(along, kind="stable")
     edges, tolerance = [], min(TOLERANCE, 0.05 / n)
-    # copies are as close along the direction, up to rounding
+    # apart from rounding, copies are as close along the direction
     nearest = tolerance * np.abs(direction).sum() + 1e-9 * np.abs(along)
     for lag in range(1, min(N_NEIGHBOURS + 1, n)):
         pairs = np.stack([order[:-lag], order[lag:]])
@@ -166,21 +167,21 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
 def _distinct(
     keys: np.ndarray, y: np.ndarray, stratify: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return strata of distinct keys, ordered by key, and indices of keys (n,).
+    """Return strata of distinct keys, ordered by key, and the key index of each sample.
 
-    Strata are classes if ``stratify``; otherwise there is a single stratum. A key with
-    several classes is in the stratum of the class that fewest keys have.
+    With ``stratify``, the strata are classes. Otherwise there is a single stratum. A
+    key with several classes belongs to the class with the fewest keys.
     """
     inverse = np.unique(keys, return_inverse=True)[1]
     y = y if stratify else np.zeros(len(keys))
     labels, codes = np.unique(y, return_inverse=True)
     of_key, classes = np.divmod(np.unique(inverse * len(labels) + codes), len(labels))
-    order = np.lexsort((np.bincount(classes)[classes], of_key))  # ties by class
+    order = np.lexsort((np.bincount(classes)[classes], of_key))  # break ties by class
     return classes[order[np.unique(of_key, return_index=True)[1]]], inverse
 
 
 def shared_keys(X: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Return keys (n,) with the smallest key of its copies for each sample."""
+    """Return for each sample the smallest key among its copies, (n,)."""
     groups = groups_of_copies(X)
     smallest = np.full(groups.max() + 1, np.iinfo(keys.dtype).max, dtype=keys.dtype)
     np.minimum.at(smallest, groups, keys)

@@ -1,8 +1,8 @@
 """StoredArray: an array on disk, in a cluster or sparse, read batch by batch.
 
-The array is a memory-mapped numpy file, a chunked array, such as from zarr, HDF5 or
-dask, or a sparse matrix. It has a shape and a dtype and supports slices. Values are
-cast and checked on reading.
+The array is a memory-mapped numpy file, a chunked array (for example from zarr, HDF5 or
+dask), or a sparse matrix. It has a shape and a dtype, and supports slices. Values are
+cast and checked when they are read.
 """
 
 import mmap
@@ -16,18 +16,18 @@ import numpy as np
 
 from sklaplace.core.budget import BUDGET, require_bytes
 
-# Maximum size in bytes of a memory-mapped array that is read at once.
+# Memory-mapped arrays of up to this size in bytes are read at once.
 MAX_LOADED = BUDGET
-# Bytes to read at a time to check or hash all values.
+# Number of bytes to read at a time when all values are checked or hashed.
 _BLOCK = 16 * 2**20
 
 Cast = Callable[[np.ndarray], np.ndarray]
 
 
 def is_stored(X: object) -> bool:
-    """Return whether an array is read in parts: a large memory map, or chunks."""
+    """Return whether an array is read in parts: a large memory map or chunks."""
     if isinstance(X, np.memmap):
-        # releasing the pages of a copy-on-write map would lose its changes
+        # releasing the pages of a copy-on-write map loses its changes
         return X.nbytes > MAX_LOADED and X.mode != "c"
     is_array = isinstance(X, np.ndarray)
     names = "chunks", "shape", "dtype", "ndim"
@@ -35,7 +35,7 @@ def is_stored(X: object) -> bool:
 
 
 class SparseRows:
-    """A sparse matrix in CSR format whose slices are dense arrays."""
+    """Sparse matrix in CSR format whose slices are dense arrays."""
 
     ndim, chunks = 2, None
 
@@ -49,18 +49,18 @@ class SparseRows:
 class StoredArray:
     """Samples of an array that is not loaded into memory.
 
-    Chunks are read whole, and the last chunk is kept in memory.
+    Whole chunks are read, and the last chunk is kept in memory.
 
     Parameters
     ----------
     source : array
-        A `numpy.memmap`, or an array with ``shape``, ``dtype`` and slices that
+        `numpy.memmap`, or an array with ``shape``, ``dtype`` and slices that
         `numpy.asarray` accepts.
     cast : callable
-        Converts values to the dtype of the network, or raises an error for values that
-        the network does not accept.
+        Function that converts values to the dtype of the network, or raises an error
+        for values that the network does not accept.
     rows : ndarray of int, optional
-        Positions of the samples in ``source``. None means all.
+        Positions of the samples in ``source``. None means all samples.
     """
 
     # for the hash of `core.cache`
@@ -71,16 +71,16 @@ class StoredArray:
         if not np.isfinite(n):
             raise ValueError(
                 f"X has the shape {source.shape}, with an unknown number of rows. "
-                "Compute it first, as by compute_chunk_sizes() of an array of dask."
+                "For a dask array, call compute_chunk_sizes() first."
             )
         self.source, self.cast = source, cast
         self.rows = np.arange(n) if rows is None else rows
         self._row_bytes = max(1, source.dtype.itemsize * prod(source.shape[1:]))
-        chunks = getattr(source, "chunks", None)  # dask lists the sizes of all chunks
+        chunks = getattr(source, "chunks", None)  # dask lists the size of every chunk
         size = int(np.max(chunks[0])) if chunks else 0
-        # larger chunks are not read whole
+        # only small chunks are read whole
         self._chunk_rows = size if size * self._row_bytes <= BUDGET else 0
-        # all parts share the last chunk read
+        # all parts share the chunk that was read last
         self._chunk = lru_cache(1)(
             lambda k: np.asarray(source[k * size : (k + 1) * size])
         )
@@ -94,24 +94,24 @@ class StoredArray:
         return len(self.rows)
 
     def __getitem__(self, chosen: Any) -> np.ndarray:
-        """Read some samples: an index, a slice, or an array of indices."""
+        """Read samples by an index, a slice, or an array of indices."""
         if np.ndim(self.rows[chosen]):
             return self.part(chosen).read()
         return self.part([chosen]).read()[0]
 
     def part(self, chosen: Any) -> "StoredArray":
-        """Return some of the samples without reading them."""
-        part = object.__new__(StoredArray)  # copying would read them, like pickling
+        """Return samples without reading them."""
+        part = object.__new__(StoredArray)  # copying, like pickling, would read them
         vars(part).update(vars(self), rows=self.rows[chosen])
         return part
 
     def read(self) -> np.ndarray:
-        """Return all samples, cast.
+        """Read all samples, and cast them to the dtype of the network.
 
         Raises
         ------
         ValueError, TypeError
-            If there are values that the network does not accept.
+            If the network does not accept some of the values.
         """
         return self.cast(self._raw())
 
@@ -123,20 +123,20 @@ class StoredArray:
             found = np.asarray(self.source)[self.rows]
             file: Any = getattr(self.source, "_mmap", None)
             if hasattr(file, "madvise"):
-                file.madvise(mmap.MADV_DONTNEED)  # pages of the map count as memory
+                file.madvise(mmap.MADV_DONTNEED)  # the map's pages count as memory
             return found
         if not len(self):
             return np.asarray(self.source[:0])
         size = self._chunk_rows
         if size and (self.rows // size == self.rows[0] // size).all():
-            return self._group(self.rows)  # of one chunk, as for a single sample
+            return self._group(self.rows)  # all in one chunk, such as a single sample
         distinct, places = np.unique(self.rows, return_inverse=True)
         is_end = np.diff(distinct // size) if size else np.diff(distinct) > 1
         groups = np.split(distinct, np.flatnonzero(is_end) + 1)
         return np.concatenate([self._group(rows) for rows in groups])[places]
 
     def _group(self, rows: np.ndarray) -> np.ndarray:
-        """Read samples of one chunk, or consecutive ones if no chunks are kept."""
+        """Read samples of one chunk, or consecutive samples without chunks."""
         if size := self._chunk_rows:
             return self._chunk(int(rows[0]) // size)[rows % size]
         return np.asarray(self.source[int(rows[0]) : int(rows[-1]) + 1])
@@ -149,15 +149,15 @@ class StoredArray:
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         """Read all samples into memory, or raise an error if they do not fit."""
         subject = f"X with {len(self):,} rows, read at once,"
-        advice = "pass a net of your own as estimator, which is trained on batches"
+        advice = "pass a skorch net as estimator, which is trained on batches"
         require_bytes(3 * 8 * prod(self.shape), "cpu", subject, advice)
         return np.asarray(self.read(), dtype=dtype)
 
     def __reduce__(self) -> Any:
-        """Pickle the samples by value, and blocks of dask as their graph.
+        """Pickle the samples by value, and dask blocks as their graph.
 
-        Blocks are computed at unpickling, not later. A dask worker that waits for a
-        block starts other tasks, which may wait for a resource that the worker holds.
+        Unpickling computes the blocks immediately. A dask worker that waits for a block
+        starts other tasks, which may wait for a resource that the worker holds.
         """
         if isinstance(self.source, SparseRows):
             return StoredArray, (SparseRows(self.source.matrix[self.rows]), self.cast)

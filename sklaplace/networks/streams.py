@@ -1,7 +1,7 @@
 """RowStream: samples of an iterable dataset, read one after another, in order.
 
-Each pass can sum over the samples or train on them. Single samples are not accessible,
-so they cannot be split, drawn or left out.
+Each pass over the stream can sum over the samples or train on them. Samples cannot be
+accessed individually, so they cannot be split, drawn or left out.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, Subset, get_worker_info
 
 
 class Samples(Protocol):
-    """A dataset of known length, such as torch's."""
+    """Dataset of known length, such as a torch dataset."""
 
     def __len__(self) -> int: ...
 
@@ -53,9 +53,9 @@ class RowStream(IterableDataset[tuple[object, object]]):
         worker, n = get_worker_info(), len(self)
         if worker is not None and worker.num_workers > 1:
             raise ValueError(
-                f"X is an IterableDataset, and {worker.num_workers} workers of a "
-                "loader would each yield samples of it, whose targets are not known "
-                "then. Set iterator_train__num_workers and "
+                f"X is an IterableDataset, and {worker.num_workers} loader workers "
+                "would each yield some of its samples, without their targets. Set "
+                "iterator_train__num_workers and "
                 "iterator_valid__num_workers to 0 or 1."
             )
         k = 0
@@ -67,13 +67,13 @@ class RowStream(IterableDataset[tuple[object, object]]):
         if k != n:
             raise ValueError(
                 f"X is an IterableDataset with {k if k < n else f'more than {n}'} "
-                f"samples, but y has {n}. Pass one target per sample; a dataset has to "
-                "yield all of them each time it is iterated."
+                f"samples, but y has {n}. Pass one target per sample. The dataset must "
+                "yield all samples each time it is iterated."
             )
 
 
 def some_of(dataset: Any, rows: list[int]) -> Any:
-    """Return samples of a dataset; a stream gives its first ``len(rows)`` samples."""
+    """Return samples of a dataset; of a stream, the first ``len(rows)`` samples."""
     if not is_stream(dataset):
         return Subset(dataset, rows)
     return list(islice(dataset, len(rows)))
@@ -83,8 +83,8 @@ def require_choice(X: object) -> None:
     """Raise ValueError for streams, whose samples cannot be selected."""
     if is_stream(X):
         raise ValueError(
-            "X is an IterableDataset, of which no samples can be chosen or left out, "
-            "as by a train_split, folds, weights of zero and draws. Set "
-            "train_split=None and pass X_val and y_val to tune on, or use a torch "
+            "X is an IterableDataset, whose samples cannot be selected. A train_split, "
+            "folds, zero weights and draws need a selection. Set train_split=None and "
+            "pass X_val and y_val for tuning, or use a torch "
             "Dataset with indices."
         )

@@ -1,14 +1,14 @@
 """Table: the columns of a data frame as numbers for the default network.
 
-Numbers and booleans stay as they are. A missing number becomes the median of its
-column. Columns with many missing numbers get an indicator. Each frequent level of a
-category becomes a column of zeros and ones, and the other levels share one column. A
-missing level is a level.
+Numbers and booleans stay unchanged. A missing number is replaced by the median of its
+column. If many numbers of a column are missing, the column has an indicator. Each
+frequent level of a category becomes a column of zeros and ones. The other levels share
+one column. A missing value of a category counts as a level.
 
-The last column is the root of the number of surprises of a row: levels that did not
-occur in fit, and missing numbers in columns that were complete. It is zero in training,
-so that a surprise has a large leverage. Otherwise a surprising level counts as an
-average one.
+A surprise is a level that did not occur in fit, or a missing number in a column that
+was complete in fit. The last column is the square root of the number of surprises of a
+row. It is zero for training samples, so that a surprise has high leverage. Otherwise a
+new level is encoded as the average of the levels in fit.
 """
 
 from collections import Counter
@@ -25,24 +25,24 @@ from sklaplace.networks.arrays import check_columns, check_finite, is_missing
 
 # Maximum number of columns per category.
 MAX_LEVELS = 30
-# A column has an indicator if more than this fraction of its values is missing, because
-# indicators of few rows fit noise. New levels are no surprise if more than this
-# fraction of the training samples have a level of their own, as for names. The fraction
-# estimates the probability of a new level (Good 1953, "The population frequencies of
-# species and the estimation of population parameters").
+# A column has an indicator if more than this fraction of its values is missing. An
+# indicator for fewer rows would fit noise. The same fraction applies to levels that
+# occur only once, such as names: if there are more, new levels are not surprises. The
+# fraction of such levels estimates the probability of a new level (Good 1953, "The
+# population frequencies of species and the estimation of population parameters").
 FEW = 0.05
-# Value of the last column for one surprise; the network standardises other columns. On
-# ten tables without one category, `score_samples` of its rows had an AUROC of .94 (at
-# 0.1: .82; at 1: .996), and 90 % intervals contained 96 % of the targets. At 1, all
-# classes became equally probable.
+# Value of the last column for one surprise; the network standardises the other columns.
+# In ten tables, one category was left out of the training samples. `score_samples`
+# detected its rows with an AUROC of .94 (at 0.1: .82; at 1: .996), and 90 % intervals
+# contained 96 % of the targets. With a value of 1, all classes became equally probable.
 SURPRISE = 0.2
 
-# Contents of columns. Numbers in a column of dtype category are levels.
+# Contents of columns. Numbers in a column of dtype "category" are levels.
 NUMBERS, LEVELS, STRINGS, MISSING = "numbers", "categories", "strings", "missing values"
 
 
 def is_frame(X: object) -> bool:
-    """Return whether X is a data frame, as of pandas or polars."""
+    """Return whether X is a data frame, for example from pandas or polars."""
     return all(hasattr(X, name) for name in ("columns", "dtypes", "shape"))
 
 
@@ -53,7 +53,7 @@ class Numbers:
     Attributes
     ----------
     median : float
-        Median in fit, which replaces missing values.
+        Median of the values in fit, which replaces missing values.
     is_complete : bool
         Whether no value was missing in fit.
     has_indicator : bool
@@ -71,7 +71,7 @@ class Numbers:
         return cls(float(np.nanmedian(values)), missing == 0, missing > FEW)
 
     def encoded(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return encoded values (n, m), and which of the values are surprises, (n,)."""
+        """Return encoded values (n, m), and whether each value is a surprise, (n,)."""
         missing = np.isnan(values)
         found = np.where(missing, self.median, values)
         parts = [found, missing] if self.has_indicator else [found]
@@ -85,11 +85,11 @@ class Levels:
     Attributes
     ----------
     encoder : OneHotEncoder
-        Columns of frequent levels, and one column of other levels, if any.
+        Encoder with a column per frequent level, and one column for any other levels.
     known : frozenset or None
-        Levels in fit. None if new levels are no surprise.
+        Levels in fit, or None if new levels are not surprises.
     mean : ndarray of shape (m,)
-        Mean of the encoded training samples.
+        Mean of the encoded training samples, which encodes new levels.
     """
 
     encoder: OneHotEncoder
@@ -107,7 +107,7 @@ class Levels:
         return cls(encoder, None if is_expected else frozenset(counts), mean)
 
     def encoded(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return encoded levels (n, m), and which of the levels are surprises, (n,)."""
+        """Return encoded levels (n, m), and whether each level is a surprise, (n,)."""
         found, known = self.encoder.transform(values[:, None]), self.known
         is_new = [known is not None and level not in known for level in values]
         return np.where(np.c_[is_new], self.mean, found), np.array(is_new)
@@ -115,12 +115,12 @@ class Levels:
 
 @dataclass(frozen=True)
 class Table:
-    """Encoding of a data frame by the training samples.
+    """Encoding of a data frame, learned from the training samples.
 
     Attributes
     ----------
     contents : list of {"numbers", "categories", "strings", "missing values"}
-        Values of each column in fit.
+        Content of each column in fit.
     columns : list of Numbers or Levels
         Encoding of each column.
     """
@@ -130,7 +130,7 @@ class Table:
 
     @classmethod
     def of(cls, frame: Any) -> "Table":
-        """Learn the encoding of a frame with training samples."""
+        """Learn the encoding from a frame of training samples."""
         found = _read(frame)
         columns = [
             Numbers.of(values) if content == NUMBERS else Levels.of(_levels(values))
@@ -144,21 +144,21 @@ class Table:
         return all(isinstance(c, Numbers) and c.is_complete for c in self.columns)
 
     def encoded(self, frame: Any) -> np.ndarray:
-        """Return the rows of a frame with the columns of fit, float64.
+        """Encode the rows of a frame with the same columns as in fit, float64.
 
         Raises
         ------
         TypeError, ValueError
-            If a column has other values than numbers, booleans, strings, categories
-            and missing values, or numbers instead of strings.
+            If a column has values other than numbers, booleans, strings, categories and
+            missing values, or has numbers instead of strings.
         """
         found = []
         parts = zip(_read(frame), self.contents, self.columns, strict=True)
         for (name, content, values), known, column in parts:
             if STRINGS in (pair := {content, known} - {MISSING}) and len(pair) > 1:
                 raise TypeError(
-                    f"{name} has {content}, but in fit it had {known}. Convert it to "
-                    "the type that it had in fit."
+                    f"{name} has {content}, but in fit it had {known}. Convert the "
+                    "column to the type in fit."
                 )
             levels = values if isinstance(column, Numbers) else _levels(values)
             found.append(column.encoded(levels))
@@ -171,7 +171,7 @@ class Table:
 
 
 def _read(frame: Any) -> list[tuple[str, str, np.ndarray]]:
-    """Return name, content and values of each column of a frame."""
+    """Return the name, content and values of each column of a frame."""
     if 0 in frame.shape:
         raise ValueError(
             f"X has the shape {frame.shape}, with 0 samples or features. Pass a data "
@@ -186,15 +186,15 @@ def _read(frame: Any) -> list[tuple[str, str, np.ndarray]]:
 
 
 def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
-    """Return the content of a column and its values (n,): numbers or strings.
+    """Return the content of a column and its values (n,), numbers or strings.
 
-    A missing number is NaN, and a missing string is None.
+    Missing numbers are NaN, and missing strings are None.
     """
     is_category = str(series.dtype).lower().startswith(("categ", "enum"))
     values = np.asarray(series)
     if values.dtype.kind not in "fiub" or values.ndim > 1:
         entries = [None if is_missing(value) else value for value in values]
-        if is_category:  # such as of intervals
+        if is_category:  # for example a category of intervals
             kept = Real | date | None
             entries = [v if isinstance(v, kept) else str(v) for v in entries]
         present = {type(value): value for value in entries if value is not None}
@@ -204,9 +204,9 @@ def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
         if not all(issubclass(kind, Real | Decimal | np.bool_) for kind in present):
             shown = " and ".join(f"{v!r} ({k.__name__})" for k, v in present.items())
             raise TypeError(
-                f"{name} has {shown}. A column has numbers, booleans, strings or "
-                "categories, all of one type, and missing values. Convert it, such as "
-                "by astype(str) or dates to days, or leave it out."
+                f"{name} has {shown}. A column must contain numbers, booleans, strings "
+                "or categories, all of one type, or missing values. Convert it, for "
+                "example with astype(str) or dates to days, or leave it out."
             )
     numbers = values.astype(np.float64)
     if np.isnan(numbers).all():
@@ -216,5 +216,5 @@ def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
 
 
 def _levels(values: np.ndarray) -> np.ndarray:
-    """Return levels as objects, None if missing."""
+    """Return levels as objects, with None if missing."""
     return np.array([None if is_missing(v) else v for v in values.tolist()], object)

@@ -1,11 +1,12 @@
-"""TabularNetwork: the module of the default networks, one hidden layer for tables.
+"""TabularNetwork: the module of the default networks, with one hidden layer.
 
 For standardised inputs ``z = (x - center) / scale / sqrt(features)``, a tanh layer and
 a parallel linear path feed one linear head,
 
     f(x) = B [gain / sqrt(H) * tanh(A z + a), z] + b.
 
-``z`` may include piecewise linear functions of single inputs, standardised as well.
+``z`` may include piecewise linear functions of single inputs, which are standardised
+too.
 """
 
 from typing import Any
@@ -17,13 +18,13 @@ from torch import nn
 
 Array = NDArray[np.float64]
 
-# Enough for tables of a few hundred samples. Networks of 64 units predicted no better
-# and needed more iterations for the same fit.
+# Enough for tables of a few hundred samples. Networks with 64 units did not predict
+# better, and needed more iterations to fit equally well.
 HIDDEN_UNITS = 32
 
-# tanh has a mean square of about 1/2 at initialisation. With this gain the hidden
-# features have twice the variance of the linear features, so that one penalty is a
-# suitable prior for both. A gain of 1 underfits, and a gain of 4 overfits linear data.
+# At initialisation, tanh has a mean square of about 1/2. With this gain, the hidden
+# features have twice the variance of the linear features, so that one penalty suits
+# both. A gain of 1 underfits, and a gain of 4 overfits linear data.
 HIDDEN_GAIN = 2.0
 
 # Fraction of the hidden units that dropout sets to zero.
@@ -31,7 +32,7 @@ DROPOUT_RATE = 0.1
 
 
 def with_pieces(z: torch.Tensor, pieces: torch.Tensor) -> torch.Tensor:
-    """Return inputs (b, n_features) followed by their m pieces, (b, n_features + m).
+    """Append m pieces to the inputs (b, n_features), to (b, n_features + m).
 
     A piece rises linearly over an interval of one input, and is constant elsewhere.
 
@@ -40,8 +41,8 @@ def with_pieces(z: torch.Tensor, pieces: torch.Tensor) -> torch.Tensor:
     z : Tensor of shape (b, n_features)
         Standardised inputs.
     pieces : Tensor of shape (m, 5)
-        For each piece, the index of its input, start and length of the interval, and
-        mean and scale of the values from 0 to 1.
+        For each piece, the index of its input, the start and length of its interval,
+        and the mean and scale of its values, which range from 0 to 1.
     """
     index, start, length, mean, scale = pieces.T
     if not len(index):
@@ -55,25 +56,25 @@ class TabularNetwork(nn.Module):
 
     All quantities that depend on the units of the data are buffers, so the weights do
     not depend on the units. The head is the last layer with weights. A fixed affine map
-    to the units of the targets follows.
+    then converts outputs to the units of the targets.
 
     Parameters
     ----------
     center, scale : ndarray of shape (n_features,)
         Offset and divisor that standardise the inputs.
     n_outputs : int
-        Number of outputs: logits or regression targets.
+        Number of outputs, which are logits or regression targets.
     target_center, target_scale : float or ndarray of shape (n_outputs,)
         Affine map after the head.
     hidden_units : int
         Width of the hidden layer.
     pieces : ndarray of shape (m, 5) or None
-        Further inputs of the layers; see `with_pieces`. They count as features.
+        Additional inputs of the layers; see `with_pieces`. Pieces count as features.
 
     Notes
     -----
     A pass costs O(b (features + n_outputs) hidden_units + b features n_outputs). The
-    weights are float64, and torch's global generator initialises them.
+    weights are float64. torch's global generator initialises the weights.
     """
 
     center: torch.Tensor
@@ -107,8 +108,8 @@ class TabularNetwork(nn.Module):
         self.head = nn.Linear(hidden_units + n_features, n_outputs, dtype=torch.float64)
         nn.init.normal_(self.hidden.weight)
         nn.init.normal_(self.hidden.bias)
-        # Training starts from a constant prediction. The random hidden weights break
-        # the symmetry between units.
+        # Training starts from a constant prediction. Random hidden weights break the
+        # symmetry between units.
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -123,8 +124,8 @@ class TabularNetwork(nn.Module):
         Returns
         -------
         Tensor of shape (b, hidden_units + n_features + m)
-            At initialisation, the squares of a sample's hidden activations sum to about
-            two, and the squares of its scaled inputs to about one.
+            Features. At initialisation, the squared hidden activations of a sample sum
+            to about two, and its squared scaled inputs to about one.
         """
         z = with_pieces((X - self.center) / self.scale, self.pieces)
         z = z / self.hidden.in_features**0.5
@@ -146,11 +147,11 @@ class JointDropout(nn.Dropout):
     """Dropout with one mask for all samples of a batch.
 
     Each step of full-batch training then trains one smaller network. The result does
-    not depend on the order or the repetition of samples.
+    not depend on the order of samples or on repeated samples.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return units (b, ...), with some set to zero in training."""
+        """Return units (b, ...); in training, some are set to zero."""
         return x * super().forward(torch.ones_like(x[:1]))
 
 

@@ -22,7 +22,7 @@ class TrainedNetwork:
         Trained net.
     spec : OutputSpec
         Specification of its outputs.
-    train, held_out : Dataset or None
+        Training samples and held-out samples, or None if missing or no longer needed.
         Training samples and held-out samples. None if missing or no longer needed.
     """
 
@@ -56,15 +56,15 @@ class TrainedNetwork:
         dataset : Dataset
             Samples, with or without targets and weights.
         batch_size : int or None
-            Samples per batch. None computes it from the arguments below.
+            Samples per batch. None computes the number from the arguments below.
         row_elements : int
-            Float64 numbers computed per sample.
+            Number of float64 numbers computed per sample.
         with_covariance : bool
-            Whether to allow for covariances between outputs.
+            Whether to reserve memory for covariances between outputs.
         n_draws : int
             Number of draws of the outputs.
         """
-        # the outputs of each draw, and quantities computed from them
+        # outputs of each draw, and quantities computed from these outputs
         row_elements += 3 * n_draws * self.spec.n_outputs
         batch_size = batch_size or self.spec.batch_size(
             row_elements=row_elements, with_covariance=with_covariance
@@ -78,5 +78,5 @@ def device_of(net: NeuralNet) -> torch.device:
 
 
 def n_epochs(net: NeuralNet) -> int:
-    """Return the number of training epochs of a net, at least one."""
+    """Return the number of epochs that a net was trained for, at least one."""
     return max(1, len(getattr(net, "history_", None) or []))

@@ -1,8 +1,8 @@
-"""Training: fit a skorch net with sample weights and checks that skorch lacks.
+"""Training: fit a skorch net with sample weights, and with checks that skorch lacks.
 
 During one ``fit``, a net uses sample weights, checks the data before the first step,
-and records the train/validation split. The weighted loss of a batch is
-``Σ w · loss / (b · mean(w))``, where the mean is over all training data.
+and records the train/validation split. The weighted loss of a batch is ``Σ w · loss /
+(b · mean(w))``, with the mean over all training data.
 """
 
 import copy
@@ -47,13 +47,13 @@ def train(
     net : skorch.NeuralNet
         A clone of the user's net.
     data : TrainingData
-        Samples in any form that skorch accepts. If X is a dataset, y replaces its
-        targets.
+        Samples in any form that skorch accepts. If X is a dataset, y replaces the
+        targets of the dataset.
     check : callable
-        Called before the first step with the dataset and its validation part, or None.
-        May raise an error.
+        Function to call before the first step, with the dataset and its validation
+        part, or None. The function may raise an error.
     changes : tuple of types
-        Mixins that precede the net's class during training.
+        Mixins to put before the net's class during training.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def logits_alone(net: NeuralNet, x: object) -> Iterator[None]:
     """Make a net's module return only the logits among its outputs.
 
     skorch's nets, criteria and scoring callbacks expect tensors, but transformers
-    return several outputs; `first_tensor` selects the logits. A net with a custom
+    return several outputs. `first_tensor` selects the logits. A net with a custom
     ``get_loss`` receives the module's outputs unchanged. ``x`` is a batch of a few
     samples.
     """
@@ -85,15 +85,15 @@ def logits_alone(net: NeuralNet, x: object) -> Iterator[None]:
 
 
 def _overrides(net: NeuralNet, *names: str) -> bool:
-    """Return whether a user-defined class overrides one of these methods."""
+    """Return whether a user-defined class overrides one of the methods."""
     owners = [k.__module__ for k in type(net).__mro__ if vars(k).keys() & set(names)]
     return not all(owner.startswith(("skorch.", "sklaplace.")) for owner in owners)
 
 
 def _takes_logits(net: NeuralNet, x: object) -> bool:
-    """Return whether outputs are not tensors but the criterion expects a tensor.
+    """Return whether the criterion expects a tensor but outputs are not tensors.
 
-    skorch passes on tuples, which a custom criterion or training step may accept.
+    skorch passes tuples on, and a custom criterion or training step may accept tuples.
     """
     forward = as_forward(net)
     with forward.frozen():
@@ -112,8 +112,9 @@ def _logits(_module: nn.Module, _args: object, outputs: object) -> Tensor:
 class _TrainingState:
     """Data sets of a training run, and sample weights of the current batch.
 
-    ``dataset`` replaces X. ``parts`` holds its training and validation parts after the
-    split. ``mean_weight`` is the mean over the data set of the current batch.
+    ``dataset`` replaces X. After the split, ``parts`` contains its training and
+    validation parts. ``mean_weight`` is the mean weight in the data set of the current
+    batch.
     """
 
     X: object = None
@@ -130,7 +131,7 @@ def _training_class(
 ) -> Iterator[None]:
     """Temporarily add mixins before the class of a net.
 
-    The state is a class attribute, because attributes of a skorch net become
+    The state is a class attribute, because skorch turns attributes of a net into
     parameters.
     """
     original = type(net)
@@ -146,13 +147,13 @@ def _training_class(
 
 
 class _ForTraining:
-    """Mixin for nets that change class during training."""
+    """Mixin for nets that change their class during training."""
 
     _original: type
     _training_state: _TrainingState
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
-        # callbacks that pickle the net store it with the user's class
+        # callbacks that pickle the net store the user's class
         return object.__new__, (self._original,), self.__getstate__()
 
     def get_dataset(self, X: object, y: object = None) -> Samples:
@@ -164,7 +165,7 @@ class _ForTraining:
     def get_split_datasets(
         self, X: object, y: object = None, **params: object
     ) -> tuple[Samples, Samples | None]:
-        # skorch calls this after all initialisation, just before the first step.
+        # skorch calls this method after initialisation, just before the first step.
         state, split = self._training_state, super().get_split_datasets  # type: ignore[misc]
         state.dataset = dataset = self.get_dataset(X, y)
         try:
@@ -187,7 +188,7 @@ class _ForTraining:
 def noting_interrupts(note: Callable[[], None]) -> type:
     """Return a mixin for nets that calls ``note`` if Ctrl-C ends the training.
 
-    skorch then stops without an exception, as if all epochs were complete.
+    After Ctrl-C, skorch stops without an exception, as if all epochs were complete.
     """
 
     class NotingInterrupts:
@@ -203,9 +204,9 @@ def noting_interrupts(note: Callable[[], None]) -> type:
 
 
 def _is_stop(error: KeyboardInterrupt) -> bool:
-    """Return whether a callback stopped the training, such as `EarlyStopping`.
+    """Return whether a callback, such as `EarlyStopping`, stopped the training.
 
-    Ctrl-C during a callback counts as a stop.
+    Ctrl-C during a callback counts as a stop by the callback.
     """
     frames = walk_tb(error.__traceback__)
     return any(frame.f_code.co_name == "notify" for frame, _ in frames)
@@ -261,21 +262,21 @@ def weighted_loss(
     Parameters
     ----------
     criterion : nn.Module
-        Criterion; its reduction is changed and then restored.
+        Criterion, whose reduction is temporarily changed.
     compute : callable
-        Computes the loss by calling the criterion.
+        Function that computes the loss by calling the criterion.
     y : Tensor
         Targets.
     weights : Tensor of shape (b,)
         Sample weights.
     mean_weight : float or Tensor of shape ()
-        Mean sample weight of all training data.
+        Mean sample weight over all training data.
     """
     criterion = unwrapped(criterion)  # torch.compile also wraps criteria
     if (reduction := getattr(criterion, "reduction", None)) is None:
         raise ValueError(
             f"sample_weight needs the loss of each sample. {type(criterion).__name__} "
-            "needs an attribute reduction, and returns each loss if it is 'none'."
+            "must have an attribute reduction, and return each loss if it is 'none'."
         )
     criterion.reduction = "none"
     try:
@@ -291,7 +292,7 @@ def weighted_loss(
 
 
 def _class_weights(criterion: nn.Module, y: Tensor, losses: Tensor) -> Tensor:
-    """Return class weights (b,) of labels; torch divides a mean loss by their sum."""
+    """Return class weights of labels, (b,); torch divides a mean loss by their sum."""
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss):
         return torch.ones_like(losses)
     labelled, weight = (y >= 0).to(losses), criterion.weight
@@ -326,16 +327,16 @@ class _UnweightedLoader:
 
 
 def copied(net: NeuralNet) -> NeuralNet:
-    """Copy a skorch net and its modules; all other attributes are shared.
+    """Copy a skorch net and its modules; share all other attributes.
 
-    ``copy.deepcopy`` of a skorch net uses pickle, which fails for modules defined
+    ``copy.deepcopy`` uses pickle for skorch nets, and pickle fails for modules defined
     inside a function.
     """
     memo: dict[int, object] = {}
     modules: dict[str, object] = {}
     for name, value in vars(net).items():
         if isinstance(value, nn.Module) and name.endswith("_"):
-            # torch cannot copy tensors with a graph, which hooks may have stored
+            # hooks may have stored tensors with a graph, which torch cannot copy
             tensors = (tensor for _, _, tensor in computed_tensors(value.modules()))
             memo |= {id(tensor): tensor.detach().clone() for tensor in tensors}
             modules[name] = copy.deepcopy(value, memo)

@@ -61,14 +61,14 @@ def test_columns_are_inputs_and_labels(figure):
 )
 def test_conversion_is_named(X):
     for y in (None, LABELS):
-        with pytest.raises(TypeError, match=r"of Hugging Face.*'numpy'\)\[:\]"):
+        with pytest.raises(TypeError, match=r"a Hugging Face .*'numpy'\)\[:\]"):
             model().fit(X, y)
 
 
 def test_predictions_name_the_conversion():
     fitted = model().fit(INPUTS.with_format("numpy")[:], LABELS)
     for predict in (fitted.predict, lambda X: next(iter_predictions(fitted, X))):
-        with pytest.raises(TypeError, match="of Hugging Face"):
+        with pytest.raises(TypeError, match="a Hugging Face"):
             predict(INPUTS)
     stream = INPUTS.to_iterable_dataset().with_format("torch")
     assert len(next(iter_predictions(fitted, stream))) == len(TOKENS)
@@ -78,5 +78,5 @@ def test_columns_of_strings():
     X = DATASET.remove_columns("label").with_format("numpy")[:]
     with pytest.raises(TypeError, match="Leave out columns of strings"):
         model().fit(X, LABELS)
-    with pytest.raises(TypeError, match=r"IterableDataset yield \(x, y\)"):
+    with pytest.raises(TypeError, match=r"IterableDataset must yield \(x, y\)"):
         model().fit(INPUTS.to_iterable_dataset(), LABELS)

@@ -282,6 +282,6 @@ def test_token_classifiers(texts):
         LaplaceClassifier(NeuralNet(module, **options, verbose=0), **FIXED)
         for module in (model, ClassesFirst(model))
     )
-    with pytest.raises(ValueError, match=r"Return logits.transpose\(1, 2\)"):
+    with pytest.raises(ValueError, match=r"returns logits.transpose\(1, 2\)"):
         last.fit(X, y)
     assert first.fit(X, y).predict_proba(X).shape == (80, 3, 8)

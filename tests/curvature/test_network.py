@@ -127,7 +127,7 @@ class TestProbabilitiesExpected:
         with torch.no_grad():
             net.module_.head.weight.mul_(scale)
             net.module_.head.bias.mul_(scale)
-        with pytest.raises(ValueError, match=r"End the module with a softmax"):
+        with pytest.raises(ValueError, match=r"End it with a softmax"):
             network_spec(net)
 
     def test_unnormalised_sigmoids_are_refused(self):
@@ -140,7 +140,7 @@ class TestWidth:
     @pytest.mark.parametrize(("n_out", "n_classes"), [(2, 3), (3, 2), (10, 3), (3, 4)])
     def test_both_numbers_are_named(self, n_out, n_classes):
         net = initialised(classifier(module__n_out=n_out))
-        message = f"gives {n_out} outputs, but y has {n_classes} classes.*{n_classes}"
+        message = f"returns {n_out} outputs, but y has {n_classes} classes.*{n_classes}"
         with pytest.raises(ValueError, match=message):
             network_spec(net, n_classes)
 

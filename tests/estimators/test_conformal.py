@@ -315,7 +315,9 @@ def test_refusals():
     model, (X, y) = calibrated(), NUMBERS
     with pytest.raises(ValueError, match="method='other' is not known"):
         model.predict_interval(X, method="other")
-    with pytest.raises(ValueError, match=r"from 45 rows\. Pass 99 or more to conform"):
+    with pytest.raises(
+        ValueError, match=r"from 45 rows\. Pass at least 99 rows to conform"
+    ):
         model.predict_interval(X, [0.5, 0.99], method="conformal")
     for cv in (ShuffleSplit(2), [(np.arange(50), np.arange(50, 90))]):
         with pytest.raises(ValueError, match="does not hold out each row once"):

@@ -80,9 +80,9 @@ def test_a_newer_file_says_so(monkeypatch):
     newer = pickle.dumps(model).replace(b"posterior.gaussian", b"posterior.gaussiam")
     state = model.__getstate__()
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"format 99 of a newer.*Update sklaplace"):
+    with pytest.raises(ValueError, match=r"format 99, from a newer.*Update sklaplace"):
         pickle.loads(newer)
-    with pytest.raises(ValueError, match=r"format 99 of a newer.*Update sklaplace"):
+    with pytest.raises(ValueError, match=r"format 99, from a newer.*Update sklaplace"):
         LaplaceClassifier().__setstate__(state)
 
 

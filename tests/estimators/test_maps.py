@@ -209,7 +209,7 @@ def test_classes_last_are_refused(positions, advice, frozen):
     )
     if frozen:
         last, first = (FrozenEstimator(initialised(net)) for net in (last, first))
-    words = "classes last", f"Return logits.{advice}"
+    words = "classes last", f"returns logits.{advice}"
     refused_fit(LaplaceClassifier(last), *words, data=(X, X % K))
     model = LaplaceClassifier(first, prior_precision=1.0, random_state=0)
     proba = model.fit(X, X % K).predict_proba(X)

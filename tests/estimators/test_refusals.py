@@ -264,7 +264,7 @@ CE = "NeuralNetClassifier(MLP, criterion=torch.nn.CrossEntropyLoss)"
 MSE = "NeuralNetRegressor(MLP, criterion=torch.nn.MSELoss)"
 SEVERAL = "skorch.NeuralNet with criterion=torch.nn.BCEWithLogitsLoss"
 OWN = "pass likelihood=", "sklaplace.likelihoods."
-ONE_LOGIT = "One logit stands for two classes", "size of its last layer to 1"
+ONE_LOGIT = "One logit is for two classes", "size of the last layer to 1"
 LOADER = DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)))
 DATASET = "is a DataLoader", "fit(loader.dataset, targets)"
 ALONE = "requires y to be passed", "fit(dataset, [y for _, y in dataset])"
@@ -274,7 +274,7 @@ UNKNOWN = "torch.nn.CrossEntropyLoss", *OWN
 MARGIN = of_classes(criterion=nn.MultiMarginLoss)
 FOR_NET = "criterion=MSELoss has no likelihood here", "or use ", "Regressor"
 BETWEEN = "criterion=CrossEntropyLoss has no likelihood", "Classifier", "MSELoss"
-CLASSES = "y has 1 class", "two classes or more", "partial_fit(X, y, classes=...)"
+CLASSES = "y has 1 class", "at least two classes", "partial_fit(X, y, classes=...)"
 # what users of every estimator do first by mistake: error, estimator, X, y and words
 OF_CLASSIFIERS = {
     "a module": (TypeError, MLP(), X, Y, "got MLP", CE),
@@ -404,7 +404,7 @@ def test_one_logit_where_a_probability_is_expected():
 
 def test_double_softmax_is_warned_of_once():
     model = LaplaceClassifier(classifier(SoftmaxMLP, max_epochs=1))
-    with pytest.warns(UserWarning, match="softmax of a softmax") as caught:
+    with pytest.warns(UserWarning, match="applies a second softmax") as caught:
         model.fit(X, Y)
     assert len([w for w in caught if "softmax" in str(w.message)]) == 1
 

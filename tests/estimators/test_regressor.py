@@ -420,7 +420,7 @@ class TestNoiseThatDepends:
 
     def test_widths_that_do_not_fit(self, net):
         narrow = clone(net).set_params(module__n_out=1)
-        words = r"gives 1 output, but y has 1 column.*to 2"
+        words = r"returns 1 output, but y has 1 column.*to 2"
         with pytest.raises(ValueError, match=words):
             LaplaceRegressor(narrow).fit(*noisy(60))
         with pytest.raises(ValueError, match="refine=True needs a loss that is convex"):

@@ -108,7 +108,7 @@ def test_what_needs_a_choice_is_refused(model, words):
 def test_weights_of_zero_are_refused():
     weights = np.ones(90)
     weights[3] = 0
-    words = "IterableDataset", "weights of zero"
+    words = "IterableDataset", "zero weights"
     refused_fit(
         LaplaceClassifier(NET), *words, data=(Stream(X), Y), sample_weight=weights
     )

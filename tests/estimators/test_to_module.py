@@ -306,7 +306,7 @@ def test_refusals():
     # its last layer predicts two items of each sample
     pairs = rng.standard_normal((80, 2, 3)).astype("f4")
     model = LaplaceRanker(**QUICK).fit(pairs, pairs[:, 1, 0] > pairs[:, 0, 0])
-    with pytest.raises(ValueError, match="outputs are those of the network"):
+    with pytest.raises(ValueError, match="outputs are the outputs of the network"):
         model.to_module()
 
 

@@ -159,7 +159,7 @@ REFUSED = {
     "none": ({"parameters": []}, ["parameters", "empty"]),
     "no noise": ({"parameters": "sigma_noise"}, ["sigma_noise", "no observation"]),
     "tempered evidence": ({"parameters": "temperature"}, ["Pass X and y"]),
-    "targets alone": ({"y": SAMPLES[1]}, ["given without X"]),
+    "targets alone": ({"y": SAMPLES[1]}, ["passed without X"]),
     "weights alone": ({"sample_weight": np.ones(3)}, ["sample_weight", "without X"]),
     "inputs alone": ({"X": SAMPLES[0]}, ["y is missing"]),
     "lengths": ({"X": SAMPLES[0], "y": SAMPLES[1][:9]}, ["inconsistent"]),

@@ -203,7 +203,7 @@ class TestOthers:
         [
             (lambda f, y: -((y - f) ** 2), "does not integrate to one: the logarithm"),
             (lambda f, y: 0 * f, "does not integrate|log_prob returns shape"),
-            (lambda f, y: Normal().log_prob(f, y).sum(-1), "without a sum"),
+            (lambda f, y: Normal().log_prob(f, y).sum(-1), "do not sum"),
         ],
     )
     def test_wrong_densities_are_refused(self, log_prob, words):
@@ -221,7 +221,7 @@ class TestOthers:
 
         X, y = waves(40)
         model = LaplaceRegressor(regressor(criterion=Mean), likelihood=Normal())
-        with pytest.raises(ValueError, match="Mean needs an attribute reduction"):
+        with pytest.raises(ValueError, match="Mean must have an attribute reduction"):
             model.fit(X, y, sample_weight=np.ones(40))
 
     def test_the_default_network_is_refused(self):

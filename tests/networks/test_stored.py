@@ -144,5 +144,5 @@ def test_a_whole_array_that_does_not_fit(array, monkeypatch):
     np.testing.assert_array_equal(np.asarray(array), VALUES)
     monkeypatch.setattr("sklaplace.core.budget.SMALL", 0)
     monkeypatch.setattr("sklaplace.core.budget.free_bytes", lambda device: 100)
-    with pytest.raises(ValueError, match="pass a net"):
+    with pytest.raises(ValueError, match="pass a skorch net"):
         np.asarray(array)

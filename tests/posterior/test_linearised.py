@@ -165,7 +165,7 @@ def test_estimators_refine_all_weights(structure, prior, tmp_path):
     for other in (again, pickle.loads(pickle.dumps(model))):
         proba = other.predict_proba(X)
         np.testing.assert_array_equal(proba, model.predict_proba(X))
-    with pytest.raises(ValueError, match="new rows would be linearised"):
+    with pytest.raises(ValueError, match="New rows are linearised"):
         model.partial_fit(X, y)
 
 

@@ -1,1 +1,1 @@
-"""Fitting: accumulate the curvature, solve for the posterior, estimate the noise."""
+"""Fitting: accumulate the curvature, compute the posterior, estimate the noise."""

@@ -1,4 +1,4 @@
-"""Cache of a trained network and its curvature in ``memory``."""
+"""Cache in ``memory`` for a trained network and its curvature."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -26,20 +26,21 @@ from sklaplace.networks.trained import TrainedNetwork
 
 
 class UnfinishedFit(Exception):  # noqa: N818 - it is a result
-    """A fit of a network whose training was interrupted, which is not stored."""
+    """Fit of a network whose training was interrupted; such a fit is not stored."""
 
 
 @dataclass(frozen=True)
 class FitWork:
-    """Pending training of a network and accumulation of its curvature.
+    """Pending work of a fit: train a network and accumulate its curvature.
 
     Attributes
     ----------
     trainer : LaplaceTrainer
-        Trains the network.
+        Trainer of the network.
     solver : LaplaceSolver
-        Accumulates the curvature.
+        Solver that accumulates the curvature.
     data : EncodedData
+        Training samples, and any held-out samples for tuning.
         Training samples, and any held-out samples for tuning.
     """
 
@@ -54,8 +55,8 @@ class FitWork:
         with torch.inference_mode(False):
             with group.together(), private_rng(trainer.seed, device):
                 networks = trainer.train_with_folds(self.data)
-            # outside `private_rng`, which admits one thread at a time: inside, the fit
-            # would wait for workers that wait for the fit
+            # This call is outside `private_rng`, which admits one thread at a time.
+            # Inside, the fit would wait for workers that wait for the fit.
             if group.size > 1:
                 return self.solver.accumulate(*networks)
             return self._accumulated(*networks)
@@ -63,9 +64,10 @@ class FitWork:
     def _accumulated(
         self, network: TrainedNetwork, folds: list[TrainedNetwork]
     ) -> LaplaceFit:
-        """Accumulate curvature; infer layouts again if samples use layers in new ways.
+        """Accumulate curvature; infer layouts again if layers are used in new ways.
 
-        The first few samples, which layouts are inferred from, may not show every use.
+        Layouts are inferred from the first few samples, which may not use layers in
+        every way.
         """
         shown: list[Any] = []
         while True:
@@ -80,7 +82,7 @@ class FitWork:
                     raise
 
     def key(self, settings: dict[str, Any]) -> str:
-        """Return a hash of everything that the `LaplaceFit` depends on."""
+        """Return a hash of everything that determines the `LaplaceFit`."""
         options = self.solver.options
         rows = options.tunes_on_held_out, options.holds_out, options.uses_folds
         return fingerprint(
@@ -90,7 +92,7 @@ class FitWork:
                 "estimator": self.trainer.estimator,
                 "seed": self.trainer.seed,
                 "data": self.data,
-                # a refit of all weights needs the training samples again
+                # refitting all weights requires the training samples again
                 "rows": (rows, options.may_refit, options.refine is True),
             }
         )
@@ -104,18 +106,18 @@ def cached_fit(
     Parameters
     ----------
     work : FitWork
-        Computes a new fit.
+        Work to do if no fit is stored.
     memory, random_state
         Parameters of the estimator.
     settings : dict
-        Other settings of the estimator that the fit depends on.
+        Other settings of the estimator that affect the fit.
     """
     if memory is None:
         return work.done()
     if random_state is None:
         warn_user(
-            "memory has no effect with random_state=None, which makes every fit "
-            "differ. Set random_state to a number.",
+            "memory has no effect with random_state=None, because every fit differs. "
+            "Set random_state to a number.",
         )
         return work.done()
     try:
@@ -132,7 +134,7 @@ def cached_fit(
 
 
 def _stored(work: FitWork) -> LaplaceFit:
-    """Return the fit to store; raise UnfinishedFit with it after Ctrl-C."""
+    """Return the fit to store, or raise UnfinishedFit with the fit after Ctrl-C."""
     fit = work.done()
     if work.trainer.is_interrupted:
         raise UnfinishedFit(fit)

@@ -1,4 +1,4 @@
-"""Changes to prior precision, noise and temperature of a fitted estimator."""
+"""Change the prior precision, noise or temperature of a fitted estimator."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,9 +28,9 @@ def under_hyperparameters(
     options: LaplaceOptions,
     targets: Targets,
 ) -> GaussianPosterior:
-    """Return the posterior with given prior precision and noise; None keeps a value.
+    """Return the posterior with new prior precision or noise; None keeps a value.
 
-    Tensors stay in their autograd graph. The noise is in units of ``y``.
+    Tensors keep their autograd graph. The noise is in units of ``y``.
     """
     values = {name: value for name, value in given.items() if value is not None}
     for name, value in values.items():
@@ -58,7 +58,7 @@ def under_hyperparameters(
 def _under_noise(
     posterior: GaussianPosterior, noise: Tensor, targets: Targets
 ) -> GaussianPosterior:
-    """Return the posterior with given noise in units of ``y``, () or (n_outputs,)."""
+    """Return the posterior with new noise in units of ``y``, () or (n_outputs,)."""
     assert isinstance(targets, NumberTargets)  # other targets have no noise
     n, scale = targets.n_outputs, targets.scaling.scale
     if noise.shape not in ((), (n,)):
@@ -71,8 +71,8 @@ def _under_noise(
     if found is None:
         now = posterior.noise_proportions * posterior.hyperparameters.sigma_noise
         raise ValueError(
-            f"sigma_noise={noise.tolist()} is in other proportions than sigma_noise_="
-            f"{(now * unit).cpu().numpy().round(6).tolist()}. Use a multiple of it, or "
+            f"sigma_noise={noise.tolist()} is not a multiple of sigma_noise_="
+            f"{(now * unit).cpu().numpy().round(6).tolist()}. Use a multiple, or "
             "fit with subset_of_weights='last_layer' and hessian_structure='kron', "
             "'diag' or 'full'."
         )
@@ -80,11 +80,11 @@ def _under_noise(
 
 
 def free_parameters(posterior: GaussianPosterior, parameters: Any) -> frozenset[str]:
-    """Return the names of the hyperparameters for `tune` to choose."""
+    """Return the names of the hyperparameters that `tune` chooses."""
     if posterior.earlier is not None:
         raise ValueError(
-            "The prior is a matrix or the posterior of an earlier task, which cannot "
-            "be tuned. Fit anew."
+            "The prior is a matrix or the posterior of an earlier task, and cannot "
+            "be tuned. Fit again with another prior."
         )
     if parameters is None:
         return frozenset(TUNABLE[: 1 + posterior.likelihood.has_noise])
@@ -92,7 +92,7 @@ def free_parameters(posterior: GaussianPosterior, parameters: Any) -> frozenset[
     for name in names:
         check_option("parameters", name, TUNABLE)
     if not names:
-        raise ValueError("parameters is empty. Name what is to be chosen, or use None.")
+        raise ValueError("parameters is empty. Name the ones to tune, or use None.")
     if "sigma_noise" in names:
         _check_noise(posterior, "is to be tuned", "Leave it out of parameters.")
     return frozenset(names)
@@ -108,13 +108,13 @@ def _check_noise(posterior: GaussianPosterior, event: str, hint: str) -> None:
 def check_evidence(
     free: frozenset[str], y: ArrayLike | None, sample_weight: ArrayLike | None
 ) -> None:
-    """Raise ValueError for targets without X, and for a free temperature."""
+    """Raise ValueError for y without X, or if the temperature would be tuned."""
     if y is not None or sample_weight is not None:
-        raise ValueError("y or sample_weight was given without X. Pass X and y.")
+        raise ValueError("y or sample_weight was passed without X. Pass X and y.")
     if "temperature" in free:
         raise ValueError(
-            "The evidence cannot choose the temperature, as a tempered likelihood is "
-            "not normalised. Pass X and y that the network was not trained on."
+            "The evidence cannot choose the temperature, because a tempered likelihood "
+            "is not normalised. Pass X and y of held-out rows."
         )
 
 
@@ -124,15 +124,15 @@ def check_addable(
     old: LaplaceOptions,
     new: LaplaceOptions,
 ) -> None:
-    """Raise ValueError if samples cannot be added under the new options."""
+    """Raise ValueError if samples cannot be added with the new options."""
     before, after = old.curvature_settings(), new.curvature_settings()
     changed = [k for k in after if fingerprint(before[k]) != fingerprint(after[k])]
     if changed:
         raise ValueError(
-            f"{listed(changed)} changed since fit. Set them back, or fit anew."
+            f"{listed(changed)} changed since fit. Restore the old value, or fit again."
         )
     if posterior.is_refitted and spec.head_map is None:
         raise ValueError(
-            "refine=True has moved the mean away from the weights, at which new rows "
-            "would be linearised. Use refine=False, or subset_of_weights='last_layer'."
+            "New rows are linearised at the trained weights, but refine=True has moved "
+            "the mean away. Use refine=False, or subset_of_weights='last_layer'."
         )

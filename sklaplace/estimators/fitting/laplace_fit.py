@@ -1,8 +1,8 @@
 """LaplaceFit: a trained network, the curvature of its loss, and its posterior.
 
-A `LaplaceFit` does not depend on the prior, noise, temperature or link, so one fit
-serves a whole search over them. `LaplaceSolver` accumulates the curvature, and computes
-the posterior for given or tuned hyperparameters:
+A `LaplaceFit` does not depend on the prior, noise, temperature or link, so a single fit
+serves a whole search over these settings. `LaplaceSolver` accumulates the curvature,
+and computes the posterior for given or tuned hyperparameters:
 
     N(mean, (scale · H + diag(prior_precision))⁻¹).
 """
@@ -67,24 +67,25 @@ from sklaplace.posterior.tuning.temperature import tune_temperature
 
 @dataclass(frozen=True)
 class LaplaceFit:
-    """A trained network and the curvature of its loss, before any prior.
+    """Trained network and the curvature of its loss, without a prior.
 
     Attributes
     ----------
     network : TrainedNetwork
-        The network, with its training samples if a refit needs them.
+        Trained network, with its training samples if a refit needs them.
     structure : Structure
         Hessian approximation.
     data_fit : DataFit
         Loss of the training samples.
     head_rows : LastLayerRecorder
-        Training samples for the last layer's linear model.
+        Samples for the linear model of the last layer.
     needs_rows : bool
         Whether a refit linearises the training samples again.
     novelty : Novelty or None
-        Novelty relative to the training samples; None without features.
+        Novelty relative to the training samples. None without features.
     folds : tuple of LaplaceFit
-        Fits of networks that were each trained without one fold of the samples and hold
+        One fit per fold, with a network that holds out this fold. Empty if tuning uses
+        other held-out samples.
         it out. Empty if other held-out samples are used for tuning.
     """
 
@@ -106,7 +107,7 @@ class LaplaceFit:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Put the networks in evaluation mode."""
+        """Put all networks into evaluation mode."""
         with ExitStack() as stack:
             for fit in (self, *self.folds):
                 stack.enter_context(fit.network.forward().frozen())
@@ -137,7 +138,7 @@ class LaplaceSolver:
         Parameters
         ----------
         network : TrainedNetwork
-            The network.
+            Trained network.
         folds : iterable of TrainedNetwork
             Networks that each hold out one fold of the samples.
         """
@@ -184,7 +185,7 @@ class LaplaceSolver:
     def add_novelty(
         self, novelty: Novelty | None, network: TrainedNetwork
     ) -> Novelty | None:
-        """Add the samples of a trained network to the novelty."""
+        """Add the samples of a trained network to its novelty reference."""
         if novelty is None:
             return None
         with NoveltyRecorder(network.spec, network.forward(), novelty) as recorder:
@@ -201,7 +202,7 @@ class LaplaceSolver:
         posterior : GaussianPosterior
             Posterior of the earlier samples.
         network : TrainedNetwork
-            Network at the posterior's mean, with the new samples.
+            Network with the posterior's mean as weights, and with the new samples.
         """
         with progress.phase("curvature"):
             more = self._sums(network)
@@ -228,17 +229,17 @@ class LaplaceSolver:
         return posterior
 
     def under(self, fit: LaplaceFit, posterior: GaussianPosterior) -> GaussianPosterior:
-        """Return the posterior of a fold's fit under another fit's hyperparameters."""
+        """Return the posterior of a fold's fit with another fit's hyperparameters."""
         with fit.evaluation():
             own, head = self.untuned(fit)
             own = own.replace(**vars(posterior.hyperparameters))
             if not posterior.is_refitted:
                 return own
-            assert head is not None  # as for the refitted posterior
+            assert head is not None  # the refitted posterior has a head, too
             return head.refit(own)
 
     def untuned(self, fit: LaplaceFit) -> tuple[GaussianPosterior, LinearModel | None]:
-        """Return the posterior before tuning, and its linear model or None."""
+        """Return the posterior before tuning, and its linear model, if any."""
         options, network, sums = self.options, fit.network, fit.data_fit
         curvature = options.configured_curvature(self.seed)
         h = initial_hyperparameters(options, network, root_mean_square(sums))
@@ -273,7 +274,7 @@ class LaplaceSolver:
             return problem.model.refit(problem.posterior)
 
     def _problem(self, fit: LaplaceFit, score: HeldOutScore) -> TuningProblem:
-        """Build the tuning problem of a fit and its folds."""
+        """Return the tuning problem of a fit and its folds."""
         posterior, head = self.untuned(fit)
         return TuningProblem(
             posterior=posterior,
@@ -292,7 +293,7 @@ class LaplaceSolver:
     def _seen_noise(
         self, fit: LaplaceFit, posterior: GaussianPosterior
     ) -> Tensor | None:
-        """Estimate the noise from training samples; return None if it is not used."""
+        """Estimate the noise from training samples; None if it is not needed."""
         is_alone = fit.network.held_out is None and not fit.folds
         is_used = is_alone and self.options.tuner == "auto"
         if not (is_used and posterior.likelihood.has_noise):
@@ -305,7 +306,7 @@ class LaplaceSolver:
     def _learned(
         self, network: TrainedNetwork, posterior: GaussianPosterior
     ) -> Tensor | None:
-        """Return the prior precision that a callback learned in training, or None."""
+        """Return the prior precision that a training callback learned, or None."""
         names = [block.name for block in posterior.layout.blocks]
         for _, callback in getattr(network.net, "callbacks_", []):
             found = getattr(callback, "precisions_", {})
@@ -323,17 +324,17 @@ class LaplaceSolver:
         free: Collection[str],
         novelty: Novelty | None,
     ) -> GaussianPosterior:
-        """Tune the hyperparameters of a posterior again, and keep its mean.
+        """Tune the hyperparameters of a posterior again, and leave its mean unchanged.
 
         Parameters
         ----------
         posterior : GaussianPosterior
             Fitted posterior.
         network : TrainedNetwork
-            Its network, with held-out samples to score on, if any. Without them, the
-            evidence is maximised.
+            Network of the posterior, with any held-out samples for scoring. Without
+            held-out samples, the evidence is maximised.
         score : HeldOutScore
-            Scoring of held-out samples.
+            Score of held-out samples.
         free : collection of str
             Names of the hyperparameters to choose.
         novelty : Novelty or None
@@ -367,7 +368,7 @@ class LaplaceSolver:
     ) -> Iterable[LinearisedBatch] | None:
         """Return linearised held-out samples, kept in memory for a last layer.
 
-        Otherwise, or if they need too much memory, each pass linearises them again.
+        For other layers, or if memory is short, each pass linearises the samples again.
         """
         if network.held_out is None:
             return None
@@ -385,7 +386,7 @@ class LaplaceSolver:
         layout = network.spec.layout
         if layout.head is None:
             return rows
-        width = layout.blocks[0].factor_shape[1]  # inputs; outputs and their gradients
+        width = layout.blocks[0].factor_shape[1]  # inputs, plus outputs and gradients
         needed = 8 * len(network.held_out) * (width + 3 * network.spec.n_outputs)
         return list(rows) if needed <= KEPT_BUDGET else rows
 
@@ -402,17 +403,17 @@ class LinearisedSamples:
     Attributes
     ----------
     network : TrainedNetwork
-        The network.
+        Trained network.
     batches : Batches
         Samples to linearise.
     in_training : bool
-        Whether to hash the samples, as a refit requires.
+        Whether to hash the samples, which a refit requires.
     is_centred : bool
-        Whether to subtract the mean of the outputs, which a softmax ignores.
+        Whether to subtract the mean over outputs, which a softmax ignores.
     novelty : Novelty or None
-        If given, each pass computes leverages of the samples.
+        Novelty with which each pass computes the samples' leverages, if given.
     leverages : list of Tensor
-        List that the leverages are appended to; see `HeldOutScore`.
+        List to which each pass appends leverages; see `HeldOutScore`.
     """
 
     network: TrainedNetwork
@@ -446,9 +447,9 @@ class LinearisedSamples:
 def initial_hyperparameters(
     options: LaplaceOptions, network: TrainedNetwork, noise: Tensor | None = None
 ) -> Hyperparameters:
-    """Return the hyperparameters at the beginning of tuning.
+    """Return the hyperparameters at the start of tuning.
 
-    The prior precision is one, and the noise is ``noise``, if they are to be tuned.
+    If tuned, the prior precision starts at one, and the noise starts at ``noise``.
     """
     layout, device = network.spec.layout, network.device
     names = "prior_precision", "prior_mean", "sigma_noise", "temperature"
@@ -476,8 +477,8 @@ def prior_of_matrix(
 ) -> GaussianPosterior:
     """Return the Gaussian prior with a precision matrix (P, P) and the prior mean.
 
-    Half of the smallest eigenvalue is the diagonal; the rest takes the place of the
-    curvature of an earlier task.
+    Half of the smallest eigenvalue becomes the diagonal of the prior. The rest of the
+    matrix is treated as the curvature of an earlier task.
     """
     precision = torch.tensor(np.asarray(matrix, dtype=float)).to(posterior.mean)
     precision = (precision + precision.T) / 2
@@ -504,7 +505,7 @@ def at_weights(
     hyperparameters: Hyperparameters,
     curvature_order: int,
 ) -> GaussianPosterior:
-    """Return the posterior with its mean at the weights of the network."""
+    """Return the posterior with the network's weights as its mean."""
     spec = network.spec
     weights = spec.layout.read(as_forward(network.net).module)
     return GaussianPosterior(
@@ -525,7 +526,7 @@ def _check_definite(posterior: GaussianPosterior, *, is_tuned: bool) -> None:
     if is_tuned and lowest < 0:
         raise ValueError(
             "curvature='hessian' cannot be tuned: the Hessian of the loss has the "
-            f"eigenvalue {lowest:.3g}, so the weights are no minimum. Use "
+            f"eigenvalue {lowest:.3g}, so the weights are not a minimum. Use "
             "curvature='ggn', or a larger fixed prior_precision."
         )
     posterior.log_marginal_likelihood()  # raises if the prior precision is too small
@@ -539,9 +540,9 @@ def _check_resolved(posterior: GaussianPosterior, network: TrainedNetwork) -> No
 def network_at_mean(
     posterior: GaussianPosterior, network: TrainedNetwork, data: TrainingData
 ) -> TrainedNetwork:
-    """Return the network at the posterior's mean, or a copy if it was refitted.
+    """Return the network, or a copy with the posterior's mean if it was refitted.
 
-    ``data`` holds the training samples of the returned network.
+    ``data`` contains the training samples of the returned network.
     """
     net = network.net
     if posterior.is_refitted:
@@ -551,10 +552,10 @@ def network_at_mean(
 
 
 def are_certain(posterior: GaussianPosterior) -> bool:
-    """Return whether the prior leaves the weights almost no uncertainty.
+    """Return whether the prior leaves almost no uncertainty about the weights.
 
-    The effective number of parameters (MacKay 1992) is then less than one. Its upper
-    bound is the trace of the curvature divided by the prior precision.
+    The effective number of parameters (MacKay 1992) is then less than one. The trace of
+    the curvature divided by the prior precision is an upper bound of this number.
     """
     size = posterior.scale * posterior.structure.trace()
     return bool(size < posterior.prior_precision.min())
@@ -563,12 +564,12 @@ def are_certain(posterior: GaussianPosterior) -> bool:
 def warn_without_residual(
     posterior: GaussianPosterior, options: LaplaceOptions
 ) -> None:
-    """Warn if a requested or needed residual is not possible for the network."""
+    """Warn if the network cannot have a residual that is requested or needed."""
     if options.residual != "auto":
         warn_user(
-            f"residual={options.residual} has no effect: the network has no features, "
-            "or its likelihood no unit for a residual. See score_samples; or use "
-            "'none'."
+            f"residual={options.residual} has no effect: the network has no features "
+            "(see score_samples), or its likelihood has no unit for a residual. Use "
+            "residual='none'."
         )
     elif options.free_prior and are_certain(posterior):
         warn_user(

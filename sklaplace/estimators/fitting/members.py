@@ -1,4 +1,4 @@
-"""Members that base classes of estimators share without another base class.
+"""Members that several base classes of estimators share without inheritance.
 
 The classes assign these functions as methods.
 """
@@ -41,14 +41,14 @@ from sklaplace.networks.training import copied
 
 T = TypeVar("T", bound=Trainer)
 
-# fitted attributes with tensors
+# fitted attributes that contain tensors
 _WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
-# attributes that functions of outputs do not need
+# attributes that are not needed to compute functions of outputs
 _SENT_APART = (
     *("estimator", "estimator_", "prior", "memory", "posterior_", "_novelty"),
     "_conformal",
 )
-# parameters of predictions, which can change after fit
+# parameters that only affect predictions, and can change after fit
 _PREDICTING = (
     *("pred_type", "n_samples", "batch_size", "n_jobs", "residual"),
     *("link_approx", "dirichlet_approx"),
@@ -58,9 +58,9 @@ _PREDICTING = (
 # ----------------------------------------------------------------------------- fit
 @contextmanager
 def reported(self: Any) -> Iterator[None]:
-    """Report progress and a summary; restore all attributes if anything raises.
+    """Report progress and a summary; restore all attributes after an error.
 
-    Conformity scores of earlier predictions are removed.
+    Conformity scores for earlier predictions are removed.
     """
     before = dict(vars(self))
     vars(self).pop("_conformal", None)
@@ -84,7 +84,7 @@ def check_parameters(self: Any) -> None:
 
 
 def check_settings(self: Any) -> None:
-    """Raise an error for invalid parameters of predictions."""
+    """Raise an error for invalid parameters that affect predictions."""
     values = {name: getattr(self, name) for name in _PREDICTING if hasattr(self, name)}
     validate_parameter_constraints(
         self._parameter_constraints, values, type(self).__name__
@@ -94,7 +94,7 @@ def check_settings(self: Any) -> None:
 def new_trainer(
     self: Any, kind: type[T], validation_fraction: float | None, **options: Any
 ) -> T:
-    """Return a trainer; ``options`` are specific to its class."""
+    """Return a trainer; ``options`` are specific to the trainer's class."""
     return kind(
         estimator=self.estimator,
         targets=self._targets,
@@ -108,7 +108,7 @@ def new_trainer(
 
 # ------------------------------------------------------------------------- samples
 def encode(self: Any, samples: Samples) -> EncodedData:
-    """Return samples, checked and encoded, and set the encoding of later samples."""
+    """Check and encode samples, and set the encoding of later samples."""
     self._input_type = InputForm.of(inner_net(self.estimator), samples.X)
     if (samples.X_val is None) != (samples.y_val is None):
         missing = "y_val" if samples.y_val is None else "X_val"
@@ -143,7 +143,7 @@ def encode(self: Any, samples: Samples) -> EncodedData:
 def check_samples(
     self: Any, X: Inputs, y: ArrayLike, *, reset: bool
 ) -> tuple[Any, Any]:
-    """Return validated inputs and targets, with inputs cast."""
+    """Return validated targets, and validated and cast inputs."""
     options = {"reset": reset, "allow_nd": is_classifier(self)}
     X, y = self._input_type.check_samples(self, X, y, **options)
     if reset:
@@ -154,9 +154,9 @@ def check_samples(
 def new_data(
     self: Any, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
 ) -> TrainingData:
-    """Return new samples for the fitted network, validated, cast and encoded."""
+    """Return new samples, validated, cast and encoded for the fitted network."""
     inputs, targets = self._check_samples(X, y, reset=False)
-    if is_opaque(inputs):  # arrays have been checked against the training data
+    if is_opaque(inputs):  # arrays were already checked against the training data
         with naming(X="X"):
             check_applicable(self.estimator_, inputs)
     return weighted_data(self._targets, inputs, targets, sample_weight)
@@ -166,24 +166,24 @@ def new_data(
 def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     """Calibrate conformal intervals and sets, which have guaranteed coverage.
 
-    Computes the scores that ``method="conformal"`` of `predict_interval`, or of
-    `predict_set`, needs. Predictions of other methods do not change. `fit`,
-    `partial_fit`, `tune` and `recalibrate` remove the scores; call this method
-    again after them, and after changes of parameters of predictions.
+    The scores of X are needed by ``method="conformal"`` of `predict_interval` and
+    `predict_set`. Other predictions do not change. `fit`, `partial_fit`, `tune` and
+    `recalibrate` remove the scores. Call this method again after these methods, and
+    after changes to parameters that affect predictions.
 
     Parameters
     ----------
     X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-        With ``cv=None``, samples that were used neither for training nor for
-        tuning. Otherwise, all samples, such as those of ``fit``.
+        With ``cv=None``, samples that were not used for training or tuning. Otherwise,
+        all samples, for example the samples passed to ``fit``.
     y : array-like of shape (n,) or (n, n_outputs)
         Targets of the samples.
     cv : int, splitter, iterable or None, default=None
-        None uses the fitted model (split conformal prediction). A number of folds
-        trains one clone per fold on the other folds (CV+), which leaves all samples
-        to training. Copies of a sample are in the same fold. For groups, pass the
-        list of ``splitter.split(X, y, groups)``. Clones are fitted to X and y alone,
-        without sample weights, groups and other arguments of ``fit``.
+        With None, the fitted model is used (split conformal prediction). With a number
+        of folds, one clone per fold is trained on the other folds (CV+), so that all
+        samples can be used for training. Copies of a sample are in the same fold. For
+        groups, pass the list of ``splitter.split(X, y, groups)``. Clones are fitted
+        only to X and y, without sample weights, groups and other arguments of ``fit``.
 
     Returns
     -------
@@ -193,26 +193,27 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     Raises
     ------
     ValueError
-        If a network is frozen but ``cv`` is given, folds do not hold out each
-        sample once, or a sample has several labels.
+        If a network is frozen and ``cv`` is not None, if folds do not hold out each
+        sample once, or if a sample has several labels.
 
     See Also
     --------
-    fit : Also takes held-out samples, for tuning.
+    fit : Fit the model, with held-out samples for tuning.
 
     Notes
     -----
-    Guaranteed: for samples that are exchangeable with the calibration samples, an
-    interval or set contains the target with at least the probability ``coverage``, on
-    average over calibration samples; with ``cv`` and folds of equal size, the guarantee
+    For samples that are exchangeable with the calibration samples, an interval or set
+    contains the target with a probability of at least ``coverage``, on average over
+    calibration samples. With ``cv`` and folds of equal size, the guaranteed probability
     is ``2 * coverage - 1 - √(2/n)``, and the actual probability is usually close to
-    ``coverage``. Not guaranteed: coverage for given inputs or groups, under a shift of
-    the data, or for several outputs at once, unless the method is ``"joint"``.
+    ``coverage``. There is no guarantee for individual inputs or groups, or after a
+    shift of the data. For several outputs at once, only the method ``"joint"`` has a
+    guarantee.
 
     The score of a number is its distance from the mean in predictive standard
-    deviations. If the noise depends on the inputs, it is the modulus of the normal
+    deviations. If the noise depends on the inputs, the score is the absolute normal
     score under the predictive distribution. The score of a label is one minus its
-    probability. Takes one prediction, or one fit per fold.
+    probability. The method costs one prediction of X, or one fit per fold.
 
     References
     ----------
@@ -242,8 +243,8 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
         return self
     if is_frozen(self.estimator):
         raise ValueError(
-            "cv trains the network on folds, but this one is frozen. Use cv=None, with "
-            "rows that it was not trained on."
+            "cv trains the network on folds, but this network is frozen. Use cv=None, "
+            "with rows that the network was not trained on."
         )
     inputs, labels = self._check_samples(X, y, reset=False)
     data = TrainingData(inputs, self._targets.encode(labels), None)
@@ -257,7 +258,7 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
 
 
 def calibrated(self: Any) -> Conformal:
-    """Return the conformity scores; raise if there are none for these predictions."""
+    """Return the conformity scores, or raise ValueError if there are none."""
     check_is_fitted(self)
     found = cast(Conformal | None, self._conformal)
     if found is None or found.settings != _predicting(self):
@@ -269,53 +270,53 @@ def calibrated(self: Any) -> Conformal:
 
 
 def _predicting(self: Any) -> dict[str, Any]:
-    """Return the values of parameters that predictions depend on."""
+    """Return the values of parameters that affect predictions."""
     names = {*_PREDICTING} - {"batch_size", "n_jobs"}
     return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
 
 # --------------------------------------------------------------------- persistence
-# version of the state in files, raised if older versions cannot read newer files
+# version of the file format, raised if older versions cannot read newer files
 FORMAT = 1
 _FORMAT = "_sklaplace_format"
 
 
 def reduce_ex(self: object, protocol: object) -> Any:
-    """Pickle the estimator with tensors on the CPU; skorch pickles the networks."""
+    """Pickle the estimator with its tensors on the CPU; skorch pickles the networks."""
     state = _to_store(worker_state(vars(self), _SENT_APART))
     state = moved_entries(state, _WITH_TENSORS, "cpu")
     return pickled(self, state, _new, type(self), FORMAT)
 
 
 def _new(kind: type, version: int) -> Any:
-    """Return an empty estimator, before its state is loaded; check the version."""
+    """Check the version, and return an empty estimator to load the state into."""
     _check_version(version)
     return object.__new__(kind)
 
 
 def _check_version(version: int) -> None:
-    """Raise ValueError if a newer version of this package has written a file."""
+    """Raise ValueError for a file from a newer version of this package."""
     if version > FORMAT:
         raise ValueError(
-            f"The file has format {version} of a newer version of sklaplace. This "
+            f"The file has format {version}, from a newer version of sklaplace. This "
             f"version reads formats up to {FORMAT}. Update sklaplace."
         )
 
 
 def getstate(self: object) -> dict[str, Any]:
-    """Return the state without tensors for skops, see `to_portable`."""
+    """Return the state without tensors, for skops; see `to_portable`."""
     return {**to_portable(_to_store(vars(self))), _FORMAT: FORMAT}
 
 
 def _to_store(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state without the copy of a frozen network, if it is still a copy."""
+    """Return a state without the copy of a frozen network that has not changed."""
     estimator, fitted = state.get("estimator"), state.get("estimator_")
     if fitted is None or not is_frozen(estimator):
         return state
     original = getattr(inner_net(estimator), "module_", None)
     try:
         is_copy = fingerprint(fitted.module_) == fingerprint(original)
-    except Exception:  # code without a source, such as a lambda
+    except Exception:  # code without source, such as a lambda
         return state
     return {**state, "estimator_": None} if is_copy else state
 
@@ -326,7 +327,7 @@ def setstate(self: Any, state: dict[str, Any]) -> None:
     Raises
     ------
     ValueError
-        If a newer version of this package has written the state.
+        If a newer version of this package wrote the state.
     """
     _check_version(state.get(_FORMAT, FORMAT))
     vars(self).update(from_portable(state))
@@ -339,14 +340,14 @@ def setstate(self: Any, state: dict[str, Any]) -> None:
 
 
 # ------------------------------------------------------------------------- display
-# fitted attributes in the summary, with their names there
+# fitted attributes in the summary, with their names in the summary
 _SHOWN = {"elbo_": "ELBO", "kl_": "KL", "best_score_": "score", "n_splits_": "folds"}
-# fitted attributes that the table in a notebook leaves out
+# fitted attributes that the table in a notebook does not show
 _INTERNAL = {"network_spec_"}
 
 
 def summary(self: Any) -> str:
-    """Return a one-line summary of the fit and of the settings of predictions."""
+    """Return a one-line summary of the fit and of the prediction settings."""
     check_settings(self)
     likelihood = self.network_spec_.likelihood
     parts = [*self._fit_summary(), f"{type(likelihood).__name__} likelihood"]
@@ -366,15 +367,15 @@ def summary(self: Any) -> str:
 
 @available_if(lambda self: hasattr(self, "estimator_"))  # type: ignore[untyped-decorator]
 def visual_block(self: Any) -> Any:
-    """Return the block of a fitted estimator in a notebook, with its summary.
+    """Return the notebook block of a fitted estimator, with its summary.
 
-    Unfitted estimators use scikit-learn's default block.
+    Unfitted estimators have scikit-learn's default block.
     """
     from sklearn.utils._repr_html.estimator import _VisualBlock
 
     try:
         caption = self._summary()
-    except ValueError:  # an invalid parameter, set after fit, raises later
+    except ValueError:  # a parameter set after fit is invalid; predictions will raise
         caption = None
     name = type(self).__name__
     return _VisualBlock(
@@ -385,8 +386,8 @@ def visual_block(self: Any) -> Any:
 def fitted_attributes(self: object, doc_link: str = "") -> Any:
     """Return scikit-learn's table of fitted attributes, without misleading ones.
 
-    If the prior was not chosen by the evidence, the evidence at weights that were not
-    refitted says little about the model.
+    If the prior was not chosen by the evidence and the weights were not refitted, the
+    evidence says little about the model.
     """
     table = _TABLE(self, doc_link)
     hidden = set(_INTERNAL)
@@ -397,5 +398,5 @@ def fitted_attributes(self: object, doc_link: str = "") -> Any:
     return table
 
 
-# absent from older versions of scikit-learn, which then do not call ours
+# older versions of scikit-learn lack this attribute and do not call our function
 _TABLE: Any = getattr(BaseEstimator, "_get_fitted_attr_html", None)

@@ -1,4 +1,4 @@
-"""Noise: the standard deviation of observation noise, estimated from residuals."""
+"""Noise: the standard deviation of the observation noise, estimated from residuals."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -31,8 +31,8 @@ _LOG_BOUNDS = math.log(1e-4), math.log(1e1)
 def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float:
     """Return the noise that maximises the likelihood of a dataset's targets.
 
-    Maximises ``Σ w log N(y | mean, variance + σ²)`` over σ, with the means and
-    variances of drawn outputs.
+    The function maximises ``Σ w log N(y | mean, variance + σ²)`` over σ, with the mean
+    and variance over draws of the outputs.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float:
 
     Notes
     -----
-    Costs one pass over the samples. The outputs are then kept in (n, c) memory.
+    The estimate costs one pass over the samples. The outputs need (n, c) memory.
     """
     likelihood, parts = outputs.network.spec.likelihood, []
     for draws, y, w in outputs.draws_of(dataset):
@@ -72,30 +72,30 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float:
     return scale * math.exp(float(found.x))
 
 
-# Number of residuals that a noise model is fitted to.
+# Largest number of residuals for fitting a noise model.
 MOST_RESIDUALS = 10_000
-# Largest leverage of a sample whose variance without it is computed.
+# Largest leverage of a sample for computing its variance without the sample.
 MOST_LEVERAGE = 0.95
 # Smallest noise level of a target column, relative to the largest level.
 _SMALLEST_RATIO = 1e-3
-# Mean leverage beyond which residuals are uninformative.
+# With a larger mean leverage, residuals contain little information about the noise.
 _LARGEST_LEVERAGE = 0.99
-# Factor of change in the proportions of noise levels that triggers a warning.
+# A larger change in the proportions of noise levels, as a factor, triggers a warning.
 NOTABLE_CHANGE = 2.0
 
 
 def with_column_noises(networks: Sequence[TrainedNetwork]) -> list[TrainedNetwork]:
-    """Set relative noise levels of the target columns.
+    """Set the relative noise level of each target column.
 
     Levels are proportional to the root mean square residuals of the columns, on
-    held-out samples if available, else on training samples. A tuner chooses their
-    common factor.
+    held-out samples if available, and otherwise on training samples. The tuner chooses
+    a common factor.
 
     Parameters
     ----------
     networks : sequence of TrainedNetwork
-        A network, and the networks of its folds, if any. A likelihood that is not
-        Gaussian, has one column, or already has noise levels is unchanged.
+        The network, followed by the networks of any folds. The likelihood stays
+        unchanged if it is not Gaussian, has one column, or already has noise levels.
     """
     likelihood = networks[0].spec.likelihood
     is_shared = isinstance(likelihood, Gaussian) and likelihood.relative is None
@@ -111,7 +111,7 @@ def with_column_noises(networks: Sequence[TrainedNetwork]) -> list[TrainedNetwor
 
 
 def _squares(network: TrainedNetwork) -> Tensor:
-    """Return weighted sums of squared residuals, (c,)."""
+    """Return the weighted sum of squared residuals per column, (c,)."""
     dataset = network.train if network.held_out is None else network.held_out
     forward, total = network.forward(), torch.zeros((), dtype=torch.float64)
     with forward.frozen(), torch.no_grad():
@@ -123,7 +123,7 @@ def _squares(network: TrainedNetwork) -> Tensor:
 
 
 def _proportions(squares: Tensor) -> Tensor:
-    """Return levels (c,) with geometric mean one, from sums of squared residuals."""
+    """Return levels (c,) with a geometric mean of one, from squared residuals (c,)."""
     largest = squares.max().clamp(min=torch.finfo(squares.dtype).tiny)
     levels = (squares / largest).sqrt().clamp(min=_SMALLEST_RATIO)
     return levels / levels.log().mean().exp()
@@ -132,27 +132,27 @@ def _proportions(squares: Tensor) -> Tensor:
 def held_out_residuals(
     outputs: BatchedOutputs, parts: Iterable[BatchedOutputs], levels: np.ndarray
 ) -> Residuals:
-    """Return residuals of samples that networks hold out.
+    """Return the residuals of held-out samples.
 
     Parameters
     ----------
     outputs : BatchedOutputs
-        Outputs of the network that predicts, which provides features.
+        Outputs of the network for predictions, which provides features.
     parts : iterable of BatchedOutputs
-        Outputs of networks with held-out samples, used for moments. One may be
-        ``outputs`` itself. Samples beyond `MOST_RESIDUALS` are ignored.
+        Outputs of networks with held-out samples, which provide moments. May include
+        ``outputs``. Samples beyond `MOST_RESIDUALS` are ignored.
     levels : ndarray of shape (c,)
-        Levels of constant noise.
+        Constant noise levels.
 
     Notes
     -----
-    Outputs of a network of a fold have larger variances than predictions will have,
-    because it was trained on fewer samples. For a linear model with variance v and
-    noise level s, leaving a sample out raises its variance to v / (1 - v / s²). Each
-    column is divided by the median ratio of the variances to this value, if that is
-    more than one.
+    The network of a fold has larger variances than the network for predictions, because
+    it was trained on fewer samples. For a linear model with variance v and noise level
+    s, leaving a sample out raises its variance to v / (1 - v / s²). Each column of
+    variances is divided by the median ratio of the variances to this value, if the
+    ratio exceeds one.
 
-    Copies of a sample with the same target are one residual, with the sum of their
+    Copies of a sample with the same target count as one residual, with the sum of their
     weights. Weights are scaled to sum to the effective number of residuals (Kish 1965),
     because copies are not independent.
     """
@@ -195,18 +195,18 @@ def held_out_residuals(
     rows = order[np.sort(np.unique(groups[order], return_index=True)[1])]
     w = np.bincount(groups, weights=w)[groups[rows]]
     moments, values, keys = [m[rows] for m in moments], values[rows], keys[rows]
-    w = w * w.sum() / (w**2).sum()  # sums to the effective number of residuals
+    w = w * w.sum() / (w**2).sum()  # the sum is the effective number of residuals
     return Residuals(Predictions(*map(torch.from_numpy, moments)), values, w, keys)
 
 
 def with_residual_noise(
     posterior: GaussianPosterior, held_out: Iterable[LinearisedBatch] | None
 ) -> GaussianPosterior:
-    """Set initial noise levels of a posterior, which a tuner then scales.
+    """Set initial noise levels of a posterior, which the tuner then scales.
 
-    Like `with_column_noises`, but with residuals around the posterior's mean, on
-    held-out samples if given, else on training samples. If outputs share weights,
-    levels keep their proportions.
+    As for `with_column_noises`, but residuals are relative to the posterior's mean. The
+    samples are held-out samples if given, and otherwise training samples. If outputs
+    share weights, levels keep their proportions.
     """
     losses = posterior.data_fit.by_output
     if losses is not None:
@@ -225,16 +225,16 @@ def with_residual_noise(
 def seen_noise(
     data_fit: DataFit, novelty: Novelty | None, n_layers: int, relative: Tensor
 ) -> Tensor:
-    """Estimate the noise, (), from residuals of the training samples.
+    """Estimate the noise, (), from the residuals of the training samples.
 
     For residuals ``r`` and leverages ``h`` of the last layer's features,
 
         σ² = min(mean r² / (1 - mean h)^{2L}, variance of the targets).
 
-    For L = 1, the first term is the generalised cross-validation of the last layer. It
-    estimates the mean square of leave-one-out residuals. The features were trained on
-    the same samples, so each of the L layers counts like the last layer. For a network
-    that predicts worse than the mean of the targets, σ² is ``mean r²``.
+    For L = 1, the first term is the generalised cross-validation of the last layer,
+    which estimates the mean square of leave-one-out residuals. The features were
+    trained on the same samples, so each of the L layers counts like the last layer. If
+    the network predicts worse than the mean of the targets, σ² is ``mean r²``.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ def seen_noise(
     n_layers : int
         Number of layers L with a weight matrix.
     relative : Tensor of shape (c,)
-        Noise levels of the columns relative to their common factor.
+        Relative noise levels of the columns.
 
     References
     ----------
@@ -269,7 +269,7 @@ def root_mean_square(data_fit: DataFit) -> Tensor:
 def loss_per_target(
     data_fit: DataFit, network: TrainedNetwork, posterior: GaussianPosterior
 ) -> float:
-    """Return the network's mean loss per target, at the posterior's noise levels."""
+    """Return the network's mean loss per target, with the posterior's noise levels."""
     if data_fit.by_output is not None:
         relative = getattr(network.spec.likelihood, "relative", None)
         before = data_fit.loss.new_tensor(relative or (1.0,))
@@ -279,17 +279,17 @@ def loss_per_target(
 
 
 def _weighted_squares(posterior: GaussianPosterior, batch: LinearisedBatch) -> Tensor:
-    """Return weighted sums of squared residuals of a batch, (c,)."""
+    """Return the weighted sum of a batch's squared residuals per column, (c,)."""
     mean = linearised_mean(posterior, batch.f, batch.jacobian)
     return batch.weights.double() @ (mean - batch.targets).double() ** 2
 
 
 def _warn_of_kept_proportions(posterior: GaussianPosterior, levels: Tensor) -> None:
-    """Warn if noise levels are far from the proportions of the residuals."""
+    """Warn if the proportions of noise levels and residuals differ much."""
     change = (levels / posterior.noise_proportions).log()
     if (change - change.mean()).abs().max() > math.log(NOTABLE_CHANGE):
         warn_user(
             "The residuals of the columns of y are not in the proportions of their "
-            "noise levels, which are kept. Fit anew with sigma_noise='auto', or with "
-            "one number per column."
+            "noise levels, but tune keeps these proportions. Fit again with "
+            "sigma_noise='auto', or with one number per column."
         )

@@ -1,13 +1,13 @@
 """PriorSearch: prior precision by cross-validation, with one training per fold.
 
-Neither the trained network nor its curvature depends on the prior. So each fold
+Neither the trained network nor its curvature depends on the prior. Therefore, each fold
 trains once and linearises its held-out samples once, for all prior precisions:
 
     score(δ) = mean over folds k of mean over samples n of fold k of
                log p(yₙ | xₙ, samples of the other folds, δ).
 
-For each prior precision, unknown observation noise σ is chosen to maximise the
-log-likelihood of the held-out samples of all folds together.
+For each prior precision, an unknown observation noise σ is chosen to maximise the
+log-likelihood of the held-out samples of all folds.
 """
 
 import copy
@@ -42,18 +42,18 @@ from sklaplace.estimators.predicting.glm_outputs import LinearisationCache
 from sklaplace.estimators.training.samples import Samples, as_groups, as_weights
 from sklaplace.networks.data import TrainingData, is_opaque, take_rows
 
-# Smallest noise, as a fraction of the targets' standard deviation, and the tolerance
-# for the logarithm of the noise.
+# Smallest noise, as a fraction of the targets' standard deviation, and tolerance for
+# the logarithm of the noise.
 SMALLEST_NOISE = 1e-6
 NOISE_TOLERANCE = 1e-3
-# Half the width of the first search interval for log σ at the next prior precision.
+# Half the width of the first search interval of log σ for the next prior precision.
 NOISE_STEP = 0.3
 
 Params = dict[str, float]
 
 
 def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
-    """Select samples in their original form, with targets and weights."""
+    """Select samples in their original form, with their targets and weights."""
     take = take_rows if is_opaque(data.X) else _safe_indexing
     X, data = take(data.X, rows), replace(data, X=np.arange(len(data.y)))
     return replace(data.take(rows), X=X)
@@ -61,12 +61,12 @@ def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
 
 @dataclass
 class Fold:
-    """A model trained on the other folds, and the held-out samples of this fold.
+    """Model trained on the other folds, and the held-out samples of this fold.
 
     Attributes
     ----------
     model : LaplaceClassifier or LaplaceRegressor
-        The model to train.
+        Model to train.
     samples : Samples
         Samples of the other folds.
     held_out : TrainingData
@@ -78,7 +78,7 @@ class Fold:
     held_out: TrainingData
 
     def trained(self) -> "Fold":
-        """Train the model and accumulate its curvature, maybe in another process."""
+        """Train the model and accumulate its curvature, in any process."""
         self.options = self.model._check_options()
         fit = self.model._train_and_accumulate(self.options, self.samples)
         self.fit: LaplaceFit = fit.stored()
@@ -91,11 +91,11 @@ class Fold:
         return self
 
     def trained_scores(self, candidates: list[Params], scorer: object) -> list[float]:
-        """Train, return the scores of the fold, and keep nothing else."""
+        """Train the model, and return only the scores of the fold."""
         return self.trained().scores(candidates, scorer, in_pieces=True)
 
     def under(self, params: Params) -> Any:
-        """Return the model as if it had been fitted with the given hyperparameters."""
+        """Return the model that a fit with the given hyperparameters would produce."""
         h = self.template.hyperparameters
         units = {"sigma_noise": self.model._targets.noise_unit}
         tensors = {
@@ -108,7 +108,7 @@ class Fold:
             with self.fit.evaluation():
                 posterior = self.linear_model.refit(posterior, self._start)
             self._start = posterior.mean
-        # `set_params` would read all parameters of the net
+        # `set_params` would read all parameters of the skorch net
         self.model.__dict__.update(params)
         self.model._set_fitted(self.options, self.fit.network, posterior)
         return self.model
@@ -116,10 +116,10 @@ class Fold:
     def scores(
         self, candidates: list[Params], scorer: Any, *, in_pieces: bool = False
     ) -> list[float]:
-        """Return the scores of candidates; without a scorer, mean log-likelihoods.
+        """Return the scores of candidates, or mean log-likelihoods without a scorer.
 
-        With ``in_pieces``, log-likelihoods are computed piece by piece if linearising
-        all samples at once would need much memory.
+        With ``in_pieces``, log-likelihoods are computed in several pieces if
+        linearising all samples at once would need much memory.
         """
         data = self.held_out
         if scorer is not None:
@@ -136,7 +136,7 @@ class Fold:
         return list(totals / _row_weights(data).sum())
 
     def log_likelihood(self, params: Params, data: TrainingData) -> float:
-        """Return the log-likelihood of some held-out samples, in nats."""
+        """Return the log-likelihood of held-out samples, in nats."""
         return float(
             _row_weights(data) @ self.under(params)._log_proba_of(data.X, data.y)
         )
@@ -149,7 +149,7 @@ class Fold:
         return targets, targets - mean
 
     def _pieces(self) -> Iterator[TrainingData]:
-        """Yield the held-out samples in pieces, each linearised in one pass."""
+        """Yield the held-out samples in pieces that are each linearised in one pass."""
         data, spec = self.held_out, self.fit.network.spec
         if spec.layout.head is not None:
             yield data
@@ -164,23 +164,23 @@ class Fold:
 
 
 def _row_weights(data: TrainingData) -> np.ndarray:
-    """Return the sample weights, or ones if no weights are given."""
+    """Return the sample weights, or ones without weights."""
     return np.ones(len(data.y)) if data.sample_weight is None else data.sample_weight
 
 
 def _number(score: Any) -> float:
-    """Return a score as a float; raise if it is not a number."""
+    """Convert a score to float; raise an error if it is not a number."""
     try:
         return float(score)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"scoring returned {score!r}, which is no number. Use one scorer that "
+            f"scoring returned {score!r}, which is not a number. Use one scorer that "
             "returns a float."
         ) from error
 
 
 def _takes_weights(scorer: Any) -> bool:
-    """Return whether a scorer takes sample weights."""
+    """Return whether a scorer accepts sample weights."""
     if hasattr(scorer, "_accept_sample_weight"):
         return bool(scorer._accept_sample_weight())
     return "sample_weight" in inspect.signature(scorer).parameters
@@ -203,7 +203,7 @@ def _best_noise(
     bounds: tuple[float, float],
     near: float | None,
 ) -> float:
-    """Return log σ within bounds, near a guess if a maximum is there."""
+    """Return the best log σ within bounds, preferably near a guess."""
 
     def loss(log_sigma: float) -> float:
         params = {**candidate, "sigma_noise": math.exp(log_sigma)}
@@ -222,7 +222,7 @@ def _best_noise(
 
 
 def _noise_bounds(folds: list[Fold]) -> tuple[float, float]:
-    """Return the bounds of log σ, from targets and residuals."""
+    """Return the bounds for log σ, from the targets and residuals."""
     parts = [np.hstack(fold.targets_and_residuals()) for fold in folds]
     values = np.concatenate(parts)
     n_targets = values.shape[1] // 2
@@ -233,7 +233,7 @@ def _noise_bounds(folds: list[Fold]) -> tuple[float, float]:
 
 GRID = np.logspace(-3, 3, 20)
 
-Split = tuple[np.ndarray, np.ndarray]  # indices to train on, indices to score
+Split = tuple[np.ndarray, np.ndarray]  # indices of training and of scored samples
 
 
 class PriorSearch:
@@ -242,17 +242,17 @@ class PriorSearch:
     Parameters
     ----------
     estimator : LaplaceClassifierCV or LaplaceRegressorCV
-        The estimator with the search's parameters.
+        Estimator with the parameters of the search.
     plain : type
-        Class that each fold fits: `LaplaceClassifier` or `LaplaceRegressor`.
+        Class to fit on each fold: `LaplaceClassifier` or `LaplaceRegressor`.
     """
 
     def __init__(self, estimator: BaseEstimator, plain: type) -> None:
         self.estimator, self.plain = estimator, plain
         self.chooses_noise = isinstance(getattr(estimator, "sigma_noise", None), str)
-        # noise levels of the target columns; their geometric mean is searched
+        # noise levels of the target columns; the search covers their geometric mean
         self.noise_proportions: Any = 1.0
-        # the plain estimator, used for checks and then fitted with the best prior
+        # plain estimator for checks, later fitted with the best prior precision
         self.model: Any = None
 
     def fit(self, samples: Samples) -> Any:
@@ -260,8 +260,8 @@ class PriorSearch:
         estimator = self.estimator
         if held_out := {"X_val", "y_val"} & set(samples.fit_params):
             raise TypeError(
-                f"fit got {listed(held_out)}, but here folds are held out. Leave them "
-                f"out, or use {self.plain.__name__}, which tunes on such rows."
+                f"fit got {listed(held_out)}, but folds are held out here. Leave "
+                f"them out, or use {self.plain.__name__}, which tunes on these rows."
             )
         results, estimator.n_splits_ = self._searched(samples)
         best = int(results["rank_test_score"].argmin())
@@ -278,19 +278,19 @@ class PriorSearch:
     def _model(
         self, chosen: Params, random_state: RandomState, verbose: int = 0
     ) -> Any:
-        """Return the plain estimator with the given hyperparameters."""
+        """Return the plain estimator with given hyperparameters."""
         if "sigma_noise" in chosen:
             levels = chosen["sigma_noise"] * self.noise_proportions
             chosen = {**chosen, "sigma_noise": levels}
         own = self.plain().get_params(deep=False)
         given = self.estimator.get_params(deep=False)
         settings = {name: given[name] for name in own if name in given}
-        # jobs run the folds
+        # jobs are used for the folds instead
         settings |= {"n_jobs": None, "random_state": random_state, "verbose": verbose}
         return self.plain(**settings | chosen)
 
     def _unfitted(self, verbose: int = 0) -> Any:
-        """Return the model of a fold, with the estimator's own seed."""
+        """Return the unfitted model of a fold, with the estimator's seed."""
         first = {"prior_precision": self._grid[0]}
         if self.chooses_noise:
             first["sigma_noise"] = 1.0
@@ -298,7 +298,7 @@ class PriorSearch:
 
     @property
     def _grid(self) -> list[float]:
-        """Prior precisions to try."""
+        """Return the prior precisions to try."""
         given = self.estimator.prior_precisions
         return [float(value) for value in (GRID if given is None else given)]
 
@@ -321,10 +321,10 @@ class PriorSearch:
     def _scores(
         self, folds: list[Fold], candidates: list[Params], scorer: object
     ) -> tuple[list[Params], list[list[float]]]:
-        """Return candidates and their scores in each fold."""
+        """Return candidates and their scores on each fold."""
         n_jobs = self.estimator.n_jobs
         with progress.phase("folds"):
-            if not self.chooses_noise:  # keep only the scores of a fold
+            if not self.chooses_noise:  # keep only the scores of each fold
                 given = [(fold, candidates, scorer) for fold in folds]
                 scores = in_parallel(Fold.trained_scores, given, n_jobs, "folds")
                 return candidates, scores
@@ -338,7 +338,7 @@ class PriorSearch:
 
     # -------------------------------------------------------------------- checks
     def _checked(self, samples: Samples) -> tuple[TrainingData, list[Split], Any]:
-        """Return samples, splits and scorer after all checks that need no network."""
+        """Return samples, splits and scorer, after all checks without a network."""
         estimator = self.estimator
         estimator._validate_params()
         self.model = self._unfitted(estimator.verbose)
@@ -365,7 +365,7 @@ class PriorSearch:
         return data, splits, scorer
 
     def _splits(self, targets: Any, data: TrainingData) -> list[Split]:
-        """Return indices of samples to train on and to score, for each fold."""
+        """Return the indices of training and of scored samples for each fold."""
         by_class = is_classifier(self.estimator)
         known = np.arange(len(data.y))
         if by_class:  # labels that the criterion ignores have no score
@@ -386,33 +386,33 @@ class PriorSearch:
             raise ValueError(
                 f"cv={self.estimator.cv!r} cannot split {len(known)} samples: "
                 f"{str(error).rstrip('.')}. Use fewer folds, leave out classes of y "
-                "with few samples, or give pairs (train, test) of row indices."
+                "with few samples, or pass pairs (train, test) of row indices."
             ) from error
         if not splits:
-            raise ValueError("cv has no splits. Give at least one pair (train, test).")
+            raise ValueError("cv has no splits. Pass at least one pair (train, test).")
         for number, split in enumerate(splits):
             _check_split(number, split, data.sample_weight)
             if by_class and len(lacking := targets.missing_classes(data.y[split[0]])):
                 raise ValueError(
                     f"Split {number} of cv has no rows of the classes "
-                    f"{lacking[:5].tolist()} to train on. Use fewer folds, "
+                    f"{lacking[:5].tolist()} to train on. Use fewer folds or "
                     "StratifiedKFold, or leave these classes out."
                 )
         return splits
 
 
 def _check_split(number: int, split: Split, weights: np.ndarray | None) -> None:
-    """Raise ValueError for a fold without samples to train on or to score."""
+    """Raise ValueError if a fold has no samples to train on or to score."""
     for name, rows in zip(("train on", "score"), split, strict=True):
         if not len(rows) or (weights is not None and not weights[rows].any()):
             raise ValueError(
                 f"Split {number} of cv has no rows to {name} with positive weight. "
-                "Use fewer folds, or splits of your own."
+                "Use fewer folds, or pass other splits."
             )
 
 
 def _check_score(searched: Any, scorer: Any, y: np.ndarray, split: Split) -> None:
-    """Raise for a score that fails for constant predictions, before any training."""
+    """Score constant predictions before training, and raise an error if this fails."""
     kind = DummyClassifier if is_classifier(searched) else DummyRegressor
     train, test = (np.zeros((len(rows), 1)) for rows in split)
     with warnings.catch_warnings(action="ignore"):
@@ -431,7 +431,7 @@ def _check_scores_columns(scorer: object) -> None:
     score = getattr(scorer, "_score_func", None)
     if score in (log_loss, brier_score_loss):
         raise ValueError(
-            f"scoring with {score.__name__} reads columns of y as classes of one "
+            f"scoring with {score.__name__} treats columns of y as classes of one "
             "label. Use scoring=None, the log-likelihood of all labels."
         )
 
@@ -442,7 +442,7 @@ def _results(candidates: list[Params], scores: np.ndarray) -> dict[str, Any]:
     is_finite = np.isfinite(mean)
     if not is_finite.any():
         raise ValueError(
-            f"No prior precision has a finite score: {mean}. Look at what scoring "
+            f"No prior precision has a finite score: {mean}. Check what scoring "
             "returns for rows of a fold, or use scoring=None."
         )
     if not is_finite.all():

@@ -1,4 +1,4 @@
-"""SampleRecord: data that a fit keeps of training samples besides the curvature."""
+"""SampleRecord: data about training samples that a fit stores besides the curvature."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,16 +24,16 @@ from sklaplace.posterior.novelty import FeatureBatch, Novelty
 
 
 class NoveltyRecorder(FeatureRecorder):
-    """Recorder of features for `Novelty`, during passes over the training samples.
+    """Recorder of features for `Novelty` during passes over the training samples.
 
     Parameters
     ----------
     spec : NetworkSpec
         Description of the network.
     forward : Forward
-        The network as a function. Its forward passes are recorded.
+        Network as a function whose forward passes are recorded.
     earlier : Novelty, optional
-        Novelty of earlier samples, which the new samples are added to.
+        Novelty of earlier samples, to which new samples are added.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class NoveltyRecorder(FeatureRecorder):
         self._novelty, self._is_known, self.has_compared = earlier, True, False
 
     def add(self, x: Batch, f: Tensor, targets: Any, weights: Tensor | None) -> None:
-        """Add a batch after its forward pass, which gave outputs (b, c)."""
+        """Add a batch after its forward pass with outputs (b, c)."""
         features = self.take(len(f))
         if features is None or not self._is_known:
             self._is_known = False
@@ -59,13 +59,13 @@ class NoveltyRecorder(FeatureRecorder):
         self._novelty = new if self._novelty is None else self._novelty.merged(new)
 
     def _are_of_samples(self, features: Tensor, x: Batch, f: Tensor) -> bool:
-        """Pass some samples separately; return whether their features agree."""
+        """Return whether samples have the same features when passed separately."""
         some = compare_alone(self._forward, x, f, self._rounding)
         alone = self.take(len(some))
         return alone is not None and agree(alone, features[some], self._rounding)
 
     def add_all(self, batches: Batches) -> None:
-        """Pass batches through the network, and add them."""
+        """Pass batches through the network, and add each batch."""
         with self._forward.frozen(), torch.no_grad():
             for x, y, weights in batches:
                 f = self._forward(x)
@@ -91,8 +91,8 @@ def novelty_scores(
         if novelty is None or features is None:
             raise ValueError(
                 "score_samples needs features: the inputs of the last layer with "
-                "parameters, with the samples in order. This network has none. End it "
-                "with torch.nn.Linear, called on the whole batch."
+                "parameters, with the samples in order. This network has no features. "
+                "End the network with torch.nn.Linear, called on the whole batch."
             )
         return novelty.log_tail_probability(features, f)
 
@@ -101,21 +101,21 @@ def novelty_scores(
 
 @dataclass
 class SampleRecord:
-    """Data that a fit keeps of its training samples besides the curvature.
+    """Data about training samples that a fit stores besides the curvature.
 
     Attributes
     ----------
     head_rows : LastLayerRecorder
-        Samples for the last layer's linear model.
+        Samples for the linear model of the last layer.
     novelty : Novelty or None
-        Novelty relative to the training samples; None without features.
+        Novelty relative to the training samples. None without features.
     """
 
     head_rows: LastLayerRecorder
     novelty: Novelty | None
 
     def merge(self, other: "SampleRecord") -> None:
-        """Add the record of later samples."""
+        """Add the record of additional samples."""
         self.head_rows.merge(other.head_rows)
         if self.novelty is None or other.novelty is None:
             self.novelty = None
@@ -129,9 +129,9 @@ class SampleRecorder(Recorder):
     Parameters
     ----------
     network : TrainedNetwork
-        The network.
+        Trained network.
     forward : Forward
-        The network as a function.
+        Trained network as a function.
     head_map : Tensor of shape (c, o), IdentityMap or None
         See `LastLayerRecorder`.
     """

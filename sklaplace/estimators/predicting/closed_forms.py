@@ -1,9 +1,9 @@
 """Closed forms of predictions, as functions of the features of a last Linear layer.
 
-If the weights of the layer are uncertain, means of the outputs are linear in the
-features, and covariances are linear in products of two features. All quantities that
-depend on the posterior alone are computed in advance, so that the functions need no
-operators but those that `torch.export` and ONNX support.
+If the weights of the layer are uncertain, output means are linear in the features, and
+output covariances are linear in products of two features. All quantities that depend
+only on the posterior are computed in advance. The functions therefore use only
+operators that `torch.export` and ONNX support.
 """
 
 from collections.abc import Callable
@@ -52,11 +52,11 @@ class QuadraticForm:
     Attributes
     ----------
     rotation : Tensor of shape (i, i), or None
-        Basis in which only squares of features matter. None if all products matter.
+        Basis in which only squares of features matter, or None if all products matter.
     coefficients : Tensor of shape (i + 1, m) or (i + 1, (i + 1) m)
         Coefficients of the squares, or of all products.
     shape : tuple of int
-        Shape of a value, of m numbers.
+        Shape of one value, which contains m numbers.
     """
 
     rotation: Tensor | None
@@ -87,11 +87,11 @@ class QuadraticForm:
             16 * n_products * c ** len(shape),
             "cpu",
             f"to_module for {c:,} outputs and {i:,} features",
-            "use hessian_structure='kron', or a link_approx that needs no covariances, "
-            "such as 'probit'",
+            "use hessian_structure='kron', or a link_approx without covariances, such "
+            "as 'probit'",
         )
         f = head.offset.new_zeros(i + 1, c).double()
-        # the last sample has no features, so that only the bias counts
+        # the last row of inputs is zero, so that only the bias counts
         inputs = torch.eye(i + 1, i).to(f)
         if not structure.keeps_factors:
             rows = precision.whiten(of_head(layout, head, inputs, f, centring))
@@ -115,9 +115,9 @@ class RelativeLeverage:
     Attributes
     ----------
     name : {"features", "inputs"}
-        What is compared.
+        Values to compute the leverage of.
     matrix : Tensor of shape (i, r)
-        Linear function of what is compared.
+        Linear map of these values.
     origins : Tensor of shape (K, r)
         Value to subtract for each group.
     """
@@ -135,15 +135,15 @@ class RelativeLeverage:
     def all_of(
         cls, residual: Residual, sizes: dict[str, int], c: int
     ) -> "list[RelativeLeverage]":
-        """Return the leverages that a residual of c outputs depends on.
+        """Return the leverages for the residual of c outputs.
 
-        ``sizes`` are the numbers i of features and of inputs.
+        ``sizes`` contains the numbers i of features and of inputs.
         """
         novelty, found = residual.novelty, []
         k = len(novelty.moments.counts)
         for distance in novelty.distances:
             n = sizes[distance.name]
-            # the first samples have the value zero, one in each group
+            # the first samples, one per group, have the value zero
             values = torch.eye(k + n, n).roll(k, 0).to(novelty.moments.counts)
             groups = torch.arange(k + n, device=values.device) % k
             outputs = values.new_zeros(k + n, c)
@@ -164,7 +164,7 @@ class Classes:
     likelihood : ClassificationLikelihood
         Likelihood of the classes.
     link : callable
-        Function of means and covariances of logits, and points; see `Link`.
+        Function of the means and covariances of logits, and of points; see `Link`.
     points : Tensor of shape (s, K)
         Points for the link.
     target_type : TargetType
@@ -180,7 +180,7 @@ class Classes:
     n_classes: int
 
     def __call__(self, given: Predictions, cov: Tensor) -> tuple[Tensor, ...]:
-        """Return moments of the logits (b, K), and probabilities of the classes."""
+        """Return moments of the logits (b, K), and class probabilities."""
         moments = given.mean, given.variance
         latent = self.target_type.latent_moments(self.likelihood, *moments)
         logits = self.likelihood.class_logits(given.mean, cov)
@@ -193,7 +193,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Interval:
-    """Interval of normal targets, or of targets with a noise model.
+    """Prediction interval of normal targets, or of targets with a noise model.
 
     Attributes
     ----------
@@ -202,7 +202,7 @@ class Interval:
     scores : Tensor of shape (2,)
         Normal scores of both ends.
     scaling : Tensor of shape (c,)
-        Factors of the deviations.
+        Factors for the standard deviations.
     model : NoiseModel or None
         Noise relative to the constant noise.
     at_ends : list of Interpolation
@@ -242,7 +242,7 @@ class Numbers:
     interval : Interval or None
         Interval to predict.
     has_axis : bool
-        Whether intervals have an axis of outputs.
+        Whether intervals have an axis for the outputs.
     """
 
     shift: Tensor
@@ -251,7 +251,7 @@ class Numbers:
     has_axis: bool
 
     def __call__(self, given: Predictions, _: Tensor) -> tuple[Tensor, ...]:
-        """Return moments of the outputs (b, c), and the interval, in units of ``y``."""
+        """Return moments of outputs (b, c), and the interval, in the units of ``y``."""
         mean = self.shift + self.factor * given.mean
         moments = mean, given.variance * self.factor**2
         if self.interval is None:
@@ -277,7 +277,7 @@ def _sampled(mean: Tensor, cov: Tensor, points: Tensor) -> Tensor:
     return draws.softmax(1).mean(-1)
 
 
-# link -> function of means, covariances and points, in closed form
+# link -> closed form, a function of means, covariances and points
 CLOSED_LINKS: dict[str, Any] = {
     "probit": probit,
     "mean_field": mean_field,

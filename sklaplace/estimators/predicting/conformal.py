@@ -1,8 +1,8 @@
 """Conformal: intervals and sets with guaranteed coverage, from conformity scores.
 
-Scores of calibration samples say how unlikely targets are under predictions of a model
-that has not seen them. A value for a new sample is in the interval or set unless its
-score is larger than too many of these scores.
+A score measures how unlikely a target is under the predictions of a model. The model
+has not seen the calibration samples. The interval or set of a new sample contains a
+value unless its score exceeds too many of the calibration scores.
 """
 
 import reprlib
@@ -32,9 +32,9 @@ class Conformal:
     Attributes
     ----------
     models : sequence of estimators
-        Models of the folds; empty if there is one model, the estimator itself.
+        Models of the folds. Empty if the estimator itself is the only model.
     scores : sequence of ndarray of shape (n_k, c)
-        Scores of the samples that each model has not seen.
+        Scores of the samples that each model was not trained on.
     settings : dict
         Parameters of the predictions.
 
@@ -50,21 +50,21 @@ class Conformal:
     settings: dict[str, Any]
 
     def ranks(self, coverage: Array) -> NDArray[np.intp]:
-        """Return the rank among all scores that each coverage needs, from one."""
+        """Return the rank that each coverage needs among all scores, starting at 1."""
         n = sum(map(len, self.scores))
-        # a difference of rounding errors is no difference
+        # differences within rounding errors count as equal
         ranks = np.ceil((n + 1) * coverage - 1e-9).astype(np.intp)
         if (ranks > n).any():
             level = float(coverage.max())
             needed = int(np.ceil(level / (1 - level) - 1e-9))
             raise ValueError(
-                f"A coverage of {level:g} cannot be guaranteed from {n} rows. Pass "
-                f"{needed} or more to conformalize, or choose a smaller coverage."
+                f"A coverage of {level:g} cannot be guaranteed from {n} rows. Pass at "
+                f"least {needed} rows to conformalize, or choose a smaller coverage."
             )
         return np.maximum(ranks, 1)
 
     def interval(self, model: Any, X: Inputs, coverage: Array, joint: bool) -> Array:
-        """Return the ends of intervals, (n, c, 2, n_levels), or jointly for c."""
+        """Return ends of intervals, (n, c, 2, n_levels); ``joint`` over columns."""
         ranks, parts = self.ranks(coverage), self.scores
         if joint:
             parts = [s.max(axis=1, keepdims=True) for s in parts]
@@ -77,7 +77,7 @@ class Conformal:
             48 * n * c * n_scores,
             "cpu",
             f"method='conformal' for {n:,} rows and {n_scores:,} scores of folds",
-            "predict fewer rows at a time, or use conformalize with cv=None",
+            "predict fewer rows at a time, or call conformalize with cv=None",
         )
         pairs = zip(self.models, parts, strict=True)
         ends = [np.split(m._at_scores(X, _signed(s.T)), 2, axis=-1) for m, s in pairs]
@@ -88,7 +88,7 @@ class Conformal:
     def members(
         self, model: Any, scores: Callable[[Any], Array], coverage: float
     ) -> NDArray[np.bool_]:
-        """Return whether sets contain labels, (n, K); ``scores(model)`` has scores."""
+        """Return whether sets contain each label, (n, K), given ``scores(model)``."""
         (rank,) = self.ranks(np.array([coverage]))
         pairs = zip(self.models or [model], self.scores, strict=True)
         n_below = sum(np.searchsorted(np.sort(s[:, 0]), scores(m)) for m, s in pairs)
@@ -98,10 +98,10 @@ class Conformal:
 def folds_of(
     data: TrainingData, y: Any, cv: Any, seed: int, stratify: bool
 ) -> list[Indices]:
-    """Return training and held-out samples of each fold; each sample is held out once.
+    """Return the training and held-out samples of each fold.
 
-    ``y`` are the targets of ``data``, as passed by the user. Classes are distributed
-    evenly over folds if ``stratify``.
+    Each sample is held out once. ``y`` contains the targets of ``data``, as passed by
+    the user. With ``stratify``, classes are spread evenly over the folds.
     """
     if isinstance(cv, int):
         check_count("cv", cv, 2)
@@ -114,12 +114,12 @@ def folds_of(
     if not np.array_equal(held_out, np.arange(len(data.y))):
         raise ValueError(
             f"cv={reprlib.repr(cv)} does not hold out each row once. Use an integer, "
-            "or folds like those of KFold."
+            "or folds such as KFold."
         )
     return folds
 
 
 def _signed(scores: Array) -> Array:
-    """Return negative and positive scores, (c, 2 s), so that ties are inside."""
+    """Return scores with both signs, (c, 2 s), so that ties lie inside."""
     scores = scores * (1 + 1e-9)
     return np.concatenate([-scores, scores], axis=1)

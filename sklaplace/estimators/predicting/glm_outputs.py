@@ -37,13 +37,13 @@ from sklaplace.posterior.predictive import (
 
 @dataclass(frozen=True)
 class GLMOutputs(WeightDraws):
-    """Outputs of the network linearised at its trained weights."""
+    """Outputs of the network, linearised at its trained weights."""
 
     posterior: GaussianPosterior
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether the outputs have a Gaussian distribution, known without draws."""
+        """Whether the outputs are Gaussian with known moments, without draws."""
         return True
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
@@ -59,16 +59,16 @@ class GLMOutputs(WeightDraws):
         diagonal: bool,
         centred: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (b, c) and covariance (b, c, c), or variances (b, c)."""
+        """Return means (b, c), and covariances (b, c, c) or variances (b, c)."""
         return glm(self.posterior, forward, x, diagonal=diagonal, centred=centred)
 
     def joint(
         self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (n, c) and covariances; see `BatchedOutputs.joint`."""
+        """Return the means (n, c) and covariances; see `BatchedOutputs.joint`."""
         posterior, layout = self.posterior, self.posterior.layout
         precision: Any = posterior.precision
-        # all samples of a last layer share the derivatives by its outputs
+        # all samples share the derivatives with respect to a last layer's outputs
         is_shared = layout.head is not None and posterior.structure.keeps_factors
         n_numbers = sum(layout.blocks[0].factor_shape if is_shared else layout.sizes)
         require_joint(outputs, X, across_outputs, 2 * n_numbers)
@@ -92,19 +92,20 @@ class GLMOutputs(WeightDraws):
     def in_graph(
         self, forward: Forward, x: Batch, n_joint: int
     ) -> tuple[Tensor, Tensor]:
-        """Return mean and covariance in the autograd graph of ``x``; see `in_graph`."""
+        """Return means and covariances in the autograd graph of ``x``."""
         return in_graph(self.posterior, forward, x, n_joint)
 
 
-# pred_type -> distribution of outputs
+# pred_type -> class for the distribution of outputs
 OUTPUT_MODELS: dict[str, type[WeightDraws]] = {"glm": GLMOutputs, "nn": WeightDraws}
 
 
 @dataclass(frozen=True)
 class LinearisationCache:
-    """Cache of samples that are checked and linearised once for many priors.
+    """Cache of checked and linearised samples, shared by many prior precisions.
 
-    The inputs are kept with their results, so that the ids of inputs stay valid.
+    The cache keeps the inputs as well as their results, so that ids of inputs stay
+    valid.
     """
 
     _inputs: dict[int, tuple[Any, Any]] = field(default_factory=dict)
@@ -113,7 +114,7 @@ class LinearisationCache:
     )
 
     def inputs(self, X: Inputs, check: Callable[[Any], Any]) -> Any:
-        """Return ``check(X)``, computed once for each X."""
+        """Return ``check(X)``, computed only once for each X."""
         if id(X) not in self._inputs:
             self._inputs[id(X)] = X, check(X)
         return self._inputs[id(X)][1]
@@ -138,7 +139,7 @@ class LinearisationCache:
 
 @dataclass(frozen=True)
 class CachedOutputs(BatchedOutputs):
-    """Outputs that reuse linearisations from one prior to the next.
+    """Outputs that share linearisations between prior precisions.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
 """Latent values: outputs in the user's terms, joint over samples and outputs.
 
-A classifier has class logits. A regressor has noise-free targets in the units of
-``y``.
+The latent values of a classifier are class logits. The latent values of a regressor are
+noise-free targets in the units of ``y``.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,16 @@ from sklaplace.core.random import RandomState
 from sklaplace.core.trees import Inputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 
-# affine map from moments of the outputs (m, c) of samples to moments of their latent
-# values (m, ...)
+# affine map from moments of outputs (m, c) to moments of latent values (m, ...)
 Latent = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def moments(
     outputs: BatchedOutputs, X: Inputs, latent: Latent, full_cov: bool, joint: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean (n, ...) and variances or covariances of the latent values.
+    """Return means (n, ...), and variances or covariances of the latent values.
 
-    Joint covariances of L values per sample have the shape (n·L, n·L).
+    For L values per sample, joint covariances have the shape (n·L, n·L).
     """
     if not joint:
         mean, variance = outputs.latent(X, full_cov, latent)
@@ -35,7 +34,7 @@ def moments(
     offset = values(latent, torch.zeros_like(center[:1]))
 
     def on_last_axis(matrix: Tensor) -> Tensor:
-        """Apply the linear part of the map to rows (m, n·c); return (m, n·L)."""
+        """Apply the map without its offset to rows (m, n·c); return (m, n·L)."""
         found = values(latent, matrix.reshape(-1, n_outputs))
         return (found - offset).reshape(len(matrix), -1)
 

@@ -1,11 +1,16 @@
 """NoiseModel: noise that depends on the inputs, fitted to held-out residuals.
 
-The model has three parts for each column of targets. In the first, ``log |r|`` of a
-residual r is linear in the features of the sample and the moments of its prediction;
-its exponential, times a factor, is a scale of the noise. In the second, a forest gives
-quantiles of residuals in units of this scale, uncertainty of the weights included. In
-the third, the levels of these quantiles are corrected so that all residuals together
-have the right coverage. Predicted means do not change: the quantiles are centred.
+The model has three parts for each column of targets:
+
+1. A linear function of the sample's features and of the moments of its prediction fits
+   ``log |r|`` for residuals r. The exponential of this function, times a factor, is the
+   scale of the noise.
+2. A forest predicts quantiles of residuals in units of this scale. The residuals
+   include the uncertainty of the weights.
+3. A correction of the quantile levels ensures that all residuals together have the
+   right coverage.
+
+Predicted means do not change, because the quantiles are centred.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,42 +32,42 @@ from sklaplace.networks.default import center_and_scale
 
 Array = NDArray[np.float64]
 
-# Fewer residuals give no noise model.
+# Minimum number of residuals for a noise model.
 MIN_RESIDUALS = 30
-# Standardised inputs of the linear function are clipped to plus or minus this number.
+# Standardised inputs of the linear function are clipped to plus or minus this value.
 CLIP = 4.0
-# Smallest absolute residual to take a logarithm of, relative to the mean.
+# Smallest absolute residual in a logarithm, relative to the mean absolute residual.
 SMALLEST = 0.02
-# Numbers of residuals, in all and in one leaf, at which their quantiles count as much
-# as normal quantiles.
+# Numbers of residuals, in total and per leaf, at which the quantiles of residuals have
+# the same weight as normal quantiles.
 HALF, HALF_OF_LEAF = 100, 5
-# Number of groups of residuals. The functions of a group are fitted to other groups.
+# Number of groups of residuals. The functions for a group are fitted to other groups.
 N_GROUPS = 5
-# Number of trees, and of residuals in a leaf. Twice or half as many changed the mean
+# Number of trees, and of residuals in a leaf. Doubling or halving them changed the mean
 # interval score of six tables by less than one per cent.
 N_TREES, LEAF = 25, 40
-# Residuals beyond this number of standard deviations do not direct the splits of trees.
+# For the splits of trees, residuals are clipped at this number of deviations.
 OUTLYING = 3.0
 LEVELS = np.array([0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99])
 SCORES = norm.ppf(LEVELS)
-# Smallest noise relative to its scale, where the weights are far more uncertain.
+# Smallest noise relative to its scale, if the weights are much more uncertain.
 SMALLEST_NOISE = 0.01
-# More inputs than this are not used.
+# If there are more inputs than this, the model ignores them.
 MOST_INPUTS = 1000
-# Bounds of the logarithm of the factor.
+# Bounds for the logarithm of the factor.
 _LOG_BOUNDS = -12.0, 12.0
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions that a noise model takes.
+    """Predictions from which a noise model computes the noise.
 
     Attributes
     ----------
     features : Tensor of shape (n, i)
-        Features from the network; i is zero without features.
+        Features from the network, with i = 0 if the network has no features.
     inputs : Tensor of shape (n, p)
-        Inputs of the network; p is zero unless the inputs are one table.
+        Inputs of the network, with p = 0 unless the inputs are a single table.
     mean, variance : Tensor of shape (n, c)
         Moments of the noise-free outputs.
     """
@@ -87,16 +92,16 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Residuals:
-    """Residuals of samples that networks were not trained on.
+    """Residuals of held-out samples.
 
     Attributes
     ----------
     predictions : Predictions
-        Moments from networks that have not seen the samples.
+        Moments predicted by networks that were not trained on the samples.
     values : ndarray of shape (n, c)
         Targets minus means.
     weights : ndarray of shape (n,)
-        Positive weights.
+        Positive sample weights.
     keys : ndarray of shape (n,)
         Hashes of the samples; copies have the same hash.
     """
@@ -109,7 +114,7 @@ class Residuals:
 
 @dataclass(frozen=True)
 class Interpolation:
-    """Values at s normal scores as a linear function of quantiles at `LEVELS`.
+    """Values at s normal scores, as a linear function of quantiles at `LEVELS`.
 
     Attributes
     ----------
@@ -135,7 +140,7 @@ class Interpolation:
         return rows @ self.weights + self.shifts
 
     def moments(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation (n,), if the scores are `NODES`."""
+        """Return means and standard deviations (n,), if the scores are `NODES`."""
         values, weights = self(rows), rows.new_tensor(WEIGHTS)
         mean = values @ weights
         return mean, ((values - mean.unsqueeze(1)) ** 2 @ weights).sqrt()
@@ -143,7 +148,7 @@ class Interpolation:
 
 @dataclass(frozen=True)
 class LogScale:
-    """Linear function of standardised and clipped inputs (n, k), within bounds."""
+    """Linear function of standardised, clipped inputs (n, k), within bounds."""
 
     center: Tensor
     scale: Tensor
@@ -153,7 +158,7 @@ class LogScale:
 
     @classmethod
     def fit(cls, inputs: Array, target: Array, weights: Array) -> "LogScale":
-        """Fit the function to targets (n,); its prior precision maximises evidence."""
+        """Fit the function to targets (n,); the evidence sets the prior precision."""
         center, scale = _standardisation(inputs, weights)
         clipped = ((inputs - center) / scale).clip(-CLIP, CLIP)
         line = BayesianRidge().fit(clipped, target, weights)
@@ -168,27 +173,28 @@ class LogScale:
 
 @dataclass(frozen=True)
 class QuantileForest:
-    """Means over trees of quantiles of residuals.
+    """Quantiles of residuals, averaged over trees.
 
     Attributes
     ----------
     roots : Tensor of shape (n_trees,)
         First node of each tree.
     below, above : Tensor of shape (n_nodes,)
-        Next node for inputs up to the threshold, and above it. A leaf is its own next
-        node.
+        Next node for inputs up to the threshold, and for larger inputs. The next node
+        of a leaf is the leaf itself.
     feature, threshold : Tensor of shape (n_nodes,)
-        Input that a node compares, and its threshold.
+        Input that a node compares with a threshold, and the threshold.
     quantiles : Tensor of shape (n_nodes, n_levels)
-        Quantiles at `LEVELS`, for leaves.
+        Quantiles at `LEVELS` for each leaf.
     depth : int
-        Largest number of comparisons.
+        Maximum number of comparisons in a tree.
     center, scale : Tensor of shape (k,)
-        Standardisation of the inputs, which trees compare in single precision.
+        Standardisation of the inputs. Trees compare inputs in single precision.
 
     References
     ----------
-    Meinshausen (2006), "Quantile regression forests", here with a mean of quantiles.
+    Meinshausen (2006), "Quantile regression forests". Here, quantiles are averaged over
+    trees.
     """
 
     roots: Tensor
@@ -203,7 +209,7 @@ class QuantileForest:
 
     @classmethod
     def fit(cls, inputs: Array, z: Array, weights: Array) -> "QuantileForest":
-        """Fit trees to standardised residuals ``z`` (n,) and their sizes."""
+        """Fit trees to standardised residuals ``z`` (n,) and to their sizes."""
         bounded = z.clip(-OUTLYING, OUTLYING)
         forest = ExtraTreesRegressor(
             N_TREES,
@@ -264,7 +270,7 @@ def _leaf_quantiles(leaves: Any, n_nodes: int, z: Array, weights: Array) -> Arra
 
 @dataclass(frozen=True)
 class ColumnNoise:
-    """Noise of one column of targets; see the module's description.
+    """Noise of one column of targets; see the module docstring.
 
     Attributes
     ----------
@@ -273,16 +279,16 @@ class ColumnNoise:
     origin, unit : float
         Mean and standard deviation of predicted means.
     log_scale : LogScale
-        Logarithm of the noise, up to ``log_factor``.
+        Function for the logarithm of the noise, without ``log_factor``.
     log_factor : float
-        Logarithm of the factor.
+        Logarithm of the factor for the noise.
     forest : QuantileForest
         Quantiles of standardised residuals.
     normal_scores, corrected : ndarray of shape (m,)
-        Standard normal quantiles, and the normal scores of the forest's levels that
-        they correspond to.
+        Standard normal quantiles, and the corresponding normal scores of the forest's
+        levels.
     at_nodes : Interpolation
-        Values of the distribution at the nodes of a quadrature.
+        Values of the distribution at quadrature nodes.
     """
 
     level: float
@@ -297,7 +303,7 @@ class ColumnNoise:
 
     @classmethod
     def fit(cls, residuals: Residuals, column: int, level: float) -> "ColumnNoise":
-        """Fit the noise of a column to residuals, at least one of them nonzero."""
+        """Fit the noise of a column to residuals, of which at least one is nonzero."""
         r, w = residuals.values[:, column], residuals.weights
         given = residuals.predictions
         variance = given.variance[:, column].numpy()
@@ -316,7 +322,7 @@ class ColumnNoise:
             total = variance + np.exp(2 * log_factor) * noise
             return float(np.average(r**2 / total, weights=w)) - 1
 
-        # the factor under which standardised residuals have a mean square of one
+        # with this factor, standardised residuals have a mean square of one
         low, high = _LOG_BOUNDS
         log_factor = brentq(excess, low, high) if excess(low) > 0 else low
         z = r / np.sqrt(variance + np.exp(2 * log_factor) * noise)
@@ -338,7 +344,7 @@ class ColumnNoise:
         rows = self.forest(_forest_inputs(given, column, logs))
         mean, std = self.at_nodes.moments(rows)
         variance, scale = given.variance[:, column], (logs + self.log_factor).exp()
-        # with this noise, std² times the sum of the variances is the variance
+        # with this noise, the variance is std² times the sum of the variances
         noise = std**2 * (variance + scale**2) - variance
         noise = torch.maximum(noise, (SMALLEST_NOISE * scale) ** 2).sqrt()
         return noise / self.level, rows - mean.unsqueeze(1)
@@ -365,7 +371,7 @@ class ColumnNoise:
 
 @dataclass(frozen=True)
 class NoiseModel:
-    """Noise that depends on the inputs, relative to constant levels.
+    """Noise that depends on the inputs, relative to a constant level per column.
 
     Attributes
     ----------
@@ -377,13 +383,13 @@ class NoiseModel:
 
     @classmethod
     def fit(cls, residuals: Residuals, levels: Array) -> "NoiseModel | None":
-        """Fit a model to residuals; return None if there are too few.
+        """Fit a model to residuals, or return None if there are too few residuals.
 
-        ``levels`` (c,) are the standard deviations of constant noise.
+        ``levels`` (c,) contains the standard deviations of constant noise.
 
         Notes
         -----
-        Costs O(n k min(n, k)) for n residuals and k features, and six forests.
+        The fit costs O(n k min(n, k)) for n residuals and k features, and six forests.
         """
         if (
             residuals.weights.sum() < MIN_RESIDUALS
@@ -395,7 +401,7 @@ class NoiseModel:
     def of_batch(self, *batch: Any) -> tuple[Tensor, ...]:
         """Return the noise (b, c) relative to the levels, and quantiles (b, c, q).
 
-        The arguments are those of `Predictions.of`.
+        The arguments are as for `Predictions.of`.
         """
         given = Predictions.of(*batch)
         return self.distributions(Predictions(*(t.cpu() for t in vars(given).values())))
@@ -438,13 +444,13 @@ def _forest_inputs(given: Predictions, column: int, logs: Tensor) -> Tensor:
 
 
 def _standardisation(inputs: Array, weights: Array) -> tuple[Array, Array]:
-    """Return weighted mean and standard deviation of columns; one if constant."""
+    """Return the weighted mean and standard deviation per column; 1 if constant."""
     center, scale = center_and_scale(inputs, weights)
     return center, np.where(scale > 1e-9 * np.abs(center), scale, 1.0)
 
 
 def _single(values: Tensor) -> Tensor:
-    """Return finite values in single precision."""
+    """Convert values to finite single-precision values."""
     return values.clamp(-1e30, 1e30).float()
 
 
@@ -454,7 +460,7 @@ def _across_groups(
     target: Array,
     residuals: Residuals,
 ) -> Array:
-    """Return predictions for each group of samples, fitted to the other groups."""
+    """Return predictions for each group of samples, fitted on the other groups."""
     group = np.unique(residuals.keys, return_inverse=True)[1] % N_GROUPS
     parts, rows = [], []
     for k in range(N_GROUPS):
@@ -468,8 +474,8 @@ def _across_groups(
 def _ranked(values: Array, weights: Array) -> tuple[Array, Array, float]:
     """Return probabilities (2n,), sorted values (2n,) and the sum of weights.
 
-    The i-th of n values has the probability i / (n + 1). A value of weight two equals
-    two values.
+    The i-th of n values has the probability i / (n + 1). A value of weight two is
+    equivalent to two values.
     """
     order = np.argsort(values, kind="stable")
     values, weights = values[order], weights[order]
@@ -480,7 +486,7 @@ def _ranked(values: Array, weights: Array) -> tuple[Array, Array, float]:
 
 
 def _interpolated(values: Array, x: Array, y: Array) -> Array:
-    """Return ``y`` at values between increasing ``x``; the slope is one elsewhere."""
+    """Interpolate ``y`` between increasing ``x``; extrapolate with a slope of one."""
     inside = np.interp(values, x, y)
     return np.asarray(inside + _beyond(values, x[0], x[-1]))
 

@@ -1,8 +1,8 @@
 """OutputModel: the distribution of a network's outputs for new samples.
 
-A model draws weights, dropout masks or networks, and each draw gives outputs. For a
-linearised network with a Gaussian posterior over weights, the outputs are Gaussian in
-closed form. `BatchedOutputs` evaluates both kinds batch by batch.
+A model draws weights, dropout masks or networks. Each draw yields outputs. For a
+linearised network with a Gaussian posterior over weights, the outputs are Gaussian with
+closed-form moments. `BatchedOutputs` evaluates both kinds of model batch by batch.
 """
 
 from abc import ABC, abstractmethod
@@ -39,14 +39,14 @@ from sklaplace.posterior.predictive import WeightDistribution, moments, network_
 
 @dataclass(frozen=True)
 class OutputModel(ABC):
-    """Draws of a network's outputs, and a Gaussian with their moments.
+    """Draws of a network's outputs, and the Gaussian with the same moments.
 
     Attributes
     ----------
     n_samples : int
         Number of draws.
     seed : int
-        Seed of the draws, shared by all samples and calls.
+        Seed of the draws, the same for all samples and calls.
     """
 
     n_samples: int
@@ -54,7 +54,7 @@ class OutputModel(ABC):
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether the outputs have a Gaussian distribution, known without draws."""
+        """Whether the outputs are Gaussian with known moments, without draws."""
         return False
 
     @abstractmethod
@@ -70,41 +70,41 @@ class OutputModel(ABC):
         diagonal: bool,
         centred: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (b, c) and covariance (b, c, c), or variances (b, c).
+        """Return means (b, c), and covariances (b, c, c) or variances (b, c).
 
         Parameters
         ----------
         forward : Forward
-            The network, inside ``forward.frozen()``.
+            Network, inside ``forward.frozen()``.
         x : batch
-            b samples.
+            Batch of b samples.
         n_blocks : int
-            Number of blocks of outputs. Covariances are computed within blocks.
+            Number of blocks of outputs. Covariances are computed only within blocks.
         diagonal : bool
-            Return variances instead of covariances.
+            Whether to return variances instead of covariances.
         centred : bool
-            Subtract the mean over outputs, which a softmax ignores.
+            Whether to subtract the mean over outputs, which a softmax ignores.
         """
         found = self.draws(forward, x)
         return moments(found, n_blocks=n_blocks, diagonal=diagonal, centred=centred)
 
     def redrawn(self, n_samples: int, seed: int) -> "OutputModel":
-        """Return the same model with new draws."""
+        """Return a copy of the model with new draws."""
         return replace(self, n_samples=n_samples, seed=seed)
 
     def check_variance(self) -> None:
-        """Raise ValueError if a variance would come from a single draw."""
+        """Raise ValueError if there is only one draw, which has no variance."""
         if self.n_samples == 1:
             raise ValueError("n_samples=1 has no variance. Use 2 or more, such as 100.")
 
     def joint(
         self, outputs: "BatchedOutputs", X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (n, c) and covariances; see `BatchedOutputs.joint`."""
+        """Return the means (n, c) and covariances; see `BatchedOutputs.joint`."""
         self.check_variance()
         require_joint(outputs, X, across_outputs, 3 * self.n_samples)
         draws = outputs.map_draws(X)
-        # covariances are computed within groups of values
+        # covariances are computed within blocks of values
         by_group = draws.flatten(0, 1)[None] if across_outputs else draws.movedim(1, 0)
         _, cov = moments(by_group, diagonal=False, centred=False)
         return draws.mean(-1), cov[0] if across_outputs else cov.movedim(0, -1)
@@ -112,7 +112,7 @@ class OutputModel(ABC):
 
 @dataclass(frozen=True)
 class WeightDraws(OutputModel):
-    """Outputs of the network under weights drawn from a distribution.
+    """Outputs of the network with weights drawn from a distribution.
 
     Attributes
     ----------
@@ -124,19 +124,19 @@ class WeightDraws(OutputModel):
 
     @cached_property
     def weights(self) -> Tensor:
-        """Drawn weights (s, P); raises ValueError if they do not fit into memory."""
+        """Drawn weights (s, P). Raises ValueError if they do not fit into memory."""
         require_draws(self.n_samples, self.posterior.layout.n_parameters)
         generator = torch.Generator().manual_seed(self.seed)
         return self.posterior.sample(self.n_samples, generator)
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
-        """Return outputs (b, c, s) of the network under the drawn weights."""
+        """Return outputs (b, c, s) of the network with the drawn weights."""
         return network_draws(self.posterior, forward, x, self.weights)
 
 
 @dataclass(frozen=True)
 class PointOutputs(OutputModel):
-    """Outputs of the network at its own weights, as a single draw."""
+    """Outputs of the network with its trained weights, as a single draw."""
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return outputs (b, c, 1)."""
@@ -145,7 +145,7 @@ class PointOutputs(OutputModel):
 
 
 BatchFunction = Callable[[Forward, Any], tuple[Tensor, ...]]
-# several, so that faster workers can take more shards
+# more than one shard per worker, so that faster workers can process more shards
 SHARDS_PER_WORKER = 4
 
 
@@ -156,19 +156,19 @@ class BatchedOutputs:
     Attributes
     ----------
     network : TrainedNetwork
-        The network.
+        Trained network.
     model : OutputModel
         Distribution of its outputs.
     batch_size : int or None
-        Samples per batch. None chooses a size that fits into the memory budget.
+        Samples per batch. None chooses a number that fits into the memory budget.
     row_elements : int
         Number of float64 values computed per sample.
     n_jobs : int or None
         Number of workers; see `ordered_map`.
     scope : tuple of str and int
-        Name of the estimator and its ``verbose``; see `progress.reporting`.
+        Name of the estimator, and its ``verbose``; see `progress.reporting`.
     in_worker : bool
-        Whether this object is in a worker. Workers start no other workers.
+        Whether this object is in a worker. Workers do not start other workers.
     """
 
     network: TrainedNetwork
@@ -193,10 +193,10 @@ class BatchedOutputs:
         Parameters
         ----------
         X : inputs
-            Inputs, checked and cast.
+            Checked and cast inputs.
         function : callable
-            Function of mean (b, c) and covariance (b, c, c), or variances (b, c) if
-            ``diagonal``. Returns tensors (b, ...).
+            Function of the means (b, c), and of the covariances (b, c, c) or, if
+            ``diagonal``, the variances (b, c). Returns tensors (b, ...).
         diagonal, centred : bool
             See `OutputModel.gaussian`.
         """
@@ -214,9 +214,9 @@ class BatchedOutputs:
     def latent(
         self, X: Inputs, full_cov: bool = False, function: Any = lambda m, c: (m, c)
     ) -> list[np.ndarray]:
-        """Return means (n, c) and variances (n, c), or covariances (n, c, c).
+        """Return means (n, c), and variances (n, c) or covariances (n, c, c).
 
-        With ``function``, return its values, which have the same sizes.
+        With ``function``, return the function's values, which have the same shapes.
         """
         if full_cov:
             n, c = count_rows(X), self.network.spec.n_outputs
@@ -231,15 +231,15 @@ class BatchedOutputs:
     def map_predictions(
         self, X: Inputs, function: Callable[..., tuple[Tensor, ...]]
     ) -> list[np.ndarray]:
-        """Return means and variances (n, c), and values of a function of each batch.
+        """Return means and variances (n, c), and a function's values for each batch.
 
-        The function takes features or None, inputs, means and variances.
+        The arguments of the function are features or None, inputs, means and variances.
         """
         layers, n_draws = self.network.spec.feature_layers, self._n_draws()
 
         def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
             with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
-                if n_draws:  # these pass other weights
+                if n_draws:  # draws use other weights, so the features differ
                     forward(x)
                 mean, variance = self.variances(forward, x)
                 features = recorder.take(len(mean))
@@ -248,14 +248,14 @@ class BatchedOutputs:
         return self.mapped(X, of_batch, n_draws=n_draws)
 
     def _n_draws(self) -> int:
-        """Return the number of draws that moments need; raise if it is one."""
+        """Return the number of draws for moments; raise an error for a single draw."""
         if self.model.is_gaussian:
             return 0
         self.model.check_variance()
         return self.model.n_samples
 
     def variances(self, forward: Forward, x: Batch) -> tuple[Tensor, Tensor]:
-        """Return means and variances (b, c) of a batch; raise if not finite."""
+        """Return finite means and variances (b, c) of a batch, or raise ValueError."""
         options: dict[str, Any] = {"diagonal": True, "centred": False}
         return require_finite(*self.model.gaussian(forward, x, n_blocks=1, **options))
 
@@ -279,10 +279,10 @@ class BatchedOutputs:
     def joint(
         self, X: Inputs, across_outputs: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean (n, c) and covariance (n, n, c) of each output over samples.
+        """Return means (n, c), and covariances (n, n, c) of each output across samples.
 
-        With ``across_outputs``, the covariance is (n·c, n·c), and the outputs of a
-        sample are adjacent.
+        With ``across_outputs``, the covariance has the shape (n·c, n·c), and the
+        outputs of a sample are next to each other.
         """
         mean, cov = self.model.joint(self, X, across_outputs)
         return mean.cpu().numpy(), cov.cpu().numpy()
@@ -291,7 +291,7 @@ class BatchedOutputs:
     def map_draws(
         self, X: Inputs, function: Callable[[Tensor], Tensor] = lambda draws: draws
     ) -> Tensor:
-        """Apply a function to the draws (b, c, s) of all samples."""
+        """Apply a function to the draws (b, c, s) of each batch of samples."""
         model: OutputModel = self.model
 
         def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
@@ -308,7 +308,7 @@ class BatchedOutputs:
             16 * n_samples * n_values,
             "cpu",
             f"n_samples={n_samples:,} draws of {n_values:,} outputs",
-            "draw fewer at a time, each with a random_state of its own",
+            "draw fewer at a time, each time with a different random_state",
         )
         redrawn = replace(self, model=self.model.redrawn(n_samples, seed))
         return redrawn.map_draws(X).numpy()
@@ -349,7 +349,7 @@ class BatchedOutputs:
     def mapped(
         self, X: Inputs, function: BatchFunction, **sizes: Any
     ) -> list[np.ndarray]:
-        """Apply a function to each batch of X; concatenate the results."""
+        """Apply a function to each batch of X, and concatenate the results."""
         if not self.in_worker and n_workers(self.n_jobs):
             return self._in_workers(X, function, sizes)
         with self.evaluation(X, **sizes) as (forward, batches):
@@ -358,7 +358,7 @@ class BatchedOutputs:
     def _in_workers(
         self, X: Inputs, function: BatchFunction, sizes: dict[str, Any]
     ) -> list[np.ndarray]:
-        """Return what `mapped` computes, with the samples divided among workers."""
+        """Return the results of `mapped`, with samples divided among workers."""
         dataset, workers = self._dataset(X), n_workers(self.n_jobs)
         batch_size = self._batches(dataset, **sizes).batch_size
         alone = replace(self, batch_size=batch_size, scope=("", 0), in_worker=True)
@@ -367,8 +367,8 @@ class BatchedOutputs:
         shards = shards_of(dataset, batch_size, n_shards)
         if len(shards) > 1:
             with torch_threads(1):
-                # computed here first, so that workers receive the values that the
-                # posterior caches between batches
+                # The first batch is computed here, so that workers receive the values
+                # that the posterior caches between batches.
                 own(cut(dataset, slice(0, 1)))
         with progress.reporting(*self.scope):
             parts = ordered_map(own, shards, n_jobs=self.n_jobs, label="predictions")
@@ -376,14 +376,14 @@ class BatchedOutputs:
 
     def _dataset(self, X: Inputs) -> Any:
         count_rows(X)
-        # a worker gets a part of the dataset
+        # a worker receives a part of the dataset
         return X if self.in_worker else self.network.net.get_dataset(X)
 
     @contextmanager
     def evaluation(self, X: Inputs, **sizes: object) -> Iterator[tuple[Forward, Any]]:
         """Yield the network in evaluation mode, and batches of inputs or a dataset.
 
-        Modes and hooks are restored even after an error.
+        Modes and hooks of the network are restored even after an error.
         """
         batches = self._batches(self._dataset(X), **sizes)
         forward = self.network.forward()
@@ -398,7 +398,7 @@ class BatchedOutputs:
 
 def joined(parts: Sequence[tuple[Tensor, ...]]) -> list[np.ndarray]:
     """Concatenate the tensors of batches to arrays on the CPU."""
-    # concatenate copies: a single batch may share memory with a cache
+    # concatenate copies, because a single batch may share memory with a cache
     return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
 
 
@@ -408,8 +408,8 @@ def check_covariances(spec: OutputSpec) -> None:
         4 * 8 * spec.covariance_size,
         "cpu",
         f"a covariance between {spec.n_outputs:,} outputs",
-        "use link_approx='probit' and dirichlet_approx='bridge', which need variances "
-        "alone",
+        "use link_approx='probit' and dirichlet_approx='bridge', which only need "
+        "variances",
     )
 
 
@@ -419,8 +419,8 @@ def require_draws(n_samples: int, n_weights: int) -> None:
         8 * n_samples * 3 * n_weights,
         "cpu",
         f"n_samples={n_samples:,} draws of {n_weights:,} weights",
-        "set a smaller n_samples; of samples, draw fewer at a time, each with a "
-        "random_state of its own",
+        "set a smaller n_samples. If you call a sample method, draw fewer at a time, "
+        "each time with a different random_state",
     )
 
 
@@ -429,7 +429,7 @@ def require_joint(
 ) -> None:
     """Raise ValueError if a joint covariance does not fit into memory.
 
-    ``n_factors`` is the number of other values in memory for each output.
+    ``n_factors`` is the number of additional values in memory per output.
     """
     n, c = count_rows(X), outputs.network.spec.n_outputs
     n_rows = n * c if across_outputs else n
@@ -437,8 +437,8 @@ def require_joint(
         8 * n * c * (2 * n_rows + n_factors),
         "cpu",
         f"the joint covariance of {n:,} samples of {c:,} outputs",
-        "use return_std=True, or latent_mean_and_variance(X) without joint=True, for "
-        "variances of single samples; or ask for fewer samples at a time",
+        "pass fewer samples at a time; for variances of single samples, use "
+        "return_std=True, or latent_mean_and_variance(X) without joint=True",
     )
 
 
@@ -447,6 +447,6 @@ def require_finite(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     if all_finite(mean) and all_finite(cov):
         return mean, cov
     raise ValueError(
-        "The network's outputs are not finite for some rows of X. Look for values far "
-        "beyond the training data."
+        "The network's outputs are not finite for some rows of X. Look for values "
+        "far beyond the training data."
     )

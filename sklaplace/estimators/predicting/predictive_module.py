@@ -34,7 +34,7 @@ _INPUTS: ContextVar[list[Tensor]] = ContextVar("inputs of the last layer")
 
 
 def _note(_: nn.Module, args: Any, kwargs: Any) -> None:
-    """Note the inputs of the last layer during a call of a `PredictiveModule`."""
+    """Record the inputs of the last layer during a call of a `PredictiveModule`."""
     _INPUTS.get([]).append(first_input(args, kwargs))
 
 
@@ -51,15 +51,15 @@ class Parts:
     covariance : QuadraticForm or None
         Covariances, or variances of centred outputs, if the result needs them.
     leverages : list of RelativeLeverage
-        Leverages that the residual depends on; empty without a residual.
+        Leverages that determine the residual. Empty without a residual.
     amplitudes, bounds : Tensor of shape (c,) or (1,), and Tensor of shape (c,) or None
-        Variances of the residual, and bounds of the total variance.
+        Variances of the residual, and upper bounds of the total variance.
     result : Classes or Numbers
         Function of the Gaussian over outputs.
     likelihood : Likelihood
         Likelihood of the network.
     is_centred : bool
-        Whether ``covariance`` is of centred outputs.
+        Whether ``covariance`` refers to centred outputs.
     """
 
     outputs: Affine
@@ -75,7 +75,7 @@ class Parts:
 
 
 class PredictiveModule(nn.Module):
-    """Predictions of a fitted estimator in closed form; always in evaluation mode.
+    """Closed-form predictions of a fitted estimator, always in evaluation mode.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class PredictiveModule(nn.Module):
         hook(_note, with_kwargs=True)
 
         def placed(tensor: Tensor | nn.Module) -> Tensor | nn.Module:
-            """Make a tensor a buffer, and return a mark of its place."""
+            """Convert a tensor to a buffer, and return a placeholder."""
             if isinstance(tensor, nn.Module):  # of a likelihood
                 return tensor
             n_buffers = len(list(self.buffers(recurse=False)))
@@ -105,7 +105,7 @@ class PredictiveModule(nn.Module):
         super().train(False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "PredictiveModule":
-        """Apply a conversion; the closed forms stay in float64."""
+        """Apply a conversion, but keep the closed forms in float64."""
         before = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in before.items():
@@ -113,11 +113,11 @@ class PredictiveModule(nn.Module):
         return self
 
     def train(self, mode: bool = True) -> "PredictiveModule":
-        """Stay in evaluation mode."""
+        """Stay in evaluation mode, and ignore ``mode``."""
         return self
 
     def forward(self, x: Batch) -> tuple[Tensor, ...]:
-        """Return the results for a batch; see ``to_module``."""
+        """Return the predictions for a batch; see ``to_module``."""
         tensors = self.buffers(recurse=False)
         parts = mapped_tensors(
             lambda part: part if isinstance(part, nn.Module) else next(tensors),
@@ -135,7 +135,7 @@ class PredictiveModule(nn.Module):
         return parts.result(Predictions.of(features, x, mean, variance), cov)
 
     def _features(self, x: Batch) -> tuple[Tensor, Tensor]:
-        """Return inputs of the last layer (b, i), and of the network, if a table."""
+        """Return inputs (b, i) of the last layer, and of the network if a table."""
         noted: list[Tensor] = []
         token = _INPUTS.set(noted)
         try:
@@ -149,7 +149,7 @@ class PredictiveModule(nn.Module):
     def _relative(self, parts: Parts, features: Tensor, inputs: Tensor) -> Tensor:
         """Return the relative variance of the residual, (b,)."""
         groups = torch.zeros_like(features[:, 0], dtype=torch.long)
-        if len(parts.leverages[0].origins) > 1:  # the predicted classes
+        if len(parts.leverages[0].origins) > 1:  # groups are the predicted classes
             outputs = parts.outputs(features)
             likelihood = cast(ClassificationLikelihood, parts.likelihood)
             logits, _ = likelihood.class_logits(outputs, torch.zeros_like(outputs))
@@ -168,7 +168,7 @@ class PredictiveModule(nn.Module):
         diagonal: bool,
         is_centred: bool,
     ) -> "PredictiveModule":
-        """Return the module of outputs with closed forms; raise ValueError for others.
+        """Return the module for outputs with closed forms; otherwise raise ValueError.
 
         ``n_inputs`` is the number of columns of X.
         """
@@ -182,15 +182,15 @@ class PredictiveModule(nn.Module):
         if layout.head is None:
             raise ValueError(
                 "to_module needs subset_of_weights='last_layer', and a last layer of "
-                "type torch.nn.Linear whose outputs are those of the network."
+                "type torch.nn.Linear whose outputs are the outputs of the network."
             )
         if type(net).infer not in (NeuralNet.infer, NeuralNetBinaryClassifier.infer):
             raise ValueError(
                 f"The net is a {type(net).__name__} with its own infer, which "
-                "to_module would leave out. Move it into the module of the net."
+                "to_module would leave out. Move infer's code into the net's module."
             )
         network = unwrapped(copied(net).module_)
-        if isinstance(network, TabularNetwork):  # which sees encoded data frames
+        if isinstance(network, TabularNetwork):  # its inputs are encoded data frames
             n_inputs = network.center.numel()
         name, c = str(layout.blocks[0].layer), len(layout.head.offset)
         outputs, mean = (

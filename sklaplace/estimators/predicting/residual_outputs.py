@@ -1,7 +1,7 @@
-"""ResidualOutputs: outputs of a network with a residual that grows with distance.
+"""ResidualOutputs: outputs of a network plus a residual that grows with distance.
 
-The residual does not depend on the weights. A draw combines drawn weights with the
-residual's own random numbers; see `sklaplace.posterior.residual`.
+The residual does not depend on the weights. A draw combines drawn weights with separate
+random numbers for the residual; see `sklaplace.posterior.residual`.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from sklaplace.networks.forward import Forward
 from sklaplace.posterior.predictive import moments
 from sklaplace.posterior.residual import Residual, with_residual
 
-# added to seeds, so that the residual and the weights use different numbers
+# added to seeds, so that the residual and the weights use different random numbers
 _OTHER = 0x9E3779B9
 
 
@@ -48,18 +48,18 @@ class ResidualOutputs(WeightDraws):
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether the outputs have a Gaussian distribution, known without draws."""
+        """Whether the outputs are Gaussian with known moments, without draws."""
         return self.inner.is_gaussian
 
     def redrawn(self, n_samples: int, seed: int) -> "ResidualOutputs":
-        """Return the same model with new draws."""
+        """Return a copy of the model with new draws."""
         inner = self.inner.redrawn(n_samples, seed)
         return replace(self, n_samples=n_samples, seed=seed, inner=inner)
 
     def gaussian(
         self, forward: Forward, x: Batch, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (b, c) and covariance (b, c, c), or variances (b, c)."""
+        """Return means (b, c), and covariances (b, c, c) or variances (b, c)."""
         if not self.is_gaussian:
             return super().gaussian(forward, x, **options)
         with FeatureRecorder(forward, self.layers) as recorder:
@@ -89,7 +89,7 @@ class ResidualOutputs(WeightDraws):
     def joint(
         self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (n, c) and covariances; see `BatchedOutputs.joint`."""
+        """Return the means (n, c) and covariances; see `BatchedOutputs.joint`."""
         if not self.is_gaussian:
             return super().joint(outputs, X, across_outputs)
         mean, cov = self.inner.joint(outputs, X, across_outputs)
@@ -98,7 +98,7 @@ class ResidualOutputs(WeightDraws):
         return mean, self.residual.added_jointly(cov, rows, c, across_outputs)
 
     def _rows(self, features: Tensor | None, f: Tensor, x: Batch) -> Tensor:
-        """Return the residual's rows; raise ValueError without features."""
+        """Return the residual's rows; raise ValueError if there are no features."""
         return self.residual.rows(_known(features), f, x)
 
     def in_graph(
@@ -133,7 +133,7 @@ def _known(features: Tensor | None) -> Tensor:
     """Return features, or raise ValueError if there are none."""
     if features is None:
         raise ValueError(
-            "The network's last layer has no features of each sample for these rows, "
-            "unlike in fit, so that there is no residual. Use residual='none'."
+            "The network's last layer has no features per sample for these rows, "
+            "unlike in fit, so there is no residual. Use residual='none'."
         )
     return features

@@ -23,8 +23,8 @@ def iter_predictions(
 ) -> Iterator[Any]:
     """Iterate over predictions of consecutive samples, block by block.
 
-    Use this function for results that do not fit into memory, and for streams of
-    samples. Write each block to its destination, then discard the block. Predictions
+    Use this function for streams of samples, and for results that do not fit into
+    memory. Write each block to its destination, then discard the block. The predictions
     are the same as for all samples at once.
 
     Read more in the :doc:`User Guide </large_data>`.
@@ -32,9 +32,9 @@ def iter_predictions(
     Parameters
     ----------
     estimator : estimator
-        Fitted estimator. It may also be from scikit-learn, such as a Pipeline.
+        Fitted estimator, from this package or scikit-learn, such as a Pipeline.
     X : array-like, dict of arrays, torch Dataset, IterableDataset or DataLoader
-        Samples. Each block of an array, such as a memory map or a zarr array, is a
+        Samples. Each block of an array, for example a memory map or a zarr array, is a
         slice. Items of an IterableDataset and batches of a DataLoader are ``x`` or
         ``(x, y)``. Each batch of a DataLoader is one block.
     method : str, default="predict_proba"
@@ -47,7 +47,7 @@ def iter_predictions(
     Returns
     -------
     iterator
-        Iterator over the results of the method, one for each block.
+        Iterator over the method's results, one per block.
 
     Yields
     ------
@@ -63,11 +63,12 @@ def iter_predictions(
 
     See Also
     --------
-    sklaplace.LaplaceClassifier.predict_top_k : The most probable of many classes.
+    sklaplace.LaplaceClassifier.predict_top_k : Most probable of many classes.
 
     Notes
     -----
-    Calls the method once per block. With ``n_jobs``, each call runs in parallel.
+    The function calls the method once per block. With ``n_jobs``, each call runs in
+    parallel.
 
     Examples
     --------
@@ -99,7 +100,7 @@ def _blocks(X: Inputs, size: int) -> Iterator[Any]:
             yield batch[0] if isinstance(batch, (list, tuple)) else batch
         return
     check_converted(X)
-    if isinstance(X, list):  # of samples; skorch would read it as several arrays
+    if isinstance(X, list):  # skorch would read a list of samples as several arrays
         X = np.asarray(X)
     if is_stored(X):
         X = StoredArray(X, np.asarray)
