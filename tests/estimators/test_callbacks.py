@@ -440,7 +440,7 @@ def test_nets_that_do_not_fit_are_refused(params, words):
 def test_maps_are_refused():
     maps = np.zeros((len(X), 2, 2), dtype=np.int64)
     module = nn.Sequential(nn.Linear(X.shape[1], 12), nn.Unflatten(1, (3, 2, 2)))
-    words = r"gives maps, of shape \(3, 2, 2\) per row"
+    words = r"returns maps, of shape \(3, 2, 2\) per row"
     refused(words, data=(X, maps), module=module)
 
 

@@ -327,7 +327,7 @@ def test_refusals():
             model.conformalize(X, y, cv=cv)
     frozen = FrozenEstimator(seeded(regressor(), X, y[:, None]))
     model = LaplaceRegressor(frozen, **QUICK).fit(X, y)
-    with pytest.raises(ValueError, match=r"this one is frozen\. Use cv=None"):
+    with pytest.raises(ValueError, match=r"this network is frozen\. Use cv=None"):
         model.conformalize(X, y, cv=5)
     X, y = CLASSES
     labels = np.eye(3)[y][:, :2].astype(int)

@@ -127,4 +127,4 @@ def test_all_processes_are_given_the_same(name, group):
     for error, message in (rank[name] for rank in group):
         assert error == "ValueError"
         assert f"different {DIFFERENCES[name]}. " in message
-        assert "given the same" in message
+        assert "Pass the same" in message

@@ -322,5 +322,5 @@ def test_the_callback_refuses_other_networks(earlier):
         seeded(net, ROWS, LABELS)
     net = classifier(nn.Linear, callbacks=callbacks)
     net.set_params(module__in_features=2, module__out_features=3)
-    with pytest.raises(ValueError, match="where the selected subset has none"):
+    with pytest.raises(ValueError, match="but the selected subset has none"):
         seeded(net, ROWS, LABELS)

@@ -257,7 +257,7 @@ def test_constant_column_and_rare_digits():
     assert len(np.unique(codes[:, 0])) == 60
 
 
-@pytest.mark.filterwarnings("ignore:The network predicts the targets")
+@pytest.mark.filterwarnings("ignore:The network predicts its training targets")
 def test_cache_and_pickle(tmp_path):
     X, y = problem()
     model = LaplaceRegressor(net(), normalize_y=True, memory=tmp_path, random_state=0)
@@ -308,7 +308,7 @@ class TestRefusals:
     def test_split_with_targets_of_its_own(self):
         X, y = problem(1)
         own = net(train_split=predefined_split(Dataset(X[:9], y[:9])))
-        with pytest.raises(ValueError, match=r"targets of their own.*normalize_y"):
+        with pytest.raises(ValueError, match=r"other targets, which.*normalize_y"):
             LaplaceRegressor(own, normalize_y=True).fit(X, y)
 
 
@@ -316,7 +316,7 @@ class TestRefusals:
 class TestWarning:
     """pytest.ini makes warnings errors, so that a fit without one asserts that."""
 
-    message = "no better than their mean would"
+    message = "no better than their mean does"
 
     def settings(self, **params):
         return {"optimizer": torch.optim.Adam, "lr": 1e-3, **params}

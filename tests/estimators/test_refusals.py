@@ -130,7 +130,7 @@ FOR_CLASSES = [
     settings("refine=True", "pred_type='nn'", "'glm'", **DRAWS, refine=np.True_),
     settings("class_weight", "[1, 2]", class_weight={0: 1.0, 5: 2.0}),
     settings("class_weight", "'a'", class_weight={0: "a", 1: 1, 2: 1}),
-    settings("class_weight=", "or negative", class_weight={0: -1.0, 1: 1.0, 2: 1.0}),
+    settings("class_weight=", "has negative", class_weight={0: -1.0, 1: 1.0, 2: 1.0}),
 ]
 EF = "refine=True cannot be used with curvature='ef'"
 BY_EVIDENCE = {"sigma_noise": "marglik", "prior_precision": "validation"}
@@ -292,7 +292,7 @@ OF_CLASSIFIERS = {
     ),
     "one-hot, one logit": (
         *(ValueError, binary_classifier(**RECORD), X, np.eye(2)[TWO]),
-        *("if y is one-hot, pass y.argmax(axis=1)", SEVERAL),
+        *("If y is one-hot, pass y.argmax(axis=1)", SEVERAL),
     ),
     "two logits": (ValueError, of_two(module__n_out=2), X, TWO, *ONE_LOGIT),
     "two logits of a binary net": (
@@ -484,7 +484,7 @@ NUMBERS = {
     "None": (replaced(Y_REG, None), ValueError, "y contains NaN"),
     "text": (replaced(Y_REG, "nan"), ValueError, "y contains NaN"),
     "NaT": (replaced(Y_REG, NO_DATES), TypeError, "y has dates"),
-    "words": (replaced(Y_REG, "red"), ValueError, "For labels use"),
+    "words": (replaced(Y_REG, "red"), ValueError, "For labels, use"),
 }
 
 

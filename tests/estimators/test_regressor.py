@@ -191,7 +191,7 @@ class TestNoise:
 
     def test_columns_of_unequal_scale_are_warned_of(self):
         X, y = waves(60)
-        with pytest.warns(UserWarning, match="weighs their squared errors alike"):
+        with pytest.warns(UserWarning, match="their errors have equal weight"):
             LaplaceRegressor(random_state=0).fit(X, np.column_stack([y, 100 * y]))
 
 
@@ -252,7 +252,7 @@ class TestShapes:
 
     def test_constant_target(self):
         X, _ = waves(dtype=np.float64)
-        with pytest.warns(UserWarning, match="y is constant"):
+        with pytest.warns(UserWarning, match="columns is constant"):
             model = LaplaceRegressor(random_state=0).fit(X, np.full(60, 7.0))
         mean, std = model.predict(X, return_std=True)
         assert_allclose(mean, 7.0, atol=1e-6)
@@ -583,7 +583,7 @@ class TestLikelihoodsOfOnesOwn:
         [
             (WrongGradient(), ValueError, "gradient of WrongGradient contradicts"),
             (Detached(), ValueError, "loss of Detached cannot be differentiated"),
-            (NoiseToChoose(), ValueError, "only normal noise can be chosen"),
+            (NoiseToChoose(), ValueError, "only normal noise can be estimated"),
             (StudentT, TypeError, r"not an instance .*RegressionLikelihood"),
             ("poisson", TypeError, "likelihood='poisson' is not an instance"),
             (Categorical(), TypeError, "use LaplaceClassifier"),

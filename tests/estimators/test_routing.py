@@ -100,7 +100,7 @@ def test_groups_are_passed_to_folds_of_a_search(cv):
 
 
 # ------------------------------------------------- held-out samples in other units
-UNSCALED = "columns of X_val is far outside of the range of X"
+UNSCALED = "columns of X_val is far outside the range of X"
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -52,7 +52,7 @@ def test_weights_that_sum_to_one_are_warned_of_once(model):
     found = shown(lambda: model.fit(X, Y, sample_weight=RELATIVE / RELATIVE.sum()))
     assert len(found) == 1
     assert found[0].startswith(f"{MESSAGE} 0.017")
-    assert "60 samples count as 1." in found[0]
+    assert "60 samples should count as 1." in found[0]
 
 
 @pytest.mark.parametrize(

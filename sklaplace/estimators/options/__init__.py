@@ -1,1 +1,1 @@
-"""Options: validation of constructor parameters before any training."""
+"""Options: check constructor parameters before training."""

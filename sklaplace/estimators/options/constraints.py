@@ -1,7 +1,7 @@
 """Constraints on constructor parameters, validated by scikit-learn.
 
-A parameter means the same in all estimators. Each estimator sets
-``_parameter_constraints`` to this table, with its own changes.
+A parameter has the same meaning in all estimators. Each estimator sets
+``_parameter_constraints`` to this table, with some changes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +36,8 @@ class Number(Interval):
 class Finite(Interval):
     """Finite number above a bound, or an array of such numbers.
 
-    ``ndims`` lists the allowed numbers of axes. A number has zero axes, as does an
-    array or tensor of shape (). One of shape (1,) counts as a number.
+    ``ndims`` lists the allowed numbers of axes. A number, or an array or tensor of
+    shape (), has zero axes. An array of shape (1,) counts as a number.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ CONSTRAINTS: Constraints = {
     "structure_params": [Mapping, None],
     "curvature": [StrOptions(set(CURVATURES))],
     "curvature_params": [Mapping, None],
-    # a matrix is refused in favour of ``prior``
+    # a matrix raises an error that suggests ``prior``
     "prior_precision": [StrOptions(set(TUNERS)), POSITIVE_ARRAY, MATRIX],
     "prior_structure": [StrOptions(set(PRIOR_STRUCTURES)), list, tuple],
     "prior_mean": [Finite("a finite number or array")],

@@ -10,7 +10,7 @@ from sklaplace.networks.net_checks import check_device, check_scripted, check_wr
 
 
 def inner_net(estimator: Any) -> Any:
-    """Return the net without its `FrozenEstimator`; None stands for the default net."""
+    """Return the net without its `FrozenEstimator`; None means the default net."""
     return estimator.estimator if is_frozen(estimator) else estimator
 
 
@@ -20,14 +20,14 @@ def is_frozen(estimator: Any) -> bool:
 
 
 def check_net(estimator: Any, example: str) -> None:
-    """Raise if ``estimator`` is not a skorch net or cannot be used.
+    """Raise an error if ``estimator`` is not a skorch net or cannot be used.
 
     Parameters
     ----------
     estimator : object
-        Value passed to the constructor.
+        Value of the constructor parameter.
     example : str
-        Code of a skorch net around a torch module ``{}``, for messages.
+        Code of a skorch net with a torch module ``{}``, for messages.
     """
     net = inner_net(estimator)
     if net is None:
@@ -45,7 +45,7 @@ def check_net(estimator: Any, example: str) -> None:
     if getattr(net, "_trimmed_for_prediction", False):
         raise ValueError(
             "The network was trimmed for prediction, which deletes its criterion. Pass "
-            "the network as it was before trim_for_prediction()."
+            "the network from before trim_for_prediction()."
         )
     check_scripted(net)
     check_device(net)

@@ -1,8 +1,8 @@
-"""LaplaceOptions: constructor parameters, checked for compatibility and resolved.
+"""LaplaceOptions: constructor parameters, with compatible and final values.
 
 `CONSTRAINTS` declares the valid values of each parameter. This module checks
-combinations of values before any training. It checks values that depend on the layers
-of the network as soon as the layers are known, still before training.
+combinations of values before training. Checks that depend on the layers of the network
+run as soon as the layers are known, which is also before training.
 """
 
 import copy
@@ -34,15 +34,15 @@ from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import refit_bytes
 from sklaplace.posterior.residual import VARIANCE
 
-# Number of float64 vectors with one entry per weight, in addition to the structure:
+# Number of float64 vectors with one entry per weight, in addition to the curvature:
 # mean, eigenvalues, variances and intermediate results.
 WEIGHT_COPIES = 5
 
 PARAMS = "subset_params", "structure_params", "curvature_params"
-# Largest difference between entries of a prior precision matrix and of its transpose,
-# as a fraction of the largest entry.
+# Largest difference between a prior precision matrix and its transpose, as a fraction
+# of the largest entry.
 ASYMMETRY = 1e-6
-# an earlier posterior replaces these parameters, which must keep their defaults
+# an earlier posterior replaces these parameters, which must have default values
 REPLACED = "prior_precision", "prior_structure", "prior_mean"
 
 
@@ -50,10 +50,10 @@ REPLACED = "prior_precision", "prior_structure", "prior_mean"
 class LaplaceOptions:
     """Validated constructor parameters of a Laplace approximation.
 
-    The attributes are the parameters of `LaplaceClassifier` and `LaplaceRegressor` that
-    control training, curvature and tuning. ``refine`` is True, False or "auto".
-    ``sigma_noise`` is a number or the name of a tuner. Callbacks have no parameters for
-    the attributes with defaults.
+    The attributes are the parameters of `LaplaceClassifier` and `LaplaceRegressor` for
+    training, curvature and tuning. ``refine`` is True, False or "auto". ``sigma_noise``
+    is a number or the name of a tuner. Attributes with defaults are not parameters of
+    callbacks.
     """
 
     likelihood: Likelihood | None = None
@@ -82,19 +82,19 @@ class LaplaceOptions:
     def of(
         cls, values: Mapping[str, Any], defaults: Mapping[str, ArrayLike]
     ) -> "LaplaceOptions":
-        """Return the options; raise for incompatible values.
+        """Return the options, or raise an error for incompatible values.
 
         Parameters
         ----------
         values : mapping
-            Values of all attributes except ``sigma_noise``. Each value satisfies its
+            Values of all attributes except ``sigma_noise``, each valid under its
             constraint.
         defaults : mapping
             Default values of the parameters that an earlier posterior replaces.
         """
         copied = {k: copy.deepcopy(values[k] or {}) for k in PARAMS}
         subset = copy.deepcopy(values["subset_of_weights"])
-        # NumPy booleans are not the objects True and False
+        # NumPy booleans are not identical to True and False
         refine = "auto" if values["refine"] == "auto" else bool(values["refine"])
         given = {**values, **copied, "subset_of_weights": subset, "refine": refine}
         options = cls(**given)
@@ -105,7 +105,7 @@ class LaplaceOptions:
         return options
 
     def check_structure(self) -> None:
-        """Raise for invalid or incompatible options of structure and curvature."""
+        """Raise an error for invalid or incompatible structure and curvature."""
         accumulator, structure = STRUCTURES[self.hessian_structure]
         curvature = CURVATURES[self.curvature]
         of = f"hessian_structure={self.hessian_structure!r}"
@@ -127,7 +127,7 @@ class LaplaceOptions:
             )
 
     def check_prior(self, defaults: Mapping[str, ArrayLike]) -> None:
-        """Raise if an earlier posterior or a matrix does not match other parameters."""
+        """Raise an error if an earlier posterior or matrix contradicts parameters."""
         earlier = self.prior if isinstance(self.prior, GaussianPosterior) else None
         given = "an earlier posterior" if earlier else "a matrix"
         own = [
@@ -162,8 +162,8 @@ class LaplaceOptions:
             )
         if self.selects_weights:
             raise ValueError(
-                "subset_of_weights='subnetwork' would choose other weights than the "
-                "weights of prior. Give them as subset_params={'indices': ...}."
+                "subset_of_weights='subnetwork' would not choose the weights of prior. "
+                "Pass their indices as subset_params={'indices': ...}."
             )
 
     @property
@@ -175,7 +175,7 @@ class LaplaceOptions:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the curvature is the exact Hessian, computed as a matrix."""
+        """Whether the curvature is the exact Hessian matrix."""
         return CURVATURES[self.curvature].is_exact
 
     @property
@@ -185,12 +185,12 @@ class LaplaceOptions:
 
     @property
     def free_noise(self) -> bool:
-        """Whether the noise level is tuned, if the likelihood has one."""
+        """Whether the noise level is tuned, if the likelihood has a noise level."""
         return self.prior is None and isinstance(self.sigma_noise, str)
 
     @property
     def tuner(self) -> str | None:
-        """Name of the tuner, or None; an explicit name overrides ``'auto'``."""
+        """Name of the tuner, or None. An explicit name overrides ``'auto'``."""
         values = [self.prior_precision, self.sigma_noise]
         names = [v for v in values if isinstance(v, str) and self.prior is None]
         return min(names, key=lambda name: name == "auto", default=None)
@@ -227,13 +227,13 @@ class LaplaceOptions:
 
     @property
     def may_refit(self) -> bool:
-        """Whether the last layer may be refitted under the prior."""
+        """Whether the last layer may be refitted with the prior."""
         return self.refine is True or (self.refine == "auto" and self.tuner is not None)
 
     def refits(self, spec: NetworkSpec, n_samples: int) -> bool:
         """Return whether the last layer may be refitted on ``n_samples`` samples.
 
-        Unless ``refine`` is True, the refit must fit into a fixed amount of memory.
+        Unless ``refine`` is True, the refit may only use a fixed amount of memory.
         """
         if spec.head_map is None or not self.may_refit:
             return False
@@ -249,12 +249,12 @@ class LaplaceOptions:
         return STRUCTURES[self.hessian_structure][0](layout, **self.structure_params)
 
     def row_elements(self, spec: NetworkSpec) -> int:
-        """Return how many float64 values the structure computes per sample."""
+        """Return the number of float64 values that the structure needs per sample."""
         kind, given = STRUCTURES[self.hessian_structure][0], self.structure_params
         return kind.row_elements(spec.layout, spec.n_outputs, **given)
 
     def check_bytes(self, spec: NetworkSpec, device: torch.device, n: int) -> None:
-        """Raise if the structure of ``n`` samples does not fit into memory."""
+        """Raise ValueError if the structure does not fit into memory, for n samples."""
         name, p = self.hessian_structure, spec.layout.n_parameters
         cheaper = {"diag": "use fewer weights", "kron": "use 'diag'"}
         advice = cheaper.get(name, "use 'kron' or 'diag'")
@@ -281,7 +281,7 @@ def sibling(name: str, is_classifier: bool) -> str:
 
 
 def check_likelihood(given: Any, is_classification: bool, other: str) -> None:
-    """Raise for a likelihood of another class, or with noise that is not normal.
+    """Raise ValueError for the wrong class of likelihood, or for unknown noise.
 
     ``other`` is the name of the estimator for the other kind of targets.
     """
@@ -289,18 +289,18 @@ def check_likelihood(given: Any, is_classification: bool, other: str) -> None:
     if given is not None and not isinstance(given, kind):
         raise TypeError(
             f"likelihood={given!r} is not an instance of a subclass of "
-            f"sklaplace.likelihoods.{kind.__name__}. Pass one, or None for the "
+            f"sklaplace.likelihoods.{kind.__name__}. Pass an instance, or None for the "
             f"likelihood of the criterion, or use {other}."
         )
     if given is not None and given.has_noise and not isinstance(given, Gaussian):
         raise ValueError(
             f"likelihood={given!r} has has_noise=True, but only normal noise can be "
-            "chosen. Set has_noise=False, and fix the noise within the likelihood."
+            "estimated. Set has_noise=False, and fix the noise within the likelihood."
         )
 
 
 def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
-    """Raise for a list with entries other than names, and for invalid options."""
+    """Raise an error for lists with entries other than names, and invalid options."""
     if not isinstance(subset, str):
         if not subset or not all(isinstance(name, str) for name in subset):
             raise ValueError(
@@ -318,13 +318,13 @@ def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
     check_params("subset_params", params, checks, of)
     if "indices" in params and len(params) > 1:
         raise ValueError(
-            "subset_params has 'indices' and others, which they make void. Leave out "
-            f"{listed(set(params) - {'indices'})}, or the indices."
+            "subset_params has 'indices', so the other options have no effect. Leave "
+            f"out {listed(set(params) - {'indices'})}, or the indices."
         )
 
 
 def check_earlier_layout(earlier: GaussianPosterior, layout: Layout) -> None:
-    """Raise if an earlier posterior is over other weights; name the first mismatch."""
+    """Raise ValueError for an earlier posterior over other weights; name the first."""
     for old, new in zip_longest(earlier.layout.blocks, layout.blocks):
         if old != new or _indices(old) != _indices(new):
             before, now = (
@@ -332,13 +332,13 @@ def check_earlier_layout(earlier: GaussianPosterior, layout: Layout) -> None:
                 for b in (old, new)
             )
             raise ValueError(
-                f"prior is over other weights: it has {before} where the selected "
+                f"prior is over other weights: it has {before}, but the selected "
                 f"subset has {now}. Use the same layers and subset_of_weights."
             )
 
 
 def check_prior_matrix(matrix: ArrayLike, layout: Layout) -> None:
-    """Raise unless a matrix is a precision of the selected weights."""
+    """Raise ValueError if a matrix is not a precision matrix of the weights."""
     values, p = torch.tensor(np.asarray(matrix, dtype=float)), layout.n_parameters
     if values.shape != (p, p):
         problem = f"has shape {tuple(values.shape)}"
@@ -362,7 +362,7 @@ def _indices(block: BlockSpec) -> list[int] | None:
 def check_prior_shape(
     value: str | ArrayLike, prior_structure: str | Sequence[str], layout: Layout
 ) -> None:
-    """Raise if the shape of the prior precision does not match its structure."""
+    """Raise ValueError if the shape of the prior precision is not of its structure."""
     groups = groups_of(prior_structure, layout)
     sizes = PRIOR_STRUCTURES[kind(prior_structure)](layout)
     expected = sizes if groups is None else (len(prior_structure),)

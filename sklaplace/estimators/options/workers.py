@@ -1,7 +1,7 @@
-"""Group: the processes of ``torch.distributed`` that fit one estimator together.
+"""Group: processes of ``torch.distributed`` that fit one estimator together.
 
-Each process sums the curvature over some of the shards. One all-reduce then gives every
-process the sums over all shards. Without a group there is one process.
+Each process sums the curvature over some of the shards. Then one all-reduce sends the
+sums over all shards to every process. Without a group, there is a single process.
 """
 
 import io
@@ -55,7 +55,7 @@ class Group:
         if not (dist.is_available() and dist.is_initialized()):
             raise ValueError(
                 "distributed=True, but torch.distributed has no process group. Start "
-                "the script by torchrun, and call "
+                "the script with torchrun, and call "
                 "torch.distributed.init_process_group() before fit."
             )
         return cls(dist.get_rank(), dist.get_world_size())
@@ -66,9 +66,9 @@ class Group:
         function: Callable[[Any], CurvatureSums],
         parts: Sequence[Any],
     ) -> Iterator[CurvatureSums]:
-        """Yield the sums over each part, or their total for several processes.
+        """Yield the sums over each part, or the total with several processes.
 
-        Each process takes an equal share of consecutive parts.
+        Each process receives an equal share of consecutive parts.
 
         Parameters
         ----------
@@ -82,7 +82,7 @@ class Group:
         Raises
         ------
         OtherProcessError
-            If another process has failed. This process would wait for it forever.
+            If another process failed. This process would otherwise wait forever.
         """
         if self.size == 1:
             yield from own_map(function, parts)
@@ -94,10 +94,10 @@ class Group:
         yield self._reduced(own)
 
     def _reduced(self, own: CurvatureSums | None) -> CurvatureSums:
-        """Return the total over all processes; some processes may have no parts.
+        """Return the total over all processes; a process may have no parts.
 
-        Reductions add up tensors of equal shapes. Each process sends other sums,
-        such as kept samples, to all processes.
+        Reductions add tensors of equal shapes. Each process sends its other sums, such
+        as stored samples, to all processes.
         """
         summands = None if own is None else own.accumulator.summands()
         form = None if summands is None else [some.shape for some in summands]
@@ -131,12 +131,12 @@ class Group:
     def together(self) -> Iterator[None]:
         """Raise an error in all processes if any process fails.
 
-        Otherwise the remaining processes would wait forever for the failed process.
+        The other processes would otherwise wait forever for the failed process.
 
         Raises
         ------
         OtherProcessError
-            If another process has failed, but this process has not.
+            If another process failed, but not this process.
         """
         error = None
         try:
@@ -159,9 +159,9 @@ class Group:
         Parameters
         ----------
         values : mapping
-            Values by name. The error message contains the names. Parameters in
-            ``_OWN`` are not compared: they do not change results, or can be arbitrary
-            objects.
+            Values by name. The error message contains the names. Parameters in ``_OWN``
+            are not compared, because they can be arbitrary objects or do not affect
+            results.
 
         Raises
         ------
@@ -177,14 +177,14 @@ class Group:
         if differing:
             raise ValueError(
                 "The processes of torch.distributed have different "
-                f"{', '.join(differing)}. They have to be given the same."
+                f"{', '.join(differing)}. Pass the same to all processes."
             )
 
     def agree_on_network(self, network: TrainedNetwork) -> None:
-        """Raise unless all processes have the same weights and number of samples.
+        """Raise ValueError if processes differ in weights or number of samples.
 
-        Buffers, such as running means of batches, are copied from the first process,
-        because each process was trained on different batches.
+        Buffers, such as running means, are copied from the first process, because each
+        process was trained on different batches.
         """
         if self.size == 1:
             return
@@ -199,23 +199,23 @@ class Group:
 
 
 def check_workers(distributed: bool, memory: Any) -> None:
-    """Raise if several processes would share ``memory``."""
+    """Raise ValueError if several processes would share ``memory``."""
     if Group.of(distributed).size > 1 and memory is not None:
         raise ValueError(
-            "distributed=True cannot be used with memory, whose entries other "
-            "processes may lack. Use memory=None."
+            "distributed=True cannot be used with memory, because other processes may "
+            "lack its entries. Use memory=None."
         )
 
 
 def data_to_agree_on(data: TrainingData) -> dict[str, Any]:
     """Return a dict of the data that `Group.agree` compares across processes.
 
-    Inputs are left out: they may be too large to compare, or unknown until read.
+    Inputs are left out, because they may be too large to compare, or not yet read.
     """
     own = {"targets": data.y, "sample_weight": data.sample_weight}
     return {"number of samples": len(data.y)} | own
 
 
 def _to_own_device(storage: Any, location: str) -> Any:
-    """Move a storage of another process to the CPU or GPU of this process."""
+    """Move another process's storage to the CPU or GPU of this process."""
     return storage if location == "cpu" else storage.cuda()

@@ -1,4 +1,4 @@
-"""Targets: the common interface of class labels and regression targets."""
+"""Targets: the interface that class labels and regression targets share."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ class Targets(ABC):
     likelihoods: ClassVar[tuple[type, ...]]
     """Likelihood classes that support these targets."""
     example_net: ClassVar[str]
-    """Code of a skorch net around a torch module ``{}``, for messages."""
+    """Code of a skorch net with a torch module ``{}``, for messages."""
     stratify = False
     """Whether held-out samples are stratified by class."""
     n_outputs: Any
@@ -33,7 +33,7 @@ class Targets(ABC):
 
     @abstractmethod
     def encode(self, y: ArrayLike, name: str = "y") -> np.ndarray:
-        """Return targets in the form that the criterion expects."""
+        """Convert targets to the form that the criterion expects."""
 
     @abstractmethod
     def adapt(self, likelihood: Likelihood) -> Likelihood:
@@ -41,40 +41,40 @@ class Targets(ABC):
 
     @abstractmethod
     def default_net(self, data: TrainingData, size: Size) -> NeuralNet:
-        """Return the default skorch net in the given size."""
+        """Return the default skorch net of the given size."""
 
     def sample_weight(self, y: np.ndarray) -> np.ndarray | None:
-        """Return the weights (n,) implied by encoded targets, or None."""
+        """Return the sample weights (n,) implied by encoded targets, or None."""
         return None
 
     @property
     def noise_unit(self) -> float:
-        """Ratio of the noise in units of ``y`` to the noise of the likelihood."""
+        """Noise in units of ``y``, divided by the noise of the likelihood."""
         return 1.0
 
     def restored_outputs(
         self, likelihood: Any, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean (b, q·c) and covariance of outputs in units of ``y``."""
+        """Return means (b, q·c) and covariances of outputs in units of ``y``."""
         return mean, cov
 
     def check_net(self, net: NeuralNet) -> None:  # noqa: B027
-        """Raise for a net that cannot be trained on these targets."""
+        """Raise an error if a net cannot be trained on these targets."""
 
     def check_values(self, net: NeuralNet, y: np.ndarray) -> None:  # noqa: B027
-        """Raise for encoded targets that the criterion does not support."""
+        """Raise an error for encoded targets that the criterion does not support."""
 
     @property
     @abstractmethod
     def are_plain(self) -> bool:
-        """Whether targets are encoded as they are."""
+        """Whether the encoding leaves targets unchanged."""
 
     def check_held_out(self, dataset: Dataset, held_out: Dataset | None) -> None:
-        """Raise if ``train_split`` brings targets in a different encoding."""
+        """Raise ValueError if targets from ``train_split`` are not encoded."""
         if brings_targets(dataset, held_out) and not self.are_plain:
             raise ValueError(
-                "train_split brings rows with targets of their own, which are not "
-                "encoded. Number the classes from 0, use normalize_y=False, or pass "
+                "train_split adds rows with other targets, which are not encoded. "
+                "Number the classes from 0, use normalize_y=False, or pass "
                 "X_val and y_val to fit."
             )
 
@@ -91,13 +91,13 @@ def likelihood_of(net: NeuralNet) -> Any:
 
 
 def brings_targets(dataset: Dataset, held_out: Dataset | None) -> bool:
-    """Return whether ``train_split`` holds out samples from outside the dataset."""
+    """Return whether ``train_split`` holds out samples that are not in the dataset."""
     dataset, held_out = _whole(dataset), _whole(held_out)
     return held_out is not None and held_out is not dataset
 
 
 def _whole(dataset: Any) -> Any:
-    """Return the dataset that a subset selects from."""
+    """Return the dataset from which a subset selects samples."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return dataset

@@ -1,7 +1,7 @@
 """ClassTargets: class labels, encoded for the criterion of the network.
 
-Labels of any type become codes from zero. Samples are weighted by class. Labels that
-the criterion ignores have weight zero.
+Labels of any type are encoded as codes from zero. Samples are weighted by class. Labels
+that the criterion ignores have zero weight.
 """
 
 from collections.abc import Mapping
@@ -33,24 +33,24 @@ from sklaplace.networks.outputs import unwrapped
 # class weights
 Weights = Mapping[object, float] | str | None
 
-# torch's default ``ignore_index``, an ordinary label unless set explicitly
+# torch's default ``ignore_index``, which is an ordinary label unless set explicitly
 _NO_INDEX = -100
 
 
 @dataclass(frozen=True)
 class ClassTargets(Targets):
-    """Classes of the training targets, and their codes.
+    """Classes of the training targets, with their codes.
 
     Attributes
     ----------
     target_type : TargetType
         Type for one label per sample, several labels, or one label per position.
     net : skorch.NeuralNet or None
-        Net passed to the constructor; None stands for the default network.
+        Net passed to the constructor. None means the default network.
     classes : ndarray of shape (K,)
         The value of ``classes_``.
     are_of_labels : bool
-        Whether the classes were found in the targets rather than passed.
+        Whether the classes were inferred from the targets rather than passed.
     class_weights : ndarray of shape (K,) or None
         Weight of each class.
     """
@@ -82,21 +82,22 @@ class ClassTargets(Targets):
         y : array-like
             Training targets.
         net : skorch.NeuralNet or None
-            Net whose criterion determines the supported targets; None stands for the
-            default network.
+            Net whose criterion determines the supported targets. None means the default
+            network.
         likelihood : ClassificationLikelihood or None
             Likelihood that overrides the criterion's likelihood.
         class_weight : dict, "balanced" or None
             Class weights.
         is_frozen : bool
-            Whether to use the classes that the net was trained on, if it has any.
+            Whether to use the classes that the net was trained on, if any.
         classes : ndarray, optional
-            All classes, including classes missing from ``y``.
+            All classes, including classes that do not occur in ``y``.
 
         Raises
         ------
         ValueError
-            If the targets are not labels of one type, or all labels are ignored.
+            If the targets are not labels of a single type, or if all labels are
+            ignored.
         """
         y = y if issparse(y) else as_labels(y, "y")
         target_type = infer_target_type(y, likelihood or likelihood_of(net))
@@ -104,8 +105,8 @@ class ClassTargets(Targets):
         ignored = is_ignored(labels, net)
         if ignored.all():
             raise ValueError(
-                "All rows have the label that the criterion ignores. Pass some "
-                "with classes."
+                "All rows have the label that the criterion ignores. Pass some rows "
+                "with other labels."
             )
         found = target_type.classes(labels[~ignored])
         if not target_type.has_class_names and classes is not None:
@@ -124,7 +125,7 @@ class ClassTargets(Targets):
         return targets.weighted(y, class_weight)
 
     def weighted(self, y: ArrayLike, class_weight: Weights) -> "ClassTargets":
-        """Return a copy with class weights; classes without samples have weight one."""
+        """Return a copy with class weights, and weight one for empty classes."""
         if class_weight is None:
             return self
         if not self.target_type.is_single:
@@ -135,7 +136,7 @@ class ClassTargets(Targets):
         codes = self.encode(y).astype(np.int64)
         codes = codes[codes >= 0]
         weights = np.ones(len(self.classes))
-        if isinstance(class_weight, Mapping):  # also weights classes without samples
+        if isinstance(class_weight, Mapping):  # includes classes without samples
             codes = np.arange(len(weights))
         present = np.unique(codes)
         with naming(class_weight="class_weight"):
@@ -144,19 +145,19 @@ class ClassTargets(Targets):
             )
         if not (np.isfinite(weights) & (weights >= 0)).all():
             raise ValueError(
-                f"class_weight={class_weight!r} has entries that are not finite, or "
-                "negative. Choose numbers from 0."
+                f"class_weight={class_weight!r} has negative or non-finite entries. "
+                "Choose numbers of at least 0."
             )
         return replace(self, class_weights=weights)
 
     # ------------------------------------------------------------------- encoding
     def check(self, y: ArrayLike, name: str = "y") -> np.ndarray:
-        """Return targets as an array; raise for targets of another type."""
+        """Return targets as an array; raise an error for targets of another type."""
         labels = y if issparse(y) else as_labels(y, name)
         return self.target_type.check(labels, name)
 
     def is_ignored(self, labels: np.ndarray) -> np.ndarray:
-        """Return a mask of ignored labels, in the shape of the labels."""
+        """Return a mask of ignored labels, with the shape of the labels."""
         return is_ignored(labels, self.net)
 
     def accuracy(
@@ -197,9 +198,9 @@ class ClassTargets(Targets):
         if len(unknown):
             raise ValueError(
                 f"{name} has labels that y in fit does not: {unknown[:5].tolist()}. "
-                "Use rows of the classes that the network knows."
+                "Pass only rows with the classes in fit."
             )
-        # the criterion itself skips this index in samples that have other labels
+        # the criterion skips this index if other labels of the sample are not ignored
         index = _ignore_index(self.net)
         codes = np.full(labels.shape, -1 if index is None else min(index, -1))
         codes[~ignored] = self.target_type.encode(labels[~ignored], self.classes)
@@ -214,7 +215,7 @@ class ClassTargets(Targets):
         return np.float32 if is_real else np.int64
 
     def sample_weight(self, codes: np.ndarray) -> np.ndarray | None:
-        """Return weights (n,) by class, zero if all labels are ignored, or None."""
+        """Return class weights (n,), zero if all labels are ignored, or None."""
         codes = codes.astype(np.int64)
         weights = None if self.class_weights is None else self.class_weights[codes]
         known: np.ndarray = (codes >= 0).reshape(len(codes), -1).max(1)
@@ -254,7 +255,7 @@ class ClassTargets(Targets):
         return self.target_type.default_net(data, size, self.n_outputs)
 
     def check_values(self, net: NeuralNet, y: np.ndarray) -> None:
-        """Raise for class weights that the criterion cannot apply."""
+        """Raise an error for class weights that the criterion cannot apply."""
         criterion = unwrapped(net.criterion_)
         weight = getattr(criterion, "weight", None)
         of_classes = torch.nn.CrossEntropyLoss, torch.nn.NLLLoss
@@ -263,7 +264,7 @@ class ClassTargets(Targets):
         if weight.shape != (self.n_outputs,):
             raise ValueError(
                 f"criterion__weight has shape {tuple(weight.shape)}, but y has "
-                f"{self.n_outputs} classes. Pass one weight for each."
+                f"{self.n_outputs} classes. Pass one weight per class."
             )
         if not weight.is_floating_point():
             raise ValueError(
@@ -271,15 +272,15 @@ class ClassTargets(Targets):
             )
 
     def check_net(self, net: NeuralNet) -> None:
-        """Raise if samples have several labels, but skorch limits the net to one."""
+        """Raise ValueError for several labels if the skorch net only supports one."""
         if self.target_type.is_single:
             return
         is_stratified = getattr(net.train_split, "stratified", False)
         if is_stratified or isinstance(net, NeuralNetBinaryClassifier):
             raise ValueError(
-                f"estimator is a {type(net).__name__}, which takes one label per row. "
-                "Use skorch.NeuralNet with criterion=torch.nn.BCEWithLogitsLoss, or "
-                "train_split=None; if y is one-hot, pass y.argmax(axis=1)."
+                f"estimator is a {type(net).__name__}, which supports one label per "
+                "row. Use skorch.NeuralNet with criterion=torch.nn.BCEWithLogitsLoss, "
+                "or train_split=None. If y is one-hot, pass y.argmax(axis=1)."
             )
 
     @property
@@ -289,7 +290,7 @@ class ClassTargets(Targets):
 
 
 def _ignore_index(net: NeuralNet) -> int | None:
-    """Return the ``ignore_index`` set for a net's criterion, or None."""
+    """Return the criterion's ``ignore_index`` if it is set, or None."""
     criterion = getattr(net, "criterion", None)
     if isinstance(criterion, torch.nn.Module):
         index = getattr(criterion, "ignore_index", _NO_INDEX)
@@ -298,7 +299,7 @@ def _ignore_index(net: NeuralNet) -> int | None:
 
 
 def is_ignored(labels: np.ndarray, net: NeuralNet) -> np.ndarray:
-    """Return a mask of labels that the criterion ignores, shaped like the labels."""
+    """Return a mask of labels that the criterion ignores, with the labels' shape."""
     index = _ignore_index(net)
     if index is None or labels.dtype.kind not in "iuf":
         return np.zeros(labels.shape, dtype=bool)
@@ -306,7 +307,7 @@ def is_ignored(labels: np.ndarray, net: NeuralNet) -> np.ndarray:
 
 
 def _classes_of_net(net: NeuralNet, found: np.ndarray) -> np.ndarray | None:
-    """Return a fitted net's classes if they include all classes found, or None."""
+    """Return a fitted net's classes if they include all classes in y, or None."""
     known = np.asarray(getattr(net, "classes_", None))
     if known.dtype.kind != found.dtype.kind:
         return None

@@ -1,7 +1,7 @@
 """Target types: the kinds of classification targets, and the shapes of predictions.
 
-A sample has r labels, each from K classes. Likelihoods work on class codes and on
-probabilities of shape (n·r, K). A target type converts targets to codes, and
+A sample has r labels, and each label is one of K classes. Likelihoods use class codes,
+and probabilities of shape (n·r, K). A target type converts targets to codes, and
 probabilities to the arrays that estimators return:
 
 * ``SingleLabel``: one label of any type per sample, (n,);
@@ -28,33 +28,33 @@ from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import Size, default_classifier, default_multilabel
 from sklaplace.networks.outputs import ONE_CLASS
 
-# Number of rows that suggest one-hot targets if each row has exactly one label. By
-# chance, fair coins for two or more labels produce such rows with probability <= 1e-3.
+# Number of rows for which targets seem one-hot if each row has exactly one label. For
+# random labels in two or more columns, the probability of this is at most 1e-3.
 ENOUGH_ROWS = 10
 
 
 class TargetType(ABC):
-    """Kind of classification targets; the default methods suit class labels."""
+    """Kind of classification targets. Default methods are for class labels."""
 
     has_class_names: ClassVar[bool] = True
     """Whether ``classes_`` contains the distinct targets rather than column numbers."""
     is_single: ClassVar[bool] = False
-    """Whether samples have one label each, which allows class weights."""
+    """Whether samples have one label each, which is required for class weights."""
 
     @abstractmethod
     def check(self, y: Any, name: str) -> np.ndarray:
-        """Return targets as an array; raise for targets of another type."""
+        """Return targets as an array; raise an error for targets of another type."""
 
     @abstractmethod
     def default_net(self, data: TrainingData, size: Size, n_classes: int) -> NeuralNet:
         """Return the default skorch net."""
 
     def classes(self, labels: np.ndarray) -> np.ndarray:
-        """Return the value of ``classes_``, (K,): the distinct labels, sorted."""
+        """Return ``classes_``, (K,), the sorted distinct labels."""
         return np.asarray(np.unique(labels))
 
     def encode(self, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        """Return class codes from zero, in the shape of the labels."""
+        """Return class codes from zero, with the shape of the labels."""
         codes: np.ndarray = LabelEncoder().fit(classes).transform(labels.ravel())
         return codes.reshape(labels.shape)
 
@@ -67,7 +67,7 @@ class TargetType(ABC):
         return likelihood
 
     def unflatten(self, values: np.ndarray) -> np.ndarray:
-        """Reshape values (n·r, k), such as one per class, to the estimator's output."""
+        """Reshape values (n·r, k), for example class values, to the output shape."""
         return values
 
     def probabilities(self, values: np.ndarray) -> np.ndarray:
@@ -86,7 +86,7 @@ class TargetType(ABC):
     def latent_moments(
         self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return mean and (co)variance of the logits, in the estimator's shape."""
+        """Return means and (co)variances of the logits, in the estimator's shape."""
         return likelihood.class_logits(mean, cov)
 
 
@@ -101,7 +101,7 @@ class SingleLabel(TargetType):
         return column_or_1d(y, warn=True)
 
     def default_net(self, data: TrainingData, size: Size, n_classes: int) -> NeuralNet:
-        """Return a classifier that ends in a softmax; raise for a single class."""
+        """Return a classifier with a softmax; raise ValueError for a single class."""
         if n_classes == 1:
             raise ValueError(f"y has 1 class. {ONE_CLASS}")
         return default_classifier(data, size, n_classes)
@@ -121,12 +121,12 @@ class MultiLabel(TargetType):
     has_class_names = False
 
     def check(self, y: Any, name: str) -> np.ndarray:
-        """Return labels of zero or one, (n, L)."""
+        """Return 0/1 labels, (n, L)."""
         labels = y.toarray() if issparse(y) else np.asarray(y)
         if labels.ndim != 2 or labels.shape[1] != self.n_labels:
             raise ValueError(
                 f"{name} has shape {labels.shape}, but y in fit has {self.n_labels} "
-                "columns. Pass one column for each of these labels."
+                "columns. Pass one column per label."
             )
         if len(invalid := np.setdiff1d(labels, [0, 1])):
             raise ValueError(
@@ -157,38 +157,38 @@ class MultiLabel(TargetType):
         return values.reshape(-1, self.n_labels, values.shape[-1])
 
     def probabilities(self, values: np.ndarray) -> np.ndarray:
-        """Return the probabilities (n, L) of label one."""
+        """Return the probability that each label is one, (n, L)."""
         return self.unflatten(values)[..., 1]
 
     def predict(
         self, proba: np.ndarray, classes: np.ndarray, threshold: float | None
     ) -> np.ndarray:
-        """Return labels of zero or one, (n, L)."""
+        """Return 0/1 labels, (n, L)."""
         return (proba > 0.5).astype(np.int64)
 
     def latent_moments(
         self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the moments of the outputs: one logit per label."""
+        """Return the moments of the outputs, which are one logit per label."""
         return mean, cov
 
     def default_net(self, data: TrainingData, size: Size, n_classes: int) -> NeuralNet:
-        """Return a classifier that ends in one sigmoid per label.
+        """Return a classifier with one sigmoid per label.
 
         Warn if the targets look one-hot encoded.
         """
         if len(data.y) >= ENOUGH_ROWS and (data.y.sum(axis=1) == 1).all():
             warn_user(
-                f"y has {self.n_labels} columns with a single 1 in each row, and is "
-                "taken as several labels per row, whose probabilities do not add up to "
-                "one. If y is one-hot, pass y.argmax(axis=1)."
+                f"y has {self.n_labels} columns with a single 1 in each row. Columns "
+                "are separate labels, whose probabilities do not add up to one. If y "
+                "is one-hot, pass y.argmax(axis=1)."
             )
         return default_multilabel(data, size)
 
 
 @dataclass(frozen=True)
 class DenseLabel(TargetType):
-    """One label of any type at every position of a sample, such as a pixel.
+    """One label of any type at every position of a sample, for example at each pixel.
 
     Attributes
     ----------
@@ -209,7 +209,7 @@ class DenseLabel(TargetType):
         if labels.dtype.kind == "f" and (labels != np.round(labels)).any():
             raise ValueError(
                 f"{name} has entries that are not whole numbers, at positions "
-                f"{self.positions}. Pass a label for each position, or 1d array y."
+                f"{self.positions}. Pass a label for each position, or a 1d array y."
             )
         return labels
 
@@ -218,7 +218,7 @@ class DenseLabel(TargetType):
         return likelihood.dense(self.positions)
 
     def _positions_last(self, values: Any, n_axes: int) -> Any:
-        """Move positions from the first axis to behind the ``n_axes`` class axes."""
+        """Move positions from the first axis to after the ``n_axes`` class axes."""
         shape = values.shape[-n_axes:]
         rows = values.reshape(-1, math.prod(self.positions), *shape)
         moved = rows.swapaxes(1, 2) if n_axes == 1 else rows.movedim(1, -1)
@@ -236,7 +236,7 @@ class DenseLabel(TargetType):
         return self._positions_last(logits, 1), self._positions_last(cov, cov.ndim - 1)
 
     def default_net(self, data: TrainingData, size: Size, n_classes: int) -> NeuralNet:
-        """Raise an error, because there is no default net for dense labels."""
+        """Raise ValueError, because there is no default net for dense labels."""
         raise ValueError("estimator=None has no network for maps. Pass a skorch net.")
 
 
@@ -248,13 +248,13 @@ def infer_target_type(y: Any, likelihood: Any) -> TargetType:
     y : array-like of shape (n,), (n, 1) or (n, ...)
         Targets.
     likelihood : ClassificationLikelihood or None
-        Likelihood of the criterion or the constructor; None if unknown.
+        Likelihood of the criterion or the constructor, or None if unknown.
 
     Raises
     ------
     ValueError
-        If the likelihood supports only one label per sample, or fewer axes than ``y``
-        has.
+        If ``y`` has several labels per sample, or more axes, and the likelihood does
+        not support them.
     """
     shape = y.shape[1:] if issparse(y) else np.shape(y)[1:]
     if shape in ((), (1,)):
@@ -264,7 +264,7 @@ def infer_target_type(y: Any, likelihood: Any) -> TargetType:
     if kind == "dense":
         return DenseLabel(shape)
     if kind != "multilabel":
-        likelihood.multilabel()  # raises, naming a likelihood that supports columns
+        likelihood.multilabel()  # raises an error that suggests another likelihood
     if len(shape) > 1:
         raise ValueError(
             f"y has shape {(len(y), *shape)}. Pass one label per row, (n,), or a "

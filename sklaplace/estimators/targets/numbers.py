@@ -1,4 +1,4 @@
-"""NumberTargets: regression targets, encoded in columns for the network."""
+"""NumberTargets: regression targets, encoded as columns for the network."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ Array = np.ndarray
 class TargetScaling:
     """Map ``y = center + scale · z`` for each column of targets.
 
-    ``z`` are the targets of the network, ``y`` the targets passed to fit.
+    ``z`` contains the targets of the network, and ``y`` the targets passed to fit.
 
     Attributes
     ----------
@@ -43,9 +43,10 @@ class TargetScaling:
 
     @classmethod
     def of(cls, y: Array, weights: Array | None) -> "TargetScaling":
-        """Return mean and standard deviation of the columns of ``y``, (n, n_outputs).
+        """Return the mean and standard deviation of the columns of ``y``.
 
-        The scale of a constant column is one. ``weights`` must be positive.
+        ``y`` has the shape (n, n_outputs). The scale of a constant column is one.
+        ``weights`` must be positive.
         """
         given = np.ones(len(y)) if weights is None else weights
         center, scale = center_and_scale(y.astype(np.float64), given)
@@ -66,11 +67,13 @@ class TargetScaling:
         return np.asarray(variance * self.scale**2)
 
 
-# Bounds on the largest absolute target. Within them, results do not depend on the unit
-# of ``y``. `sklaplace.posterior.tuning.problem` bounds noise and prior precision.
+# Bounds for the largest absolute target. Within these bounds, results do not depend on
+# the unit of ``y``. `sklaplace.posterior.tuning.problem` sets bounds for the noise and
+# prior precision.
 SMALLEST, LARGEST = 1e-15, 1e20
-# Warn about a network if the size of its targets is above the first number, or below
-# its inverse, and its loss is at least the second number times the loss of the mean.
+# The network raises a warning if the size of its targets is above the first number or
+# below its inverse, and if its loss is at least the second number times the loss of the
+# mean.
 LARGEST_UNIT, NOTABLE_LOSS = 10.0, 0.99
 
 
@@ -89,13 +92,13 @@ class NumberTargets(Targets):
     likelihood : RegressionLikelihood or None
         Likelihood that overrides the criterion's likelihood.
     sigma_noise : float, array or str
-        Constructor parameter.
+        Parameter of the estimator.
     classifier : str
-        Name of the classifier to suggest for labels, for messages.
+        Name of the classifier that messages suggest for labels.
     distribution : TargetScaling
         Mean and standard deviation of the columns of the training targets.
     normalizes : bool
-        Whether the network is trained on targets in these units.
+        Whether the network is trained on normalised targets.
     """
 
     ndim: int
@@ -126,7 +129,7 @@ class NumberTargets(Targets):
         sample_weight: np.ndarray | None = None,
         normalizes: bool = False,
     ) -> "NumberTargets":
-        """Infer shape, mean and standard deviation of the training targets.
+        """Infer the shape, mean and standard deviation of the training targets.
 
         Raises
         ------
@@ -142,7 +145,7 @@ class NumberTargets(Targets):
         elif np.shape(sigma_noise) != columns.shape[1:]:
             raise ValueError(
                 f"sigma_noise has shape {np.shape(sigma_noise)}, but y has "
-                f"{columns.shape[1]} columns. Pass one number, or one for each column."
+                f"{columns.shape[1]} columns. Pass one number, or one per column."
             )
         n_outputs = columns.shape[1]
         if sample_weight is not None:
@@ -160,26 +163,26 @@ class NumberTargets(Targets):
 
     @property
     def noise_unit(self) -> float:
-        """Ratio of the noise in units of ``y`` to the noise of the likelihood.
+        """Noise in units of ``y``, divided by the noise of the likelihood.
 
-        The ratio is a geometric mean over columns, like the noise level.
+        The ratio is a geometric mean over columns, as is the noise level.
         """
         return geometric_mean(self.scaling.scale)
 
     @property
     def noise_proportions(self) -> float | np.ndarray:
-        """Ratio of each column's noise to the geometric mean over columns.
+        """Noise of each column, divided by the geometric mean over columns.
 
-        The ratios assume equal noise in the units of the network.
+        The ratios assume that all columns have the same noise in the network's units.
         """
         return self.scaling.scale / self.noise_unit
 
     def restored_outputs(
         self, likelihood: Any, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean (b, q·c) and covariance of outputs in units of ``y``.
+        """Return means (b, q·c) and covariances of outputs in units of ``y``.
 
-        The covariance has shape (b, q·c, q·c), or (b, c) if diagonal.
+        Covariances have the shape (b, q·c, q·c), or (b, c) if diagonal.
         """
         if not self.normalizes:
             return mean, cov
@@ -191,7 +194,7 @@ class NumberTargets(Targets):
         return shift + factor * mean, cov
 
     def _columns(self, scaling: TargetScaling) -> tuple[np.ndarray, np.ndarray]:
-        """Return center and scale of each column, (n_outputs,)."""
+        """Return the center and scale of each column, (n_outputs,)."""
         n = self.n_outputs
         return np.full(n, scaling.center), np.full(n, scaling.scale)
 
@@ -202,11 +205,11 @@ class NumberTargets(Targets):
         if columns.shape[1] != self.n_outputs:
             raise ValueError(
                 f"{name} has {columns.shape[1]} columns, but y has {self.n_outputs} "
-                "in fit. Pass the same targets in both."
+                "in fit. Pass the same target columns in both."
             )
-        # normalise before rounding to the dtype of the network
+        # targets are normalised before they are rounded to the network's dtype
         values = self.input_type.floats(self.scaling.normalized(columns), name)
-        # fit has rejected small targets; a few later targets may happen to be small
+        # only fit rejects small targets, because some later targets may be small
         _check_size(columns, name, 0.0 if name == "y" else SMALLEST, LARGEST)
         return values
 
@@ -215,7 +218,7 @@ class NumberTargets(Targets):
         return _as_numbers(y, name, self.classifier)
 
     def drop_axis(self, values: np.ndarray) -> np.ndarray:
-        """Drop the second axis, the outputs, if the training targets were 1D."""
+        """Drop the second axis, over outputs, if the training targets were 1D."""
         return values[:, 0] if self.ndim == 1 else values
 
     # ----------------------------------------------------------------- the network
@@ -233,10 +236,10 @@ class NumberTargets(Targets):
         return default_regressor(data, size)
 
     def check_values(self, net: NeuralNet, y: np.ndarray) -> None:
-        """Raise for targets or noise that the likelihood does not support."""
+        """Raise an error for targets or noise that the likelihood does not support."""
         likelihood = self.likelihood or likelihood_of(net)
         if not isinstance(likelihood, RegressionLikelihood):
-            return  # a later check raises and names the criterion
+            return  # a later check raises an error that names the criterion
         n, kind = self.n_outputs, type(likelihood).__name__
         has_unit = likelihood.rescaled_outputs(np.zeros(n), np.ones(n)) is not None
         if self.normalizes and not has_unit:
@@ -248,13 +251,13 @@ class NumberTargets(Targets):
         given = self.sigma_noise
         if not (likelihood.has_noise or isinstance(given, str) or np.all(given == 1)):
             raise ValueError(
-                f"sigma_noise={given!r} was given, but criterion="
+                f"sigma_noise={given!r} was passed, but criterion="
                 f"{type(net.criterion_).__name__} has no noise level. Leave it out."
             )
         is_constant = len(y) > 1 and (y == y[0]).all(axis=0).any()
         if likelihood.has_noise and isinstance(given, str) and is_constant:
             warn_user(
-                "y is constant, or a column of it, so standard deviations will be "
+                "y or one of its columns is constant, so standard deviations will be "
                 "close to zero. Pass sigma_noise as a number, or targets that vary."
             )
 
@@ -273,9 +276,9 @@ class NumberTargets(Targets):
         if is_usual or loss < NOTABLE_LOSS * float(constant) / self.n_outputs:
             return
         warn_user(
-            "The network predicts the targets that it was trained on no better than "
-            f"their mean would. Their root mean square is {size:.3g}, and networks "
-            "start with outputs of about one. Use normalize_y=True, or train longer."
+            "The network predicts its training targets no better than their mean does. "
+            f"Their root mean square is {size:.3g}, but the outputs of a new network "
+            "are about one. Use normalize_y=True, or train longer."
         )
 
     @property
@@ -285,11 +288,11 @@ class NumberTargets(Targets):
 
 
 def check_normalize_y(value: bool, is_frozen: bool) -> None:
-    """Raise if ``normalize_y`` is set for a frozen network, which is not trained."""
+    """Raise ValueError for ``normalize_y`` with a frozen net, which is not trained."""
     if value and is_frozen:
         raise ValueError(
             "normalize_y=True cannot be used with a frozen network, which predicts in "
-            "the units that it was trained on. Pass the net without FrozenEstimator, "
+            "the units of its training targets. Pass the net without FrozenEstimator, "
             "or use normalize_y=False."
         )
 
@@ -298,24 +301,24 @@ def _as_numbers(y: ArrayLike, name: str, classifier: str) -> np.ndarray:
     """Return targets as an array of finite numbers."""
     if issparse(y):
         raise TypeError(f"{name} is sparse. Use {name}.toarray().")
-    numbers = as_numbers(y, name, f"For labels use {classifier}.")
+    numbers = as_numbers(y, name, f"For labels, use {classifier}.")
     check_finite(numbers, name)
     return numbers
 
 
 def has_noise(likelihood: Any, net: NeuralNet) -> bool:
-    """Return whether a noise level can be chosen; True if the likelihood is unknown."""
+    """Return whether the noise can be tuned; True if the likelihood is unknown."""
     known = likelihood or likelihood_of(net)
     return known is None or bool(known.has_noise)
 
 
 def _check_size(y: np.ndarray, name: str, low: float, high: float) -> None:
-    """Raise for targets too large or too small for accurate variances and priors."""
+    """Raise ValueError if the size of targets makes variances or priors inaccurate."""
     size = float(np.abs(y.astype(np.float64)).max(initial=0))
     if size and not low <= size <= high:
         raise ValueError(
-            f"{name} has values up to {size:.0e}; sizes from {SMALLEST:.0e} to "
-            f"{LARGEST:.0e} are supported. Scale y, such as by "
+            f"{name} has values up to {size:.0e}, but sizes from {SMALLEST:.0e} to "
+            f"{LARGEST:.0e} are supported. Scale y, for example with "
             "sklearn.compose.TransformedTargetRegressor."
         )
 
@@ -328,8 +331,8 @@ def _warn_of_unequal_scales(y: np.ndarray) -> None:
     if len(std) > 1 and std.max() > 10 * std.min():
         warn_user(
             f"The columns of y have standard deviations from {std.min():.3g} to "
-            f"{std.max():.3g}, but the loss weighs their squared errors alike. Use "
-            "normalize_y=True; for a frozen net, normalise y before its training.",
+            f"{std.max():.3g}, but their errors have equal weight in the loss. Use "
+            "normalize_y=True. For a frozen net, normalise y before training.",
         )
 
 

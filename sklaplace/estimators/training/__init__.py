@@ -1,1 +1,1 @@
-"""Training: holding out samples and training a network."""
+"""Training: hold out samples and train a network."""

@@ -1,7 +1,7 @@
-"""LaplaceTrainer: training of a network for a Laplace approximation.
+"""LaplaceTrainer: train a network for a Laplace approximation.
 
-The trainer holds out samples if a tuner uses them. The specification of the network
-includes its Jacobian. Individual weights are selected after training.
+The trainer holds out samples if tuning uses held-out samples. The specification of the
+network includes its Jacobian. Individual weights are selected after training.
 """
 
 import math
@@ -46,11 +46,11 @@ from sklaplace.posterior.last_layer import refit_bytes
 
 # Number of folds if there are too few samples to hold some out.
 N_FOLDS = 5
-# With fewer distinct samples, the tuner "auto" trains other networks on folds too. With
-# a model of the noise, that narrows the intervals up to about 1,000 samples.
+# With fewer distinct samples, the tuner "auto" also trains networks on folds. With a
+# noise model, folds narrow the intervals up to about 1,000 samples.
 FEW, FEW_FOR_NOISE = 100, 1000
-# Numbers of held-out samples that suffice for tuning, and for a model of the noise.
-# They limit the number of folds.
+# Numbers of held-out samples that suffice for tuning, and for a noise model. These
+# numbers limit the number of folds.
 ENOUGH, ENOUGH_FOR_NOISE = 200, 5000
 # callbacks that only monitor or control the training
 SILENT = {
@@ -60,7 +60,7 @@ SILENT = {
     *(callbacks.PassthroughScoring, callbacks.PrintLog, callbacks.ProgressBar),
     *(callbacks.Unfreezer, callbacks.WarmRestartLR),
 }
-# Minimum number of samples, held out or brought by a net, for reliable tuning.
+# Minimum number of held-out samples for reliable tuning.
 MIN_HELD_OUT = 10
 
 
@@ -73,9 +73,9 @@ class LaplaceTrainer(Trainer):
     options : LaplaceOptions
         Options of the approximation.
     takes_covariances : bool
-        Whether tuning and predictions need covariances between a sample's outputs.
+        Whether tuning and predictions need covariances between the outputs.
     models_noise : bool
-        Whether a model of the noise is fitted to held-out samples.
+        Whether a noise model is fitted to held-out samples.
     """
 
     options: LaplaceOptions
@@ -88,10 +88,10 @@ class LaplaceTrainer(Trainer):
         return self.including(trained, []) if self.options.selects_weights else trained
 
     def hold_out(self, data: TrainingData) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return indices of samples to train on, and to hold out for tuning.
+        """Return the indices of training samples and of held-out samples.
 
-        None if there are too few samples, the net is not trained, or networks are
-        trained on folds instead.
+        Return None if there are too few samples, if the net is not trained, or if
+        networks are trained on folds instead.
         """
         on_folds = self.options.uses_folds and _is_silent(self.estimator)
         if "validation" in (self.options.tuner, self.options.sigma_noise):
@@ -111,7 +111,7 @@ class LaplaceTrainer(Trainer):
     def train_with_folds(
         self, encoded: EncodedData
     ) -> tuple[TrainedNetwork, list[TrainedNetwork]]:
-        """Return the trained network, and networks of folds if tuning needs them."""
+        """Return the trained network, and networks of folds if tuning needs folds."""
         trained = self.train(encoded)
         on_folds = self.options.uses_folds and not is_stream(encoded.data.X)
         if encoded.validation is not None or not on_folds or self.is_interrupted:
@@ -121,11 +121,11 @@ class LaplaceTrainer(Trainer):
     def _train_on_folds(
         self, trained: TrainedNetwork, encoded: EncodedData
     ) -> list[TrainedNetwork]:
-        """Return networks that are each trained without one fold, and hold it out.
+        """Return networks that each hold out one fold and are trained on the others.
 
-        The list is empty for a frozen net, for enough samples to hold some out, and if
-        ``trained`` has samples to tune on. It is also empty if callbacks may write
-        files. For many samples, a few of the folds are enough.
+        The list is empty in these cases: the net is frozen, there are enough samples to
+        hold some out, ``trained`` has samples for tuning, or callbacks may write files.
+        With many samples, only some of the folds are used.
         """
         net, data = self.estimator, encoded.data
         can_train = not self.is_frozen and _is_silent(net)
@@ -144,8 +144,8 @@ class LaplaceTrainer(Trainer):
     def _takes_folds(self, data: TrainingData) -> bool:
         """Return whether networks of folds replace held-out samples.
 
-        Networks of folds cost more training, and leave all samples to the network. The
-        default network is quick to train.
+        Folds require more training, but the network can then be trained on all samples.
+        The default network is fast to train.
         """
         replaces = self.models_noise and self.options.holds_out
         replaces = replaces and self.options.free_prior  # not in searches over priors
@@ -158,14 +158,14 @@ class LaplaceTrainer(Trainer):
     ) -> list[TrainedNetwork]:
         """Return one network per fold, with the fold held out.
 
-        Folds are left out where the training fails, such as that of a module with
-        batch normalisation whose last batch has one sample.
+        Folds with a failed training are skipped. For example, batch normalisation fails
+        if the last batch has a single sample.
         """
         networks, device = [], getattr(self.estimator, "device", "cpu")
         size = self.size_for(encoded.data) if self.estimator is None else None
         for n, fold in enumerate(progress.tracked(folds, "folds", len(folds))):
             given = encoded.split(fold)
-            # the training on all samples has already raised the same warnings
+            # training on all samples has already raised the same warnings
             ignored = warnings.catch_warnings(action="ignore")
             with private_rng((self.seed + n) % 2**32, device), ignored:
                 trainer = self._quiet(given, size)
@@ -176,8 +176,8 @@ class LaplaceTrainer(Trainer):
     def _quiet(self, encoded: EncodedData, size: Size | None) -> "LaplaceTrainer":
         """Return a trainer of the same net that prints nothing.
 
-        A net with a ``train_split`` validates on the held-out samples, for example to
-        stop early.
+        A net with a ``train_split`` validates on the held-out samples, for example for
+        early stopping.
         """
         if self.estimator is None:
             return replace(self, is_part=True, size=size)
@@ -188,7 +188,7 @@ class LaplaceTrainer(Trainer):
         return replace(self, estimator=net, brings_encoded=True, is_part=True)
 
     def require_no_held_out(self) -> None:
-        """Raise before training if the tuner requires held-out samples."""
+        """Raise an error before training if the tuner needs held-out samples."""
         if "validation" in (self.options.tuner, self.options.sigma_noise):
             raise ValueError(
                 "'validation' needs held-out samples, but there are none. Pass X_val "
@@ -217,7 +217,7 @@ class LaplaceTrainer(Trainer):
 
     # --------------------------------------------------------------- specification
     def including(self, network: TrainedNetwork, batches: list[Any]) -> TrainedNetwork:
-        """Return the network, with its layout inferred from ``batches`` too."""
+        """Return the network, with a layout that also covers ``batches``."""
         fixed: dict[str, Any] = {"is_trained": True, "further": batches}
         if self.options.selects_weights:
             fixed["options"] = {"indices": self._selected_weights(network)}
@@ -233,7 +233,7 @@ class LaplaceTrainer(Trainer):
         options: dict[str, Any] | None = None,
         further: Iterable[Any] = (),
     ) -> NetworkSpec:
-        """Return the network's specification; raise for options that do not fit."""
+        """Return the network's specification; raise an error for unsuitable options."""
         spec = infer_network_spec(
             net,
             reduce(joined_rows, [*further, spread_rows(net, dataset)]),
@@ -256,17 +256,17 @@ class LaplaceTrainer(Trainer):
         return spec
 
     def check_trained(self, network: TrainedNetwork) -> None:
-        """Raise for options that a trained or cached network does not support.
+        """Raise an error for options that a trained network does not support.
 
-        A cached network may have been trained with other values of options that are
-        not part of the cache key.
+        A cached network may have been trained with other values of options that are not
+        part of the cache key.
         """
         self._check_spec(network.spec)
         if network.held_out is None:
             self.require_no_held_out()
 
     def _check_spec(self, spec: NetworkSpec) -> None:
-        """Raise for options that do not match the layers or the likelihood."""
+        """Raise an error for options that do not match the layers or the likelihood."""
         options, p = self.options, spec.layout.n_parameters
         check_prior_shape(options.prior_precision, options.prior_structure, spec.layout)
         if np.shape(options.prior_mean) not in ((), (1,), (p,)):
@@ -282,10 +282,10 @@ class LaplaceTrainer(Trainer):
             self._check_refine(spec)
 
     def _check_refine(self, spec: NetworkSpec) -> None:
-        """Raise if the weights cannot be refitted."""
+        """Raise an error if the weights cannot be refitted."""
         if spec.head_map is None and self.options.pred_type == "nn":
             raise ValueError(
-                "refine=True cannot be used with pred_type='nn' here: it refits the "
+                "refine=True cannot be used with pred_type='nn' here, as it refits the "
                 "linearised network. Use pred_type='glm', or subset_of_weights="
                 "'last_layer' with a network that ends in a Linear layer."
             )
@@ -297,7 +297,7 @@ class LaplaceTrainer(Trainer):
 
 
 def _is_silent(net: NeuralNet) -> bool:
-    """Return whether all callbacks of a net are known to write no files."""
+    """Return whether all callbacks of a net are known not to write files."""
     return all(
         (c if isinstance(c, type) else type(c)) in SILENT for c in given_callbacks(net)
     )

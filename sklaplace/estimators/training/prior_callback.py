@@ -1,8 +1,8 @@
-"""PriorCallback: adds the gradient of a Gaussian prior to the gradient of every batch.
+"""PriorCallback: add the gradient of a Gaussian prior to the gradient of each batch.
 
-A criterion is a loss without a prior. The callback adds the gradient of
-``½ (θ - μ₀)ᵀ P₀ (θ - μ₀)``, in the scale of the criterion. The weights then converge to
-a maximum of the posterior, the point of the Laplace approximation.
+A criterion is a loss without a prior. The callback adds the gradient of ``½ (θ - μ₀)ᵀ
+P₀ (θ - μ₀)``, at the scale of the criterion. The weights then converge to a maximum of
+the posterior, around which the Laplace approximation is computed.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ from sklaplace.networks.outputs import raw_outputs, unwrapped
 from sklaplace.networks.trained import device_of
 from sklaplace.networks.training import batch_weights
 
-# attributes that only training needs
+# attributes that are only needed during training
 _OF_TRAINING = "training_", "best_", "earlier_", "epoch_", "hyperparameters_"
 _LIKELIHOODS = tuple({type(likelihood) for likelihood, _ in CRITERIA.values()})
 
@@ -40,9 +40,9 @@ class _Training:
     Attributes
     ----------
     spec : NetworkSpec
-        Specification of the net.
+        Specification of the network.
     layout : Layout
-        Weights under the prior.
+        Layout of the weights with a prior.
     dataset : Dataset
         Training data.
     """
@@ -53,16 +53,16 @@ class _Training:
 
 
 class PriorCallback(Callback, ABC):
-    """Base class of callbacks that train a net under a Gaussian prior.
+    """Base class of callbacks that train a net with a Gaussian prior.
 
-    Subclasses are dataclasses of their settings. Each weight has one prior: two
-    callbacks of a net must select weights of different parameters.
+    Subclasses are dataclasses with the settings as fields. Each weight has a single
+    prior, so two callbacks of a net must select weights of different parameters.
     """
 
     def on_train_begin(
         self, net: NeuralNet, X: Any = None, y: Any = None, **kw: Any
     ) -> None:
-        """Check the settings and delete the attributes of an earlier training."""
+        """Check the settings, and delete attributes from an earlier training."""
         for name in [name for name in vars(self) if name.endswith("_")]:
             delattr(self, name)
         self._check_settings()
@@ -103,21 +103,21 @@ class PriorCallback(Callback, ABC):
     def on_train_end(
         self, net: NeuralNet, X: Any = None, y: Any = None, **kw: Any
     ) -> None:
-        """Delete the state that only training needs."""
+        """Delete state that is only needed during training."""
         for name in _OF_TRAINING:
             self.__dict__.pop(name, None)
 
     @abstractmethod
     def _check_settings(self) -> None:
-        """Raise for invalid settings."""
+        """Raise an error for invalid settings."""
 
     @abstractmethod
     def _subset(self, net: NeuralNet) -> Any:
-        """Return the weights under the prior, in the form of `infer_network_spec`."""
+        """Return the weights with a prior, in the form of `infer_network_spec`."""
 
     @abstractmethod
     def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
-        """Prepare for the first step and return the weights under the prior."""
+        """Prepare for the first step, and return the layout of weights with a prior."""
 
     @abstractmethod
     def _prior_gradient(self, theta: Tensor) -> Tensor:
@@ -129,20 +129,20 @@ class PriorCallback(Callback, ABC):
 
 
 def given_callbacks(net: NeuralNet) -> list[Callback | type[Callback]]:
-    """Return the callbacks passed to a net, without their names."""
+    """Return the callbacks passed to a skorch net, without names."""
     given = getattr(net, "callbacks", None)
     entries = given if isinstance(given, list | tuple) else []
     return [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
 
 
 def refuse_callbacks(net: NeuralNet, *kinds: type[Callback]) -> None:
-    """Raise ValueError for callbacks of some classes."""
+    """Raise ValueError if a net has callbacks of the given classes."""
     for callback in given_callbacks(net):
         if isinstance(callback, kinds):
             raise ValueError(
                 f"The callback {type(callback).__name__} changes the training of "
-                "parameters that are not trained here. Leave it out; use "
-                "optimizer__weight_decay, or LaplaceClassifier or LaplaceRegressor."
+                "parameters that are not trained here. Leave it out and use "
+                "optimizer__weight_decay, or use LaplaceClassifier or LaplaceRegressor."
             )
 
 
@@ -150,18 +150,18 @@ def refuse_callbacks(net: NeuralNet, *kinds: type[Callback]) -> None:
 def criterion_scale(
     net: NeuralNet, spec: NetworkSpec, y: Tensor, n_rows: int
 ) -> Tensor:
-    """Return the ratio of the criterion to the loss summed over N samples.
+    """Return the scale of the criterion relative to the loss summed over N samples.
 
     The criterion of a batch is ``u · Σ w · loss`` plus a constant. The sum over a batch
-    of b samples, times ``N / b``, estimates the sum over all N samples. The criterion
-    is ``u b / N`` times this estimate.
+    of b samples, multiplied by ``N / b``, estimates the sum over all N samples. The
+    criterion is ``u b / N`` times this estimate.
 
     Parameters
     ----------
     net : skorch.NeuralNet
         Net during training. Its ``get_loss`` determines ``u``.
     spec : NetworkSpec
-        Specification of the net.
+        Specification of the network.
     y : Tensor
         Targets of a batch, in the form that the criterion expects.
     n_rows : int
@@ -169,15 +169,15 @@ def criterion_scale(
 
     Notes
     -----
-    ``u`` is the gradient of the criterion in the outputs, divided by the gradient of
-    the likelihood's loss. The ratio is the same at all outputs: ``1/b`` for
+    ``u`` is the gradient of the criterion with respect to the outputs, divided by the
+    gradient of the likelihood's loss. All outputs have the same ratio: ``1/b`` for
     cross-entropies, ``2/(b c)`` for the mean squared error of c columns. ``u`` includes
-    reduction, class weights and sample weights.
+    the reduction, class weights and sample weights.
     """
     n = len(y)
     dtype = next(net.module_.parameters()).dtype
     with torch.enable_grad():
-        # outputs that differ from the targets, where gradients vanish
+        # outputs differ from the targets, because gradients are zero at the targets
         f = torch.full((n, spec.n_outputs), 0.37, dtype=dtype, device=y.device)
         f = (f + torch.linspace(0, 1, f.shape[1]).to(f)).requires_grad_()
         loss = net.get_loss(_module_outputs(spec, f, y), y, training=True)
@@ -191,12 +191,12 @@ def criterion_scale(
         expected = expected * w.unsqueeze(-1)
     square = (expected**2).sum()
     ratio = (found.double() * expected).sum() / square
-    # no step for a batch in which all targets have weight zero
+    # no step if all targets of the batch have zero weight
     return torch.where(square > 0, ratio, torch.zeros_like(ratio)) * (n / n_rows)
 
 
 def _module_outputs(spec: NetworkSpec, f: Tensor, y: Tensor) -> Tensor:
-    """Return outputs (b, c) in the form and shape of the module's outputs."""
+    """Convert outputs (b, c) to the format and shape of the module's outputs."""
     if spec.output_map != "identity" or spec.logit_layer is not None:
         f = f.softmax(-1) if f.shape[1] > 1 else f.sigmoid()
     is_like_targets = y.is_floating_point() and y.numel() == f.numel()
@@ -204,7 +204,7 @@ def _module_outputs(spec: NetworkSpec, f: Tensor, y: Tensor) -> Tensor:
 
 
 def add_to_gradients(layout: Layout, module: nn.Module, values: Tensor) -> None:
-    """Add ``values`` (P,) to the gradients of the selected weights, in place.
+    """Add ``values`` (P,) in place to the gradients of the selected weights.
 
     Parameters that are not trained are skipped.
     """
@@ -224,10 +224,10 @@ def add_to_gradients(layout: Layout, module: nn.Module, values: Tensor) -> None:
 
 # -------------------------------------------------------------------------- checks
 def _adapted(raw: Tensor, likelihood: Any) -> Any:
-    """Return the likelihood, adapted to the number of the module's outputs."""
+    """Return the likelihood, adapted to the module's number of outputs."""
     if raw.ndim > 2:
         raise ValueError(
-            f"The network gives maps, of shape {tuple(raw.shape[1:])} per row. Train "
+            f"The network returns maps, of shape {tuple(raw.shape[1:])} per row. Train "
             "it without the callback, and tune the prior in LaplaceClassifier."
         )
     is_bernoulli = likelihood.noun == "class" and not likelihood.is_shift_invariant
@@ -236,19 +236,19 @@ def _adapted(raw: Tensor, likelihood: Any) -> Any:
 
 
 def _check_labels(net: NeuralNet, data: Any, spec: NetworkSpec) -> None:
-    """Raise for samples that the criterion ignores but the curvature would include."""
+    """Raise ValueError for samples that the criterion ignores but not the curvature."""
     if spec.likelihood.noun != "class":
         return
     batches = Batches(net, data, spec.batch_size())
     if any(bool((y < 0).any()) for _, y, _ in batches):
         raise ValueError(
-            "Some labels are negative. Leave ignored rows out, or train the net within "
-            "LaplaceClassifier, which does."
+            "Some labels are negative. Leave out rows to ignore, or train the net in "
+            "LaplaceClassifier, which ignores these rows."
         )
 
 
 def _check_single(net: NeuralNet, layout: Layout) -> None:
-    """Raise for a second callback with a prior over the same parameters."""
+    """Raise ValueError if two callbacks have a prior over the same parameters."""
     names = {block.name for block in layout.blocks}
     for _, other in net.callbacks_:
         training = vars(other).get("training_")
@@ -257,25 +257,25 @@ def _check_single(net: NeuralNet, layout: Layout) -> None:
         if names & {block.name for block in training.layout.blocks}:
             raise ValueError(
                 f"{type(other).__name__} among the callbacks has a prior over the same "
-                "weights. Leave one of the callbacks out, or select other weights."
+                "weights. Leave out one of the callbacks, or select other weights."
             )
 
 
 def check_optimizer(net: NeuralNet, names: Collection[str] | None = None) -> None:
-    """Raise for weight decay of the named parameters, and for line searches."""
+    """Raise ValueError for line searches, and for weight decay of given parameters."""
     parameters = dict(unwrapped(net.module_).named_parameters())
     selected = {id(p) for n, p in parameters.items() if names is None or n in names}
     for group in net.optimizer_.param_groups:
         if group.get("line_search_fn"):
             raise ValueError(
                 f"The optimizer has line_search_fn={group['line_search_fn']!r}, which "
-                "compares losses without the prior, or under different draws. Set "
+                "compares losses without the prior, or with different draws. Set "
                 "optimizer__line_search_fn=None, or use torch.optim.Adam."
             )
         decay = group.get("weight_decay", 0)
         if decay and selected & {id(p) for p in group["params"]}:
             raise ValueError(
                 f"The optimizer has weight_decay={decay}, a second prior. Set "
-                "optimizer__weight_decay=0; the prior (prior_scale of a variational "
-                "estimator) says how wide weights may be."
+                "optimizer__weight_decay=0. The prior (prior_scale in variational "
+                "estimators) already limits the size of the weights."
             )

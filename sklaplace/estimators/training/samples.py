@@ -1,7 +1,7 @@
 """Samples: inputs, targets and weights, checked and cast for the network.
 
-Arrays are validated as in scikit-learn. Dicts of arrays and torch datasets are passed
-to skorch unchanged.
+Arrays are validated as in scikit-learn. Dicts of arrays and torch datasets reach skorch
+unchanged.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,8 @@ from sklaplace.networks.data import (
 from sklaplace.networks.stored import SparseRows, StoredArray, is_stored
 from sklaplace.networks.table import Table, is_frame
 
-# Warn if the mean of the positive weights is below this number or above its inverse.
+# A mean of the positive weights below this number or above its inverse raises a
+# warning.
 SMALLEST_MEAN_WEIGHT = 0.1
 
 
@@ -55,11 +56,11 @@ class Samples:
     X, y, sample_weight, groups
         Training samples.
     X_val, y_val
-        Held-out samples, not used to train the network, or None.
+        Held-out samples that the network is not trained on, or None.
     fit_params : dict
         Arguments for ``fit`` of the skorch net.
     classes : ndarray or None
-        All classes, including classes missing from ``y``.
+        All classes, including classes that do not occur in ``y``.
     is_part : bool
         Whether this is one of several fits. Ctrl-C then raises an error.
     """
@@ -77,10 +78,10 @@ class Samples:
 
 
 def warn_of_other_ranges(X: Any, X_val: Any) -> None:
-    """Warn if held-out samples seem to have different units from training samples.
+    """Warn if held-out samples seem to have other units than training samples.
 
-    The median of a held-out column then lies outside the range of the training column
-    by more than half the width of the range.
+    In this case, the median of a held-out column is outside the range of the training
+    column, by more than half the width of the range.
     """
     if not all(isinstance(x, np.ndarray) and x.ndim == 2 for x in (X, X_val)):
         return
@@ -90,7 +91,7 @@ def warn_of_other_ranges(X: Any, X_val: Any) -> None:
     if is_off.any():
         warn_user(
             f"The median of {is_off.sum()} of {len(margin)} columns of X_val is far "
-            "outside of the range of X. A Pipeline transforms X_val only if it is "
+            "outside the range of X. A Pipeline only transforms X_val if it is "
             "named: Pipeline(steps, transform_input=['X_val'])."
         )
 
@@ -103,20 +104,20 @@ def weighted_data(
     groups: np.ndarray | None = None,
     name: str = "y",
 ) -> TrainingData:
-    """Return encoded samples and weights; drop samples of weight zero.
+    """Return encoded samples and weights, without samples of zero weight.
 
     Parameters
     ----------
     targets : Targets
-        Encoding of ``y``.
+        Encoder of ``y``.
     X, y
         Checked samples.
     sample_weight : array-like of shape (n,) or None
-        Weights of the samples.
+        Sample weights.
     groups : ndarray of shape (n,) or None
         Groups of the samples.
     name : str
-        Name of the targets, for messages.
+        Name of the targets for messages.
     """
     data = TrainingData(X, targets.encode(y, name), None, groups)
     own = targets.sample_weight(data.y)
@@ -128,7 +129,7 @@ def weighted_data(
 
 @naming(sample_weight="sample_weight")
 def as_weights(sample_weight: Any, n: int) -> np.ndarray:
-    """Return weights of n samples as float64; raise unless they are real numbers."""
+    """Return n sample weights as float64; raise an error if they are not numbers."""
     check_arrays(sample_weight=sample_weight)
     weights = _check_sample_weight(
         detached(sample_weight),
@@ -142,7 +143,7 @@ def as_weights(sample_weight: Any, n: int) -> np.ndarray:
 
 
 def as_groups(groups: Any, n: int) -> np.ndarray | None:
-    """Return labels of the groups of n samples; raise for missing labels."""
+    """Return the group labels of n samples; raise ValueError for missing labels."""
     if groups is None:
         return None
     labels = as_labels(groups, "groups")
@@ -154,21 +155,22 @@ def as_groups(groups: Any, n: int) -> np.ndarray | None:
 def warn_of_weight_scale(sample_weight: Any) -> None:
     """Warn about weights with a mean far from one, unless they are whole numbers.
 
-    The warning is shown once: AdaBoost fits its estimator many times with such weights.
+    The warning is shown only once, because AdaBoost fits its estimator many times with
+    these weights.
     """
     if sample_weight is None:
         return
     weights = as_array(detached(sample_weight), "sample_weight")
     if weights.dtype.kind != "f" or not np.isfinite(weights).all():
-        return  # counts, or weights that are rejected later
+        return  # weights are counts, or are rejected later
     weights = weights[weights > 0]
     if (weights == np.round(weights)).all():
         return
     mean = float(weights.mean())
     if not SMALLEST_MEAN_WEIGHT <= mean <= 1 / SMALLEST_MEAN_WEIGHT:
         warn_user(
-            f"The mean of sample_weight is {mean:.2g}, and weights are counts. Divide "
-            f"them by their mean, unless {len(weights):,} samples count as "
+            f"The mean of sample_weight is {mean:.2g}, but weights are counts. Divide "
+            f"them by their mean, unless {len(weights):,} samples should count as "
             f"{weights.sum():.3g}.",
             once=True,
         )
@@ -176,16 +178,16 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
 
 @dataclass(frozen=True)
 class InputForm(InputType):
-    """Dtype of the inputs and their number of axes in fit.
+    """Dtype of the inputs, and number of axes in fit.
 
     Attributes
     ----------
     n_axes : int or None
         Number of axes in fit. None before fit, or if only the network can check inputs.
     takes_arrays : bool
-        Whether to read all inputs into memory, as the default network requires.
+        Whether all inputs are read into memory, as the default network requires.
     table : Table or None
-        Encoding of data frames for the default network, if fit had one.
+        Encoding of data frames for the default network, if X in fit was a data frame.
     """
 
     n_axes: int | None = None
@@ -195,12 +197,12 @@ class InputForm(InputType):
     @classmethod
     @naming(X="X")
     def of(cls, net: NeuralNet, X: Any) -> "InputForm":
-        """Return the form of training inputs of a skorch net, None for the default."""
+        """Return the form of training inputs of a skorch net, or of the default net."""
         table = Table.of(X) if net is None and is_frame(X) else None
         return cls(**vars(input_type(net)), takes_arrays=net is None, table=table)
 
     def seen(self, X: Any) -> "InputForm":
-        """Return the form with the number of axes of checked training inputs."""
+        """Return a copy with the number of axes of checked training inputs."""
         return replace(self, n_axes=None if is_opaque(X) else len(X.shape))
 
     @naming(X="X", y="y")
@@ -212,7 +214,7 @@ class InputForm(InputType):
         Parameters
         ----------
         owner : BaseEstimator
-            Estimator that stores number and names of features for scikit-learn.
+            Estimator that stores the number and names of features for scikit-learn.
         X, y
             Samples as passed by the user.
         reset : bool
@@ -225,7 +227,7 @@ class InputForm(InputType):
         if is_opaque(X):
             X, y = as_given(X, self.dtype), _as_targets(y, allow_nd=True)
             check_length(X, y)
-            if reset:  # set by an earlier fit on arrays
+            if reset:  # set by an earlier fit to arrays
                 for name in ("n_features_in_", "feature_names_in_"):
                     vars(owner).pop(name, None)
             return X, y
@@ -241,7 +243,7 @@ class InputForm(InputType):
         check_arrays(X=X)
         if only_net_checks := is_opaque(X):
             X = as_given(X, self.dtype)
-            count_rows(X)  # rejects streams
+            count_rows(X)  # raises for streams
         else:
             X = self._cast(owner, X, reset=False)
         if only_net_checks or self.n_axes is None:
@@ -258,7 +260,7 @@ class InputForm(InputType):
             return self.table.encoded(X)
         if self.table is not None and not self.table.is_plain:
             raise TypeError(
-                f"X is of type {type(X).__name__}, but fit had a data frame with "
+                f"X is of type {type(X).__name__}, but X in fit was a data frame with "
                 "strings, categories or missing values. Pass a data frame with the "
                 "same columns."
             )
@@ -274,22 +276,22 @@ class InputForm(InputType):
                 "in a Pipeline), or pass the dict of arrays of a tokenizer."
             )
         X = np.asarray(X) if isinstance(X, SliceDataset) else detached(X)
-        if getattr(X, "ndim", 0) > 1:  # before comparing features
+        if getattr(X, "ndim", 0) > 1:  # check names before comparing features
             self._check_axes(X)
-        # check values after casting, which turns None and "nan" into NaN
+        # values are checked after the cast, which turns None and "nan" into NaN
         X = validate_data(owner, X, reset=reset, allow_nd=True, **options)
-        X = X.toarray() if issparse(X) else X  # of a data frame with sparse columns
+        X = X.toarray() if issparse(X) else X  # from a frame with sparse columns
         self._check_axes(X)
         return self.inputs(X)
 
     def _stored(
         self, owner: BaseEstimator, X: Any, *, reset: bool
     ) -> np.ndarray | StoredArray:
-        """Return inputs that are cast when read; check training inputs."""
+        """Return inputs that are cast when read, and check training inputs."""
         if X.ndim < 2:
             raise ValueError(
-                f"X has the shape {X.shape}. Pass an array of shape (n, ...), one row "
-                "per sample."
+                f"X has the shape {X.shape}. Pass an array of shape (n, ...), with one "
+                "row per sample."
             )
         self._check_axes(X)
         inputs = StoredArray(X, self.inputs)
@@ -302,19 +304,19 @@ class InputForm(InputType):
         return inputs
 
     def _check_axes(self, X: Any) -> None:
-        """Raise if inputs have a different number of axes than in fit, if known."""
+        """Raise ValueError if the number of axes is known and differs from fit."""
         if self.n_axes is not None and X.ndim != self.n_axes:
             raise ValueError(
                 f"X has shape {tuple(X.shape)} with {X.ndim} axes, but X in fit had "
-                f"{self.n_axes}. Pass samples of the shape that they had in fit."
+                f"{self.n_axes}. Pass samples with the same shape as in fit."
             )
 
     def cast_tensors(self, x: Any, module: nn.Module) -> Any:
-        """Cast tensors to the dtype of a trained module; keep their autograd graph."""
+        """Cast tensors to the dtype of a trained module, in their autograd graph."""
         parts = [] if issparse(x) else list(leaves(x))
         if not parts or not all(isinstance(part, Tensor) for part in parts):
             raise TypeError(
-                f"x is of type {type(x).__name__}; predictive needs tensors. Use "
+                f"x is of type {type(x).__name__}, but predictive needs tensors. Use "
                 "torch.as_tensor(x), or latent_mean_and_variance for arrays."
             )
         if any(part.ndim == 0 or len(part) == 0 for part in parts):
@@ -329,28 +331,28 @@ class InputForm(InputType):
 
 
 def check_loader(X: Any, method: str = "fit") -> None:
-    """Raise for a DataLoader, and explain what to pass to ``method`` instead.
+    """Raise TypeError for a DataLoader, and say what to pass to ``method`` instead.
 
-    Also raise for a dataset that has to be converted.
+    Datasets that must be converted also raise an error.
     """
     check_converted(X)
     if isinstance(X, DataLoader):
         raise TypeError(
-            f"X is a DataLoader. Pass its dataset, to {method} with all targets in an "
-            f"array: {method}(loader.dataset, targets); and batch_size to this "
-            "estimator. For predictions, sklaplace.iter_predictions takes loaders."
+            f"X is a DataLoader. Pass its dataset to {method}, with all targets in an "
+            f"array: {method}(loader.dataset, targets). Pass batch_size to this "
+            "estimator. For predictions, sklaplace.iter_predictions accepts loaders."
         )
 
 
 def _as_targets(y: Any, *, allow_nd: bool) -> Any:
-    """Return targets as an array or sparse matrix, with values still unchecked."""
+    """Convert targets to an array or sparse matrix, without checking values."""
     options: dict[str, Any] = {"ensure_2d": False, "ensure_all_finite": False}
     options |= {"accept_sparse": "csr", "allow_nd": allow_nd, "input_name": "y"}
     return check_array(detached(y), dtype=None, **options)
 
 
 def draw_seed(random_state: Any) -> int:
-    """Return a seed from ``random_state``, never from the global generator."""
+    """Draw a seed from ``random_state``, never from the global generator."""
     if random_state is None:  # use entropy from the operating system
         random_state = np.random.RandomState()
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))

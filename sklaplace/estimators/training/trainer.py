@@ -1,7 +1,7 @@
 """Trainer: from encoded samples to a `TrainedNetwork`.
 
-A trainer may hold out some samples. It trains the network unless the network is frozen.
-It infers the meaning of the outputs from a few samples, before and after training.
+A trainer can hold out samples. It trains the network unless the network is frozen. It
+infers the meaning of the outputs from a few samples, before and after training.
 """
 
 from contextlib import ExitStack
@@ -35,7 +35,8 @@ from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied, logits_alone, noting_interrupts, train
 
-# Fraction of samples with copies from which a random split is not used for tuning.
+# If more than this fraction of samples has copies, a random split is not used for
+# tuning.
 NOTABLE_COPIES = 0.05
 
 
@@ -48,7 +49,7 @@ class EncodedData:
     data : TrainingData
         Training samples.
     validation : TrainingData or None
-        Held-out samples, not used to train the network.
+        Held-out samples that the network is not trained on.
     fit_params : dict
         Arguments for ``fit`` of the skorch net.
     """
@@ -58,7 +59,7 @@ class EncodedData:
     fit_params: dict[str, Any]
 
     def split(self, parts: tuple[np.ndarray, np.ndarray]) -> "EncodedData":
-        """Return the samples with the second of two parts of the rows held out."""
+        """Return the samples split in two parts, the second of which is held out."""
         data, validation = map(self.data.take, parts)
         return EncodedData(data, validation, self.fit_params)
 
@@ -70,7 +71,7 @@ class Trainer:
     Attributes
     ----------
     estimator : skorch.NeuralNet, FrozenEstimator or None
-        Value passed to the constructor of the estimator.
+        ``estimator`` parameter of the estimator.
     targets : Targets
         Training targets.
     likelihood : Likelihood or None
@@ -83,11 +84,11 @@ class Trainer:
     alternative : str
         Name of the estimator for the other kind of targets, for messages.
     brings_encoded : bool
-        Whether any targets that ``train_split`` brings are already encoded.
+        Whether any targets from ``train_split`` are already encoded.
     size : Size or None
-        Size of the default network. None if the number of samples determines it.
+        Size of the default network. None derives the size from the number of samples.
     is_part : bool
-        Whether other networks are trained as well. Ctrl-C then raises an error.
+        Whether other networks are trained, too. Ctrl-C then raises an error.
     is_interrupted : bool
         Whether Ctrl-C ended the training.
     """
@@ -105,7 +106,7 @@ class Trainer:
     _keyed: tuple[TrainingData, np.ndarray] | None = field(default=None, init=False)
 
     has_prior: ClassVar[bool] = False
-    """Whether every net is trained with a prior, not only the default net."""
+    """Whether every net is trained with a prior, or only the default net."""
 
     @property
     def is_frozen(self) -> bool:
@@ -146,23 +147,23 @@ class Trainer:
         return TrainedNetwork(net, spec, seen, held_out)
 
     def keys(self, data: TrainingData) -> np.ndarray:
-        """Return the keys of samples from `row_keys`; remember the last result."""
+        """Return the keys of samples from `row_keys`, and cache the last result."""
         if self._keyed is None or self._keyed[0] is not data:
             keys = row_keys(data.X, len(data.y), self.seed, data.groups)
             self._keyed = data, keys
         return self._keyed[1]
 
     def size_for(self, data: TrainingData) -> Size:
-        """Return the size of the default network for samples."""
+        """Return the size of the default network for the given samples."""
         if self.size is not None:
             return self.size
         ungrouped = data if data.groups is None else replace(data, groups=None)
         return Size.of(len(np.unique(self.keys(ungrouped))))
 
     def hold_out(self, data: TrainingData) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return indices of samples to train on, and to hold out for tuning.
+        """Return the indices of training samples and of held-out samples.
 
-        None if there are too few samples, or the net is not trained.
+        Return None if there are too few samples, or if the net is not trained.
         """
         if self.validation_fraction is None or self.is_frozen or is_stream(data.X):
             return None
@@ -170,10 +171,10 @@ class Trainer:
         return hash_split(self.keys(data), data.y, fraction, stratify=stratify)
 
     def _copies_cross(self, net: NeuralNet, data: TrainingData) -> bool:
-        """Return, with a warning, whether a net's random split separates samples.
+        """Warn and return True if the net's random split separates groups or copies.
 
-        Samples of a group, or else copies, say nothing about new samples if only some
-        of them are held out.
+        If only some samples of a group, or some copies, are held out, they say nothing
+        about new samples.
         """
         has_groups = data.groups is not None
         is_random = isinstance(net.train_split, ValidSplit)
@@ -188,8 +189,8 @@ class Trainer:
         are = "share a group with others" if has_groups else "have copies"
         warn_user(
             f"{share:.0%} of the rows of X {are}, and the net's train_split puts them "
-            "on both sides. Rows that it holds out say nothing about new rows: fit "
-            "tunes on others, if there are any. Use train_split=None."
+            "on both sides. Its held-out rows say nothing about new rows, so fit tunes "
+            "on other rows, if there are any. Use train_split=None."
         )
         return True
 
@@ -198,28 +199,28 @@ class Trainer:
         return None
 
     def descent(self, trained: TrainedNetwork) -> Descent:
-        """Return gradient descent on the net's loss, started at the trained weights."""
-        # the optimizer of a frozen net holds the parameters of the original net
+        """Return gradient descent on the net's loss, from the trained weights."""
+        # the optimizer of a frozen net refers to the parameters of the original net
         source = inner_net(self.estimator) if self.is_frozen else trained.net
         decays = weight_decays(source)
         return Descent(trained.net, trained.train, decays, self.seed)
 
     # ------------------------------------------------------ steps to be overridden
     def new_net(self, data: TrainingData) -> NeuralNet:
-        """Return the net to train: a clone, or a copy of a frozen one."""
+        """Return the net to train: a clone, or a copy of a frozen net."""
         net = inner_net(self.estimator)
         if net is None:
             return self.targets.default_net(data, self.size_for(data))
-        # a copy, so that later training of the original cannot outdate the posterior
+        # with a copy, training the original net later does not affect the posterior
         return copied(net) if self.is_frozen else clone(net)
 
     def require_no_held_out(self) -> None:
-        """Raise if held-out samples are required but missing."""
+        """Raise an error if there are no held-out samples but they are required."""
 
     def infer_spec(
         self, net: NeuralNet, dataset: Any, *, is_trained: bool
     ) -> OutputSpec:
-        """Return the specification of a net's outputs; raise if it is invalid."""
+        """Return the specification of a net's outputs; raise an error if invalid."""
         samples = spread_rows(net, dataset)
         with as_forward(net).frozen():
             return measure_outputs(net, samples, **self.spec_options(is_trained))[0]
@@ -232,13 +233,13 @@ class Trainer:
         return ()
 
     def learn(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
-        """Train the net unless frozen; return its training and held-out samples."""
+        """Train the net unless frozen, and return its training and held-out samples."""
         if not self.is_frozen:
             return self.train_net(net, encoded)
         if encoded.fit_params:
             raise TypeError(
                 f"fit got the unknown arguments {listed(encoded.fit_params)}. They "
-                "would go to the training of the network, but this one is frozen."
+                "would go to the training of the network, but this network is frozen."
             )
         self.targets.check_values(net, encoded.data.y)
         check_no_lazy_modules(net)
@@ -246,7 +247,7 @@ class Trainer:
 
     # ------------------------------------------------------------------- training
     def train_net(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
-        """Train a net; all checks run on the initialised net before its first step."""
+        """Train a net, after all checks on the initialised net."""
         data, validation = encoded.data, encoded.validation
         fit_params = encoded.fit_params
 
@@ -302,14 +303,14 @@ class Trainer:
 
 
 def check_applicable(net: NeuralNet, X: Any) -> None:
-    """Raise if a net cannot be applied to inputs that only the net can check."""
+    """Apply a net to inputs that only the net can check; raise an error if it fails."""
     with as_forward(net).frozen():
         raw_outputs(net, first_rows(net, net.get_dataset(X)))
 
 
 def _check_validation(net: NeuralNet, validation: TrainingData | None) -> None:
-    """Raise if a net cannot be applied to the samples for tuning."""
-    # arrays have been checked against the training data
+    """Raise an error if a net cannot be applied to the samples for tuning."""
+    # arrays were already checked against the training data
     if validation is not None and is_opaque(validation.X):
         with naming(X="X_val"):
             check_applicable(net, validation.X)
@@ -332,7 +333,7 @@ def _match_axes(net: NeuralNet, dataset: Dataset) -> None:
 
 
 def _check_history(net: NeuralNet) -> None:
-    """Raise or warn if the training loss shows that training has diverged."""
+    """Raise an error or warn if the training loss shows that training diverged."""
     losses = [row["train_loss"] for row in net.history if "train_loss" in row]
     if not losses:
         return

@@ -25,12 +25,12 @@ from sklaplace.posterior.variational.module import VariationalPosterior
 
 @dataclass(kw_only=True)
 class VariationalTrainer(Trainer):
-    """Trainer of distributions over the weights by Bayes by Backprop.
+    """Trainer of distributions over the weights, with Bayes by Backprop.
 
     Attributes
     ----------
     elbo : Elbo
-        Objective.
+        Objective, the evidence lower bound.
     n_samples : int
         Number of draws of the weights for predictions.
     """
@@ -47,7 +47,7 @@ class VariationalTrainer(Trainer):
         return without_penalty(net) if isinstance(net, PenalisedNet) else net
 
     def learn(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
-        """Train the distributions, starting at the weights of a frozen net if given."""
+        """Train the distributions, starting at the weights of any frozen net."""
         _check_net(net, has_likelihood=self.likelihood is not None)
         if self.is_frozen:
             self.elbo.start = copy.deepcopy(inner_net(self.estimator).module_)
@@ -63,7 +63,7 @@ class VariationalTrainer(Trainer):
         distribution.zero_grad()
         self.noise = float(self.elbo.noise(module))
         net.module_ = module.at_medians()
-        net.initialize_optimizer()  # for the net's new weights
+        net.initialize_optimizer()  # for the new weights of the net
         return samples
 
     def training_mixins(self) -> tuple[type, ...]:
@@ -80,13 +80,13 @@ class VariationalTrainer(Trainer):
 
 
 def _check_net(net: NeuralNet, *, has_likelihood: bool) -> None:
-    """Raise for a net with settings that Bayes by Backprop would ignore."""
+    """Raise ValueError for settings of a net that Bayes by Backprop would ignore."""
     kind = type(net)
     owner = next(base for base in kind.__mro__ if "get_loss" in vars(base))
     if not (has_likelihood or owner.__module__.startswith("skorch.")):
         raise ValueError(
-            f"estimator is a {kind.__name__}, whose get_loss would not be used. Leave "
-            "get_loss as skorch has it, or pass likelihood."
+            f"estimator is a {kind.__name__}, whose get_loss would not be used. Use a "
+            "net with skorch's get_loss, or pass likelihood."
         )
     if getattr(net, "optimizer__param_groups", None):
         raise ValueError(
@@ -95,7 +95,7 @@ def _check_net(net: NeuralNet, *, has_likelihood: bool) -> None:
         )
     if net.max_epochs == 0:
         raise ValueError(
-            "The net has max_epochs=0, which learns no distribution. Choose 1 or more; "
+            "The net has max_epochs=0, which learns no distribution. Use 1 or more; "
             "distributions need more epochs than weights."
         )
     refuse_callbacks(net, PriorCallback, ParamMapper)
