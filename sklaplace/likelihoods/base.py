@@ -463,7 +463,7 @@ class Likelihood(ABC):
         return torch.ones_like(sigma_noise)
 
     def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
-        """Return the term of the negative log-likelihood that is free of the outputs.
+        """Return the output-independent term of the negative log-likelihood.
 
         Parameters
         ----------

@@ -114,7 +114,7 @@ def log_mass(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     10,000.
     """
     v = variance.clamp(min=1e-12)
-    size = y.clamp(min=1)  # f = log(size) + d, to save digits of f
+    size = y.clamp(min=1)  # f = log(size) + d, to keep digits of f
     expected = mean - size.log()
     d = _mode(y, size, expected, v)
     rate = size * d.exp()

@@ -241,8 +241,8 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
     ) -> Nodes:
         """Return targets at nodes and their probabilities, (k, q) each.
 
-        The density is conditional on outputs (k,), or ``log_density`` of targets (k,
-        q).
+        The density is conditional on outputs (k,). Alternatively, ``log_density`` of
+        targets (k, q) defines the density.
         """
         of = log_density or partial(self.log_prob, f.unsqueeze(-1))
         if self.is_positive:

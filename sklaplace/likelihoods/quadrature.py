@@ -5,8 +5,7 @@ import numpy as np
 Array = np.ndarray
 
 # Nodes for a standard normal variable, and weights that sum to one. The rule is exact
-# for
-# polynomials up to degree 63.
+# for polynomials up to degree 63.
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
 

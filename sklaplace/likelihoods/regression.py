@@ -1,7 +1,8 @@
 """Likelihoods of numeric targets: real values and counts.
 
-For a Gaussian over the outputs, the predictive distribution of new targets is ``∫ p(y |
-f) N(f | m, v) df``. Integrals without a closed form use Gauss-Hermite quadrature.
+For a Gaussian over the outputs, the predictive distribution of new targets is
+``∫ p(y | f) N(f | m, v) df``. Integrals without a closed form use Gauss-Hermite
+quadrature.
 """
 
 import math

@@ -93,9 +93,9 @@ class Size:
     n_pieces : int
         Pieces per column; see `piecewise_linear`.
     regression_strength : float
-        Factor of the penalty. With a factor of 1, half the squared error plus ``noise /
-        2 * ||weights||²`` is the negative log posterior under a standard normal prior,
-        in units of the noise.
+        Factor of the penalty. With a factor of 1, half the squared error plus
+        ``noise / 2 * ||weights||²`` is the negative log posterior under a standard
+        normal prior, in units of the noise.
     classification_strength : float
         Factor of the penalty, chosen empirically because cross-entropy includes its own
         noise model. The log loss of most small tables hardly changes between 0.2 and
@@ -119,8 +119,7 @@ class Size:
 
 # From this number of distinct samples on, piecewise linear inputs predict better on
 # average. The penalty is larger with these inputs, because the evidence only describes
-# a
-# linear model, and a network with these inputs overfits more than that model.
+# a linear model, and a network with these inputs overfits more than that model.
 MANY_ROWS = 500
 SMALL = Size()
 LARGE = Size(64, 8, 3.0, 1.0, _LONG_ADAM)
@@ -450,8 +449,7 @@ def _evidence_noise(
         Sum of the weights.
     """
     # MacKay (1992), section 4: gamma well-determined parameters explain ||w||^2, and
-    # the
-    # other n - gamma degrees of freedom explain the residuals.
+    # the other n - gamma degrees of freedom explain the residuals.
     e = eigenvalues[:, None]  # (p, 1)
     noise, precision = np.full(len(total), 0.5), np.ones(len(total))
     for _ in range(EVIDENCE_ITERATIONS):

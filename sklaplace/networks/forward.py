@@ -178,8 +178,7 @@ class Forward(nn.Module):
             before: list[Any] = list(computed_tensors(modules))
             before += [(owner, "training", owner.training) for owner in modules]
             before += [(p, "requires_grad", p.requires_grad) for p in parameters]
-            # a module that scales gradients by batch frequencies has no true
-            # derivatives
+            # gradients scaled by frequencies in a batch are not true derivatives
             scaled = [m for m in modules if getattr(m, "scale_grad_by_freq", False)]
             before += [(owner, "scale_grad_by_freq", True) for owner in scaled]
             try:

@@ -430,8 +430,8 @@ def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
     if len(shape) == 1 and raw.ndim > 2:
         raise ValueError(
             f"The network returns outputs of shape {tuple(raw.shape[1:])} per row, but "
-            "these targets need one vector per row. Flatten the outputs in the "
-            "module. For a class at every position, pass y of shape "
+            "these targets need one vector per row. Flatten the outputs in the module. "
+            "For a class at every position, pass y of shape "
             f"{('n', *raw.shape[2:])} with criterion=torch.nn.CrossEntropyLoss."
         )
 

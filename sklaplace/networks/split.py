@@ -42,7 +42,7 @@ def row_keys(
     n_rows : int
         Number of samples n.
     seed : int
-        Different seeds give different keys.
+        Seed of the hash. Different seeds produce different keys.
     groups : ndarray of shape (n,) or None
         Group labels. The keys then depend only on the labels, so that copies in
         different groups may have different keys.

@@ -55,8 +55,7 @@ class RowStream(IterableDataset[tuple[object, object]]):
             raise ValueError(
                 f"X is an IterableDataset, and {worker.num_workers} loader workers "
                 "would each yield some of its samples, without their targets. Set "
-                "iterator_train__num_workers and "
-                "iterator_valid__num_workers to 0 or 1."
+                "iterator_train__num_workers and iterator_valid__num_workers to 0 or 1."
             )
         k = 0
         for k, item in enumerate(self.dataset, 1):
@@ -85,6 +84,5 @@ def require_choice(X: object) -> None:
         raise ValueError(
             "X is an IterableDataset, whose samples cannot be selected. A train_split, "
             "folds, zero weights and draws need a selection. Set train_split=None and "
-            "pass X_val and y_val for tuning, or use a torch "
-            "Dataset with indices."
+            "pass X_val and y_val for tuning, or use a torch Dataset with indices."
         )

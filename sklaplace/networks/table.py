@@ -7,7 +7,7 @@ one column. A missing value of a category counts as a level.
 
 A surprise is a level that did not occur in fit, or a missing number in a column that
 was complete in fit. The last column is the square root of the number of surprises of a
-row. It is zero for training samples, so that a surprise has high leverage. Otherwise a
+row. It is zero for training samples, so a surprise has high leverage. Otherwise, a
 new level is encoded as the average of the levels in fit.
 """
 

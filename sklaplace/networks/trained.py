@@ -22,8 +22,8 @@ class TrainedNetwork:
         Trained net.
     spec : OutputSpec
         Specification of its outputs.
+    train, held_out : Dataset or None
         Training samples and held-out samples, or None if missing or no longer needed.
-        Training samples and held-out samples. None if missing or no longer needed.
     """
 
     net: NeuralNet

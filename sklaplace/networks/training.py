@@ -1,8 +1,8 @@
 """Training: fit a skorch net with sample weights, and with checks that skorch lacks.
 
 During one ``fit``, a net uses sample weights, checks the data before the first step,
-and records the train/validation split. The weighted loss of a batch is ``Σ w · loss /
-(b · mean(w))``, with the mean over all training data.
+and records the train/validation split. The weighted loss of a batch is
+``Σ w · loss / (b · mean(w))``, with the mean over all training data.
 """
 
 import copy

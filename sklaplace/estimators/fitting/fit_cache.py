@@ -41,7 +41,6 @@ class FitWork:
         Solver that accumulates the curvature.
     data : EncodedData
         Training samples, and any held-out samples for tuning.
-        Training samples, and any held-out samples for tuning.
     """
 
     trainer: LaplaceTrainer

@@ -34,7 +34,7 @@ def moments(
     offset = values(latent, torch.zeros_like(center[:1]))
 
     def on_last_axis(matrix: Tensor) -> Tensor:
-        """Apply the map without its offset to rows (m, n·c); return (m, n·L)."""
+        """Apply the map without its offset to rows (m, n·c), and return (m, n·L)."""
         found = values(latent, matrix.reshape(-1, n_outputs))
         return (found - offset).reshape(len(matrix), -1)
 

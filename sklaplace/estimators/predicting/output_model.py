@@ -136,7 +136,7 @@ class WeightDraws(OutputModel):
 
 @dataclass(frozen=True)
 class PointOutputs(OutputModel):
-    """Outputs of the network with its trained weights, as a single draw."""
+    """Outputs of the network with its current weights, as a single draw."""
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return outputs (b, c, 1)."""

@@ -135,7 +135,7 @@ class PredictiveModule(nn.Module):
         return parts.result(Predictions.of(features, x, mean, variance), cov)
 
     def _features(self, x: Batch) -> tuple[Tensor, Tensor]:
-        """Return inputs (b, i) of the last layer, and of the network if a table."""
+        """Return the last layer's inputs (b, i), and the network's if they are a table."""
         noted: list[Tensor] = []
         token = _INPUTS.set(noted)
         try:

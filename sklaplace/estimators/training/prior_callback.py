@@ -1,8 +1,8 @@
 """PriorCallback: add the gradient of a Gaussian prior to the gradient of each batch.
 
-A criterion is a loss without a prior. The callback adds the gradient of ``½ (θ - μ₀)ᵀ
-P₀ (θ - μ₀)``, at the scale of the criterion. The weights then converge to a maximum of
-the posterior, around which the Laplace approximation is computed.
+A criterion is a loss without a prior. The callback adds the gradient of
+``½ (θ - μ₀)ᵀ P₀ (θ - μ₀)``, at the scale of the criterion. The weights then converge to
+a maximum of the posterior, around which the Laplace approximation is computed.
 """
 
 from abc import ABC, abstractmethod
