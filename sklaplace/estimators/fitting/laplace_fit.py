@@ -86,7 +86,6 @@ class LaplaceFit:
     folds : tuple of LaplaceFit
         One fit per fold, with a network that holds out this fold. Empty if tuning uses
         other held-out samples.
-        it out. Empty if other held-out samples are used for tuning.
     """
 
     network: TrainedNetwork

@@ -281,7 +281,7 @@ def sibling(name: str, is_classifier: bool) -> str:
 
 
 def check_likelihood(given: Any, is_classification: bool, other: str) -> None:
-    """Raise ValueError for the wrong class of likelihood, or for unknown noise.
+    """Raise ValueError for the wrong class of likelihood, or for other than normal noise.
 
     ``other`` is the name of the estimator for the other kind of targets.
     """
@@ -324,7 +324,7 @@ def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
 
 
 def check_earlier_layout(earlier: GaussianPosterior, layout: Layout) -> None:
-    """Raise ValueError for an earlier posterior over other weights; name the first."""
+    """Raise ValueError if an earlier posterior is over other weights than the subset."""
     for old, new in zip_longest(earlier.layout.blocks, layout.blocks):
         if old != new or _indices(old) != _indices(new):
             before, now = (
@@ -362,7 +362,7 @@ def _indices(block: BlockSpec) -> list[int] | None:
 def check_prior_shape(
     value: str | ArrayLike, prior_structure: str | Sequence[str], layout: Layout
 ) -> None:
-    """Raise ValueError if the shape of the prior precision is not of its structure."""
+    """Raise ValueError if the prior precision has the wrong shape for its structure."""
     groups = groups_of(prior_structure, layout)
     sizes = PRIOR_STRUCTURES[kind(prior_structure)](layout)
     expected = sizes if groups is None else (len(prior_structure),)

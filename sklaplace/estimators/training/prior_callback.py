@@ -236,7 +236,7 @@ def _adapted(raw: Tensor, likelihood: Any) -> Any:
 
 
 def _check_labels(net: NeuralNet, data: Any, spec: NetworkSpec) -> None:
-    """Raise ValueError for samples that the criterion ignores but not the curvature."""
+    """Raise ValueError for samples that only the criterion would ignore."""
     if spec.likelihood.noun != "class":
         return
     batches = Batches(net, data, spec.batch_size())

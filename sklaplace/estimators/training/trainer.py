@@ -106,7 +106,7 @@ class Trainer:
     _keyed: tuple[TrainingData, np.ndarray] | None = field(default=None, init=False)
 
     has_prior: ClassVar[bool] = False
-    """Whether every net is trained with a prior, or only the default net."""
+    """Whether every net is trained with a prior, not only the default net."""
 
     @property
     def is_frozen(self) -> bool:
