@@ -384,7 +384,7 @@ class TestPartialFit:
             model.partial_fit(X, y, classes=[0, 1])
         assert not hasattr(model, "posterior_")
         model.fit(X, y)
-        words = r"y has labels that y in fit does not: \[7\]"
+        words = r"y has labels that y in fit does not have: \[7\]"
         with pytest.raises(ValueError, match=words):
             model.partial_fit(X[:1], [7])
         with pytest.raises(ValueError, match="not those of the first call"):

@@ -553,7 +553,7 @@ class TestSamples:
             (["rows of shape (5,)"], {"X": np.ones((60, 5), "f4")} | NONE_HELD_OUT),
             (["[60, 59]"], {"y": Y[:59]}),
             (["60 rows", "30"], {"X": {"X": X}, "y": Y[:30]}),
-            (["y_val has labels that y in fit does not: [3]"], {"y_val": Y + 1}),
+            (["y_val has labels that y in fit does not have: [3]"], {"y_val": Y + 1}),
             (["X_val", "NaN"], {"X_val": replaced(X, np.nan, "f4")}),
             (["[60, 3]"], {"y_val": Y[:3]}),
             (["X_val has masked entries"], {"X_val": masked(X)}),

@@ -281,7 +281,7 @@ def sibling(name: str, is_classifier: bool) -> str:
 
 
 def check_likelihood(given: Any, is_classification: bool, other: str) -> None:
-    """Raise ValueError for the wrong class of likelihood, or for other than normal noise.
+    """Raise ValueError for the wrong class of likelihood, or noise that is not normal.
 
     ``other`` is the name of the estimator for the other kind of targets.
     """
@@ -324,7 +324,7 @@ def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
 
 
 def check_earlier_layout(earlier: GaussianPosterior, layout: Layout) -> None:
-    """Raise ValueError if an earlier posterior is over other weights than the subset."""
+    """Raise ValueError if an earlier posterior is over other weights than selected."""
     for old, new in zip_longest(earlier.layout.blocks, layout.blocks):
         if old != new or _indices(old) != _indices(new):
             before, now = (

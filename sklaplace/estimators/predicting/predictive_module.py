@@ -135,7 +135,7 @@ class PredictiveModule(nn.Module):
         return parts.result(Predictions.of(features, x, mean, variance), cov)
 
     def _features(self, x: Batch) -> tuple[Tensor, Tensor]:
-        """Return the inputs of the last layer (b, i), and any table of network inputs."""
+        """Return the last layer's inputs (b, i), and any table of network inputs."""
         noted: list[Tensor] = []
         token = _INPUTS.set(noted)
         try:

@@ -71,8 +71,8 @@ class TargetScaling:
 # the unit of ``y``. `sklaplace.posterior.tuning.problem` sets bounds for the noise and
 # prior precision.
 SMALLEST, LARGEST = 1e-15, 1e20
-# Warn if the size of a network's targets is above the first number or below its inverse,
-# and the network's loss is at least the second number times the loss of the mean.
+# Warn if the size of the targets is above the first number or below its inverse, and
+# the network's loss is at least the second number times the loss of the mean.
 LARGEST_UNIT, NOTABLE_LOSS = 10.0, 0.99
 
 
