@@ -22,7 +22,7 @@ class CosineAdam(torch.optim.Adam):
     params : iterable
         Parameters or parameter groups.
     lr : float, default=0.01
-        Size of the first step. The size of the last step is close to zero.
+        Size of the first step. The last step size is close to zero.
     n_steps : int, default=500
         Number of steps per batch.
     **options

@@ -168,22 +168,22 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
 
     The scores of X are needed by ``method="conformal"`` of `predict_interval` and
     `predict_set`. Other predictions do not change. `fit`, `partial_fit`, `tune` and
-    `recalibrate` remove the scores. Call this method again after these methods, and
-    after changes to parameters that affect predictions.
+    `recalibrate` remove the scores. Call `conformalize` again afterwards, and after
+    changes to parameters of predictions.
 
     Parameters
     ----------
     X : array-like of shape (n, ...), dict of arrays, or torch Dataset
         With ``cv=None``, samples that were not used for training or tuning. Otherwise,
-        all samples, for example the samples passed to ``fit``.
+        all samples, such as the training samples.
     y : array-like of shape (n,) or (n, n_outputs)
         Targets of the samples.
     cv : int, splitter, iterable or None, default=None
-        With None, the fitted model is used (split conformal prediction). With a number
-        of folds, one clone per fold is trained on the other folds (CV+), so that all
-        samples can be used for training. Copies of a sample are in the same fold. For
-        groups, pass the list of ``splitter.split(X, y, groups)``. Clones are fitted
-        only to X and y, without sample weights, groups and other arguments of ``fit``.
+        None uses the fitted model (split conformal prediction). With a number of folds,
+        one clone per fold is trained on the other folds (CV+), so all samples can be
+        used for training. Copies of a sample are in the same fold. For groups, pass the
+        list of ``splitter.split(X, y, groups)``. Clones are fitted only to X and y,
+        without sample weights, groups and other arguments of ``fit``.
 
     Returns
     -------
@@ -206,9 +206,8 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     contains the target with a probability of at least ``coverage``, on average over
     calibration samples. With ``cv`` and folds of equal size, the guaranteed probability
     is ``2 * coverage - 1 - √(2/n)``, and the actual probability is usually close to
-    ``coverage``. There is no guarantee for individual inputs or groups, or after a
-    shift of the data. For several outputs at once, only the method ``"joint"`` has a
-    guarantee.
+    ``coverage``. There is no guarantee for given inputs or groups, or under a shift of
+    the data. For several outputs at once, only the method ``"joint"`` has a guarantee.
 
     The score of a number is its distance from the mean in predictive standard
     deviations. If the noise depends on the inputs, the score is the absolute normal

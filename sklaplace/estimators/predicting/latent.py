@@ -1,7 +1,7 @@
 """Latent values: outputs in the user's terms, joint over samples and outputs.
 
-The latent values of a classifier are class logits. The latent values of a regressor are
-noise-free targets in the units of ``y``.
+Latent values are class logits for classifiers, and noise-free targets in the units of
+``y`` for regressors.
 """
 
 from collections.abc import Callable
