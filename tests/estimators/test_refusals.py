@@ -236,7 +236,7 @@ UNFIT = {
     "few weights": (weighted([1.0, 2.0]), "criterion__weight", "shape (2,)", "3 cl"),
     "one weight": (weighted(1.0), "criterion__weight", "shape ()", "3 classes"),
     "integers": (weighted([1, 2, 3]), "torch.int64", "weight.float()"),
-    "negative": (weighted([-1.0, 1.0, 1.0]), "criterion__weight has entries"),
+    "negative": (weighted([-1.0, 1.0, 1.0]), "criterion__weight has negative"),
     "outputs": (of_numbers(module__n_out=2), "2 outputs", "1 column.", "to 1"),
     "loss": (of_numbers(criterion=nn.HuberLoss), "HuberLoss", "MSELoss"),
 }
