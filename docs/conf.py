@@ -55,7 +55,7 @@ bibtex_reference_style = "author_year"
 # Markdown
 myst_enable_extensions = ["deflist"]
 
-# Gallery: the first example, recipes in the order of a user's tasks, studies
+# Gallery: quickstart, tutorial, recipes in the order of a user's tasks, studies
 RECIPES = (
     "plot_calibration.py",
     "plot_novelty_detection.py",
@@ -89,6 +89,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 1,
     "subsection_order": ExplicitOrder(
         [
+            "../examples/tutorial",
             "../examples/recipes",
             "../examples/studies",
             "../examples/bayes_by_backprop",
@@ -133,6 +134,7 @@ html_sidebars = {
         "auto_examples/large_data/*",
         "auto_examples/recipes/*",
         "auto_examples/studies/*",
+        "auto_examples/tutorial/*",
         "changelog",
         "clients",
         "combinations",
@@ -161,7 +163,7 @@ def link_to_sklearn(app, env, node, contnode):
 
 
 def link_to_full_size(app, doctree, docname):
-    """Images of the gallery are links to themselves, to be enlarged where small."""
+    """Link each image of the gallery to its file in full size."""
     if app.builder.format != "html":
         return
     folder = app.builder.get_relative_uri(docname, "index").rpartition("index")[0]

@@ -1,4 +1,4 @@
-"""Recipes are short, and run without a warning that they do not need."""
+"""Recipes and the tutorial run without warnings, and recipes are short."""
 
 import pytest
 
@@ -31,3 +31,20 @@ def test_a_recipe_draws_one_picture(name):
         assert len(plt.get_fignums()) == 1
     finally:
         plt.close("all")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
+def test_the_tutorial_runs_in_an_empty_folder(tmp_path, monkeypatch):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    plt.close("all")
+    try:
+        names, printed = run_example("tutorial/plot_tutorial.py")
+        assert len(plt.get_fignums()) <= 2
+    finally:
+        plt.close("all")
+    assert not list(tmp_path.iterdir())
+    assert printed.count("flagged: True") == 3
+    assert names["served"](names["rows"][:5])[2].shape == (5, 2)
