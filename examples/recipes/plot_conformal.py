@@ -2,10 +2,8 @@
 Intervals with guaranteed coverage
 ==================================
 
-``conformalize`` corrects intervals on held-out samples, so that at least 90 % of new
-targets lie in them on average. The guarantee says nothing about single inputs: with
-constant noise, intervals are equally wide everywhere, and too narrow where the targets
-are noisy. With the default noise, which depends on the inputs, they follow the noise.
+``conformalize`` corrects intervals on held-out samples. At least 90 % of new targets
+then lie inside the intervals on average.
 """
 
 import matplotlib.pyplot as plt
@@ -13,12 +11,17 @@ import numpy as np
 
 from sklaplace import LaplaceRegressor
 
+# %%
+# The standard deviation of the noise grows with the distance of ``x`` from zero.
 rng = np.random.default_rng(0)
 X = rng.uniform(-3, 3, (1500, 1))
 y = np.sin(X[:, 0]) + (0.1 + 0.3 * abs(X[:, 0])) * rng.standard_normal(1500)
 X_train, X_held_out, X_test = np.split(X, 3)
 y_train, y_held_out, y_test = np.split(y, 3)
 
+# %%
+# We compare a constant noise level with the default, a noise level that depends on the
+# inputs. We count the targets inside all intervals, and inside those for noisy targets.
 order, noisy = X_test[:, 0].argsort(), np.abs(X_test[:, 0]) > 2
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), sharey=True, layout="constrained")
 titles = {"homoscedastic": "constant noise", "auto": "noise that depends on x"}
@@ -34,3 +37,8 @@ for ax, (noise, title) in zip(axes, titles.items(), strict=True):
     ax.scatter(X_test, y_test, s=5, color="black")
     ax.set(title=f"{title}\n{text}", xlabel="x")
 plt.show()
+
+# %%
+# Both models cover about 91 % of all targets. The guarantee does not hold for parts of
+# the inputs: with constant noise, only 82 % of the noisy targets are covered. With the
+# default noise, the intervals follow the noise and cover 89 % of the noisy targets.

@@ -2,10 +2,8 @@
 Dirichlet distributions on the simplex
 ======================================
 
-``predict_dirichlet`` gives a distribution over the class probabilities of a sample, and
-not their mean alone. Here, the sample is where three classes overlap. More training
-samples make the distribution narrower, so that epistemic uncertainty falls; aleatoric
-uncertainty remains, as the classes overlap.
+``predict_dirichlet`` returns a distribution over the class probabilities of a sample,
+and not only their mean.
 """
 
 import matplotlib.pyplot as plt
@@ -18,6 +16,8 @@ from torch import nn
 from sklaplace import LaplaceClassifier
 from sklaplace.plotting import DirichletDisplay
 
+# %%
+# The sample lies where three classes overlap.
 centers = [[-2, 0], [2, 0], [0, 3]]
 X, y = make_blobs(3000, centers=centers, cluster_std=1.5, random_state=0)
 X = X.astype("float32")
@@ -28,14 +28,8 @@ def mlp():
     return nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Linear(50, 3))
 
 
-net = NeuralNetClassifier(
-    mlp,
-    criterion=nn.CrossEntropyLoss,
-    optimizer=torch.optim.Adam,
-    lr=0.01,
-    max_epochs=30,
-    verbose=0,
-)
+net = NeuralNetClassifier(mlp, criterion=nn.CrossEntropyLoss, lr=0.01, max_epochs=30)
+net.set_params(optimizer=torch.optim.Adam, verbose=0)
 model = LaplaceClassifier(net, prior_precision="marglik", random_state=0)
 
 figure, axes = plt.subplots(1, 4, figsize=(12, 3.2), layout="constrained")
@@ -45,12 +39,17 @@ for label, color, marker in [(0, "#0072B2", "o"), (1, "#E69F00", "s"), (2, "k", 
 axes[0].scatter(*sample.T, s=150, color="#D55E00", marker="*", zorder=3)
 axes[0].set(ylim=(-8, 8), title="the star is predicted")
 axes[0].legend(title="class", loc="lower center", ncols=3)
+# %%
+# We fit the model to 30, 300 and 3,000 samples. The two uncertainties are in nats.
 for ax, n_samples in zip(axes[1:], [30, 300, 3000], strict=True):
     model.fit(X[:n_samples], y[:n_samples])
     alpha = model.predict_dirichlet(sample)
     _, aleatoric, epistemic = model.predict_uncertainty(sample)[0]
-    print(f"{n_samples} samples: concentrations {alpha[0].round(1)}")
+    parts = f"aleatoric {aleatoric:.2f}, epistemic {epistemic:.2f}"
+    print(f"{n_samples} samples: concentrations {alpha[0].round(1)}, {parts}")
     DirichletDisplay.from_estimator(model, sample, ax=ax)
-    parts = f"aleatoric {aleatoric:.2f}, epistemic {epistemic:.2f} nats"
-    ax.set_title(f"{n_samples} training samples\n{parts}", fontsize="medium")
+    ax.set_title(f"{n_samples} training samples\n{parts} nats", fontsize="medium")
 plt.show()
+# %%
+# More training samples make the distribution narrower: the epistemic uncertainty falls.
+# The aleatoric uncertainty remains, because the classes overlap.

@@ -2,8 +2,8 @@
 Held-out samples through a pipeline
 ===================================
 
-The prior precision is tuned on samples that the network has not seen. In a pipeline
-these have to be scaled as the training samples are: ``transform_input`` names them.
+The prior precision is tuned on samples that the network has not seen. A pipeline must
+scale these samples in the same way as the training samples.
 """
 
 import matplotlib.pyplot as plt
@@ -28,15 +28,10 @@ def mlp():
     return nn.Sequential(nn.Linear(30, 100), nn.ReLU(), nn.Linear(100, 2))
 
 
-net = NeuralNetClassifier(
-    mlp,
-    criterion=nn.CrossEntropyLoss,
-    optimizer=torch.optim.Adam,
-    lr=0.01,
-    max_epochs=100,
-    train_split=None,  # all training samples are for training
-    verbose=0,
-)
+net = NeuralNetClassifier(mlp, criterion=nn.CrossEntropyLoss, lr=0.01, max_epochs=100)
+net.set_params(optimizer=torch.optim.Adam, train_split=None, verbose=0)
+# %%
+# ``transform_input`` names the held-out samples, and metadata routing passes them on.
 with sklearn.config_context(enable_metadata_routing=True):
     laplace = LaplaceClassifier(net, random_state=0)
     laplace.set_fit_request(X_val=True, y_val=True)
@@ -45,13 +40,18 @@ with sklearn.config_context(enable_metadata_routing=True):
     )
     model.fit(X_train, y_train, X_val=X_val, y_val=y_val)
 
+# %%
+# We compare the negative log-likelihood (NLL) on test samples.
 scaled = model["scale"].transform(X_test).astype("float32")
 alone = model["laplace"].estimator_.predict_proba(scaled)
 nll = {
     "network alone": log_loss(y_test, alone),
     "with Laplace": log_loss(y_test, model.predict_proba(X_test)),
 }
+print(", ".join(f"{name}: NLL {value:.3f}" for name, value in nll.items()))
 figure, ax = plt.subplots(figsize=(5, 3), layout="constrained")
 ax.bar_label(ax.bar(list(nll), list(nll.values()), color="#0072B2"), fmt="%.3f")
 ax.set(ylabel="test NLL, lower is better", ylim=(0, 1.15 * max(nll.values())))
 plt.show()
+# %%
+# CONCLUSION

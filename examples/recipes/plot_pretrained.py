@@ -1,10 +1,8 @@
 """
-A torch model that is trained already
+A torch model that is already trained
 =====================================
 
-The module is handed to skorch as an instance, and the net is frozen: ``fit`` measures
-the curvature around its weights and does not train it. Give ``fit`` the samples that
-the module was trained on, and a few that it was not, to choose the prior with.
+Laplace can be added to any trained torch module without training it again.
 """
 
 import matplotlib.pyplot as plt
@@ -23,7 +21,8 @@ X = (X / 16).astype("float32")
 X_rest, X_test, y_rest, y_test = train_test_split(X, y, random_state=0)
 X_train, X_val, y_train, y_val = train_test_split(X_rest, y_rest, random_state=0)
 
-# any training loop
+# %%
+# The module can come from any training loop.
 torch.manual_seed(0)
 module = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
 optimizer = torch.optim.Adam(module.parameters(), lr=0.02)
@@ -33,22 +32,25 @@ for _ in range(500):
     nn.functional.cross_entropy(logits, torch.from_numpy(y_train)).backward()
     optimizer.step()
 
-# the three lines
+# %%
+# Pass the module to a skorch net, and freeze the net: ``fit`` then computes only the
+# curvature. Pass the training samples of the module to ``fit``. A few other samples
+# choose the prior precision.
 net = NeuralNetClassifier(module, criterion=nn.CrossEntropyLoss).initialize()
 model = LaplaceClassifier(FrozenEstimator(net), random_state=0)
 model.fit(X_train, y_train, X_val=X_val, y_val=y_val)
 
+# %%
+# The figure shows the confidence of the wrong predictions.
 with torch.no_grad():
     alone = module(torch.from_numpy(X_test)).softmax(1).numpy()
-proba = model.predict_proba(X_test)
-figure, ax = plt.subplots(figsize=(5, 3.5), layout="constrained")
-for name, values, color in [
-    ("module alone", alone, "#D55E00"),
-    ("with Laplace", proba, "#0072B2"),
-]:
-    wrong = values.argmax(1) != y_test
-    label = f"{name}, NLL {log_loss(y_test, values):.3f}"
-    ax.plot(sorted(values.max(1)[wrong]), marker="o", ms=4, color=color, label=label)
-ax.set(xlabel="wrong predictions, sorted", ylabel="their confidence", ylim=(0, 1.02))
-ax.legend()
+probas = {"module alone": alone, "with Laplace": model.predict_proba(X_test)}
+for (name, proba), color in zip(probas.items(), ["#D55E00", "#0072B2"], strict=True):
+    wrong = proba.argmax(1) != y_test
+    print(label := f"{name}, NLL {log_loss(y_test, proba):.3f}")
+    plt.plot(sorted(proba.max(1)[wrong]), marker="o", color=color, label=label)
+plt.gca().set(xlabel="wrong predictions, sorted", ylabel="confidence", ylim=(0, 1.02))
+plt.legend()
 plt.show()
+# %%
+# CONCLUSION

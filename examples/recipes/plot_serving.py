@@ -2,16 +2,14 @@
 Serve predictions without this package
 ======================================
 
-``to_module`` returns the predictions as a plain torch module. ``torch.export`` writes
-it to a file that needs neither this package, scikit-learn nor skorch. Here, a new
-Python process loads the file and answers an HTTP request. See also :ref:`to_module`.
+A file of ``torch.export`` needs torch, but not sklaplace, scikit-learn or skorch.
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from subprocess import PIPE, Popen
 from timeit import timeit
 from urllib.request import urlopen
 
@@ -21,12 +19,15 @@ from sklearn.datasets import load_diabetes
 
 from sklaplace import LaplaceRegressor
 
+# %%
+# ``to_module`` returns the predictions as a torch module; see :ref:`to_module`.
 X, y = load_diabetes(return_X_y=True)
 model = LaplaceRegressor(random_state=0).fit(X, y)
 module, rows = model.to_module(coverage=0.9), torch.from_numpy(X)
-given = {"dynamic_shapes": [{0: torch.export.Dim.DYNAMIC}], "strict": False}
-program = torch.export.export(module, (rows[:2],), **given)
-
+options = {"dynamic_shapes": [{0: torch.export.Dim.DYNAMIC}], "strict": False}
+program = torch.export.export(module, (rows[:2],), **options)
+# %%
+# A new Python process loads the file and answers one HTTP request.
 server = """
 import http.server, json, torch
 predict = torch.export.load("model.pt2").module()
@@ -44,16 +45,16 @@ host.handle_request()
 """
 with tempfile.TemporaryDirectory() as folder:
     torch.export.save(program, Path(folder, "model.pt2"))
-    command = [sys.executable, "-c", server]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE) as process:
+    with Popen([sys.executable, "-c", server], cwd=folder, stdout=PIPE) as process:
         url = f"http://127.0.0.1:{int(process.stdout.readline())}"
         served = json.load(urlopen(url, b"%a" % X[:1].tolist()))
 print(f"served {served}, predict_interval {model.predict_interval(X[:1]).tolist()}")
-
 of_estimator = 10 * timeit(lambda: model.predict_interval(X[:1]), number=100)
 of_module = 10 * timeit(lambda: module(rows[:1]), number=100)
-ax = plt.subplots(figsize=(6, 2), layout="constrained")[1]
-bars = ax.barh(["module", "predict_interval"], [of_module, of_estimator])
-ax.bar_label(bars, fmt="%.1f ms", padding=3)
-ax.set(xlabel="milliseconds for one row", xlim=(0, 1.2 * of_estimator))
+bars = plt.barh(["module", "predict_interval"], [of_module, of_estimator])
+plt.bar_label(bars, fmt="%.1f ms", padding=3)
+plt.gca().set(xlabel="milliseconds for one row", xlim=(0, 1.2 * of_estimator))
 plt.show()
+# %%
+# The served interval equals that of the estimator up to rounding. The module is faster
+# for one row, because it does not check its inputs.

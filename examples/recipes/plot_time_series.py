@@ -2,8 +2,7 @@
 A time series with gaps
 =======================
 
-Sine and cosine of the time let a network repeat what it learned in other years. Bands
-of the noise-free curve are wider in the gap, and much wider after the last measurement.
+The uncertainty of a curve should be larger in gaps and after the last measurement.
 """
 
 import matplotlib.pyplot as plt
@@ -14,13 +13,18 @@ from torch import nn
 
 from sklaplace import LaplaceRegressor
 
+# %%
+# The series has a trend and a period of one year. Measurements between the years 1.6
+# and 2.3 are missing.
 rng = np.random.default_rng(0)
 time = np.sort(rng.uniform(0, 4, 160))
-time = time[(time < 1.6) | (time > 2.3)]  # the gap
+time = time[(time < 1.6) | (time > 2.3)]
 level = np.sin(2 * np.pi * time) + 0.4 * time
 measured = level + 0.2 * rng.standard_normal(len(time))
 
 
+# %%
+# The network also receives sine and cosine of the time, so it can repeat the period.
 class Periodic(nn.Module):
     def __init__(self):
         super().__init__()
@@ -31,24 +35,24 @@ class Periodic(nn.Module):
         return self.body(torch.cat([X - 2, angle.sin(), angle.cos()], 1))
 
 
-net = NeuralNetRegressor(
-    Periodic, optimizer=torch.optim.Adam, lr=0.02, max_epochs=200, verbose=0
-)
-model = LaplaceRegressor(
-    net, subset_of_weights="all", prior_precision="marglik", random_state=0
-)
-model.fit(time[:, None], measured)
-
-grid = np.linspace(0, 5, 400)[:, None]
-mean, variance = (v.ravel() for v in model.latent_mean_and_variance(grid))
+net = NeuralNetRegressor(Periodic, lr=0.02, max_epochs=200)
+net.set_params(optimizer=torch.optim.Adam, verbose=0)
+options = {"subset_of_weights": "all", "prior_precision": "marglik"}
+model = LaplaceRegressor(net, random_state=0, **options).fit(time[:, None], measured)
+# %%
+# ``latent_mean_and_variance`` describes the curve without the noise.
+grid = np.linspace(0, 5, 400)
+mean, variance = (v.ravel() for v in model.latent_mean_and_variance(grid[:, None]))
+for when in (1.0, 1.95, 4.9):
+    print(f"year {when}: std {np.interp(when, grid, variance**0.5):.2f}")
 figure, ax = plt.subplots(figsize=(7, 3), layout="constrained")
 for width, opacity in [(2, "33"), (1, "55")]:
-    deviation = width * variance**0.5
-    ax.fill_between(
-        grid[:, 0], mean - deviation, mean + deviation, color="#0072B2" + opacity, lw=0
-    )
+    band = mean - width * variance**0.5, mean + width * variance**0.5
+    ax.fill_between(grid, *band, color="#0072B2" + opacity, lw=0)
 ax.plot(grid, mean, color="#0072B2", label="mean, one and two standard deviations")
 ax.scatter(time, measured, s=8, color="black", label="measured")
 ax.set(xlabel="time (years)", ylabel="level")
 ax.legend(loc="upper left")
 plt.show()
+# %%
+# CONCLUSION
