@@ -2,32 +2,32 @@
 The default network, from a hundred rows to thousands
 =====================================================
 
-Without a network of the user's, ``LaplaceClassifier()`` and ``LaplaceRegressor()``
-train a default network. It has two sizes. The small one has a hidden layer and linear
-inputs. The large one, from 500 distinct rows on, also has piecewise linear functions of
-each column, a wider hidden layer and a stronger penalty. This script fits both sizes to
-tables of 100 to 2,000 rows, to show where they cross. scikit-learn's gradient boosting
-is the reference.
+``LaplaceClassifier()`` and ``LaplaceRegressor()`` train a default network of one of two
+sizes. The small network has one hidden layer and linear inputs. The large network also
+has piecewise linear functions of each column, a wider hidden layer and a stronger
+penalty. It is used for 500 distinct rows or more. This script fits both sizes to tables
+of 100 to 2,000 rows, and compares them with scikit-learn's gradient boosting.
 
 In the full run, the mean change of the negative log-likelihood (NLL) from the small to
 the large network is 0.022 with 100 rows, -0.015 with 200, -0.074 with 500 and -0.145
-with 2,000. The NLL falls on 6 of 11 tables with 200 rows, and on 8 with 500. The large
-network stays behind on digits, and by less on the linear table and friedman2.
+with 2,000. The large network has the lower NLL on 6 of 11 tables with 200 rows, and on
+8 with 500. It is worse on digits, and slightly worse on the linear table and friedman2.
 
 .. code-block:: bash
 
    cd examples/studies
    python plot_default_network.py          # two seeds, seven minutes on one core
-   python plot_default_network.py --quick  # two tables, one seed: what is shown here
+   python plot_default_network.py --quick  # two tables, one seed: shown on this page
 """
 
 # %%
 # The tables
 # ----------
 #
-# All but ``linear`` and ``classification`` are curved. ``map`` is a price around three
-# towns: its inputs are two coordinates and six other columns of which one matters.
-# There are 2,000 test samples, and for digits those that are left of 1,797.
+# All tables except ``linear`` and ``classification`` are nonlinear. ``map`` simulates
+# prices around three towns. Its inputs are two coordinates and six other columns, and
+# only one of these six affects the price. There are 2,000 test samples. For digits, the
+# rest of the 1,797 images is used for testing.
 
 import argparse
 import sys
@@ -89,15 +89,15 @@ ROWS = 100, 200, 500, 1000, 2000
 # The fits
 # --------
 #
-# ``MANY_ROWS`` is the threshold between the sizes. A huge one makes every network
-# small, and a threshold of one makes every network large. Seconds include the training
-# on folds and the choice of the prior.
+# ``MANY_ROWS`` is the threshold between the sizes. A huge threshold makes every network
+# small, and a threshold of one makes every network large. The seconds include the
+# training on folds and the tuning of the prior precision.
 
 SIZES = {"small": 10**9, "large": 1}
 
 
 def scores(name, model, X, y, X_test, y_test):
-    """Return the NLL of test samples, their RMSE, and the seconds of the fit."""
+    """Return the NLL and the RMSE of the test samples, and the seconds of the fit."""
     start = time.perf_counter()
     model.fit(X, y)
     seconds = time.perf_counter() - start
@@ -113,7 +113,7 @@ def scores(name, model, X, y, X_test, y_test):
 
 
 def compare(name, n, seed):
-    """Return scores by model. Targets of regression have a standard deviation of 1."""
+    """Return scores by model. Regression targets have a standard deviation of 1."""
     make, options = TABLES[name]
     X, y = make(n_samples=n + 2000, random_state=seed, **options)
     if name in REGRESSION:
@@ -152,8 +152,9 @@ for name in names:
 # The results
 # -----------
 #
-# Means over seeds. Boosting has no standard deviation in regression, so it has no NLL
-# there. RMSE is in units of the standard deviation of the targets.
+# The table shows means over the seeds. Boosting predicts no standard deviations, so it
+# has no NLL for regression. The RMSE is in units of the standard deviation of the
+# targets.
 
 
 def row(label, n, values):
@@ -178,7 +179,7 @@ for n in rows:
     print(f"{n:6}{nll:10.3f}{rmse:10.3f}{better:>14}")
 
 # %%
-# In one picture: below zero, the large network is better.
+# The figure shows the same changes. Below zero, the large network is better.
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
 for ax, kind in zip(axes, (REGRESSION, CLASSIFICATION), strict=True):

@@ -2,22 +2,25 @@
 Far from the data
 =================
 
-What do models say of inputs that are unlike all that they have seen? Probabilities
-should become equal there, and prediction bands should open. We compare a network alone,
-with its temperature scaled, five networks, a Gaussian process, and Laplace: at the
-default settings, without the residual that grows with distance, and with the prior of
-the largest marginal likelihood. See the page :ref:`far` of the user guide.
+Predictions should be uncertain for inputs that differ from all training samples:
+probabilities should become equal, and prediction bands should become wide. We compare
+four baselines with three versions of Laplace. The baselines are a network alone, a
+network with temperature scaling, five networks, and a Gaussian process. The versions of
+Laplace are the default, the default without the residual that grows with the distance
+from the data, and the prior precision with the largest marginal likelihood. See
+:ref:`far` in the user guide.
 
-As a script it takes four minutes on one core. This page shows the first seed of the
-tables alone.
+The script takes four minutes on one core. This page shows only the first seed in the
+tables.
 """
 
 # %%
 # Data
 # ----
 #
-# Points far away are in random directions from the mean of the data, at four times the
-# distance that 90 % of the samples do not exceed; for images of digits they are noise.
+# The points far away lie in random directions from the mean of the data. Their distance
+# is four times the 90 % quantile of the distances in the data. For digits, the points
+# far away are images of noise.
 
 import sys
 
@@ -104,7 +107,7 @@ def classifier(n_inputs, n_classes):
 
 
 def with_temperature(net, X, y):
-    """Divide logits by the number under which held-out labels are most probable."""
+    """Scale the logits so that the NLL of the held-out labels is minimal."""
     held_out = net.get_split_datasets(X, y)[1].indices
     logits = net.forward(X[held_out]).numpy().astype(float)
 
@@ -116,7 +119,7 @@ def with_temperature(net, X, y):
 
 
 def predictors(X, y, seed):
-    """Return probabilities of each model, as functions of inputs."""
+    """Return a function for each model that returns its probabilities."""
     net = classifier(X.shape[1], len(np.unique(y)))
     default = LaplaceClassifier(net, random_state=seed).fit(X, y)
     weights = LaplaceClassifier(net, residual="none", random_state=seed).fit(X, y)
@@ -125,7 +128,7 @@ def predictors(X, y, seed):
     five = DeepEnsembleClassifier(net, n_estimators=5, random_state=seed).fit(X, y)
     kernel = ConstantKernel(1.0) * RBF(np.sqrt(X.shape[1]))
     process = GaussianProcessClassifier(kernel, random_state=seed)
-    process.fit(X[:300], y[:300])  # more take minutes
+    process.fit(X[:300], y[:300])  # more samples take minutes
     alone = default.estimator_
     return {
         "network alone": alone.predict_proba,
@@ -142,10 +145,11 @@ def predictors(X, y, seed):
 # Tables
 # ------
 #
-# The negative log-likelihood (NLL) of test samples, the mean largest probability far
-# from the data, and the AUROC with which the entropy of the probabilities tells points
-# far away from test samples: 0.5 is chance, 1 is perfect. Means over the seeds. The
-# Gaussian process gets 300 samples at most.
+# The tables show means over the seeds. ``NLL`` is the negative log-likelihood of the
+# test samples. ``conf.`` is the mean largest probability far from the data. ``AUROC``
+# measures how well the entropy of the probabilities separates points far away from test
+# samples: 0.5 is chance and 1 is perfect. The Gaussian process is fitted to at most 300
+# samples.
 
 
 def entropy(proba):
@@ -176,14 +180,15 @@ of_epistemic = [[auroc for _, auroc in runs] for runs in results.values()]
 print(f"AUROC of the default's epistemic part, mean: {np.mean(of_epistemic):.3f}")
 
 # %%
-# Where the network is right about all held-out samples, as in some runs on moons, any
-# small temperature is fine by them, and temperature scaling makes test samples worse.
+# In some runs on moons, the network is right about all held-out samples. These samples
+# then allow any small temperature, and temperature scaling increases the NLL of the
+# test samples.
 
 # %%
 # Confidence up to the horizon
 # ----------------------------
 #
-# The first seed of the moons: white is the decision boundary.
+# The figure shows the first seed of the moons. The decision boundary is white.
 
 X, _, y, _, _ = samples("moons", 0)
 found, model = predictors(X, y, 0)
@@ -213,9 +218,10 @@ plt.show()
 # A gap
 # -----
 #
-# A sine is observed on either side of a gap. The band of the weights alone stays narrow
-# in some runs; with the residual it opens in the gap and beyond the data, up to about
-# twice the standard deviation of the targets. A Gaussian process returns to its prior.
+# A sine is observed on both sides of a gap. Without the residual, the band stays narrow
+# in some runs. With the residual, it becomes wider in the gap and beyond the data, up
+# to about twice the standard deviation of the targets. A Gaussian process returns to
+# its prior.
 
 
 def waves(seed, n=150):
@@ -261,9 +267,10 @@ for ax, (title, fitted) in zip(axes, bands.items(), strict=True):
 plt.show()
 
 # %%
-# How much of the sine lies within the 90 % band of the function in the gap, and how
-# wide the band of a target is far away, at four times the largest input, in standard
-# deviations of the targets; over five seeds.
+# The last table covers five seeds. The first column is the fraction of the sine in the
+# gap that lies inside the 90 % band of the function. The second column is the standard
+# deviation of a new target at four times the largest input, in units of the standard
+# deviation of the targets.
 
 far = np.array([[-12.0], [12.0]], dtype=np.float32)
 print(f"\n{'':22}{'within the gap':>16}{'width far away':>24}")

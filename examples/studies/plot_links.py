@@ -1,23 +1,27 @@
 """
-From logits to probabilities: what each link costs
-==================================================
+From logits to probabilities: error and cost of each link
+=========================================================
 
-Around a network, logits are Gaussian. The probabilities are the average softmax under
-that Gaussian, which has no closed form: a link approximates it. This page measures the
-error and the time of each; ``link_approx="auto"`` follows from it.
+The Laplace approximation of a network returns Gaussian logits. The probabilities are
+the expected softmax under this Gaussian. The expectation has no closed form, so a link
+approximates it. This page measures the error and the time of each link. The choice of
+``link_approx="auto"`` follows from these results.
 """
 
 # %%
 # Gaussians and the reference
 # ---------------------------
 #
-# Means are twice standard normal. Three kinds of covariances stand for many: random
-# matrices; the posterior of a last layer under a weak prior, which is wide for classes
-# that are rarely predicted and weakly correlated; and covariances of low rank, two
-# directions and a hundredth of noise. All are centred, as the softmax is invariant to a
-# shift of all logits, and scaled to an average variance of
-# ``sd²``. The reference is the average over thousands of
-# points.
+# The means are standard normal draws times two. There are three kinds of covariances:
+#
+# * random matrices;
+# * the posterior of a last layer under a weak prior: logits are weakly correlated, and
+#   rarely predicted classes have large variances;
+# * matrices of rank two, plus a diagonal of 0.01.
+#
+# All covariances are centred, because the softmax is invariant to a shift of all
+# logits. They are scaled to an average variance of ``sd²``. The reference is the
+# average over 4,096 points.
 
 from time import perf_counter
 
@@ -79,9 +83,10 @@ kinds = {
 # Errors
 # ------
 #
-# The sum over classes of absolute errors, averaged over samples: two at worst. The link
-# that ``"auto"`` takes for this number of classes has a star. With very many classes
-# and large deviations, the last digit is beyond the reference.
+# The error is the sum of absolute errors over the classes, averaged over the samples.
+# Its maximum is two. A star marks the link that ``"auto"`` chooses for this number of
+# classes. With very many classes and large deviations, the reference is too coarse for
+# the last digit.
 
 errors = {}
 for kind, make in kinds.items():
@@ -109,11 +114,12 @@ for kind in kinds:
 # Without centring
 # ----------------
 #
-# ``probit_uncentred`` is the published form of ``probit``: it takes the variance of
-# each logit as it is, while all other links centre the logits. The errors of both, for
-# independent logits of equal variance, and with a shift added that all logits of a
-# sample have in common, of the same and of ten times the variance. The softmax does not
-# depend on such a shift. Posteriors with Kronecker factors have one, for instance.
+# ``probit_uncentred`` is the published form of ``probit``. It uses the variances of the
+# logits without centring, while all other links centre the logits. The table shows the
+# errors of both for independent logits of equal variance. We then add a random shift
+# that all logits of a sample share, with one and ten times this variance. The softmax
+# does not depend on the shift. Kronecker-factored posteriors, for example, contain a
+# common shift.
 
 COMMON = (0, 1, 10)
 of_common_shift = {}
@@ -134,15 +140,16 @@ for n_classes in (2, 3, 4, 10, 30):
     print(line)
 
 # %%
-# Independent logits of few classes are served better without centring, which takes a
-# part of their variance away. With any shift in common it is the other way round, from
-# ten classes on under the same variance, everywhere under ten times that.
+# For independent logits of few classes, the uncentred form is better, because centring
+# removes a part of their variance. With a common shift, centring is better: for ten or
+# more classes if the shift has the same variance, and for all numbers of classes if the
+# shift has ten times the variance.
 #
-# How long
-# --------
+# Time
+# ----
 #
-# Microseconds per sample for standard deviations of one, on one thread, from
-# covariances (or from variances alone, for links that need no more).
+# The table shows microseconds per sample on one thread for standard deviations of one.
+# The links receive covariances, or only variances if variances are enough.
 
 costs = {}
 for n_classes in CLASSES:
@@ -168,37 +175,38 @@ for n_classes in CLASSES:
     print(line.rstrip())
 
 # %%
-# What to take
-# ------------
+# Which link to use
+# -----------------
 #
-# For two classes ``mean_field`` errs by less than 0.01 at every deviation, ``gumbel``
-# by 0.001 at most, for several times the cost.
+# For two classes, the error of ``mean_field`` is less than 0.01 at every deviation. The
+# error of ``gumbel`` is at most 0.001, at several times the cost.
 #
-# For more, it is between ``mc``, which averages over a hundred points of the joint
-# distribution, and ``gumbel``, which treats logits as independent and is nearly exact
-# if they are:
+# For more classes, the best links are ``mc`` and ``gumbel``. ``mc`` averages over a
+# hundred points of the joint distribution. ``gumbel`` treats the logits as independent,
+# and is nearly exact if they are independent:
 #
-# * *Random matrices.* For 16 classes and a deviation of 2, ``mc`` errs by 0.044 and
-#   ``gumbel`` by 0.069, in half the time. For 30 classes ``mc`` is the better one at a
-#   deviation of 1 (0.008 and 0.025), but not at 4 (0.141 and 0.072). For a hundred
-#   classes ``gumbel`` is better at a deviation of 1, too (0.015 and 0.056), and takes a
-#   quarter of the time.
-# * *A last layer.* Logits are weakly correlated, and ``gumbel`` is better from a
-#   deviation of 1 on for any number of classes: 0.001 and 0.006 for ten, 0.005 and
-#   0.041 for three hundred.
-# * *Low rank.* The points have two directions to cover, and logits are far from
-#   independent: for a hundred classes and a deviation of 4, ``mc`` errs by 0.074,
-#   ``gumbel`` by 0.591.
+# * *Random matrices.* For 16 classes and a deviation of 2, the error of ``mc`` is
+#   0.044. The error of ``gumbel`` is 0.069, in half the time. For 30 classes, ``mc`` is
+#   better at a deviation of 1 (0.008 and 0.025), but worse at 4 (0.141 and 0.072). For
+#   a hundred classes, ``gumbel`` is also better at a deviation of 1 (0.015 and 0.056),
+#   in a quarter of the time.
+# * *A last layer.* The logits are weakly correlated. For deviations of 1 and more,
+#   ``gumbel`` is better for any number of classes: 0.001 and 0.006 for ten classes,
+#   0.005 and 0.041 for three hundred.
+# * *Low rank.* The points of ``mc`` cover only two directions, and the logits are far
+#   from independent. For a hundred classes and a deviation of 4, the error of ``mc`` is
+#   0.074, and the error of ``gumbel`` is 0.591.
 #
-# ``"auto"`` takes ``mc`` up to 16 classes and ``gumbel`` above, whatever the
-# covariance. Where it has low rank, set ``link_approx="mc"``.
+# ``"auto"`` chooses ``mc`` for up to 16 classes and ``gumbel`` for more, for every
+# covariance. If your covariances have low rank, set ``link_approx="mc"``.
 #
-# ``probit``, the usual closed form, is the cheapest. For many classes and moderate
-# deviations it errs more than the softmax of the mean (random matrices, three hundred
-# classes, deviation 1: 0.163 and 0.082), for large ones less (deviation 4: 0.431 and
-# 0.650). ``sodpp`` is the best closed form up to a deviation of 0.3, and not to be used
-# above 1: for two classes and a deviation of 2, it errs by 0.502, and the softmax of
-# the mean by 0.304. The two bridges belong to their Dirichlet distribution, not here.
+# ``probit``, the usual closed form, is the cheapest link. For many classes and moderate
+# deviations, its error is larger than the error of the softmax of the mean (random
+# matrices, three hundred classes, deviation 1: 0.163 and 0.082). For large deviations,
+# its error is smaller (deviation 4: 0.431 and 0.650). ``sodpp`` is the best closed form
+# up to a deviation of 0.3. Do not use it above 1: for two classes and a deviation of 2,
+# its error is 0.502, and the error of the softmax of the mean is 0.304. The figure does
+# not show the two bridges, because they are approximations of a Dirichlet distribution.
 
 shown = {
     "softmax": ("#6e6e6e", ":"),
