@@ -2,24 +2,22 @@
 Laplace and other methods: scores and costs
 ===========================================
 
-Seven ways to the uncertainty of a network: Laplace of the last layer and of all
-weights, Bayes by Backprop, SWAG, Monte-Carlo dropout, a deep ensemble, and the network
-alone.
-All have the same architecture and the same samples. Which is accurate, which is
-calibrated, which detects out-of-distribution inputs, and what does each cost?
+This study compares Laplace of the last layer and of all weights, Bayes by Backprop,
+SWAG, Monte-Carlo dropout, a deep ensemble, and the network alone. All methods use the
+same architecture and the same samples. The study measures accuracy, calibration,
+detection of out-of-distribution inputs, and cost.
 
-On two cores with nothing else to do, this runs for about a minute; on slower ones, or
-next to other programs, for several minutes.
+The script takes about a minute on two idle cores, and several minutes on slow or busy
+cores.
 """
 
 # %%
 # Digits
 # ------
 #
-# The digits 0 to 7 are known, 8 and 9 are unknown, and so are test images with black
-# and white exchanged. Of the known ones, four in ten are for training, one in ten is
-# held out, and half are for testing. All is done on several seeds, each with a split
-# and a start of its own.
+# The digits 0 to 7 are known. The digits 8 and 9 are unknown, and so are inverted test
+# images. Of the known digits, 40 % are used for training, 10 % are held out, and 50 %
+# are used for testing. Each of several seeds has its own split and initial weights.
 
 import warnings
 from time import process_time
@@ -58,7 +56,7 @@ from sklaplace.metrics import (
 from sklaplace.plotting import PredictiveBandDisplay
 
 torch.set_num_threads(1)
-# what it warns of is measured below
+# the study measures the effect that this warning describes
 warnings.filterwarnings("ignore", "The posterior predicts", UserWarning)
 
 SEEDS = (0, 1, 2)
@@ -73,7 +71,7 @@ known = labels < 8
 
 
 def split_digits(seed):
-    """Samples for training, held-out samples and samples for testing."""
+    """Return training samples, held-out samples and test samples."""
     X, X_test, y, y_test = train_test_split(
         images[known],
         labels[known],
@@ -88,8 +86,8 @@ def split_digits(seed):
 
 
 # %%
-# One architecture serves all. Only Monte-Carlo dropout leaves units out; its network is
-# trained with dropout, and the others without.
+# All methods use one architecture. Only the network of Monte-Carlo dropout is trained
+# with dropout.
 
 
 def mlp(n_inputs, width, n_outputs, activation, rate):
@@ -126,27 +124,28 @@ def digits_net(val, epochs, rate=0.0):
 # The methods
 # -----------
 #
-# Laplace goes around the network alone, once that is trained. Bayes by Backprop is
-# trained from scratch, for four times as many epochs, which it needs; or it is started
-# at the network alone, for as many epochs as that had. SWAG goes on from a trained
-# network by a thousand steps of gradient descent. The ensemble has five networks, and
-# where weights or units are drawn, it is a hundred times.
+# * *Laplace* starts from the trained network. The held-out samples choose the prior
+#   precision. In a third version, the marginal likelihood chooses it ("marglik").
+# * *Bayes by Backprop* is trained from scratch for four times as many epochs, because
+#   it needs more. A second version starts from the trained network and uses the same
+#   number of epochs. The weight of the divergence (``kl_weight``) is set by hand, below
+#   the default, which rather favours this method.
+# * *SWAG* continues from a trained network with a thousand steps of gradient descent.
+# * The *deep ensemble* has five networks.
 #
-# The held-out samples choose the prior precision of Laplace; a third version takes all
-# weights and chooses it by the marginal likelihood ("marglik"). The weight of the
-# divergence (``kl_weight``) of Bayes by Backprop is set by hand, below the default,
-# which favours it if anything. Seconds to fit include the network that is started from.
+# Methods that draw weights or units use a hundred draws. The times to fit include the
+# training of the initial network.
 
 
 def seconds(function, *args):
-    """Processor time, which other programs do not add to, and what is returned."""
+    """Return the processor time and the result of a function."""
     start = process_time()
     found = function(*args)
     return process_time() - start, found
 
 
 def fit_all(kinds, new_net, epochs, rate, structures, train, val, seed):
-    """Fitted models, and seconds to fit them, by method."""
+    """Return fitted models and their fit times, by method."""
     laplace, variational, swag, dropout, ensemble = kinds
     few, many = epochs
     fixed = {"random_state": seed}
@@ -191,7 +190,7 @@ def fit_all(kinds, new_net, epochs, rate, structures, train, val, seed):
 
 
 def with_costs(scores, models, times, X):
-    """Scores of each method, and what it costs relative to the network alone."""
+    """Return the scores with the costs relative to the network alone."""
     predict = {
         name: seconds(getattr(model, "predict_proba", model.predict), X)[0]
         for name, model in models.items()
@@ -203,7 +202,7 @@ def with_costs(scores, models, times, X):
 
 
 def show(title, runs):
-    """One line per method: means over seeds, and standard deviations behind them."""
+    """Print means and standard deviations over the seeds, one line per method."""
     names = list(runs[0]["network alone"])
     print(f"{title:39}" + "".join(f"{name:>15}" for name in names))
     for method in runs[0]:
@@ -223,10 +222,10 @@ COSTS = "fit", "predict"
 # Scores
 # ------
 #
-# For NLL (negative log-likelihood) and ECE (expected calibration error), lower is
-# better. AUROC is how well confidence, the largest probability, separates known digits
-# from unknown ones: 0.5 is chance, 1 is perfect. Costs are multiples of those of the
-# network alone.
+# For the negative log-likelihood (NLL) and the expected calibration error (ECE), lower
+# is better. The AUROC measures how well the confidence, the largest probability,
+# separates known digits from unknown images: 0.5 is chance and 1 is perfect. Costs are
+# relative to the network alone.
 
 
 def digits_scores(model, test):
@@ -252,7 +251,7 @@ CLASSIFIERS = (
     MCDropoutClassifier,
     DeepEnsembleClassifier,
 )
-# the first training of all loads code, which no method should be charged for
+# the first training loads code; its time should not count for any method
 DeepEnsembleClassifier(digits_net(None, 1)).fit(images[:100], labels[:100] % 8)
 digits_runs = []
 for seed in SEEDS:
@@ -272,20 +271,24 @@ for seed in SEEDS:
 show("digits", digits_runs)
 
 # %%
-# Accuracy hardly differs. The deep ensemble has the lowest NLL, and gives the fastest
-# predictions of all that average, at the cost of training. Laplace on held-out samples
-# predicts nearly as the network alone: these samples favour a large prior precision. It
-# adds little to the time of training, and its predictions are faster than those from
-# draws.
+# The accuracies hardly differ. The deep ensemble has the lowest NLL. Its predictions
+# are the fastest among the methods that average networks or draws, but its training is
+# expensive. Laplace with held-out samples predicts almost like the network alone,
+# because these samples favour a large prior precision. Laplace adds little to the
+# training time, and predicts faster than the methods that use draws.
 #
-# On unknown inputs, the two columns disagree. No method gains much on 8 and 9. For
-# inverted images, Laplace on held-out samples gains least of all, and loses to dropout
-# and to the ensemble; Bayes by Backprop from scratch detects most of them, at about the
-# NLL of the network alone, but takes the longest to train. Laplace under the marginal
-# likelihood detects as much, on 8 and 9 a little more than all others, and adds next to
-# nothing to the training; but it is far too underconfident on known digits, with the
-# highest NLL and ECE by far. Started at the trained network, Bayes by Backprop stays
-# close to it, and so does SWAG with its default learning rate.
+# The two AUROC columns disagree. No method improves much on 8 and 9. On inverted
+# images, the methods differ:
+#
+# * Laplace with held-out samples improves least. Dropout and the ensemble are better.
+# * Bayes by Backprop from scratch detects most inverted images, at about the NLL of the
+#   network alone, but its training takes longest.
+# * Laplace with the marginal likelihood detects equally many inverted images, and
+#   slightly more of the digits 8 and 9 than all other methods. It adds almost nothing
+#   to the training time. It is far too underconfident on known digits, with by far the
+#   highest NLL and ECE.
+# * Bayes by Backprop from the trained network stays close to this network, and so does
+#   SWAG with its default learning rate.
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#6e6e6e"
 COLORS = {
@@ -334,10 +337,12 @@ plt.show()
 # A curve with a gap
 # ------------------
 #
-# Regression of one feature, with samples on either side of a gap. Test samples are near
-# the training samples; coverage is that of the 90 % interval. In the gap the curve is
-# unknown: the last score is the standard deviation that is due to the weights, there
-# over that at the data. It is best read next to the picture.
+# The second task is a regression on one feature, with samples on both sides of a gap.
+# The test samples are near the training samples. ``coverage`` is the fraction of test
+# targets inside the 90 % intervals, and ``in the gap`` is the fraction of the curve
+# inside the 90 % intervals in the gap. ``std, gap/data`` is the standard deviation due
+# to the weights in the gap, divided by its value at the data. Read it together with the
+# figure.
 
 
 def curve(x):
@@ -368,7 +373,7 @@ def curve_net(val, epochs, rate=0.0):
 
 
 def from_weights(model, X):
-    """Standard deviation without the noise."""
+    """Return the standard deviation without the noise."""
     _, std = model.predict(X, return_std=True)
     return np.sqrt(np.maximum(std**2 - model.sigma_noise_**2, 0))
 
@@ -417,22 +422,22 @@ for seed in SEEDS:
 show("curve", curve_runs)
 
 # %%
-# Near the data, the network alone, all three kinds of Laplace, SWAG and the ensemble
-# are as good as each other, within what differs from seed to seed. Bayes by Backprop
-# from scratch comes next; the start from the trained network, and dropout, cost more
-# accuracy.
+# Near the data, the network alone, all three versions of Laplace, SWAG and the ensemble
+# are equally good, up to the variation between seeds. Bayes by Backprop from scratch is
+# slightly worse. Bayes by Backprop from the trained network and dropout are less
+# accurate.
 #
-# In the gap, Laplace on held-out samples often misses the curve: these samples are at
-# the data, and do not determine how wide bands should be elsewhere. Under the marginal
-# likelihood its bands cover the curve, but are wider than they need to be. Those of the
-# ensemble and of Bayes by Backprop open about as far as the error. Dropout covers the
-# curve with bands that are as wide at the data, and those of SWAG are narrow in both
-# places: neither shows where the gap is.
+# In the gap, Laplace with held-out samples often misses the curve: these samples lie at
+# the data, and do not determine how wide the bands should be in the gap. With the
+# marginal likelihood, the bands of Laplace cover the curve, but are wider than
+# necessary. The bands of the ensemble and of Bayes by Backprop are about as wide as the
+# error. The bands of dropout cover the curve, but are equally wide at the data. The
+# bands of SWAG are narrow in both places. The bands of dropout and SWAG do not show
+# where the gap is.
 #
-# Which to take? Where training is cheap, an ensemble: only on inverted images was it
-# clearly beaten. Around a network that is trained already, Laplace; and with the
-# marginal likelihood if out-of-distribution inputs matter more than calibration on
-# known ones.
+# If training is cheap, use an ensemble: other methods are clearly better only on
+# inverted images. For a network that is already trained, use Laplace. Use the marginal
+# likelihood if out-of-distribution inputs matter more than calibration on known inputs.
 
 models, train = curve_models[0]
 figure, axes = plt.subplots(

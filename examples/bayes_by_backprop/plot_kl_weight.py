@@ -1,21 +1,21 @@
 """
-How much weight for the prior? What ``kl_weight`` does
-======================================================
+The weight of the prior: ``kl_weight``
+======================================
 
 Bayes by Backprop minimises the loss of the samples plus ``kl_weight`` times the
-divergence of the posterior from the prior. One is Bayes' rule. Here it is varied on a
-small data set, together with the length of the training, and next to accuracy stands
-the evidence lower bound (ELBO), which is what a weight of one maximises.
+divergence of the posterior from the prior. A weight of one is Bayes' rule, and
+maximises the evidence lower bound (ELBO). This study varies the weight and the number
+of epochs on a small data set, and compares the ELBO with the accuracy.
 
-On two cores with nothing else to do, this runs for about half a minute; on slower ones,
-or next to other programs, for several minutes.
+The script takes about half a minute on two idle cores, and several minutes on slow or
+busy cores.
 """
 
 # %%
 # The samples and the network
 # ---------------------------
 #
-# A hundred points of the two moons, and a network with five times as many weights.
+# There are a hundred points of two moons. The network has five times as many weights.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -63,13 +63,13 @@ def variational(kl_weight, epochs, seed):
 
 
 # %%
-# What it does
-# ------------
+# The effect of the weight
+# ------------------------
 #
-# Accuracy and NLL (negative log-likelihood; lower is better) are those of new samples.
-# The ELBO is that of the training samples, with weight one whatever the setting, and
-# the prior has standard deviation one: with that, and a divergence of zero, a weight
-# would be as uncertain as before the data.
+# The accuracy and the negative log-likelihood (NLL, lower is better) are measured on
+# new samples. The ELBO is computed on the training samples, always with a weight of
+# one. The prior has a standard deviation of one. A weight of the network that keeps
+# this standard deviation has learned nothing from the data.
 
 X_test, y_test = moons(2000, 1000)
 NAMES = "accuracy", "NLL", "ELBO", "KL", "weight std"
@@ -89,7 +89,7 @@ for seed in SEEDS:
                 float(model.posterior_.variance().sqrt().mean()),
             )
             runs.setdefault((kl_weight, epochs), []).append(scores)
-# (kl_weight, epochs) -> of each score
+# (kl_weight, epochs) -> mean or standard deviation of each score
 means = {key: np.mean(values, 0) for key, values in runs.items()}
 stds = {key: np.std(values, 0) for key, values in runs.items()}
 
@@ -104,20 +104,21 @@ for epochs in EPOCHS:
         print(line)
 
 # %%
-# *One underfits.* A hundred samples cannot outweigh five hundred weights: with a weight
-# of one and the longest training, posteriors are nearly as wide as the prior, and
-# accuracy and NLL of new samples are worse than with a tenth.
+# *A weight of one underfits.* A hundred samples cannot determine five hundred weights.
+# After the longest training with ``kl_weight=1``, the posteriors are nearly as wide as
+# the prior. Accuracy and NLL of new samples are worse than with ``kl_weight=0.1``.
 #
-# *The ELBO does not show it.* It is highest there, after each number of epochs. It
-# measures how close a posterior is to Bayes' rule under this prior, not how well it
-# predicts.
+# *The ELBO does not reveal the underfit.* For each number of epochs, the ELBO is
+# highest at a weight of one. The ELBO measures how close a posterior is to Bayes' rule
+# under this prior, and not how well the posterior predicts.
 #
-# *A training that is not over can look better.* After the shortest, deviations are
-# nearly what they started as, and all ELBO are far from what they will be. Still, with
-# a weight of one, accuracy and NLL are then better than after the longest training; and
-# with the smallest weights the NLL is, which goes on to overfit. Only a tenth gives
-# about the same NLL after all three. Compare weights after the same number of epochs,
-# and see in the ELBO of ``model.estimator_.history`` whether training is over.
+# *A short training can look better.* After the shortest training, the standard
+# deviations are near their initial values, and the ELBO is far from its final value.
+# With a weight of one, accuracy and NLL are nevertheless better than after the longest
+# training. With the smallest weights, the NLL is also better, because longer training
+# overfits. Only a weight of 0.1 has about the same NLL after all three numbers of
+# epochs. Compare weights after the same number of epochs, and check in the ELBO of
+# ``model.estimator_.history`` whether the training has converged.
 
 figure, axes = plt.subplots(1, 4, figsize=(10, 2.9), layout="constrained")
 COLORS = dict(zip(EPOCHS, ("#56B4E9", "#0072B2", "#000000"), strict=True))
@@ -147,7 +148,7 @@ axes[0].legend(frameon=False, fontsize="small")
 plt.show()
 
 # %%
-# The same in the plane, after the longest training: confidence of the prediction.
+# The next figure shows the confidence of the predictions after the longest training.
 
 figure, axes = plt.subplots(
     1,
@@ -177,11 +178,11 @@ figure.colorbar(
 plt.show()
 
 # %%
-# How to choose it
-# ----------------
+# How to choose the weight
+# ------------------------
 #
-# By predictions of samples that are held out, not by the ELBO, and with the number of
-# epochs that will be used in the end.
+# Choose the weight by the predictions of held-out samples, and not by the ELBO. Use the
+# same number of epochs as in the final training.
 
 X, y = moons(ROWS, SEEDS[0])
 search = GridSearchCV(

@@ -2,20 +2,21 @@
 Four families of weight posteriors
 ==================================
 
-Bayes by Backprop gives each weight a distribution of its own: a Gaussian, or one of
-three flexible families, which can be skewed, flat or have two modes. Do weights make
-use of that, and are predictions any better? On the curve below: somewhat, and no. That
-is why all but the Gaussian are experimental.
+In Bayes by Backprop, each weight has its own distribution. The distribution is a
+Gaussian, or belongs to one of three flexible families that can be skewed, flat or
+bimodal. On the curve below, some weights use this flexibility, but the predictions do
+not improve. All families except the Gaussian are therefore experimental.
 
-On two cores with nothing else to do, this runs for about half a minute; on slower ones,
-or next to other programs, for several minutes.
+The script takes about half a minute on two idle cores, and several minutes on slow or
+busy cores.
 """
 
 # %%
 # The curve and the network
 # -------------------------
 #
-# Points on both sides of a gap. Each seed has its own points and its own start.
+# The points lie on both sides of a gap. Each seed has its own points and initial
+# weights.
 
 from time import process_time
 
@@ -64,21 +65,26 @@ net = NeuralNetRegressor(
 )
 
 # %%
-# Four trainings for each seed
-# ----------------------------
+# Four families for each seed
+# ---------------------------
 #
-# RMSE and NLL (negative log-likelihood) are those of new points near the others; lower
-# is better. "Over Gaussian" is the NLL less that of the Gaussian family on the same
-# seed. The ELBO (evidence lower bound) is higher for a better posterior in the sense of
-# Bayes. "In the gap" is how much wider the bands are there than at the points, noise
-# aside. Seconds are those of training. All have the same weight of the divergence,
-# ``kl_weight=0.03``.
+# All families use the same weight of the divergence, ``kl_weight=0.03``. The columns of
+# the table are:
+#
+# * ``RMSE`` and ``NLL`` (negative log-likelihood): errors on new points near the
+#   training points; lower is better
+# * ``over Gaussian``: NLL minus the NLL of the Gaussian family with the same seed
+# * ``ELBO``: evidence lower bound; higher is closer to the exact posterior
+# * ``KL``: divergence of the posterior from the prior
+# * ``in the gap``: width of the bands in the gap, relative to the width at the points,
+#   without the noise
+# * ``seconds``: training time
 
 GAP = np.linspace(-0.5, 0.5, 50, dtype="float32")[:, None]
 
 
 def from_weights(model, X):
-    """Standard deviation without the noise, averaged over samples."""
+    """Return the mean standard deviation without the noise."""
     _, std = model.predict(X, return_std=True)
     return np.sqrt(std**2 - model.sigma_noise_**2).mean()
 
@@ -117,13 +123,13 @@ for family in FAMILIES:
     print(line)
 
 # %%
-# No flexible family predicts better than the Gaussian by more than what differs from
-# seed to seed, and the quantile family can hardly be distinguished from it. The
-# Kumaraswamy family predicts somewhat worse here. All open up in the gap, and none is
-# faster to train.
+# No flexible family predicts better than the Gaussian by more than the variation
+# between seeds. The results of the quantile family are almost the same as for the
+# Gaussian. The Kumaraswamy family predicts slightly worse. The bands of all families
+# are wider in the gap, and no flexible family is faster to train.
 #
-# The picture shows the first seed. There the density family has smoothed the bump on
-# the left away: that is where most of its larger NLL comes from.
+# The figure shows the first seed. In this run, the density family has smoothed out the
+# bump on the left, which causes most of its larger NLL.
 
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 COLORS = dict(zip(FAMILIES, (BLUE, ORANGE, GREEN, PINK), strict=True))
@@ -153,11 +159,11 @@ plt.show()
 # --------------------------------
 #
 # With shape parameters ``a`` and ``b``, a weight ``w`` between the bounds -3 and 3 has
-# ``P(w <= 6 u - 3) = 1 - (1 - u**a)**b``. On the left are densities of a few: one mode
-# inside, at a bound, or at both. What is trained, for the sake of convergence, are the
-# median and ``log a``; on the right, ``a`` grows while the median is 1. The narrower
-# the density, the closer its shape comes to that of the logarithm of an exponential
-# variable, which is skewed: never to a Gaussian.
+# ``P(w <= 6 u - 3) = 1 - (1 - u**a)**b``. The left panel shows five densities, with a
+# mode inside the interval, at one bound or at both bounds. The trained parameters are
+# the median and ``log a``, because these converge better. In the right panel, ``a``
+# grows while the median stays at 1. A narrow density never approaches a Gaussian: its
+# shape approaches the logarithm of an exponential variable, which is skewed.
 
 BOUND = 3.0
 SHAPES = (0.5, 0.5), (1.0, 3.0), (2.0, 2.0), (5.0, 1.0), (2.0, 5.0)
@@ -165,7 +171,7 @@ GROWING = 0.5, 1.0, 2.0, 4.0, 12.0
 
 
 def density_of(median, a):
-    """Density at the grid ``w`` of a median, as a fraction of the interval, and a."""
+    """Return the density on the grid ``w`` for a median in (0, 1) and a."""
     family = Kumaraswamy(torch.zeros(1), torch.ones(1), bound=BOUND).double()
     with torch.no_grad():
         family.logit_median.fill_(np.log(median) - np.log1p(-median))
@@ -198,13 +204,13 @@ plt.show()
 # The weights
 # -----------
 #
-# How far is each posterior from a Gaussian? Measured is the divergence of its density
-# from that of the Gaussian with the same mean and variance, by draws: the entropy that
-# it lacks, in nats per weight.
+# We measure how far each posterior is from a Gaussian. The measure is the divergence of
+# its density from the Gaussian with the same mean and variance. The divergence is the
+# difference of the two entropies in nats per weight, estimated from draws.
 
 
 def from_gaussian(posterior):
-    """Entropy of the Gaussian with the same moments, less the own one, by weight."""
+    """Return, by weight, how much lower the entropy is than for a Gaussian."""
     drawn = posterior.sample(4000, torch.Generator().manual_seed(0))
     entropy = -posterior.log_prob(drawn.float()).double().mean(0)
     return (0.5 * torch.log(2 * torch.pi * torch.e * drawn.var(0)) - entropy).numpy()
@@ -220,9 +226,9 @@ for family, values in lacking.items():
     print(f"{family:22}" + "".join(f"{number:9.3f}" for number in numbers))
 
 # %%
-# Shapes of the first seed, each with its mean moved to zero and its standard deviation
-# to one: of the weight that is farthest from a Gaussian (the extreme, thick), of the
-# one that nine in ten are closer than, and of the median.
+# The figure shows densities of the first seed, standardised to mean zero and standard
+# deviation one. In each panel, there are three weights: the weight that is farthest
+# from a Gaussian (thick line), the 90 % quantile and the median of the divergence.
 
 RANKS = {
     "farthest": (1.0, 2.4, "-"),
@@ -252,7 +258,8 @@ axes[0].annotate("Gaussian", (-3.6, 0.15), color="0.4", fontsize="small")
 plt.show()
 
 # %%
-# The Kumaraswamy family is skewed in most of its weights: that is its shape. The
-# quantile family stays a Gaussian but for single weights. The density family, linear
-# between the nodes of its grid, goes farthest. None of that helps to predict: take the
-# Gaussian.
+# Most weights of the Kumaraswamy family are skewed, because this family has no
+# symmetric narrow shapes. The weights of the quantile family stay Gaussian, with few
+# exceptions. The density family, which is linear between grid nodes, is farthest from a
+# Gaussian. These differences do not improve the predictions, so use the Gaussian
+# family.

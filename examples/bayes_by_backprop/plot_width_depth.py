@@ -2,20 +2,21 @@
 Width and depth under a mean-field posterior
 ============================================
 
-Is the fully factorised posterior of Bayes by Backprop better or worse in a wider, or in
-a deeper network? On the curve below, by Bayes' rule and in as many epochs: worse, above
-all in a wider one. Its bands are then hardly wider in a gap than at the data.
+The posterior of Bayes by Backprop is fully factorised. On the curve below, this
+posterior is worse in wider and deeper networks, if the number of epochs is the same and
+the divergence has its full weight. The effect of the width is larger: in a wide
+network, the bands are hardly wider in a gap than at the data.
 
-This trains 30 networks, which takes one to two minutes.
+The script trains 30 networks in one to two minutes.
 """
 
 # %%
 # Networks of five sizes
 # ----------------------
 #
-# Points of a curve on both sides of a gap; each seed has its own points and its own
-# start. The noise is known, so that the networks differ in nothing but their sizes:
-# three widths of two hidden layers, and three depths of twenty units.
+# The points of a curve lie on both sides of a gap. Each seed has its own points and
+# initial weights. The noise is known, so the networks differ only in their sizes: three
+# widths with two hidden layers, and three depths with twenty units per layer.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -66,14 +67,14 @@ net = NeuralNetRegressor(
 )
 
 # %%
-# Three trainings of each
-# -----------------------
+# Three runs for each size
+# ------------------------
 #
-# By Bayes' rule (``kl_weight=1``), and with a tenth of the divergence, the default.
-# RMSE and NLL (negative log-likelihood) are those of new points near the others; lower
-# is better. "At data" and "in gap" are standard deviations of the curve there, without
-# the noise. The ELBO (evidence lower bound) is that of Bayes' rule, whatever the
-# weight.
+# We train with the full divergence (``kl_weight=1``, Bayes' rule) and with a tenth of
+# the divergence (the default). The RMSE and the negative log-likelihood (NLL) are
+# measured on new points near the training points; lower is better. "At data" and "in
+# gap" are standard deviations of the curve without the noise. The evidence lower bound
+# (ELBO) always contains the full divergence.
 
 GAP = np.linspace(-0.5, 0.5, 50, dtype="float32")[:, None]
 NAMES = "RMSE", "NLL", "at data", "in gap", "ELBO", "KL"
@@ -117,17 +118,17 @@ for weight in KL_WEIGHTS:
         print(line)
 
 # %%
-# By Bayes' rule, a wider network has the lower ELBO, and so has a deeper one: every
-# further weight has a divergence of its own from the prior, and the data do not
-# determine more of them. The network of 80 units predicts worst. Its standard deviation
-# at the data is several times that of the network of five, while it differs little in
-# the gap: the noise of many independent weights adds up where the data would be known.
-# Depth does less harm. From one layer to four of the same width, the ELBO falls and the
-# errors at the data grow, but less than by four times the width.
+# With the full divergence, wider and deeper networks have a lower ELBO: each additional
+# weight adds its divergence from the prior, and the data do not determine more weights.
+# The network with 80 units predicts worst. Its standard deviation at the data is
+# several times as large as for five units, while the values in the gap differ little.
+# The reason is that the noise of many independent weights adds up at the data. Depth
+# does less harm: from one layer to four layers, the ELBO falls and the errors at the
+# data grow, but less than with four times the width.
 #
-# A smaller ``kl_weight`` lowers the RMSE of all, and the order of widths stays. That of
-# depths does not, and the NLL depends on the seed: with narrow bands, single points
-# count much.
+# A smaller ``kl_weight`` lowers the RMSE of all networks and keeps the order of the
+# widths. The order of the depths changes. The NLL depends on the seed, because single
+# points have a large effect if the bands are narrow.
 
 BLUE, ORANGE = "#0072B2", "#E69F00"
 STYLES = dict(zip(KL_WEIGHTS, ((BLUE, "-", "o"), (ORANGE, "--", "s")), strict=True))
@@ -150,7 +151,7 @@ axes[0].legend(frameon=False)
 plt.show()
 
 # %%
-# The bands of the first seed, by Bayes' rule:
+# The figure shows the bands of the first seed with the full divergence.
 
 figure, axes = plt.subplots(
     1, 5, figsize=(11, 2.6), sharex=True, sharey=True, layout="constrained"
@@ -169,10 +170,10 @@ axes[0].set_ylabel("y")
 plt.show()
 
 # %%
-# Differences are those after equally many epochs; a low ELBO can also mean that a large
-# posterior needs more of them. Coker et al. (2022), "Wide mean-field Bayesian neural
-# networks ignore the data", prove for priors that are scaled with the width that the
-# optimum itself tends to the prior. Farquhar, Smith and Gal (2020), "Liberty or depth",
-# argue that depth makes up for independent weights in large networks; in this small
-# one it does not. Take a network that is not larger than the data ask for, or a
-# `LaplaceRegressor`, whose weights are dependent.
+# All networks are trained for the same number of epochs. A low ELBO can also mean that
+# a large posterior needs more epochs. For priors that are scaled with the width, Coker
+# et al. (2022), "Wide mean-field Bayesian neural networks ignore the data", prove that
+# the optimum itself tends to the prior. Farquhar, Smith and Gal (2020), "Liberty or
+# depth", argue that depth compensates for independent weights in large networks. In
+# this small network, it does not. Use the smallest network that fits the data, or
+# `LaplaceRegressor`, whose posterior has dependent weights.

@@ -2,13 +2,15 @@
 Fit in several processes
 ========================
 
-With ``distributed=True`` each process of ``torch.distributed`` computes the curvature
-of a part of the samples, and all get the same posterior. Two processes on one machine:
+With ``distributed=True``, each process of ``torch.distributed`` computes the curvature
+of a part of the samples. All processes obtain the same posterior. This command starts
+two processes on one machine:
 
     torchrun --nproc-per-node 2 fit_with_torchrun.py
 
-As a plain script it is one process, and prints the same but for rounding. On GPUs, use
-the backend "nccl", and ``device=f"cuda:{os.environ['LOCAL_RANK']}"`` in the net.
+Without torchrun, the script runs in one process and prints the same numbers up to
+rounding. On GPUs, use the backend "nccl" and pass
+``device=f"cuda:{os.environ['LOCAL_RANK']}"`` to the net.
 """
 
 import os
@@ -22,18 +24,18 @@ from torch import nn
 
 from sklaplace import LaplaceClassifier
 
-# torchrun tells each process how many there are
+# torchrun sets the number of processes in WORLD_SIZE
 is_group = "WORLD_SIZE" in os.environ
 if is_group:
     dist.init_process_group("gloo")
 rank, size = (dist.get_rank(), dist.get_world_size()) if is_group else (0, 1)
 
-# Every process is given the same samples: files mapped to memory, if there are many.
+# Every process receives the same samples. For large data, map files to memory.
 X, y = make_classification(4000, 20, n_informative=8, n_classes=3, random_state=0)
 X_train, X_test, y_train, y_test = train_test_split(X, y, random_state=0)
 
-# The same seeds train the same network in each. A net that is trained by several
-# processes together, as by skorch's AccelerateMixin, is taken as well.
+# With the same seed, each process trains the same network. A net that the processes
+# train together, for example with skorch's AccelerateMixin, also works.
 torch.manual_seed(0)
 net = NeuralNetClassifier(
     nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 3)).double(),

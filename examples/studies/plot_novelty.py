@@ -1,33 +1,36 @@
 """
-Novelty: samples that are unlike the training samples
-=====================================================
+Novelty: samples that differ from the training data
+===================================================
 
-A network is often confident about inputs unlike anything it was trained on, and so are
-methods that average networks: three times the inputs are three times the logits.
-``score_samples`` compares the inputs of the network's last layer, its features, with
-those of the training samples. Higher is more normal, as everywhere in scikit-learn.
+A network is often confident about inputs that differ from all its training samples:
+tripling an input roughly triples its logits. Averages of several networks have the same
+weakness. ``score_samples`` compares the features of an input, which the last layer
+receives, with the features of the training samples. As in scikit-learn, a higher score
+is more normal.
 
-This script shifts the test samples of five data sets in many ways, and measures how
-well scores separate shifted from unshifted samples (AUROC: 1 is perfect, 0.5 is
-chance), next to other methods around the same network.
+This script shifts the test samples of five data sets in many ways. It measures how well
+several scores separate shifted from unshifted samples. The measure is the AUROC: 1 is
+perfect and 0.5 is chance.
 
 .. code-block:: bash
 
    cd examples/studies
    python plot_novelty.py                # one seed, less than a minute
-   python plot_novelty.py --seeds 5      # means over five
-   python plot_novelty.py --every-class  # tables without each class in turn
+   python plot_novelty.py --seeds 5      # means over five seeds
+   python plot_novelty.py --every-class  # leaves out each class of iris and wine
 """
 
 # %%
 # The data
 # --------
 #
-# Some classes are left out of training: the hardest novelty, as it is near the classes
-# that are known. Images are also inverted, rotated, replaced by noise, made noisy,
-# scrambled by one permutation of their pixels, blurred, deprived of a quarter, or mixed
-# in pairs. Tables are replaced by uniform numbers, multiplied by three, or have each
-# column shuffled, so that columns are no longer related.
+# Some classes are left out of training. They are close to the known classes, so they
+# are the hardest to detect. The other shifts change the test samples:
+#
+# * Images are inverted, rotated, replaced by noise, made noisy, scrambled by one
+#   permutation of their pixels, blurred, set to zero in one quarter, or mixed in pairs.
+# * Tables are replaced by uniform numbers or multiplied by three, or each column is
+#   shuffled, so that the columns are independent.
 
 import argparse
 import sys
@@ -51,7 +54,7 @@ from sklaplace import DeepEnsembleClassifier, LaplaceClassifier
 
 
 def image_shifts(X, rng):
-    """Shifts of images (n, 64) with pixels between zero and one."""
+    """Return shifted images (n, 64) by name. Pixels are between zero and one."""
     images = X.reshape(-1, 8, 8)
     quarters = images.copy()
     for image, (row, column) in zip(
@@ -71,7 +74,7 @@ def image_shifts(X, rng):
 
 
 def table_shifts(X, rng):
-    """Shifts of standardised columns."""
+    """Return shifted rows of standardised columns by name."""
     return {
         "uniform": rng.uniform(-5, 5, size=X.shape),
         "times three": 3 * X,
@@ -80,7 +83,7 @@ def table_shifts(X, rng):
 
 
 def problem(name, left_out, seed):
-    """Training samples, test samples, and shifted ones by name."""
+    """Return training samples, test samples, and shifted test samples by name."""
     rng = np.random.default_rng(seed)
     is_image = name.startswith("digits")
     load = getattr(datasets, "load_digits" if is_image else f"load_{name}")
@@ -154,10 +157,12 @@ def network(name, X, y):
 # The methods
 # -----------
 #
-# ``leverage`` is ours. The others are the largest probability and the energy of the
-# network alone, the mutual information among five networks, the epistemic entropy of
-# the same Laplace approximation, and the distance of features from the means of the
-# classes (Mahalanobis) or to the fifth of the nearest training samples.
+# * ``leverage``: ``score_samples`` of ``LaplaceClassifier``
+# * ``networks``: mutual information of label and network, from five networks
+# * ``epistemic``: epistemic uncertainty of the same Laplace approximation
+# * ``confidence`` and ``energy``: largest probability and energy of the network alone
+# * ``Mahalanobis``: distance of the features from the nearest class mean
+# * ``neighbours``: distance of the features from the fifth nearest training sample
 
 
 def features_and_logits(net, X):
@@ -172,7 +177,7 @@ def unit(features):
 
 
 def methods(name, X, y, seed):
-    """Fitted scores by name; higher is more normal."""
+    """Return a function that computes all scores; higher is more normal."""
     net = network(name, X, y)
     laplace = LaplaceClassifier(net, random_state=seed).fit(X, y)
     ensemble = DeepEnsembleClassifier(net, random_state=seed).fit(X, y)
@@ -227,7 +232,7 @@ for seed in range(options.seeds):
     for name, left_out in tasks:
         X, y, X_test, shifts = problem(name, left_out, seed)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # about small splits
+            warnings.simplefilter("ignore", UserWarning)  # small splits
             scores = methods(name, X, y, seed)
         normal = scores(X_test)
         for shift, shifted in shifts.items():
@@ -245,11 +250,11 @@ for seed in range(options.seeds):
 # The results
 # -----------
 #
-# Shifts with a star have a mean of their own. Mixed images are where ``score_samples``
-# fails to be best: the features of a mixture are those of no class, but between them.
+# Shifts with a star have a separate mean. ``score_samples`` is not the best score for
+# mixed images, because the features of a mixture lie between the classes.
 #
-# What it computes was chosen on these five data sets, among a dozen variants; so were
-# the numbers for its ridges. Other data sets may differ.
+# The formula of ``score_samples`` was chosen among a dozen variants on these five data
+# sets, and so were its ridge parameters. Results on other data sets may differ.
 
 names = list(next(iter(results.values())))
 print(f"AUROC, mean over seeds: {options.seeds}")
@@ -269,8 +274,8 @@ for label, row in {
     print(f"{label:38}" + "".join(f"{value:12.3f}" for value in row))
 
 # %%
-# Scores of test samples of the digits that the network knows, and of others. A
-# threshold is a quantile of the scores of samples that it has not been trained on.
+# The figure shows the scores of test samples of known digits and of other samples. The
+# dashed threshold is the 5 % quantile of the scores of the test samples.
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6e6e6e"
 near_digits = next(shift for shift in shown if shift.startswith("near"))

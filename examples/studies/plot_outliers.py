@@ -2,35 +2,35 @@
 Outliers among the targets
 ==========================
 
-Five per cent of the training targets are wrong by ten standard deviations of the noise.
-How much wider do 90 % intervals become, and do they still cover clean test samples? The
-script compares ``LaplaceRegressor`` at its defaults with constant noise
-(``sigma_noise="homoscedastic"``). Both use the default network.
+Five percent of the training targets are wrong by ten standard deviations of the noise.
+This script measures how much wider the 90 % intervals become, and whether they still
+cover clean test samples. It compares the default noise of ``LaplaceRegressor`` with
+constant noise (``sigma_noise="homoscedastic"``). Both use the default network.
 
-Intervals need not ignore outliers: if future targets have as many, intervals that
-cover 90 % of them are a little wider. With errors of either sign, normal noise and a
-known curve, the ratio of widths would be 1.18. With all errors above the curve, the
-upper 95 % quantile lies where the outliers begin, and no method can place it well.
+Intervals that are slightly wider are correct if new targets contain equally many
+outliers. For errors of both signs, normal noise and a known curve, the correct ratio of
+widths is 1.18. If all errors are above the curve, the 95 % quantile lies where the
+outliers begin, and no method can estimate it well.
 
-In the full run, widths grow by a factor of 1.40 to 1.77 with the default noise, and of
-2.41 to 2.65 with constant noise. With ``--one-sided``, the factors are 2.18 to 2.58 and
-2.33 to 2.52. Clean samples are covered by 96 % or more in all cases.
+In the full run, the widths grow by a factor of 1.40 to 1.77 with the default noise, and
+by 2.41 to 2.65 with constant noise. With ``--one-sided``, the factors are 2.18 to 2.58
+and 2.33 to 2.52. In all cases, the intervals cover at least 96 % of the clean samples.
 
 .. code-block:: bash
 
    cd examples/studies
    python plot_outliers.py              # five seeds, two minutes on one core
    python plot_outliers.py --one-sided  # all outliers above the curve
-   python plot_outliers.py --quick      # two tables, one seed: what is shown here
+   python plot_outliers.py --quick      # two tables, one seed: shown on this page
 """
 
 # %%
 # The tables
 # ----------
 #
-# Two of scikit-learn's loaders, and three generators with noise of known size. A third
-# of the samples is for testing. The unit of the outliers is the noise that the fit with
-# constant noise finds without outliers.
+# Two tables come from scikit-learn's loaders, and three from generators with a known
+# noise level. One third of the samples are used for testing. The size of the outliers
+# is relative to the noise that a fit with constant noise finds in clean targets.
 
 import argparse
 import sys
@@ -67,13 +67,13 @@ names = ["diabetes", "linear"] if options.quick else list(TABLES)
 
 
 def scores(model, X, y):
-    """Return the coverage of 90 % intervals, and their median width."""
+    """Return the coverage and the median width of 90 % intervals."""
     low, high = model.predict_interval(X, coverage=0.9).T
     return np.mean((low <= y) & (y <= high)), np.median(high - low)
 
 
 def compare(name, noise, seed):
-    """Return coverage without and with outliers, and the ratio of widths."""
+    """Return the coverage without and with outliers, and the ratio of widths."""
     table = TABLES[name](seed)
     X, X_test, y, y_test = train_test_split(*table, test_size=1 / 3, random_state=seed)
     model = LaplaceRegressor(sigma_noise="homoscedastic", random_state=seed).fit(X, y)
@@ -91,9 +91,9 @@ def compare(name, noise, seed):
 # The results
 # -----------
 #
-# Coverage of clean test samples after training without and with outliers, and the ratio
-# of median widths; means over seeds, and the geometric mean of ratios. In the picture,
-# each dot is one seed.
+# The table shows the coverage of clean test samples after training without and with
+# outliers, and the ratio of the median widths. Coverages are means over the seeds, and
+# ratios are geometric means. Each dot in the figure is one seed.
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
 print(f"{'':26}{'coverage without':>18}{'with':>8}{'width ratio':>13}")
@@ -113,7 +113,7 @@ for ax, truth in zip(axes, (0.9, 1), strict=True):
     ax.spines[["top", "right"]].set_visible(False)
 axes[0].set(yticks=range(len(names)), yticklabels=names)
 axes[0].set(xlabel="coverage of clean samples by 90 % intervals, with outliers")
-axes[1].set(xlabel="median width, relative to that without outliers")
+axes[1].set(xlabel="ratio of median widths, with to without outliers")
 handles = axes[0].get_lines()[: len(NOISES)]
 figure.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False)
 plt.show()

@@ -1,10 +1,10 @@
 """
-Error bars that open up where data are missing
-==============================================
+Error bars that widen where data are missing
+============================================
 
-A small network learns a curve from points with a gap in the middle. Where there are
-points, the bands should be as wide as their noise. In the gap, and beyond the ends,
-the curve is unknown, and the bands should be wider.
+A small network learns a curve from points with a gap in the middle. Near the points,
+the bands should be as wide as the noise. In the gap and beyond the ends, the curve is
+unknown, so the bands should be wider.
 """
 
 # %%
@@ -33,7 +33,7 @@ def curve(x):
 
 
 def draw(*ranges, n):
-    """n noisy points of the curve from each of the ranges."""
+    """Return n noisy points of the curve from each of the ranges."""
     x = np.concatenate([rng.uniform(low, high, n) for low, high in ranges])
     y = curve(x) + NOISE * rng.normal(size=len(x))
     return x.reshape(-1, 1).astype("float32"), y.astype("float32")
@@ -48,7 +48,7 @@ X_val, y_val = draw(*near, n=20)
 # The network
 # -----------
 #
-# It is trained once, and frozen for everything below.
+# The network is trained once. It stays frozen in all fits below.
 
 
 def mlp():
@@ -70,14 +70,14 @@ torch.manual_seed(0)
 net.fit(X_train, y_train[:, None])
 
 # %%
-# Five ways to put error bars on it
-# ---------------------------------
+# Five kinds of error bars
+# ------------------------
 #
-# The first has noise only, as large as the network's errors on the samples in
-# ``X_val``, which it has not seen; a very strong prior fixes the weights. The others
-# differ in which weights are uncertain, and in how prior precision and noise are
-# chosen: by the samples in ``X_val``, or by the marginal likelihood of the training
-# samples.
+# The first kind contains only noise. Its standard deviation is the error of the network
+# on the held-out samples in ``X_val``, and a very large prior precision fixes the
+# weights. The other kinds differ in two choices. Either the last layer or all weights
+# are uncertain. Either ``X_val`` or the marginal likelihood of the training samples
+# chooses the prior precision and the noise.
 
 errors = net.predict(X_val).ravel() - y_val
 noise_only = {"prior_precision": 1e9, "sigma_noise": np.sqrt(np.mean(errors**2))}
@@ -99,12 +99,12 @@ models = {
 }
 
 # %%
-# How good are they?
-# ------------------
+# The comparison
+# --------------
 #
-# On new points near the training points, and on others in the gap and beyond the ends:
-# how many lie inside the 90 % interval, and the negative log-likelihood (NLL, lower is
-# better).
+# We predict new points near the training points, and other points in the gap and beyond
+# the ends. The table shows the fraction of points inside the 90 % interval, and the
+# negative log-likelihood (NLL, lower is better).
 
 tests = [draw(*near, n=500), draw(*away, n=500)]
 print(f"{'':22}{'near the data':>20}{'away from the data':>21}")
@@ -118,10 +118,11 @@ for name, model in models.items():
     print(f"{name:22}{numbers}{model.sigma_noise_:9.3f}")
 
 # %%
-# Near the data, all agree. Away from them, they do not: neither the training samples
-# nor ``X_val`` determine how wide the bands should be, so that it follows from the
-# prior and from which weights are uncertain. By the marginal likelihood, all weights
-# make the widest bands, and the last layer makes hardly wider ones than noise alone.
+# Near the data, all five kinds agree. Away from the data, they disagree: neither the
+# training samples nor ``X_val`` determine how wide the bands should be. The widths
+# there depend on the prior precision and on which weights are uncertain. With the
+# marginal likelihood, the bands of all weights are the widest. The bands of the last
+# layer are then hardly wider than the noise.
 
 figure, axes = plt.subplots(
     1, 3, figsize=(10, 3.6), sharex=True, sharey=True, layout="constrained"

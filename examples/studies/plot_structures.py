@@ -2,14 +2,14 @@
 How much of the curvature to keep
 =================================
 
-The same network, the same prior, the same noise: what differs is how much of the
-curvature is kept. The others approximate the full curvature at a lower cost. Here it is
-small enough to be computed, so that they can be compared with it.
+This study compares seven structures of the curvature for one network, one prior and one
+noise level. The network is small enough for the full curvature. The other structures
+approximate the full curvature at a lower cost.
 """
 
 # %%
-# One network for all
-# -------------------
+# The network
+# -----------
 
 import pickle
 
@@ -51,9 +51,9 @@ net.fit(X, y[:, None])
 # Seven structures
 # ----------------
 #
-# Memory is what pickling the structure takes. The error is that of the standard
-# deviations, on average over the axis, as a fraction of those with the full
-# curvature. The evidence is what ``prior_precision="marglik"`` would maximise.
+# The memory is the size of the pickled structure. The error is the mean relative error
+# of the standard deviations over the axis, compared with the full curvature. The
+# evidence is the quantity that ``prior_precision="marglik"`` maximises.
 
 settings = {
     "full": {"hessian_structure": "full"},
@@ -89,11 +89,12 @@ for name, model in models.items():
     print(f"{name:16}{size / 1024:7.0f} KiB{error:10.1%}{evidence:11.1f}")
 
 # %%
-# Between the two groups of points, and beyond them, the data are uninformative. ``gp``
-# has the curvature of twenty samples; ``nystrom`` that of all samples in the span of
-# the Jacobians of twenty, and ``variational`` chooses twenty with a larger span.
-# Outside the span the variance is that of the prior, so that their bands are never too
-# narrow; nor are those of ``lowrank``.
+# Between the two groups of points and beyond them, the data contain little information.
+# ``gp`` keeps the curvature of twenty samples. ``nystrom`` keeps the curvature of all
+# samples in the span of the Jacobians of twenty samples. ``variational`` chooses twenty
+# samples with a larger span. Outside the span, the variance is the prior variance.
+# The bands of these three structures are therefore never too narrow. The bands of
+# ``lowrank`` are never too narrow either.
 
 figure, axes = plt.subplots(
     2, 4, figsize=(10, 5), sharex=True, sharey=True, layout="constrained"

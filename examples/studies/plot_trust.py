@@ -2,35 +2,39 @@
 Reliability of the defaults
 ===========================
 
-The defaults can be relied on, whether a network holds samples out or has seen all.
-It compares them with other methods around an ordinary network, on small data sets.
-For classification: accuracy, negative log-likelihood (NLL), Brier score and expected
-calibration error (ECE). For regression: coverage and width of 90 % intervals, their
-interval score, and the continuous ranked probability score (CRPS). All are means over
-test samples and seeds, each seed with samples and initial weights of its own: 15 for
-sets of at most 150 training samples, whose coverage varies most, and 5 for others. At
-the end stands what should hold, with the data sets where it does not.
+This study compares the default settings with other methods on small data sets. Most
+methods use the same ordinary network. The measures for classification are the accuracy,
+the negative log-likelihood (NLL), the Brier score and the expected calibration error
+(ECE). The measures for regression are the coverage and the width of 90 % intervals, the
+interval score, and the continuous ranked probability score (CRPS).
+
+The results are means over test samples and seeds. Each seed has its own samples and
+initial weights. Data sets with at most 150 training samples have 15 seeds, because
+their coverage varies most, and the others have 5. At the end, the script prints which
+claims hold, and the data sets that break a claim.
 
 In the full run, the 90 % intervals of the default cover between 85 and 95 % for all 15
-targets with at least 50 samples. Their interval score is 0.89 of that of split
-conformal intervals on average, and at most 1.00 for each target. The mean NLL is 0.235,
-and that of the network 0.340. On no set is it higher by more than 0.01.
+targets with at least 50 samples. The ratio of their interval score to the score of
+split conformal intervals is 0.89 on average, and at most 1.00 for each target. The mean
+NLL is 0.235, compared with 0.340 for the network. On each data set, the NLL is at most
+0.01 above the NLL of the network.
 
 .. code-block:: bash
 
    cd examples/studies
    python plot_trust.py               # 5 or 15 seeds, 45 minutes on two cores
-   python plot_trust.py --epochs 300  # networks that are trained for too long
-   python plot_trust.py --quick       # some sets, one seed: what is shown here
+   python plot_trust.py --epochs 300  # networks trained for too many epochs
+   python plot_trust.py --quick       # some data sets, one seed: shown on this page
 """
 
 # %%
 # The data
 # --------
 #
-# scikit-learn's loaders, of which a quarter is for testing, and its generators, with
-# the number of training samples in parentheses and 1,000 test samples. Inputs are
-# standardised, and so are targets of regression.
+# The data sets come from scikit-learn's loaders and generators. One quarter of the
+# samples of a loader are used for testing. A generator has 1,000 test samples, and the
+# number of its training samples is in parentheses. Inputs and regression targets are
+# standardised.
 
 import argparse
 import re
@@ -72,13 +76,13 @@ ONLY_NOISE = {"n_features": 10, "n_informative": 0, "noise": 1.0}
 
 
 def last_column(name):
-    """Inputs and target: the other columns of a data set, and its last one."""
+    """Return the last column of a data set as targets, the others as inputs."""
     data = getattr(datasets, f"load_{name}")().data
     return data[:, :-1], data[:, -1]
 
 
 def friedman1(n_samples, random_state, noise="normal"):
-    """Friedman's function, of standard deviation 5, with noise of some kind."""
+    """Return samples of Friedman's function, whose standard deviation is 5."""
     X, y = datasets.make_friedman1(n_samples, random_state=random_state)
     rng = np.random.default_rng(random_state)
     draws = {
@@ -91,7 +95,7 @@ def friedman1(n_samples, random_state, noise="normal"):
 
 
 def two_targets(n_samples, random_state, n_features):
-    """Linear targets of standard deviation 4, with little noise and with much."""
+    """Return linear targets with standard deviation 4 and noise of 0.5 and 4."""
     X, y = datasets.make_regression(
         n_samples, n_features, n_targets=2, random_state=random_state
     )
@@ -134,12 +138,12 @@ REGRESSION = {
 
 
 def n_training(name):
-    """Number of training samples of a generated data set, in its name."""
+    """Return the number of training samples in the name of a generated data set."""
     return int(re.search(r"\((\d+)\)", name)[1]) if "(" in name else None
 
 
 def samples(name, seed, make, options):
-    """Inputs, standardised, and targets, each for training and for testing."""
+    """Return standardised inputs and targets, for training and for testing."""
     n = n_training(name)
     if n is not None:
         options = {"n_samples": n + 1000, "random_state": seed, **options}
@@ -156,9 +160,10 @@ def samples(name, seed, make, options):
 # The network
 # -----------
 #
-# Two hidden layers of 64 units, trained by Adam. skorch holds out a fifth of the
-# samples by default. Laplace is tuned on these; temperature scaling, the noise of the
-# network alone and its split conformal intervals use the same.
+# The network has two hidden layers of 64 units and is trained with Adam. By default,
+# skorch holds out one fifth of the samples. Laplace is tuned on these samples. They
+# also determine the temperature, the noise of the network alone, and the split
+# conformal intervals.
 
 
 def mlp(n_inputs, n_outputs):
@@ -173,7 +178,7 @@ def network(kind, n_inputs, n_outputs, epochs, **options):
 
 
 def timed(fit, *arguments):
-    """What a function returns, seconds, and whether it warned."""
+    """Return the result of a function, its seconds, and whether it warned."""
     start = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -182,16 +187,21 @@ def timed(fit, *arguments):
 
 
 # %%
-# Laplace in six ways: by default; around a frozen network, which has held out the same
-# samples; with the prior of the largest evidence; and without a network of the
-# user's. Then with all samples for training: the estimator may hold out some itself,
-# and around a frozen network it keeps the predictions, with a warning.
+# We fit Laplace in six ways:
+#
+# * ``default``: the default settings
+# * ``frozen``: a frozen network that held out the same samples in its training
+# * ``marglik``: prior precision and noise with the largest marginal likelihood
+# * ``no net``: the default network
+# * ``no split``: a net without a split; the estimator may hold out samples itself
+# * ``frozen all``: a frozen network that was trained on all samples; the estimator
+#   warns and keeps its predictions
 
 OURS = ["default", "frozen", "marglik", "no net", "no split", "frozen all"]
 
 
 def laplaces(kind, net, X, y, seed):
-    """Model, seconds and whether it warned by name; two are of the network alone."""
+    """Return model, seconds and warning by name; two models are only the network."""
     net_all = clone(net).set_params(train_split=None)
     torch.manual_seed(seed)
     fits = {"net all": timed(clone(net_all).fit, X, y)}
@@ -213,7 +223,7 @@ def laplaces(kind, net, X, y, seed):
 
 
 def some(X, seed):
-    """At most 500 samples, for Gaussian processes, whose cost is cubic."""
+    """Return at most 500 rows, because the cost of Gaussian processes is cubic."""
     return np.random.default_rng(seed).permutation(len(X))[:500]
 
 
@@ -223,7 +233,7 @@ def some(X, seed):
 
 
 def classify(name, epochs, seed):
-    """Accuracy, NLL, Brier score, ECE, seconds and warning by set and method."""
+    """Return accuracy, NLL, Brier score, ECE, seconds, warning by set and method."""
     X, X_test, y, y_test = samples(name, seed, *CLASSIFICATION[name])
     loss = {"criterion": nn.CrossEntropyLoss}
     net = network(NeuralNetClassifier, X.shape[1], y.max() + 1, epochs, **loss)
@@ -254,7 +264,7 @@ def class_scores(y, proba):
 
 
 def inverse_temperature(logits, y):
-    """Factor of the logits with the smallest NLL (Guo et al. 2017)."""
+    """Return the factor of the logits with the smallest NLL (Guo et al. 2017)."""
 
     def nll(log_scale):
         scaled = np.exp(log_scale) * logits.astype("float64")
@@ -267,11 +277,11 @@ def inverse_temperature(logits, y):
 # Regression
 # ----------
 #
-# Each target of several is a row of the tables.
+# Data sets with several targets have one row for each target in the tables.
 
 
 def regress(name, epochs, seed):
-    """Coverage, width, score, CRPS, seconds and warning by target and method."""
+    """Return coverage, width, score, CRPS, seconds, warning by target and method."""
     X, X_test, y, y_test = samples(name, seed, *REGRESSION[name])
     y, y_test = ((part - y.mean(0)) / y.std(0) for part in (y, y_test))
     y, y_test = (part.astype("float32").reshape(len(part), -1) for part in (y, y_test))
@@ -315,7 +325,7 @@ def interval_around(mean, half):
 
 
 def per_target(model, X, y, X_test):
-    """Interval, Gaussian, and seconds without a warning, of a model for each target."""
+    """Fit a model to each target; return intervals, moments, seconds, no warning."""
     fits = [timed(clone(model).fit, X, target) for target in y.T]
     mean, std = np.stack([m.predict(X_test, return_std=True) for m, *_ in fits], axis=2)
     seconds = sum(seconds for _, seconds, _ in fits)
@@ -323,9 +333,9 @@ def per_target(model, X, y, X_test):
 
 
 def conformal_half_width(residuals, coverage=0.9):
-    """Split conformal intervals (Papadopoulos et al. 2002), by column of residuals.
+    """Return half widths of split conformal intervals (Papadopoulos et al. 2002).
 
-    Infinite where there are too few residuals for the coverage.
+    There is one for each column of residuals, infinite for too few residuals.
     """
     rank = int(np.ceil((len(residuals) + 1) * coverage))
     none = np.full((1, residuals.shape[1]), np.inf)
@@ -334,7 +344,7 @@ def conformal_half_width(residuals, coverage=0.9):
 
 
 def interval_scores(y, interval):
-    """Coverage, mean width, and mean interval score (Gneiting, Raftery 2007)."""
+    """Return coverage, mean width, mean interval score (Gneiting, Raftery 2007)."""
     (low, high), width = interval.T, np.mean(interval[:, 1] - interval[:, 0])
     outside = np.maximum(low - y, 0) + np.maximum(y - high, 0)
     return [np.mean(outside == 0), width, width + 20 * outside.mean()]
@@ -353,7 +363,7 @@ options = parser.parse_args(["--quick"] if "sphinx_gallery" in sys.modules else 
 
 
 def n_seeds(name, make, arguments):
-    """Three times as many seeds for at most 150 training samples, which vary more."""
+    """Return the number of seeds: three times as many for 150 samples or fewer."""
     if options.quick:
         return 1
     n = n_training(name) or 0.75 * len(make(**arguments)[1])
@@ -367,7 +377,7 @@ def run(function, *arguments):
 
 
 def run_all(function, sets):
-    """Scores (seeds, 6) by set and method."""
+    """Return scores (seeds, 6) by set and method."""
     names = [name for name in sets if name in QUICK or not options.quick]
     jobs = [
         delayed(run)(function, name, options.epochs, seed)
@@ -391,15 +401,23 @@ class_runs, number_runs = (
 # The results
 # -----------
 #
-# ``net`` is the network alone, and ``scaled`` the same with its temperature scaled. In
-# regression, its intervals come from the standard deviation of held-out residuals, and
-# those of ``conformal`` from their quantile, which needs nine of them. ``process`` is a
-# Gaussian process of at most 500 samples, ``ridge`` is ``BayesianRidge``. Seconds are
-# those of training and fit on one thread.
+# The other methods are:
+#
+# * ``net``: the network alone; in regression, the intervals come from the standard
+#   deviation of the held-out residuals
+# * ``net all``: the network alone, trained on all samples
+# * ``scaled``: the network with temperature scaling
+# * ``conformal``: split conformal intervals, which need at least nine held-out
+#   residuals
+# * ``five nets``: a deep ensemble
+# * ``process``: a Gaussian process of at most 500 samples
+# * ``ridge``: ``BayesianRidge``
+#
+# The seconds include training and fit on one thread.
 
 
 def table(title, rows, heads, value):
-    """Print value(row, head) for all rows and heads."""
+    """Print a table of value(row, head)."""
     print(f"\n{title}\n{'':20}" + "".join(f"{head:>11}" for head in heads))
     for row in rows:
         values = "".join(f"{value(row, head):11.3f}" for head in heads)
@@ -407,7 +425,7 @@ def table(title, rows, heads, value):
 
 
 def summary(title, runs, names, heads):
-    """Print means over sets and seeds."""
+    """Print means over data sets and seeds; return the methods."""
     methods = list(dict.fromkeys(method for _, method in runs))
     means = {m: np.mean([runs[n, m].mean(0) for n in names], axis=0) for m in methods}
     heads = [*heads, "seconds", "warned"]
@@ -416,12 +434,12 @@ def summary(title, runs, names, heads):
 
 
 def above(score):
-    """Function that returns a mean score minus that of the network on the same data."""
+    """Return a function that computes the change of a score from the network."""
 
     def change(name, method):
         base = "net all" if method in ("no split", "frozen all") else "net"
         runs, base_runs = class_runs[name, method], class_runs[name, base]
-        # a loss that a warning was raised for
+        # count the loss only if the fit did not warn
         is_silent = 1 - runs[:, -1] if score == "silent NLL" else 1
         column = {"accuracy": 0, "ECE": 3}.get(score, 1)
         return np.mean(is_silent * (runs - base_runs)[:, column])
@@ -435,7 +453,7 @@ def coverage(name, method):
 
 
 def score_ratio(name, method):
-    """Interval score over that of split conformal intervals."""
+    """Return the interval score divided by the score of conformal intervals."""
     score, other = (number_runs[name, m][:, 2].mean() for m in (method, "conformal"))
     return score / other if np.isfinite(other) else np.nan
 
@@ -469,17 +487,17 @@ title = "Interval score over that of split conformal intervals (lower is better)
 table(title, names, methods, score_ratio)
 
 # %%
-# What should hold: at first probabilities, for which a frozen network may lose more
-# where a fit has warned; then the coverage of intervals, in wider bounds for fewer than
-# 50 samples, and their score. The last is what is published: with laplace-torch, around
-# a trained network whose samples are all in use, the ECE of a WideResNet on CIFAR-10
-# fell from 2.0 to 0.8 per cent, its accuracy stayed at 94.8, and its NLL fell from
-# 0.172 to 0.157 (`documentation of laplace-torch
+# The script now checks claims. The first claims are about probabilities; fits of a
+# frozen network that warn are left out. The next claims are about coverage, with wider
+# bounds for fewer than 50 samples, and about interval scores. The last claims repeat a
+# published result of laplace-torch for a trained WideResNet on CIFAR-10. Its ECE fell
+# from 2.0 to 0.8 percent, its accuracy stayed at 94.8, and its NLL fell from 0.172 to
+# 0.157 (`documentation of laplace-torch
 # <https://aleximmer.github.io/Laplace/calibration_example/>`_; Daxberger et al. 2021).
 
 
 def verdict(method, what, names, value, low=-np.inf, high=np.inf):
-    """Print a claim about a method, and where it does not hold."""
+    """Print a claim about a method, and the data sets that break it."""
     values = {name: value(name, method) for name in names}
     broken = {name: v for name, v in values.items() if not low <= v <= high}
     bounds = f"at most {high}" if low == -np.inf else f"in [{low}, {high}]"
@@ -510,8 +528,8 @@ for method in "default", "frozen all":
     verdict(method, "accuracy minus the network's", classes, accuracy, -0.005, 1)
 
 # %%
-# In one picture: left of zero is better than the network; coverage should lie in the
-# band.
+# The figure shows both results. Left of zero, a method is better than the network.
+# Coverages should lie in the grey band.
 
 COLORS = {
     "scaled": "#9a9a9a",
