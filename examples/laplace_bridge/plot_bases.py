@@ -2,11 +2,12 @@
 The two bases of the Laplace bridge
 ===================================
 
-A Dirichlet distribution is far from normal over probabilities, and close to normal over
-logits. The Laplace bridge is a Laplace approximation there: it matches a Dirichlet with
-a Gaussian over the logits. This page shows the two bases for two classes, where the
-Dirichlet is a Beta distribution, and then five Gaussians with which the published code
-shows the limits of the bridge (Hobbhahn, Kristiadi and Hennig, 2022).
+A Dirichlet distribution is far from normal in the basis of the probabilities, and close
+to normal in the basis of the logits. The Laplace bridge is a Laplace approximation in
+the basis of the logits: it matches a Dirichlet with a Gaussian. This page first shows
+both bases for two classes. The Dirichlet is then a Beta distribution. It also shows
+five Gaussians from the published code, which demonstrate the limits of the bridge
+(Hobbhahn, Kristiadi and Hennig, 2022).
 """
 
 # %%
@@ -14,11 +15,11 @@ shows the limits of the bridge (Hobbhahn, Kristiadi and Hennig, 2022).
 # -------------------------------------
 #
 # A change of variables from the probability ``p`` to the logit ``log p / (1 - p)``
-# multiplies the density by ``p (1 - p)``, which moves its maximum. In the first basis a
-# density with concentrations below one has no maximum inside the interval, around which
-# it could be expanded, and the Laplace approximations of others leave the interval. In
-# the second basis every Beta distribution has one maximum, and tails on both sides
-# (MacKay, 1998).
+# multiplies the density by ``p (1 - p)``, which moves its maximum. In the basis of the
+# probability, a density with concentrations below one has no maximum inside the
+# interval, so it has no Laplace approximation. Other Laplace approximations extend
+# beyond the interval. In the basis of the logit, every Beta distribution has one
+# maximum and two tails (MacKay, 1998).
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -38,12 +39,12 @@ logits = np.linspace(-8, 8, 801)
 
 
 def density_of_logit(x, a, b):
-    """Density over the logit, of a probability with a Beta distribution."""
+    """Return the density of the logit of a Beta-distributed probability."""
     return np.exp(a * log_expit(x) + b * log_expit(-x) - betaln(a, b))
 
 
 def laplace_of_probability(a, b):
-    """Normal distribution at the maximum over probabilities; None if there is none."""
+    """Return the Laplace approximation over probabilities, None without a maximum."""
     if min(a, b) <= 1:
         return None
     mode = (a - 1) / (a + b - 2)
@@ -52,7 +53,7 @@ def laplace_of_probability(a, b):
 
 
 def laplace_of_logit(a, b):
-    """The inverse bridge: its first logit minus its second."""
+    """Return the inverse bridge for the first logit minus the second logit."""
     centre, cov = inverse_bridge(np.array([a, b], dtype=float))
     difference = np.array([1, -1])
     return norm(difference @ centre, (difference @ cov @ difference) ** 0.5)
@@ -76,17 +77,17 @@ left.legend(frameon=False)
 plt.show()
 
 # %%
-# The dashed line on the right is what the bridge takes for the Beta distribution, and
-# the other way round.
+# The bridge identifies each Beta distribution on the right with its dashed Gaussian, in
+# both directions.
 #
 # Five Gaussians
 # --------------
 #
-# Two for two classes as they occur on known and on unknown images, with larger and
-# larger variances after a simple one; three classes of unequal variances; and five
-# classes with large ones. The published code prints the mean of 10,000 samples, and
-# that of the bridge with its correction, ``norm="published"``, on logits conditioned on
-# a sum of zero.
+# There are three Gaussians for two classes: a simple one, one from a known image, and
+# one from an unknown image with large variances. The other two have three classes with
+# unequal variances, and five classes with large variances. The published code prints
+# the mean of 10,000 samples, and the mean of the corrected bridge,
+# ``norm="published"``. It conditions the logits on a sum of zero.
 
 GAUSSIANS = {
     "simple": ([0.2, -0.2], [1, 1]),
@@ -112,7 +113,7 @@ PUBLISHED = {  # samples, corrected bridge
 
 
 def expected_softmax(centre, cov):
-    """The true mean, by 2 ** 14 points of a low-discrepancy sequence."""
+    """Return the true mean, from 2 ** 14 points of a low-discrepancy sequence."""
     gaussian = torch.as_tensor(centre)[None], torch.as_tensor(cov)[None]
     return LINKS["mc"](*gaussian, sobol_normals(2**14, len(centre), seed=0))[0].numpy()
 
@@ -147,18 +148,19 @@ for name, by_method in found.items():
         row(name, method, by_method[method])
 
 # %%
-# The published numbers of the corrected bridge are found here to all digits. The mean
-# of the bridge does not depend on the size of variances: it is nearly certain of a
-# class where the truth is not. The correction helps where variances are large. Where
-# they are small it makes the prediction sharper, as in the first line, which the
-# guarded norm does not do. It remains more certain than the truth for unequal
-# variances, and is less certain for five classes with large ones. The mean of the
-# projection is the closest to the truth in four of the five.
+# The published numbers of the corrected bridge are reproduced to all digits. The mean
+# of the bridge does not depend on the size of the variances, so the bridge can be
+# nearly certain of a class when the truth is not. The correction helps if the variances
+# are large. If they are small, the correction makes the prediction sharper, as for the
+# first Gaussian. The guarded norm avoids this. The corrected bridge is too certain for
+# unequal variances, and too uncertain for five classes with large variances. The mean
+# of the projection is closest to the truth for four of the five Gaussians.
 #
-# What the correction does is seen over the logit. The tail of a Beta distribution falls
-# like ``exp(-α |logit|)``: slowly, where the concentration α has to be small for a wide
-# Gaussian. Most of it is then where the class is certain. The correction makes the
-# Gaussian narrower and moves it towards zero, until a Beta distribution can follow it.
+# The effect of the correction is visible in the basis of the logit. The tail of a Beta
+# distribution falls like ``exp(-α |logit|)``. A wide Gaussian needs a small
+# concentration α, so this tail falls slowly, and most of the probability lies where a
+# class is certain. The correction makes the Gaussian narrower and moves it towards
+# zero, until a Beta distribution can approximate it.
 
 figure, axes = plt.subplots(3, 2, figsize=(9, 7), layout="constrained", sharey="row")
 TWO_CLASSES = list(GAUSSIANS)[:3]

@@ -2,20 +2,20 @@
 The cost of a prediction
 ========================
 
-A network gives logits; a Laplace approximation gives a Gaussian over them. What it
-costs to go on from there to probabilities is measured here, for 10,000 images of ten
-classes. The published experiment is that of Hobbhahn, Kristiadi and Hennig, "Fast
-Predictive Uncertainty for Classification with Bayesian Deep Networks" (UAI 2022),
-section 5: sampling takes most of the time of a prediction, the Laplace bridge next to
-none.
+A network predicts logits, and a Laplace approximation predicts a Gaussian over the
+logits. This study measures the time from this Gaussian to probabilities, for 10,000
+images of ten classes. It repeats section 5 of Hobbhahn, Kristiadi and Hennig, "Fast
+Predictive Uncertainty for Classification with Bayesian Deep Networks" (UAI 2022). In
+the published experiment, sampling takes most of the time of a prediction, and the
+Laplace bridge takes almost none.
 """
 
 # %%
 # The Gaussians
 # -------------
 #
-# Random means and full covariances. Time depends on their shapes, hardly on what they
-# contain.
+# The Gaussians have random means and full covariances. The time depends on the shapes,
+# and hardly on the values.
 
 import time
 
@@ -49,12 +49,13 @@ cov = root @ root.mT / CLASSES + 0.01 * torch.eye(CLASSES)
 # The candidates
 # --------------
 #
-# Plain sampling is what one would write with torch: draw logits, take the softmax, take
-# the mean. Samples come in chunks, so that a thousand draws fit into memory. It is done
-# in single precision, and once in double precision, in which this library does all of
-# this. Its link ``"mc"`` also averages over points, but they are shared by all samples;
-# that, and an order of axes that suits the processor, saves time. All others are closed
-# forms, or nearly so.
+# * *Plain sampling* is straightforward torch code: draw logits, compute the softmax,
+#   and average. Samples are processed in chunks, so that a thousand draws fit into
+#   memory. The precision is single, with one exception in double precision. This
+#   library always computes in double precision.
+# * *The link* ``"mc"`` also averages over points. It is faster, because all samples
+#   share the points, and because the order of the axes suits the processor.
+# * *The other candidates* are closed forms, or need only a short iteration.
 
 
 def plain_sampling(n_draws, dtype=torch.float32):
@@ -84,9 +85,9 @@ candidates |= {
 }
 
 # %%
-# What comes before is the forward pass: here of a small convolutional network, in place
-# of the paper's ResNet-18. The shares of the whole depend on it: the larger the
-# network, the less sampling matters.
+# The forward pass comes first. Here, the network is a small convolutional network
+# instead of the paper's ResNet-18. The larger the network, the smaller the share of the
+# sampling.
 
 network = nn.Sequential(
     nn.Conv2d(1, 32, 3, padding=1),
@@ -108,8 +109,8 @@ def forward():
 # The measurement
 # ---------------
 #
-# One thread. All take turns, and the fastest of their turns counts, so that whatever
-# else the computer does has little influence.
+# All candidates run on one thread in several rounds. The fastest round of each
+# candidate counts, so that other programs have little influence.
 
 
 def seconds(function):
@@ -122,7 +123,7 @@ measured = {"forward pass": forward, **candidates}
 times = {name: [] for name in measured}
 for turn in range(ROUNDS):
     for name, function in measured.items():
-        if turn < 1 or times[name][0] < 1:  # once is enough for the slow ones
+        if turn < 1 or times[name][0] < 1:  # one round is enough for slow candidates
             times[name].append(seconds(function))
 best = {name: min(values) for name, values in times.items()}
 passing, bridge = best.pop("forward pass"), best["bridge"]
@@ -146,19 +147,20 @@ for name, value in best.items():
     print(line)
 
 # %%
-# The bridge, with its projection to logits that sum to zero, takes a small part of what
-# a hundred plain draws take. The closest Dirichlet (``kl_projection``), which needs an
-# iteration, takes about ten times as long as the bridge, and still several times less
-# than these draws. But much of the gap is due to how plain sampling is written: the
-# link ``"mc"`` takes about as long as the KL projection with a hundred points, and a
-# few times as long as the bridge with ten. It gives probabilities only, though; the
-# Dirichlet distributions say how uncertain these are, too.
+# The bridge, including its projection to logits that sum to zero, takes a small
+# fraction of the time of a hundred plain draws. The closest Dirichlet
+# (``kl_projection``) needs an iteration. It takes about ten times as long as the
+# bridge, and is still several times faster than a hundred plain draws. Much of this
+# difference is due to the implementation of plain sampling. With a hundred points, the
+# link ``"mc"`` takes about as long as the KL projection. With ten points, it takes a
+# few times as long as the bridge. However, the link returns only probabilities, while a
+# Dirichlet distribution also describes their uncertainty.
 #
-# Published, the bridge takes 0.013 seconds where a thousand samples take 4.71, about
-# 400 times as long ("/ bridge" is that ratio here).
+# In the published experiment, the bridge takes 0.013 seconds. A thousand samples take
+# 4.71 seconds, about 400 times as long. The column "/ bridge" shows this ratio here.
 #
-# Speed is not accuracy. What these candidates are worth is the subject of the other
-# examples; mean and uncertainty of the bridge may be far off.
+# This study does not measure accuracy; the other examples do. The mean and the
+# uncertainty of the bridge can be far from the truth.
 
 BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#6e6e6e"
 figure, ax = plt.subplots(figsize=(8, 4.6), layout="constrained")
@@ -182,13 +184,13 @@ ax.legend(frameon=False, loc="lower right")
 plt.show()
 
 # %%
-# What is paid once
-# -----------------
+# Training and fit
+# ----------------
 #
-# Before any of this, the network is trained and the Laplace approximation fitted. The
-# published network, a ResNet-18 on CIFAR-10, was trained in 71 minutes; its Gaussians,
-# over the last layer with Kronecker factors, took 29 seconds. Here it is a small
-# network on the digits, with the same structure.
+# Before the first prediction, the network is trained and the Laplace approximation is
+# fitted. The training of the published network, a ResNet-18 on CIFAR-10, took 71
+# minutes. The fit of its last layer with Kronecker factors took 29 seconds. Here, we
+# time a small network on the digits, with the same structure of the curvature.
 
 
 def digits_net():

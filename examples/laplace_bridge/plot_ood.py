@@ -2,23 +2,23 @@
 Out-of-distribution detection
 =============================
 
-A network that knows the digits 0 to 6 is shown other digits, noise, and its own test
-images with black and white exchanged. It should be less confident there. This is, on a
-small scale, an experiment of Hobbhahn, Kristiadi and Hennig, "Fast Predictive
-Uncertainty for Classification with Bayesian Deep Networks" (UAI 2022), by the protocol
-of its published code: does the Laplace bridge, a Dirichlet distribution in closed form,
-detect as much as sampling does?
+A network learns the digits 0 to 6. It should be less confident about other digits,
+noise, and inverted test images. This study repeats an experiment of Hobbhahn, Kristiadi
+and Hennig, "Fast Predictive Uncertainty for Classification with Bayesian Deep Networks"
+(UAI 2022), on a small scale and with the protocol of the published code. The question
+is whether the Laplace bridge, a Dirichlet distribution in closed form, detects unknown
+images as well as sampling.
 """
 
 # %%
 # Data and networks
 # -----------------
 #
-# Half of the known digits are for training. Everything is done five times, each with
-# its own split and its own networks: one for the Laplace approximation, and a Prior
-# Network (Malinin and Gales, 2018), with which the paper compares: its outputs are
-# trained as concentrations of a Dirichlet distribution, on known digits alone, with the
-# loss and weight decay of the paper's code.
+# Half of the known digits are used for training. There are five runs, each with its own
+# split and its own two networks. The first network is for the Laplace approximation.
+# The second network is a Prior Network (Malinin and Gales, 2018), as in the paper. Its
+# outputs are trained as concentrations of a Dirichlet distribution, only on known
+# digits, with the loss and the weight decay of the paper's code.
 
 from functools import partial
 
@@ -52,7 +52,7 @@ def mlp():
 
 
 class ReverseKL(nn.Module):
-    """KL from Dirichlet(1 + exp(outputs)) to Dirichlet(1 + one-hot target)."""
+    """KL divergence of Dirichlet(1 + exp(outputs)) from Dirichlet(1 + one-hot)."""
 
     def forward(self, outputs, target):
         aim = 1 + nn.functional.one_hot(target, outputs.shape[1]).to(outputs)
@@ -75,7 +75,7 @@ def trained(train, seed, **settings):
 
 
 def task(seed):
-    """Two trained networks, training and test samples, and four unknown sets."""
+    """Return two trained networks, training and test samples, four unknown sets."""
     X_train, X_test, y_train, y_test = train_test_split(
         images[known], labels[known], test_size=0.5, random_state=seed
     )
@@ -103,11 +103,14 @@ def task(seed):
 # The methods
 # -----------
 #
-# The network alone (MAP, its maximum a posteriori), four links, of which "mc" samples
-# and "probit" is MacKay's approximation of centred logits, published without centring;
-# and the means of four Dirichlet distributions. Two bridges correct for large
-# variances: ``bridge_norm_published`` as the paper does, ``bridge_norm`` only where
-# that does not sharpen the prediction.
+# We compare three kinds of probabilities:
+#
+# * the network alone (MAP, the maximum a posteriori);
+# * four links: "mc" uses sampling, "probit" is MacKay's approximation with centred
+#   logits, and "probit_uncentred" is its published form;
+# * the means of four Dirichlet distributions: ``bridge_norm_published`` corrects for
+#   large variances as in the paper, and ``bridge_norm`` only if the correction does not
+#   sharpen the prediction.
 
 LINKS = ("mc", "probit", "probit_uncentred", "sodpp")
 DIRICHLETS = ("bridge", "bridge_norm", "bridge_norm_published", "projection")
@@ -127,7 +130,7 @@ def laplace(net, train, weights, structure, precision):
 
 
 def probabilities(model, X):
-    """One array for each method."""
+    """Return the class probabilities of each method."""
     found = {"MAP": model.estimator_.predict_proba(X)}
     for link in LINKS:
         found[link] = model.set_params(link_approx=link).predict_proba(X)
@@ -137,14 +140,14 @@ def probabilities(model, X):
 
 
 def prior_network_probabilities(net, X):
-    """The softmax, by which the paper's code detects, and the mean of the Dirichlet."""
+    """Return the softmax, as in the paper's code, and the mean of the Dirichlet."""
     alpha = 1 + net.forward(X).double().exp()
     softmax, mean = net.predict_proba(X), dirichlet.mean(alpha).numpy()
     return {"Prior Network": softmax, "Prior Network, mean": mean}
 
 
 def scores(predict, test, unknown):
-    """By method: scores of known samples, confidence and AUROC by unknown set."""
+    """Return scores on known samples, and confidence and AUROC on unknown sets."""
     X, y = test
     inside = predict(X)
     outside = {name: predict(rows) for name, rows in unknown.items()}
@@ -167,12 +170,13 @@ def scores(predict, test, unknown):
 # A prior for each setting
 # ------------------------
 #
-# The last layer or all weights, with a Kronecker-factored or a diagonal curvature. How
-# large variances are under the same prior differs between these by orders of magnitude.
-# The paper gives each setting a prior variance of its own: such that the mean
-# confidence of sampling on known images is about five per cent below that of the
-# network. No unknown image is needed for that. Here it is the precision on a grid of
-# half decades which comes closest to it, as a mean over the networks.
+# There are four settings: the last layer or all weights, with a Kronecker-factored or a
+# diagonal curvature. With the same prior, the variances of these settings differ by
+# orders of magnitude. The paper therefore chooses a prior variance for each setting:
+# the mean confidence of sampling on known images should be about five percent below the
+# confidence of the network. This rule needs no unknown images. Here, we choose the
+# precision that comes closest to this target on average over the networks, from a grid
+# of half decades.
 
 SETTINGS = {
     "last layer, kron": ("last_layer", "kron"),
@@ -188,7 +192,7 @@ tasks = [task(seed) for seed in SEEDS]
 
 
 def relative_confidence(net, train, test, *how):
-    """Mean confidence of sampling divided by that of the network."""
+    """Return the mean confidence of sampling divided by that of the network."""
     proba = laplace(net, train, *how).set_params(link_approx="mc").predict_proba(test)
     return proba.max(1).mean() / net.predict_proba(test).max(1).mean()
 
@@ -209,7 +213,8 @@ chosen = {
 }
 
 # %%
-# These priors; one wide prior for all settings; and four priors for the first of them.
+# We evaluate these priors, one wide prior for all settings, and four priors for the
+# first setting.
 
 JOBS = {
     **{setting: (*how, chosen[setting]) for setting, how in SETTINGS.items()},
@@ -232,11 +237,11 @@ means = {
 }
 
 # %%
-# With a prior of its own, the corrected bridge detects best
-# ----------------------------------------------------------
+# With a suitable prior, the corrected bridge detects best
+# --------------------------------------------------------
 #
-# AUROC is how well confidence, the largest probability, separates known from unknown
-# samples: 0.5 is chance, 1 is perfect.
+# The AUROC measures how well the confidence, the largest probability, separates known
+# from unknown samples: 0.5 is chance and 1 is perfect.
 
 
 def line(name, values, width=9):
@@ -248,7 +253,7 @@ def header(title, names, width=9):
 
 
 def table(title, key, methods, jobs, width=13):
-    """One score of some jobs, by their names in the table, and methods."""
+    """Print one score by job and method."""
     header(title, methods, width)
     for name, job in jobs.items():
         line(name, [means[job][method, *key] for method in methods], width)
@@ -266,24 +271,25 @@ table("accuracy", ("accuracy",), SHOWN, OWN)
 table("NLL", ("NLL",), SHOWN, OWN)
 
 # %%
-# In all four settings the corrected bridge separates inverted images from known ones
-# better than sampling, as published, at about the accuracy of the network. The gain is
-# six hundredths with Kronecker factors and three with a diagonal curvature, where all
-# methods are closer to the network. The bridge alone is as confident
-# as the network: its mean does not depend on the size of variances. The second-order
-# expansion (``sodpp``) is for variances smaller than these, and loses accuracy.
+# In all four settings, the corrected bridge separates inverted from known images better
+# than sampling, as published. Its accuracy is about the accuracy of the network. The
+# gain in AUROC is 0.06 with Kronecker factors, and 0.03 with a diagonal curvature, for
+# which all methods are closer to the network. The bridge alone is as confident as the
+# network, because its mean does not depend on the size of the variances. The
+# second-order expansion (``sodpp``) is meant for smaller variances, and loses accuracy.
 #
-# The softmax depends on centred logits alone. MacKay's approximation, as published,
-# takes variances that are not centred, in which a shift of all logits counts as well:
+# The softmax depends only on centred logits. The published form of MacKay's
+# approximation uses variances without centring, so a common shift of all logits changes
+# its result:
 
 PROBITS = "probit", "probit_uncentred"
 table("AUROC, probit", ("inverted", "AUROC"), PROBITS, OWN, 18)
 table("NLL, probit", ("NLL",), PROBITS, OWN, 18)
 
 # %%
-# The other sets, for the first setting, next to what was published for the corrected
-# bridge on MNIST, where the last layer was treated with Kronecker factors, too, and
-# unknown images were those of FMNIST, notMNIST and KMNIST.
+# The next tables show all unknown sets for the first setting. The published numbers are
+# for MNIST, also with a Kronecker-factored last layer. The unknown images there are
+# from FMNIST, notMNIST and KMNIST.
 
 UNKNOWN = "inverted", "7 to 9", "uniform", "gaussian"
 PUBLISHED = {
@@ -306,21 +312,22 @@ for method in ("Prior Network", "Prior Network, mean"):
     line(method, values)
 
 # %%
-# The Prior Network, which has to be trained for it, detects noise and the digits 7 to 9
-# better than all methods around the network here, and inverted images as well if
-# confidence is the mean of its Dirichlet distribution. Its probabilities are another
-# matter: it is underconfident on known digits, with the largest NLL of all.
+# The Prior Network needs its own training. It detects noise and the digits 7 to 9
+# better than all methods around the ordinary network. If its confidence is computed
+# from the mean of its Dirichlet distribution, it also detects inverted images better.
+# However, it is underconfident on known digits, and has the largest NLL of all methods.
 #
-# Why one wide prior for all settings reverses the order
-# ------------------------------------------------------
+# One wide prior for all settings reverses the order
+# --------------------------------------------------
 #
-# A precision of 0.05 makes the first setting detect even more, and known digits less
-# certain. With a diagonal curvature, or with all weights, variances are then so large
-# that even sampling is unsure of known digits. The correction divides logits by the
-# root of the mean variance, until hardly anything is left of them, and the mean of the
-# bridge is decided by which class has the smallest variance: half of the known digits
-# get another class than from the network, and confidence says little. This is no
-# property of these curvatures, but of a prior that does not fit them.
+# With a precision of 0.05, the first setting detects even more, but is less certain
+# about known digits. With a diagonal curvature or with all weights, the variances are
+# then so large that even sampling is uncertain about known digits. The correction
+# divides the logits by the square root of the mean variance, which makes them almost
+# zero. The class with the smallest variance then determines the mean of the bridge.
+# Half of the known digits are assigned to another class than by the network, and the
+# confidence contains little information. The cause is the unsuitable prior, and not the
+# curvature.
 
 WITH_WIDE = {setting: f"{setting}, wide" for setting in SETTINGS}
 COMPARED = "MAP", "mc", "probit", "bridge_norm", "projection"
@@ -332,18 +339,17 @@ for title, key in {
     table(title, key, COMPARED, WITH_WIDE)
 
 # %%
-# The projection keeps the most probable class of the network whatever the prior, and
-# separates inverted images better than the network in all of these.
+# The projection keeps the most probable class of the network for every prior. In all of
+# these settings, it separates inverted images better than the network.
 #
 # Narrow priors
 # -------------
 #
-# With a narrower prior, sampling tends to the network alone, and ``bridge_norm`` to the
-# bridge, which is close to it. The norm as published does not: it divides by the
-# variances also where these are small, which makes it more confident than the network.
-# Its AUROC stays higher, but its NLL gets worse than that of the network. A failure of
-# this kind was published, too: confidence 0.94 for CIFAR-100, where the network alone
-# has 0.81.
+# With a narrower prior, sampling approaches the network alone, and ``bridge_norm``
+# approaches the bridge, which is close to the network. The published norm also divides
+# by small variances, which makes it more confident than the network. Its AUROC stays
+# higher, but its NLL becomes worse than the NLL of the network. The paper also reports
+# such a failure: the confidence is 0.94 for CIFAR-100, and 0.81 for the network alone.
 
 BY_PRECISION = {f"precision {p:g}": f"precision {p:g}" for p in PRECISIONS}
 NORMS = "MAP", "mc", "bridge_norm", "bridge_norm_published"
@@ -355,7 +361,8 @@ for title, key in {
     table(title, key, NORMS, BY_PRECISION, 23)
 
 # %%
-# In a picture, for inverted images: on the left each setting has its own prior.
+# The figure shows the results for inverted images. In the left panel, each setting has
+# its own prior.
 
 STYLES = {
     "MAP": ("k", "x", ":"),

@@ -2,22 +2,23 @@
 How many samples is a Dirichlet worth?
 ======================================
 
-The softmax of Gaussian logits is a distribution over class probabilities. It can be
-drawn from, or replaced by a Dirichlet distribution in closed form. Which comes closer,
-and for how many samples? For three Gaussians over three logits, the paper answers: the
-Laplace bridge is worth 750 to 10,000 samples (Hobbhahn et al., 2022, as published). The
-answer depends on how samples are counted, most of all for the third Gaussian; here it
-is given for two countings, one of them that of the published code.
+The softmax of Gaussian logits is a distribution over class probabilities. We can draw
+samples from this distribution, or replace it by a Dirichlet distribution in closed
+form. This study measures how many samples are needed to be as close to the true
+distribution as the Dirichlet. For three Gaussians over three logits, the paper reports
+that the Laplace bridge is worth 750 to 10,000 samples (Hobbhahn et al., 2022). The
+number depends on how the samples are counted, most of all for the third Gaussian. We
+report two countings, and one of them is the counting of the published code.
 """
 
 # %%
 # Three Gaussians, and the truth
 # ------------------------------
 #
-# The simplex is cut into ``SIDE ** 2`` small triangles, the cells of a histogram. What
-# the truth has in each comes from its exact density at ``FINE ** 2`` points of the
-# cell. The softmax ignores a shift common to all logits, so that the density is that of
-# two differences of logits.
+# The simplex is divided into ``SIDE ** 2`` small triangles, the cells of a histogram.
+# The true probability of a cell is computed from the exact density at ``FINE ** 2``
+# points. The softmax ignores a common shift of all logits, so the density is a density
+# of two differences of logits.
 
 from timeit import repeat
 
@@ -32,8 +33,8 @@ FINE = 40
 MOST = 100_000  # samples
 RUNS = 10
 ROWS = 1000  # for timing
-ADDED = 0.1  # samples, to each cell
-EMPTY = 1e-20  # the share of an empty cell in the published code
+ADDED = 0.1  # samples added to each cell
+EMPTY = 1e-20  # share of an empty cell in the published code
 
 gaussians = {
     "small": ([0, 0, 0], 0.1 * np.eye(3)),
@@ -47,13 +48,13 @@ gaussians = {
 
 
 def cell(p):
-    """Number of the small triangle that holds class probabilities p (n, 3)."""
+    """Return the index of the small triangle that contains p (n, 3)."""
     i, j, k = np.floor(SIDE * p).astype(int).T
     return 2 * (SIDE * i + j) + (i + j + k == SIDE - 2)  # points up, or down
 
 
 def centres(side):
-    """Centres (side ** 2, 3) of the small triangles."""
+    """Return the centres (side ** 2, 3) of the small triangles."""
     i, j = np.divmod(np.arange(side**2), side)
     up, down = i + j <= side - 1, i + j <= side - 2
     first = np.concatenate([i[up] + 1 / 3, i[down] + 2 / 3]) / side
@@ -62,7 +63,7 @@ def centres(side):
 
 
 def shares(log_values):
-    """What the cells have of a density, given at the points."""
+    """Return the probabilities of the cells from log densities at the points."""
     values = np.exp(log_values - log_values.max())
     return np.bincount(cell(points), values, 2 * SIDE**2)[inside] / values.sum()
 
@@ -85,12 +86,12 @@ inside = cell(centres(SIDE))
 # Five Dirichlet distributions
 # ----------------------------
 #
-# The bridge comes in three kinds. As published in this experiment, it takes the
-# Gaussian as it is. By default ``laplace_bridge`` conditions the logits on a sum of
-# zero, which is *another* Gaussian than the truth if logits differ in their variances
-# or are correlated. ``predict_dirichlet`` centres them, which the softmax cannot see.
-# The correction ``bridge_norm`` is on top of that; guarded against sharpening, it has
-# nothing to do for variances as small as these.
+# There are three versions of the bridge. In this published experiment, the bridge uses
+# the Gaussian without changes. By default, ``laplace_bridge`` conditions the logits on
+# a sum of zero. If the logits are correlated or have unequal variances, this changes
+# the distribution of the softmax. ``predict_dirichlet`` centres the logits, which does
+# not change the softmax. The correction ``bridge_norm`` is applied to centred logits.
+# It is guarded against sharpening, and has no effect for variances as small as here.
 
 CENTRE = np.eye(3) - 1 / 3
 METHODS = {
@@ -114,22 +115,21 @@ for name, found in alphas.items():
 # Histograms of samples
 # ---------------------
 #
-# KL is that of the truth to the histogram, in nats, as a mean over runs. It is infinite
-# if the histogram has empty cells where the truth is not zero, so that something has to
-# be added, and what is added decides:
+# We compute the KL divergence of the histogram from the truth in nats, as a mean over
+# runs. The divergence is infinite if an empty cell has a positive true probability.
+# Something must therefore be added to the cells, and the result depends on the choice:
 #
-# * a tenth of a sample to every cell, an estimate of the density that is smoothed a
-#   little, as one would make from few samples;
-# * a share of 1e-20 to every cell, as the published code does. Whatever part of the
-#   truth lies in cells without a sample then counts 46 nats, the logarithm of 1e20. It
-#   is a question of how many samples it takes until few cells are left that none has
-#   reached: many, where the truth is spread over the simplex.
+# * A tenth of a sample is added to every cell. This is a slightly smoothed estimate of
+#   the density, as is usual for few samples.
+# * A share of 1e-20 is added to every cell, as in the published code. The true
+#   probability of empty cells then counts 46 nats, the logarithm of 1e20. If the truth
+#   is spread over the simplex, many samples are needed until few cells are empty.
 #
-# The published code also estimates the truth by 100,000 samples, on a grid of 561
-# cells; here it is exact, on 400.
+# The published code estimates the truth from 100,000 samples on a grid of 561 cells.
+# Here, the truth is exact on 400 cells.
 #
-# Times are per Gaussian, for many at once: of drawing the samples with their softmax,
-# and of the closed forms.
+# The times are per Gaussian, for many Gaussians at once. They include drawing the
+# samples and their softmax, or the closed form.
 
 counts = np.unique(np.geomspace(1, MOST, 51).round().astype(int))
 
@@ -168,13 +168,14 @@ per_sample = seconds(lambda: draw(mean, cov, MOST, rng)) / MOST
 # The table
 # ---------
 #
-# Samples are those of the shortest histogram that is at least as close as the
-# distribution, by both countings; time is that of drawing them, by the first counting,
-# divided by that of the closed form. "Flat" is the same density everywhere.
+# The table shows the smallest number of samples whose histogram is at least as close to
+# the truth as the Dirichlet, for both countings. The column ``time`` is the time to
+# draw these samples (first counting), divided by the time of the closed form. "Flat" is
+# the uniform density.
 
 
 def enough(curve, value):
-    """Fewest samples as close as a value; the most there are, if none is."""
+    """Return the smallest count that reaches a value, or MOST if none does."""
     is_close = curve <= value
     return int(counts[is_close.argmax()]) if is_close.any() else MOST
 
@@ -201,30 +202,31 @@ for name, value in flat.items():
 print("Published: the bridge is worth 750 to 10,000 samples; correlated, 250 to 500.")
 
 # %%
-# What holds, and what does not
-# -----------------------------
+# Which results are reproduced
+# ----------------------------
 #
 # For the first two Gaussians, every Dirichlet distribution is worth more than 250
-# samples by both countings, and about 10,000 or more by the published one. The numbers
-# depend on the grid: with a hundred cells in place of four hundred, those of the first
-# counting are two to three times smaller, and the least of them falls below 250. Nor
-# does a grid see what happens within its cells: exact divergences are larger, and
-# off-centre it is the projection that is exactly the closest, not the bridge as
-# published. The numbers are largest for small variances, where the truth is nearly a
-# Dirichlet distribution, and where the bridge as published loses most by not centring.
+# samples with both countings, and about 10,000 or more with the published counting. The
+# numbers depend on the grid. With a hundred cells instead of four hundred, the numbers
+# of the first counting are two to three times smaller, and the smallest number is below
+# 250. A grid also hides differences within its cells. The exact divergences are larger,
+# and for the off-centre Gaussian, the projection is closest instead of the published
+# bridge. The numbers are largest for small variances, because the truth is then nearly
+# a Dirichlet distribution. In this case, the published bridge also loses most, because
+# it does not centre the logits.
 #
-# For the third Gaussian, the countings differ. By the published one, the bridge is
-# worth some hundred samples, as the paper's code finds. By the other, it is worth about
-# ten: so few samples say next to nothing, and the bridge as published is hardly closer
-# to this truth than a flat distribution. It sees no covariances, and its mean does not
-# feel how large the variances are; conditioned or centred, it is farther from the truth
-# than a flat distribution. The projection is the closest Dirichlet distribution there
-# is, and even that is worth fewer than 250 samples if they are smoothed: this truth is
-# like no Dirichlet distribution.
+# For the third Gaussian, the countings differ. With the published counting, the bridge
+# is worth a few hundred samples, as in the paper's code. With the other counting, the
+# bridge is worth about ten samples. The published bridge is then hardly closer to the
+# truth than a flat distribution. It ignores covariances, and its mean does not depend
+# on the size of the variances. With conditioned or centred logits, it is farther from
+# the truth than a flat distribution. The projection is the closest Dirichlet
+# distribution. Even the projection is worth fewer than 250 smoothed samples, because
+# this truth does not resemble a Dirichlet distribution.
 #
-# In the figure, grey lines are histograms of more and more samples, dashed if they are
-# counted as published, and marks are the closed forms: above at the number of samples
-# that they are worth, below at the time that they take.
+# In the figure, grey lines are histograms of an increasing number of samples. They are
+# dashed for the published counting. Markers are the closed forms. In the upper row, the
+# horizontal axis is the number of samples. In the lower row, it is the time.
 
 COLOURS = dict(
     zip(METHODS, ["#0072B2", "#56B4E9", "#009E73", "black", "#D55E00"], strict=True)

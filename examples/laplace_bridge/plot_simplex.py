@@ -1,19 +1,20 @@
 """
-Where the bridge fails, seen on the simplex
-===========================================
+Failures of the bridge on the simplex
+=====================================
 
-Five Gaussians over three logits, each with the true distribution of class probabilities
-and three Dirichlet distributions that stand for it: the Laplace bridge, its correction
-for large variances, and the projection. Triangles are the simplex: a corner is
-certainty about one class. KL is from the truth, in nats.
+This page shows five Gaussians over three logits. For each Gaussian, it compares the
+true distribution of the class probabilities with three Dirichlet distributions: the
+Laplace bridge, its correction for large variances, and the projection. Each triangle is
+the simplex, and a corner is certainty about one class. KL is the divergence from the
+truth in nats.
 """
 
 # %%
 # The Gaussians
 # -------------
 #
-# The softmax ignores a shift common to all logits. So all are centred, as
-# ``predict_dirichlet`` does, and the bridge has nothing left to condition on.
+# The softmax ignores a common shift of all logits. We therefore centre all Gaussians,
+# as ``predict_dirichlet`` does. Conditioning on a sum of zero then has no effect.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -24,8 +25,8 @@ from scipy.stats import multivariate_normal
 
 from sklaplace.dirichlet import kl_projection, laplace_bridge, log_density, mean
 
-SIDE = 150  # cells of the pictures
-NODES = 60  # of the quadrature, per dimension
+SIDE = 150  # cells in the figure
+NODES = 60  # quadrature nodes per dimension
 
 gaussians = {
     "small": ([0.5, 0, -0.5], 0.1 * np.eye(3)),
@@ -51,11 +52,12 @@ alphas = {
 }
 
 # %%
-# How far, exactly
-# ----------------
+# Exact divergences
+# -----------------
 #
-# KL needs no samples here. The truth is a normal distribution of two differences of
-# logits, whose entropy is known, and expectations are sums over Gauss-Hermite nodes.
+# The divergence needs no samples here. The truth is a normal distribution of two
+# differences of logits, so its entropy is known. Expectations are sums over
+# Gauss-Hermite nodes.
 
 differences = np.array([[1, 0, -1], [0, 1, -1]])
 nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
@@ -93,11 +95,11 @@ for name, true_mean in true_means.items():
         print(f"{name:16}{method:12}{value:8.3f}  {means}{alpha.sum():10.1f}")
 
 # %%
-# In pictures
-# -----------
+# Densities
+# ---------
 #
-# Each row has its own colours, for the square root of the density, up to what the
-# truth exceeds on one part in two hundred of the triangle; what is higher is cut off.
+# The colours show the square root of the density, with a separate scale for each row.
+# The scale ends at the 99.5 % quantile of the true density over the triangle.
 
 rows, places = np.divmod(np.arange((SIDE + 1) ** 2), SIDE + 1)
 keep = (rows > 0) & (places > 0) & (rows + places < SIDE)
@@ -133,22 +135,24 @@ for number, x, y in [(1, -0.06, 0), (2, 1.06, 0), (3, 0.58, 0.83)]:
 plt.show()
 
 # %%
-# What to see
-# -----------
+# Results
+# -------
 #
-# *Small variance.* As variances vanish, the truth tends to the softmax of the mean
-# logits, and so does the projection. The bridge does not: for more than two classes its
-# mean is another, at any scale, here with too little for the first class. Off-centre it
-# is the same, and worse.
+# *Small variance.* If the variances vanish, the truth and the projection approach the
+# softmax of the mean logits. For more than two classes, the mean of the bridge is
+# different at any scale. Here, its probability of the first class is too small. The
+# error is larger for the off-centre Gaussian.
 #
-# *Large variance.* With the same mean logits, the bridge has the same mean as for small
-# variances; only its total shrinks. The correction is for this case, helps, and stays
-# behind the projection. Elsewhere in this picture it has nothing to do.
+# *Large variance.* The bridge has the same mean as for small variances, because the
+# mean logits are the same. Only its total concentration is lower. The correction is
+# meant for this case. It helps, but the projection is better. The correction has no
+# effect on the other Gaussians in this figure.
 #
-# *Correlated.* Only variances of logits enter the bridge. The third class varies most,
-# so that its concentration is lowest; the truth gives it about three times as much.
+# *Correlated.* The bridge uses only the variances of the logits. The third class has
+# the largest variance and therefore the lowest concentration. Its true probability is
+# about three times as large.
 #
-# *Nearly singular.* The first two logits are opposites and uncertain, the third is
-# known to be between them. From its small variance the bridge is confident in that
-# class. No Dirichlet distribution follows a curve; the projection at least
-# gives the same to all three.
+# *Nearly singular.* The first two logits are opposites and uncertain, and the third
+# logit lies between them with little uncertainty. Because of this small variance, the
+# bridge is confident in the third class. No Dirichlet distribution can follow a curve,
+# but the projection assigns the same probability to all three classes.

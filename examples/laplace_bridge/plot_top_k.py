@@ -1,23 +1,23 @@
 """
-As many classes as needed: uncertainty-aware top-k
-==================================================
+Uncertainty-aware top-k: sets of variable size
+==============================================
 
-The top class is one class, always; the top five are five, even where one is certain.
-``predict_set`` gives as many as the network needs: those that may well be the most
-probable one, under a Dirichlet distribution over the class probabilities. This is, on
-a small scale, an experiment of Hobbhahn, Kristiadi and Hennig, "Fast Predictive
-Uncertainty for Classification with Bayesian Deep Networks" (UAI 2022), where the
-distribution comes from the Laplace bridge.
+The top five classes are always five classes, even if one class is certain.
+``predict_set`` returns a set of variable size for each sample. The set contains all
+classes that could be the most probable class, according to a Dirichlet distribution
+over the class probabilities. This study repeats an experiment of Hobbhahn, Kristiadi
+and Hennig, "Fast Predictive Uncertainty for Classification with Bayesian Deep Networks"
+(UAI 2022), on a small scale. In the paper, the distribution is the Laplace bridge.
 """
 
 # %%
-# Few digits to learn from
-# ------------------------
+# Few training samples
+# --------------------
 #
-# 150 training samples, so that predictions are uncertain, and a network with one hidden
-# layer. All is repeated with other splits and initial weights. The uncertainty is that
-# of the default settings: last layer, Kronecker factors, and, as no samples are held
-# out, the prior precision of highest marginal likelihood.
+# There are only 150 training samples, so that predictions are uncertain. The network
+# has one hidden layer. Each seed has its own split and initial weights. The posterior
+# is a Kronecker-factored posterior of the last layer. No samples are held out, so the
+# prior precision maximises the marginal likelihood.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -44,7 +44,7 @@ def mlp():
 
 
 def task(seed):
-    """A trained network, its training samples and its test samples."""
+    """Return a trained network, its training samples and its test samples."""
     X_train, X_test, y_train, y_test = train_test_split(
         images, labels, train_size=150, stratify=labels, random_state=seed
     )
@@ -63,7 +63,7 @@ def task(seed):
 
 
 def top_accuracies(net, X, y):
-    """How often the true class is among the first k of the network alone, k = 1, 2."""
+    """Return the top-1 and top-2 accuracies of the network alone."""
     ranked = net.predict_proba(X).argsort(1)[:, ::-1]
     return [(ranked[:, :k] == y[:, None]).any(1).mean() for k in (1, 2)]
 
@@ -78,16 +78,17 @@ def laplace(net, train, precision="marglik"):
 # The sets
 # --------
 #
-# A class belongs to the set if the upper ``1 - q`` quantile of its probability is at
-# least the lower ``q`` quantile of that of the top class (``reference="top"``), or of
-# the class before it (``"previous"``). A sample is "right" here if the most probable
-# class of the Dirichlet distribution, which every set contains, is the true one.
+# A class belongs to the set if the ``1 - q`` quantile of its probability is at least
+# the ``q`` quantile of the probability of a reference class. The reference is the top
+# class (``reference="top"``) or the preceding class (``"previous"``). Every set
+# contains the most probable class of the Dirichlet distribution. A sample is "right" if
+# this class is the true class.
 
 OPTIONS = [(m, r) for m in ("bridge", "projection") for r in ("top", "previous")]
 
 
 def sizes(model, test, q, method, reference="top"):
-    """Sizes of the sets, whether they hold the true class, whether the top is right."""
+    """Return the set sizes, and whether set and top class contain the truth."""
     X, y = test
     members = model.predict_set(X, q=q, method=method, reference=reference)
     top = model.predict_dirichlet(X, method=method).argmax(1)
@@ -95,7 +96,7 @@ def sizes(model, test, q, method, reference="top"):
 
 
 def summary(k, covered, right):
-    """What the table shows of one network."""
+    """Return one row of the table."""
     wrong = k[~right].mean()
     return [k.mean(), covered.mean(), k[right].mean(), wrong, (k == 1).mean()]
 
@@ -119,11 +120,11 @@ for seed in SEEDS:
             by_precision.setdefault((precision, method), []).append(found)
 
 # %%
-# How long, and how often right
-# -----------------------------
+# Size and coverage
+# -----------------
 #
-# "Right" and "wrong" are mean sizes of the sets of such samples; "k = 1" is the
-# fraction of samples with one class only.
+# "Length" is the mean size of all sets. "Right" and "wrong" are the mean sizes for
+# right and wrong samples. "k = 1" is the fraction of sets with a single class.
 
 HEADS = "length", "coverage", "right", "wrong", "k = 1"
 top_1, top_2 = np.mean(accuracies, 0)
@@ -149,21 +150,21 @@ print("length 2.04, coverage 0.829 (top-1 0.744, top-5 0.920);")
 print("k = 1 for about 40,000 of 50,000 images")
 
 # %%
-# Sets grow as ``q`` falls, and are larger where the network is wrong. With the bridge
-# at ``q = 0.1`` they cover about as much as the top two classes of the network, with
-# about one and a half classes on average; for most samples one is enough. With the
-# projection the same ``q`` gives larger sets and more coverage: the Dirichlet closest
-# to what the posterior implies is wider here. Sets relative to the previous class are
-# larger still. Coverage is not determined by ``q``.
+# The sets grow if ``q`` falls, and they are larger if the network is wrong. The sets of
+# the bridge at ``q = 0.1`` have about the coverage of the top two classes of the
+# network, with about one and a half classes on average. Most of these sets contain a
+# single class. The projection returns larger sets with more coverage for the same
+# ``q``, because its Dirichlet distribution is wider. With ``reference="previous"``, the
+# sets are even larger. The parameter ``q`` does not determine the coverage.
 #
 # Other priors
 # ------------
 #
-# How long the sets are depends on the prior as much as on ``q``. A tuned prior refits
-# the last layer, too, which makes the logits smaller; one that is set by hand keeps the
-# weights as trained. Then the bridge, whose concentrations grow with the logits as well
-# as with certainty, gives short sets whatever the precision, which miss more. The sets
-# of the projection follow the prior.
+# The size of the sets depends on the prior as much as on ``q``. If the prior precision
+# is tuned, ``fit`` also refits the last layer, which makes the logits smaller. If the
+# prior precision is set by hand, the weights do not change. The concentrations of the
+# bridge grow with the logits, so its sets are then small for every precision, and miss
+# the true class more often. The sets of the projection follow the prior precision.
 
 header("q = 0.1, top")
 for method in ("bridge", "projection"):
@@ -172,11 +173,12 @@ for method in ("bridge", "projection"):
         line(f"{method}, {precision:g}", found)
 
 # %%
-# In a picture
-# ------------
+# Distribution of the sizes
+# -------------------------
 #
-# Most wrong samples get more than one class, most right ones just one. The bridge gives
-# some all ten: where its concentrations are small, it rules out nothing.
+# Most wrong samples have sets of several classes, and most right samples have a single
+# class. Some sets of the bridge contain all ten classes, because small concentrations
+# exclude no class.
 
 BLUE, ORANGE = "#0072B2", "#E69F00"
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
@@ -197,8 +199,8 @@ axes[0].set_ylabel("fraction of samples")
 axes[1].legend(frameon=False)
 
 # %%
-# The first test digits with sets of two to seven classes, of the bridge; the most
-# probable class comes first.
+# The figure shows the first test digits whose sets of the bridge have two to seven
+# classes. The most probable class comes first.
 
 model, (X, y) = models[0]
 members = model.predict_set(X, q=0.1, method="bridge")

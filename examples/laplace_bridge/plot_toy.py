@@ -2,19 +2,18 @@
 Two moons, and confidence far from the data
 ===========================================
 
-Far from its data, a network should not be confident. With Laplace it is not, if
-predictions are averaged over draws. The Laplace bridge avoids the draws; does it keep
-the uncertainty?
-Published (Hobbhahn et al., 2022): the bridge is overconfident, and its correction,
-``bridge_norm``, is close to draws.
+Far from its data, a network should not be confident. Laplace achieves this if the
+predictions are averaged over draws. The Laplace bridge needs no draws. This study
+checks whether it keeps the uncertainty. According to the paper (Hobbhahn et al., 2022),
+the bridge is overconfident, and its correction, ``bridge_norm``, is close to draws.
 """
 
 # %%
 # The network
 # -----------
 #
-# As published: a hundred points, two layers of twenty units, Adam with weight decay
-# 5e-4, a thousand epochs.
+# As in the paper, a network with two layers of twenty units learns a hundred points. It
+# is trained for a thousand epochs with Adam and a weight decay of 5e-4.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -60,9 +59,9 @@ net.fit(X, y)
 # Two prior precisions
 # --------------------
 #
-# A number such as 5e-4 can mean two things. Weight decay adds to the *mean* loss over
-# samples; the prior precision here adds to their *sum*. The first setting takes the
-# number as it is. The second is the prior under which the network was trained: 5e-4
+# The number 5e-4 can have two meanings. Weight decay is added to the *mean* loss over
+# the samples, and the prior precision is added to the *sum*. The first setting uses
+# 5e-4 as the prior precision. The second setting is the prior of the training: 5e-4
 # times the number of samples.
 
 precisions = {
@@ -82,8 +81,8 @@ models = {
 }
 
 # %%
-# Confidence is the probability of the more probable class, and far away is more than
-# one unit from every point. At the data is less than 0.2 from a point.
+# The confidence is the probability of the more probable class. "Far away" means more
+# than one unit from every point, and "at data" means less than 0.2 from a point.
 
 axis = np.linspace(-3, 4, RESOLUTION, dtype="float32")
 grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
@@ -117,20 +116,21 @@ for label in columns:
     print(f"{label:23}{numbers}  {published.get(label, '')}".rstrip())
 
 # %%
-# The statements hold under both priors. For two classes, the mean of the bridge's
-# distribution is the softmax of the mean logits: the bridge is as confident as the
-# network, whatever the covariance. The correction divides the mean logits by their
-# standard deviation and is as uncertain as the draws. Its published form and the
-# guarded one, which never sharpens, are the same wherever variances are large, as they
-# are here far from the data.
+# The published statements hold for both priors. For two classes, the mean of the bridge
+# is the softmax of the mean logits. The bridge is therefore as confident as the network
+# for every covariance. The correction divides the mean logits by their standard
+# deviation, and is as uncertain as the draws. The published correction equals the
+# guarded correction, which never sharpens, if the variances are large, as they are far
+# from the data.
 #
-# At the data, draws and correction are less confident than the network, too: under a
-# prior this weak, a hundred points do not determine 522 weights.
+# The draws and the correction are also less confident than the network at the data.
+# With such a weak prior, a hundred points do not determine 522 weights.
 #
-# The projection is the closest Dirichlet distribution, but not the one with the right
-# mean: with so much variance, probabilities pile up at zero and one, no Dirichlet
-# follows them well, and its mean is less confident than the draws. For probabilities,
-# use ``predict_proba``; for a distribution over them, ``predict_dirichlet``.
+# The projection is the closest Dirichlet distribution, but its mean is not the true
+# mean. With such large variances, the probabilities concentrate at zero and one. No
+# Dirichlet distribution fits them well, and the mean of the projection is less
+# confident than the draws. Use ``predict_proba`` for probabilities, and
+# ``predict_dirichlet`` for a distribution over the probabilities.
 
 shown = ["network", "draws", "bridge", "bridge_norm", "projection"]
 figure, axes = plt.subplots(
