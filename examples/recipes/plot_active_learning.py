@@ -16,8 +16,8 @@ from torch import nn
 from sklaplace import LaplaceClassifier
 
 # %%
-# The pool has 450 images, and 1,500 means of two images. The label of a mean is one of
-# the two digits at random. This uncertainty is aleatoric: labels do not reduce it.
+# The pool contains 450 images and 1,500 means of two images. The label of a mean is one
+# of its two digits at random. More labels do not reduce this aleatoric uncertainty.
 torch.manual_seed(0)
 torch.set_num_threads(1)  # small networks gain nothing from more
 X, y = load_digits(return_X_y=True)
@@ -57,4 +57,4 @@ plt.legend(title="next samples by")
 plt.show()
 # %%
 # With 70 labels, the epistemic uncertainty leads to the highest accuracy. The total
-# uncertainty also chooses means of two images, and is hardly better than chance.
+# uncertainty also chooses means of two images, and is hardly better than random choice.

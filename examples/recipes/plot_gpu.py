@@ -53,5 +53,5 @@ ax.set(title=f"device={device!r}")
 ax.legend(loc="upper left")
 plt.show()
 # %%
-# The last layer takes less time than all weights, both to fit and to predict. An
-# estimator that was fitted on a GPU can be loaded and used on a machine without a GPU.
+# Predictions with the last layer are faster. An estimator that was fitted on a GPU can
+# be loaded and used on a machine without a GPU.

@@ -18,7 +18,7 @@ from sklaplace import LaplaceClassifier
 
 
 # %%
-# Nine of 49 words are good and nine are bad. A good review makes a buyer come back.
+# Nine of 49 words are good and nine are bad. Buyers come back after good reviews.
 def reviews(n, seed):
     rng = np.random.default_rng(seed)
     ids = rng.integers(1, 50, (n, 16)) * (np.arange(16) < rng.integers(4, 17, (n, 1)))
@@ -56,4 +56,4 @@ plt.gca().set(xlabel="good minus bad words", ylabel="probability of coming back"
 plt.legend()
 plt.show()
 # %%
-# CONCLUSION
+# Laplace lowers the NLL from 0.637 to 0.550: its probabilities are less extreme.
