@@ -20,7 +20,7 @@ X_train, X_held_out, X_test = np.split(X, 3)
 y_train, y_held_out, y_test = np.split(y, 3)
 
 # %%
-# We compare constant noise with the default, noise that depends on the inputs. The titles
+# We compare constant noise with the default, which depends on the inputs. The titles
 # show the coverage of all targets, and of the noisy targets at ``|x| > 2``.
 order, noisy = X_test[:, 0].argsort(), np.abs(X_test[:, 0]) > 2
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), sharey=True, layout="constrained")

@@ -113,8 +113,8 @@ for name, rows in {"cheap": ~is_expensive, "expensive": is_expensive}.items():
 #
 # The intervals hold for cars that resemble the training data. ``score_samples``
 # measures this similarity, and a low score flags a row. The threshold is the score that
-# 99 % of the test cars exceed. We change three copies of one car: a new brand, an age
-# of 80 years, and a power entered in watts.
+# 99 % of the test cars exceed. We copy one car four times and change three copies: a
+# new brand, an age of 80 years, and a power entered in watts.
 
 threshold = np.quantile(model.score_samples(X_test), 0.01)
 unknown = pd.concat([X_test[:1]] * 4, ignore_index=True)
@@ -142,11 +142,10 @@ X_new, X_check, y_new, y_check = train_test_split(
     X_dealer, y_dealer, train_size=200, random_state=0
 )
 figure, axes = plt.subplots(1, 2, figsize=(9, 4.5), layout="constrained")
-titles = ["before recalibration", "after recalibration"]
-for ax, title in zip(axes, titles, strict=True):
-    if title == titles[1]:
+for ax, title in zip(axes, ["original", "recalibrated"], strict=True):
+    if title == "recalibrated":
         model.recalibrate(X_new, y_new)
-    print(f"{title}: coverage {coverage(X_check, y_check):.1%}")
+    print(f"{title} model: coverage {coverage(X_check, y_check):.1%}")
     RegressionCalibrationDisplay.from_estimator(model, X_check, y_check, ax=ax)
     ax.set(title=title)
 print(f"standard deviations multiplied by {model.sigma_scaling_[0]:.2f}")
@@ -198,8 +197,9 @@ program = torch.export.export(
 # Serve
 # -----
 #
-# The program is stored in a file, loaded and called with one encoded row. A service
-# needs torch for the program, and scikit-learn for the encoder.
+# The program is saved to a file, loaded and called with one encoded row. A service
+# needs torch for the program, and scikit-learn for the encoder. Here, the files are
+# temporary; use a permanent folder for your own files.
 
 with tempfile.TemporaryDirectory() as folder:
     torch.export.save(program, Path(folder) / "cars.pt2")
