@@ -44,7 +44,11 @@ figure, axes = plt.subplots(1, 2, figsize=(9, 4.5), layout="constrained")
 before = display(name="after fit", ax=axes[0])
 model.recalibrate(X_new, y_new)
 after = display(name="recalibrated", ax=axes[1])
-print(f"factor of the standard deviations: {model.sigma_scaling_[0]:.2f}")
+print(f"standard deviations multiplied by {model.sigma_scaling_[0]:.2f}")
+for name, shown in {"after fit": before, "recalibrated": after}.items():
+    inside = shown.frequency[shown.levels.searchsorted(0.89)]
+    print(f"{name}: 90 % intervals cover {inside:.0%}")
 plt.show()
 # %%
-# CONCLUSION
+# After ``fit``, the 90 % intervals cover only 56 % of the test targets. After
+# ``recalibrate``, they cover 90 %, and the curve is close to the diagonal.
