@@ -192,7 +192,7 @@ tasks = [task(seed) for seed in SEEDS]
 
 
 def relative_confidence(net, train, test, *how):
-    """Return the mean confidence of sampling divided by that of the network."""
+    """Return the mean confidence of sampling relative to the network."""
     proba = laplace(net, train, *how).set_params(link_approx="mc").predict_proba(test)
     return proba.max(1).mean() / net.predict_proba(test).max(1).mean()
 

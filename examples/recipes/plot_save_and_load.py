@@ -55,4 +55,4 @@ for ax, (name, (mean, std)) in zip(axes, results.items(), strict=True):
     ax.set(title=name, xlabel="x")
 plt.show()
 # %%
-# The predictions of both files are exactly equal to those of the saved estimator.
+# The predictions from both files are exactly equal to the predictions before saving.

@@ -434,7 +434,7 @@ def summary(title, runs, names, heads):
 
 
 def above(score):
-    """Return a function that computes the change of a score from the network."""
+    """Return a function for the mean change of a score from the network."""
 
     def change(name, method):
         base = "net all" if method in ("no split", "frozen all") else "net"
@@ -463,7 +463,7 @@ classes = list(dict.fromkeys(name for name, _ in class_runs))
 title = f"Classification, means over {len(classes)} sets"
 heads = ["accuracy", "NLL", "Brier", "ECE"]
 class_methods = summary(title, class_runs, classes, heads)
-title = "NLL minus that of the network (no split, frozen all: of the network on all)"
+title = "NLL minus the NLL of the network (no split, frozen all: of net all)"
 changed = [method for method in class_methods if not method.startswith("net")]
 table(title, classes, changed, above("NLL"))
 compared = [
@@ -483,7 +483,7 @@ many = [name for name in names if name not in few]
 title = f"Regression, means over {len(many)} targets with at least 50 samples"
 methods = summary(title, number_runs, many, ["coverage", "width", "score", "CRPS"])
 table("Coverage of 90 % intervals", names, methods, coverage)
-title = "Interval score over that of split conformal intervals (lower is better)"
+title = "Interval score divided by the score of conformal intervals (lower is better)"
 table(title, names, methods, score_ratio)
 
 # %%
@@ -556,7 +556,7 @@ for ax, (shown, present, value) in zip(axes, panels, strict=True):
 axes[0].axvline(0, color="black", linewidth=0.8)
 axes[0].set_xscale("symlog", linthresh=0.02)
 axes[0].set_xticks([-1, -0.1, 0, 0.1], ["-1", "-0.1", "0", "0.1"])
-axes[0].set(xlabel="NLL minus that of the network (nats)")
+axes[0].set(xlabel="NLL minus the NLL of the network (nats)")
 axes[1].axvspan(0.85, 0.95, color="#dddddd", zorder=0)
 axes[1].set(xlabel="coverage of 90 % intervals", xlim=(None, 1.01))
 plt.show()
