@@ -116,8 +116,10 @@ MATHJAX = files("sphinx-mathjax-offline") / "static" / "mathjax" / mathjax_path
 html_static_path = ["_static", str(MATHJAX)]
 html_css_files = ["sklaplace.css"]
 html_js_files = ["tables.js"]
-# A button copies code without prompts, and no button is on what code prints.
-copybutton_selector = "div:not(.highlight-text, .sphx-glr-script-out) > div.highlight pre"
+# Code has a copy button, which omits prompts; printed output has none.
+copybutton_selector = (
+    "div:not(.highlight-text, .sphx-glr-script-out) > div.highlight pre"
+)
 copybutton_exclude = ".linenos, .gp, .go"
 html_theme_options = {
     "logo": {"text": "sklaplace", "alt_text": "sklaplace, start page"},

@@ -60,7 +60,7 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float:
     if not (all_finite(squares) and all_finite(variance)):
         raise ValueError(
             "The noise cannot be estimated: errors on held-out samples are not finite. "
-            "Look for values of X, or of X_val, far beyond the others."
+            "Look for extreme values in X and X_val."
         )
     scale = math.sqrt(max(2 * float(squares), torch.finfo(torch.float32).tiny))
 
