@@ -9,8 +9,8 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
+from api_groups import directives
 from docutils import nodes
-from public_names import directives
 from sphinx_gallery.directives import imgsgnode
 from sphinx_gallery.sorting import ExplicitOrder
 
@@ -33,6 +33,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "sphinxcontrib.bibtex",
     "myst_parser",
+    "api_groups",
 ]
 exclude_patterns = ["_build", "_templates"]
 templates_path = ["_templates"]

@@ -1,4 +1,4 @@
-"""Public names: those of `__all__` of the modules that the API reference lists."""
+"""Public names: the `__all__` of each module in the API reference."""
 
 import inspect
 from functools import cached_property
@@ -21,7 +21,7 @@ MODULES = (
     "sklaplace.posterior.variational",
     "sklaplace.posterior.variational.module",
 )
-# what torch and skorch call, and no user
+# called by torch and skorch, not by users
 HOOKS = {name for name in vars(Callback) if name.startswith("on_")} | {"extra_repr"}
 KINDS = FunctionType, classmethod, staticmethod, property, cached_property
 
@@ -50,25 +50,8 @@ def members(kind: type) -> dict[str, type]:
     }
 
 
-def directives() -> dict[str, list[tuple[str, str]]]:
-    """Directives of autodoc for the members of each public class."""
-    return {
-        path: [
-            (
-                "autoproperty"
-                if isinstance(vars(base)[name], property | cached_property)
-                else "automethod",
-                name,
-            )
-            for name, base in sorted(members(kind).items())
-        ]
-        for path, kind in public_objects().items()
-        if inspect.isclass(kind)
-    }
-
-
 def is_documented_by_base(name: str, base: type, public: set[type]) -> bool:
-    """Whether a method does what that of a public base class says, of one signature."""
+    """Whether a public base class documents the method, with an equal signature."""
 
     def signature(owner: type) -> Any:
         value = vars(owner)[name]
