@@ -32,7 +32,7 @@ from sklaplace.posterior.tuning.problem import HeldOutScore
 class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     """Laplace approximation of a skorch classifier.
 
-    The posterior over (some of) the network's weights is a Gaussian around their
+    The posterior over some or all of the network's weights is a Gaussian around their
     trained values. Class probabilities are averaged over the posterior, which makes
     them less confident far from the training data. Prefer this estimator to the plain
     network if overconfident predictions are costly; its accuracy is about the same.
@@ -42,163 +42,150 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network. A skorch net is cloned and trained in ``fit``. A
-        ``sklearn.frozen.FrozenEstimator`` around a trained net keeps its weights. None
-        uses a small network for tabular data. ``X`` may then be a data frame with
-        numbers, booleans, strings, categories and missing values; see
-        :doc:`/user_guide/tables`.
+        The network. A skorch net is cloned and trained in ``fit``. A trained net in a
+        ``sklearn.frozen.FrozenEstimator`` keeps its weights. None uses a small network
+        for tabular data, including data frames; see :doc:`/user_guide/tables`.
     likelihood : object or None, default=None
         Likelihood of the targets given the outputs, for criteria without a built-in
         likelihood; see `sklaplace.likelihoods`. None uses the likelihood of the
         criterion.
     subset_of_weights : {"last_layer", "all", "trainable", "subnetwork"} or list of \
             str, default="last_layer"
-        Weights to treat as random: weights of the last layers, all weights, weights
-        with ``requires_grad``, individually selected weights, or parameters by name. A
-        module's name selects all its parameters.
+        Weights with a posterior: the last layer or layers, all weights, all weights
+        that require gradients, individually selected weights, or parameters and modules
+        by name; see :ref:`subset`.
     subset_params : dict, default=None
-        Options of the subset. ``subnetwork`` takes ``n_weights`` (100) and ``by``
-        (``"magnitude"``, ``"swag"``, ``"variance"`` or ``"random"``), the score that
-        selects weights after training. ``by="swag"`` takes ``n_snapshots`` (100),
-        ``steps_per_snapshot`` (1) and ``lr`` (0.01); its scores are the variances of
-        gradient descent iterates. Alternatively, ``indices`` gives the weights' indices
-        in the flattened network.
+        Options of ``"subnetwork"``: ``n_weights`` (100) and ``by`` (``"magnitude"``,
+        ``"swag"``, ``"variance"`` or ``"random"``), the score that selects the weights
+        after training, or ``indices`` of weights in the flattened network. The options
+        of ``"swag"`` are in the :ref:`User Guide <subset>`.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
-        Structure of the Hessian approximation. ``full`` needs memory quadratic in the
-        number of weights, and ``lowrank`` needs memory for ``rank`` copies of the
-        network.
+        Structure of the Hessian approximation; see :ref:`structure`. The memory for
+        ``full`` is quadratic in the number of weights.
     structure_params : dict, default=None
-        Options of the structure. ``kron`` takes ``weight_sharing`` (``"expand"`` or
-        ``"reduce"``). ``lowrank`` takes ``rank`` (100), the number of eigenvectors, and
-        ``tolerance`` (1e-12), the smallest eigenvalue to keep, relative to the largest.
-        ``gp``, ``nystrom`` and ``variational`` take ``n_points`` (100), the number of
-        inducing points.
+        Options of the structure. ``kron`` accepts ``weight_sharing`` (``"expand"`` or
+        ``"reduce"``). ``lowrank`` accepts ``rank`` (100), the number of eigenvectors,
+        and ``tolerance`` (1e-12), the smallest eigenvalue to keep, relative to the
+        largest. ``gp``, ``nystrom`` and ``variational`` accept ``n_points`` (100), the
+        number of inducing points.
     curvature : {"ggn", "ggn_mc", "ef", "hessian", "identity"}, default="ggn"
-        Approximation of the Hessian: the generalised Gauss-Newton matrix (GGN), its
-        Monte Carlo estimate from targets drawn from the network, the empirical Fisher
-        matrix, the exact Hessian (``full`` and small networks only), or ``JᵀJ`` for the
-        Jacobian ``J``, independent of the loss.
+        Approximation of the Hessian: the generalised Gauss-Newton matrix (GGN), a Monte
+        Carlo estimate of the GGN, the empirical Fisher matrix, the exact Hessian (only
+        for ``full`` and small networks), or ``JᵀJ`` with the Jacobian ``J``; see
+        :ref:`curvature`.
     curvature_params : dict, default=None
-        Options of the curvature. ``ggn_mc`` takes ``n_draws`` (10).
+        Options of the curvature. ``ggn_mc`` accepts ``n_draws`` (10), the number of
+        draws.
     prior_precision : float, array or {"auto", "validation", "marglik"}, default="auto"
         Inverse prior variance of the weights. ``"marglik"`` maximises the marginal
         likelihood of the training data. ``"validation"`` maximises the score of
-        held-out samples. ``"auto"`` does the same if there are held-out samples;
-        otherwise it keeps the network's own predictions near the data, with a warning.
-        Held-out samples come from ``X_val``, else from the net's ``train_split``, else
-        from ``validation_fraction``. With few samples or the default network,
-        ``"auto"`` trains one network per cross-validation fold. A frozen net is never
-        trained.
+        held-out samples. ``"auto"`` also uses held-out samples. Without held-out
+        samples, ``"auto"`` keeps the network's own predictions near the data, with a
+        warning. With few samples or the default network, ``"auto"`` trains one network
+        per cross-validation fold; see :ref:`validation-samples`.
     prior_structure : {"scalar", "layerwise", "diag"} or list of str, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
-        ``variational``), or one per weight (for ``full``, ``lowrank`` and ``diag``). A
-        list of names of modules or parameters, such as ``["backbone", "head"]`` with
-        ``subset_of_weights="all"``, gives one precision to each of these groups. Each
-        selected parameter must be in exactly one group.
+        ``variational``), or one per weight (only for ``full``, ``lowrank`` and
+        ``diag``). A list of modules or parameters assigns one precision to each name;
+        see :ref:`prior-structure`.
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
     prior : GaussianPosterior, array of shape (P, P) or None, default=None
         ``posterior_`` of an estimator fitted to an earlier task, whose network has the
-        same layers. This Gaussian replaces ``prior_precision``, ``prior_structure`` and
-        ``prior_mean``, which must keep their defaults, and nothing is tuned. Outputs
-        are matched by position. The prior is exact for ``full`` and ``diag``, and not
-        available for ``gp`` and ``lowrank``; see the user guide for other structures.
-        An array is a prior precision matrix, for ``hessian_structure="full"``.
+        same layers; see :ref:`prior-task`. It replaces ``prior_precision``,
+        ``prior_structure`` and ``prior_mean``, which must keep their defaults, and
+        nothing is tuned. Not available for ``gp`` and ``lowrank``. An array is a prior
+        precision matrix, for ``hessian_structure="full"``.
     refine : bool or "auto", default="auto"
         Whether to refit the weights to the maximum a posteriori of the linearised
-        network under the prior. Predictions use the refitted weights; the network keeps
-        its own. ``"auto"`` lets the tuner decide for a last layer. It is False if
-        nothing is tuned, other weights are selected, or the loss is not convex in the
-        outputs. True requires a convex loss, no ``prior``, and ``pred_type="glm"`` for
-        weights outside the last layer.
+        network; see :ref:`refine`. Only predictions use the refitted weights.
+        ``"auto"`` lets the tuner decide for a last layer. It means False if nothing is
+        tuned, other weights are selected, or the loss is not convex in the outputs.
+        True requires a convex loss, no ``prior``, and ``pred_type="glm"`` for weights
+        outside the last layer.
     residual : float or {"auto", "none"}, default="auto"
-        Variance of a Gaussian process added to the logits, at the distance from the
-        training data that 99 % of the samples do not exceed. The variance grows with
-        the distance until predictions are uncertain. ``"auto"`` means 0.5 with
-        ``prior_precision="auto"`` and ``"none"`` otherwise. With ``"none"``, only the
-        weights are random. The residual needs a network with features; see
-        `score_samples` and the :ref:`User Guide <far>`.
+        Variance of a Gaussian process that is added to the logits; see the :ref:`User
+        Guide <far>`. The variance grows with the distance from the training data.
+        ``residual`` is the variance at the distance that 99 % of the samples do not
+        exceed. ``"auto"`` means 0.5 with ``prior_precision="auto"``, and ``"none"``
+        otherwise. The residual needs a network with features.
     temperature : float, default=1.0
-        Divides the log-likelihood in the posterior. Values below one sharpen the
+        Divisor of the log-likelihood in the posterior. Values below one sharpen the
         posterior.
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for tuning, if the net is trained in
         ``fit``, holds out no samples itself, and there are at least 50 distinct
-        samples. ``prior_precision="auto"`` needs 100 and a net of yours, and uses
-        cross-validation otherwise.
+        samples. ``prior_precision="auto"`` holds out samples only for your own net with
+        at least 100 samples, and uses cross-validation otherwise.
     pred_type : {"glm", "nn"}, default="glm"
-        Whether predictions use the linearised network (``"glm"``), or the network
-        itself under ``n_samples`` draws of the weights (``"nn"``). Tuning always uses
+        Whether to predict with the linearised network (``"glm"``), or with the network
+        under ``n_samples`` draws of the weights (``"nn"``). Tuning always uses
         ``"glm"``.
     n_samples : int, default=100
-        Number of draws for the ``"mc"`` link, for ``predict_uncertainty(X, "mc")``, and
-        of the weights with ``pred_type="nn"``.
+        Number of draws for ``link_approx="mc"``, for ``predict_uncertainty(X, "mc")``
+        and for ``pred_type="nn"``.
     batch_size : int or None, default=None
-        Number of samples per batch for curvature and prediction. None fits batches into
+        Number of samples per batch for curvature and prediction. None limits batches to
         a fixed memory budget. Results do not depend on the batch size.
     n_shards : int or None, default=None
-        Number of parts to split the training samples into, in whole batches. The
-        curvature is summed within each part, and then over the parts in order. None
-        uses one part per four batches, and at most 32. Only the last digits of results
-        change.
+        Number of parts into which to split the training samples for parallel fits. None
+        uses one part per four batches, and at most 32. The number of parts changes only
+        the last digits of results.
     n_jobs : int or None, default=None
-        Number of joblib workers for shards and for batches of predictions. Workers are
-        processes, unless ``joblib.parallel_config`` selects another backend, such as
-        ``"dask"``. Each worker uses one thread. Results are bitwise identical for all
-        backends and numbers of workers, including 1. None computes in the current
-        process with all of torch's threads; -1 uses one worker per core.
+        Number of joblib workers, each with one thread; see :doc:`/large_data`. None
+        computes in the current process with all of torch's threads; -1 uses one worker
+        per core. Results are bitwise identical for all numbers of workers, including 1,
+        and for all joblib backends.
     distributed : bool, default=False
-        Whether all processes of the default ``torch.distributed`` group fit together,
-        each on some of the shards. All processes need the same data and parameters, and
-        get the same posterior.
+        Whether the processes of the default ``torch.distributed`` group share the work
+        of ``fit``. All processes need the same data and parameters, and get the same
+        posterior.
     memory : None, str, path or joblib.Memory, default=None
-        Cache of the trained network and its curvature: a grid search over prior, noise,
-        temperature or link trains only once per fold. Needs a ``random_state``. Editing
-        your module triggers new training. Editing a function that the module calls does
-        not; clear the folder in this case. Loading from the folder can run arbitrary
+        Cache of the trained network and its curvature, for grid searches that train
+        only once per fold; see :ref:`memory`. Needs a ``random_state``. If you edit a
+        function that the module calls, clear the folder. Loading can run arbitrary
         code, as with pickle: use a folder that only you can write to.
     random_state : int, RandomState or None, default=None
         Seed of training, held-out samples and draws. None gives different results each
-        time. The global random generators are never touched.
+        time. The global random generators do not change.
     verbose : int, default=0
         Verbosity level. 0 prints nothing. 1 prints the phases of a fit with their time,
-        the chosen values, and a note if a net with weights is trained again. 2 adds
-        progress bars for long loops in fits and predictions, if tqdm is installed.
-        Results do not depend on it.
+        the chosen values, and a note if an initialised net is trained again. 2 adds
+        progress bars for long loops, if tqdm is installed.
     class_weight : dict, "balanced" or None, default=None
-        Class weights by label, which multiply ``sample_weight``. ``"balanced"`` gives
-        all classes the same total weight. Class weights also apply to held-out samples.
+        Class weights by label, which multiply ``sample_weight``, also for held-out
+        samples. ``"balanced"`` assigns the same total weight to all classes.
     link_approx : {"auto", "mean_field", "mc", "gumbel", "probit", \
             "probit_uncentred", "sodpp", "bridge", "bridge_norm"}, default="auto"
-        Approximation of the class probabilities under Gaussian logits. See
-        `sklaplace.dirichlet.links.choose_link` for the rule of ``"auto"``.
+        Link approximation: the approximation of the class probabilities under Gaussian
+        logits; see :ref:`link`. ``"auto"`` follows
+        `sklaplace.dirichlet.links.choose_link`.
     dirichlet_approx : {"projection", "bridge", "bridge_norm", \
             "bridge_norm_published", "bridge_conditioned", \
             "bridge_norm_conditioned"}, default="projection"
         Dirichlet approximation of the distribution over class probabilities: the
-        closest Dirichlet in Kullback-Leibler divergence, or the Laplace bridge, without
-        or with a correction for large variances. The bridge uses logits that are
-        centred or, as published, conditioned on a sum of zero.
+        closest Dirichlet in Kullback-Leibler divergence, or a variant of the Laplace
+        bridge; see :ref:`dirichlet`.
 
     Attributes
     ----------
     estimator_ : skorch net
-        The trained network; a copy if it was frozen.
+        The trained network, or a copy of the frozen network.
     posterior_ : GaussianPosterior
         Gaussian over the selected weights.
     classes_ : ndarray of shape (K,)
-        Class labels; for a matrix of labels, the indices of its columns.
+        Class labels, or column indices for a matrix of labels.
     n_features_in_ : int
-        Number of features (size of the second axis), for array input.
+        Number of features (size of the second axis); only for arrays.
     feature_names_in_ : ndarray of str
-        Column names, for data frames with string columns.
+        Column names; only for data frames with string columns.
     n_iter_ : int
-        Number of epochs the network was trained for.
+        Number of training epochs of the network.
     prior_precision_ : float or ndarray
-        Prior precision in use. With ``prior``, see ``posterior_.earlier`` instead.
+        Prior precision in use. If ``prior`` is given, see ``posterior_.earlier``.
     temperature_ : float
-        Temperature in use: ``temperature``, unless `tune` chose another value.
+        Temperature in use. It differs from ``temperature`` only after `tune`.
     log_marginal_likelihood_value_ : float
         Laplace approximation of the log marginal likelihood, in nats.
 
@@ -209,10 +196,11 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
     Notes
     -----
-    Linearised predictive distribution: Immer, Korzepa and Bauer (2021).
-    Kronecker-factored structure: Ritter, Botev and Barber (2018). Last layer:
-    Kristiadi, Hein and Hennig (2020). Evidence: MacKay (1992). Reason for refitting the
-    last layer before using its evidence: Antorán et al. (2022).
+    The linearised predictive distribution follows Immer, Korzepa and Bauer (2021), the
+    Kronecker-factored structure Ritter, Botev and Barber (2018), the last-layer
+    approximation Kristiadi, Hein and Hennig (2020), and the evidence MacKay (1992).
+    Antorán et al. (2022) explain why the last layer must be refitted before its
+    evidence is used.
 
     Examples
     --------
@@ -270,8 +258,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     ) -> "LaplaceClassifier":
         """Add samples to the posterior; the network keeps its weights.
 
-        The result equals one fit on all samples with the same weights, prior and
-        temperature, in any order. Before the first fit, this method is the same as
+        The result equals one fit on all samples, in any order, with equal weights,
+        prior and temperature. Before the first fit, this method is equivalent to
         ``fit``.
 
         Parameters
@@ -281,8 +269,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         y : array-like of shape (n,)
             Labels of the new samples, from the classes in ``fit``.
         classes : array-like of shape (K,), optional
-            All classes, including future ones. Needed in the first call if ``y`` lacks
-            some classes.
+            All classes, including future classes. Required in the first call if ``y``
+            does not contain all classes.
         sample_weight : array-like of shape (n,), optional
             Non-negative sample weights, as in ``fit``.
 
@@ -299,14 +287,14 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         See Also
         --------
         fit : Also trains the network.
-        tune : Chooses prior and noise again.
+        tune : Tunes prior and noise again.
 
         Notes
         -----
-        Takes one pass over the new samples. Prior and noise are not tuned again, and
-        the network is not trained. The curve of
-        ``learning_curve(exploit_incremental_learning=True)``, which calls this method,
-        is therefore flat.
+        The cost is one pass over the new samples. Neither the prior nor the noise is
+        tuned again, and the network is not trained.
+        ``learning_curve(exploit_incremental_learning=True)`` calls this method, so the
+        learning curve is flat.
 
         Examples
         --------
@@ -328,50 +316,50 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         return self
 
     def _check_classes(self, classes: np.ndarray, y: ArrayLike) -> None:
-        """Raise ValueError if ``classes`` has changed or lacks some labels."""
+        """Raise ValueError if ``classes`` changed or lacks some labels."""
         fitted = getattr(self, "classes_", classes)
         if not np.array_equal(fitted, classes):
             raise ValueError(
-                f"classes={classes.tolist()} are not those of the first call, "
-                f"{fitted.tolist()}. Leave classes out, or fit anew."
+                f"classes={classes.tolist()} differ from the classes of the first "
+                f"call, {fitted.tolist()}. Omit classes, or fit again."
             )
         labels = np.asarray(y)
         ignored = is_ignored(labels, inner_net(self.estimator))
         unknown = np.setdiff1d(labels[~ignored], classes)
         if len(unknown):
             raise ValueError(
-                f"y has labels that classes lacks: {unknown[:5].tolist()}. List all of "
-                "them."
+                f"y has labels that classes lacks: {unknown[:5].tolist()}. Add them to "
+                "classes."
             )
 
     # ----------------------------------------------------------------- predict
     def to_module(self) -> PredictiveModule:
         """Return the predictions as a torch module, without the estimator.
 
-        ``torch.export`` and ``torch.onnx.export`` write the module to files that load
-        without this package.
+        ``torch.export`` and ``torch.onnx.export`` write the module to files that can be
+        loaded without this package.
 
         Read more in :doc:`/user_guide/deployment`.
 
         Returns
         -------
         torch.nn.Module
-            Module on the device of the network, in float64 from the last layer on. It
-            takes the inputs of the network, b samples, and returns the mean and the
-            variance of `latent_mean_and_variance`, (b, K), and the probabilities of
-            `predict_proba`. It is differentiable.
+            Differentiable module on the network's device, in float64 from the last
+            layer on. For b samples, the module returns the mean and variance of
+            `latent_mean_and_variance`, (b, K), and the probabilities of
+            `predict_proba`.
 
         Raises
         ------
         ValueError
-            If the predictions have no closed form: for other weights than those of a
-            last Linear layer without parametrisations, a net with its own ``infer``,
-            ``pred_type="nn"``, or ``link_approx="gumbel"``, which is
+            If the predictions have no closed form. A closed form requires a posterior
+            over a last Linear layer without parametrisations, a net without its own
+            ``infer`` method, ``pred_type="glm"``, and a link other than ``"gumbel"``,
             the default for more than 16 classes.
 
         See Also
         --------
-        predictive : Joint covariances in the autograd graph, for all weights.
+        predictive : Joint covariances with gradients, for all weights.
 
         Examples
         --------
@@ -388,7 +376,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         if name not in CLOSED_LINKS:
             raise ValueError(
                 f"link_approx={name!r} has no closed form. Use set_params(link_approx="
-                f"...), which needs no fit, with one of {', '.join(CLOSED_LINKS)}."
+                f"...), without a new fit, with one of {', '.join(CLOSED_LINKS)}."
             )
         function = CLOSED_LINKS[name]
         work = self._on_logits(function, link)

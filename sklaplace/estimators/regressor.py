@@ -39,200 +39,179 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     """Laplace approximation of a skorch regressor.
 
     The posterior over (some of) the network's weights is a Gaussian around their
-    trained values. With Gaussian observation noise, standard deviations and intervals
-    of predictions widen away from the training data.
+    trained values. Standard deviations and intervals of predictions include Gaussian
+    observation noise, and widen away from the training data.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network. A skorch net is cloned and trained in ``fit``. A
-        ``sklearn.frozen.FrozenEstimator`` around a trained net keeps its weights. None
-        uses a network for tabular data, with piecewise linear inputs from 500 distinct
-        samples on. ``X`` may then be a data frame with numbers, booleans, strings,
-        categories and missing values; see :doc:`/user_guide/tables`.
+        The network. A skorch net is cloned and trained in ``fit``. A trained net in a
+        ``sklearn.frozen.FrozenEstimator`` keeps its weights. None uses a network for
+        tabular data, including data frames, with piecewise linear inputs for 500 or
+        more distinct samples; see :doc:`/user_guide/tables`.
     likelihood : object or None, default=None
         Likelihood of the targets given the outputs, for criteria without a built-in
         likelihood; see `sklaplace.likelihoods`. None uses the likelihood of the
         criterion.
     subset_of_weights : {"last_layer", "all", "trainable", "subnetwork"} or list of \
             str, default="last_layer"
-        Weights to treat as random: weights of the last layers, all weights, weights
-        with ``requires_grad``, individually selected weights, or parameters by name. A
-        module's name selects all its parameters.
+        Weights with a posterior: the last layer or layers, all weights, all weights
+        that require gradients, individually selected weights, or parameters and modules
+        by name; see :ref:`subset`.
     subset_params : dict, default=None
-        Options of the subset. ``subnetwork`` takes ``n_weights`` (100) and ``by``
-        (``"magnitude"``, ``"swag"``, ``"variance"`` or ``"random"``), the score that
-        selects weights after training. ``by="swag"`` takes ``n_snapshots`` (100),
-        ``steps_per_snapshot`` (1) and ``lr`` (0.01); its scores are the variances of
-        gradient descent iterates. Alternatively, ``indices`` gives the weights' indices
-        in the flattened network.
+        Options of ``"subnetwork"``: ``n_weights`` (100) and ``by`` (``"magnitude"``,
+        ``"swag"``, ``"variance"`` or ``"random"``), the score that selects the weights
+        after training, or ``indices`` of weights in the flattened network. The options
+        of ``"swag"`` are in the :ref:`User Guide <subset>`.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
-        Structure of the Hessian approximation. ``full`` needs memory quadratic in the
-        number of weights, and ``lowrank`` needs memory for ``rank`` copies of the
-        network.
+        Structure of the Hessian approximation; see :ref:`structure`. The memory for
+        ``full`` is quadratic in the number of weights.
     structure_params : dict, default=None
-        Options of the structure. ``kron`` takes ``weight_sharing`` (``"expand"`` or
-        ``"reduce"``). ``lowrank`` takes ``rank`` (100), the number of eigenvectors, and
-        ``tolerance`` (1e-12), the smallest eigenvalue to keep, relative to the largest.
-        ``gp``, ``nystrom`` and ``variational`` take ``n_points`` (100), the number of
-        inducing points.
+        Options of the structure. ``kron`` accepts ``weight_sharing`` (``"expand"`` or
+        ``"reduce"``). ``lowrank`` accepts ``rank`` (100), the number of eigenvectors,
+        and ``tolerance`` (1e-12), the smallest eigenvalue to keep, relative to the
+        largest. ``gp``, ``nystrom`` and ``variational`` accept ``n_points`` (100), the
+        number of inducing points.
     curvature : {"ggn", "ggn_mc", "ef", "hessian", "identity"}, default="ggn"
-        Approximation of the Hessian: the generalised Gauss-Newton matrix (GGN), its
-        Monte Carlo estimate from targets drawn from the network, the empirical Fisher
-        matrix, the exact Hessian (``full`` and small networks only), or ``JᵀJ`` for the
-        Jacobian ``J``, independent of the loss.
+        Approximation of the Hessian: the generalised Gauss-Newton matrix (GGN), a Monte
+        Carlo estimate of the GGN, the empirical Fisher matrix, the exact Hessian (only
+        for ``full`` and small networks), or ``JᵀJ`` with the Jacobian ``J``; see
+        :ref:`curvature`.
     curvature_params : dict, default=None
-        Options of the curvature. ``ggn_mc`` takes ``n_draws`` (10).
+        Options of the curvature. ``ggn_mc`` accepts ``n_draws`` (10), the number of
+        draws.
     prior_precision : float, array or {"auto", "validation", "marglik"}, default="auto"
         Inverse prior variance of the weights. ``"marglik"`` maximises the marginal
         likelihood of the training data. ``"validation"`` maximises the score of
-        held-out samples. ``"auto"`` does the same if there are held-out samples;
-        otherwise it keeps the network's own predictions near the data, with a warning.
-        Held-out samples come from ``X_val``, else from the net's ``train_split``, else
-        from ``validation_fraction``. With the default network, or fewer than 1,000
-        samples and no ``X_val``, ``"auto"`` trains one network per cross-validation
-        fold; see the :ref:`User Guide <validation-samples>`. A frozen net is never
-        trained.
+        held-out samples. ``"auto"`` also uses held-out samples. Without held-out
+        samples, ``"auto"`` keeps the network's own predictions near the data, with a
+        warning. With the default network, or with fewer than 1,000 samples and no
+        ``X_val``, ``"auto"`` trains one network per cross-validation fold; see
+        :ref:`validation-samples`.
     prior_structure : {"scalar", "layerwise", "diag"} or list of str, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
-        ``variational``), or one per weight (for ``full``, ``lowrank`` and ``diag``). A
-        list of names of modules or parameters, such as ``["backbone", "head"]`` with
-        ``subset_of_weights="all"``, gives one precision to each of these groups. Each
-        selected parameter must be in exactly one group.
+        ``variational``), or one per weight (only for ``full``, ``lowrank`` and
+        ``diag``). A list of modules or parameters assigns one precision to each name;
+        see :ref:`prior-structure`.
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
     prior : GaussianPosterior, array of shape (P, P) or None, default=None
         ``posterior_`` of an estimator fitted to an earlier task, whose network has the
-        same layers. This Gaussian replaces ``prior_precision``, ``prior_structure`` and
-        ``prior_mean``, which must keep their defaults, and nothing is tuned.
-        ``sigma_noise`` must be a number or an array. Outputs are matched by position.
-        The prior is exact for ``full`` and ``diag``, and not available for ``gp`` and
-        ``lowrank``; see the user guide for other structures. An array is a prior
-        precision matrix, for ``hessian_structure="full"``.
+        same layers; see :ref:`prior-task`. It replaces ``prior_precision``,
+        ``prior_structure`` and ``prior_mean``, which must keep their defaults, and
+        nothing is tuned. ``sigma_noise`` must be a number or an array. Not available
+        for ``gp`` and ``lowrank``. An array is a prior precision matrix, for
+        ``hessian_structure="full"``.
     refine : bool or "auto", default="auto"
         Whether to refit the weights to the maximum a posteriori of the linearised
-        network under the prior. Predictions use the refitted weights; the network keeps
-        its own. ``"auto"`` lets the tuner decide for a last layer. It is False if
-        nothing is tuned, other weights are selected, or the loss is not convex in the
-        outputs. True requires a convex loss, no ``prior``, and ``pred_type="glm"`` for
-        weights outside the last layer.
+        network; see :ref:`refine`. Only predictions use the refitted weights.
+        ``"auto"`` lets the tuner decide for a last layer. It means False if nothing is
+        tuned, other weights are selected, or the loss is not convex in the outputs.
+        True requires a convex loss, no ``prior``, and ``pred_type="glm"`` for weights
+        outside the last layer.
     residual : float or {"auto", "none"}, default="auto"
-        Variance of a Gaussian process added to the outputs, in units of the noise
-        variance, at the distance from the training data that 99 % of the samples do not
-        exceed. The variance grows with the distance until predictions are uncertain;
-        the standard deviation of an output is then at most about twice the standard
-        deviation of ``y``. ``"auto"`` means 0.5 with ``prior_precision="auto"`` and
-        ``"none"`` otherwise. With ``"none"``, only the weights are random. The residual
-        needs a network with features and a normal likelihood with a noise level; see
-        `score_samples` and the :ref:`User Guide <far>`.
+        Variance of a Gaussian process that is added to the outputs, in units of the
+        noise variance; see the :ref:`User Guide <far>`. The variance grows with the
+        distance from the training data. ``residual`` is the variance at the distance
+        that 99 % of the samples do not exceed. ``"auto"`` means 0.5 with
+        ``prior_precision="auto"``, and ``"none"`` otherwise. The residual needs a
+        network with features and a normal likelihood with a noise level.
     temperature : float, default=1.0
-        Divides the log-likelihood in the posterior. Values below one sharpen the
+        Divisor of the log-likelihood in the posterior. Values below one sharpen the
         posterior.
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for tuning, if the net is trained in
         ``fit``, holds out no samples itself, and there are at least 50 distinct
-        samples. With ``prior_precision="auto"``, this applies to your own net with at
-        least 100 samples (1,000 with ``sigma_noise="auto"``). Otherwise
-        cross-validation is used.
+        samples. ``prior_precision="auto"`` holds out samples only for your own net with
+        at least 100 samples (1,000 with ``sigma_noise="auto"``), and uses
+        cross-validation otherwise.
     pred_type : {"glm", "nn"}, default="glm"
-        Whether predictions use the linearised network (``"glm"``), or the network
-        itself under ``n_samples`` draws of the weights (``"nn"``). Tuning always uses
+        Whether to predict with the linearised network (``"glm"``), or with the network
+        under ``n_samples`` draws of the weights (``"nn"``). Tuning always uses
         ``"glm"``.
     n_samples : int, default=100
-        Number of weight draws for ``pred_type="nn"``. The linearised predictive
-        distribution needs no draws.
+        Number of weight draws for ``pred_type="nn"``.
     batch_size : int or None, default=None
-        Number of samples per batch for curvature and prediction. None fits batches into
+        Number of samples per batch for curvature and prediction. None limits batches to
         a fixed memory budget. Results do not depend on the batch size.
     n_shards : int or None, default=None
-        Number of parts to split the training samples into, in whole batches. The
-        curvature is summed within each part, and then over the parts in order. None
-        uses one part per four batches, and at most 32. Only the last digits of results
-        change.
+        Number of parts into which to split the training samples for parallel fits. None
+        uses one part per four batches, and at most 32. The number of parts changes only
+        the last digits of results.
     n_jobs : int or None, default=None
-        Number of joblib workers for shards and for batches of predictions. Workers are
-        processes, unless ``joblib.parallel_config`` selects another backend, such as
-        ``"dask"``. Each worker uses one thread. Results are bitwise identical for all
-        backends and numbers of workers, including 1. None computes in the current
-        process with all of torch's threads; -1 uses one worker per core.
+        Number of joblib workers, each with one thread; see :doc:`/large_data`. None
+        computes in the current process with all of torch's threads; -1 uses one worker
+        per core. Results are bitwise identical for all numbers of workers, including 1,
+        and for all joblib backends.
     distributed : bool, default=False
-        Whether all processes of the default ``torch.distributed`` group fit together,
-        each on some of the shards. All processes need the same data and parameters, and
-        get the same posterior.
+        Whether the processes of the default ``torch.distributed`` group share the work
+        of ``fit``. All processes need the same data and parameters, and get the same
+        posterior.
     memory : None, str, path or joblib.Memory, default=None
-        Cache of the trained network and its curvature: a grid search over prior, noise,
-        temperature or link trains only once per fold. Needs a ``random_state``. Editing
-        your module triggers new training. Editing a function that the module calls does
-        not; clear the folder in this case. Loading from the folder can run arbitrary
+        Cache of the trained network and its curvature, for grid searches that train
+        only once per fold; see :ref:`memory`. Needs a ``random_state``. If you edit a
+        function that the module calls, clear the folder. Loading can run arbitrary
         code, as with pickle: use a folder that only you can write to.
     random_state : int, RandomState or None, default=None
         Seed of training, held-out samples and draws. None gives different results each
-        time. The global random generators are never touched.
+        time. The global random generators do not change.
     verbose : int, default=0
         As for `LaplaceClassifier`.
     sigma_noise : float, array or {"auto", "homoscedastic", "validation", "marglik"}, \
             default="auto"
-        Standard deviation of the observation noise. Only for nets with ``MSELoss``,
-        which does not determine the noise. One number applies to all outputs, and an
-        array has one value per column of ``y``. A name tunes the noise together with
-        ``prior_precision``, with one level per column: in proportion to held-out
-        residuals, or by maximising the evidence; see the user guide. With ``"auto"``,
-        the noise is heteroscedastic if there are at least 30 held-out residuals: its
-        standard deviation and quantiles depend on the inputs, in proportion to the
-        level; see :ref:`noise`. Below 1,000 samples, the residuals come from
-        cross-validation. ``"homoscedastic"`` is ``"auto"`` with normal noise of
-        constant level, like all other values. If both parameters have names other than
-        ``"auto"``, the names must be equal, except for ``"validation"`` with
-        ``prior_precision="marglik"``. With ``prior_precision="marglik"``, ``"auto"``
-        uses held-out samples if there are any.
+        Standard deviation of the observation noise, for nets with ``MSELoss``; see
+        :ref:`noise`. One number applies to all outputs, and an array has one value per
+        column of ``y``. A name tunes one noise level per column together with
+        ``prior_precision``. With ``"auto"`` and at least 30 held-out residuals, the
+        noise is heteroscedastic: its standard deviation and quantiles depend on the
+        inputs. All other values mean normal noise of constant level. The names of
+        ``sigma_noise`` and ``prior_precision`` must be equal, unless one of them is
+        ``"auto"``, or ``"validation"`` is combined with ``prior_precision="marglik"``.
     normalize_y : bool, default=False
-        Whether to train the network on targets that are centred and divided by their
-        standard deviation, column by column. Results and a given ``sigma_noise`` stay
-        in units of ``y``. The net's own outputs, its history and ``posterior_`` are in
-        units of the normalised targets. Mean and standard deviation are weighted, and
-        computed from all samples given to ``fit``, including held-out samples of
-        ``train_split`` and ``validation_fraction`` but not ``X_val``. Not supported for
-        frozen nets, counts and ``prior``. The default network always normalises its
-        targets.
+        Whether to centre each column of ``y`` and divide it by its standard deviation
+        before training; see :ref:`normalize-y`. Results and ``sigma_noise`` stay in
+        units of ``y``. The net's own outputs, its history and ``posterior_`` are in
+        units of the normalised targets. Not supported for frozen nets, counts and
+        ``prior``. The default network always normalises its targets.
 
     Attributes
     ----------
     estimator_ : skorch net
-        The trained network; a copy if it was frozen.
+        The trained network, or a copy of the frozen network.
     posterior_ : GaussianPosterior
         Gaussian over the selected weights.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of constant observation noise; one if there is no noise.
-        Heteroscedastic noise is relative to it.
+        Standard deviation of constant observation noise, or one without noise.
+        Heteroscedastic noise is relative to ``sigma_noise_``.
     sigma_scaling_ : ndarray of shape (n_outputs,)
-        Scaling factors of standard deviations; all one unless `recalibrate` was called.
+        Scaling factors of standard deviations; one before `recalibrate`.
     n_features_in_ : int
-        Number of features (size of the second axis), for array input.
+        Number of features (size of the second axis); only for arrays.
     feature_names_in_ : ndarray of str
-        Column names, for data frames with string columns.
+        Column names; only for data frames with string columns.
     n_iter_ : int
-        Number of epochs the network was trained for.
+        Number of training epochs of the network.
     prior_precision_ : float or ndarray
-        Prior precision in use. With ``prior``, see ``posterior_.earlier`` instead.
+        Prior precision in use. If ``prior`` is given, see ``posterior_.earlier``.
     temperature_ : float
-        Temperature in use: ``temperature``, unless `tune` chose another value.
+        Temperature in use. It differs from ``temperature`` only after `tune`.
     log_marginal_likelihood_value_ : float
-        Laplace approximation of the log marginal likelihood, in nats, of targets in
-        units of ``y`` with constant noise.
+        Laplace approximation of the log marginal likelihood in nats, for targets in
+        units of ``y`` and constant noise.
 
     See Also
     --------
     LaplaceClassifier : Laplace approximation of a skorch classifier.
-    LaplaceRegressorCV : Prior precision and noise by cross-validation.
+    LaplaceRegressorCV : Chooses prior precision and noise by cross-validation.
 
     Notes
     -----
-    The posterior is exact for a network that is linear in the selected weights, and
-    constant noise. Noise tuned on training data is too small if the network overfits.
-    Held-out samples are therefore preferred, and ``fit`` warns without them. See
+    The posterior is exact for constant noise and a network that is linear in the
+    selected weights. Noise tuned on training data is too small if the network overfits.
+    ``fit`` therefore prefers held-out samples, and warns without held-out samples. See
     `LaplaceClassifier` for references.
 
     Examples
@@ -260,7 +239,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         options = replace(options, sigma_noise=self._resolved_noise())
         if self.prior is not None and isinstance(options.sigma_noise, str):
             raise ValueError(
-                f"sigma_noise={self.sigma_noise!r} cannot be chosen with prior. Use a "
+                f"sigma_noise={self.sigma_noise!r} cannot be tuned with prior. Use a "
                 "number or an array, such as sigma_noise_ of an earlier model."
             )
         values = self.prior_precision, options.sigma_noise
@@ -268,7 +247,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         if len(names) > 1 and values != ("marglik", "validation"):
             raise ValueError(
                 f"prior_precision={self.prior_precision!r} and sigma_noise="
-                f"{self.sigma_noise!r} name two tuners. Use the same name for "
+                f"{self.sigma_noise!r} name different tuners. Use the same name for "
                 "both, or sigma_noise='auto'."
             )
         noise = options.sigma_noise
@@ -277,7 +256,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         if is_of_second_order and is_free and options.refine is True:
             raise ValueError(
                 f"refine=True cannot be used with curvature={self.curvature!r} and "
-                "noise chosen on held-out rows. Use sigma_noise='marglik' or a number, "
+                "noise tuned on held-out rows. Use sigma_noise='marglik' or a number, "
                 "refine=False, or curvature='ggn'."
             )
         return options
@@ -288,7 +267,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
             return geometric_mean(np.asarray(self.sigma_noise, dtype=float))
         if not isinstance(self.sigma_noise, str):
             return self.sigma_noise
-        # without noise, nothing is tuned and no samples are held out
+        # without noise, do not tune and hold out no samples
         if not has_noise(self.likelihood, inner_net(self.estimator)):
             return 1.0
         return "auto" if self.sigma_noise == "homoscedastic" else self.sigma_noise
@@ -301,7 +280,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
 
     def _likelihood_settings(self) -> Any:
         adapted = self._targets.adapt(Gaussian())
-        # tuned noise levels of several columns are in proportion
+        # tuned noise levels of several columns have fixed proportions
         is_tuned = self._targets.n_outputs > 1 and isinstance(self.sigma_noise, str)
         return self.likelihood, cast(Gaussian, adapted).relative, is_tuned
 
@@ -347,8 +326,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     def to_module(self, coverage: float | None = 0.9) -> PredictiveModule:
         """Return the predictions as a torch module, without the estimator.
 
-        ``torch.export`` and ``torch.onnx.export`` write the module to files that load
-        without this package.
+        ``torch.export`` and ``torch.onnx.export`` write the module to files that can be
+        loaded without this package.
 
         Read more in :doc:`/user_guide/deployment`.
 
@@ -360,22 +339,22 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Returns
         -------
         torch.nn.Module
-            Module on the device of the network, in float64 from the last layer on. It
-            takes the inputs of the network, b samples, and returns the mean and the
-            variance of `latent_mean_and_variance`, (b, n_outputs), and the interval of
-            `predict_interval`, (b, 2) or (b, n_outputs, 2). It is differentiable.
+            Differentiable module on the network's device, in float64 from the last
+            layer on. For b samples, the module returns the mean and variance of
+            `latent_mean_and_variance`, (b, n_outputs), and the interval of
+            `predict_interval`, (b, 2) or (b, n_outputs, 2).
 
         Raises
         ------
         ValueError
-            If the predictions have no closed form: for other weights than those of a
-            last Linear layer without parametrisations, a net with its own ``infer``,
-            ``pred_type="nn"``, or intervals of other likelihoods
-            than the Gaussian.
+            If the predictions have no closed form. A closed form requires a posterior
+            over a last Linear layer without parametrisations, a net without its own
+            ``infer`` method, ``pred_type="glm"``, and a Gaussian likelihood for
+            intervals.
 
         See Also
         --------
-        predictive : Joint covariances in the autograd graph, for all weights.
+        predictive : Joint covariances with gradients, for all weights.
 
         Examples
         --------
@@ -407,8 +386,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         """Return the interval of a coverage as a function of moments."""
         if not isinstance(self._likelihood, Gaussian):
             raise ValueError(
-                f"Intervals of {type(self._likelihood).__name__} have no closed form, "
-                "only those of Gaussian. Use to_module(coverage=None)."
+                f"Intervals of {type(self._likelihood).__name__} have no closed form. "
+                "Use a Gaussian likelihood, or to_module(coverage=None)."
             )
         scores = norm.ppf([(1 - coverage) / 2, (1 + coverage) / 2])
         model = self._noise_model
@@ -425,8 +404,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     ) -> "LaplaceRegressor":
         """Add samples to the posterior; the network keeps its weights.
 
-        The result equals one fit on all samples with the same weights, prior, noise and
-        temperature, in any order. Before the first fit, this method is the same as
+        The result equals one fit on all samples, in any order, with equal weights,
+        prior, noise and temperature. Before the first fit, this method is equivalent to
         ``fit``.
 
         Parameters
@@ -452,14 +431,14 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         See Also
         --------
         fit : Also trains the network.
-        tune : Chooses prior and noise again.
+        tune : Tunes prior and noise again.
 
         Notes
         -----
-        Takes one pass over the new samples. Prior and noise are not tuned again, and
-        the network is not trained. The curve of
-        ``learning_curve(exploit_incremental_learning=True)``, which calls this method,
-        is therefore flat.
+        The cost is one pass over the new samples. Neither the prior nor the noise is
+        tuned again, and the network is not trained.
+        ``learning_curve(exploit_incremental_learning=True)`` calls this method, so the
+        learning curve is flat.
 
         Examples
         --------

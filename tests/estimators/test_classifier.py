@@ -387,7 +387,7 @@ class TestPartialFit:
         words = r"y has labels that y in fit does not have: \[7\]"
         with pytest.raises(ValueError, match=words):
             model.partial_fit(X[:1], [7])
-        with pytest.raises(ValueError, match="not those of the first call"):
+        with pytest.raises(ValueError, match="differ from the classes of the first"):
             model.partial_fit(X[:1], y[:1], classes=[0, 1, 2, 3])
 
 
