@@ -111,7 +111,7 @@ class BaseLaplace:
     def fit(
         self,
         X: Inputs,
-        y: ArrayLike | None = None,  # None raises an error saying what to pass
+        y: ArrayLike | None = None,  # None raises an error with instructions
         sample_weight: ArrayLike | None = None,
         *,
         groups: ArrayLike | None = None,
@@ -125,26 +125,25 @@ class BaseLaplace:
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Training samples. Arrays, sparse matrices and data frames are validated and
-            cast to the network's dtype; anything else is passed to skorch unchanged. A
-            sparse matrix is made dense in batches.
+            cast to the network's dtype; other inputs are passed to skorch unchanged.
+            Sparse matrices are converted to dense arrays in batches.
         y : array-like of shape (n,) or (n, n_outputs)
-            Targets. For a classifier: class labels of any type, a matrix of 0/1 labels,
-            or an array of labels for each sample.
+            Targets. For a classifier, class labels of any type, a matrix of 0/1 labels,
+            or an array of labels per sample.
         sample_weight : array-like of shape (n,), optional
-            Non-negative sample weights in loss, curvature and evidence. Weights are
-            counts: a sample of weight two equals two samples, and weights that sum to
-            one equal a single sample. Scale relative weights to mean one.
+            Non-negative sample weights for loss, curvature and evidence. Weights are
+            counts: a sample with weight two counts as two samples. Scale relative
+            weights to a mean of one.
         groups : array-like of shape (n,), optional
-            Labels of groups, such as patients: strings or integers. Samples of a group
-            are on one side of every split that is tuned on, except for the folds of
-            the noise model. Copies of a sample in different groups may then be on both
-            sides.
+            Group labels (strings or integers), such as patients. Every split for tuning
+            keeps the samples of a group together, except for the folds of the noise
+            model. Copies of a sample in different groups may be separated.
         X_val, y_val : optional
-            Held-out samples, not used to train the network. Only the ``"validation"``
-            and ``"auto"`` tuners use them.
+            Held-out samples for the ``"validation"`` and ``"auto"`` tuners. The network
+            is not trained on these samples.
         **fit_params : dict
-            Passed to the ``fit`` method of the skorch net. They must not change what
-            the module computes, because predictions do not use them.
+            Arguments for the ``fit`` method of the skorch net. Predictions do not use
+            these arguments, so they must not change the module's outputs.
 
         Returns
         -------
@@ -154,19 +153,19 @@ class BaseLaplace:
         Raises
         ------
         ValueError, TypeError
-            If an option, the data or the network is not valid. The estimator, the
-            network and the data are then unchanged.
+            If an option, the data or the network is invalid. The estimator, the network
+            and the data are then unchanged.
 
         Warns
         -----
         UserWarning
-            If Ctrl-C ended the training of the network. The fit then uses the weights
-            learned so far, and is not stored in ``memory``.
+            If Ctrl-C ended the training of the network. The posterior then uses the
+            weights learned so far, and the fit is not stored in ``memory``.
 
         See Also
         --------
         partial_fit : Adds samples to a fitted posterior.
-        tune : Chooses prior and noise again.
+        tune : Tunes prior and noise again.
 
         Notes
         -----
@@ -283,8 +282,8 @@ class BaseLaplace:
         members.check_parameters(self)
         if self.estimator is None and self.likelihood is not None:
             raise ValueError(
-                f"likelihood={self.likelihood!r} needs a network that is trained with "
-                "the same loss, which the default network is not. Pass a skorch net."
+                f"likelihood={self.likelihood!r} needs a network trained with the "
+                "same loss, unlike the default network. Pass a skorch net."
             )
         check_workers(self.distributed, self.memory)
         defaults = {name: getattr(type(self), name) for name in REPLACED}
@@ -426,9 +425,10 @@ class BaseLaplace:
 
         Notes
         -----
-        Use this value to compare models with ``prior_precision="marglik"``. A prior
-        precision tuned on held-out samples can be far from the evidence maximum; the
-        evidence then says little about the model.
+        Use this value to compare models that were fitted with
+        ``prior_precision="marglik"``. A prior precision tuned on held-out samples can
+        be far from the maximum of the evidence, and the evidence is then not a useful
+        score.
 
         Examples
         --------
@@ -516,7 +516,7 @@ class BaseLaplace:
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset, optional
-            Held-out samples, not used to train the network. Tuning maximises the
+            Held-out samples that the network was not trained on. Tuning maximises the
             predictive probability of their targets. None maximises the evidence of the
             training data.
         y : array-like of shape (n,) or (n, n_outputs), optional
@@ -528,9 +528,9 @@ class BaseLaplace:
             ``"temperature"``. None tunes the prior precision, and the noise if the
             likelihood has noise. Other hyperparameters keep their values, including a
             temperature that was tuned earlier. Tuning the temperature needs samples,
-            because tempered likelihoods are not normalised. The temperature is one
-            unless another value makes all targets together more probable by a factor of
-            e.
+            because tempered likelihoods are not normalised. The temperature stays one
+            unless another value increases the joint probability of all targets by at
+            least a factor of e.
 
         Returns
         -------
@@ -553,12 +553,12 @@ class BaseLaplace:
         -----
         Without samples, the cost is O(P), with no pass over data. With samples, the
         cost is about twenty evaluations of the predictive distribution, and ten times
-        more for the temperature. For the last layer this is one pass over the samples,
-        because features are kept. For other weights it is two or three passes, and
-        several dozen with the temperature. Without a refit, the result equals `fit`
-        with ``refine=False`` and ``prior_precision`` ``"marglik"`` or ``"validation"``.
-        The results of a cross-validation search (``best_score_``, ``best_index_``,
-        ``cv_results_``) do not change.
+        more for the temperature. For the last layer, the cost is one pass over the
+        samples, because features are kept. For other weights, the cost is two or three
+        passes, or several dozen passes with the temperature. Without a refit, the
+        result equals `fit` with ``refine=False`` and ``prior_precision`` ``"marglik"``
+        or ``"validation"``. The results of a cross-validation search (``best_score_``,
+        ``best_index_``, ``cv_results_``) do not change.
 
         Examples
         --------
@@ -597,15 +597,15 @@ class BaseLaplace:
     def predictive(self, x: Tensor, joint: bool = False) -> tuple[Tensor, Tensor]:
         """Return mean and covariance of the outputs, differentiable in ``x``.
 
-        Use it for acquisition functions, or if you need gradients with respect to the
+        Use this method for acquisition functions, or for gradients with respect to the
         inputs.
 
         Parameters
         ----------
         x : Tensor of shape (b, ...), or dict, list or tuple of tensors
-            Samples in the network's input format, on its device. Real numbers are cast
-            to its dtype. With ``joint``, the shape is (b, q, ...): b groups of q
-            samples.
+            Samples in the network's input format, on the network's device. Real numbers
+            are cast to the network's dtype. With ``joint``, the shape is (b, q, ...): b
+            groups of q samples.
         joint : bool, default=False
             Whether to return covariances between the samples of each group, for batch
             acquisition functions.
@@ -628,11 +628,11 @@ class BaseLaplace:
 
         See Also
         --------
-        latent_mean_and_variance : The same as arrays, without gradients.
+        latent_mean_and_variance : Mean and variance as arrays, without gradients.
 
         Notes
         -----
-        Computes the full Jacobian, with c backward passes and c·P numbers per sample.
+        The full Jacobian takes c backward passes and stores c·P numbers per sample.
         Without gradients, `latent_mean_and_variance` is much faster. To include the
         observation noise, add ``sigma_noise_**2`` to the diagonal.
 

@@ -77,7 +77,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         if guessing > 0 and loss > 2 * guessing:
             warn_user(
                 f"The network's training loss, {loss:.3g} nats per label, is larger "
-                f"than that of guessing, {guessing:.3g}: its training has diverged or "
+                f"than the loss of guessing, {guessing:.3g}: training has diverged or "
                 f"not begun. Lower {rate}, scale the inputs or train longer.",
             )
 
@@ -98,7 +98,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     ) -> dict[str, Any]:
         """Return arguments of `map_gaussian` for a function of Gaussian logits.
 
-        The function takes the same logits as an approximation of its ``kind``.
+        The function accepts the same logits as an approximation of this ``kind``.
         """
         likelihood = self._likelihood
         return {
@@ -134,7 +134,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     def _normalised(self, proba: Tensor) -> Tensor:
         """Normalise probabilities (b·r, K) over the classes in fit."""
-        # a network with one logit has two columns, even for a single class in fit
+        # a network with one logit has two columns, even if fit had a single class
         proba = proba[:, : self._targets.n_classes]
         return proba / proba.sum(1, keepdim=True)
 
@@ -179,7 +179,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         labels = self._check_samples(X, y, reset=False)[1]
         codes = self._targets.encode(labels).reshape(-1, 1).astype(np.intp)
         found = np.take_along_axis(self._class_scores(model, X), codes, axis=1)
-        return found[codes[:, 0] >= 0]  # others are ignored by the criterion
+        return found[codes[:, 0] >= 0]  # the criterion ignores negative codes
 
     def _class_scores(self, model: Any, X: Inputs) -> np.ndarray:
         """Return the conformity scores of all classes under a model, (n, K)."""
@@ -200,8 +200,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         Returns
         -------
         ndarray of shape (n, K), (n, n_labels) or (n, K, ...)
-            Class probabilities. Rows sum to one, and columns follow ``classes_``. For a
-            matrix of labels, the probability that each label is one.
+            Class probabilities. Rows sum to one, and columns are in the order of
+            ``classes_``. For a matrix of labels, the probability that each label is
+            one.
 
         See Also
         --------
@@ -269,7 +270,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         --------
         predict_proba : Probabilities of all classes.
         predict_top_k : Several classes, most probable first.
-        predict_set : All classes that are plausibly the most probable one.
+        predict_set : All classes that could plausibly be the most probable class.
 
         Examples
         --------
@@ -291,16 +292,16 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     def predict_top_k(self, X: Inputs, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
         """Predict the most probable classes and their probabilities.
 
-        Works batch by batch and never stores the probabilities of all classes for all
-        samples. This saves memory with many classes, such as the words of a language
-        model.
+        Predictions are made batch by batch, so the probabilities of all classes are
+        never stored for all samples. This saves memory with many classes, such as the
+        words of a language model.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         k : int, default=5
-            Number of classes; all classes if there are fewer.
+            Number of classes. If there are fewer classes, all are returned.
 
         Returns
         -------
@@ -367,8 +368,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         Raises
         ------
         ValueError
-            If the criterion ignores all labels, or y has another label type than in
-            fit.
+            If the criterion ignores all labels, or the label type of ``y`` differs from
+            ``fit``.
 
         See Also
         --------
@@ -414,7 +415,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
         Notes
         -----
-        Needs memory for n_samples times the number of selected weights.
+        The memory is proportional to ``n_samples`` times the number of selected
+        weights.
 
         Examples
         --------
@@ -521,20 +523,21 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     def predict_dirichlet(self, X: Inputs, method: str | None = None) -> np.ndarray:
         """Predict a Dirichlet distribution over class probabilities.
 
-        `sklaplace.dirichlet` computes its mean, variances, intervals, draws and more.
+        Functions of `sklaplace.dirichlet` compute the mean, variances, intervals and
+        draws of the distribution.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         method : str, optional
-            Replaces ``dirichlet_approx`` and takes the same values.
+            Overrides ``dirichlet_approx``, with the same allowed values.
 
         Returns
         -------
         ndarray of shape (n, K), (n, n_labels, 2) or (n, K, ...)
-            Positive concentrations. Each label of a matrix has two: a Beta
-            distribution.
+            Positive concentrations. A matrix of labels has two concentrations per label
+            (a Beta distribution).
 
         Raises
         ------
@@ -552,13 +555,13 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         With ``pred_type="nn"``, the method approximates a Gaussian with the mean and
         covariance of the drawn logits.
 
-        ``"projection"`` needs covariances between classes and takes O(K³) per sample:
+        ``"projection"`` needs covariances between classes and costs O(K³) per sample:
         about 10 microseconds for 10 classes, half a millisecond for 100, and 40
-        milliseconds for 1,000. The bridges need only variances, and take O(K).
+        milliseconds for 1,000. The bridges need only variances and cost O(K).
 
-        Concentrations of the bridges grow with the size of the logits as well as with
-        confidence, so their sum does not detect out-of-distribution samples. Their mean
-        hardly depends on the size of the variances.
+        The concentrations of the bridges grow with the confidence and with the size of
+        the logits, so their sum does not detect out-of-distribution samples. The mean
+        of a bridge hardly depends on the size of the variances.
 
         References
         ----------
@@ -587,9 +590,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         method : str, optional
-            Distribution over probabilities. Values of ``dirichlet_approx`` decompose a
-            Dirichlet in closed form; ``"mc"`` uses ``n_samples`` draws. None uses
-            ``dirichlet_approx``, or draws with ``pred_type="nn"``.
+            Distribution over class probabilities. The values of ``dirichlet_approx``
+            use a Dirichlet in closed form, and ``"mc"`` uses ``n_samples`` draws. None
+            uses ``dirichlet_approx``, or draws with ``pred_type="nn"``.
 
         Returns
         -------
@@ -647,7 +650,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
         See Also
         --------
-        predict_uncertainty : Also gives total and aleatoric uncertainty.
+        predict_uncertainty : Also returns total and aleatoric uncertainty.
         sklaplace.metrics.ood_auroc : How well the score detects out-of-distribution
             samples.
 
@@ -672,46 +675,47 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         reference: str = "top",
         method: str | None = None,
     ) -> np.ndarray:
-        """Predict all classes that are plausibly the most probable one.
+        """Predict all classes that could plausibly be the most probable class.
 
-        This is an uncertainty-aware top-k: one class for confident predictions, several
-        for uncertain ones. A set contains a class if an upper quantile of its
-        probability is at least a lower quantile of the top class's probability.
-        Coverage is guaranteed only with ``method="conformal"``, after `conformalize`:
-        a set then contains all classes that are probable enough, and the top class. The
-        limits ``k_max`` and ``reference`` do not apply to it.
+        A set has one class for confident predictions, and several classes for uncertain
+        predictions (uncertainty-aware top-k). A set contains a class if an upper
+        quantile of its probability is at least a lower quantile of the top class's
+        probability. Only ``method="conformal"`` guarantees coverage, after a call of
+        `conformalize`. A conformal set contains the top class and all classes that are
+        probable enough; ``k_max`` and ``reference`` do not apply.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         q : float, default=0.05
-            Tail probability of both quantiles. Larger values give smaller sets. For
+            Tail probability of both quantiles. Larger values lead to smaller sets. For
             conformal sets, ``1 - q`` is the guaranteed coverage.
         k_max : int, default=10
             Largest number of classes in a set. Conformal sets have no limit.
         reference : {"top", "previous"}, default="top"
             Whether to compare a class with the top class, or with the previous class in
-            descending order ("next class"), which gives larger sets.
+            descending order ("next class"), which leads to larger sets.
         method : str, optional
-            Replaces ``dirichlet_approx`` and takes the same values, or "conformal".
+            Overrides ``dirichlet_approx``, with the same allowed values, or
+            ``"conformal"``.
 
         Returns
         -------
         ndarray of shape (n, K), (n, n_labels, 2) or (n, K, ...)
-            Boolean mask of the sets. Each set has at least one class. Columns follow
-            ``classes_``.
+            Boolean mask of the sets, with columns in the order of ``classes_``. Each
+            set has at least one class.
 
         Raises
         ------
         ValueError
-            If an option is not valid, or conformity scores are too few or missing.
+            If an option is invalid, or conformity scores are missing or too few.
 
         See Also
         --------
-        conformalize : What the guarantee of conformal sets says.
+        conformalize : Explains the guarantee of conformal sets.
         predict_top_k : A fixed number of classes.
-        sklaplace.dirichlet.plausible_classes : The same rule for any Dirichlet.
+        sklaplace.dirichlet.plausible_classes : Rule for any Dirichlet distribution.
 
         References
         ----------

@@ -39,7 +39,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     normalize_y: bool = False
 
     _targets_kind: ClassVar[type[NumberTargets]] = NumberTargets
-    # set by estimators whose noise depends on the inputs
+    # set by estimators with heteroscedastic noise
     _noise_model = cast(NoiseModel | None, None)
 
     @abstractmethod
@@ -94,9 +94,10 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     def _latent(self, X: Inputs, *, is_checked: bool = False) -> tuple[Any, ...]:
         """Return mean and variance (n, c) of the outputs, noise, and quantiles.
 
-        All are in the network's units. Without a noise model, the noise is a number,
-        and there are no quantiles. With one, both depend on the inputs. Inputs that are
-        checked are already in the form of the network.
+        All values are in the network's units. Without a noise model, the noise is a
+        number, and there are no quantiles. With a noise model, noise and quantiles
+        depend on the inputs. If ``is_checked``, the inputs are already in the network's
+        format.
         """
         X, outputs = X if is_checked else self._check_inputs(X), self._outputs()
         if self._noise_model is None:
@@ -109,8 +110,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         """Return values of targets, such as quantiles or draws.
 
         ``normal(mean, variance, noise)`` returns the values (n, c, s) for normal
-        targets. A noise model maps them to its own distribution, and `recalibrate`
-        scales them.
+        targets. A noise model maps the values to its own distribution. The factors of
+        `recalibrate` then scale the deviations.
         """
         *given, rows = self._latent(X)
         values = normal(*given)
@@ -149,11 +150,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
     @property
     def _is_normal(self) -> bool:
-        """Whether targets have the likelihood's own distribution and scale."""
+        """Whether targets follow the likelihood without a noise model or scaling."""
         return self._noise_model is None and bool((self.sigma_scaling_ == 1).all())
 
     def _mean_and_variance(self, X: Inputs) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance (n, n_outputs) of new targets, noise included."""
+        """Return mean and variance (n, n_outputs) of new targets, including noise."""
         mean, variance = self._likelihood.moments(*self._latent(X)[:3])
         scaling = self._targets.scaling
         variance = scaling.restored_variance(variance * self.sigma_scaling_**2)
@@ -176,15 +177,15 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     ) -> "ProbabilisticRegressor":
         """Scale predictive standard deviations to match held-out residuals.
 
-        Multiplies the standard deviations of each output, noise included, by one
-        factor: the root of the mean of ``(y - mean)² / variance``. This factor
-        maximises the likelihood of the samples. Means do not change; ``fit`` resets the
-        factor.
+        The standard deviations of each output, including noise, are multiplied by one
+        factor: the square root of the mean of ``(y - mean)² / variance``. This factor
+        maximises the likelihood of the samples. Means do not change, and ``fit`` resets
+        the factor.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Held-out samples, used neither for training nor for tuning.
+            Held-out samples that were used neither for training nor for tuning.
         y : array-like of shape (n,) or (n, n_outputs)
             Targets of the samples.
         sample_weight : array-like of shape (n,), optional
@@ -202,18 +203,19 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
         See Also
         --------
-        sklaplace.metrics.empirical_frequency : Shows if recalibration is needed.
+        sklaplace.metrics.empirical_frequency : Shows whether to recalibrate.
         sklaplace.plotting.RegressionCalibrationDisplay : Calibration plot.
 
         Notes
         -----
-        Takes one prediction. The relative standard error of the factor is ``1/√(2n)``.
+        The cost is one prediction. The relative standard error of the factor is
+        ``1/√(2n)``.
 
         References
         ----------
         Levi, Gispan, Giladi, Fetaya (2022), "Evaluating and calibrating uncertainty
         prediction in regression tasks", Sensors 22(15) (σ-scaling). LaplaceRedux.jl
-        offers it as well.
+        implements the same scaling.
 
         Examples
         --------
@@ -232,7 +234,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             )
         data = members.new_data(self, X, y, sample_weight)
         if len(data.y) < 2:
-            raise ValueError("1 row tells no scale. Pass a hundred or more.")
+            raise ValueError("1 row is too few to recalibrate. Pass 100 or more.")
         moments = self._latent(data.X, is_checked=True)[:3]
         mean, variance = self._likelihood.moments(*moments)
         squares = (data.y - mean) ** 2 / variance
@@ -301,12 +303,12 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         X : array-like of shape (n, ...)
             Samples to predict.
         return_std : bool, default=False
-            Whether to also return standard deviations of new targets, noise included.
+            Whether to also return standard deviations of new targets, including noise.
         return_cov : bool, default=False
-            Whether to also return the joint covariance over samples, noise included.
+            Whether to also return the joint covariance over samples, including noise.
         coverage : float or array-like of shape (n_coverages,), default=None
-            Coverage of `predict_interval`, whose intervals to also return. A Pipeline
-            passes this option on, as the others.
+            If given, also return the intervals of `predict_interval` with this
+            coverage. A Pipeline passes this option on.
 
         Returns
         -------
@@ -328,7 +330,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         See Also
         --------
         predict_interval : Intervals for new targets.
-        latent_mean_and_variance : Without the noise.
+        latent_mean_and_variance : Mean and variance without noise.
         sample_y : Draws of new targets.
 
         Examples
@@ -378,7 +380,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         ndarray of shape (n,)
             Negative variance of the outputs, averaged over columns of y. If
             ``sigma_noise_`` is the noise's standard deviation, the variance is divided
-            by the noise variance. Outputs that are noise parameters do not count.
+            by the noise variance. Outputs that parametrise the noise are left out.
 
         See Also
         --------
@@ -402,7 +404,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return np.asarray(-scaled.mean(1))
 
     def predict_quantiles(self, X: Inputs, alpha: ArrayLike) -> np.ndarray:
-        """Predict quantiles of the predictive distribution, noise included.
+        """Predict quantiles of the predictive distribution, including noise.
 
         Parameters
         ----------
@@ -438,7 +440,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     def predict_interval(
         self, X: Inputs, coverage: ArrayLike = 0.9, *, method: str = "predictive"
     ) -> np.ndarray:
-        """Predict central intervals that contain new targets with given probability.
+        """Predict central intervals that contain new targets with a given probability.
 
         Parameters
         ----------
@@ -447,23 +449,24 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         coverage : float or array-like of shape (n_levels,), default=0.9
             Probabilities in (0, 1).
         method : {"predictive", "conformal", "joint"}, default="predictive"
-            Intervals of the predictive distribution, or conformal intervals, which have
-            guaranteed coverage after `conformalize`: for each output, or for all
-            outputs of a sample together (``"joint"``).
+            Intervals of the predictive distribution, or conformal intervals with
+            guaranteed coverage for each output (``"conformal"``) or for all outputs of
+            a sample together (``"joint"``). Conformal intervals need a call of
+            `conformalize`.
 
         Returns
         -------
         ndarray of shape (n, 2) or (n, 2, n_levels)
-            Lower and upper ends. An axis of outputs follows n if y has one.
+            Lower and upper ends. If ``y`` has an axis of outputs, this axis follows n.
 
         Raises
         ------
         ValueError
-            If there are too few conformity scores for a coverage, or none.
+            If conformity scores are missing or too few for a coverage.
 
         See Also
         --------
-        conformalize : What the guarantee says.
+        conformalize : Explains the guarantee.
         predict_quantiles : Quantiles at any level.
         sklaplace.metrics.interval_coverage : How often intervals contain the targets.
 
@@ -487,8 +490,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])  # (2, n_levels)
         for level in levels[tails[1] == 1].tolist():
             raise ValueError(
-                f"coverage={level!r} is so close to 1 that its interval has no ends. "
-                "Choose a smaller one, such as 0.9999."
+                f"coverage={level!r} is so close to 1 that the interval is infinite. "
+                "Choose a smaller coverage, such as 0.9999."
             )
         values = self.predict_quantiles(X, tails.ravel())
         values = values.reshape(*values.shape[:-1], *tails.shape)
@@ -557,7 +560,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             Means.
         variance : ndarray of shape (n, n_outputs), (n, n_outputs, n_outputs) or, if \
                 joint, (n·n_outputs, n·n_outputs)
-            Joint covariances follow the order of ``mean.ravel()``.
+            Variances or covariances. Joint covariances follow the order of
+            ``mean.ravel()``.
 
         See Also
         --------
@@ -595,7 +599,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         Returns
         -------
         ndarray of shape (n, n_outputs, n_samples)
-            Draws. `sample_y` adds noise, and drops the output axis if ``y`` has none.
+            Draws. `sample_y` adds noise, and omits the axis of outputs if ``y`` has
+            none.
 
         See Also
         --------

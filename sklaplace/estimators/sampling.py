@@ -69,7 +69,7 @@ class BaseSampling(ABC):
     def fit(
         self,
         X: Inputs,
-        y: ArrayLike | None = None,  # None raises an error saying what to pass
+        y: ArrayLike | None = None,  # None raises an error with instructions
         sample_weight: ArrayLike | None = None,
         *,
         groups: ArrayLike | None = None,
@@ -83,11 +83,11 @@ class BaseSampling(ABC):
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Training samples. Arrays, sparse matrices and data frames are validated and
-            cast to the network's dtype; anything else is passed to skorch unchanged. A
-            sparse matrix is made dense in batches.
+            cast to the network's dtype; other inputs are passed to skorch unchanged.
+            Sparse matrices are converted to dense arrays in batches.
         y : array-like of shape (n,) or (n, n_outputs)
-            Targets. For a classifier: class labels of any type, a matrix of 0/1 labels,
-            or an array of labels for each sample.
+            Targets. For a classifier, class labels of any type, a matrix of 0/1 labels,
+            or an array of labels per sample.
         sample_weight : array-like of shape (n,), optional
             Non-negative sample weights. Weights are counts: a sample of weight two
             equals two samples. Scale relative weights to mean one.
@@ -99,8 +99,8 @@ class BaseSampling(ABC):
             the observation noise of a regression, and for other purposes named in the
             estimator's description.
         **fit_params : dict
-            Passed to the ``fit`` method of the skorch net. They must not change what
-            the module computes, because predictions do not use them.
+            Arguments for the ``fit`` method of the skorch net. Predictions do not use
+            these arguments, so they must not change the module's outputs.
 
         Returns
         -------
@@ -110,8 +110,8 @@ class BaseSampling(ABC):
         Raises
         ------
         ValueError, TypeError
-            If an option, the data or the network is not valid. The estimator, the
-            network and the data are then unchanged.
+            If an option, the data or the network is invalid. The estimator, the network
+            and the data are then unchanged.
 
         See Also
         --------

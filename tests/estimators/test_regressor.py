@@ -303,7 +303,7 @@ class TestRecalibrate:
 
     def test_rows_that_tell_nothing(self, model):
         X, _ = waves(n=5)
-        for rows, word in ((X[:1], "1 row tells no scale"), (X, "nothing to scale")):
+        for rows, word in ((X[:1], "1 row is too few"), (X, "nothing to scale")):
             with pytest.raises(ValueError, match=word):
                 model.recalibrate(rows, model.predict(rows))
             assert model.sigma_scaling_.tolist() == [1.0]

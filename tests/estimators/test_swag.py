@@ -137,7 +137,7 @@ def test_divergence_is_named_and_leaves_the_earlier_fit(lr):
 
 def test_divergence_to_finite_weights_is_warned_of():
     net = frozen()
-    with pytest.warns(UserWarning, match=r"than that of guessing.*Lower lr=1000, or"):
+    with pytest.warns(UserWarning, match=r"the loss of guessing.*Lower lr=1000, or"):
         model = SWAGClassifier(FrozenEstimator(net), lr=1e3, **FEW).fit(X, Y)
     assert model.posterior_.mean.isfinite().all()
 
