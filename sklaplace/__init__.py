@@ -1,11 +1,11 @@
 """sklaplace: Bayesian uncertainty for skorch networks as scikit-learn estimators.
 
-Most users need only `LaplaceClassifier` and `LaplaceRegressor`. They are built from
-these subpackages, lowest level first:
+Most users need only `LaplaceClassifier` and `LaplaceRegressor`. The subpackages are,
+from the lowest to the highest level:
 
 * ``core``: linear algebra, Newton's method, option checks, random numbers, memory
   budget, cache
-* ``metrics``: scores that scikit-learn lacks
+* ``metrics``: scores that are not in scikit-learn
 * ``dirichlet``: Gaussians over logits, links, Dirichlet distributions
 * ``likelihoods``: distributions of targets given the outputs of a network
 * ``networks``: skorch nets as functions, their training and their data
@@ -64,6 +64,6 @@ TRUSTED_TYPES = [
 ]
 """Names of the estimators, for the ``trusted`` parameter of ``skops.io.load``.
 
-Loading one of these estimators runs no code from the author of the file. Add the names
-of your own modules and functions that the file refers to.
+Loading these estimators does not run any code from the author of the file. Add the
+names of your own modules and functions that the file refers to.
 """

@@ -1,4 +1,4 @@
-"""Estimators: everything with ``fit``.
+"""Estimators: all classes with a ``fit`` method.
 
 A classifier inherits its predictions from `ProbabilisticClassifier`, a regressor from
 `ProbabilisticRegressor`. Each estimator holds an `OutputModel`, the source of its

@@ -57,7 +57,7 @@ class MarglikTraining(PriorCallback):
     the log marginal likelihood over ``log prior_precision`` and ``log sigma_noise``.
     After training, the network has the weights of the epoch with the highest evidence.
     Prefer this callback to hand-tuned weight decay, or if all samples are needed for
-    training; see Notes for its cost.
+    training. See Notes for the cost.
 
     Read more in the :ref:`User Guide <training>`.
 
@@ -65,7 +65,7 @@ class MarglikTraining(PriorCallback):
     ----------
     subset_of_weights : {"all", "last_layer", "trainable"} or list of str, \
             default="all"
-        Weights with a prior; all other weights are trained without one.
+        Weights with a prior. Other weights are trained without a prior.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
         Structure of the Hessian approximation. ``nystrom`` and ``variational`` require
@@ -87,7 +87,7 @@ class MarglikTraining(PriorCallback):
     every : int, default=1
         Number of epochs from one update to the next.
     damping : float, default=0.5
-        Fraction of the log-scale step to the maximum that is left out, because the
+        Fraction by which to shorten the log-scale step to the maximum, because the
         weights have not yet converged under the new prior.
 
     Attributes
@@ -106,8 +106,8 @@ class MarglikTraining(PriorCallback):
     Raises
     ------
     ValueError, TypeError
-        If a setting, the criterion or the optimizer is not supported. Raised before the
-        first step.
+        If a setting, the criterion or the optimizer is not supported. The error is
+        raised before the first step.
 
     See Also
     --------
@@ -121,8 +121,9 @@ class MarglikTraining(PriorCallback):
     evaluation mode and changes neither buffers nor the global random state. It records
     ``log_marginal_likelihood`` in the net's history (nan in epochs without an update).
     The history's ``train_loss`` is the criterion without the prior. Optimizers that
-    compare loss values, such as L-BFGS with a line search, are refused, because the
-    loss lacks the prior. Place callbacks that clip gradients after this one.
+    compare loss values, such as L-BFGS with a line search, are not supported, because
+    the loss does not contain the prior. Place callbacks that clip gradients after this
+    one.
 
     References
     ----------
@@ -151,7 +152,7 @@ class MarglikTraining(PriorCallback):
 
     _constraints: ClassVar[Constraints] = {
         **CONSTRAINTS,
-        # a subnetwork is selected with trained weights
+        # a subnetwork is selected after training
         "subset_of_weights": [StrOptions(set(SUBSETS) - {"subnetwork"}), list, tuple],
         "curvature": [StrOptions({k for k, c in CURVATURES.items() if not c.is_exact})],
         "prior_precision": [POSITIVE_ARRAY],
@@ -257,7 +258,7 @@ class MarglikTraining(PriorCallback):
 
     def _updated(self, posterior: GaussianPosterior) -> GaussianPosterior:
         """Return the posterior after a damped log-scale step to the maximum."""
-        # the weights change before the optimum's last digits matter
+        # a rough optimum is enough: the weights change in the next epoch
         with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
             best = marglik(posterior).hyperparameters
         current = posterior.hyperparameters
@@ -276,10 +277,10 @@ class PriorTraining(PriorCallback):
     """Callback that trains a net with an earlier task's posterior as its prior.
 
     Training starts at the mean of the earlier posterior. The callback adds the gradient
-    of the negative log-density to the gradient of every batch. Prefer it to plain
-    training on a new task if the data of earlier tasks are no longer available
-    (continual learning). `sklaplace.LaplaceClassifier` and `sklaplace.LaplaceRegressor`
-    accept the posterior as ``prior=``, and return the posterior for the next task.
+    of the negative log-density to the gradient of every batch. Use it for a new task if
+    the data of earlier tasks are no longer available (continual learning).
+    `sklaplace.LaplaceClassifier` and `sklaplace.LaplaceRegressor` accept the posterior
+    as ``prior=``, and compute the posterior for the next task.
 
     Read more in the :ref:`User Guide <prior-task>`.
 
@@ -288,7 +289,8 @@ class PriorTraining(PriorCallback):
     prior : GaussianPosterior
         ``posterior_`` of an estimator fitted to the earlier task, whose network has the
         same layers. Weights outside the posterior are trained without a prior, which
-        may harm the earlier task; fit that task with ``subset_of_weights="all"``.
+        can harm the earlier task. Fit the earlier task with
+        ``subset_of_weights="all"``.
     sigma_noise : float or None, default=None
         Standard deviation of the noise, for the mean squared error. None uses the noise
         of the earlier task.
@@ -299,8 +301,8 @@ class PriorTraining(PriorCallback):
     Raises
     ------
     ValueError, TypeError
-        If the posterior is over other weights, or if a setting, the criterion or the
-        optimizer is not supported. Raised before the first step.
+        If the network lacks weights of the posterior, or if a setting, the criterion or
+        the optimizer is not supported. The error is raised before the first step.
 
     See Also
     --------
@@ -308,12 +310,12 @@ class PriorTraining(PriorCallback):
 
     Notes
     -----
-    Each step multiplies by the earlier precision: O(P²) for ``full``, a few products
-    with the factors for ``kron``, O(P) for ``diag``. No (P, P) matrix is formed. With
-    ``diag`` this is elastic weight consolidation (Kirkpatrick et al.) with one penalty
-    for all earlier tasks (Huszár). Every training starts from the mean. The prior has
-    the curvature of the loss over all earlier samples, so plain gradient descent needs
-    smaller steps. Optimizers that compare loss values are refused.
+    Each step multiplies by the earlier precision. The cost is O(P²) for ``full``, a few
+    products with the factors for ``kron``, and O(P) for ``diag``. No (P, P) matrix is
+    formed. ``diag`` is elastic weight consolidation (Kirkpatrick et al.) with one
+    penalty for all earlier tasks (Huszár). The prior has the curvature of the loss over
+    all earlier samples, so plain gradient descent needs smaller steps. Optimizers that
+    compare loss values are not supported.
 
     References
     ----------

@@ -47,8 +47,8 @@ def _alpha(x: Tensor, kept: Tensor, p: float) -> Tensor:
     return a * torch.where(kept > 0, x, torch.full_like(x, lowest)) - a * p * lowest
 
 
-# layer -> (whether to draw a mask per channel instead of per unit, function (x, mask,
-# p) that applies the mask)
+# layer -> (whether to mask channels instead of units, function (x, mask, p) that
+# applies the mask)
 Mask = Callable[[Tensor, Tensor, float], Tensor]
 DROPOUTS: dict[type[nn.Module], tuple[bool, Mask]] = {
     nn.Dropout: (False, _scaled),
@@ -123,8 +123,8 @@ class DropoutTrainer(Trainer):
             known = ", ".join(kind.__name__ for kind in DROPOUTS)
             raise ValueError(
                 f"The network has no dropout layer with p > 0. Use one of {known} from "
-                "torch.nn; torch.nn.functional.dropout, and dropout within attention "
-                "and recurrent layers, cannot be drawn."
+                "torch.nn. Functional dropout, and dropout within attention and "
+                "recurrent layers, are not supported."
             )
         return spec
 
@@ -146,9 +146,9 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
     """Class probabilities of a skorch net by Monte Carlo dropout.
 
     Dropout stays active during prediction, and probabilities are averaged over random
-    masks. This is a baseline for `LaplaceClassifier`. It needs no extra training, but
-    requires a network with dropout layers. Its variance is set by the dropout rates and
-    does not decrease with more training samples.
+    masks. This estimator is a baseline for `LaplaceClassifier`. Monte Carlo dropout
+    needs no extra training, but requires a network with dropout layers. The dropout
+    rates determine the variance, which does not decrease with more training samples.
 
     Read more in the :doc:`User Guide </user_guide/other_methods>`.
 
@@ -156,11 +156,11 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
         The network, with dropout layers. A skorch net is cloned and trained in ``fit``.
-        A ``sklearn.frozen.FrozenEstimator`` around a net keeps its weights. None uses a
-        small network for tabular data; ``X`` may then be a data frame, as for
-        `LaplaceClassifier`.
+        A trained net in a ``sklearn.frozen.FrozenEstimator`` keeps its weights. None
+        uses a small network for tabular data, including data frames.
     n_samples : int, default=100
-        Number of masks to average predictions over. Every call uses the same masks.
+        Number of masks that predictions are averaged over. Every call uses the same
+        masks.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
         As for `LaplaceClassifier`.
 
@@ -202,7 +202,7 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
     """Predictive intervals of a skorch net by Monte Carlo dropout.
 
     The counterpart of `MCDropoutClassifier` for real-valued targets. See
-    `MCDropoutClassifier` for when to use it.
+    `MCDropoutClassifier` for when to use Monte Carlo dropout.
 
     Read more in the :doc:`User Guide </user_guide/other_methods>`.
 
@@ -211,12 +211,12 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
     estimator : skorch net, FrozenEstimator or None, default=None
         As for `MCDropoutClassifier`.
     sigma_noise : float, array or "auto", default="auto"
-        Standard deviation of the observation noise, in units of the targets: one value
-        for all outputs, or an array with one value per column of ``y``. Only for nets
-        with ``MSELoss``, which does not determine the noise. ``"auto"`` maximises the
-        likelihood of held-out targets from ``y_val``, else from the net's
+        Standard deviation of the observation noise, in units of ``y``, for nets with
+        ``MSELoss``. An array has one value per column of ``y``. ``"auto"`` maximises
+        the likelihood of held-out targets from ``y_val``, else from the net's
         ``train_split``, else from ``validation_fraction``. Without held-out targets (a
-        frozen net, or fewer than 50 distinct samples), it uses the training targets.
+        frozen net, or fewer than 50 distinct samples), ``"auto"`` uses the training
+        targets.
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for the noise, if the net is trained in
         ``fit``, holds out no samples itself, and there are at least 50 distinct
@@ -231,7 +231,7 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
     Attributes
     ----------
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one for criteria without
+        Standard deviation of the observation noise in use, or one for criteria without
         noise.
     estimator_, sigma_scaling_, n_features_in_, feature_names_in_, n_iter_
         As for `LaplaceRegressor`.

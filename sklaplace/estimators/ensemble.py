@@ -128,8 +128,8 @@ class BaseEnsemble(BaseSampling):
             )
         if isinstance(getattr(inner_net(self.estimator), "module", None), nn.Module):
             raise ValueError(
-                "estimator has a module instance, whose weights would be the start of "
-                "all networks. Pass its class, with arguments as module__name=value."
+                "estimator has a module instance, so all networks would start at equal "
+                "weights. Pass its class, with arguments as module__name=value."
             )
 
     def _trainer(self, **options: Any) -> Trainer:
@@ -148,7 +148,7 @@ class BaseEnsemble(BaseSampling):
 
 
 def _processes(n_jobs: int | None) -> int | None:
-    """Return 1 if joblib would use threads, as only one thread can train at a time."""
+    """Return 1 if joblib uses threads, because only one thread can train at a time."""
     backend, _ = get_active_backend()
     return 1 if getattr(backend, "supports_sharedmem", False) else n_jobs
 
@@ -158,19 +158,19 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     """Class probabilities averaged over independently trained skorch nets.
 
     The networks differ in the seeds of initialisation and training. Deep ensembles are
-    the usual baseline for the uncertainty of networks, at several times the cost of
-    `LaplaceClassifier`.
+    the usual baseline for the uncertainty of networks, and cost several times as much
+    as `LaplaceClassifier`.
 
     Read more in the :doc:`User Guide </user_guide/other_methods>`.
 
     Parameters
     ----------
     estimator : skorch net or None, default=None
-        The network. ``n_estimators`` clones are trained, each from its own
+        The network. ``n_estimators`` clones are trained, each from a separate
         initialisation. ``FrozenEstimator`` is not supported. None uses a small network
-        for tabular data; ``X`` may then be a data frame, as for `LaplaceClassifier`.
+        for tabular data, including data frames.
     n_estimators : int, default=5
-        Number of networks. One gives the plain network.
+        Number of networks. With one network, the estimator is a plain network.
     n_jobs : int or None, default=None
         Number of joblib processes for training. Results do not depend on it.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
@@ -197,7 +197,7 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     Training costs ``n_estimators`` trainings, and each prediction takes
     ``n_estimators`` forward passes. All networks are kept in memory. Variances between
     the networks are divided by the number of networks minus one. Adversarial training,
-    a part of the paper, is left out.
+    which the paper also uses, is not implemented.
 
     References
     ----------
@@ -228,12 +228,11 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
     Parameters
     ----------
     sigma_noise : float, array or "auto", default="auto"
-        Standard deviation of the observation noise, in units of the targets: one value
-        for all outputs, or an array with one value per column of ``y``. Only for nets
-        with ``MSELoss``, which does not determine the noise. ``"auto"`` maximises the
-        likelihood of held-out targets from ``y_val``, else from the net's
+        Standard deviation of the observation noise, in units of ``y``, for nets with
+        ``MSELoss``. An array has one value per column of ``y``. ``"auto"`` maximises
+        the likelihood of held-out targets from ``y_val``, else from the net's
         ``train_split``, else from ``validation_fraction``. Without held-out targets
-        (fewer than 50 distinct samples), it uses the training targets.
+        (fewer than 50 distinct samples), ``"auto"`` uses the training targets.
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for the noise, if the net holds out no
         samples itself, and there are at least 50 distinct samples.
@@ -247,7 +246,7 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
     Attributes
     ----------
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one for criteria without
+        Standard deviation of the observation noise in use, or one for criteria without
         noise.
     estimators_, estimator_, n_iter_
         As for `DeepEnsembleClassifier`.
@@ -264,7 +263,7 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
     Training costs ``n_estimators`` trainings, and each prediction takes
     ``n_estimators`` forward passes. All networks are kept in memory. Variances between
     the networks are divided by the number of networks minus one. Adversarial training,
-    a part of the paper, is left out.
+    which the paper also uses, is not implemented.
 
     References
     ----------

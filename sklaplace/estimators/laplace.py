@@ -132,8 +132,8 @@ class BaseLaplace:
             or an array of labels per sample.
         sample_weight : array-like of shape (n,), optional
             Non-negative sample weights for loss, curvature and evidence. Weights are
-            counts: a sample with weight two counts as two samples. Scale relative
-            weights to a mean of one.
+            counts: a sample with weight two counts as two samples, and weights that sum
+            to one count as a single sample. Scale relative weights to a mean of one.
         groups : array-like of shape (n,), optional
             Group labels (strings or integers), such as patients. Every split for tuning
             keeps the samples of a group together, except for the folds of the noise

@@ -1,9 +1,9 @@
 """LaplaceRanker: scores of items, learned from pairwise preferences.
 
-In the Bradley-Terry model, ``P(second is preferred) = sigmoid(s(second) - s(first))``,
-where a network ``s`` scores single items. The Laplace approximation treats it as a
-classifier of pairs. Under the same posterior, the scores of the linearised network have
-a Gaussian distribution.
+The Bradley-Terry model is ``P(second is preferred) = sigmoid(s(second) - s(first))``,
+with a network ``s`` that scores single items. The Laplace approximation treats the
+model as a classifier of pairs. Under the posterior, the scores of the linearised
+network have a Gaussian distribution.
 """
 
 from collections.abc import Mapping
@@ -35,8 +35,8 @@ from sklaplace.networks.forward import Forward, first_tensor
 from sklaplace.networks.outputs import as_forward, raw_outputs
 from sklaplace.networks.tabular import TabularNetwork
 
-# Relative rounding error allowed between a logit and the difference of two scores.
-# Logits beyond the limit are not compared: a probability rounds them too much.
+# Allowed relative rounding error between a logit and the difference of two scores.
+# Larger logits than the limit are not compared: probabilities round them too much.
 _ROUNDING, _COARSE = 1e-3, 10.0
 
 
@@ -49,8 +49,9 @@ class BradleyTerry(nn.Module):
     ----------
     scorer : nn.Module
         Module that maps items (b, ...) to one score each, (b,) or (b, 1). The output is
-        a tensor or has ``logits``, like a reward model of transformers. Omit the bias
-        of the last layer: it cancels in every difference and cannot be learned.
+        a tensor, or an object with ``logits``, as for reward models of transformers.
+        Omit the bias of the last layer: the bias cancels in every difference and cannot
+        be learned.
 
     Raises
     ------
@@ -92,8 +93,8 @@ class BradleyTerry(nn.Module):
         X : Tensor of shape (b, 2, ...) or (b, 1, ...)
             Pairs of items, or single items.
         **named : Tensor of shape (b, 2, ...) or (b, 1, ...)
-            Named inputs of the scorer, with or without X. skorch passes a dict this
-            way.
+            Named inputs of the scorer, with or without ``X``. skorch passes a dict as
+            named inputs.
 
         Returns
         -------
@@ -103,7 +104,8 @@ class BradleyTerry(nn.Module):
         Raises
         ------
         ValueError
-            If X has another shape, or the scorer does not return one number per item.
+            If ``X`` has a different shape, or the scorer does not return one number per
+            item.
 
         See Also
         --------
@@ -136,8 +138,8 @@ class BradleyTerry(nn.Module):
         score = first_tensor(self.scorer(**item) if is_named else self.scorer(item))
         if score.numel() != len(next(leaves(item))):
             raise ValueError(
-                f"the scorer gives outputs of shape {tuple(score.shape[1:])} per item, "
-                "and has to give one number"
+                f"the scorer returns shape {tuple(score.shape[1:])} per item, but must "
+                "return one number"
             )
         return score.reshape(-1, 1)
 
@@ -191,8 +193,8 @@ class PairTargets(ClassTargets):
         if targets.target_type != SingleLabel() or len(classes) != 2:
             raise ValueError(
                 f"y has shape {np.shape(y)} and the labels {classes[:5].tolist()}. "
-                "A pair has one of two labels, of which the larger means that its "
-                "second item was preferred; of one-hot labels pass y.argmax(axis=1)."
+                "Pass one of two labels per pair; the larger means that the second "
+                "item was preferred. For one-hot labels, pass y.argmax(axis=1)."
             )
         return cast(PairTargets, targets)
 
@@ -227,17 +229,17 @@ class PairTrainer(LaplaceTrainer):
 class LaplaceRanker(LaplaceClassifier):
     """Item scores with uncertainty, learned from pairwise preferences.
 
-    This `LaplaceClassifier` of pairs also returns the scores of single items. Prefer it
-    if the data are comparisons (which answer is better, who won) instead of ratings of
-    single items.
+    This `LaplaceClassifier` of pairs also returns the scores of single items. Prefer
+    this estimator for comparisons (which answer is better, who won) instead of ratings
+    of single items.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network. Its module is a `BradleyTerry` around a scorer, or another module
-        that takes (b, 2, ...) and (b, 1, ...). None uses a small network for tabular
+        The network. The module is a `BradleyTerry` around a scorer, or another module
+        that accepts (b, 2, ...) and (b, 1, ...). None uses a small network for tabular
         data.
     subset_of_weights : str or list of str, default="all"
         Weights with a posterior, as for `LaplaceClassifier`.
@@ -255,7 +257,7 @@ class LaplaceRanker(LaplaceClassifier):
             random_state, verbose
         As for `LaplaceClassifier`.
     residual : "none"
-        Residuals are not supported: they are not differences of two scores.
+        Residuals are not supported, because they are not differences of two scores.
 
     Attributes
     ----------
@@ -271,16 +273,16 @@ class LaplaceRanker(LaplaceClassifier):
 
     Notes
     -----
-    The scorer is called twice per pair, so ``refine="auto"`` refits nothing: the
-    posterior is around the trained weights. ``refine=True`` refits all selected
-    weights.
+    The scorer is called twice per pair, so ``refine="auto"`` does not refit any
+    weights. ``refine=True`` refits all selected weights.
 
     The defaults differ from `LaplaceClassifier` to improve the scores. The prior
-    precision maximises the evidence of all pairs, because held-out labels determine the
-    variance of a score poorly. The full covariance needs memory quadratic in the number
-    of weights, and ``fit`` raises for networks that are too large. ``"kron"`` ignores
-    that the two items of a pair enter with opposite signs: its standard deviations of
-    single scores are too small, by factors of two to three in our measurements.
+    precision maximises the evidence of all pairs, because held-out labels contain
+    little information about the variance of a score. The full covariance needs memory
+    quadratic in the number of weights, and ``fit`` raises an error for networks that
+    are too large. ``"kron"`` ignores the opposite signs of the two items of a pair. Its
+    standard deviations of single scores are too small, by factors of two to three in
+    our measurements.
 
     References
     ----------
@@ -333,7 +335,7 @@ class LaplaceRanker(LaplaceClassifier):
     def _check_samples(
         self, X: Inputs, y: ArrayLike, *, reset: bool
     ) -> tuple[Any, Any]:
-        if reset:  # a new fit may have other items
+        if reset:  # a new fit can have different items
             self.__dict__.pop("_item_shape", None)
         _check_pairs(X)
         pairs, y = super()._check_samples(X, y, reset=reset)
@@ -368,14 +370,14 @@ class LaplaceRanker(LaplaceClassifier):
         items : array-like of shape (n, ...) or dict of arrays
             Items, in the shape of one item of a pair.
         return_std : bool, default=False
-            Whether to return standard deviations as well.
+            Whether to also return standard deviations.
         return_cov : bool, default=False
-            Whether to return the joint covariance of all scores.
+            Whether to also return the joint covariance of all scores.
 
         Returns
         -------
         mean : ndarray of shape (n,)
-            Posterior means, in nats. Pairs determine only differences of scores: a
+            Posterior means, in nats. Pairs determine only differences of scores. A
             constant shared by all scores depends on the network and the prior.
         std : ndarray of shape (n,)
             Posterior standard deviations, in nats; only if ``return_std``. They include
@@ -387,8 +389,8 @@ class LaplaceRanker(LaplaceClassifier):
         Raises
         ------
         ValueError
-            If both ``return_std`` and ``return_cov`` are True, or items have another
-            shape than in fit.
+            If both ``return_std`` and ``return_cov`` are True, or the shape of items
+            differs from ``fit``.
         NotFittedError
             Before ``fit``.
 
@@ -399,7 +401,8 @@ class LaplaceRanker(LaplaceClassifier):
         Notes
         -----
         The network is linearised at the trained weights, as in `predict_proba`. The
-        covariance needs memory for n times the number of selected weights.
+        memory for the covariance is proportional to n times the number of selected
+        weights.
 
         Examples
         --------
@@ -451,8 +454,8 @@ def _check_pairs(X: Inputs) -> None:
     if _n_items(arrays) != {2}:
         shapes = mapped(np.shape, arrays)
         raise ValueError(
-            f"X has the shape {shapes}, and pairs of items have (n, 2, ...). Stack the "
-            "first and the second items along axis 1."
+            f"X has shape {shapes}, but pairs of items have shape (n, 2, ...). Stack "
+            "the first and the second items along axis 1."
         )
 
 
@@ -461,20 +464,20 @@ def _check_difference(net: NeuralNet, forward: Forward, x: Batch) -> None:
     if not all(isinstance(leaf, Tensor) for leaf in leaves(x)) or _n_items(x) != {2}:
         return
     wrong = (
-        "The network {}, so that it has no scores of single items. Wrap the scorer in "
-        "BradleyTerry, which takes the difference of two scores."
+        "The network {}, so it has no scores of single items. Wrap the scorer in "
+        "BradleyTerry, which returns the difference of two scores."
     )
     singles = [mapped(itemgetter((slice(None), [k])), x) for k in (0, 1)]
     try:
         for item in singles:
             raw_outputs(net, item)
     except ValueError as error:
-        raise ValueError(wrong.format("takes pairs alone")) from error
+        raise ValueError(wrong.format("accepts only pairs")) from error
     with torch.no_grad():
         first, second, logit = (forward(rows).double() for rows in (*singles, x))
     difference = (logit - (second - first)).abs()
     size = first.abs() + second.abs() + logit.abs()
     is_compared = size < (_COARSE if forward.output_map == "logit" else torch.inf)
     if bool((difference > _ROUNDING * size + 1e-6)[is_compared].any()):
-        reason = "gives pairs other logits than the difference of its outputs"
+        reason = "has logits of pairs that differ from the difference of scores"
         raise ValueError(wrong.format(reason))

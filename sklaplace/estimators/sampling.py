@@ -43,7 +43,7 @@ class BaseSampling(ABC):
     random_state: Any = None
     verbose: int = 0
 
-    if TYPE_CHECKING:  # provided by a subclass or the other base class of an estimator
+    if TYPE_CHECKING:  # provided by a subclass or the other base class
         sigma_noise: Any
         normalize_y: bool
         validation_fraction: float
@@ -89,15 +89,15 @@ class BaseSampling(ABC):
             Targets. For a classifier, class labels of any type, a matrix of 0/1 labels,
             or an array of labels per sample.
         sample_weight : array-like of shape (n,), optional
-            Non-negative sample weights. Weights are counts: a sample of weight two
-            equals two samples. Scale relative weights to mean one.
+            Non-negative sample weights. Weights are counts: a sample with weight two
+            counts as two samples. Scale relative weights to a mean of one.
         groups : array-like of shape (n,), optional
-            Labels of groups, such as patients: strings or integers. Samples of a group
-            are all held out for the noise, or all trained on.
+            Group labels (strings or integers), such as patients. The samples of a group
+            are either all used for training, or all held out for the noise.
         X_val, y_val : optional
-            Held-out samples, not used to train the network. They are used to estimate
-            the observation noise of a regression, and for other purposes named in the
-            estimator's description.
+            Held-out samples that the network is not trained on. Regressors estimate the
+            observation noise from these samples. Other uses are described in the
+            documentation of the estimator.
         **fit_params : dict
             Arguments for the ``fit`` method of the skorch net. Predictions do not use
             these arguments, so they must not change the module's outputs.
@@ -115,7 +115,7 @@ class BaseSampling(ABC):
 
         See Also
         --------
-        sklaplace.LaplaceClassifier.fit : Also fits around a trained network.
+        sklaplace.LaplaceClassifier.fit : Also accepts a trained network.
 
         Examples
         --------
@@ -161,7 +161,7 @@ class BaseSampling(ABC):
         """Raise an error for invalid values."""
         members.check_parameters(self)
         if is_regressor(self):
-            # a variance is made of two draws or more
+            # a variance needs at least two draws
             check_count("n_samples", getattr(self, "n_samples", 2), 2)
             check_normalize_y(self.normalize_y, is_frozen(self.estimator))
 

@@ -1,6 +1,6 @@
 """LaplaceClassifierCV, LaplaceRegressorCV: prior precision by cross-validation.
 
-They extend the Laplace estimators as `RidgeCV` extends `Ridge`, but train the network
+They extend the Laplace estimators as `RidgeCV` extends `Ridge`, and train the network
 once per fold for any number of prior precisions.
 """
 
@@ -27,10 +27,10 @@ from sklaplace.estimators.training.samples import Samples
 class LaplaceClassifierCV(LaplaceClassifier):
     """`LaplaceClassifier` with built-in cross-validation of the prior precision.
 
-    Makes the same choice as ``GridSearchCV`` over ``prior_precision``, but trains the
-    network once per fold, instead of once per fold and prior precision. Prefer it if
-    there are too few samples to hold some out; `LaplaceClassifier` trains once, and
-    tunes on one set of held-out samples.
+    The search is equivalent to ``GridSearchCV`` over ``prior_precision``, but trains
+    the network once per fold, instead of once per fold and prior precision. Prefer this
+    estimator if there are too few samples to hold some out. `LaplaceClassifier` trains
+    once and tunes on one set of held-out samples.
 
     Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
@@ -38,8 +38,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
         The network, as for `LaplaceClassifier`. A frozen network is not trained; only
-        its curvature is computed per fold. It must have been trained on other samples,
-        or else the scores are training scores.
+        its curvature is computed per fold. Train a frozen network on other samples,
+        because the scores are otherwise training scores.
     prior_precisions : array-like of shape (G,) or None, default=None
         Prior precisions to try. None uses 20 values from 1e-3 to 1e3, evenly spaced on
         a log scale. If the best value is the first or last, try a wider range.
@@ -56,18 +56,18 @@ class LaplaceClassifierCV(LaplaceClassifier):
             prior_mean, refine, residual, temperature, class_weight, pred_type, \
             link_approx, dirichlet_approx, n_samples, batch_size, n_shards, distributed
         As for `LaplaceClassifier`. With a ``prior_structure`` other than ``"scalar"``,
-        all precisions are equal. ``refine=True`` refits the selected weights for every
-        prior precision; ``"auto"`` means False.
+        all precisions are equal. ``refine=True`` refits the selected weights for each
+        prior precision, and ``"auto"`` means False.
     memory : None, str, path or joblib.Memory, default=None
-        Cache of the networks and their curvature, including the folds. Later fits reuse
-        them without training, also in ``GridSearchCV``. Needs a ``random_state``, and a
-        folder that only you can write to; see `LaplaceClassifier`.
+        Cache of the networks and their curvature, including the folds. Later fits, also
+        in ``GridSearchCV``, reuse the cache without training. Needs a ``random_state``,
+        and a folder that only you can write to; see :ref:`memory`.
     n_jobs : int or None, default=None
         Number of processes for training folds and for prediction. None means one unless
         in a ``joblib.parallel_config`` context; -1 means one per core.
     random_state : int, RandomState or None, default=None
-        Seed of training and draws in each fold and in the final fit, which is seeded
-        like a `LaplaceClassifier`. None gives different results each time.
+        Seed of training and draws in each fold and in the final fit. The final fit uses
+        the seed like `LaplaceClassifier`. None gives different results each time.
     verbose : int, default=0
         As for `LaplaceClassifier`; the folds are one phase.
 
@@ -92,14 +92,14 @@ class LaplaceClassifierCV(LaplaceClassifier):
 
     See Also
     --------
-    LaplaceClassifier : Takes a prior precision, or tunes it without folds.
+    LaplaceClassifier : Uses a given or tuned prior precision.
 
     Notes
     -----
     With F folds and G prior precisions, fitting takes F + 1 trainings and passes for
     the curvature, F passes over held-out samples, and G times the subsequent algebra. A
-    scorer keeps the Jacobians of a fold in memory, and with ``subset_of_weights="all"``
-    these are large. ``scoring=None`` keeps only one batch.
+    scorer keeps the Jacobians of a fold in memory, which are large with
+    ``subset_of_weights="all"``. ``scoring=None`` keeps only one batch in memory.
 
     Examples
     --------
@@ -139,20 +139,20 @@ class LaplaceClassifierCV(LaplaceClassifier):
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Training samples, as for the estimator without ``CV``.
+            Training samples, as for `LaplaceClassifier`.
         y : array-like of shape (n,) or (n, n_outputs)
             Targets. For a classifier, class labels of any type.
         sample_weight : array-like of shape (n,), optional
             Non-negative sample weights for training and scores. Weights are counts, as
-            for the estimator without ``CV``. A scorer gets the weights if it accepts
-            them. The mean over folds is not weighted.
+            for `LaplaceClassifier`. The weights are passed to a scorer that accepts
+            weights. The mean over folds is not weighted.
         groups : array-like of shape (n,), optional
-            Labels of groups, such as patients: strings or integers. They are passed to
-            ``cv.split``. If ``cv`` is None or a number, the samples of a group are in
-            one fold, as with ``StratifiedGroupKFold`` or ``GroupKFold``.
+            Group labels (strings or integers), such as patients. They are passed to
+            ``cv.split``. If ``cv`` is None or a number, each group is in one fold, as
+            with ``StratifiedGroupKFold`` or ``GroupKFold``.
         **fit_params : dict
-            Passed to the ``fit`` method of the skorch net. Arrays with n entries are
-            split by fold.
+            Arguments for the ``fit`` method of the skorch net. Arrays with n entries
+            are split by fold.
 
         Returns
         -------
@@ -162,9 +162,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
         Raises
         ------
         ValueError, TypeError
-            If an option, the data or the network is not valid, or no prior precision
-            has a finite score. The estimator, the network and the data are then
-            unchanged.
+            If an option, the data or the network is invalid, or no prior precision has
+            a finite score. The estimator, the network and the data are then unchanged.
 
         See Also
         --------
@@ -173,11 +172,11 @@ class LaplaceClassifierCV(LaplaceClassifier):
 
         Notes
         -----
-        Costs one training of the network per fold and one on all samples, each with one
-        pass for the curvature, and one pass over the held-out samples of each fold. For
-        k outputs and P weights, each prior precision adds O(n k P), a refit of the last
-        layer with ``refine=True``, and about ten times as much if the noise is also
-        chosen.
+        The cost is one training of the network per fold and one training on all
+        samples, each with one pass for the curvature, and one pass over the held-out
+        samples of each fold. For k outputs and P weights, each prior precision adds O(n
+        k P), a refit of the last layer with ``refine=True``, and about ten times as
+        much if the noise is also chosen.
 
         Examples
         --------
@@ -202,10 +201,10 @@ class LaplaceClassifierCV(LaplaceClassifier):
 class LaplaceRegressorCV(LaplaceRegressor):
     """`LaplaceRegressor` with built-in cross-validation of the prior precision.
 
-    Makes the same choice as ``GridSearchCV`` over ``prior_precision``, but trains the
-    network once per fold, instead of once per fold and prior precision. It can also
-    choose the noise, on samples that no network was trained on. Prefer it if there are
-    too few samples to hold some out; `LaplaceRegressor` trains once, and tunes on one
+    The search is equivalent to ``GridSearchCV`` over ``prior_precision``, but trains
+    the network once per fold, instead of once per fold and prior precision. The search
+    can also choose the noise from held-out samples. Prefer this estimator if there are
+    too few samples to hold some out. `LaplaceRegressor` trains once and tunes on one
     set of held-out samples.
 
     Read more in the :doc:`User Guide </user_guide/pipelines>`.
@@ -214,12 +213,12 @@ class LaplaceRegressorCV(LaplaceRegressor):
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
         The network, as for `LaplaceRegressor`. A frozen network is not trained; only
-        its curvature is computed per fold. It must have been trained on other samples,
-        or else the scores are training scores.
+        its curvature is computed per fold. Train a frozen network on other samples,
+        because the scores are otherwise training scores.
     prior_precisions : array-like of shape (G,) or None, default=None
         Prior precisions to try. None uses 20 values from 1e-3 to 1e3, evenly spaced on
-        a log scale. If the best value is the first or last, try a wider range: suitable
-        values depend on the units of y.
+        a log scale. If the best value is the first or last, try a wider range. Suitable
+        values depend on the units of ``y``.
     cv : int, splitter, iterable or None, default=None
         Folds, as in scikit-learn. None uses five folds.
     scoring : str, callable or None, default=None
@@ -231,28 +230,28 @@ class LaplaceRegressorCV(LaplaceRegressor):
             prior_mean, refine, residual, temperature, pred_type, n_samples, \
             batch_size, n_shards, distributed
         As for `LaplaceRegressor`. With a ``prior_structure`` other than ``"scalar"``,
-        all precisions are equal. ``refine=True`` refits the selected weights for every
-        prior precision; ``"auto"`` means False.
+        all precisions are equal. ``refine=True`` refits the selected weights for each
+        prior precision, and ``"auto"`` means False.
     sigma_noise : float or "auto", default="auto"
         Standard deviation of the observation noise, one for all outputs. ``"auto"``
         chooses one noise level per prior precision by maximising the likelihood of the
         held-out samples of all folds together, regardless of ``scoring``. All columns
-        of ``y`` share this level, even if their residuals differ. `LaplaceRegressor`
-        chooses one level per column, and so does `tune` after the search.
+        of ``y`` share this level, even if their residuals differ. `LaplaceRegressor`,
+        and `tune` after the search, choose one level per column.
     normalize_y : bool, default=False
         As for `LaplaceRegressor`, with mean and standard deviation of each fold's
         training samples. The chosen noise is then the geometric mean of noise levels
         proportional to the standard deviations of the columns of ``y``.
     memory : None, str, path or joblib.Memory, default=None
-        Cache of the networks and their curvature, including the folds. Later fits reuse
-        them without training, also in ``GridSearchCV``. Needs a ``random_state``, and a
-        folder that only you can write to; see `LaplaceRegressor`.
+        Cache of the networks and their curvature, including the folds. Later fits, also
+        in ``GridSearchCV``, reuse the cache without training. Needs a ``random_state``,
+        and a folder that only you can write to; see :ref:`memory`.
     n_jobs : int or None, default=None
         Number of processes for training folds and for prediction. None means one unless
         in a ``joblib.parallel_config`` context; -1 means one per core.
     random_state : int, RandomState or None, default=None
-        Seed of training in each fold and in the final fit, which is seeded like a
-        `LaplaceRegressor`. None gives different results each time.
+        Seed of training in each fold and in the final fit. The final fit uses the seed
+        like `LaplaceRegressor`. None gives different results each time.
     verbose : int, default=0
         As for `LaplaceClassifier`; the folds are one phase.
 
@@ -262,8 +261,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
         The best prior precision. `tune` changes it, but not ``best_score_``,
         ``best_index_`` and ``cv_results_``, which describe the search.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise: given, or chosen with the best
-        prior precision. With ``normalize_y`` and several columns, one value per column.
+        Standard deviation of the observation noise, given or chosen with the best prior
+        precision. With ``normalize_y`` and several columns, one value per column.
     best_score_ : float
         Mean score of the best prior precision over the folds.
     best_index_ : int
@@ -281,20 +280,20 @@ class LaplaceRegressorCV(LaplaceRegressor):
 
     See Also
     --------
-    LaplaceRegressor : Takes prior precision and noise, or tunes them without folds.
+    LaplaceRegressor : Uses a given or tuned prior precision and noise.
 
     Notes
     -----
     With F folds and G prior precisions, fitting takes F + 1 trainings and passes for
     the curvature, F passes over held-out samples, and G times the subsequent algebra.
-    With ``sigma_noise="auto"``, the algebra takes about 10 G times, and all folds stay
-    in memory until the noise is chosen. With a scorer, the Jacobians of a fold also
-    stay in memory.
+    With ``sigma_noise="auto"``, the algebra is repeated about 10 G times, and all folds
+    stay in memory until the noise is chosen. A scorer also keeps the Jacobians of a
+    fold in memory.
 
     Residuals of training samples underestimate the noise if the network overfits.
-    Held-out residuals contain noise and weight uncertainty. The log-density of the
-    pooled held-out samples is therefore maximised over σ > 0 and the given prior
-    precisions. The optimism of one fitted number is 1/(2 n) nats per sample.
+    Held-out residuals contain both noise and weight uncertainty. The search therefore
+    maximises the log-density of the pooled held-out samples over σ > 0 and the given
+    prior precisions. The optimism of one fitted number is 1/(2 n) nats per sample.
 
     Examples
     --------

@@ -65,14 +65,14 @@ class SWAGTrainer(Trainer):
         return super().infer_spec(net, dataset, is_trained=is_trained)
 
     def _random_weights(self, net: NeuralNet) -> Layout:
-        """Return the random weights; raise if they or their draws are not supported."""
+        """Return the random weights; raise for unsupported weights or draws."""
         refuse_callbacks(net, PriorCallback)
         module = as_forward(net).module
         complex_ = [n for n, p in module.named_parameters() if p.is_complex()]
         if complex_:
             raise ValueError(
-                f"The network has complex weights ({complex_[0]!r}), of which no "
-                "Gaussian is made. Use the real and the imaginary part as parameters."
+                f"The network has complex weights ({complex_[0]!r}), which are not "
+                "supported. Use the real and the imaginary part as parameters."
             )
         layout = random_weights(module)
         require_draws(self.n_samples, layout.n_parameters)
@@ -99,8 +99,8 @@ class SWAGTrainer(Trainer):
         posterior = SWAGPosterior(moments.mean, moments.variance, deviations, layout)
         if not posterior.variance().isfinite().all():
             raise ValueError(
-                f"lr={self.schedule.lr:g} is too large here: gradient descent from the "
-                "trained weights has diverged. Lower it, or scale X and y."
+                f"lr={self.schedule.lr:g} is too large: gradient descent from the "
+                "trained weights has diverged. Lower lr, or scale X and y."
             )
         return posterior
 
@@ -126,7 +126,7 @@ class BaseSWAG(BaseSampling):
     def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
         self.posterior_ = trainer.posterior
         super()._set_fitted(trainer, network)
-        # large steps can leave finite iterates far from any minimum
+        # with large steps, finite iterates can be far from any minimum
         at_mean = BatchedOutputs(network, PointOutputs(1, 0), self.batch_size)
         loss, n_targets = 0.0, 0.0
         for losses, w, n in at_mean.losses_of(network.train):
@@ -146,8 +146,8 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
     Stochastic gradient descent continues from the trained weights at a constant
     learning rate. The mean and covariance of its iterates define a Gaussian over all
     weights, and probabilities are averaged over networks drawn from this Gaussian. This
-    is a baseline for `LaplaceClassifier`, which needs no extra training and takes its
-    variance from the curvature of the loss instead of a learning rate.
+    estimator is a baseline for `LaplaceClassifier`, which needs no extra training, and
+    derives the variance from the curvature of the loss instead of a learning rate.
 
     Read more in the :ref:`User Guide <swag>`.
 
@@ -156,8 +156,8 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
     estimator : skorch net, FrozenEstimator or None, default=None
         The network. A skorch net is cloned and trained in ``fit``, and the descent
         starts at its trained weights. With a ``sklearn.frozen.FrozenEstimator``, the
-        descent starts at the given weights. None uses a small network for tabular data;
-        ``X`` may then be a data frame, as for `LaplaceClassifier`.
+        descent starts at the given weights. None uses a small network for tabular data,
+        including data frames.
     n_snapshots : int, default=100
         Number of iterates to collect, at least two.
     steps_per_snapshot : int, default=10
@@ -169,8 +169,8 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
         Number of final iterates whose deviations form the low-rank part of the
         covariance; at least two.
     n_samples : int, default=100
-        Number of weight draws to average predictions over. Every call uses the same
-        draws.
+        Number of weight draws that predictions are averaged over. Every call uses the
+        same draws.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
         As for `LaplaceClassifier`.
 
@@ -191,15 +191,15 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
     Notes
     -----
     The mean number of samples per step is the net's ``batch_size``, but at most a tenth
-    of all samples. Hashes of the inputs select the samples, so their order does not
-    matter. The descent uses the net's own loss and the weight decay of its optimizer.
-    The network is in evaluation mode: batch normalisation keeps its trained statistics,
-    which are not recomputed for draws, and dropout is inactive.
+    of all samples. Hashes of the inputs select the samples, so the order of the samples
+    does not matter. The descent uses the net's own loss and the weight decay of its
+    optimizer. The network is in evaluation mode: dropout is inactive, and batch
+    normalisation keeps its trained statistics, which are not recomputed for draws.
 
-    Fitting takes ``n_snapshots * steps_per_snapshot`` steps after training, and a pass
-    over the samples for the loss at the mean of the iterates. ``fit`` warns if this
-    loss is twice the loss of guessing. Memory is needed for ``max_rank + 2`` copies of
-    the weights. Prediction needs memory for ``n_samples`` copies and takes
+    After training, fitting takes ``n_snapshots * steps_per_snapshot`` steps, and one
+    pass over the samples for the loss at the mean of the iterates. ``fit`` warns if
+    this loss is twice the loss of guessing. Fitting stores ``max_rank + 2`` copies of
+    the weights. Prediction stores ``n_samples`` copies of the weights and takes
     ``n_samples`` forward passes.
 
     References
@@ -227,19 +227,19 @@ class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
     """Predictive intervals of a skorch net by SWAG.
 
     The counterpart of `SWAGClassifier` for real-valued targets. See `SWAGClassifier`
-    for the method and for when to use it.
+    for the method and its uses.
 
     Read more in the :ref:`User Guide <swag>`.
 
     Parameters
     ----------
     sigma_noise : float, array or "auto", default="auto"
-        Standard deviation of the observation noise, in units of the targets: one value
-        for all outputs, or an array with one value per column of ``y``. Only for nets
-        with ``MSELoss``, which does not determine the noise. ``"auto"`` maximises the
-        likelihood of held-out targets from ``y_val``, else from the net's
+        Standard deviation of the observation noise, in units of ``y``, for nets with
+        ``MSELoss``. An array has one value per column of ``y``. ``"auto"`` maximises
+        the likelihood of held-out targets from ``y_val``, else from the net's
         ``train_split``, else from ``validation_fraction``. Without held-out targets (a
-        frozen net, or fewer than 50 distinct samples), it uses the training targets.
+        frozen net, or fewer than 50 distinct samples), ``"auto"`` uses the training
+        targets.
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for the noise, if the net is trained in
         ``fit``, holds out no samples itself, and there are at least 50 distinct
@@ -254,7 +254,7 @@ class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
     Attributes
     ----------
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one for criteria without
+        Standard deviation of the observation noise in use, or one for criteria without
         noise.
     estimator_, posterior_
         As for `SWAGClassifier`.

@@ -30,8 +30,8 @@ from sklaplace.posterior.variational.elbo import Elbo, nats
 from sklaplace.posterior.variational.family import PosteriorFamily
 from sklaplace.posterior.variational.priors import PRIORS, WeightPrior
 
-# Number of draws for the evidence lower bound; averaging over samples leaves little
-# noise.
+# Number of draws for the evidence lower bound. Averaging over samples keeps the noise
+# small.
 ELBO_DRAWS = 20
 # Increase of the held-out loss, in nats per sample, that triggers a warning.
 NOTABLE_INCREASE = 0.02
@@ -113,7 +113,7 @@ class BaseVariational(BaseSampling):
         self.posterior_.sample(n_draws, generator)
         self.kl_ = float(self.posterior_.kl(n_draws, generator))
         outputs = BatchedOutputs(network, model, self.batch_size)
-        # use the objective's noise: ``sigma_noise_`` can be close to zero beside draws
+        # use the objective's noise: ``sigma_noise_`` can be close to zero if draws vary
         sigma = torch.tensor(trainer.noise, dtype=torch.float64)
         likelihood, total = network.spec.likelihood, 0.0
         loss, n_targets = 0.0, 0.0
@@ -133,7 +133,7 @@ class BaseVariational(BaseSampling):
         """Warn if the posterior predicts held-out samples worse than its start."""
         start = TrainedNetwork(copied(inner_net(self.estimator)), network.spec)
         before = BatchedOutputs(start, PointOutputs(1, 0), self.batch_size)
-        # if the posterior fitted the noise, fit it for the network as well
+        # if the noise was fitted for the posterior, fit the noise for the network too
         own = None if self._given_noise is None else sigma
         with start.forward().frozen():
             known = _held_out_nll(before, network.held_out, own)
@@ -170,7 +170,7 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
 
     Bayes by Backprop learns the distribution of each weight by maximising the evidence
     lower bound. Prefer `LaplaceClassifier` for a network that is already trained. Use
-    this estimator if the weight distributions are of interest, or as a baseline.
+    this estimator to study weight distributions, or as a baseline.
 
     Read more in the :doc:`User Guide </user_guide/other_methods>`.
 
@@ -178,43 +178,43 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
         The network. A skorch net is cloned, and the medians of the distributions start
-        at its initial weights. With a ``sklearn.frozen.FrozenEstimator`` around a
-        trained net, they start at the trained weights. None uses a small network for
-        tabular data; ``X`` may then be a data frame, as for `LaplaceClassifier`.
+        at its initial weights. For a trained net in a
+        ``sklearn.frozen.FrozenEstimator``, the medians start at the trained weights.
+        None uses a small network for tabular data, including data frames.
     posterior : {"gaussian", "kumaraswamy", "quantile", "density"}, class or instance, \
             default="gaussian"
-        Family of the weight distributions; all but ``"gaussian"`` are experimental. A
-        custom family is a subclass of
-        `sklaplace.posterior.variational.WeightPosterior`. An instance, such as
-        ``posterior_.distribution`` of an earlier fit, is copied, and training starts
-        there instead of at the network's weights.
+        Family of the weight distributions. All families except ``"gaussian"`` are
+        experimental. A custom family is a subclass of
+        `sklaplace.posterior.variational.WeightPosterior`. Training starts at a copy of
+        an instance, such as ``posterior_.distribution`` of an earlier fit, instead of
+        at the network's weights.
     posterior_params : dict, default=None
-        Options of the family. ``quantile`` takes ``n_units`` (4), the number of units
-        in each hidden layer of its network, and ``n_layers`` (1). ``density`` takes
-        ``n_units`` (6), ``n_layers`` (1) and ``n_nodes`` (16), the number of nodes of
-        its grid. A class takes the options in its ``checks``.
+        Options of the family. ``quantile`` accepts ``n_units`` (4), the number of units
+        in each hidden layer of its network, and ``n_layers`` (1). ``density`` accepts
+        ``n_units`` (6), ``n_layers`` (1) and ``n_nodes`` (16), the number of grid
+        nodes. A class accepts the options in its ``checks``.
     prior : {"gaussian", "scale_mixture", "uniform"}, default="gaussian"
         Prior distribution of each weight.
     prior_scale : float, default=1.0
         Standard deviation of the prior; for ``scale_mixture``, of its wide component.
     prior_params : dict, default=None
-        Options of the prior. ``scale_mixture`` takes ``weight`` (0.5), the weight of
+        Options of the prior. ``scale_mixture`` accepts ``weight`` (0.5), the weight of
         the wide component, and ``narrow`` (exp(-6)), the standard deviation of the
         narrow component.
     kl_weight : float, default=0.1
-        Factor of the KL divergence from the prior in the objective. One gives the
-        evidence lower bound, which underfits if there are few samples per weight.
-        Values below one give a cold posterior, narrower than under Bayes' rule.
-        ``elbo_`` always uses a factor of one.
+        Factor of the KL divergence from the prior in the objective. One corresponds to
+        the evidence lower bound, which underfits if there are few samples per weight.
+        Values below one lead to a cold posterior, which is narrower than under Bayes'
+        rule. ``elbo_`` always uses a factor of one.
     kl_schedule : {"uniform", "blundell"}, default="uniform"
-        How to distribute the divergence over the batches of an epoch: equally, or half
-        on the first batch, a quarter on the second, and so on.
+        Distribution of the KL divergence over the batches of an epoch: equal parts, or
+        half for the first batch, a quarter for the second batch, and so on.
     bound : float, default=3.0
         Largest magnitude of weights with ``posterior="kumaraswamy"`` or
         ``prior="uniform"``.
     n_samples : int, default=100
-        Number of weight draws to average predictions over. Every call uses the same
-        draws.
+        Number of weight draws that predictions are averaged over. Every call uses the
+        same draws.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
         As for `LaplaceClassifier`.
 
@@ -229,9 +229,10 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
         Evidence lower bound of the training samples, in nats, averaged over up to 20
         draws.
     kl_ : float
-        KL divergence from the prior, in nats. It is exact for families with a
+        KL divergence from the prior, in nats. The value is exact for families with a
         ``closed_form``, such as ``"gaussian"`` and ``"kumaraswamy"``, under priors
-        other than the mixture. Otherwise it is estimated from the same draws.
+        other than the mixture. Otherwise, the divergence is estimated from the draws of
+        ``elbo_``.
     classes_, n_features_in_, feature_names_in_, n_iter_
         As for `LaplaceClassifier`.
 
@@ -242,17 +243,17 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
 
     Notes
     -----
-    Every parameter that requires gradients has an independent distribution; other
+    Every parameter that requires gradients has an independent distribution. Other
     parameters and buffers are not random. skorch's training loop runs unchanged, with
-    its callbacks, validation and device. In the history, ``train_loss`` is the
+    callbacks, validation and device of the net. In the history, ``train_loss`` is the
     objective in nats per sample, and ``valid_loss`` is the loss at the medians. Losses
     follow the likelihood of the criterion.
 
-    A training step takes as long as a step of the plain network, and up to several
-    times longer with many weights and little work per batch. The distributions need
-    more epochs to converge than plain weights. Prediction takes ``n_samples`` forward
-    passes, and memory for ``n_samples`` copies of the weights. A Laplace approximation
-    around a trained network trains and predicts faster; the user guide compares both.
+    A training step takes as long as a step of the plain network, or up to several times
+    longer with many weights and little work per batch. The distributions need more
+    epochs to converge than plain weights. Prediction takes ``n_samples`` forward passes
+    and stores ``n_samples`` copies of the weights. A Laplace approximation around a
+    trained network trains and predicts faster; the user guide compares both.
 
     With a frozen net, ``fit`` warns if the posterior predicts held-out samples (from
     ``X_val``, else from the net's ``train_split``) worse than the net.
@@ -281,8 +282,8 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
 class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     """Predictive intervals from a skorch net with distributions over its weights.
 
-    The counterpart of `VariationalClassifier` for real-valued targets. It estimates the
-    observation noise during training. Prefer `LaplaceRegressor` for a network that is
+    The counterpart of `VariationalClassifier` for real-valued targets. The observation
+    noise is estimated during training. Prefer `LaplaceRegressor` for a network that is
     already trained.
 
     Read more in the :doc:`User Guide </user_guide/other_methods>`.
@@ -290,9 +291,8 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     Parameters
     ----------
     sigma_noise : float, array or {"auto", "learned"}, default="auto"
-        Standard deviation of the observation noise, in units of the targets: one value
-        for all outputs, or an array with one value per column of ``y``. Only for nets
-        with ``MSELoss``, which does not determine the noise. ``"learned"`` maximises
+        Standard deviation of the observation noise, in units of ``y``, for nets with
+        ``MSELoss``. An array has one value per column of ``y``. ``"learned"`` maximises
         the objective. ``"auto"`` estimates the noise during and after training from
         held-out samples: from ``X_val``, else from the net's ``train_split``, else from
         ``validation_fraction``. Without held-out samples, ``"auto"`` means
@@ -314,7 +314,7 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     elbo_ : float
         As for `VariationalClassifier`, with the noise used in training.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one for criteria without
+        Standard deviation of the observation noise in use, or one for criteria without
         noise.
     estimator_, posterior_, kl_
         As for `VariationalClassifier`.
@@ -328,8 +328,8 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
 
     Notes
     -----
-    The distributions, the objective, the cost and the warning for a frozen net are the
-    same as for `VariationalClassifier`.
+    See `VariationalClassifier` for the distributions, the objective, the cost and the
+    warning for frozen nets.
 
     References
     ----------
