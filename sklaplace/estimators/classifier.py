@@ -35,7 +35,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     The posterior over some or all of the network's weights is a Gaussian around their
     trained values. Class probabilities are averaged over the posterior, which makes
     them less confident far from the training data. Prefer this estimator to the plain
-    network if overconfident predictions are costly; its accuracy is about the same.
+    network if overconfident predictions are costly. The accuracy is about the same.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -147,8 +147,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         function that the module calls, clear the folder. Loading can run arbitrary
         code, as with pickle: use a folder that only you can write to.
     random_state : int, RandomState or None, default=None
-        Seed of training, held-out samples and draws. None gives different results each
-        time. The global random generators do not change.
+        Seed of training, held-out samples and draws. With None, results differ between
+        fits. The global random generators do not change.
     verbose : int, default=0
         Verbosity level. 0 prints nothing. 1 prints the phases of a fit with their time,
         the chosen values, and a note if an initialised net is trained again. 2 adds

@@ -194,7 +194,7 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
 
     Notes
     -----
-    Training costs ``n_estimators`` trainings, and each prediction takes
+    Fitting trains ``n_estimators`` networks, and each prediction takes
     ``n_estimators`` forward passes. All networks are kept in memory. Variances between
     the networks are divided by the number of networks minus one. Adversarial training,
     which the paper also uses, is not implemented.
@@ -260,7 +260,7 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
 
     Notes
     -----
-    Training costs ``n_estimators`` trainings, and each prediction takes
+    Fitting trains ``n_estimators`` networks, and each prediction takes
     ``n_estimators`` forward passes. All networks are kept in memory. Variances between
     the networks are divided by the number of networks minus one. Adversarial training,
     which the paper also uses, is not implemented.

@@ -490,7 +490,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         n_samples : int, default=1
             Number of draws. Each draw is one function, evaluated at all samples.
         random_state : int, RandomState or None, default=0
-            Seed of the draws. The same seed gives the draws of `sample_proba`.
+            Seed of the draws. With equal seeds, `sample_proba` uses the same draws.
 
         Returns
         -------

@@ -156,8 +156,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         function that the module calls, clear the folder. Loading can run arbitrary
         code, as with pickle: use a folder that only you can write to.
     random_state : int, RandomState or None, default=None
-        Seed of training, held-out samples and draws. None gives different results each
-        time. The global random generators do not change.
+        Seed of training, held-out samples and draws. With None, results differ between
+        fits. The global random generators do not change.
     verbose : int, default=0
         As for `LaplaceClassifier`.
     sigma_noise : float, array or {"auto", "homoscedastic", "validation", "marglik"}, \

@@ -67,7 +67,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
         in a ``joblib.parallel_config`` context; -1 means one per core.
     random_state : int, RandomState or None, default=None
         Seed of training and draws in each fold and in the final fit. The final fit uses
-        the seed like `LaplaceClassifier`. None gives different results each time.
+        the seed like `LaplaceClassifier`. With None, results differ between fits.
     verbose : int, default=0
         As for `LaplaceClassifier`; the folds are one phase.
 
@@ -251,7 +251,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         in a ``joblib.parallel_config`` context; -1 means one per core.
     random_state : int, RandomState or None, default=None
         Seed of training in each fold and in the final fit. The final fit uses the seed
-        like `LaplaceRegressor`. None gives different results each time.
+        like `LaplaceRegressor`. With None, results differ between fits.
     verbose : int, default=0
         As for `LaplaceClassifier`; the folds are one phase.
 
