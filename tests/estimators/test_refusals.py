@@ -352,7 +352,7 @@ OF_RANKERS = {
     ),
     "one-hot": (
         *(ValueError, None, PAIRS, np.eye(2)[PREFERRED]),
-        *("(40, 2)", "A pair has one of two labels", "y.argmax(axis=1)"),
+        *("(40, 2)", "one of two labels per pair", "y.argmax(axis=1)"),
     ),
     "one class": (ValueError, None, PAIRS, 0 * PREFERRED, "one of two labels"),
     "a loader": (TypeError, None, LOADER, None, *DATASET),
