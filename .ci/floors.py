@@ -1,4 +1,4 @@
-"""Write the oldest releases that pyproject.toml allows as constraints of pip.
+"""Print the oldest releases that pyproject.toml allows as pip constraints.
 
 python .ci/floors.py > .ci/floors.txt
 pip install -e ".[test]" -c .ci/floors.txt
@@ -12,7 +12,7 @@ PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def floors(pyproject=PYPROJECT):
-    """Return lines such as ``torch==2.6``, of the package and of its tests."""
+    """Return lines such as ``torch==2.6`` for the package and its tests."""
     project = tomllib.loads(pyproject.read_text())["project"]
     needed = project["dependencies"] + project["optional-dependencies"]["test"]
     found = [re.match(r"([\w-]+)>=([\w.]+)", line) for line in needed]

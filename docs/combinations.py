@@ -1,13 +1,13 @@
-"""Write the tables of the combinations that work, by trying each of them.
+"""Try every combination of options, and write the tables of those that work.
 
 Usage, from the root of a checkout::
 
     python docs/combinations.py [--check]
 
-Every subset, structure, curvature and likelihood is fitted once around a small network
-with a fixed prior, and so is what each structure and each likelihood supports. What is
-refused is listed with the message. ``--check`` fails where a table in the files
-``docs/*.inc`` below is another.
+The script fits a small network with a fixed prior for every subset, structure,
+curvature and likelihood. It also tries every feature that depends on the structure or
+the likelihood. The tables list rejected combinations with their messages. ``--check``
+fails if a table in one of the ``docs/*.inc`` files below is out of date.
 """
 
 import argparse
@@ -34,13 +34,13 @@ from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
 from sklaplace.likelihoods import CRITERIA
 
 HERE = Path(__file__).parent
-# a list of names stands beside the entries of the registry
+# a list of names is allowed in addition to the entries of the registry
 SUBSET_CHOICES: list[Any] = [*SUBSETS, ["hidden"]]
 N_ROWS, N_INPUTS = 12, 3
 
 
 class Small(nn.Module):
-    """One tanh layer and a head."""
+    """A network with one tanh layer and a head."""
 
     def __init__(self, n_outputs: int) -> None:
         super().__init__()
@@ -48,12 +48,12 @@ class Small(nn.Module):
         self.head = nn.Linear(4, n_outputs)
 
     def forward(self, X: torch.Tensor) -> torch.Tensor:
-        """Outputs of a batch."""
+        """Return the outputs of a batch."""
         return self.head(torch.tanh(self.hidden(X)))
 
 
 def criteria() -> dict[str, Any]:
-    """One criterion for each likelihood, by the likelihood's name."""
+    """Return one criterion for each likelihood, keyed by the name of the likelihood."""
     found: dict[str, Any] = {}
     for criterion, (likelihood, convention) in CRITERIA.items():
         if convention != "probabilities":
@@ -63,7 +63,7 @@ def criteria() -> dict[str, Any]:
 
 
 def problem(likelihood: str) -> tuple[Any, int, Any]:
-    """Estimator, number of outputs and targets for a likelihood."""
+    """Return an estimator class, the number of outputs and targets for a likelihood."""
     steps = np.arange(N_ROWS)
     known: dict[str, tuple[Any, int, Any]] = {
         "Categorical": (LaplaceClassifier, 3, steps % 3),
@@ -85,7 +85,7 @@ def problem(likelihood: str) -> tuple[Any, int, Any]:
 
 
 def model_of(likelihood: str, **options: Any) -> tuple[Any, np.ndarray, Any]:
-    """Estimator around a small network that is not trained, and its samples."""
+    """Return an estimator around a small untrained network, and its samples."""
     kind, n_outputs, y = problem(likelihood)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -99,7 +99,7 @@ def model_of(likelihood: str, **options: Any) -> tuple[Any, np.ndarray, Any]:
 
 
 def answer(attempt: Callable[..., Any], *given: Any, **options: Any) -> str:
-    """An empty string where it works, else the message."""
+    """Return an empty string if the call works, else the error message."""
     try:
         attempt(*given, **options)
     except (ValueError, TypeError) as error:
@@ -108,26 +108,26 @@ def answer(attempt: Callable[..., Any], *given: Any, **options: Any) -> str:
 
 
 def fit(likelihood: str, **options: Any) -> Any:
-    """Fit and predict."""
+    """Fit an estimator, predict with it and return it."""
     model, X, y = model_of(likelihood, **options)
     model.fit(X, y).predict(X)
     return model
 
 
 class Reasons:
-    """Marks of answers: a tick, or the number of a message below the table."""
+    """Marks in a table: a tick, or the number of a message below the table."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
 
     def mark(self, message: str) -> str:
-        """Return the mark of an answer."""
+        """Return the mark for a message; a tick if the message is empty."""
         if message and message not in self.messages:
             self.messages.append(message)
         return f"({self.messages.index(message) + 1})" if message else "✓"
 
     def table(self, heads: list[str], rows: Iterable[list[str]]) -> str:
-        """Return a table in Markdown with the messages below it."""
+        """Return a Markdown table with the messages below it."""
         lines = [f"| {' | '.join(row)} |" for row in (heads, *rows)]
         lines.insert(1, "| --- |" + " :-: |" * (len(heads) - 1))
         notes = [f"({n}) {reason}" for n, reason in enumerate(self.messages, 1)]
@@ -135,12 +135,15 @@ class Reasons:
 
 
 def named(subset: Any) -> str:
-    """Return a subset as a table has it."""
+    """Return the name of a subset in the tables."""
     return "a list of names" if isinstance(subset, list) else f"`{subset}`"
 
 
 def of_curvature() -> str:
-    """Structures with curvatures; all subsets and likelihoods must answer alike."""
+    """Return the table of structures and curvatures.
+
+    All subsets and likelihoods must have the same result.
+    """
     reasons, rows = Reasons(), []
     for structure in STRUCTURES:
         row = [f"`{structure}`"]
@@ -150,7 +153,7 @@ def of_curvature() -> str:
                 answer(fit, likelihood, subset_of_weights=subset, **options)
                 for subset, likelihood in product(SUBSET_CHOICES, criteria())
             }
-            # a table by structure and curvature alone would be wrong
+            # otherwise the table needs more axes than structure and curvature
             assert len(found) == 1, (structure, curvature, found)
             message = found.pop().replace(repr(structure), "'…'")
             row.append(reasons.mark(message))
@@ -159,7 +162,7 @@ def of_curvature() -> str:
 
 
 def of_structures() -> str:
-    """Priors, and what a fitted posterior can do, by structure."""
+    """Return the table of priors and features of a fitted posterior, by structure."""
     reasons, rows = Reasons(), []
     for structure in STRUCTURES:
         options = {"hessian_structure": structure}
@@ -177,20 +180,20 @@ def of_structures() -> str:
 
 
 def next_task(**options: Any) -> None:
-    """Fit a second task under the posterior of a first."""
+    """Fit a second task with the posterior of the first task as its prior."""
     earlier = fit("Gaussian", **options).posterior_
     model, X, y = model_of("Gaussian", prior=earlier, **options)
     model.set_params(prior_precision="auto").fit(X, y).predict(X)
 
 
 def added(**options: Any) -> None:
-    """Add samples to a posterior."""
+    """Add samples to a posterior by ``partial_fit``."""
     _, X, y = model_of("Gaussian")
     fit("Gaussian", **options).partial_fit(X, y).predict(X)
 
 
 def other_levels(**options: Any) -> None:
-    """Compute the evidence under other noise levels of two columns."""
+    """Compute the evidence for other noise levels of two target columns."""
     model, X, y = model_of("Gaussian", **options)
     model.estimator.estimator.set_params(module__n_outputs=2).initialize()
     targets = np.stack([y, y[::-1]], 1)
@@ -198,7 +201,7 @@ def other_levels(**options: Any) -> None:
 
 
 def of_refine() -> str:
-    """Subsets and predictives with ``refine=True``, by likelihood."""
+    """Return the table of subsets and ``pred_type`` with ``refine=True``."""
     reasons, rows = Reasons(), []
     for subset, pred_type in product([*SUBSET_CHOICES, ["head"]], OUTPUT_MODELS):
         options = {"subset_of_weights": subset, "pred_type": pred_type}
@@ -206,9 +209,9 @@ def of_refine() -> str:
             reasons.mark(answer(fit, likelihood, refine=True, **options))
             for likelihood in criteria()
         ]
-        name = "the last layer by its name" if subset == ["head"] else named(subset)
+        name = "the last layer by name" if subset == ["head"] else named(subset)
         rows.append([f"{name}, `{pred_type}`", *marks])
-    # in words, so that the heads break into lines
+    # separate words, so that the headings can wrap
     heads = [re.sub("(?<=[a-z])(?=[A-Z])", " ", name) for name in criteria()]
     return reasons.table(["subset, `pred_type`", *heads], rows)
 
@@ -221,8 +224,8 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Write the tables, or compare them."""
-    parser = argparse.ArgumentParser(description="The tables of combinations.")
+    """Write the tables, or check them."""
+    parser = argparse.ArgumentParser(description="Write or check the tables.")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     for name, table in TABLES.items():

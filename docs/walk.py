@@ -1,12 +1,12 @@
-"""Write the contributor's map: the calls of a fit and of a prediction, by a trace.
+"""Trace the calls of a fit and of a prediction, and write the contributor's map.
 
 Usage, from the root of a checkout::
 
     python docs/walk.py [--check]
 
-A small classifier is fitted and predicts. The calls that lead to the landmarks below
-are written to ``docs/walk.inc``, each with its file. ``--check`` fails where the file
-has other calls.
+The script fits a small classifier and predicts with it. It writes the calls that lead
+to the landmarks below to ``docs/walk.inc``, each call with its file. ``--check`` fails
+if the file is out of date.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from sklaplace import LaplaceClassifier
 
 PACKAGE = Path(sklaplace.__file__).parent
 PAGE = Path(__file__).with_name("walk.inc")
-# What a reader looks for, by qualified names.
+# Qualified names of the functions that a reader looks for.
 FIT = {
     *("LaplaceOptions.of", "ClassTargets.encode", "Trainer.hold_out", "train"),
     *("infer_network_spec", "accumulate", "_Batch.add", "KronAccumulator.update"),
@@ -32,14 +32,14 @@ FIT = {
 }
 PREDICT = {"BaseLaplace._check_inputs", "EigenPrecision.functional_covariance"}
 PREDICT |= {"mean_field"}
-# What is called everywhere, and computes nothing by itself.
+# Files with helpers that are called everywhere.
 LEFT_OUT = {"core", "options/workers.py", "likelihoods", "networks/shards.py"}
 
 Call = tuple[str, str]  # qualified name, and file
 
 
 class Node:
-    """A call, with the calls below it in the order in which they first happen."""
+    """A call and the calls below it, in the order of their first occurrence."""
 
     def __init__(self) -> None:
         self.calls: dict[Call, Node] = {}
@@ -54,7 +54,7 @@ class Node:
 
 
 def call_of(frame: FrameType) -> Call | None:
-    """Return the name and the file of a call; None for others than the package's."""
+    """Return the name and the file of a call, or None outside the package."""
     path = Path(frame.f_code.co_filename)
     if not path.is_relative_to(PACKAGE) or "<" in frame.f_code.co_qualname:
         return None
@@ -89,7 +89,7 @@ def traced(work: Callable[[], Any], landmarks: set[str]) -> Node:
 
 
 def page() -> str:
-    """Return the map."""
+    """Return the text of the map."""
     X, y = load_iris(return_X_y=True)
     model = LaplaceClassifier(random_state=0)
     fit = traced(lambda: model.fit(X, y), FIT)
@@ -98,8 +98,8 @@ def page() -> str:
 
 
 def main() -> None:
-    """Write the map, or compare it."""
-    parser = argparse.ArgumentParser(description="The contributor's map.")
+    """Write the map, or check it."""
+    parser = argparse.ArgumentParser(description="Write or check the map.")
     parser.add_argument("--check", action="store_true")
     found = page()
     if not parser.parse_args().check:
