@@ -1,4 +1,4 @@
-"""Small networks in float64, each with one thing that is easy to get wrong."""
+"""Small networks in float64, each with one feature that is easy to get wrong."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def positive(*shape: int, seed: int = 0) -> Tensor:
-    """Entries between 0.3 and 1.8."""
+    """Return entries between 0.3 and 1.8."""
     return 0.3 + 1.5 * torch.rand(shape, dtype=DOUBLE, generator=generator(seed))
 
 
@@ -29,7 +29,7 @@ def positive(*shape: int, seed: int = 0) -> Tensor:
 class Case:
     """A network and its rows.
 
-    ``make(n_outputs)`` gives the module and ``rows(n)`` a batch. ``dense`` names
+    ``make(n_outputs)`` returns the module and ``rows(n)`` a batch. ``dense`` names
     the parameters whose rows cannot have the form ``Σᵣ g ⊗ a``.
     """
 
@@ -38,7 +38,7 @@ class Case:
     dense: frozenset[str] = frozenset()
 
     def forward(self, n_outputs: int = 3) -> Forward:
-        """The network as the package sees it, in float64, in evaluation mode."""
+        """Return the network as the package sees it: float64 and evaluation mode."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             module = self.make(n_outputs).double().eval()
@@ -56,7 +56,7 @@ def call(module: nn.Module, x: Any) -> Any:
 
 
 class Net(nn.Module):
-    """A module whose parts and whose forward are given as arguments."""
+    """A module whose parts and forward function are given as arguments."""
 
     def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def names(*parameters: str) -> frozenset[str]:
 
 
 def layers(*modules: str) -> frozenset[str]:
-    """The names of their weights and biases."""
+    """Return the names of the weights and biases of layers."""
     return names(*(f"{module}.{kind}" for module in modules for kind in KINDS))
 
 
@@ -136,7 +136,7 @@ def conv3d(c: int) -> nn.Module:
 
 
 def conv_same(c: int) -> nn.Module:
-    """Padding that differs between both ends of an axis."""
+    """Convolution whose padding differs between the two ends of an axis."""
     layer = nn.Conv2d(1, 2, (2, 3), padding="same", padding_mode="reflect")
     return nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(18, c))
 
@@ -153,7 +153,7 @@ def sequence(c: int) -> nn.Module:
 
 
 def head_on_positions(c: int) -> nn.Module:
-    """A last layer that is applied at every position and averaged."""
+    """Last layer applied at every position, then averaged."""
 
     def run(net: Any, x: Tensor) -> Tensor:
         return net.head(net.first(x).tanh()).mean(1)
@@ -162,7 +162,7 @@ def head_on_positions(c: int) -> nn.Module:
 
 
 def affine_head(c: int) -> nn.Module:
-    """A fixed affine map, which mixes outputs, after the last layer."""
+    """Last layer followed by a fixed affine map that mixes the outputs."""
 
     def run(net: Any, x: Tensor) -> Tensor:
         return net.head(net.first(x).tanh()) @ net.mix + net.shift
@@ -183,7 +183,7 @@ def called_twice(c: int) -> nn.Module:
 
 
 def conv_called_twice(c: int) -> nn.Module:
-    """Two sizes of input, so that the calls have different numbers of positions."""
+    """Convolution called for two input sizes, with different numbers of positions."""
 
     def run(net: Any, x: Tensor) -> Tensor:
         h = nn.functional.leaky_relu_(net.shared(x), 0.2)
@@ -205,7 +205,7 @@ def tied(c: int) -> nn.Module:
 
 
 def functional_use(c: int) -> nn.Module:
-    """An auto-encoder's weight, used by its layer and once more transposed."""
+    """Auto-encoder weight, used by its layer and again transposed."""
 
     def run(net: Any, x: Tensor) -> Tensor:
         h = net.encoder(x).tanh()
@@ -215,7 +215,7 @@ def functional_use(c: int) -> nn.Module:
 
 
 def reshaped(c: int) -> nn.Module:
-    """A layer that gets positions on the axis of rows."""
+    """Layer that receives positions on the axis of rows."""
 
     def run(net: Any, x: Tensor) -> Tensor:
         h = net.inner(x.reshape(-1, x.shape[-1])).tanh()
@@ -225,7 +225,7 @@ def reshaped(c: int) -> nn.Module:
 
 
 def transposed(c: int) -> nn.Module:
-    """A layer that gets (s, b, d)."""
+    """Layer that receives (s, b, d)."""
 
     def run(net: Any, x: Tensor) -> Tensor:
         return net.head(net.inner(x.transpose(0, 1)).tanh().mean(0))
@@ -234,7 +234,7 @@ def transposed(c: int) -> nn.Module:
 
 
 def residual(c: int) -> nn.Module:
-    """Additions in place, to what a layer puts out and was computed from."""
+    """In-place additions to the output and to the input of a layer."""
 
     def run(net: Any, x: Tensor) -> Tensor:
         h = net.first(x)
@@ -298,7 +298,7 @@ def attention(c: int) -> nn.Module:
 
 
 def bare_parameters(c: int) -> nn.Module:
-    """Parameters of the network itself, one of them a number, one unused."""
+    """Parameters of the network itself; one is a number, one is unused."""
 
     def run(net: Any, x: Tensor) -> Tensor:
         return net.head(torch.tanh(net.gain * net.first(x)))
@@ -310,7 +310,7 @@ def bare_parameters(c: int) -> nn.Module:
 
 
 def never_called(c: int) -> nn.Module:
-    """A layer that is owned and not used."""
+    """Network with an unused layer."""
     net = Net(lambda net, x: net.head(net.first(x).tanh()))
     net.first, net.spare, net.head = nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, c)
     return net
@@ -322,7 +322,7 @@ def weight_norm(c: int) -> nn.Module:
 
 
 def branching(c: int) -> nn.Module:
-    """Python decides by the values of a row, which ``vmap`` cannot follow."""
+    """Python branch on the values of a row, which ``vmap`` cannot follow."""
 
     def run(net: Any, x: Tensor) -> Tensor:
         h = torch.stack([row if row.sum() > 0 else -2 * row for row in net.norm(x)])

@@ -1,4 +1,4 @@
-"""Settings and fixtures that all tests share."""
+"""Settings and fixtures shared by all tests."""
 
 import os
 
@@ -28,7 +28,7 @@ TABLE = 3
 
 
 def parameters(item):
-    """The names and values of a test's parameters."""
+    """Return the names and values of a test's parameters."""
     return {
         (
             name,
@@ -40,7 +40,7 @@ def parameters(item):
 
 
 def beyond_every_value(items):
-    """Combinations but a few, in which each value of each parameter occurs."""
+    """Return all combinations except a few that together contain every value."""
     rest = {item: parameters(item) for item in items}
     missing = set().union(*rest.values())
     while missing:
@@ -50,7 +50,7 @@ def beyond_every_value(items):
 
 
 def mark_tables(items):
-    """Mark as slow and as table what is beyond every value of the parameters."""
+    """Mark the combinations that repeat parameter values as slow and as table."""
     tables = defaultdict(list)
     for item in items:
         if hasattr(item, "callspec"):
@@ -64,7 +64,7 @@ def mark_tables(items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark tables and benchmarks, and skip what needs a GPU where there is none."""
+    """Mark tables and benchmarks, and skip GPU tests on machines without a GPU."""
     mark_tables(items)
     needs_gpu = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
@@ -89,7 +89,7 @@ def global_rng_states():
 
 @pytest.fixture
 def rng_untouched():
-    """Fail the test if it leaves a global random state other than it found it."""
+    """Fail the test if it changes a global random state."""
     before = global_rng_states()
     yield
     after = global_rng_states()

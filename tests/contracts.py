@@ -1,7 +1,7 @@
-"""What every entry of a registry must hold, against dense references.
+"""Contracts for every registry entry, checked against dense references.
 
-The checks take names of entries, so that tests run over the registries and a new
-entry is tested as soon as it is listed (and has a line in ``references``).
+The checks accept the names of entries, so tests run over the registries. A new entry is
+tested as soon as it is listed and has a line in ``references``.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ STRUCTURES_AND_PRIORS = [
 # -------------------------------------------------------------------- problems
 @dataclass(frozen=True)
 class Network:
-    """A trained network, whose datasets are lists of batches."""
+    """A trained network whose datasets are lists of batches."""
 
     function: Forward
     spec: Any
@@ -65,7 +65,7 @@ def accumulate(
     accumulator: Accumulator,
     observe: Any = lambda *batch: None,
 ) -> DataFit:
-    """Add batches, in one part, to an accumulator, which may hold some already."""
+    """Add batches, as one part, to a possibly non-empty accumulator."""
 
     class Observing(accumulation.Recorder):
         def observe(self, *batch):
@@ -79,7 +79,7 @@ def accumulate(
 
 
 class Problem:
-    """A network, rows, targets and the selected weights."""
+    """A network with rows, targets and selected weights."""
 
     def __init__(self, case: Case, likelihood: str, subset: str) -> None:
         self.likelihood: Likelihood = references.LIKELIHOODS[likelihood]
@@ -93,7 +93,7 @@ class Problem:
         )
 
     def batches(self, *sizes: int, weights: Tensor | None = None) -> list[Any]:
-        """Rows in order, cut into batches."""
+        """Return the rows in order, split into batches."""
         ends = torch.tensor(sizes).cumsum(0).tolist()
         cuts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         return [self.rows(cut, weights) for cut in cuts]
@@ -128,7 +128,7 @@ class Problem:
     def posterior(
         self, name: str, prior: str = "scalar", batches: Any = None
     ) -> GaussianPosterior:
-        """With hyperparameters that are neither zero nor one."""
+        """Return a posterior whose hyperparameters are neither zero nor one."""
         batches = self.batches(N_ROWS) if batches is None else batches
         accumulator = STRUCTURES[name][0](self.layout)
         data_fit = self.accumulate(accumulator, batches)
@@ -159,7 +159,7 @@ def prior_precision(layout: Layout, prior: str) -> Tensor:
 
 
 def hyperparameters(**values: float | Tensor) -> Hyperparameters:
-    """In float64; what is not given is one, and the prior's mean zero."""
+    """Return float64 hyperparameters: one by default, zero for the prior mean."""
     names = "prior_precision", "sigma_noise", "temperature"
     values = {**dict.fromkeys(names, 1.0), "prior_mean": 0.0, **values}
     tensors = {k: torch.as_tensor(v, dtype=torch.float64) for k, v in values.items()}
@@ -172,7 +172,7 @@ def scale() -> Tensor:
 
 # ------------------------------------------------------------------ comparison
 def assert_equal(found: Tensor, expected: Tensor, tolerance: float = 1e-8) -> None:
-    """Equal up to a tolerance relative to the largest entry, or to one."""
+    """Check equality up to a tolerance relative to the largest entry, or to one."""
     assert found.shape == expected.shape
     assert found.dtype == expected.dtype
     allowed = tolerance * max(1.0, float(expected.abs().max()))
@@ -182,13 +182,13 @@ def assert_equal(found: Tensor, expected: Tensor, tolerance: float = 1e-8) -> No
 
 # ----------------------------------------------------------- checks: structures
 def check_dense(problem: Problem, name: str) -> None:
-    """``H`` is what the reference keeps of it."""
+    """Check that ``H`` equals the reference approximation of ``H``."""
     expected = references.STRUCTURES[name](problem.parts)
     assert_equal(problem.structure(name).dense(), expected)
 
 
 def check_questions(problem: Problem, name: str, prior: str) -> None:
-    """Every question has the answer of the written-out posterior precision."""
+    """Check every method against the dense posterior precision."""
     structure, jacobian = problem.structure(name), problem.jacobian()
     delta, s = prior_precision(problem.layout, prior), scale()
     P = s * references.STRUCTURES[name](problem.parts)
@@ -214,7 +214,7 @@ def check_questions(problem: Problem, name: str, prior: str) -> None:
 
 
 def check_gradients(problem: Problem, name: str, prior: str) -> None:
-    """Differentiable in prior precision and scale, the log-determinant twice."""
+    """Check gradients in prior precision and scale, twice for the log-determinant."""
     structure, jacobian = problem.structure(name), problem.jacobian()
     delta = prior_precision(problem.layout, prior).requires_grad_()
     inputs = delta, scale().requires_grad_()
@@ -233,7 +233,7 @@ ROUNDING = 1e-10
 
 
 def check_batches(problem: Problem, name: str) -> None:
-    """Batch sizes and the order of rows do not matter."""
+    """Check that batch sizes and the order of rows do not matter."""
     expected = problem.structure(name).dense()
     for sizes in ((1,) * N_ROWS, (4, 2), (1, 5)):
         found = problem.structure(name, problem.batches(*sizes)).dense()
@@ -244,7 +244,7 @@ def check_batches(problem: Problem, name: str) -> None:
 
 
 def check_merge(problem: Problem, name: str) -> None:
-    """Merging is the same as joint updates, also with one that has seen nothing."""
+    """Check that merging equals joint updates, also with an empty accumulator."""
     expected = problem.structure(name).dense()
     first, second = problem.batches(2, 4)
     left, right = (problem.accumulator(name, [part]) for part in (first, second))
@@ -262,7 +262,7 @@ def check_merge(problem: Problem, name: str) -> None:
 
 
 def check_resumed(problem: Problem, name: str) -> None:
-    """An accumulator that goes on from a structure ends where one ends that saw all."""
+    """Check that resuming from a structure equals accumulating all rows at once."""
     expected = problem.structure(name).dense()
     first, second = problem.batches(2, 4)
     for decomposed in (False, True):
@@ -278,7 +278,7 @@ def check_resumed(problem: Problem, name: str) -> None:
 
 
 def check_scaled(problem: Problem, name: str) -> None:
-    """A factor is a sample weight of all rows, also once they go on."""
+    """Check that scaling equals a sample weight on all rows, also after resuming."""
     factor = torch.tensor(2.5, dtype=torch.float64)
     structure = problem.structure(name)
     expected = factor * structure.dense()
@@ -300,7 +300,7 @@ def check_scaled(problem: Problem, name: str) -> None:
 
 
 def check_product(problem: Problem, name: str) -> None:
-    """``H v`` without ``H``, also of what has been scaled."""
+    """Check products ``H v`` without ``H``, also of a scaled structure."""
     structure = problem.structure(name)
     v = torch.linspace(-1, 2, problem.layout.n_parameters, dtype=torch.float64)
     assert_equal(structure.product(v), structure.dense() @ v)
@@ -309,7 +309,7 @@ def check_product(problem: Problem, name: str) -> None:
 
 
 def check_weights(problem: Problem, name: str, prior: str) -> None:
-    """Integer weights equal repeated rows; weight zero equals absence."""
+    """Check that weights count rows: integers repeat a row, zero removes the row."""
     weights = torch.tensor([1.0, 2.0, 0.0, 3.0, 1.0, 2.0], dtype=torch.float64)
     repeated = torch.arange(N_ROWS).repeat_interleave(weights.long())
     weighted = problem.batches(2, 4, weights=weights)
@@ -322,7 +322,7 @@ def check_weights(problem: Problem, name: str, prior: str) -> None:
 
 
 def check_pure(problem: Problem, name: str, prior: str) -> None:
-    """No question changes an answer, the structure, the rows or what was asked."""
+    """Check that no method changes results, structure, rows or arguments."""
     structure, jacobian = problem.structure(name), problem.jacobian()
     delta, s = prior_precision(problem.layout, prior), scale()
     before = [t.clone() for t in (structure.dense(), jacobian.dense(), delta, s)]
@@ -350,7 +350,7 @@ def check_pure(problem: Problem, name: str, prior: str) -> None:
 
 # ----------------------------------------------------------- checks: likelihoods
 def check_derivatives(name: str, f: Tensor, y: Tensor) -> None:
-    """Gradient and Hessian factor are those of the reference's log-likelihood."""
+    """Check gradient and Hessian factor against the reference log-likelihood."""
     likelihood = references.LIKELIHOODS[name]
     leaf = f.clone().requires_grad_()
     one = torch.ones((), dtype=f.dtype)
@@ -364,7 +364,7 @@ def check_derivatives(name: str, f: Tensor, y: Tensor) -> None:
 
 # ------------------------------------------------------------ checks: curvatures
 def check_factor(name: str, likelihood: str) -> None:
-    """A finite factor (b, c, k), from its arguments alone, which stay as they are."""
+    """Check that the factor (b, c, k) is finite and pure."""
     known = references.LIKELIHOODS[likelihood]
     reference = references.reference(known)
     y = reference.targets(N_ROWS)

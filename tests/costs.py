@@ -1,7 +1,7 @@
-"""What an operation costs, counted instead of timed: the same on every machine.
+"""Costs of an operation, counted instead of timed, so equal on every machine.
 
-Passes through a network, columns of backward passes, decompositions and the bytes of
-tensors are seen where torch does them, whatever way led there.
+The counts cover passes through a network, columns of backward passes, decompositions
+and the bytes of tensors. The counter intercepts the operations of torch itself.
 """
 
 import re
@@ -24,7 +24,7 @@ CHOLESKY = re.compile("_?(linalg_)?(cholesky|ldl_factor|lu_factor|inv|solve)(_ex
 
 @dataclass
 class Costs:
-    """What was counted."""
+    """The counts."""
 
     # rows of each pass through the network
     forward: list[int] = field(default_factory=list)
@@ -41,18 +41,18 @@ class Costs:
     largest: int = 0  # elements of the largest tensor made
 
     def forward_rows(self, more_than: int = 0) -> list[int]:
-        """Rows of each pass with more than that many."""
+        """Return the rows of each pass with more than the given number of rows."""
         return [rows for rows in self.forward if rows > more_than]
 
     def columns(self, more_than: int = 0) -> int:
-        """Rows times columns of backward passes with more than that many rows."""
+        """Return rows times columns of backward passes over more rows than given."""
         return sum(rows * k for rows, k in self.backward if rows > more_than)
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operation, also those of backward passes and below ``vmap``.
+    """Mode that sees every operation, also in backward passes and below ``vmap``.
 
-    A storage counts once, until it is freed; what was there before does not count.
+    A storage counts once, until it is freed. Earlier storages do not count.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -101,13 +101,13 @@ class _Watch(TorchDispatchMode):
         self._known.pop(key, None)
 
     def stop(self) -> None:
-        """Let go of what is still alive."""
+        """Release the storages that are still alive."""
         for known in self._known.values():
             known.detach()
 
 
 def _unbatched(tensor: Tensor) -> Tensor:
-    """The tensor behind those of ``torch.func``, with all its axes."""
+    """Return the tensor inside a ``torch.func`` wrapper, with all its axes."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
@@ -115,7 +115,7 @@ def _unbatched(tensor: Tensor) -> Tensor:
 
 
 def _rows_and_columns(outputs: Any, cotangents: Any) -> tuple[int, int]:
-    """Of a backward pass, however its columns are batched."""
+    """Return the numbers of rows and columns of a backward pass."""
     f = outputs if isinstance(outputs, Tensor) else outputs[0]
     if cotangents is None:
         return 1, 1
@@ -126,7 +126,7 @@ def _rows_and_columns(outputs: Any, cotangents: Any) -> tuple[int, int]:
 
 @contextmanager
 def counted(network: type[nn.Module] | None = None) -> Iterator[Costs]:
-    """Count what happens inside; ``network`` is the class of the whole network."""
+    """Count the operations inside; ``network`` is the class of the whole network."""
     costs = Costs()
     grad = torch.autograd.grad
 
@@ -151,7 +151,7 @@ def counted(network: type[nn.Module] | None = None) -> Iterator[Costs]:
 
 @contextmanager
 def calls(owner: Any, name: str) -> Iterator[list[tuple[Any, ...]]]:
-    """Arguments of every call of a function or method inside."""
+    """Record the arguments of every call of a function or method inside."""
     original: Callable[..., Any] = getattr(owner, name)
     found: list[tuple[Any, ...]] = []
 

@@ -1,36 +1,37 @@
-"""Compare sklaplace with plain torch, and with laplace-torch where installed.
+"""Compare sklaplace with plain torch, and with laplace-torch if installed.
 
 Usage::
 
     python tests/benchmarks/compare.py [--quick] [--only W2,W3] [--repeats N]
 
-prints a Markdown table. The libraries take turns on one thread.
+The script prints a Markdown table. The libraries take turns on one thread.
 
-* Times are medians of CPU time, in units of what plain torch needs for the same
-  rows: ``f`` is one forward pass, ``fb`` forward and backward, both with the batch
-  size that suits plain torch and laplace-torch best (32 to 512); sklaplace chooses
-  its own.
-* Memory is the peak of one more call over what was resident before it.
-* Before anything is timed, the functional variances of both libraries are compared
-  in float64, for a few rows; laplace-torch then runs with the fastest of its
-  backends that agree, on a ``DataLoader`` over a ``TensorDataset``.
-* ``fit_ready`` is ``fit`` and the eigendecompositions of Kronecker factors, which
-  sklaplace leaves to the first question and laplace-torch makes when it fits. With
-  ``kron`` it is what is compared with laplace-torch.
-* ``tune`` is the tuning of the prior precision alone, ``fit_tune`` includes the fit
-  and all decompositions.
-* Targets, in brackets, say what is wanted, not what was reached; what misses its
-  target is bold.
+* Times are median CPU times, in units of the time that plain torch needs for the same
+  rows: ``f`` is one forward pass, ``fb`` a forward and a backward pass. plain torch
+  and laplace-torch use the batch size that suits them best (32 to 512); sklaplace
+  chooses its own batch size.
+* Memory is the peak of one more call, minus the resident memory before the call.
+* Before the timings, the script compares the functional variances of both libraries
+  in float64 for a few rows. laplace-torch then uses its fastest backend that agrees,
+  with a ``DataLoader`` over a ``TensorDataset``.
+* ``fit_ready`` is ``fit`` plus the eigendecompositions of Kronecker factors.
+  sklaplace computes the decompositions at first use, laplace-torch in its fit. For
+  ``kron``, ``fit_ready`` is compared with laplace-torch.
+* ``tune`` only tunes the prior precision; ``fit_tune`` includes the fit and all
+  decompositions.
+* Numbers in brackets are targets, not results. Results that miss their target are
+  bold.
 
-Nothing else should run on the machine meanwhile. A full run takes about an hour,
-``--quick`` some minutes, with sizes that only show that everything runs.
+Run nothing else on the machine at the same time. A full run takes about an hour.
+``--quick`` takes some minutes and uses small sizes, which only show that everything
+runs.
 
-An environment, from the root of a checkout::
+Set up an environment from the root of a checkout::
 
     python3 -m venv peers
     peers/bin/pip install torch -e .
 
-and for laplace-torch, whose own requirements exclude current versions of some
+Install laplace-torch without its requirements, which exclude current versions of some
 packages::
 
     peers/bin/pip install --no-deps laplace-torch==0.3 curvlinops-for-pytorch \
@@ -87,7 +88,7 @@ UNITS |= {"train": "net.fit", "train_folds": "(5 net.fit)"}
 # ------------------------------------------------------------------------------ rows
 @dataclass(frozen=True)
 class Row:
-    """An operation and what it may cost."""
+    """An operation and its cost limits."""
 
     case: Case
     name: str
@@ -98,16 +99,16 @@ class Row:
 
     @property
     def has_peer(self) -> bool:
-        """Whether laplace-torch does the same."""
+        """Return whether laplace-torch supports the operation."""
         is_lazy = self.name == "fit" and self.case.structure == "kron"
         return HAS_PEER and self.case.workload != "digits" and not is_lazy
 
 
 def rows_of(case: Case, unit: str, fit: Any, predict: Any, memory: Any) -> list[Row]:
-    """A fit and predictions, given a limit and a speedup of each.
+    """Return the rows of a fit and its predictions, given a limit and speedup for each.
 
-    Kronecker factors wait for the first question: laplace-torch, which factorises when
-    it fits, is compared with a fit that has them.
+    sklaplace factorises Kronecker factors at first use, laplace-torch in its fit. The
+    comparison with laplace-torch therefore uses a fit with factorisation.
     """
     limit, speedup = fit
     found = [Row(case, "fit", unit, limit, speedup, memory)]
@@ -117,7 +118,7 @@ def rows_of(case: Case, unit: str, fit: Any, predict: Any, memory: Any) -> list[
 
 
 def all_rows() -> list[Row]:
-    """Every operation that is timed."""
+    """Return all timed operations."""
     found = []
     speedups = {"kron": 75, "diag": 10, "full": 10}
     for structure, speedup in speedups.items():
@@ -164,7 +165,7 @@ def all_rows() -> list[Row]:
 
 # ----------------------------------------------------------------------- measurements
 def seconds(operation: Operation, number: int = 1) -> float:
-    """CPU time of one call, the mean of a number of them."""
+    """Return the CPU time of one call, averaged over several calls."""
     prepare, run = operation
     arguments = [prepare() for _ in range(number)]
     gc.collect()
@@ -175,7 +176,7 @@ def seconds(operation: Operation, number: int = 1) -> float:
 
 
 def times(operations: dict[str, Operation], repeats: int) -> dict[str, float]:
-    """Median CPU times of libraries, which take turns."""
+    """Return median CPU times of the libraries, which take turns."""
     first = {name: seconds(operation) for name, operation in operations.items()}
     number = {name: int(SHORTEST / max(t, 1e-5)) + 1 for name, t in first.items()}
     found: dict[str, list[float]] = {name: [] for name in operations}
@@ -186,7 +187,7 @@ def times(operations: dict[str, Operation], repeats: int) -> dict[str, float]:
 
 
 def peak(operation: Operation) -> float:
-    """MiB that one call takes beyond what was resident before, on Linux."""
+    """Return the peak of one call above the resident memory, in MiB, on Linux."""
     prepare, run = operation
     argument = prepare()
     gc.collect()
@@ -204,7 +205,7 @@ def resident(name: str) -> float:
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Raise TimeoutError in what takes too long."""
+    """Raise TimeoutError if the body takes too long."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError
@@ -219,7 +220,7 @@ def bounded() -> Iterator[None]:
 
 
 def difference(case: Case, backend: str) -> float:
-    """Largest difference of covariances (n, c, c), relative to the variances."""
+    """Return the largest difference of covariances, relative to the variances."""
     ours, theirs = our_covariances(case), their_covariances(case, backend)
     deviations = np.sqrt(np.diagonal(theirs, axis1=1, axis2=2))
     scale = deviations[:, :, None] * deviations[:, None, :]
@@ -227,7 +228,7 @@ def difference(case: Case, backend: str) -> float:
 
 
 def peer_of(row: Row) -> tuple[str, Operation | None, float]:
-    """The fastest right backend of laplace-torch, its operation, and its difference."""
+    """Return laplace-torch's fastest correct backend, its operation and difference."""
     found: list[tuple[float, str, Operation, float]] = []
     for backend in BACKENDS:
         # a backend may lack the structure, the layers, or time and memory for both
@@ -251,7 +252,7 @@ HEADERS += "ratio (target)", "MiB (target)", "its MiB", "agreement (backend)"
 
 
 def judged(value: float, target: float | None, unit: str = "", sign: str = "≤") -> str:
-    """A value with its target, bold where that is missed."""
+    """Format a value with its target, in bold if the value misses the target."""
     text = f"{value:.3g}{unit}"
     if target is None:
         return text
@@ -265,7 +266,7 @@ def shown(value: float) -> str:
 
 
 def measured(row: Row, repeats: int) -> list[str]:
-    """Check, time and weigh one row: cells of the table."""
+    """Check one row, measure its time and memory, and return its table cells."""
     operations = {"torch": of_torch(row.case, row.unit)}
     operations["sklaplace"] = of_sklaplace(row.case, row.name)
     agreement = ""

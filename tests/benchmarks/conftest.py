@@ -1,4 +1,4 @@
-"""Settings that all benchmarks share."""
+"""Settings shared by all benchmarks."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Compute on one thread, on which times and their ratios are steady."""
+    """Compute on one thread, so that times and their ratios are stable."""
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -15,7 +15,7 @@ def one_thread():
 
 @pytest.fixture
 def shown(request):
-    """Print what a test has measured; `-n 0 -s` shows it."""
+    """Print the measurements of a test; run with `-n 0 -s` to see them."""
 
     def show(**values):
         found = ", ".join(f"{name} {value:.2f}" for name, value in values.items())

@@ -1,10 +1,11 @@
-"""Peak memory of fit and predictions on a file that is larger than memory need be.
+"""Peak memory of fit and predictions on a large file.
 
     python tests/benchmarks/large_file.py 10
 
-writes a sparse file of 10 GB into a temporary folder, fits a frozen network's posterior
-with the default options in a process of its own, and writes its probabilities to
-another file. Prints the peak over that of the network alone, in MiB.
+This command writes a sparse file of 10 GB to a temporary folder. A separate process
+fits the posterior of a frozen network with the default options and writes the predicted
+probabilities to another file. The script prints the peak memory in MiB above the peak
+of the network alone.
 """
 
 import subprocess
@@ -25,7 +26,7 @@ N_FEATURES, N_CLASSES, N_TRAINED = 784, 10, 2000
 
 
 def write(folder, gigabytes):
-    """Write samples, most of them zero, and their classes."""
+    """Write mostly zero samples and their classes."""
     n = int(gigabytes * 1e9 / (4 * N_FEATURES))
     rng = np.random.default_rng(0)
     X = np.memmap(folder / "X.dat", "f4", "w+", shape=(n, N_FEATURES))
@@ -40,13 +41,13 @@ def write(folder, gigabytes):
 
 
 def peak():
-    """Peak memory of this program, in MiB; that of `resource` is also its parent's."""
+    """Return the peak memory in MiB; `resource` would include the parent process."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def fit(folder):
-    """Fit and predict; print the peaks."""
+    """Fit, predict and print the peaks."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     y = np.load(folder / "y.npy")
@@ -72,7 +73,7 @@ def fit(folder):
 
 
 def main():
-    """Write the file, and fit in another process, which has not written to it."""
+    """Write the file, then fit in another process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder, float(sys.argv[1]))

@@ -1,8 +1,8 @@
-"""The same operations by plain torch, sklaplace and laplace-torch.
+"""Matching operations of plain torch, sklaplace and laplace-torch.
 
-An operation is a pair of functions: the first one makes a fresh argument for each call
-and is not timed, the second one is. What comes before an operation, such as the fit
-before a prediction, happens while the pair is made.
+An operation is a pair of functions. The first function makes a fresh argument for each
+call and is not timed; the second function is timed. Earlier steps, such as the fit
+before a prediction, run while the pair is made.
 """
 
 import copy
@@ -32,7 +32,7 @@ BACKENDS = "BackPackGGN", "AsdlGGN", "CurvlinopsGGN"
 
 @dataclass(frozen=True)
 class Case:
-    """What an operation works on."""
+    """The network and data of an operation."""
 
     workload: str  # key of `WORKLOADS`, or "digits"
     subset: str = "last_layer"
@@ -40,7 +40,7 @@ class Case:
     is_quick: bool = False  # tiny sizes
 
     def __str__(self) -> str:
-        """Short, for titles and names of tests."""
+        """Return a short name for titles and test names."""
         if self.workload == "digits":
             return self.workload
         subset = self.subset.replace("_layer", "")
@@ -50,7 +50,7 @@ class Case:
         return workload(self.workload, is_quick=self.is_quick)
 
     def load_check(self) -> Workload:
-        """Network and rows on which variances of libraries are compared."""
+        """Return the network and rows for comparing the variances of the libraries."""
         found = self.load()
         found = workload(self.workload, is_quick=self.is_quick or found.check_quick)
         is_kron = (self.subset, self.structure) == ("all", "kron")
@@ -63,9 +63,9 @@ def nothing() -> None:
 
 # ----------------------------------------------------------------------- plain torch
 def of_torch(case: Case, name: str) -> Operation:
-    """One of f_fit, f_predict, fb_fit: forward, or forward and backward.
+    """Return f_fit, f_predict or fb_fit: forward, or forward and backward passes.
 
-    Of digits, one of train, train_folds.
+    For digits, return train or train_folds.
     """
     if case.workload == "digits":
         return _training(case, name)
@@ -76,7 +76,7 @@ def of_torch(case: Case, name: str) -> Operation:
 
 
 def plain_passes(work: Workload, backward: bool) -> Callable[[None], None]:
-    """Forward passes for all samples that are fitted, and backward passes or not."""
+    """Return forward passes over the fitted samples, optionally with backward passes."""
     module, (X, y) = work.module(), work.fit_data()
     loss = nn.MSELoss if work.is_regression else nn.CrossEntropyLoss
     if backward:
@@ -116,9 +116,9 @@ def _training(case: Case, name: str) -> Operation:
 
 # ------------------------------------------------------------------------- sklaplace
 def of_sklaplace(case: Case, name: str) -> Operation:
-    """One of fit, fit_ready, predict, tune, fit_tune, by public estimators.
+    """Return fit, fit_ready, predict, tune or fit_tune of a public estimator.
 
-    Of digits, one of train, grid, cross_validate.
+    For digits, return train, grid or cross_validate.
     """
     if case.workload == "digits":
         return _search(case, name)
@@ -155,7 +155,7 @@ def estimator(case: Case, work: Workload, net: Any, **options: Any) -> Any:
 
 
 def _factorise(model: Any) -> None:
-    """All that is made once, when a question first needs it: the eigenvectors."""
+    """Compute the eigenvectors, which are otherwise computed at first use."""
     for factor in chain.from_iterable(model.posterior_.structure.factors):
         factor.vectors(torch.float32)
 
@@ -170,7 +170,7 @@ def _search(case: Case, name: str) -> Operation:
         return partial(clone, model), lambda fresh: fresh.fit(X, y)
 
     def search(_: None) -> None:
-        """Folds share what does not depend on the grid."""
+        """Search; the folds share all work that does not depend on the grid."""
         grid = {"prior_precision": PRIOR_PRECISIONS}
         options = {"cv": 5, "scoring": "neg_log_loss", "refit": False}
         with tempfile.TemporaryDirectory() as folder:
@@ -181,7 +181,7 @@ def _search(case: Case, name: str) -> Operation:
 
 
 def our_covariances(case: Case) -> Any:
-    """Covariances (n, c, c) of outputs for a few rows, in float64."""
+    """Return output covariances (n, c, c) for a few rows, in float64."""
     work = case.load_check()
     X, y = work.data(work.n_check, seed=1, dtype=np.float64)
     model = estimator(case, work, work.net(torch.float64)).fit(X, y)
@@ -191,7 +191,7 @@ def our_covariances(case: Case) -> Any:
 
 # --------------------------------------------------------------------- laplace-torch
 def of_laplace_torch(case: Case, name: str, backend: str) -> Operation:
-    """The same as `of_sklaplace`; laplace-torch factorises in fit."""
+    """Return the operations of `of_sklaplace`; laplace-torch factorises in fit."""
     work = case.load()
     X, y = (torch.as_tensor(v[: work.peer_rows]) for v in work.fit_data())
     rows = DataLoader(TensorDataset(X, y), batch_size=work.batch_size)
@@ -215,7 +215,7 @@ def of_laplace_torch(case: Case, name: str, backend: str) -> Operation:
 
 
 def _unfitted(case: Case, work: Workload, module: nn.Module, backend: str) -> Any:
-    """Around a copy of the network, since backends leave hooks behind."""
+    """Return an unfitted model of a network copy: backends leave hooks behind."""
     import laplace
     import laplace.curvature
 
@@ -233,7 +233,7 @@ def _tune(la: Any) -> None:
 
 
 def their_covariances(case: Case, backend: str) -> Any:
-    """The same as `our_covariances`."""
+    """Return the covariances of `our_covariances` by laplace-torch."""
     work = case.load_check()
     X, y = work.data(work.n_check, seed=1, dtype=np.float64)
     la = _unfitted(case, work, work.module(torch.float64), backend)

@@ -1,18 +1,18 @@
-"""How time and memory grow with samples, width and classes.
+"""Growth of time and memory with samples, width and classes.
 
 Usage::
 
     python tests/benchmarks/scaling.py
 
-prints a Markdown table. For the last layer and for all weights of a network of two
-hidden layers, with Kronecker and diagonal curvature. Each line is a process of its own,
-on one thread. Times are CPU times, in units of what plain torch needs for the same
-samples in batches of 256: one forward pass (f) for the last layer, forward and backward
-(fb) for all weights. ``fit`` is around a frozen network with a given prior precision,
-and includes inspection of the network and the eigendecompositions of Kronecker factors.
-Predictions are the classes' probabilities of 1,000 samples by ``link_approx="probit"``,
-as `predict_top_k` returns them. Memory is the peak of the process beyond that of
-network and data, in MiB.
+The script prints a Markdown table for the last layer and for all weights of a network
+with two hidden layers, with Kronecker and diagonal curvature. A separate process
+measures each line on one thread. Times are CPU times, in units of the time that plain
+torch needs for the same samples in batches of 256: one forward pass (f) for the last
+layer, forward and backward passes (fb) for all weights. ``fit`` fits a frozen network
+with a given prior precision. It includes the inspection of the network and the
+eigendecompositions of Kronecker factors. Predictions are class probabilities of 1,000
+samples by ``link_approx="probit"``, as `predict_top_k` returns them. Memory is the peak
+of the process above the peak of network and data, in MiB.
 """
 
 import subprocess
@@ -38,7 +38,7 @@ HEADERS += "fit", "MiB", "predict", "MiB"
 
 
 def lines() -> list[tuple[str, ...]]:
-    """Subset, structure and sizes of each line: one size varies at a time."""
+    """Yield subset, structure and sizes of each line; one size varies at a time."""
     n, width, c = SIZES
     both = [(many, width, c) for many in (1000, 10_000, 100_000)]
     both += [(n, wide, c) for wide in (512, 1024)]
@@ -53,7 +53,7 @@ def lines() -> list[tuple[str, ...]]:
 
 
 def measure(subset: str, structure: str, n: int, width: int, n_classes: int) -> None:
-    """Print one line."""
+    """Measure and print one line."""
     torch.set_num_threads(1)
     work = Workload(
         partial(mlp, N_FEATURES, width, width, n_classes),

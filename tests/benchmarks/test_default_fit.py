@@ -1,7 +1,7 @@
-"""Cost of the defaults: ``fit`` beside ``net.fit``, ``predict_proba`` beside the net's.
+"""Cost of the defaults: ``fit`` and ``predict_proba`` relative to the skorch net.
 
-Run by ``pytest tests/benchmarks/test_default_fit.py -m benchmark -n 0 -s``. Ratios of
-CPU times on one thread, measured in turns; medians.
+Run ``pytest tests/benchmarks/test_default_fit.py -m benchmark -n 0 -s``. The results
+are median ratios of CPU times, measured alternately on one thread.
 """
 
 import time
@@ -58,7 +58,7 @@ def cpu_time(function):
 
 
 def ratio(mine, other, repeats=REPEATS):
-    """Median over turns of the quotient of CPU times, after a warm-up."""
+    """Return the median ratio of CPU times over several turns, after a warm-up."""
     mine(), other()
     return np.median([cpu_time(mine) / cpu_time(other) for _ in range(repeats)])
 

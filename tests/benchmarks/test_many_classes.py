@@ -1,8 +1,9 @@
-"""50,000 classes of 768 features: fit and predictions beside the bare head.
+"""Cost of 50,000 classes and 768 features, relative to the head alone.
 
-Run by ``pytest tests/benchmarks/test_many_classes.py -m benchmark -n 0 -s``. Ratios of
-CPU times on one thread, measured in turns; medians. A prior precision of 768 gives
-logits a prior standard deviation of one, a precision of 1 one of 28.
+Run ``pytest tests/benchmarks/test_many_classes.py -m benchmark -n 0 -s``. The results
+are median ratios of CPU times, measured alternately on one thread. With a prior
+precision of 768, the prior standard deviation of a logit is 1; with a prior precision
+of 1, it is 28.
 """
 
 import numpy as np
@@ -24,7 +25,7 @@ def data(n, seed=0):
 
 
 def head():
-    """A head with logits of standard deviation 1.7, as it is before training."""
+    """Return an untrained head whose logits have standard deviation 1.7."""
     sizes = {"module__in_features": WIDTH, "module__out_features": N_CLASSES}
     options = {"criterion": nn.CrossEntropyLoss, "verbose": 0}
     net = NeuralNetClassifier(nn.Linear, **options, **sizes)

@@ -1,7 +1,7 @@
-"""Time of a prediction for one row beside the network's own.
+"""Time of a prediction for one row, relative to the network.
 
-Run by ``pytest tests/benchmarks/test_one_row.py -m benchmark -n 0 -s``. Ratios of CPU
-times on one thread, measured in turns; medians.
+Run ``pytest tests/benchmarks/test_one_row.py -m benchmark -n 0 -s``. The results are
+median ratios of CPU times, measured alternately on one thread.
 """
 
 from functools import partial

@@ -1,8 +1,8 @@
 """Speed of fitting, predicting and tuning, compared between commits.
 
-Run by ``pytest tests/benchmarks -m benchmark -n 0``; add ``--benchmark-autosave``,
-and later ``--benchmark-compare``. Times are CPU times, so that other programs disturb
-them less. Other libraries are in ``compare.py``.
+Run ``pytest tests/benchmarks -m benchmark -n 0`` with ``--benchmark-autosave``, and
+later with ``--benchmark-compare``. CPU times reduce the effect of other programs.
+``compare.py`` compares with other libraries.
 """
 
 import time
@@ -48,7 +48,7 @@ def test_speed(benchmark, case, name):
 
 
 def _gaussians(rows, n_classes):
-    """Means (b, K) and covariances (b, K, K) of logits."""
+    """Return means (b, K) and covariances (b, K, K) of logits."""
     generator = torch.Generator().manual_seed(0)
     options = {"generator": generator, "dtype": torch.float64}
     A = torch.randn(rows, n_classes, n_classes, **options)
@@ -73,7 +73,7 @@ def test_chosen_link(benchmark, rows, n_classes):
 @pytest.mark.benchmark(timer=time.process_time)
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_variational_step(benchmark, name):
-    """A step of training 85,614 weights with 128 rows: compare with the Gaussian."""
+    """Time a training step of 85,614 weights on 128 rows, to compare with Gaussian."""
     source = torch.Generator().manual_seed(0)
     network = mlp(784, 100, 64, 10)
     shapes = {key: value.shape for key, value in network.named_parameters()}

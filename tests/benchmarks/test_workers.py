@@ -1,7 +1,6 @@
-"""Time of the curvature with two workers, and threads that they use.
+"""Time of the curvature with two workers, and the number of threads they use.
 
-Run ``pytest tests/benchmarks/test_workers.py -m benchmark -n 0 -s`` on two cores with
-nothing else to do.
+Run ``pytest tests/benchmarks/test_workers.py -m benchmark -n 0 -s`` on two idle cores.
 """
 
 import os
@@ -21,7 +20,7 @@ SPEED_UP = 1.6
 
 @pytest.fixture(scope="module")
 def workload():
-    """All weights of a network with ten classes: ten seconds and more of curvature."""
+    """Return a ten-class network whose curvature takes at least ten seconds."""
     rng = np.random.default_rng(0)
     X, y = (
         rng.standard_normal((180_000, 64)).astype("f4"),

@@ -1,7 +1,7 @@
-"""Workloads: networks and data that are the same in every process, from a seed.
+"""Workloads: networks and data made from a seed, identical in every process.
 
-W1 to W5 are networks with random weights, which are as good for timing as trained
-ones; "digits" is a data set on which networks are trained.
+W1 to W5 are networks with random weights, which serve for timing as well as trained
+weights. "digits" is a data set on which networks are trained.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 # -------------------------------------------------------------------- networks
 def mlp(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Linear layers with activations between them."""
+    """Return linear layers with activations between them."""
     layers: list[nn.Module] = []
     for n_inputs, n_outputs in pairwise(sizes):
         layers += [nn.Linear(n_inputs, n_outputs), activation()]
@@ -27,7 +27,7 @@ def mlp(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
 
 
 def lenet() -> nn.Sequential:
-    """LeNet-5 with ReLU and max pooling for 28 x 28 pixels, 61,706 weights."""
+    """Return LeNet-5 with ReLU and max pooling for 28 x 28 pixels, 61,706 weights."""
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2),
         nn.ReLU(),
@@ -41,7 +41,7 @@ def lenet() -> nn.Sequential:
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut, without norm layers."""
+    """Two 3 x 3 convolutions with a shortcut, without norm layers."""
 
     def __init__(self, n_inputs: int, n_outputs: int, stride: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class ResidualBlock(nn.Module):
 
 
 def resnet18(width: int = 64) -> nn.Sequential:
-    """ResNet-18 for 32 x 32 pixels and 10 classes without norm layers."""
+    """Return ResNet-18 for 32 x 32 pixels and 10 classes, without norm layers."""
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1), nn.ReLU()]
     n_inputs = width
     for stage in range(4):
@@ -80,7 +80,7 @@ def bare_head(n_features: int, n_classes: int) -> nn.Sequential:
 # ------------------------------------------------------------------- workloads
 @dataclass(frozen=True)
 class Workload:
-    """A network and rows to fit and to predict."""
+    """A network with rows to fit and rows to predict."""
 
     make: Callable[[], nn.Module]  # weights come from the global generator
     shape: tuple[int, ...]  # of one row
@@ -96,17 +96,17 @@ class Workload:
 
     @property
     def is_convolutional(self) -> bool:
-        """Whether rows are images."""
+        """Return whether rows are images."""
         return len(self.shape) == 3
 
     def module(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """The network, in every process with the same weights."""
+        """Return the network, with the same weights in every process."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self.make().to(dtype).eval()
 
     def data(self, n: int, seed: int, dtype: Any = np.float32) -> tuple[Any, Any]:
-        """Inputs (n, ...) and targets (n,), among them every class if n allows."""
+        """Return inputs (n, ...) and targets (n,), covering every class if n allows."""
         rng = np.random.default_rng(seed)
         X = rng.standard_normal((n, *self.shape)).astype(dtype)
         if self.is_regression:
@@ -120,7 +120,7 @@ class Workload:
         return self.data(self.n_predict, seed=2)[0]
 
     def net(self, dtype: torch.dtype = torch.float32) -> Any:
-        """The network as an initialised skorch net."""
+        """Return the network as an initialised skorch net."""
         kind = NeuralNetRegressor if self.is_regression else NeuralNetClassifier
         options = {} if self.is_regression else {"criterion": nn.CrossEntropyLoss}
         return kind(self.module(dtype), verbose=0, **options).initialize()
@@ -204,16 +204,16 @@ WORKLOADS = {
 
 
 def workload(name: str, *, is_quick: bool = False) -> Workload:
-    """A workload by name, or its quick variant."""
+    """Return a workload by name, or its quick variant."""
     found = WORKLOADS[name]
     return replace(found, **found.quick) if is_quick else found
 
 
 def comparable(found: Workload) -> Workload:
-    """The same without biases of convolutions.
+    """Return the workload without convolution biases.
 
-    Their Kronecker block is exact in sklaplace; laplace-torch takes the outer
-    products pixel by pixel.
+    The Kronecker block of a convolution bias is exact in sklaplace; laplace-torch sums
+    outer products per pixel.
     """
 
     def make() -> nn.Module:
@@ -228,13 +228,13 @@ def comparable(found: Workload) -> Workload:
 
 # ---------------------------------------------------------------------- digits
 def digits_data() -> tuple[Any, Any]:
-    """Images of digits as rows of 64 numbers, and their labels."""
+    """Return images of digits as rows of 64 numbers, and their labels."""
     X, y = load_digits(return_X_y=True)
     return (X / 16).astype(np.float32), y.astype(np.int64)
 
 
 def digits_net(n_epochs: int = 20) -> NeuralNetClassifier:
-    """A network as a data scientist writes it, untrained."""
+    """Return a typical untrained network."""
     return NeuralNetClassifier(
         partial(mlp, 64, 100, 100, 10),
         criterion=nn.CrossEntropyLoss,

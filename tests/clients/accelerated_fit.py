@@ -24,10 +24,10 @@ SETTINGS = {"prior_precision": 1.0, "batch_size": 8, "n_shards": 4, "random_stat
 
 
 class AcceleratedClassifier(AccelerateMixin, NeuralNetClassifier):
-    """A classifier that all processes train together."""
+    """A classifier that all processes train jointly."""
 
     def _initialize_accelerator(self):
-        """Leave the loss alone: DistributedDataParallel needs parameters to train."""
+        """Do not wrap the loss: DistributedDataParallel needs parameters to train."""
         criteria, self._criteria = self._criteria, []
         super()._initialize_accelerator()
         self._criteria = criteria

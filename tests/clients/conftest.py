@@ -1,4 +1,4 @@
-"""Models and samples that tests of clients share; other packages may warn."""
+"""Models and samples shared by the client tests; other packages may warn."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ THEIRS = "DeprecationWarning", "PendingDeprecationWarning", "FutureWarning"
 
 
 def pytest_collection_modifyitems(items):
-    """Let clients use what is deprecated."""
+    """Ignore deprecation warnings raised by clients."""
     for item in items:
         if HERE in item.path.parents:
             for category in THEIRS:
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def figure(request):
-    """Print what a test has measured; `-n0 -s` shows it."""
+    """Print the measurements of a test; run with `-n0 -s` to see them."""
 
     def show(**values):
         found = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
@@ -38,7 +38,7 @@ def figure(request):
 
 
 def parts(X, y):
-    """Samples to train on, to calibrate with and to test."""
+    """Return training, calibration and test samples."""
     X, X_test, y, y_test = train_test_split(X, y, test_size=0.4, random_state=0)
     X, X_cal, y, y_cal = train_test_split(X, y, test_size=0.5, random_state=0)
     return {"train": (X, y), "cal": (X_cal, y_cal), "test": (X_test, y_test)}
@@ -46,7 +46,7 @@ def parts(X, y):
 
 @pytest.fixture(scope="session")
 def numbers():
-    """Noise that depends on the input, and a regressor that estimates it."""
+    """Return data with input-dependent noise, and a regressor that estimates it."""
     rng = np.random.default_rng(0)
     X = rng.uniform(-3, 3, size=(1500, 1)).astype("f4")
     noise = (0.1 + 0.3 * np.abs(X[:, 0])) * rng.standard_normal(1500)
@@ -65,7 +65,7 @@ def numbers():
 
 @pytest.fixture(scope="session")
 def classes():
-    """Three classes that overlap."""
+    """Return data of three overlapping classes."""
     samples = parts(*blobs(1500))
     model = LaplaceClassifier(classifier(), random_state=0)
     return SimpleNamespace(model=model.fit(*samples["train"]), **samples)

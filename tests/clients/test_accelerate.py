@@ -1,4 +1,4 @@
-"""Accelerate: nets that skorch's mixin trains."""
+"""Accelerate: nets trained with skorch's mixin."""
 
 import os
 import pickle
@@ -51,7 +51,7 @@ def test_pickles():
 
 @pytest.mark.slow
 def test_two_processes_train_and_fit_together(tmp_path):
-    """The posterior of both is that of one process around the same weights."""
+    """Both processes have the posterior that one process has at the same weights."""
     port = str(free_port())
     env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     env |= {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
@@ -86,7 +86,7 @@ def free_port():
 
 @pytest.fixture
 def other_precision():
-    """Accelerate has one precision for the whole process."""
+    """Skip if Accelerate already has another precision in this process."""
     state = accelerate.state.AcceleratorState
     state._reset_state(reset_partial_state=True)
     yield

@@ -19,7 +19,7 @@ BOUNDS = torch.tensor([[-2.0, -2.0], [2.0, 2.0]], dtype=torch.float64)
 
 
 class LaplaceModel(Model):
-    """A fitted `LaplaceRegressor` of one output, as BoTorch asks for models."""
+    """A fitted `LaplaceRegressor` with one output, as a BoTorch model."""
 
     num_outputs = 1
     batch_shape = torch.Size()
@@ -40,7 +40,7 @@ class LaplaceModel(Model):
 
 
 def objective(X):
-    """One maximum, at (0.5, -0.5), of value one."""
+    """Return the objective, which has its maximum of one at (0.5, -0.5)."""
     return np.exp(-((X - [0.5, -0.5]) ** 2).sum(-1))
 
 
@@ -81,7 +81,7 @@ def test_gradient_of_three_points_is_that_of_finite_differences(acquisition):
 
 
 def test_a_point_that_is_there_already_adds_nothing(acquisition):
-    """If covariances were missing it would count as another attempt."""
+    """Without covariances, the point would count as another attempt."""
     point = torch.tensor([[[0.5, -0.5]]]).double()
     once, twice = acquisition(point), acquisition(point.expand(1, 2, 2))
     assert abs(once - twice) < 0.02

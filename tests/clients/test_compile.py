@@ -1,4 +1,4 @@
-"""`torch.compile`, which skorch calls where a net has `compile=True`."""
+"""`torch.compile`, which skorch calls if a net has `compile=True`."""
 
 import numpy as np
 import pytest

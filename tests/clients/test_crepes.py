@@ -1,4 +1,4 @@
-"""crepes: conformal regressors that divide by our deviations, and classifiers."""
+"""crepes: conformal classifiers, and regressors scaled by predicted deviations."""
 
 import numpy as np
 import pytest

@@ -1,8 +1,8 @@
-"""Workers that are processes, of loky and of dask: they change no bit of a result.
+"""Worker processes of loky and dask: results are identical to the last bit.
 
-Nor does a search around the fit, or a killed worker of dask. A killed worker of loky
-is an error; see tests/core/test_parallel.py. Arrays of zarr and dask are the same as
-those of numpy.
+A search around the fit or a killed dask worker does not change the result either. A
+killed loky worker is an error; see tests/core/test_parallel.py. Arrays of zarr and dask
+have the same results as numpy arrays.
 """
 
 import os
@@ -42,7 +42,7 @@ GRID = {"prior_precision": [0.1, 10.0], "subset_of_weights": ["last_layer", "all
 
 @pytest.fixture(scope="module", params=["loky-2", "loky-4", "dask-2", "dask-4"])
 def workers(request):
-    """Name of the backend, and number of processes."""
+    """Yield the name of the backend and the number of processes."""
     name, n = request.param.split("-")
     if name == "loky":
         yield name, int(n)
@@ -78,7 +78,7 @@ def of_predictions(model, X):
 
 
 def computed(model, X, y, name=None, n_jobs=1):
-    """Posterior and predictions of an estimator that is fitted in workers."""
+    """Return posterior and predictions of an estimator fitted in workers."""
     model = clone(model).set_params(n_jobs=n_jobs)
     with joblib.parallel_config(backend=name or "sequential"):
         model.fit(X, y)
@@ -97,7 +97,7 @@ def test_processes_change_no_bit(workers, case):
 
 
 class Deadly(Dataset):
-    """Kills the first process, but for this one, that reads a sample in the middle."""
+    """Dataset that kills the first worker process to read a sample in the middle."""
 
     def __init__(self, X, y, mark):
         super().__init__(X, y)
@@ -159,7 +159,7 @@ def test_stored_arrays_are_as_those_of_numpy(workers, name, tmp_path):
 
 
 class Noted:
-    """Rows of X, and the processes that compute them."""
+    """Rows of X, with a record of the processes that read them."""
 
     def __init__(self, folder):
         self.folder = str(folder)

@@ -1,4 +1,4 @@
-"""Hugging Face datasets: their columns as inputs and labels."""
+"""Hugging Face datasets: columns as inputs and labels."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ INPUTS = DATASET.select_columns(COLUMNS)
 
 
 class Tokens(nn.Module):
-    """Classes from the mean of embedded tokens."""
+    """A classifier of the mean of embedded tokens."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""fairlearn: reductions, which fit with sample weights."""
+"""fairlearn: reductions that fit with sample weights."""
 
 import numpy as np
 import pytest

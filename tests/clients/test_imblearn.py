@@ -1,4 +1,4 @@
-"""imbalanced-learn: resampling in front of our classifiers."""
+"""imbalanced-learn: resampling before a classifier."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ ensemble = pytest.importorskip("imblearn.ensemble")
 
 @pytest.fixture(scope="module")
 def rare():
-    """One sample in twenty is of the second class; as many of each in the test."""
+    """Return training data with 5 % of the second class, and balanced test data."""
     rng = np.random.default_rng(0)
 
     def draw(n_first, n_second):

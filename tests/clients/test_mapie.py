@@ -1,4 +1,4 @@
-"""MAPIE: conformal intervals and sets, also around our quantiles and deviations."""
+"""MAPIE: conformal intervals and sets, also from predicted quantiles and deviations."""
 
 import numpy as np
 import pytest
@@ -18,14 +18,14 @@ TOLERANCE = 3 * np.sqrt(0.9 * 0.1 * (1 / 450 + 1 / 600))
 
 
 class Quantile(RegressorMixin, BaseEstimator):
-    """One quantile of a fitted `LaplaceRegressor`, as a regressor."""
+    """A regressor that predicts one quantile of a fitted `LaplaceRegressor`."""
 
     def __init__(self, model, alpha):
         self.model, self.alpha = model, alpha
 
     @property
     def n_features_in_(self):
-        """By which MAPIE finds that the model is fitted."""
+        """Return the number of features, which tells MAPIE that the model is fitted."""
         return self.model.n_features_in_
 
     def fit(self, X, y):
@@ -36,7 +36,7 @@ class Quantile(RegressorMixin, BaseEstimator):
 
 
 class Deviation(Quantile):
-    """Standard deviation that a fitted `LaplaceRegressor` predicts."""
+    """A regressor that predicts a fitted `LaplaceRegressor`'s standard deviation."""
 
     def predict(self, X):
         return self.model.predict(X, return_std=True)[1]
@@ -47,7 +47,7 @@ def covered(bounds, y):
 
 
 def coverage_where_noisy(conformal, numbers):
-    """Coverage of all test samples, and of the third with most noise."""
+    """Return the coverage on all test samples, and on the noisiest third."""
     conformal.conformalize(*numbers.cal)
     X, y = numbers.test
     inside = covered(conformal.predict_interval(X)[1], y)

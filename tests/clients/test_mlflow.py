@@ -1,4 +1,4 @@
-"""mlflow: models saved and loaded by its scikit-learn flavour."""
+"""mlflow: models saved and loaded with the scikit-learn flavour."""
 
 import numpy as np
 import pytest

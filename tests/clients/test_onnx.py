@@ -1,4 +1,4 @@
-"""Modules from `to_module` run in onnxruntime, without torch and this package."""
+"""Modules from `to_module` run in onnxruntime, without torch or sklaplace."""
 
 import time
 
@@ -23,7 +23,7 @@ SINGLE = {"prior_precision": 1.0, "random_state": 0}
 
 
 class TinyTransformer(nn.Module):
-    """Embedding, attention, mean over positions, linear head."""
+    """A network with embedding, attention, mean over positions and linear head."""
 
     def __init__(self, n_out=3):
         super().__init__()
@@ -75,7 +75,7 @@ def session(module, x, path):
 
 
 def seconds(run):
-    """Shortest time of a call."""
+    """Return the shortest time of a call."""
     times = []
     for _ in range(200):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""optuna: trials over parameters of the estimator and of its net."""
+"""optuna: trials over parameters of the estimator and its net."""
 
 import pytest
 from nets import classifier

@@ -1,4 +1,4 @@
-"""Estimators are stored by skops, and loaded with the published list of types."""
+"""skops: estimators are stored, and loaded with the published list of types."""
 
 import copy
 import pickle

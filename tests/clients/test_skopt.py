@@ -1,4 +1,4 @@
-"""scikit-optimize: our regressor as surrogate, and searches over our parameters."""
+"""scikit-optimize: the regressor as a surrogate, and parameter searches."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ skopt = pytest.importorskip("skopt")
 
 
 def objective(point):
-    """Least at (0.7, -0.3), where it is zero."""
+    """Return the objective, which has its minimum of zero at (0.7, -0.3)."""
     return (point[0] - 0.7) ** 2 + (point[1] + 0.3) ** 2
 
 

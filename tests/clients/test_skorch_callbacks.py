@@ -1,4 +1,4 @@
-"""skorch's callbacks: the posterior is that of the weights that they leave behind."""
+"""skorch callbacks: the posterior uses the weights that the callbacks leave."""
 
 import copy
 
@@ -27,7 +27,7 @@ def vector(module):
 
 
 def assert_at_the_weights_of_the_net(model):
-    """Mean of the linearised predictive, from a posterior that is not refitted."""
+    """Check the mean of the linearised predictive distribution without refitting."""
     head = model.estimator_.module_.head
     selected = torch.cat([head.weight.ravel(), head.bias]).detach().double()
     assert torch.equal(model.posterior_.weights.double(), selected)
@@ -66,7 +66,7 @@ def test_checkpoint(weights, tmp_path):
 
 
 class WeightAveraging(Callback):
-    """Stochastic weight averaging, from one epoch to the last, by torch."""
+    """Stochastic weight averaging by torch, from a given epoch to the last."""
 
     def __init__(self, start=6):
         self.start = start

@@ -1,6 +1,6 @@
-"""Hugging Face transformers: tiny language models with random weights, trained.
+"""Hugging Face transformers: tiny language models, trained from random weights.
 
-The modules are those of the package, unwrapped; adapters are those of peft.
+The modules are unwrapped modules of transformers, with adapters from peft.
 """
 
 import numpy as np
@@ -64,7 +64,7 @@ def text_classifier(model):
 
 
 def reward_model(scorer):
-    """Return a skorch net of pairs, around a sequence classifier with one label."""
+    """Return a skorch net for pairs, around a sequence classifier with one label."""
     return NeuralNetBinaryClassifier(
         BradleyTerry,
         module__scorer=scorer,
@@ -77,7 +77,7 @@ def reward_model(scorer):
 
 
 def with_adapters(model):
-    """Return the model with LoRA adapters: they and the head alone are trained."""
+    """Return the model with LoRA adapters; only adapters and head are trained."""
     from peft import LoraConfig, get_peft_model
 
     adapters = LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
@@ -92,7 +92,7 @@ def seeded(make, *args):
 
 @pytest.fixture(scope="module")
 def texts():
-    """Sequences of tokens, of which some are padding; the class: whether 5 occurs."""
+    """Return padded sequences of tokens; the class is whether token 5 occurs."""
     rng = np.random.default_rng(0)
     ids = rng.integers(6, 30, size=(160, 8))
     y = np.arange(160) % 2
@@ -112,7 +112,7 @@ def tensors(tokens):
 
 
 def dense(model, tokens):
-    """Logits, and their Jacobian (n, c, P) in the weights of the posterior."""
+    """Return logits and their Jacobian (n, c, P) in the weights of the posterior."""
     module = model.estimator_.module_.eval()
     named = dict(module.named_parameters())
     weights = [named[block.name] for block in model.posterior_.layout.blocks]
@@ -151,7 +151,7 @@ def test_dicts_of_tokens(make, settings, texts, figure):
 
 @pytest.mark.parametrize("adapted", [slow(False), True])
 def test_posterior_is_that_of_the_dense_formula(adapted, texts):
-    """All weights, or with LoRA adapters those that require gradients."""
+    """The posterior covers all weights, or with LoRA adapters the trainable weights."""
     if adapted:
         pytest.importorskip("peft")
     rows = taken(texts[0][0], slice(20))
@@ -175,7 +175,7 @@ def test_posterior_is_that_of_the_dense_formula(adapted, texts):
 
 
 def test_batches_of_a_tokenizer(texts):
-    """A mapping that is no dict, of lists or of tensors."""
+    """The batch is a mapping of lists or tensors, but not a dict."""
     from transformers import BatchEncoding
 
     rows, y = texts[0]
@@ -189,13 +189,13 @@ def test_batches_of_a_tokenizer(texts):
 
 
 def search(model, tokens, y):
-    """Return a grid search over the prior, of a dict of tokens."""
+    """Return a grid search over the prior for a dict of tokens."""
     grid = {"prior_precision": [0.1, 10.0]}
     return GridSearchCV(model, grid, cv=2).fit(SliceDict(**tokens), y)
 
 
 def test_searches_and_scores_of_scikit_learn(texts, tmp_path):
-    """They take the length of a dict for its number of samples; not of a SliceDict."""
+    """scikit-learn counts the keys of a dict as samples, but not of a SliceDict."""
     (rows, y), (rows_test, _) = texts
     net = text_classifier(seeded(bert)).set_params(max_epochs=2)
     model = LaplaceClassifier(net, **FIXED, memory=str(tmp_path))
@@ -224,7 +224,7 @@ def test_searches_and_scores_of_scikit_learn(texts, tmp_path):
     ids=["last_layer", "all_full", "all_kron"],
 )
 def test_reward_models(make, settings, texts, figure):
-    """The text with a 5 is preferred."""
+    """The text with token 5 is preferred."""
     pairs, y = preferences(*texts[0])
     pairs_test, y_test = preferences(*texts[1])
     net = reward_model(seeded(make, 1))
@@ -243,7 +243,7 @@ def test_reward_models(make, settings, texts, figure):
 
 
 def preferences(tokens, y):
-    """Pairs of texts of the two classes, in either order."""
+    """Return pairs of texts of the two classes, in either order."""
     order = np.argsort(y, kind="stable").reshape(2, -1).T
     swapped = np.arange(len(order)) % 2 == 0
     order[swapped] = order[swapped, ::-1]
@@ -262,7 +262,7 @@ def test_a_model_without_a_head(texts):
 
 
 class ClassesFirst(nn.Module):
-    """Logits of a token classifier, (b, length, K), as (b, K, length)."""
+    """A token classifier whose logits (b, length, K) are returned as (b, K, length)."""
 
     def __init__(self, model):
         super().__init__()

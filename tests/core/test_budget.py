@@ -43,7 +43,7 @@ def test_free_bytes_are_looked_for_where_much_is_needed(monkeypatch):
 
 
 def test_rows_of_a_batch():
-    """Few large rows together, many small ones as far as the caches go."""
+    """A batch holds few large rows, or as many small rows as fit into the cache."""
     assert budget.batch_rows(0) == budget.CACHE
     assert budget.batch_rows(budget.CACHE // 100) == 100
     assert budget.batch_rows(budget.CACHE) == budget.BUDGET // budget.CACHE
@@ -58,7 +58,7 @@ class Pair:
 
 
 def test_shared_tensors_are_moved_once():
-    """To a device without data, as there may be no second one."""
+    """The test uses the meta device, because there may be no second real device."""
     tensor, inner = torch.ones(3), Pair(torch.zeros(2), None)
     found = budget.move(Pair((tensor, inner), [tensor, inner]), "meta")
     assert found.left[0] is found.right[0]

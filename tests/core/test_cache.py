@@ -1,4 +1,4 @@
-"""The store gives back what was made, under keys that are equal where results are."""
+"""The store returns stored results; equal results have equal keys."""
 
 import copy
 import importlib
@@ -27,7 +27,7 @@ X, Y = blobs(60)
 
 
 class Counter:
-    """Work that counts how often it is done."""
+    """A function that counts its calls."""
 
     def __init__(self, make=lambda: [np.zeros(2), {"a": 1}]):
         self.make, self.n = make, 0
@@ -78,7 +78,7 @@ def test_errors_of_the_work_are_its_own(tmp_path):
 
 
 class WithBlocks:
-    """An object of the user, with a method that arrays on disk have as well."""
+    """A user's object with a method that arrays on disk also have."""
 
     def __init__(self, values):
         self.values = values
@@ -186,7 +186,7 @@ EDITS = [("scale = 1.0", "scale = 3.0"), ("x * 2", "x * 3")]
 
 @pytest.fixture
 def user_code(tmp_path, monkeypatch):
-    """A function that writes a module of the user, and imports it anew."""
+    """Return a function that writes a user module and imports it again."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     file = tmp_path / "user_code.py"
@@ -237,7 +237,7 @@ def test_functions_count_by_source(user_code):
 
 
 def test_classes_of_a_notebook_count_by_their_cell(monkeypatch):
-    """Their module has no file, and names of cells differ between kernels."""
+    """The module has no file, and names of cells differ between kernels."""
     notebook = types.ModuleType("notebook")
     monkeypatch.setitem(sys.modules, "notebook", notebook)
 

@@ -1,4 +1,4 @@
-"""Properties that are computed once, also where threads and processes are about."""
+"""Properties are computed once, even with several threads and processes."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,7 @@ def test_it_is_computed_once():
 
 
 def test_instances_do_not_wait_for_each_other():
-    """Python 3.11 has one lock for all, which a forked process keeps for ever."""
+    """Python 3.11 has one lock for all instances; a forked process never frees it."""
     started, ends = threading.Event(), threading.Event()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(lambda: Slow(started, ends).value)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.numerical
 
 
 def random_psd(n, rank, seed, scale=1.0):
-    """A matrix of given rank; float64."""
+    """Return a positive semidefinite float64 matrix of a given rank."""
     factor = normal(n, rank, seed=seed)
     return scale * factor @ factor.mT
 

@@ -9,7 +9,7 @@ MIB = 2**20
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Files that a process reads its limits from; 1 GiB is free on the machine."""
+    """Return fake files with memory limits; the machine has 1 GiB of free memory."""
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
     monkeypatch.setattr(budget, "PROC", proc)
     monkeypatch.setattr(budget, "CGROUPS", groups)
@@ -30,7 +30,7 @@ def test_no_control_groups(machine):
 
 
 def test_version_2(machine):
-    """Files that are only cached can be given back."""
+    """The file cache counts as free memory, because the system can release it."""
     machine.enters("0::/user/job\n")
     machine.writes("user/job/memory.max", 500 * MIB)
     machine.writes("user/job/memory.current", 200 * MIB)
@@ -46,7 +46,7 @@ def test_groups_without_a_limit(text, machine):
 
 
 def test_the_smallest_of_all_limits_counts(machine):
-    """That of a group above holds too, as does that of the machine."""
+    """The limits of parent groups and of the machine also apply."""
     machine.enters("0::/pod/container\n")
     for name, limit in {"pod": 300, "pod/container": 2000}.items():
         machine.writes(f"{name}/memory.max", limit * MIB)
@@ -56,7 +56,7 @@ def test_the_smallest_of_all_limits_counts(machine):
 
 
 def test_a_container_that_shows_its_own_group_only(machine):
-    """The path is one of the host; the limit is in the folder of all groups."""
+    """The path belongs to the host; the limit is in the root folder of all groups."""
     machine.enters("0::/../../host/path\n1:memory:/docker/abc\n")
     machine.writes("memory.max", 250 * MIB)
     machine.writes("memory.current", 50 * MIB)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
 def problem(likelihood, case="mlp", dtype=DOUBLE):
-    """A head, its outputs, and one precision for each weight."""
+    """Return a head with its outputs, and one precision per weight."""
     head = fit(likelihood, case=case, weights=positive(N_ROWS)).linear_model
     object.__setattr__(head, "dtype", dtype)
     theta = head.weights + 0.3 * normal(len(head.weights), seed=3)
@@ -81,7 +81,7 @@ def test_rows_left_out_of_the_blocks_leave_their_size(likelihood, monkeypatch):
 @every_likelihood
 @every_case
 def test_quick_preconditioner_inverts_a_diagonal(case, likelihood, monkeypatch):
-    """That of ``H + ρ`` in the eigenbasis of the inputs, for each output."""
+    """The diagonal is that of ``H + ρ`` in the eigenbasis of the inputs, per output."""
     monkeypatch.setattr(last_layer, "SAMPLES_PER_INPUT", N_ROWS)
     head, f, _ = problem(likelihood, case)
     rho = torch.full_like(head.weights, 0.3)
@@ -175,7 +175,7 @@ def test_loose_tolerances_need_the_networks_precision_only(
 def test_a_prior_below_rounding_errors_takes_no_more_iterations(
     tolerance, rho, monkeypatch
 ):
-    """Which the null space has too little of to be told from them."""
+    """The prior on the null space is too small to distinguish from rounding errors."""
     head, _, _ = problem("Categorical", "without_bias", dtype=torch.float32)
     rho = torch.full_like(head.weights, rho)
 
@@ -220,7 +220,7 @@ def test_minimum_is_the_same_with_any_preconditioner_and_dtype(
 
 @every_likelihood
 def test_precisions_that_differ_by_orders_of_magnitude(likelihood):
-    """Which the mean of them all would not describe."""
+    """The mean of all precisions would be a poor preconditioner."""
     head, _, rho = problem(likelihood)
     rho = 10.0 ** torch.linspace(-6, 8, len(rho), dtype=DOUBLE)
     with (
@@ -248,7 +248,7 @@ def test_dense_steps_where_conjugate_gradients_do_not_arrive(likelihood, monkeyp
 def test_double_precision_where_single_does_not_hold_the_squares(
     likelihood, monkeypatch
 ):
-    """Large heads have no dense matrix to fall back on."""
+    """Large heads cannot fall back on a dense matrix."""
     monkeypatch.setattr(newton, "MAX_DENSE", 0)
     head, _, rho = problem(likelihood, "without_bias", dtype=torch.float32)
     rho, zero = 1e44 * rho, torch.zeros_like(rho)
@@ -281,7 +281,7 @@ def test_unit_of_the_targets_changes_nothing(unit):
 
 
 def test_warns_where_rounding_stops_the_descent(monkeypatch):
-    """A gradient that is no derivative of the loss leads uphill."""
+    """A wrong gradient leads uphill."""
     head, _, rho = problem("Categorical")
     objective = LastLayerModel.objective
 

@@ -1,4 +1,4 @@
-"""Ordered map: results, order and threads are the same in every backend."""
+"""Ordered map: every backend has the same results, order and threads."""
 
 import threading
 import time
@@ -53,7 +53,7 @@ def test_number_of_workers():
 
 
 class Counted(Sequence):
-    """Numbers up to 40, and how many of them have been read."""
+    """Numbers up to 40, with a count of the numbers read."""
 
     n_read = 0
 
@@ -68,7 +68,7 @@ class Counted(Sequence):
 
 
 def test_parts_are_read_one_after_another():
-    """Not all at once, which would take memory for all of them."""
+    """Reading all parts at once would need memory for all of them."""
 
     def slow(part):
         time.sleep(0.01)
@@ -111,7 +111,7 @@ def test_a_killed_process_is_an_error():
 
 
 def test_functions_go_by_value():
-    """Those of a notebook cannot be imported by a worker."""
+    """Workers cannot import functions of a notebook."""
     shift = np.arange(3)
     with joblib.parallel_config(backend="threading"):
         found = list(ordered_map(lambda part: shift + part, range(2), n_jobs=2))

@@ -1,4 +1,4 @@
-"""Scopes of what is printed: phases, progress bars, threads, failures."""
+"""Scopes of progress output: phases, progress bars, threads, failures."""
 
 import re
 import sys
@@ -15,7 +15,7 @@ TIME = r"(under 0\.1 s|\d+\.\d s|\d+ min \d+ s|\d+ h \d+ min)"
 
 @pytest.fixture
 def bars(monkeypatch):
-    """Stand-ins for the bars of tqdm, each of which notes what is done with it."""
+    """Return fake tqdm bars that record their calls."""
     made = []
 
     class Bar:
@@ -43,7 +43,7 @@ def fails(*_):
 class TestPhases:
     @pytest.mark.parametrize("verbose", [0, False, np.False_, None, "loud"])
     def test_silent(self, verbose, capsys):
-        """Values that are refused later do not get in the way of their message."""
+        """Invalid values print nothing; a later check raises the error."""
         with progress.reporting("Name", verbose), progress.phase("train"):
             progress.line("a line")
         progress.line("outside of all scopes")
@@ -78,7 +78,7 @@ class TestPhases:
         assert re.findall(r"\] (\w+):", capsys.readouterr().out) == ["tune"]
 
     def test_the_scope_around_goes_on(self, capsys):
-        """Also where the one within fails, and whatever it prints."""
+        """The outer scope resumes even if the inner scope fails."""
         with progress.reporting("Outer", 1):
             with pytest.raises(RuntimeError), progress.reporting("Inner", 0):
                 fails()
@@ -90,7 +90,7 @@ class TestTimes:
     SECONDS = np.concatenate([np.geomspace(1e-9, 1e6, 4001), [59.94, 59.96, 3599.6]])
 
     def test_value(self):
-        """What is read differs by half a unit of the smallest one at most."""
+        """The printed time is off by at most half of its smallest unit."""
         units = {"s": 1, "min": 60, "h": 3600}
         for seconds in self.SECONDS:
             found = re.findall(
@@ -110,7 +110,7 @@ class TestBars:
         assert bar.desc == "[Name] letters"
 
     def test_one_at_a_time(self, bars):
-        """A loop within a loop shows none, unless the outer one has one step."""
+        """A nested loop shows no bar, unless the outer loop has only one step."""
         with progress.reporting("Name", 2):
             for _ in progress.tracked("ab", "outer", 2):
                 list(progress.tracked("abc", "inner", 3))
@@ -119,7 +119,7 @@ class TestBars:
         assert [(bar.desc[7:], bar.n) for bar in bars] == [("outer", 2), ("inner", 3)]
 
     def test_closed_where_a_loop_fails(self, bars):
-        """While the error is about, which keeps the generator of the loop alive."""
+        """The bar closes, although the exception keeps the loop's generator alive."""
 
         @progress.phase("train")
         def loop():
@@ -144,7 +144,7 @@ class TestBars:
         assert err == ""
 
     def test_with_tqdm(self, capsys):
-        """On the stream of errors, and wiped out at the end."""
+        """The bars go to stderr and are removed at the end."""
         pytest.importorskip("tqdm")
         with progress.reporting("Name", 2):
             list(progress.tracked("abc", "letters", 3))

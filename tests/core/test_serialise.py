@@ -1,4 +1,4 @@
-"""States without pickle give back what was put in, and run nothing on the way."""
+"""States without pickle: objects are restored, and loading runs no code."""
 
 import collections
 import copy
@@ -167,7 +167,7 @@ def test_nets_go_on_training():
 
 
 class Labelled(LaplaceRegressor):
-    """A subclass of a user's with a state of its own."""
+    """A user's subclass with additional state."""
 
     def __getstate__(self):
         return {**super().__getstate__(), "label": "stored"}
@@ -236,7 +236,7 @@ def test_a_file_cannot_name_what_may_do_harm(path):
 
 
 class Harm:
-    """Stands for what another writer than `to_portable` puts into a file."""
+    """Content that `to_portable` would not write to a file."""
 
 
 CALLS = {
@@ -302,7 +302,7 @@ def test_damaged_states_are_refused(change):
 
 
 def test_a_device_that_is_missing(monkeypatch):
-    """A net of a GPU, as a state that was stored on a machine with one."""
+    """The stored state contains a net on a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     net = classifier().initialize()
     vars(net)["device"] = "cuda:0"

@@ -7,7 +7,7 @@ from sklaplace.core.checks import warn_user
 
 
 def searched(n_fits):
-    """As a search of scikit-learn does, which resets the registry of warnings."""
+    """Reset the registry of warnings, as a scikit-learn search does."""
     Parallel(n_jobs=1)(delayed(warn_user)("narrow intervals") for _ in range(n_fits))
 
 
