@@ -1,6 +1,6 @@
-"""Posteriors with known parameters, and integrals over their densities on a grid.
+"""Posteriors with known parameters, and grid integrals over their densities.
 
-The integrals use ``log_prob`` alone, never a draw.
+The integrals use only ``log_prob``, no draws.
 """
 
 import math
@@ -20,7 +20,7 @@ BOUND = 3.0
 
 
 class Logistic(WeightPosterior):
-    """A family of one's own, with an option: ``w = location + scale · stretch · z``."""
+    """A user-defined family with an option: ``w = location + scale · stretch · z``."""
 
     checks: ClassVar = {"stretch": check_positive}
 
@@ -73,7 +73,7 @@ def generator(seed=0):
 
 
 def posterior(name, setting=None, dtype=torch.float64):
-    """A posterior as it starts, or perturbed so that all parameters matter."""
+    """Return an initial posterior, or perturb it so that all parameters matter."""
     is_deep = setting == "deep"
     start = LOCATION.to(dtype), SCALE.to(dtype), BOUND
     found = KINDS[name](*start, **DEEP[name] if is_deep else {})
@@ -94,7 +94,7 @@ def posterior(name, setting=None, dtype=torch.float64):
 
 
 def set_kumaraswamy(found, a, b):
-    """Give a posterior the usual parameters."""
+    """Set the parameters ``a`` and ``b`` of a posterior."""
     decay = math.log(2) / b.double()
     # both forms of log(1 − e^{−decay}), each precise where the other is not
     log_root = torch.where(
@@ -107,7 +107,7 @@ def set_kumaraswamy(found, a, b):
 
 
 def grid(found, n=20_000):
-    """Points (G, P) and what they stand for (G, P), which move with the parameters."""
+    """Return points (G, P) and their weights (G, P), which depend on the parameters."""
     middles = (torch.arange(n, dtype=torch.float64) + 0.5).unsqueeze(-1) / n
     if found.name == "kumaraswamy":
         # where x = 1e-16, the density of a, b = 0.6 has 1e-9 of its mass beyond
@@ -125,13 +125,13 @@ def grid(found, n=20_000):
 
 
 def expectation(found, function, n=20_000):
-    """``E[f(w)]`` (P,), differentiable; f takes and gives (G, P)."""
+    """Return the differentiable ``E[f(w)]`` (P,) for f from (G, P) to (G, P)."""
     w, weight = grid(found, n)
     return (found.log_prob(w).exp() * function(w) * weight).sum(0)
 
 
 def distribution(found, n=20_000):
-    """Points (G, P) and the mass below them, (G, P)."""
+    """Return points (G, P) and the mass below each point, (G, P)."""
     with torch.no_grad():
         w, weight = grid(found, n)
         mass = found.log_prob(w).exp() * weight
@@ -139,7 +139,7 @@ def distribution(found, n=20_000):
 
 
 def check_finite(found):
-    """Draws, their densities and all gradients are finite."""
+    """Check that draws, their densities and all gradients are finite."""
     w, log_q = found.sample(1000, generator())
     assert w.isfinite().all()
     assert log_q.isfinite().all()

@@ -1,10 +1,10 @@
-"""What is asked on every device: a list of cases, made from the registries.
+"""Test cases for every device, made from the registries.
 
-A `Case` is a function of a device that returns arrays; `CASES` lists them by name. An
-entry that is added to a registry is covered without being named here. The samples hold
-equal ones, with equal and with other targets. Weights are trained on the CPU once, and
-are the same on every device, except in the cases that are ``trained_there``: sums that
-differ in the last bit, and the generators of a GPU, lead to other weights.
+A `Case` is a function of a device that returns arrays. `CASES` lists the cases by name.
+New registry entries are covered automatically. Some samples are equal, with equal and
+with different targets. Weights are trained once on the CPU and copied to every device.
+The exceptions are cases with ``trained_there``, because rounding and the random
+generators of a GPU change the weights.
 """
 
 import tempfile
@@ -59,7 +59,7 @@ ALL = FIXED | {"subset_of_weights": "all"}
 
 @dataclass(frozen=True)
 class Case:
-    """Arrays, given a device, and whether weights are trained on it."""
+    """A function from a device to arrays, and whether it trains on the device."""
 
     run: Callable[[str], Arrays]
     trained_there: bool = False
@@ -67,14 +67,14 @@ class Case:
 
 # ----------------------------------------------------------------------- data and nets
 def samples(*shape: int) -> np.ndarray:
-    """Inputs (24, ...): the first, the fourth and the last are equal."""
+    """Return inputs (24, ...); the first, the fourth and the last are equal."""
     X = np.random.default_rng(0).normal(size=(N, *shape)).astype(np.float32)
     X[[3, -1]] = X[0]
     return X
 
 
 def numbers(X: np.ndarray) -> np.ndarray:
-    """Targets (24,), other ones for equal samples."""
+    """Return targets (24,), which differ between equal samples."""
     return np.sin(X.reshape(N, -1)[:, 0] + np.arange(N) // 20).astype(np.float32)
 
 
@@ -87,7 +87,7 @@ SIGMOID = nn.BCEWithLogitsLoss, nn.BCELoss
 
 
 def targets(criterion: Any, X: np.ndarray) -> np.ndarray:
-    """Targets that a criterion takes."""
+    """Return targets that a criterion accepts."""
     if criterion in SOFTMAX:
         return CLASSES
     if criterion in SIGMOID:
@@ -97,7 +97,7 @@ def targets(criterion: Any, X: np.ndarray) -> np.ndarray:
 
 
 def net_of(criterion: Any, module: Any = None, **params: Any) -> Any:
-    """A net that is not trained, for a criterion of the registry."""
+    """Return an untrained net for a criterion of the registry."""
     likelihood, convention = CRITERIA[criterion]
     if convention == "probabilities":
         module = SigmoidMLP if criterion in SIGMOID else SoftmaxMLP
@@ -110,7 +110,7 @@ def net_of(criterion: Any, module: Any = None, **params: Any) -> Any:
 
 @lru_cache
 def trained(criterion: Any = nn.CrossEntropyLoss, module: Any = MLP) -> Any:
-    """A net that was trained on the CPU."""
+    """Return a net that was trained on the CPU."""
     X = samples(*SHAPES.get(module, (2,)))
     y = targets(criterion, X)
     y = y if criterion in SOFTMAX else y.astype(np.float32)
@@ -119,13 +119,13 @@ def trained(criterion: Any = nn.CrossEntropyLoss, module: Any = MLP) -> Any:
 
 
 def on(net: Any, device: str, **params: Any) -> FrozenEstimator:
-    """A net of the same weights on a device."""
+    """Return a net with the same weights on a device."""
     other = type(net)(**{**net.get_params(deep=False), "device": device, **params})
     return FrozenEstimator(twin(other, net))
 
 
 def model_of(criterion: Any) -> Any:
-    """The class of estimators for a criterion."""
+    """Return the estimator class for a criterion."""
     classifies = CRITERIA[criterion][0].is_classification
     return sklaplace.LaplaceClassifier if classifies else sklaplace.LaplaceRegressor
 
@@ -136,7 +136,7 @@ def fitted(
     module: Any = MLP,
     **settings: Any,
 ) -> tuple[Any, np.ndarray]:
-    """An estimator around a trained net on a device, and the samples."""
+    """Return an estimator around a trained net on a device, and the samples."""
     X = samples(*SHAPES.get(module, (2,)))
     net, y = on(trained(criterion, module), device), targets(criterion, X)
     model = model_of(criterion)(net, **FIXED | settings)
@@ -149,21 +149,21 @@ def fitted(
 
 # ----------------------------------------------------------------------- architectures
 def convolution(kind: Any, n_out: int = 3) -> nn.Module:
-    """One layer for inputs with axes, and a head on the average over them."""
+    """A layer for inputs with axes, and a head on the average over the axes."""
     average = getattr(nn, f"AdaptiveAvgPool{kind.__name__[-2:]}")(1)
     head = nn.Linear(4, n_out)
     return nn.Sequential(kind(2, 4, 2), nn.Tanh(), average, nn.Flatten(), head)
 
 
 def dropping(kind: Any = nn.Dropout, n_out: int = 3) -> nn.Module:
-    """A layer of dropout between two linear ones, on two channels."""
+    """A dropout layer between two linear layers, on two channels."""
     axes = 4, *[1] * ({nn.Dropout2d: 2, nn.Dropout3d: 3}.get(kind, 1) - 1)
     dropout = nn.Unflatten(1, (2, *axes)), kind(0.3), nn.Flatten()
     return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), *dropout, nn.Linear(8, n_out))
 
 
 def pairs(n_out: int = 1) -> nn.Module:
-    """Scores of two items."""
+    """Return scores of two items."""
     layers = nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, n_out, bias=False)
     return sklaplace.BradleyTerry(nn.Sequential(*layers))
 
@@ -197,7 +197,7 @@ CALLS: dict[str, list[dict[str, Any]]] = {
 
 
 def brief(model: Any, X: np.ndarray) -> Arrays:
-    """Predictions, and the Gaussian that they come from."""
+    """Return predictions and their Gaussian."""
     found = [*model.latent_mean_and_variance(X)]
     found.append((model.predict_proba if is_classifier(model) else model.predict)(X))
     if hasattr(model, "log_marginal_likelihood_value_"):
@@ -206,7 +206,7 @@ def brief(model: Any, X: np.ndarray) -> Arrays:
 
 
 def every_method(model: Any, X: np.ndarray, device: str) -> Arrays:
-    """Results of all methods for samples that the estimator has."""
+    """Return the results of all methods that the estimator has."""
     found: list[Any] = []
     for method, calls in CALLS.items():
         for arguments in calls if hasattr(model, method) else ():
@@ -224,7 +224,7 @@ def every_method(model: Any, X: np.ndarray, device: str) -> Arrays:
 
 
 def differentiated(model: Any, X: np.ndarray, device: str) -> Arrays:
-    """Gradients of `predictive` and of the evidence."""
+    """Return gradients of `predictive` and of the evidence."""
     found = []
     for joint in (False, True):
         rows = X[:4][:, None] if joint else X[:4]
@@ -238,7 +238,7 @@ def differentiated(model: Any, X: np.ndarray, device: str) -> Arrays:
 
 
 def flat(values: Any) -> Arrays:
-    """Arrays in nested sequences."""
+    """Yield the arrays in nested sequences."""
     if isinstance(values, list | tuple):
         return [array for value in values for array in flat(value)]
     return [np.asarray(values)]
@@ -249,12 +249,12 @@ Cases = Iterator[tuple[str, Case]]
 
 
 def case_of(*args: Any, **settings: Any) -> Case:
-    """A trained net under some settings."""
+    """Return the case of a trained net with some settings."""
     return Case(lambda device: brief(*fitted(device, *args, **settings)))
 
 
 def structures() -> Cases:
-    """Structures with curvatures, subsets and their own options."""
+    """Return cases of structures with curvatures, subsets and their options."""
     for structure, curvature in product(STRUCTURES, CURVATURES):
         if CURVATURES[curvature].is_exact and structure != "full":
             continue  # refused
@@ -268,14 +268,14 @@ def structures() -> Cases:
 
 
 def scores() -> Cases:
-    """Subnetworks by each score."""
+    """Return cases of subnetworks, one for each score."""
     for by in SCORES:
         params = {"by": by, "n_weights": 9}
         yield by, case_of(subset_of_weights="subnetwork", subset_params=params)
 
 
 def likelihoods() -> Cases:
-    """Likelihoods, with all methods."""
+    """Return cases of likelihoods with all methods."""
     for criterion, subset in product(CRITERIA, ["last_layer", "all"]):
         settings = {"subset_of_weights": subset}
 
@@ -291,7 +291,7 @@ def likelihoods() -> Cases:
 
 
 def several(source: Any, device: str, **settings: Any) -> Arrays:
-    """Several labels for each sample, or one at each position."""
+    """Return cases of several labels per sample, or one label per position."""
     X, Y = source.X[:N].copy(), source.Y[:N]
     X[3] = X[0]
     net = on(initialised(source.net()), device)
@@ -300,7 +300,7 @@ def several(source: Any, device: str, **settings: Any) -> Arrays:
 
 
 def tuning() -> Cases:
-    """Tuners, priors, noise and what is done once more after a fit."""
+    """Return cases of tuners, priors, noise and tuning after a fit."""
     for tuner, prior in product(TUNERS, PRIOR_STRUCTURES):
         for criterion in (nn.CrossEntropyLoss, nn.MSELoss):
             settings = {"prior_precision": tuner, "prior_structure": prior}
@@ -325,7 +325,7 @@ def tuning() -> Cases:
 
 
 def columns(tuner: str, device: str) -> Arrays:
-    """Several columns of targets, each with its noise, which is tuned again."""
+    """Return cases of several target columns, whose noise levels are tuned again."""
     X, y = samples(2), numbers(samples(2))
     Y = np.stack([y, 5 * y[::-1]], 1)
     net = seeded(regressor(MLP, module__n_out=2, max_epochs=5), X, Y)
@@ -337,7 +337,7 @@ def columns(tuner: str, device: str) -> Arrays:
 
 
 def links() -> Cases:
-    """Links, Dirichlet approximations and predictives."""
+    """Return cases of links, Dirichlet approximations and predictive distributions."""
     for link in LINKS:
         yield link, case_of(link_approx=link)
     for name, function in dirichlet.APPROXIMATIONS.items():
@@ -348,7 +348,7 @@ def links() -> Cases:
 
 
 def dirichlet_of_tensors(approximation: Any, device: str) -> Arrays:
-    """Functions of a Dirichlet distribution, given tensors."""
+    """Return functions of a Dirichlet distribution, applied to tensors."""
     mean, root = (
         torch.randn(shape, dtype=torch.float64, generator=torch.Generator()).to(device)
         for shape in ((5, 3), (5, 3, 3))
@@ -371,7 +371,7 @@ def dirichlet_of_tensors(approximation: Any, device: str) -> Arrays:
 
 
 def architectures() -> Cases:
-    """Layers of the registry, and networks with several inputs or buffers."""
+    """Return cases of all layers, and of networks with several inputs or buffers."""
     for module, structure in product(SHAPES, STRUCTURES):
         settings = ALL | {"hessian_structure": structure}
         kind = module.args[0] if isinstance(module, partial) else module
@@ -380,7 +380,7 @@ def architectures() -> Cases:
 
 
 def variational() -> Cases:
-    """Bayes by Backprop: posteriors, priors, schedules."""
+    """Return cases of Bayes by Backprop: posteriors, priors, schedules."""
     bound = {"uniform": {"prior_params": None}}
     for posterior, prior in product(POSTERIORS, PRIORS):
         settings = {"posterior": posterior, "prior": prior, **bound.get(prior, {})}
@@ -392,7 +392,7 @@ def variational() -> Cases:
 
 
 def learner(name: str, module: Any = MLP, **settings: Any) -> Case:
-    """An estimator that trains its net on the device, with all methods."""
+    """Return results of an estimator that trains its net on the device."""
 
     def run(device: str) -> Arrays:
         return every_method(*trained_there(name, device, module, **settings), device)
@@ -403,7 +403,7 @@ def learner(name: str, module: Any = MLP, **settings: Any) -> Case:
 def trained_there(
     name: str, device: str, module: Any = MLP, **settings: Any
 ) -> tuple[Any, np.ndarray]:
-    """A public estimator that has trained its net on a device, and the samples."""
+    """Return a public estimator that trained its net on a device, and the samples."""
     kind, X = getattr(sklaplace, name), samples(2)
     criterion = nn.CrossEntropyLoss if is_classifier(kind()) else nn.MSELoss
     if name == "LaplaceRanker":
@@ -417,7 +417,7 @@ def trained_there(
 
 
 def estimators() -> Cases:
-    """All public estimators, with all methods."""
+    """Return cases of all public estimators with all methods."""
     for name in sklaplace.__all__:
         kind = getattr(sklaplace, name)
         if isinstance(kind, type) and hasattr(kind, "latent_mean_and_variance"):
@@ -428,7 +428,7 @@ def estimators() -> Cases:
 
 
 def callbacks() -> Cases:
-    """Callbacks of training."""
+    """Return cases of training callbacks."""
     for structure in STRUCTURES:
         run = partial(marglik_training, structure)
         yield structure, Case(run, trained_there=True)
@@ -438,7 +438,7 @@ def callbacks() -> Cases:
 
 
 def marglik_training(structure: str, device: str) -> Arrays:
-    """Hyperparameters that change during training."""
+    """Return results with hyperparameters that change during training."""
     callback = sklaplace.MarglikTraining(
         hessian_structure=structure, prior_structure="scalar"
     )
@@ -448,7 +448,7 @@ def marglik_training(structure: str, device: str) -> Arrays:
 
 
 def prior_training(structure: str, device: str) -> Arrays:
-    """Training with a posterior as prior, and a fit with it."""
+    """Return results of training and fitting with a posterior as prior."""
     first, X = fitted(device, **ALL, hessian_structure=structure)
     callback = sklaplace.PriorTraining(first.posterior_)
     net = net_of(nn.CrossEntropyLoss, device=device, callbacks=[callback], max_epochs=3)
@@ -460,7 +460,7 @@ def prior_training(structure: str, device: str) -> Arrays:
 
 
 def later() -> Cases:
-    """What is done with a fitted estimator."""
+    """Return cases of operations on a fitted estimator."""
     for structure in STRUCTURES:
         yield f"partial_fit-{structure}", Case(partial(continued, structure))
     for structure, (_, kind) in STRUCTURES.items():
@@ -475,13 +475,13 @@ def later() -> Cases:
 
 
 def continued(structure: str, device: str) -> Arrays:
-    """More samples."""
+    """Return results after adding samples."""
     model, X = fitted(device, **ALL, hessian_structure=structure)
     return brief(model.partial_fit(X[::2], CLASSES[::2]), X)
 
 
 def second_task(structure: str, device: str, first: str | None = None) -> Arrays:
-    """A posterior as the prior of a fit, from the same device or another."""
+    """Return results with a posterior as prior, from the same or another device."""
     settings = {"hessian_structure": structure, "subset_of_weights": "all"}
     earlier, X = fitted(first or device, **FIXED | settings)
     model = sklaplace.LaplaceClassifier(
@@ -491,7 +491,7 @@ def second_task(structure: str, device: str, first: str | None = None) -> Arrays
 
 
 def cached(device: str) -> Arrays:
-    """A second fit, which is read from a folder."""
+    """Return results of a second fit, which is read from the cache folder."""
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):
             model, X = fitted(device, memory=folder)

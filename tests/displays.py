@@ -1,4 +1,4 @@
-"""A registry of displays: estimators, samples and options to draw each."""
+"""A registry of displays, with estimators, samples and options to draw each display."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -38,7 +38,7 @@ def ridge():
 
 @dataclass
 class Case:
-    """How a display is made.
+    """Arguments for creating a display.
 
     Attributes
     ----------
@@ -47,11 +47,11 @@ class Case:
     samples : tuple
         Other positional arguments of ``from_estimator``.
     styles : dict
-        Keywords for matplotlib, and the attributes with the artists that they style.
+        Keywords for matplotlib, and the attributes of the artists that they style.
     options : dict
         Keywords of ``from_estimator``.
     predict : callable, default=None
-        From estimator and samples to arguments and keywords of ``from_predictions``.
+        Maps estimator and samples to arguments and keywords of ``from_predictions``.
     """
 
     estimator: Any

@@ -76,7 +76,7 @@ def of_torch(case: Case, name: str) -> Operation:
 
 
 def plain_passes(work: Workload, backward: bool) -> Callable[[None], None]:
-    """Return forward passes over the fitted samples, optionally with backward passes."""
+    """Return forward passes over the fitted samples, and optionally backward passes."""
     module, (X, y) = work.module(), work.fit_data()
     loss = nn.MSELoss if work.is_regression else nn.CrossEntropyLoss
     if backward:

@@ -1,4 +1,4 @@
-"""Gradient descent from trained weights, against a plain loop of torch's SGD."""
+"""Gradient descent from trained weights, compared with a plain SGD loop in torch."""
 
 import copy
 
@@ -44,7 +44,7 @@ def rows_of_step(X, n_mean, step, seed=5):
 
 
 def plain_loop(module, X, loss, n_mean=128, schedule=SCHEDULE, weight_decay=0.0):
-    """Weights of a copy at each snapshot, by `torch.optim.SGD` in evaluation mode."""
+    """Return weights at each snapshot, by `torch.optim.SGD` in evaluation mode."""
     module = copy.deepcopy(module).eval()
     optimizer = torch.optim.SGD(
         module.parameters(), lr=schedule.lr, weight_decay=weight_decay

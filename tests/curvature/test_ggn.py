@@ -23,7 +23,7 @@ def test_factor(name, likelihood):
 
 @every_likelihood
 def test_empirical_fisher_is_that_of_the_gradients(likelihood):
-    """Also for noise other than one, of which it is of higher order than the loss."""
+    """The empirical Fisher matrix has a higher order in the noise than the loss."""
     found = problem("inplace", likelihood)
     sigma = torch.tensor(0.6, dtype=torch.float64)
     f = found.forward(found.x).detach()
@@ -50,7 +50,7 @@ def test_empirical_fisher_is_that_of_the_gradients(likelihood):
     ids=repr,
 )
 def test_sampled_fisher_tends_to_the_ggn(likelihood):
-    """By a standard error of ``2 / √draws`` of the largest entry, for these outputs."""
+    """The standard error is ``2 / √draws`` of the largest entry for these outputs."""
     reference = references.reference(likelihood)
     f, y = normal(40, reference.n_outputs), reference.targets(40)
     n_draws = 4000
@@ -81,7 +81,7 @@ def test_what_a_row_draws_is_its_own(case):
 @every_likelihood
 @pytest.mark.parametrize("subset", ["all", "last_layer"])
 def test_identity_ignores_the_loss(subset, likelihood):
-    """``Σ w JᵀJ``; for a Gaussian, which has this Hessian, the same numbers."""
+    """The curvature is ``Σ w JᵀJ``, which equals the GGN for a Gaussian likelihood."""
     found, w = problem("cnn", likelihood, subset), positive(N_ROWS)
     batches, kind = found.batches(4, 2, weights=w), CURVATURES["identity"]
     dense = found.structure("full", batches, kind).dense()
@@ -105,7 +105,7 @@ def test_identity_leaves_out_ignored_positions():
 @every_likelihood
 @pytest.mark.parametrize("case", ["inplace", "cnn", "norms", "bare_parameters"])
 def test_exact_hessian(case, likelihood):
-    """Against the Hessian of the loss as a function of all weights."""
+    """Compare with the Hessian of the loss as a function of all weights."""
     found = problem(case, likelihood)
     module, w = found.forward.module, positive(N_ROWS)
     one = torch.tensor(1.0, dtype=torch.float64)

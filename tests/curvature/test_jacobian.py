@@ -47,7 +47,7 @@ def test_columns_are_combinations_of_outputs(case):
 
 
 def n_hooks(module):
-    """Of each part."""
+    """Return the number of hooks of each part."""
     return [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules()]
 
 
@@ -75,7 +75,7 @@ def test_hooks_are_removed_when_the_network_raises():
 
 
 def test_gradients_stop_at_the_lowest_selected_layer():
-    """The backbone keeps no graph when only the last layer is selected."""
+    """The backbone keeps no graph if only the last layer is selected."""
     found = problem("mlp", subset="last_layer")
     needed = []
     handle = found.forward.module[1].register_forward_hook(
@@ -91,7 +91,7 @@ def test_gradients_stop_at_the_lowest_selected_layer():
     "case", ["conv_same", "norms", "embedding", "bare_parameters", "tied"]
 )
 def test_no_batching_rule_is_needed(case, monkeypatch):
-    """Column by column, and row by row, give the same as all at once."""
+    """Column-by-column and row-by-row results equal the batched result."""
     found = problem(case)
     monkeypatch.setattr("sklaplace.curvature.derivatives.vmap", refuse)
     _, jacobian = backpropagate(found.forward, found.x, found.layout)
@@ -123,7 +123,7 @@ every_block = pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS.keys(
 
 
 def dense(block):
-    """Rows written out with loops."""
+    """Return dense rows, computed with loops."""
     b, k, r, _ = block.g.shape
     a = torch.ones(b, r, 1).double() if block.a is None else block.a
     rows = [

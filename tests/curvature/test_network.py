@@ -1,4 +1,4 @@
-"""Inspection: what a network means, and what is refused while it is untrained."""
+"""Inspection of networks: output conventions, and errors before training."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def network_spec(net, n_targets=3, x=ROWS, subset="last_layer"):
 
 
 def outputs(net, found, x=ROWS):
-    """What the Laplace part differentiates."""
+    """Return the outputs that the Laplace approximation differentiates."""
     forward = as_forward(net, found)
     with forward.frozen(), torch.no_grad():
         return forward(x)
@@ -85,7 +85,7 @@ class TestLikelihood:
 
 
 class TestReading:
-    """How logits are read from what the module returns."""
+    """How logits are extracted from the output of the module."""
 
     @pytest.mark.parametrize("module", [SoftmaxMLP, FunctionalSoftmaxMLP])
     def test_input_of_a_softmax(self, module):

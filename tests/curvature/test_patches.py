@@ -1,4 +1,4 @@
-"""Layer inputs: patches unfolded, and their second moment."""
+"""Layer inputs: unfolded patches and their second moment."""
 
 import pytest
 import torch

@@ -18,7 +18,7 @@ def test_expand(prior):
 
 
 def test_one_parameter_per_tensor():
-    """Layerwise and diagonal priors then have the same shape and meaning."""
+    """With one parameter per tensor, layerwise and diagonal priors are equal."""
     layout = Layout((BlockSpec("a", ()), BlockSpec("b", (1,)), BlockSpec("c", (1, 1))))
     delta = positive(3)
     assert torch.equal(expand(delta, layout), delta)

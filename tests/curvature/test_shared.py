@@ -1,4 +1,4 @@
-"""Rows of many outputs, which are not written out, equal those that are."""
+"""Implicit rows of many outputs equal dense rows."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ COLUMNS = {
 
 
 def jacobians(kind):
-    """The same rows, of weight and bias: not written out, and written out."""
+    """Return rows of weight and bias in implicit and dense form."""
     n_blocks, matrix = COLUMNS[kind]
     a = normal(N, 1, WIDTH)
     shared = SharedColumns(C, n_blocks, torch.zeros((), dtype=DOUBLE))
@@ -79,7 +79,7 @@ NEW = 3 * normal(20, 4, seed=9).numpy()
 
 @pytest.fixture
 def few_are_many(monkeypatch):
-    """Takes the C outputs here for many."""
+    """Return a function that lowers the limit, so that C outputs count as many."""
 
     def take():
         monkeypatch.setattr(subsets, "MAX_DENSE", C - 1)
@@ -114,7 +114,7 @@ def test_predictions_are_those_with_the_matrix(few_are_many, link, structure, pr
 # a factor of so many outputs keeps its diagonal
 @pytest.mark.parametrize(("structure", "c"), [("diag", 5_000), ("kron", 9_000)])
 def test_no_matrix_of_outputs_is_made(structure, c):
-    """The largest tensors are of the size of the weights, or of a batch's outputs."""
+    """The largest tensors have the size of the weights or of a batch's outputs."""
     n, width = 300, 16
     rows = np.random.default_rng(0).normal(size=(n, width)).astype("f4")
     y = 100 * (np.arange(n) % 40)
@@ -145,14 +145,14 @@ def test_rows_of_many_weights_are_verified_one_by_one(monkeypatch):
 
 
 class Scaled(LinearModel):
-    """Outputs that are twice those of the last layer, but for a constant."""
+    """Outputs are twice the last layer's output, plus a constant."""
 
     def forward(self, X):
         return 2 * self.head(X) + 1
 
 
 class Normalised(LinearModel):
-    """Logarithms of probabilities, of which each depends on all outputs."""
+    """Log-probabilities, each of which depends on all outputs."""
 
     def forward(self, X):
         return self.head(X).log_softmax(1)

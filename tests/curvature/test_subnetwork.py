@@ -84,7 +84,7 @@ def test_weights_that_run_away_are_no_choice():
 
 
 def test_swag_moves_where_the_loss_slopes():
-    """Weights that the loss does not see have not moved, and others have."""
+    """Only weights that affect the loss move."""
     scores = SCORES["swag"](selection(problem("bare_parameters")))
     layout = problem("bare_parameters").layout
     pieces = dict(

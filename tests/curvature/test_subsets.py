@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
 def forward_of(run, **parts):
-    """A network in float64 of linear layers of these sizes, or of what is called."""
+    """Return a float64 network of linear layers, or of the given modules."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         made = {k: nn.Linear(*v) if type(v) is tuple else v() for k, v in parts.items()}
@@ -119,7 +119,7 @@ def test_subclass_of_a_known_layer_gets_dense_rows():
 
 
 def test_weight_that_is_used_beside_its_layer():
-    """The weight is also added to the outputs as it is."""
+    """The weight is also added directly to the outputs."""
     forward = forward_of(
         lambda net, x: net.head(x) + net.head.weight.sum(1), head=(2, 3)
     )
@@ -129,7 +129,7 @@ def test_weight_that_is_used_beside_its_layer():
 
 
 def test_layer_below_no_grad():
-    """A part whose weights do not reach the outputs through the graph."""
+    """The weights of one part do not reach the outputs through the graph."""
 
     def run(net, x):
         with torch.no_grad():
@@ -141,7 +141,7 @@ def test_layer_below_no_grad():
 
 
 def test_last_layer_is_one_that_reaches_the_outputs():
-    """skorch takes the first of several outputs; here the last call is another's."""
+    """skorch uses the first output; the last call belongs to another output."""
 
     def run(net, x):
         h = net.first(x).tanh()
@@ -170,7 +170,7 @@ def test_tied_head_is_selected_whole_and_dense():
 
 
 class Counting(nn.Module):
-    """Writes to parameters that are not trained, which a graph forbids."""
+    """A network that writes to untrained parameters, which a graph forbids."""
 
     def __init__(self):
         super().__init__()
@@ -230,7 +230,7 @@ def test_names_that_are_not_known_are_told_with_those_that_are(case, given, word
 
 
 def test_a_named_head_is_as_quick_as_the_last_layer():
-    """Also where it is not the last layer with parameters."""
+    """The named head need not be the last layer with parameters."""
     forward, x = CASES["affine_head"].forward(), CASES["affine_head"].rows(4)
     assert named(forward, x, ["head"]).blocks == last_layer(forward, x).blocks
     assert named(forward, x, ["head"]).head is not None
@@ -249,7 +249,7 @@ def test_a_named_head_is_as_quick_as_the_last_layer():
 
 # ---------------------------------------------------------------------- trainable
 class Adapter(nn.Module):
-    """A frozen layer and a product of two thin ones beside it (LoRA)."""
+    """A frozen layer plus a low-rank product (LoRA)."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks that a few samples do not show: each is right, or refused by name."""
+"""Networks that behave differently for rare samples: correct, or refused by name."""
 
 from collections import namedtuple
 
@@ -27,7 +27,7 @@ def seeded(rng_untouched):
 
 
 def samples(seed=0):
-    """Inputs (n, 3), the first entry of which is above 2 for a few samples."""
+    """Return inputs (n, 3); the first entry exceeds 2 for a few samples."""
     X = np.random.RandomState(seed).uniform(-1, 1, (N, 3))
     # none of them among those that a fit infers the structure from
     rare = np.arange(N_RARE) * 47 + 29
@@ -36,7 +36,7 @@ def samples(seed=0):
 
 
 class Parts(nn.Module):
-    """Layers of a network in float64."""
+    """A float64 network with several layers."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ class Parts(nn.Module):
 
 
 class RareHead(Parts):
-    """Outputs of a few samples are those of another layer."""
+    """A few samples get their outputs from another layer."""
 
     def forward(self, x):
         h = self.body(x).tanh()
@@ -58,7 +58,7 @@ class RareHead(Parts):
 
 
 class AddedHead(Parts):
-    """Another layer is added for a few samples."""
+    """A few samples get the output of an additional layer."""
 
     def forward(self, x):
         h = self.body(x).tanh()
@@ -67,7 +67,7 @@ class AddedHead(Parts):
 
 
 class RareUse(Parts):
-    """The weight of the first layer is used once more for a few samples."""
+    """A few samples use the weight of the first layer a second time."""
 
     def forward(self, x):
         h, rare = self.body(x).tanh(), x[:, 0] > 2
@@ -78,7 +78,7 @@ class RareUse(Parts):
 
 
 class RareUseBelow(Parts):
-    """The weight of the last layer is used below it for a few samples."""
+    """A few samples use the weight of the last layer in an earlier layer, too."""
 
     def forward(self, x):
         h, rare = self.body(x).tanh(), x[:, :1] > 2
@@ -88,7 +88,7 @@ class RareUseBelow(Parts):
 
 
 class RareUseAbove(Parts):
-    """The weight of the last layer is used once more for a few samples."""
+    """A few samples use the weight of the last layer a second time."""
 
     def forward(self, x):
         h, rare = self.body(x).tanh(), x[:, 0] > 2
@@ -102,7 +102,7 @@ def frozen(module, net=NeuralNetRegressor):
 
 
 def jacobian(net, X, names):
-    """Rows (n, c, P) by plain automatic differentiation of each sample alone."""
+    """Return rows (n, c, P) by automatic differentiation, one sample at a time."""
     module = net.estimator.module_
     weights = [p for n, p in module.named_parameters() if n.startswith(tuple(names))]
     rows = []
@@ -115,7 +115,7 @@ def jacobian(net, X, names):
 
 
 def exact_variance(rows, structure):
-    """Diagonals of ``J (JᵀJ/σ² + δ)⁻¹ Jᵀ``, (n, c)."""
+    """Return the diagonals of ``J (JᵀJ/σ² + δ)⁻¹ Jᵀ``, (n, c)."""
     hessian = torch.einsum("ncp,ncq->pq", rows, rows) / FIXED["sigma_noise"] ** 2
     if structure == "diag":
         hessian = hessian.diagonal().diag()
@@ -203,7 +203,7 @@ def test_samples_are_joined_in_trees_of_every_kind():
 
 # ------------------------------------------------------------------- logit layers
 class Fallback(nn.Module):
-    """Probabilities of a few samples are constant."""
+    """A few samples have constant probabilities."""
 
     def __init__(self, n_outputs=3):
         super().__init__()
@@ -262,7 +262,7 @@ class Complex(nn.Module):
 
 
 class Embedded(nn.Module):
-    """Tokens that repeat themselves, in an embedding or a bag of them."""
+    """Repeated tokens in an embedding or an embedding bag."""
 
     def __init__(self, kind):
         super().__init__()
@@ -321,7 +321,7 @@ class Merged(nn.Module):
 
 
 class Cached(nn.Module):
-    """The product of two layers' weights, kept in evaluation mode."""
+    """A network that caches the product of two weights in evaluation mode."""
 
     def __init__(self):
         super().__init__()
@@ -342,7 +342,7 @@ class Cached(nn.Module):
 
 
 class Reentrant(nn.Module):
-    """Activations of the first layers are computed again in the backward pass."""
+    """A network that recomputes the first activations in the backward pass."""
 
     def __init__(self):
         super().__init__()
@@ -354,7 +354,7 @@ class Reentrant(nn.Module):
 
 
 class WithoutGradient(nn.Module):
-    """A body without gradients, as a network that was trained before."""
+    """A network with a pretrained body without gradients."""
 
     def __init__(self, detaches=False):
         super().__init__()
@@ -373,7 +373,7 @@ def detaching():
 
 
 class OnlyInTraining(nn.Module):
-    """Outputs get noise in training, whose scale is learned."""
+    """A network that adds noise of learned scale to its outputs during training."""
 
     def __init__(self):
         super().__init__()
@@ -427,7 +427,7 @@ def test_weights_that_only_training_uses_have_their_prior():
 
 
 class CountsItself(RareHead):
-    """A network that writes to a parameter in place, which is no weight."""
+    """A network that counts its calls in a parameter, in place."""
 
     def __init__(self):
         super().__init__()

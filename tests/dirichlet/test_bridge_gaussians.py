@@ -1,4 +1,4 @@
-"""What the gallery says of the Laplace bridge on Gaussians and on moons."""
+"""Claims of the gallery about the Laplace bridge on Gaussians and moons."""
 
 import matplotlib as mpl
 
@@ -20,7 +20,7 @@ def close_figures():
 
 
 def rows(printed, *starts):
-    """Printed lines that start with all of some words, split into words."""
+    """Return the printed lines that start with given words, split into words."""
     lines = [line.split() for line in printed.splitlines()]
     return [line for line in lines if line[: len(starts)] == list(starts)]
 

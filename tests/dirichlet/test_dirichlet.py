@@ -1,4 +1,4 @@
-"""Dirichlets in place of Gaussian logits: what all hold, and the Laplace bridge."""
+"""Dirichlet approximations of Gaussian logits: contracts, and the Laplace bridge."""
 
 import functools
 import itertools

@@ -1,4 +1,4 @@
-"""Properties of Dirichlet distributions, against scipy, sampling and plain loops."""
+"""Properties of Dirichlet distributions, checked with scipy, sampling and loops."""
 
 import numpy as np
 import pytest
@@ -88,7 +88,7 @@ def test_concentrations_must_be_positive(function, value):
 @every_function
 @given(alpha=concentrations)
 def test_finite_for_all_concentrations_of_this_library(function, alpha):
-    """From 1e-100 to a total of 1e9; a density may be infinite where one is zero."""
+    """Concentrations range from 1e-100 to a total of 1e9; densities may be infinite."""
     if function is FUNCTIONS["log_density"]:
         found = dirichlet.log_density(alpha, np.full(len(alpha), 1 / len(alpha)))
     else:
@@ -189,7 +189,7 @@ def test_draws_have_the_moments():
 
 
 def test_draws_of_small_concentrations():
-    """Where a Gamma variable is below the smallest number."""
+    """A Gamma variable may be below the smallest floating-point number."""
     alpha = np.array([0.01, 0.03])
     draws = dirichlet.sample(alpha, 20_000)[:, 0]
     points = np.array([1e-150, 1e-50, 1e-5, 0.5, 1 - 1e-10])
@@ -217,7 +217,7 @@ def test_draws_of_a_seed():
 
 
 def by_loop(alpha, q, k_max, reference):
-    """One row, in words: the classes that may be the most probable one."""
+    """Return, for one row, the classes that may be the most probable class."""
     total = alpha.sum()
     order = sorted(range(len(alpha)), key=lambda k: -alpha[k])  # stable
     members = [order[0]]
@@ -234,7 +234,7 @@ def by_loop(alpha, q, k_max, reference):
 
 
 def rows_of(n_classes, n=60):
-    """From flat to peaked, from small to large totals."""
+    """Return concentrations from flat to peaked, with small to large totals."""
     rng = np.random.default_rng(n_classes)
     shapes = rng.dirichlet(np.full(n_classes, 0.5), size=n) + 1e-3
     return shapes * 10 ** rng.uniform(0, 4, size=(n, 1))

@@ -10,7 +10,7 @@ from sklaplace.dirichlet.gumbel import argmax_proba, independent_variances
 
 
 def filled(like, *first, rest):
-    """Variances whose first columns are given."""
+    """Return variances whose first columns are given."""
     variances = torch.full_like(like, rest)
     variances[:, : len(first)] = torch.tensor(first, dtype=like.dtype)
     return variances
@@ -83,7 +83,7 @@ def test_wide_logits_among_narrow_ones(mean, variances, expected):
 )
 @pytest.mark.parametrize("n_others", [0, 5])
 def test_small_probabilities_are_those_of_the_integral(gap, variance, n_others):
-    """Where the tail of a single logit is no longer exponential."""
+    """The tail of a single logit is no longer exponential here."""
     exact = torch.tensor(-float(gap), dtype=DOUBLE)
     if variance:
         # the difference of the two logits
@@ -144,7 +144,7 @@ def test_independent_variances_are_recovered(n_classes):
 @pytest.mark.parametrize("variance", [1e-3, 0.1, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("scale", [0, 1.5, 4])
 def test_improbable_classes_are_taken_together(scale, variance):
-    """As precise as quadrature for each, class by class."""
+    """The joint treatment is as precise as quadrature for each class."""
     n_classes = 6_000
     mean = scale * normal(3, n_classes)
     spread = (0.3 * normal(3, n_classes, seed=1)).exp()
@@ -181,7 +181,7 @@ def test_many_classes_are_predicted_whatever_the_batch():
 
 
 def assert_slope_of_many(mean, variances):
-    """Gradients are those of finite differences, of leading classes and others."""
+    """Check gradients of leading and other classes against finite differences."""
     mean, step = mean.clone().requires_grad_(), 1e-5
     chosen = [int(mean.argmax()), int(mean.argmin())]
     for index in chosen:

@@ -28,12 +28,12 @@ exact_links = pytest.mark.parametrize(
 
 
 def asked(link, mean, cov, n_samples=20):
-    """Probabilities, by as many points where the link takes any."""
+    """Return probabilities, with the given number of points if the link uses points."""
     return link(mean, cov, sobol_normals(n_samples, mean.shape[-1], 0))
 
 
 def plain_mc(mean, cov, n_draws, seed=0):
-    """Average of the softmax over independent draws, and its standard error."""
+    """Return the average softmax over independent draws, and its standard error."""
     draws = normal(n_draws, mean.shape[-1], seed=seed)
     factor = torch.linalg.cholesky(cov)
     proba = (mean.unsqueeze(-2) + draws @ factor.mT).softmax(-1)  # (b, s, K)
@@ -41,7 +41,7 @@ def plain_mc(mean, cov, n_draws, seed=0):
 
 
 def error(proba, reference):
-    """Mean over rows of the sum over classes of absolute differences."""
+    """Return the absolute differences, summed over classes and averaged over rows."""
     return (proba - reference).abs().sum(-1).mean()
 
 
@@ -293,7 +293,7 @@ KINDS = {
 
 
 def kind_of_gaussian(kind, rows, n_classes, sd, mean_scale=2):
-    """Means (b, K) and covariances (b, K, K) whose centred variances average sd²."""
+    """Return means (b, K) and covariances (b, K, K) with mean centred variance sd²."""
     A = normal(rows, n_classes, n_classes, seed=n_classes)
     p = normal(n_classes, seed=n_classes + 1).softmax(-1)
     mean = mean_scale * normal(rows, n_classes, seed=n_classes + 2)

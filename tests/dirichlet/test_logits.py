@@ -1,4 +1,4 @@
-"""Gaussians over logits: centring, factors, chunks and the one integral over them."""
+"""Gaussians over logits: centring, factors, chunks and the integral over logits."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ every_kind = pytest.mark.parametrize("kind", ["wishart", "diagonal", "low rank"]
 
 
 def gap_of(mean, cov):
-    """`logsumexp_gap` of a Gaussian that is not centred, (b,)."""
+    """Return `logsumexp_gap` (b,) of an uncentred Gaussian."""
     mean, cov = centre(mean, cov)
     return logsumexp_gap(mean.log_softmax(-1), centred_factor(cov)).squeeze(-1)
 
@@ -105,7 +105,7 @@ def test_factor_of_singular_matrices(n_classes, rank, seed, log_scale):
 @every_kind
 @pytest.mark.parametrize("n_classes", [2, 3, 10, 64, 65, 66, 100, 300])
 def test_small_gaps_are_half_the_curvature(n_classes, kind):
-    """Above 65 classes only with the control variate."""
+    """Above 65 classes this needs the control variate."""
     mean, cov = gaussian(6, n_classes, kind, sd=1e-3)
     # what follows is smaller by Σ, 1e-6 times a kurtosis: 1e-6 measured for Wishart
     # matrices, 7e-5 for variances that differ by a factor of a thousand

@@ -20,7 +20,7 @@ def one(variance):
 
 
 def exact_minus_log(t, variance):
-    """``-log F`` by the trapezoidal rule over the narrower of the two variables."""
+    """Return ``-log F`` by the trapezoidal rule over the narrower variable."""
     std = math.sqrt(variance)
     if variance < 1:
         z = torch.linspace(-12, 12, 2001, dtype=DOUBLE)
@@ -56,7 +56,7 @@ def test_error_between_the_bounds(variance):
 
 @pytest.mark.parametrize("variance", [0.0, 0.1, 1.0, 3.0])
 def test_far_tails_of_small_variances_are_exponential(variance):
-    """``E[exp(-(t - f))]``, the mean of a log-normal variable, over e^200."""
+    """The expected value is ``E[exp(-(t - f))]``, a log-normal mean, over e^200."""
     t = torch.tensor([20.0, 60.0, 200.0], dtype=DOUBLE)
     found = one(variance).minus_log(t).log()
     assert (found - (variance / 2 - t)).abs().max() < 0.02

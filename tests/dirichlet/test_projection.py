@@ -1,6 +1,6 @@
 """The projection: the Dirichlet closest to Gaussian logits.
 
-What it has in common with the Laplace bridge is in `test_dirichlet`.
+`test_dirichlet` tests the properties that the Laplace bridge shares.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
 def expected_logs(alpha):
-    """``E[log π]`` of a Dirichlet."""
+    """Return ``E[log π]`` of a Dirichlet."""
     return digamma(alpha) - digamma(alpha.sum(-1, keepdims=True))
 
 
@@ -31,7 +31,7 @@ def expected_logs(alpha):
 @pytest.mark.parametrize("n_classes", [2, 3, 10, 65, 66, 300])
 @pytest.mark.parametrize("sd", [0.01, 0.3, 1.0, 8.0, 1e3, 1e10])
 def test_expected_logarithms_are_those_of_the_arrays(n_classes, sd):
-    """Up to one number for each row: what E[logsumexp] is taken to be."""
+    """They agree up to one number per row, the approximation of E[logsumexp]."""
     mean, cov = arrays(10, n_classes, sd=sd)
     centred = logits.centre(torch.tensor(mean), torch.tensor(cov))
     log_proba = centred[0].log_softmax(-1)
@@ -44,7 +44,7 @@ def test_expected_logarithms_are_those_of_the_arrays(n_classes, sd):
 
 
 def test_two_classes_by_a_solver():
-    """E[log sigmoid] by Gauss-Hermite quadrature with many nodes."""
+    """The reference is E[log sigmoid] by Gauss-Hermite quadrature with many nodes."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(200)
     weights = weights / weights.sum()
     for gap, sd in [(0.0, 0.3), (1.0, 1.0), (-3.0, 2.0), (5.0, 0.1)]:
@@ -76,7 +76,7 @@ def test_mean_tends_to_the_softmax(n_classes):
 
 
 def test_total_tends_to_that_of_small_covariances():
-    """``A ≈ (K − 1) / (2 gap)``, and the gap is half the curvature."""
+    """In the limit ``A ≈ (K − 1) / (2 gap)``, and the gap is half the curvature."""
     mean, cov = arrays(6, 4, sd=1e-3)
     p = softmax(mean, axis=-1)
     own = np.einsum("bk,bkk->b", p, cov)
@@ -173,7 +173,7 @@ def test_finite_at_the_limits_of_float64(n_classes, scale, largest, kind):
 
 
 def inverse_digamma(y):
-    """By Newton's method: five steps from Minka's start give 14 digits."""
+    """Invert digamma by five Newton steps from Minka's start, to 14 digits."""
     x = np.where(y >= -2.22, np.exp(y) + 0.5, -1 / (y - digamma(1)))
     for _ in range(6):
         x = x - (digamma(x) - y) / polygamma(1, x)
@@ -181,7 +181,7 @@ def inverse_digamma(y):
 
 
 def closest(expected):
-    """Concentrations of ``ψ(α) − ψ(A) = E[log π]``, by bisection for A."""
+    """Solve ``ψ(α) − ψ(A) = E[log π]`` for the concentrations, by bisection for A."""
 
     def excess(log_total):
         alpha = inverse_digamma(digamma(np.exp(log_total)) + expected)
@@ -192,16 +192,16 @@ def closest(expected):
 
 
 def kl(alpha, expected, entropy):
-    """``KL(p ‖ Dir(α))`` of a distribution with that ``E[log π]``, in nats."""
+    """Return ``KL(p ‖ Dir(α))`` for a distribution with this ``E[log π]``, in nats."""
     normaliser = gammaln(alpha).sum() - gammaln(alpha.sum())
     return -entropy + normaliser - (alpha - 1) @ expected
 
 
 def entropy_of(cov, expected):
-    """Of the softmax of a Gaussian, in the first K − 1 probabilities.
+    """Return the entropy of the softmax of a Gaussian in the first K − 1 probabilities.
 
-    That of the differences to the last logit, whose Jacobian is the product of all
-    probabilities.
+    The entropy follows from the differences to the last logit. The Jacobian is the
+    product of all probabilities.
     """
     differences = cov[:-1, :-1] - cov[-1, :-1] - cov[:-1, -1:] + cov[-1, -1]
     _, log_volume = np.linalg.slogdet(2 * np.pi * np.e * differences)
@@ -248,7 +248,7 @@ def test_is_close_to_the_closest(kind, n_classes, rows, n_points):
 @pytest.mark.parametrize("rank", [1, 2, 4])
 @pytest.mark.parametrize("n_classes", [3, 10, 100])
 def test_singular_covariances_in_single_precision(rank, n_classes):
-    """Such as those of a small ensemble, whose rounding is no longer semidefinite."""
+    """For example, a small ensemble's covariance is indefinite after rounding."""
     generator = torch.Generator().manual_seed(rank)
     A = torch.randn(6, n_classes, rank, generator=generator)
     mean = torch.randn(6, n_classes, generator=generator)
@@ -261,7 +261,7 @@ def test_singular_covariances_in_single_precision(rank, n_classes):
 
 @pytest.mark.parametrize("diagonal", [[1.0, 1.0, -0.5], [-1.0, -1.0, -1.0]])
 def test_negative_variances_are_refused_before_centring_hides_them(diagonal):
-    """The second are those of a common shift, which no class is affected by."""
+    """The second covariances belong to a common shift, which affects no class."""
     cov = np.full((3, 3), min(diagonal)) if diagonal[0] < 0 else np.diag(diagonal)
     with pytest.raises(ValueError, match="cov is not positive semidefinite"):
         kl_projection(np.zeros(3), cov)
@@ -269,7 +269,7 @@ def test_negative_variances_are_refused_before_centring_hides_them(diagonal):
 
 @pytest.mark.parametrize(("dtype", "exponent"), [("float32", 6), ("float64", 14)])
 def test_a_huge_common_variance_is_not_taken_for_a_negative_one(dtype, exponent):
-    """Rounding errors of it are left after centring."""
+    """Centring leaves rounding errors of the common variance."""
     roots = np.random.default_rng(0).normal(size=(40, 5, 2))
     cov = (roots @ roots.swapaxes(1, 2) + 10.0**exponent).astype(dtype)
     assert np.isfinite(kl_projection(np.zeros((40, 5), dtype), cov)).all()
@@ -278,7 +278,7 @@ def test_a_huge_common_variance_is_not_taken_for_a_negative_one(dtype, exponent)
 
 
 def test_gradients_after_inference_mode():
-    """In a number of classes whose points no other test has asked for."""
+    """No other test uses this number of classes, so its points are not yet cached."""
     mean, root = normal(2, 29), normal(2, 29, 29, seed=1)
     cov = root @ root.mT
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Short training, for tests of what holds however well a network is trained."""
+"""Short training, for tests that do not depend on the quality of the network."""
 
 import pytest
 
@@ -18,7 +18,7 @@ FULL = [settings[name] for settings, name, _ in SHORT]
 def short_training(request):
     """Train default networks for a few steps, and tune on two folds.
 
-    Unless slow tests are run: then all are as users have it.
+    If slow tests run, all networks are trained in full.
     """
     with pytest.MonkeyPatch.context() as patch:
         if "not slow" in request.config.option.markexpr:
@@ -29,6 +29,6 @@ def short_training(request):
 
 @pytest.fixture
 def full_training(monkeypatch):
-    """Train default networks, and networks of folds, as users have it."""
+    """Train default networks and networks of folds in full."""
     for (settings, name, _), value in zip(SHORT, FULL, strict=True):
         monkeypatch.setitem(settings, name, value)

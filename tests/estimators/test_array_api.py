@@ -1,4 +1,4 @@
-"""Array API: tensors where scikit-learn dispatches on them, beyond the contracts."""
+"""Array API: tensors with scikit-learn's dispatch, beyond the contracts."""
 
 import numpy as np
 import pytest

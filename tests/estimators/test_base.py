@@ -1,4 +1,4 @@
-"""Which samples train, tune and weigh, and samples that come later."""
+"""The use of samples for training, tuning and weighting, and later samples."""
 
 import copy
 
@@ -34,7 +34,7 @@ def data_of(kind, n=60, **params):
 
 
 def assert_same(model, other, X, tolerance=0.0):
-    """Moments and evidence."""
+    """Check that moments and evidence are equal."""
     for found, expected in zip(
         (*model.latent_mean_and_variance(X), model.log_marginal_likelihood_value_),
         (*other.latent_mean_and_variance(X), other.log_marginal_likelihood_value_),
@@ -44,7 +44,7 @@ def assert_same(model, other, X, tolerance=0.0):
 
 
 def frozen(kind, **settings):
-    """Around a trained net in float64, and its samples."""
+    """Return an estimator around a trained float64 net, and its samples."""
     X, y = data_of(kind, dtype=np.float64)
     target = y if kind is LaplaceClassifier else y[:, None]
     net = FrozenEstimator(seeded(NETS[kind](**DOUBLE), X, target))
@@ -87,7 +87,7 @@ def test_samples_of_weight_zero_are_not_looked_at(kind):
 
 # ----------------------------------------------- which samples serve which purpose
 def recorded(kind, y=None, n=60, train_split=None, held_out=(), **settings):
-    """A model, and the samples trained on, as many as its curvature has."""
+    """Return a model, and the samples used for its training and its curvature."""
     RowsSeen.trained.clear()
     X, targets = data_of(kind)
     net = NETS[kind](max_epochs=1, callbacks=[RowsSeen()], train_split=train_split)
@@ -205,7 +205,7 @@ def test_rows_in_the_graph_that_cannot_be(wrong, error, words):
 # -------------------------------------------------------------------- more samples
 @every_kind
 def test_partial_fit_of_a_refitted_head_is_at_that_head(kind):
-    """The same samples again double the curvature and the loss there."""
+    """Adding the same samples again doubles curvature and loss at the refitted head."""
     model, X, y = frozen(kind, prior_precision=3.0, refine=True, **FULL)
     before = model.posterior_
     assert before.is_refitted
@@ -251,7 +251,7 @@ def test_partial_fit_after_a_change_of_settings(settings, change):
 
 @every_kind
 def test_partial_fit_that_leaves_no_gaussian(kind):
-    """Curvature is added until its negative eigenvalues are beyond the prior."""
+    """The test adds curvature until its negative eigenvalues exceed the prior."""
     settings = {**ALL, **FULL, "curvature": "hessian"}
     posterior = frozen(kind, prior_precision=1e4, **settings)[0].posterior_
     lowest = float(posterior.scale * posterior.structure.eigenvalues[0])

@@ -1,4 +1,4 @@
-"""Examples around networks: what was published of the bridge holds on a small scale."""
+"""Network examples: published claims about the bridge hold on a small scale."""
 
 import matplotlib as mpl
 import pytest
@@ -66,7 +66,7 @@ def cost():
 
 
 def test_the_bridge_and_the_projection_write_less_than_plain_sampling(cost):
-    """Bytes are the same on every processor, and differ as times do within 2."""
+    """The test counts bytes, which do not depend on the processor and follow the times."""
     written = {}
     for name, function in cost[0]["candidates"].items():
         with counted() as costs:

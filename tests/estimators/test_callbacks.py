@@ -53,7 +53,7 @@ X, Y = blobs()
 
 
 class Note(Callback):
-    """Gradients of every batch, and the state of the net after every epoch."""
+    """Record gradients of every batch, and the state of the net after every epoch."""
 
     def __init__(self):
         self.gradients_, self.sizes_, self.epochs_, self.modes_ = [], [], [], []
@@ -78,7 +78,7 @@ def flat(state):
 
 # ------------------------------------------------------------ the prior's gradient
 def energy(kind, f, y, w):
-    """Negative log-posterior without the prior, in nats, by torch's distributions."""
+    """Return the negative log-likelihood in nats, by torch's distributions."""
     known = torch.distributions
     if kind == "categorical":
         density = known.Categorical(logits=f)
@@ -127,7 +127,7 @@ KINDS = {
 
 
 def unit_of(density, y, reduction, total):
-    """Criterion over nats: of all rows, by its definition."""
+    """Return the ratio of the criterion to nats for all rows."""
     per_loss = 2 * SIGMA**2 if density == "normal" else 1.0
     columns = y.shape[1] if y.ndim > 1 else 1
     rows = total * columns if reduction == "mean" else 1.0
@@ -135,14 +135,14 @@ def unit_of(density, y, reduction, total):
 
 
 def with_prior(nats, net):
-    """Gradient of nats and the prior in all weights."""
+    """Return the gradient of the negative log-posterior in all weights."""
     theta = list(net.module_.parameters())
     total = nats + DELTA / 2 * sum((p**2).sum() for p in theta)
     return torch.cat([g.flatten() for g in torch.autograd.grad(total, theta)])
 
 
 def logits(net, X, density):
-    """Outputs before a softmax or sigmoid of the module's own."""
+    """Return the outputs before the module's softmax or sigmoid."""
     module = net.module_
     if isinstance(module, SoftmaxMLP | SigmoidMLP):
         return module.head(torch.tanh(module.hidden(X)))
@@ -156,7 +156,7 @@ def logits(net, X, density):
 def test_gradients_are_those_of_the_log_posterior(
     kind, reduction, batch_size, weighted
 ):
-    """Added up over an epoch of steps of length zero."""
+    """The gradients are summed over an epoch of steps of length zero."""
     net, y, density = KINDS[kind]
     w = np.linspace(0.5, 2.5, len(y)) if weighted else None
     note = Note()
@@ -236,7 +236,7 @@ def linear_net(callback, **params):
 
 
 def textbook_maximum(X, y):
-    """Of the evidence, by MacKay's fixed point."""
+    """Return the maximum of the evidence by MacKay's fixed point."""
     flat = dict.fromkeys(("alpha_1", "alpha_2", "lambda_1", "lambda_2"), 0)
     steps = {"tol": 1e-13, "max_iter": 10_000, "compute_score": True}
     model = BayesianRidge(fit_intercept=False, **flat, **steps).fit(X, y[:, 0])
@@ -264,7 +264,7 @@ def test_a_linear_model_ends_at_the_maximum_of_the_evidence(damping, batch_size)
 
 
 def posterior_by_hand(net, X, y, state, structure, delta, sigma):
-    """Of a regressor at given weights, all rows at once."""
+    """Return a regressor's posterior at given weights, from all rows at once."""
     net = copied(net)
     net.module_.load_state_dict(state)
     forward = as_forward(net)
@@ -282,7 +282,7 @@ def posterior_by_hand(net, X, y, state, structure, delta, sigma):
 
 
 class Spoil(Callback):
-    """Throws the weights away before the last epoch."""
+    """Callback that overwrites the weights before the last epoch."""
 
     def on_epoch_begin(self, net, **kwargs):
         if len(net.history) == net.max_epochs:
@@ -293,7 +293,7 @@ class Spoil(Callback):
 
 @pytest.fixture
 def spoilt():
-    """A trained net, its callback, and what was noted of it."""
+    """Return a trained net, its callback, and the records."""
     X, y = waves(dtype=np.float64)
     y = y[:, None]
     note = Note()
@@ -315,7 +315,7 @@ def test_what_is_recorded_is_the_evidence_of_that_epoch(spoilt):
 
 
 def test_a_step_goes_a_share_of_the_way_to_the_maximum(spoilt):
-    """The first one, from where the settings start."""
+    """The first step starts from the initial settings."""
     net, X, y, _, note = spoilt
     start = {"delta": np.ones(4), "sigma": 1.0}
     posterior = posterior_by_hand(net, X, y, note.epochs_[0], "diag", **start)
@@ -354,7 +354,7 @@ def test_a_training_that_ends_in_the_burn_in_warns():
 # ------------------------------------------------------------------ leaves no trace
 @pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "ef", "identity"])
 def test_the_network_the_generators_and_the_mode_are_left_alone(curvature):
-    """What is noted before and after the callback is the same, but for the prior."""
+    """The callback changes nothing except the prior."""
     before, after, without = Note(), Note(), Note()
     settings = {"batch_size": 16, "max_epochs": 4}
     callback = MarglikTraining(curvature=curvature)
@@ -391,7 +391,7 @@ def test_within_an_estimator():
 
 # ------------------------------------------------------------------------- refusals
 def refused(words, callbacks=(), data=(X, Y), **params):
-    """Before the first step."""
+    """Check that the error comes before the first step."""
     note = Note()
     net = classifier(callbacks=[*(callbacks or [MarglikTraining()]), note], **params)
     with pytest.raises(ValueError, match=words):
@@ -453,7 +453,7 @@ def test_rows_that_are_ignored_are_left_out_or_refused():
 
 
 def held_out(rows, y=None):
-    """All but the first five to train on, and those."""
+    """Return all samples except the first five for training, and these five."""
     kept = torch.utils.data.Subset(rows, range(5, len(rows)))
     return kept, torch.utils.data.Subset(rows, range(5))
 

@@ -1,4 +1,4 @@
-"""Classification: output conventions, labels, inputs of all kinds, probabilities."""
+"""Classification: output conventions, labels, kinds of inputs, probabilities."""
 
 import copy
 
@@ -53,13 +53,13 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def rows():
-    """Three classes, float64."""
+    """Return float64 samples of three classes."""
     return blobs(dtype=np.float64)
 
 
 @pytest.fixture(scope="module")
 def two(rows):
-    """Two classes, float64."""
+    """Return float64 samples of two classes."""
     X, y = rows
     return X, (y > 0).astype(int)
 
@@ -76,7 +76,7 @@ def binary_net(two):
 
 
 def same_weights(net, other):
-    """An initialised net that has the weights of the other one."""
+    """Return an initialised net with the weights of another net."""
     net = initialised(clone(net))
     module = getattr(net.module_, "_orig_mod", net.module_)
     module.load_state_dict(other.module_.state_dict())
@@ -84,17 +84,17 @@ def same_weights(net, other):
 
 
 def fitted(net, X, y, **settings):
-    """Around a frozen net; the seed of the link's draws is always the same."""
+    """Return an estimator around a frozen net, with a fixed seed for the link."""
     return LaplaceClassifier(FrozenEstimator(net), **FIXED | settings).fit(X, y)
 
 
 def trained(net, X, y, sample_weight=None, **settings):
-    """Around a net to train."""
+    """Return an estimator that trained its net."""
     return LaplaceClassifier(net, random_state=0, **settings).fit(X, y, sample_weight)
 
 
 def assert_same(model, other, X):
-    """Two ways of saying the same thing, up to the rounding of a logarithm."""
+    """Check that two estimators are equal, up to rounding of a logarithm."""
     for answer in (
         lambda m: m.predict_proba(X),
         lambda m: m.predict_dirichlet(X),
@@ -149,14 +149,14 @@ def test_every_convention_agrees_with_logits(
     "settings", [{}, {**ALL, **FULL}, {"hessian_structure": "diag"}], ids=str
 )
 def test_log_of_probabilities_agrees_with_logits(settings, rows, logits_net):
-    """No layer puts the logits out: they are log p, up to a shift."""
+    """No layer returns the logits; they are log p up to a shift."""
     nets = of_probabilities(SharpSoftmaxMLP), classifier(SharpMLP, **FLOAT64)
     models = (fitted(same_weights(n, logits_net), *rows, **settings) for n in nets)
     assert_same(*models, rows[0])
 
 
 class TestTrainedConventions:
-    """The same networks, trained inside ``fit``."""
+    """The output conventions for networks trained inside ``fit``."""
 
     @pytest.mark.parametrize(
         "net",
@@ -224,7 +224,7 @@ class TestLabels:
 
 # ------------------------------------------------------------------------ inputs
 def assert_taken_as(given, plain, net=None, **tolerance):
-    """Rows of another type are answered as the plain ones, each with its targets."""
+    """Check that rows of another type have the same predictions as float rows."""
     found, expected = (trained(net, X, y).predict_proba(X) for X, y in (given, plain))
     assert_allclose(found, expected, **{"rtol": 0, **tolerance})
 
@@ -357,7 +357,7 @@ class TestSampleProba:
 
 class TestPartialFit:
     def test_classes_of_a_frozen_net_that_was_not_fitted(self):
-        """Such as one with weights that were loaded, and outputs for more classes."""
+        """For example, the net may have loaded weights and outputs for more classes."""
         X, y = blobs()
         net = FrozenEstimator(classifier(module__n_out=5).initialize())
         model = LaplaceClassifier(net, **FIXED)
@@ -392,7 +392,7 @@ class TestPartialFit:
 
 
 def frozen(make=classifier, **params):
-    """A trained net, the same with a criterion without parameters, and its rows."""
+    """Return a trained net, a copy with a plain criterion, and rows."""
     X, y = blobs() if make is classifier else blobs(n_classes=2)
     net = seeded(make(**params), X, y if make is classifier else y.astype(np.float32))
     plain = copy.deepcopy(net)
@@ -503,7 +503,7 @@ class TestClassesThatWeigh:
 
     @pytest.mark.parametrize("scale", [1.0, 30.0])
     def test_weighted_training_is_that_of_the_criterion(self, scale):
-        """Weights of one change nothing, nor does the scale of a criterion's."""
+        """Unit weights and the scale of the criterion's weights change nothing."""
         X, y = blobs()
         outputs = []
         for factor, sample_weight in ((scale, np.ones(len(y))), (1.0, None)):

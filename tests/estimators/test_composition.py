@@ -1,4 +1,4 @@
-"""Composition: the estimators inside scikit-learn's tools, copied and stored."""
+"""Composition: estimators inside scikit-learn tools, copied and stored."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Priors, noise and data of sizes at which double precision ends."""
+"""Priors, noise and data at the limits of double precision."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ EXTREME = {"prior_precision": 1e-4, "sigma_noise": 1e-6, "subset_of_weights": "a
 
 
 def smooth_net(dtype):
-    """61 weights, of whose Jacobians a line of inputs spans few directions."""
+    """Return a net of 61 weights whose Jacobians on a line span few directions."""
     torch_dtype = getattr(torch, np.dtype(dtype).name)
     module = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
     return initialised(regressor(module.to(torch_dtype)))
@@ -28,7 +28,7 @@ def line(n, dtype):
 
 
 def variances_by_qr(net, X, new, delta, sigma):
-    """Of outputs, from the triangle of ``[J/σ; √δ]``, which forms no product."""
+    """Return output variances from a QR decomposition of ``[J/σ; √δ]``."""
     module = net.module_
 
     def jacobian(inputs):
@@ -47,7 +47,7 @@ def variances_by_qr(net, X, new, delta, sigma):
 
 @pytest.mark.parametrize("structure", ["full", "gp"])
 def test_fewer_samples_than_weights_are_right(structure):
-    """JJᵀ in float64 has lost the directions that the prior leaves uncertain."""
+    """JJᵀ in float64 loses the directions that the prior leaves uncertain."""
     net = smooth_net(np.float64)
     X, y = line(12, np.float64)
     new = np.linspace(-2, 2, 7)[:, None]
@@ -65,7 +65,7 @@ def test_fewer_samples_than_weights_are_right(structure):
     [("full", 120, np.float64), ("kron", 12, np.float64), ("full", 12, np.float32)],
 )
 def test_what_rounding_would_decide_is_refused(structure, n, dtype):
-    """Products of rows have lost it, or Jacobians of float32 have."""
+    """Products of rows, or float32 Jacobians, lose the information."""
     net = smooth_net(dtype)
     model = LaplaceRegressor(
         FrozenEstimator(net), hessian_structure=structure, **EXTREME

@@ -1,4 +1,4 @@
-"""Conformal intervals and sets: the definition, the guarantee and refusals."""
+"""Conformal intervals and sets: definition, guarantee and errors."""
 
 import io
 import pickle
@@ -42,7 +42,7 @@ def default_regressor():
 
 @pytest.fixture(scope="module")
 def fitted():
-    """Regressors whose predictive distributions have different forms."""
+    """Return regressors with different forms of predictive distribution."""
     train, calibration = halves(*NUMBERS)
     noisy = regressor(module__n_out=2, criterion=HeteroscedasticNLLLoss)
     found = {
@@ -70,7 +70,7 @@ def contains(ends, y):
 
 # -------------------------------------------------------------------- the guarantee
 class Uniform:
-    """A model whose score of a target is the target itself."""
+    """A model whose score for a target is the target itself."""
 
     def _at_scores(self, X, scores):
         return np.broadcast_to(scores, (len(X), *scores.shape)).copy()
@@ -130,7 +130,7 @@ def test_normal_scores_invert_quantiles(form, fitted):
 
 # ---------------------------------------------------------------------------- folds
 def of_folds(model, X, y, folds):
-    """Models of the folds, with the samples that they hold out."""
+    """Return the models of the folds with their held-out samples."""
     for train, test in folds:
         yield clone(model).fit(X[train], y[train]), X[test], y[test]
 

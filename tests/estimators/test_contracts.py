@@ -1,4 +1,4 @@
-"""What every estimator promises: each contract is a function of one with its data."""
+"""Contracts of every estimator; each contract is a function of estimator and data."""
 
 import copy
 import io
@@ -81,7 +81,7 @@ MAPS = FrozenEstimator(seeded(segmentation.net(), segmentation.X, segmentation.Y
 
 
 class Subject:
-    """An estimator that is not fitted, and its data."""
+    """An unfitted estimator and its data."""
 
     def __init__(self, model, X, y):
         self.model, self.X, self.y = model, X, y
@@ -169,7 +169,7 @@ QUESTIONS = [
 
 
 def questions(model):
-    """Those that the estimator answers."""
+    """Return the methods that the estimator has."""
     for name, options in QUESTIONS:
         takes_options = not (options.get("return_std") and is_classifier(model))
         if hasattr(model, name) and takes_options:
@@ -193,7 +193,7 @@ def assert_same(found, expected, rtol=1e-8, atol=1e-9):
 
 
 def fingerprint(net):
-    """All of a skorch net that a call might change, comparable by ``==``."""
+    """Return the mutable state of a skorch net, comparable by ``==``."""
     if not getattr(net, "initialized_", False):
         return {k: repr(v) for k, v in vars(net).items()}
     module = net.module_
@@ -211,7 +211,7 @@ def fingerprint(net):
 
 
 def state(subject, model):
-    """Attributes of the estimator by identity, its nets, data, and generators."""
+    """Return attributes of the estimator by identity, its nets, data and generators."""
     nets = [model.estimator, getattr(model, "estimator_", None)]
     nets = [getattr(net, "estimator", net) for net in nets if net is not None]
     return (
@@ -235,7 +235,7 @@ def neither_batches_nor_order_matter(subject):
 
 
 def samples_of_a_frozen_net_are_exchangeable(subject):
-    """In batches, in another order, in parts, and repeated instead of weighted."""
+    """Batches, order, parts, and repetition instead of weights do not matter."""
     model, X, y = clone(subject.model), subject.X, subject.y
     if not isinstance(model.estimator, FrozenEstimator):
         return
@@ -378,7 +378,7 @@ def questions_that_fail_change_nothing(subject):
 
 
 class Fails(Callback):
-    """Raises in the second epoch."""
+    """Callback that raises in the second epoch."""
 
     def on_epoch_end(self, net, **kwargs):
         if len(net.history) == 2:
@@ -645,7 +645,7 @@ OF_NUMBERS_ONLY = [
 
 
 def contracts():
-    """A contract and the name of a subject, as one value: none is left for later."""
+    """Return pairs of a contract and a subject's name, so that all pairs are tested."""
     for name, subject in SUBJECTS.items():
         some = OF_CLASSES_ONLY if is_classifier(subject.model) else OF_NUMBERS_ONLY
         is_twin = " of numbers" in name or name == "one column"
@@ -691,7 +691,7 @@ SETTINGS = [
 
 
 def frozen(kind, settings):
-    """An estimator, not fitted, and its samples."""
+    """Return an unfitted estimator and its samples."""
     if kind is LaplaceClassifier:
         return kind(FROZEN, random_state=0, **settings), X, Y
     prior = settings["prior_precision"]

@@ -1,7 +1,7 @@
-"""Fast paths stay fast: what each operation costs, against what it need cost.
+"""Fast paths stay fast: the cost of each operation, compared with a bound.
 
-Nothing is timed. A bound is the count that the method needs, derived beside it; a
-slow path taken by mistake breaks it by far.
+Nothing is timed. A bound is the count that the method needs, derived next to the test.
+A slow path taken by mistake exceeds the bound by far.
 """
 
 import math
@@ -46,12 +46,12 @@ PASSES = {"nystrom": 2, "variational": 2}  # one that finds the points
 
 
 def passes(structure):
-    """Rows of the batches in which a fit passes the data."""
+    """Return the batch sizes of the passes of a fit."""
     return CUTS * PASSES.get(structure, 1)
 
 
 class Deep(nn.Module):
-    """Two tanh layers and a linear head, of different widths."""
+    """Two tanh layers of different widths and a linear head."""
 
     def __init__(self, n_in=5, n_out=C, width=8, second=7):
         super().__init__()
@@ -64,7 +64,7 @@ class Deep(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """A convolution with stride one, an average, a linear head."""
+    """A convolution with stride one, an average and a linear head."""
 
     def __init__(self, channels=16, maps=3, n_out=3):
         super().__init__()
@@ -107,7 +107,7 @@ def fitted_costs(model, data=None, **held):
 
 @pytest.fixture
 def set_budget(monkeypatch):
-    """Sets a small memory budget, so that few rows make many batches."""
+    """Return a function that sets a small memory budget, for many batches."""
 
     def set_to(n_bytes):
         for name, module in list(sys.modules.items()):
@@ -207,7 +207,7 @@ IN_WEIGHTS = ["diag", "full", "kron", "lowrank"]
 
 
 def large(sizes):
-    """Without the inputs of biases and Hessians of Newton's method in log δ."""
+    """Count large tensors, except bias inputs and Hessians in log δ."""
     return sorted(n for n in sizes if n > 1)
 
 
@@ -236,7 +236,7 @@ def test_evidence_takes_few_evaluations_on_one_decomposition(subset, structure):
     ("structure", "n_rows"), [("full", N), ("full", 12), ("gp", 12)]
 )
 def test_an_evaluation_of_layerwise_evidence_writes_few_matrices(structure, n_rows):
-    """A factor, its inverse and a product of each tensor's rows, or fewer."""
+    """Each tensor has at most a factor, its inverse and a product of its rows."""
     model = laplace(None, ALL, structure, prior_structure="layerwise")
     posterior = model.fit(*rows(n_rows)).posterior_
     assert len(posterior.structure.eigenvalues)  # of the start, computed once
@@ -304,7 +304,7 @@ SIMPLICES = {
 @pytest.mark.parametrize("name", SIMPLICES)
 @pytest.mark.parametrize(("n", "c"), [(4, 1000), (16, 1000), (20_000, 10)])
 def test_distributions_make_no_matrix_per_row(name, n, c):
-    """For 2,000 rows of 1,000 classes that is 350 MiB at most, not 8 GiB."""
+    """For 2,000 rows and 1,000 classes, the limit is 350 MiB instead of 8 GiB."""
     function, copies = SIMPLICES[name]
     generator = torch.Generator().manual_seed(0)
     mean = torch.randn(n, c, generator=generator)

@@ -1,4 +1,4 @@
-"""Subsets of datasets: the same results as for the arrays that they show."""
+"""Subsets of datasets have the same results as the corresponding arrays."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What estimators, callbacks and posteriors show in print and in a notebook."""
+"""Text and notebook displays of estimators, callbacks and posteriors."""
 
 import html
 import re
@@ -17,13 +17,13 @@ X_REG, Y_REG = waves()
 
 
 def shown(model):
-    """The text of a diagram."""
+    """Return the text of a diagram."""
     found = re.sub(r"<(script|style).*?</\1>", "", model._repr_html_(), flags=re.S)
     return re.sub(r"\s+", " ", html.unescape(re.sub("<[^>]+>", " ", found)))
 
 
 def attributes(model):
-    """Names in the table of fitted attributes; none before scikit-learn has one."""
+    """Return names in the table of fitted attributes, if scikit-learn has the table."""
     if not hasattr(BaseEstimator, "_get_fitted_attr_html"):
         pytest.skip("this scikit-learn has no table of fitted attributes")
     return set(model._get_fitted_attr_html())
@@ -62,7 +62,7 @@ class TestDiagram:
         assert "LaplaceClassifier" in shown(make_pipeline(model))
 
     def test_no_evidence_that_misleads(self, fitted):
-        """Where the prior was not chosen by it, and weights need not be probable."""
+        """The prior was not chosen by evidence, and the weights may be improbable."""
         name = "log_marginal_likelihood_value_"
         assert name not in attributes(fitted)
         model = LaplaceClassifier(prior_precision="marglik", random_state=0).fit(X, Y)
@@ -72,7 +72,7 @@ class TestDiagram:
         assert hasattr(fitted, name)
 
     def test_attributes_are_documented(self, fitted):
-        """No internal ones: each is named in the docstring of the class."""
+        """The class docstring names each shown attribute; internal attributes are hidden."""
         model = LaplaceRegressor(random_state=0).fit(X_REG, Y_REG)
         for found in (fitted, model):
             documented = type(found).__doc__.partition("Attributes\n")[2]

@@ -1,6 +1,6 @@
-"""Processes of torch.distributed compute what one process does, or all of them fail.
+"""torch.distributed: processes have the results of one process, or all fail.
 
-Each group of processes is started once, and runs the cases of `group_cases`.
+Each group of processes starts once and runs the cases of `group_cases`.
 """
 
 import os
@@ -66,7 +66,7 @@ def group(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone():
-    """What one process computes in a case; that of a group has few other cases."""
+    """Return the results of a case in one process."""
     process, known = Process(), {}
 
     def computed(name):
@@ -78,7 +78,7 @@ def alone():
 
 
 def assert_close(found, expected):
-    """To 1e-12 of the largest entry of each array."""
+    """Check equality to 1e-12 of the largest entry of each array."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         scale = np.abs(value).max()

@@ -1,4 +1,4 @@
-"""Dropout in prediction: masks that are functions of the draw alone, and exact sums."""
+"""Dropout in prediction: masks depend only on the draw; exact sums."""
 
 import numpy as np
 import pytest
@@ -33,24 +33,24 @@ def generator(seed=0):
 
 
 def ones(kind, b, channels):
-    """A batch of as many axes as the layer takes."""
+    """Return a batch with the number of axes that the layer accepts."""
     n_axes = {nn.Dropout2d: 2, nn.Dropout3d: 3}.get(kind, 1)
     return torch.ones(b, channels, *[3] * n_axes)
 
 
 def masked(layer, x, seed=0):
-    """Outputs of a layer in evaluation mode, with one choice of units."""
+    """Return outputs of a layer in evaluation mode, with one choice of units."""
     with drawn_mask(layer, generator(seed)):
         return layer(x)
 
 
 def drawn(layer, x, seeds):
-    """Outputs (s, ...), one choice of units per seed."""
+    """Return outputs (s, ...), with one choice of units per seed."""
     return torch.stack([masked(layer, x, seed) for seed in seeds])
 
 
 class TwoUnits(nn.Module):
-    """Two hidden units, so that all masks can be written down."""
+    """A network with two hidden units, so that all masks can be listed."""
 
     def __init__(self, p=0.3, dropout=nn.Dropout):
         super().__init__()
@@ -63,14 +63,14 @@ class TwoUnits(nn.Module):
 
 
 class Functional(MLP):
-    """Dropout that no layer has."""
+    """Functional dropout, without a layer."""
 
     def forward(self, X):
         return nn.functional.dropout(super().forward(X), 0.5, self.training)
 
 
 class OwnDropout(nn.Dropout):
-    """A subclass."""
+    """A subclass of Dropout."""
 
 
 # ------------------------------------------------------------------------- masks
@@ -139,7 +139,7 @@ class TestMasks:
 
 # -------------------------------------------------------------------- enumeration
 def enumerated(network, x, p):
-    """Outputs (b, c, masks) under all masks of two units, and their probabilities."""
+    """Return outputs (b, c, masks) for all masks of two units, and probabilities."""
     hidden = torch.tanh(network.hidden(x))
     masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0]).double()] * 2)
     outputs = [network.head(hidden * mask / (1 - p)) for mask in masks]

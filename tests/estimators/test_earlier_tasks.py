@@ -39,7 +39,7 @@ def linear_rows(n=24, n_features=3, seed=0):
 
 
 def linear_net(mean=None):
-    """A linear network, at weights that are given."""
+    """Return a linear network with given weights."""
     net = initialised(regressor(LinearModel, module__n_in=3))
     if mean is not None:
         with torch.no_grad():
@@ -49,7 +49,7 @@ def linear_net(mean=None):
 
 
 def solved(X, y, precision, mean, sigma=SIGMA, temperature=1.0):
-    """Posterior precision and mean of the linear model, by the textbook."""
+    """Return posterior precision and mean of the linear model in closed form."""
     design = np.c_[X, np.ones(len(X))]
     P = design.T @ design / sigma**2 / temperature + precision
     b = design.T @ y / sigma**2 / temperature + precision @ mean
@@ -74,7 +74,7 @@ def linear_model(mean, net=None, **settings):
     ids=["scalar", "layerwise", "diag"],
 )
 def test_two_tasks_are_one(n, prior_structure, delta, full):
-    """Mean, covariance and evidence; in the dual form, too."""
+    """Mean, covariance and evidence are equal, also in dual form."""
     prior = {"prior_precision": delta, "prior_structure": prior_structure}
     X, y = linear_rows(2 * n)
     P1, mean1 = solved(X[:n], y[:n], np.diag(full), np.zeros(4))
@@ -190,7 +190,7 @@ def test_evidence_is_that_of_the_formula(structure):
 
 @every_structure
 def test_more_rows_and_copies(structure):
-    """The prior stays what it is when the task goes on."""
+    """The prior stays the same if more rows are added to the task."""
     X, y = blobs(n=60, dtype=np.float64)
     net = initialised(classifier(module__dtype=DOUBLE))
     kinds = {"hessian_structure": structure}
@@ -220,7 +220,7 @@ def earlier():
 
 
 def refused(model, *words, error=ValueError):
-    """Before the first step; the estimator stays as it was."""
+    """Check that the error comes before the first step and changes nothing."""
     refused_fit(model, *words, error=error, data=(ROWS, LABELS))
 
 
@@ -292,7 +292,7 @@ def test_the_training_starts_at_the_mean_and_adds_the_gradient(earlier):
 
 @every_structure
 def test_gradients_are_those_of_the_quadratic(structure):
-    """Away from the mean, after one step that is known."""
+    """The gradients are compared away from the mean, after a known step."""
     X, y = blobs(n=30, dtype=np.float64)
     net = initialised(classifier(module__dtype=DOUBLE))
     first = fitted(net, X, y, prior_precision=DELTA, hessian_structure=structure)

@@ -1,4 +1,4 @@
-"""Deep ensembles: networks from starts of their own, and the average of them."""
+"""Deep ensembles: independently initialised networks and their average."""
 
 import numpy as np
 import pytest
@@ -105,7 +105,7 @@ class TestTraining:
 
 
 def best_noise(mean, variance, y, weight):
-    """Maximiser over noise, found on a grid and refined."""
+    """Return the best noise, found on a grid and refined."""
 
     def loss(log_sigma):
         std = np.sqrt(variance + np.exp(2 * log_sigma))

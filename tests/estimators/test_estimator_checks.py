@@ -1,4 +1,4 @@
-"""scikit-learn's own checks, for the defaults and around a network of one's own."""
+"""scikit-learn's checks, for the defaults and for a user's network."""
 
 import pytest
 import torch
@@ -51,9 +51,10 @@ class DoubleMLP(MLP):
 
 
 def minibatch_nets():
-    """Networks trained in small batches, sized when training begins.
+    """Use networks that are trained in small batches, and sized when training begins.
 
-    In float64: scikit-learn compares predictions to 1e-7, twice the epsilon of float32.
+    They compute in float64, because scikit-learn compares predictions to 1e-7, twice
+    the epsilon of float32.
     """
     settings = {
         "module__width": 16,

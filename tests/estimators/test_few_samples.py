@@ -1,4 +1,4 @@
-"""Prior precision and noise where nothing is held out, or little, or by the net."""
+"""Prior precision and noise with no, few, or net-selected held-out samples."""
 
 import copy
 from contextlib import nullcontext
@@ -32,14 +32,14 @@ pytestmark = pytest.mark.usefixtures("full_training")
 
 
 def noise(n, seed=0):
-    """Targets that do not depend on the inputs, with as many to test."""
+    """Return targets independent of the inputs, and an equal number of test targets."""
     rng = np.random.default_rng(seed)
     X, y = rng.standard_normal((n + 500, 8)), rng.standard_normal(n + 500)
     return X[:n].astype("f4"), y[:n].astype("f4"), X[n:].astype("f4"), y[n:]
 
 
 def overfitting_net(**settings):
-    """It learns thirty samples by heart."""
+    """Return a net that memorises thirty samples."""
     layers = nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
     settings = {"max_epochs": 100, "lr": 0.01, **settings}
     return regressor(nn.Sequential(*layers), optimizer=torch.optim.Adam, **settings)
@@ -77,7 +77,7 @@ def test_folds_are_a_partition_that_keeps_copies_together(stratify):
 @pytest.mark.parametrize("copies", [1, 7])
 @pytest.mark.parametrize("n", [69, 70])
 def test_folds_train_networks_in_the_size_of_all_samples(model, n, copies, monkeypatch):
-    """The size follows the number of distinct samples, not of groups."""
+    """The size depends on the number of distinct samples, not of groups."""
     monkeypatch.setattr(default, "MANY_ROWS", 70)
     widths, new_net = [], Trainer.new_net
 
@@ -104,7 +104,7 @@ def test_folds_train_networks_in_the_size_of_all_samples(model, n, copies, monke
 @pytest.mark.parametrize("train_split", [None, ValidSplit(5)], ids=["all", "split"])
 @pytest.mark.parametrize("prior", ["auto", "marglik"])
 def test_intervals_of_few_samples_cover(prior, train_split):
-    """The residuals of the training samples are a fifth of those of others."""
+    """Residuals of training samples are a fifth of the residuals of new samples."""
     found = []
     for seed in range(3):
         X, y, X_test, y_test = noise(30, seed)
@@ -115,7 +115,7 @@ def test_intervals_of_few_samples_cover(prior, train_split):
 
 
 def n_trainings(model, *data, **options):
-    """Of networks, for one fit."""
+    """Count the networks trained in one fit."""
     with pytest.MonkeyPatch.context() as patch:
         kind = type(inner_net(model.estimator))
         counted, train = [], kind.fit
@@ -158,7 +158,7 @@ def test_only_few_samples_without_others_are_tuned_by_folds():
 
 
 class Normalised(nn.Sequential):
-    """A module that cannot be trained on a batch of one sample."""
+    """A module that cannot train on a batch of one sample."""
 
     def __init__(self):
         super().__init__(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
@@ -196,7 +196,7 @@ def test_samples_that_the_net_brings_are_tuned_on_if_they_are_enough(n):
 
 @pytest.mark.usefixtures("rng_untouched")
 def test_the_network_is_that_of_all_samples():
-    """What folds draw, and what their callbacks write, leaves no trace."""
+    """Random draws and callbacks of the folds leave no trace."""
     found = LaplaceClassifier(classifier(), random_state=0).fit(*FEW)
     fixed = LaplaceClassifier(classifier(), prior_precision=1.0, random_state=0)
     states = (m.estimator_.module_.state_dict() for m in (found, fixed.fit(*FEW)))
@@ -205,7 +205,7 @@ def test_the_network_is_that_of_all_samples():
 
 
 class NeedsAll(nn.Module):
-    """A network that cannot be trained on fewer samples."""
+    """A network that cannot train on fewer samples."""
 
     def __init__(self):
         super().__init__()
@@ -226,7 +226,7 @@ def test_without_folds_where_fewer_samples_cannot_be_trained_on():
 
 # ---------------------------------------------------------------------------- groups
 def trainings(model, X, y, groups):
-    """Groups that each network was trained on, and groups held out."""
+    """Return the training groups and held-out groups of each network."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
         kind, train = Trainer, Trainer.train
@@ -244,7 +244,7 @@ def trainings(model, X, y, groups):
 
 
 def grouped(n_groups, n_rows=5):
-    """The first column is the group."""
+    """Return samples whose first column is the group."""
     X, y = waves(n_groups * n_rows)
     X[:, 0] = np.arange(len(X)) % n_groups
     return X, y, X[:, 0].astype(int)
@@ -304,7 +304,7 @@ MAY_BE_ALONE = pytest.mark.filterwarnings(f"ignore:.*{ALONE}")
 
 
 def frozen(n, module=MLP, **settings):
-    """A net that has seen all samples, and these."""
+    """Return a net that has seen all samples, and the samples."""
     X, y = waves(n)
     net = regressor(module, **{"max_epochs": 2, **settings})
     return FrozenEstimator(seeded(net, X, y[:, None])), X, y
@@ -348,7 +348,7 @@ def test_predictions_near_the_data_are_those_of_frozen_nets(structure, subset):
 @MAY_BE_ALONE
 @pytest.mark.parametrize("n_targets", [1, 2])
 def test_their_noise_is_that_of_cross_validation(n_targets):
-    """For a network of one layer, of which nothing else has seen the samples."""
+    """The network has one layer, so nothing else has seen the samples."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 12)).astype(np.float32)
     Y = (X[:, :n_targets] + 0.3 * rng.normal(size=(60, n_targets))).astype(np.float32)
@@ -365,9 +365,9 @@ def test_their_noise_is_that_of_cross_validation(n_targets):
 @MAY_BE_ALONE
 @pytest.mark.parametrize(("n", "n_epochs"), [(30, 200), (200, 30)])
 def test_intervals_around_frozen_nets_cover(n, n_epochs):
-    """Residuals of the training samples are far smaller than those of others.
+    """Residuals of training samples are far smaller than residuals of new samples.
 
-    Nothing but other samples shows that a network has learned more by heart.
+    Only new samples reveal that a network has memorised its training samples.
     """
     X, y, X_test, y_test = noise(n)
     kind = partial(MLP, n_in=8, n_out=1, width=64)
@@ -382,7 +382,7 @@ def test_intervals_around_frozen_nets_cover(n, n_epochs):
 # -------------------------------------------------------------- little is held out
 @pytest.mark.parametrize("n", range(1, 8))
 def test_few_held_out_samples_do_not_agree_by_chance(n):
-    """Their noise is at least that of the training samples, and is widened."""
+    """Their noise is at least the noise of the training samples, and is widened."""
     X, y = waves()
     net = FrozenEstimator(seeded(regressor(), X[:40], y[:40, None]))
     residual = np.std(y[:40] - net.predict(X[:40])[:, 0])
@@ -397,7 +397,7 @@ def test_few_held_out_samples_do_not_agree_by_chance(n):
 
 # --------------------------------------------------------------- where there are none
 class Deep(nn.Sequential):
-    """A network whose weights are drawn in fit."""
+    """A network whose weights are drawn in ``fit``."""
 
     def __init__(self):
         layers = nn.Linear(1, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()
@@ -407,7 +407,7 @@ class Deep(nn.Sequential):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 2, 3])
 def test_refitted_networks_do_not_reach_far_between_samples(seed):
-    """The best score has a prior under which means are off by five and more there."""
+    """Under the prior of best score, means between samples are off by five or more."""
     rng = np.random.default_rng(seed)
     x = 4 * rng.uniform(-1, 1, 450)
     x = x[np.abs(x) > 1.3][:150, None].astype("float32")

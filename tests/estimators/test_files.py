@@ -1,4 +1,4 @@
-"""Files: their size, their version, and files of earlier versions."""
+"""Files: size, version, and files of earlier versions."""
 
 import io
 import pickle
@@ -22,7 +22,7 @@ LABELS = (X[:, 0] > 0).astype(int)
 
 
 class Scaled(MLP):
-    """Has attributes that no state dict holds."""
+    """A module with attributes that no state dict holds."""
 
     def __init__(self):
         super().__init__(n_out=2)

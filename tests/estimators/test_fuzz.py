@@ -1,6 +1,6 @@
-"""Random configurations: each call returns finite numbers, or is refused in words.
+"""Random configurations: each call returns finite numbers or a clear error.
 
-A refusal names an argument of the call, and leaves everything as it was.
+An error message names an argument of the call. An error changes nothing.
 """
 
 import copy
@@ -95,7 +95,7 @@ PLAIN = {
 
 
 def usual(kind, name):
-    """Values that a parameter may have: all names, and one of each constraint."""
+    """Return allowed values of a parameter: all names, and one value per constraint."""
     if name in USUAL:
         return USUAL[name]
     found = []
@@ -190,7 +190,7 @@ def attributes(instance):
 
 
 def surroundings(model, given):
-    """What calls leave alone: the net of the user, data, and global states."""
+    """Return the state that calls must not change: the net, data and global states."""
     net = getattr(model.estimator, "estimator", model.estimator)
     weights = getattr(net, "module_", nn.Module()).state_dict()
     return (
@@ -203,14 +203,14 @@ def surroundings(model, given):
 
 
 def is_finite(method, answer):
-    """Whether all numbers are finite; probabilities of zero have logarithms, too."""
+    """Return whether all numbers are finite, or log-probabilities are not NaN."""
     arrays = map(np.asarray, answer if isinstance(answer, tuple) else (answer,))
     test = np.isnan if method == "predict_log_proba" else lambda a: ~np.isfinite(a)
     return not any(test(a).any() for a in arrays if a.dtype.kind in "fc")
 
 
 def call(model, method, /, *data, **options):
-    """Whether the call was answered with numbers, or refused in words."""
+    """Return whether the call succeeds with numbers or fails with a clear error."""
     before, own = surroundings(model, (data, options)), attributes(model)
     try:
         answer = getattr(model, method)(*data, **options)
@@ -223,7 +223,7 @@ def call(model, method, /, *data, **options):
 
 
 class Configuration:
-    """An estimator and its data, of which at most two parts are out of order."""
+    """An estimator and its data, with at most two unusual parts."""
 
     PARTS = ("net", "params", "X", "y", "weights", "held out", "calls")
 
@@ -237,7 +237,7 @@ class Configuration:
         return self.data.draw(strategy)
 
     def some(self, values, part, n_usual=1):
-        """One of the first values, or of all where that part is odd."""
+        """Draw one of the first values, or any value if the part is unusual."""
         known = [*values] if part in self.odd else [*values][:n_usual]
         return self.draw(st.sampled_from(known))
 

@@ -1,4 +1,4 @@
-"""The same on a GPU: agreement with the CPU, state left alone, storage without one."""
+"""GPU: agreement with the CPU, unchanged state, loading without a GPU."""
 
 import os
 import subprocess
@@ -82,7 +82,7 @@ np.save(sys.argv[3] + "/latent.npy", model.latent_mean_and_variance(X))
 
 
 def without_a_gpu(model, X, folder):
-    """Means and variances of outputs, from a process that sees no GPU."""
+    """Return means and variances of outputs from a process without a GPU."""
     joblib.dump((model, X), folder / "model.joblib")
     subprocess.run(
         [sys.executable, "-c", PROGRAM, str(TESTS.parent), str(TESTS), str(folder)],

@@ -1,7 +1,7 @@
-"""Networks that compute in 16 bits: the posterior is that of the network in 32.
+"""Networks in 16 bits have the posterior of the network in 32 bits.
 
-Curvature, posterior and predictions have 32 bits or more, whatever computed the
-activations; probabilities differ by the rounding of the network's logits.
+Curvature, posterior and predictions have at least 32 bits for any dtype of the
+activations. Probabilities differ by the rounding of the network's logits.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ NEW = blobs(n=40, seed=1)[0]
 
 
 class Mixed(nn.Module):
-    """A body and a head, each of a dtype of its own, or under autocast."""
+    """A body and a head with different dtypes, or under autocast."""
 
     def __init__(self, n_in=2, n_out=3, body="float32", head="float32", autocast=None):
         super().__init__()
@@ -59,7 +59,7 @@ def of_module(params):
 
 
 def cast(trained, **params):
-    """The trained net, computing in other dtypes."""
+    """Return the trained net with other dtypes."""
     net = clone(trained).set_params(**of_module(params)).initialize()
     net.module_.load_state_dict(trained.module_.state_dict())
     return FrozenEstimator(net)
@@ -67,9 +67,9 @@ def cast(trained, **params):
 
 @torch.no_grad()
 def logit_error(module, x, dtype):
-    """Largest error of the outputs if weights, inputs and outputs are rounded.
+    """Bound the error of the outputs from rounded weights, inputs and outputs.
 
-    By running error analysis: tanh has a slope of at most one.
+    The bound is a running error analysis: tanh has a slope of at most one.
     """
     u = torch.finfo(dtype).eps / 2
     a, error = x, u * x.abs()

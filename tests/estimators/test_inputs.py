@@ -1,4 +1,4 @@
-"""Kinds and shapes of inputs: the same in fit and in every prediction."""
+"""Kinds and shapes of inputs, which must be equal in fit and predictions."""
 
 from collections import UserDict
 from typing import ClassVar
@@ -61,7 +61,7 @@ class TestSliceDatasets:
 
 
 class Sum(nn.Module):
-    """Two inputs by name; the first has a name that skorch counts the samples by."""
+    """A module with two named inputs; skorch counts samples by the first name."""
 
     def __init__(self):
         super().__init__()
@@ -155,7 +155,7 @@ def test_inputs_that_the_network_does_not_take(data):
 
 
 def test_held_out_samples_that_the_loader_drops():
-    """skorch concatenates the predictions of no batch after the first epoch."""
+    """After the first epoch, skorch would concatenate predictions of zero batches."""
     options = {"iterator_valid__drop_last": True, "batch_size": 64}
     net = classifier(callbacks=[RecordTraining()], train_split=ValidSplit(4), **options)
     refused_fit(LaplaceClassifier(net), "drop_last", "15 held-out", data=(X, Y))

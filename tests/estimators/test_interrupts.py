@@ -1,4 +1,4 @@
-"""Ctrl-C while networks train: skorch ends such a training without an exception."""
+"""Ctrl-C during training: skorch ends the training without an exception."""
 
 import signal
 
@@ -28,7 +28,7 @@ WARNING = r"Training was interrupted in epoch 3 of 9, .* Fit again"
 
 
 def press(*, is_ignored=False):
-    """Choose whether Ctrl-C raises, as at a prompt and in notebooks."""
+    """Choose whether Ctrl-C raises, as at a prompt or in a notebook."""
     handlers = signal.default_int_handler, signal.SIG_IGN
     return signal.signal(signal.SIGINT, handlers[is_ignored])
 
@@ -41,7 +41,7 @@ def ctrl_c_raises(rng_untouched):
 
 
 class CtrlC(torch.optim.Adam):
-    """Ctrl-C in the third step, which is one of the third epoch."""
+    """Callback that sends Ctrl-C in the third step, in the third epoch."""
 
     n_steps = 0
 
@@ -53,7 +53,7 @@ class CtrlC(torch.optim.Adam):
 
 
 class Stops(Callback):
-    """Ends the training in the third epoch, as callbacks of skorch do."""
+    """Callback that stops training in the third epoch, as skorch callbacks do."""
 
     def on_batch_end(self, net, **kwargs):
         if len(net.history) == 3:

@@ -1,7 +1,7 @@
-"""Covariances over samples and outputs together, and joint draws.
+"""Joint covariances over samples and outputs, and joint draws.
 
-Of `predictive(x, joint=True)`, groups of samples in a graph, and of all samples by
-`latent_mean_and_variance(X, joint=True)` and `sample_latent`.
+`predictive(x, joint=True)` handles groups of samples in a graph.
+`latent_mean_and_variance(X, joint=True)` and `sample_latent` handle all samples.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""A label at every position of a map, against dense references."""
+"""Labels at every position of a map, compared with dense references."""
 
 import numpy as np
 import pytest
@@ -26,19 +26,19 @@ def trained():
 
 
 def dense(trained):
-    """Rows of the Jacobian (n, r, K, P), by position, and logits (n, r, K)."""
+    """Return the Jacobian (n, r, K, P) by position, and logits (n, r, K)."""
     module = trained.module_.eval()
     f = module(torch.as_tensor(X)).movedim(1, -1).reshape(len(X), R, K)
     return references.gradient_rows(f, module.parameters()), f.detach()
 
 
 def by_position(values):
-    """(n, K, h, w) as (n, r, K)."""
+    """Reshape (n, K, h, w) to (n, r, K)."""
     return np.moveaxis(values, 1, -1).reshape(len(values), R, K)
 
 
 def blocks(cov):
-    """(n, K, K, h, w) as (n, r, K, K)."""
+    """Reshape (n, K, K, h, w) to (n, r, K, K)."""
     return np.moveaxis(cov.reshape(len(X), K, K, R), -1, 1)
 
 
@@ -46,7 +46,7 @@ def blocks(cov):
 @pytest.mark.parametrize("weight", [None, WEIGHT])
 @pytest.mark.parametrize("ignored", [False, True])
 def test_posterior_is_that_of_the_dense_formula(trained, weight, ignored):
-    """Classes with weights, and positions left out, as torch's loss has them."""
+    """Class weights and ignored positions work as in torch's loss."""
     y = Y.copy()
     options = {"criterion__weight": weight}
     if ignored:
@@ -119,7 +119,7 @@ def test_softmax_and_logits_agree(trained):
 
 
 def test_training_and_rows_without_labels():
-    """Rows all of whose positions are left out are not there."""
+    """Rows without any labelled position are ignored."""
     y = np.concatenate([Y, np.full_like(Y[:3], -1)])
     rows = np.concatenate([X, X[:3]])
     ignoring = net(criterion__ignore_index=-1)
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_refused(name):
 
 
 class ClassesLast(nn.Module):
-    """(b, *positions) -> (b, *positions, K), or (b, K, *positions) if moved."""
+    """A network from (b, *positions) to (b, *positions, K), or (b, K, *positions)."""
 
     def __init__(self, moves=False):
         super().__init__()
@@ -224,7 +224,7 @@ def test_other_positions_to_tune_on_are_refused():
 @pytest.mark.parametrize("softmax", [False, True])
 @pytest.mark.parametrize("size", [(WIDTH, HEIGHT), (HEIGHT, WIDTH + 1), (R,)])
 def test_maps_of_another_size_are_refused(size, softmax):
-    """Also such as have as many positions, which would be read at wrong places."""
+    """Maps with an equal number of positions but another shape are refused too."""
     sharp = {"criterion": nn.NLLLoss, "module__softmax": True} if softmax else {}
     model = fitted(seeded(net(max_epochs=1, **sharp), X, Y))
     rows = np.ones((4, 2, *size)) if len(size) > 1 else np.ones((4, 2, *size, 1))

@@ -1,4 +1,4 @@
-"""What estimators take from memory= is what they would compute without it."""
+"""Cached results of memory= equal newly computed results."""
 
 import numpy as np
 import pytest

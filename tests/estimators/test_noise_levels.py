@@ -1,4 +1,4 @@
-"""Noise levels of several target columns: evidence, its maximum, tuning after fit."""
+"""Noise levels of several target columns: evidence, maximum, tuning after fit."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ SEPARABLE = ["kron", "diag", "full"]
 
 
 def problem(n=80, noise=(0.1, 0.8)):
-    """Two columns of different noise, as training samples and others."""
+    """Return training and other samples with two target columns of different noise."""
     X, y = waves(n, n_targets=2, dtype=np.float64)
     y = y + np.array(noise) * np.random.default_rng(1).normal(size=y.shape)
     half = n // 2
@@ -32,20 +32,20 @@ def problem(n=80, noise=(0.1, 0.8)):
 
 
 def model(**settings):
-    """An estimator around a trained network."""
+    """Return an estimator around a trained network."""
     (X, y), _ = problem()
     net = FrozenEstimator(seeded(regressor(**DOUBLE, module__n_out=2), X, y))
     return LaplaceRegressor(net, **{"random_state": 0, "refine": False} | settings)
 
 
 def fitted(**settings):
-    """The same, fitted under a fixed prior and one noise level."""
+    """Return the estimator fitted with a fixed prior and one noise level."""
     settings = {"prior_precision": 5.0, "sigma_noise": 0.3} | settings
     return model(**settings).fit(*problem()[0])
 
 
 def dense_evidence(found, structure, delta, levels):
-    """Laplace evidence by matrices, of the last layer's weights and biases."""
+    """Return the dense Laplace evidence of the last layer's weights and biases."""
     (X, y), _ = problem()
     module = found.estimator_.module_
     with torch.no_grad():
@@ -144,7 +144,7 @@ def test_refuses_levels_of_another_number_of_columns(shape):
 
 
 def test_the_loss_of_the_network_is_that_under_the_levels_of_the_posterior():
-    """A network that learned nothing is told by it."""
+    """This loss detects networks that learned nothing."""
     (X, y), _ = problem()
     found = fitted(sigma_noise=[0.7, 0.1])
     network = TrainedNetwork(found.estimator_, found.network_spec_)
@@ -203,7 +203,7 @@ def test_columns_share_a_level_in_a_search_until_it_is_tuned():
 
 
 def best_evidence(found):
-    """Largest evidence over prior precision and levels, by scipy."""
+    """Maximise the evidence over prior precision and noise levels, by scipy."""
 
     def loss(v):
         point = torch.tensor(v, requires_grad=True)
@@ -222,7 +222,7 @@ def test_levels_maximise_the_evidence_at_the_weights_of_the_network(structure):
 
 
 def linear_evidence(Phi, y, delta, levels):
-    """Evidence of linear regression in closed form, column by column."""
+    """Return the closed-form evidence of linear regression for each column."""
     cov = Phi @ Phi.T / delta
     return sum(
         multivariate_normal.logpdf(t, np.zeros(len(t)), cov + s**2 * np.eye(len(t)))
@@ -242,7 +242,7 @@ class Line(nn.Module):
 
 
 def test_levels_maximise_the_evidence_of_linear_regression():
-    """Noise of one column is small, of which the shared loss knows nothing."""
+    """One column has small noise, which the shared loss ignores."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(25, 3))
     y = X @ rng.normal(size=(3, 2)) + [0.05, 2.0] * rng.normal(size=(25, 2))

@@ -1,4 +1,4 @@
-"""Noise that depends on the inputs, against simulations with known noise."""
+"""Input-dependent noise, compared with simulations of known noise."""
 
 import pickle
 
@@ -43,7 +43,7 @@ def of_batch(model, given):
 
 
 def quantiles(model, given, levels=LEVELS):
-    """Quantiles of residuals (n, c, q); the constant levels are one."""
+    """Return quantiles of residuals (n, c, q); the constant levels are one."""
     noise, rows = of_batch(model, given)
     scores = np.broadcast_to(norm.ppf(levels), (*noise.shape, len(levels)))
     std = np.sqrt(given.variance.numpy() + noise**2)[..., None]
@@ -213,7 +213,7 @@ class TestRegressor:
     def test_variances_of_folds_are_no_larger_than_for_predictions(
         self, width, full_training, monkeypatch
     ):
-        """A layer as wide as a fold is long has far larger variances there."""
+        """If a layer is as wide as a fold is long, fold variances are far larger."""
         seen, learn = [], NoiseModel.fit
         monkeypatch.setattr(
             NoiseModel, "fit", lambda r, s: seen.append((r, s)) or learn(r, s)
@@ -290,7 +290,7 @@ class TestRegressor:
 
 
 class TestCopies:
-    """Copies of rows do not make intervals too narrow."""
+    """Copies of rows must not make intervals too narrow."""
 
     @pytest.mark.parametrize("jitter", [0.0, 1e-7])
     @pytest.mark.filterwarnings("ignore:There are no rows that the network")

@@ -1,6 +1,6 @@
-"""normalize_y: networks that are trained on targets in units of their own.
+"""normalize_y: networks trained on normalised targets.
 
-The truth is the same estimator, fitted to targets that are normalised by hand, with
+The reference is the same estimator, fitted to targets normalised by hand, with
 predictions mapped back.
 """
 
@@ -35,7 +35,7 @@ FIXED = {"prior_precision": 2.0, "sigma_noise": 30.0}
 
 
 def problem(n_targets=None, n=60):
-    """Inputs, and targets of sizes that no network starts with."""
+    """Return inputs, and targets with unusual means and scales."""
     X, y = waves(n, n_targets=n_targets, dtype=np.float64)
     columns = slice(n_targets) if n_targets else 0
     return X, CENTER[columns] + SCALE[columns] * y
@@ -47,13 +47,13 @@ def net(n_targets=None, module=MLP, **params):
 
 
 def by_hand(y, weights=None):
-    """Weighted mean and standard deviation of each column."""
+    """Return the weighted mean and standard deviation of each column."""
     mean = np.average(y, axis=0, weights=weights)
     return mean, np.sqrt(np.average((y - mean) ** 2, axis=0, weights=weights))
 
 
 def fitted_pair(model, X, y, sample_weight=None, **held_out):
-    """The model with normalize_y, the model fitted to normalised y, and their map."""
+    """Return models fitted with normalize_y and to normalised y, and the map."""
     mean, std = by_hand(y, sample_weight)
     own = {k: (v - mean) / std if k == "y_val" else v for k, v in held_out.items()}
     found = clone(model).set_params(normalize_y=True, random_state=0)
@@ -66,7 +66,7 @@ def fitted_pair(model, X, y, sample_weight=None, **held_out):
 
 
 def assert_same_predictions(found, truth, mean, std, X, y):
-    """Compare all that is in the units of y."""
+    """Compare all predictions in the units of y."""
     close = {"rtol": 1e-7, "atol": 1e-9 * np.min(std) ** 2}
     m, s = truth.predict(X, return_std=True)
     for a, b in zip(
@@ -314,7 +314,7 @@ class TestRefusals:
 
 # ------------------------------------------------------------------------- warning
 class TestWarning:
-    """pytest.ini makes warnings errors, so that a fit without one asserts that."""
+    """Warnings are errors in pytest, so a successful fit has no warning."""
 
     message = "no better than their mean does"
 

@@ -1,4 +1,4 @@
-"""Contracts that every structure keeps, for every kind of network it must bear."""
+"""Contracts of every structure, for every kind of network it must support."""
 
 import contracts
 import pytest

@@ -24,7 +24,7 @@ some_cases = pytest.mark.parametrize("case", ["inplace", "cnn", "called_twice"])
 
 @pytest.fixture(params=[Full, Dual], ids=["primal", "dual"])
 def form(request, monkeypatch):
-    """Either form of the structure, whatever the number of rows."""
+    """Force one form of the structure, for any number of rows."""
     share = 0 if request.param is Full else 1e9
     monkeypatch.setattr(full, "DUAL_FRACTION", share)
     return request.param
@@ -49,7 +49,7 @@ def test_both_forms_are_differentiable(form, prior):
 
 
 def test_rows_become_a_matrix_where_they_are_many():
-    """A last layer has few weights, and more rows than that here."""
+    """The last layer has fewer weights than there are rows."""
     few = problem("inplace", subset="all").structure("full")
     assert isinstance(few, Dual)
     found = problem("inplace", subset="last_layer")
@@ -73,7 +73,7 @@ def test_variances_are_those_of_the_covariance(form, prior):
 
 
 def single_head(n_rows=50, n_inputs=20, n_outputs=6):
-    """Structure and Jacobian of a last layer of float32, whose rows are centred."""
+    """Return structure and Jacobian of a float32 last layer with centred rows."""
     module = nn.Linear(n_inputs, n_outputs)
     module.weight.data = normal(n_outputs, n_inputs, seed=1).float()
     module.bias.data = normal(n_outputs, seed=2).float()
@@ -108,7 +108,7 @@ def test_covariances_of_a_single_precision_layer_are_precise(delta):
 @pytest.mark.parametrize("subset", ["all", "last_layer"])
 @pytest.mark.parametrize("cuts", [[40], [7] * 5 + [5]])
 def test_single_precision_networks_have_the_variances_of_double(cuts, subset, delta):
-    """Under a weak prior rounding of the rows' products would be all there is."""
+    """Under a weak prior, rounding errors of row products would dominate."""
     answers = []
     for dtype in (torch.float32, torch.float64):
         forward = CASES["mlp"].forward(3)

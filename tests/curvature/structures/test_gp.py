@@ -19,14 +19,14 @@ def accumulated(found, batches, curvature=GGN):
 
 
 def chosen_rows(found):
-    """Places of the rows with the smallest keys."""
+    """Return the indices of the rows with the smallest keys."""
     return row_hash(found.x).argsort()[:FEW].sort().values
 
 
 @pytest.mark.parametrize("subset", ["all", "last_layer", "subnetwork"])
 @pytest.mark.parametrize("case", ["mlp", "inplace", "cnn"])
 def test_the_curvature_is_that_of_the_points(case, subset):
-    """With the whole Hessian of the likelihood, and nothing of other rows."""
+    """The curvature uses the points' full likelihood Hessian, and no other rows."""
     found = problem(case, subset=subset)
     expected = found.structure("full", [found.rows(chosen_rows(found))]).dense()
     structure = accumulated(found, found.batches(4, 2)).decompose()
@@ -50,7 +50,7 @@ def test_points_do_not_depend_on_batches_and_order(curvature):
 
 
 def test_later_rows_displace_points():
-    """Resumed or merged, it has the points of all rows."""
+    """After resuming or merging, the structure has the points of all rows."""
     found = problem("inplace")
     expected = accumulated(found, found.batches(N_ROWS)).decompose().dense()
     first, second = found.batches(4, 2)
@@ -64,7 +64,7 @@ def test_later_rows_displace_points():
 
 
 def test_equal_rows_are_one_point():
-    """So that integer weights are the same as repeated rows."""
+    """Integer weights therefore equal repeated rows."""
     found = problem("mlp")
     weights = torch.tensor([1.0, 2.0, 3.0, 3.0, 1.0, 2.0], dtype=torch.float64)
     copies = torch.arange(N_ROWS).repeat_interleave(weights.long())
@@ -75,7 +75,7 @@ def test_equal_rows_are_one_point():
 
 @pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "ef"])
 def test_copies_take_no_memory(curvature):
-    """However often a row comes; targets of their own may make it a few."""
+    """Copies share a point; copies with different targets may take a few points."""
     found = problem("mlp")
     copies = torch.arange(N_ROWS).repeat(50)
     x, y, _ = found.rows(copies)

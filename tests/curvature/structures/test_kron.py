@@ -28,7 +28,7 @@ pytestmark = pytest.mark.numerical
 
 
 def wide_structure(monkeypatch, limit=2):
-    """With a limit on the width of dense factors that small networks exceed."""
+    """Return a structure whose width limit for dense factors is very low."""
     monkeypatch.setattr(kron, "MAX_FACTOR", limit)
     found = problem("mlp")
     return found, found.structure("kron")
@@ -66,7 +66,7 @@ WIDTH = 10
 
 
 def few_samples():
-    """Samples of a layer with more inputs."""
+    """Return fewer samples than the layer has inputs."""
 
     def make(c):
         first, head = nn.Linear(2, WIDTH), nn.Linear(WIDTH, c)
@@ -76,7 +76,7 @@ def few_samples():
 
 
 def n_diagonalised(structure):
-    """Sizes of the matrices whose eigenvectors are computed."""
+    """Record the sizes of the matrices whose eigenvectors are computed."""
     with counted() as costs:
         structure.eigenvalues  # noqa: B018, computes them
     return sorted(costs.eigh)
@@ -109,7 +109,7 @@ def test_factors_are_dense_as_soon_as_samples_are_no_longer_few():
 
 
 def test_factors_of_few_gradients_keep_the_gradients():
-    """A parameter outside of Linear and convolution layers has as many outputs."""
+    """A parameter outside Linear and convolution layers has one output per entry."""
     layout, width = Layout((BlockSpec("w", (10, 3), None),)), 30
     accumulator, seen = KronAccumulator(layout), []
     for n, is_dense in ((5, False), (9, False), (16, True)):
@@ -128,7 +128,7 @@ def reduced(found, *sizes, weights=None):
 
 @pytest.mark.parametrize("case", ["mlp", "cnn", "conv1d", "sequence", "called_twice"])
 def test_reduced_positions(case):
-    """The mean of inputs and the sum of gradients, as if there were one position."""
+    """Reducing takes the mean of inputs and the sum of gradients over positions."""
     found = problem(case)
     expected = references.kron(found.parts, reduces=True)
     for sizes in ((N_ROWS,), (1, 5), (2, 2, 2)):
@@ -138,7 +138,7 @@ def test_reduced_positions(case):
 
 
 def test_reducing_is_exact_where_positions_are_averaged():
-    """One row of a head on every position; expanding is not."""
+    """Reducing is exact for one row of a head at every position; expanding is not."""
     found = problem("head_on_positions", subset="last_layer")
     row = torch.tensor([1.0, 0, 0, 0, 0, 0], dtype=torch.float64)
     H = found.structure("full", found.batches(N_ROWS, weights=row)).dense()
@@ -150,7 +150,7 @@ def test_reducing_is_exact_where_positions_are_averaged():
 
 
 def test_inputs_are_weighted_as_rows():
-    """A row of weight zero has no part in the mean of ``a aᵀ``."""
+    """A row of weight zero does not count in the mean of ``a aᵀ``."""
     layout = Layout((BlockSpec("w", (2, 3), "w"),))
     a, g = normal(4, 5, 3), normal(4, 2, 5, 2, seed=1)
     w = positive(4)
@@ -166,7 +166,7 @@ def test_inputs_are_weighted_as_rows():
 
 
 def test_weight_and_bias_part_where_positions_come_up():
-    """At one position they share a factor; a longer sequence ends that."""
+    """Weight and bias share a factor for one position, but not for longer sequences."""
     layer = BlockSpec("w", (2, 3), "l"), BlockSpec("b", (2,), "l", is_bias=True)
     accumulator = KronAccumulator(Layout(layer))
     outputs = weights = torch.zeros(2, 2, dtype=torch.float64)
@@ -184,7 +184,7 @@ def test_weight_and_bias_part_where_positions_come_up():
 
 # ------------------------------------------------------------ grouped convolutions
 class SeparateConvolutions(nn.Module):
-    """The groups of a convolution as layers of their own."""
+    """The groups of a convolution as separate layers."""
 
     def __init__(self, layer, head):
         super().__init__()
@@ -215,7 +215,7 @@ GROUPED = {
 
 
 def grouped_and_separate(name):
-    """Two problems with the same network and the same weights in the same order."""
+    """Return two problems with equal networks and weights in the same order."""
     make, shape, width = GROUPED[name]
 
     def grouped(c):
@@ -275,7 +275,7 @@ def test_grouped_inputs_or_rows_are_rotated_whichever_are_fewer(n_positions):
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_one_sample_of_a_convolution_alone(groups, structure):
-    """Its rows are sums over positions, also where no sample shares gradients."""
+    """The rows are sums over positions, even if no sample shares gradients."""
     layer = nn.Conv2d(2, 2, 2, groups=groups, bias=False)
 
     def make(c):

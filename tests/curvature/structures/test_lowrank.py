@@ -22,7 +22,7 @@ def lowrank(found, **options):
 @pytest.mark.parametrize("subset", ["all", "last_layer"])
 @pytest.mark.parametrize("rank", [1, 3, 6])
 def test_a_small_rank_keeps_the_leading_eigenvectors(rank, subset):
-    """The sketch has ten columns more: exact where those make up for the rest."""
+    """The sketch has ten extra columns; it is exact if these cover the rest."""
     found = problem("inplace", "Gaussian", subset)
     H = found.structure("full").dense()
     values = torch.linalg.eigvalsh(H)
@@ -57,7 +57,7 @@ def test_tolerance_drops_small_eigenvalues():
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("mapped", [False, True], ids=["identity", "map"])
 def test_many_classes_take_no_matrix_over_pairs_of_them(mapped, bias):
-    """Columns of the sketch are fewer than those of the Hessian's factor."""
+    """The sketch has fewer columns than the factor of the Hessian."""
     n, i, classes, outputs = 50, 4, 60, 50 if mapped else 60
     hessian = Categorical().hessian(normal(n, classes)).weighted(positive(n))
     m = normal(classes, outputs, seed=2) if mapped else None

@@ -29,13 +29,13 @@ def structure(found, name, n_points, batches=None):
 
 
 def basis(rows):
-    """Orthonormal basis (P, q) of what rows span."""
+    """Return an orthonormal basis (P, q) of the span of rows."""
     _, sizes, vectors = torch.linalg.svd(rows, full_matrices=False)
     return vectors[sizes > 1e-10 * sizes[0]].T
 
 
 def root(found, rows=slice(None)):
-    """Rows of ``Sᵀ J``, written out."""
+    """Return the rows of ``Sᵀ J``."""
     f = found.forward(found.x)
     S = found.likelihood.hessian_factor(f)
     return torch.einsum("nck,ncp->nkp", S, found.parts.J)[rows].flatten(0, 1)
@@ -59,7 +59,7 @@ def test_all_rows_in_the_span_of_the_points(case, subset):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_what_points_do_not_span_is_as_uncertain_as_the_prior(name):
-    """The variance of the complement, without which confidence is worst far away."""
+    """Without this variance, predictions far from the data would be most confident."""
     found = problem("mlp")
     J, jacobian = found.parts.J, found.jacobian()
     model = structure(found, name, 1)
@@ -74,7 +74,7 @@ def test_what_points_do_not_span_is_as_uncertain_as_the_prior(name):
 
 
 def test_evidence_is_bounded_from_both_sides():
-    """Left out, curvature raises the evidence; the bound makes up for it."""
+    """Omitted curvature raises the evidence; the bound corrects this."""
     found = problem("mlp")
     H = found.structure("full").dense()
     for delta in (0.01, 0.6, 30.0):
@@ -116,7 +116,7 @@ def test_no_other_gaussian_of_its_kind_is_closer():
 
 
 def test_greedy_points_explain_more():
-    """Than those of the smallest keys, of which there are as many."""
+    """Greedy points explain more than the same number of points of smallest keys."""
     found = problem("mlp")
     # no transcendental function: the last bits, and so the keys, are the same anywhere
     x = 4 * torch.rand(200, 2, dtype=torch.float64, generator=generator(1)) - 2
@@ -139,7 +139,7 @@ def test_greedy_points_explain_more():
 
 
 def test_tuning_maximises_the_bound():
-    """The gradient of the evidence has the trace, too, beside MacKay's γ."""
+    """The gradient of the evidence contains the trace in addition to MacKay's γ."""
     found = problem("mlp")
     model = structure(found, "variational", 1)
     delta = DELTA.clone().requires_grad_()
@@ -185,7 +185,7 @@ def test_evidence_that_leaves_curvature_out_warns(structure):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("subset", ["last_layer", "all"])
 def test_prior_and_noise_have_the_highest_bound(subset):
-    """Few points leave much to the bound, which tuning must not run away from."""
+    """With few points the bound is loose; tuning must still maximise it."""
     net, X, y = trained(150)
     model = LaplaceRegressor(
         net,

@@ -7,7 +7,7 @@ from sklaplace.curvature.structures.rounding import variance_error
 
 @pytest.mark.parametrize("name", ["full", "kron", "gp"])
 def test_error_of_variances_is_bounded(name):
-    """Of float64: nothing for ordinary priors, everything for those that vanish."""
+    """In float64, the error is nil for ordinary priors, total for vanishing priors."""
     built = problem("mlp").structure(name)
     ordinary, vanishing = (
         built.precision(torch.tensor(delta).double(), torch.tensor(1.0).double())

@@ -1,4 +1,4 @@
-"""Nearly no noise and a wide prior, against arithmetic with 60 digits."""
+"""Very low noise and a wide prior, compared with 60-digit arithmetic."""
 
 import mpmath
 import pytest
@@ -20,7 +20,7 @@ DELTA, SCALE = torch.tensor(1e-4).double(), torch.tensor(1e12).double()
 
 
 def graded(found):
-    """Rows (N, P) with singular values from 1 to 1e-10."""
+    """Return rows (N, P) with singular values from 1 to 1e-10."""
     p = found.layout.n_parameters
     left, right = (torch.linalg.qr(normal(n, N, seed=n)).Q for n in (N, p))
     return (left * torch.logspace(0, -10, N).double()) @ right.T
@@ -32,7 +32,7 @@ def structure():
 
 
 def exact_inverse(rows, delta):
-    """``(SCALE·RᵀR + diag δ)⁻¹``, (P, P)."""
+    """Return ``(SCALE·RᵀR + diag δ)⁻¹``, (P, P)."""
     with mpmath.workdps(60):
         r = mpmath.matrix(rows.tolist())
         inverse_delta = mpmath.diag([1 / mpmath.mpf(x) for x in delta.tolist()])
@@ -45,7 +45,7 @@ def exact_inverse(rows, delta):
 
 @pytest.mark.parametrize("prior", ["scalar", "diag"])
 def test_variances_keep_their_digits(prior):
-    """With R Rᵀ in float64 they do not, or its Cholesky decomposition fails."""
+    """With R Rᵀ in float64, digits are lost or the Cholesky decomposition fails."""
     dual = structure()
     p = dual.layout.n_parameters
     delta = DELTA if prior == "scalar" else DELTA * (1 + torch.arange(p).double() / p)
