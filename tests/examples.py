@@ -1,4 +1,4 @@
-"""Examples, run as they stand, on a smaller scale, or in part."""
+"""Tools that run examples in full, on a smaller scale, or in part."""
 
 import ast
 import io
@@ -9,7 +9,7 @@ FOLDER = Path(__file__).parent.parent / "examples"
 
 
 class _Smaller(ast.NodeTransformer):
-    """Replaces the values of constants that an example assigns on its top level."""
+    """Transformer that replaces the constants at the top level of an example."""
 
     def __init__(self, constants):
         self.constants, self.seen = constants, set()
@@ -29,7 +29,7 @@ class _Smaller(ast.NodeTransformer):
 
 
 def functions_of(path):
-    """Return functions by name that an example defines, without running the rest.
+    """Return the functions that an example defines, without running the rest.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def functions_of(path):
 
 
 def run_example(path, **constants):
-    """Run an example with other constants; return its names, and what it prints.
+    """Run an example with other constants; return its names and its output.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Gaussians over logits, and slow numbers to compare with."""
+"""Gaussians over logits, and slow reference computations."""
 
 import torch
 from cases import DOUBLE, generator
@@ -8,7 +8,7 @@ from sklaplace.dirichlet.logits import centre
 
 
 def _wide(A, n):
-    """A class or two without training rows."""
+    """Return a Gaussian with one or two classes without training rows."""
     variances = torch.full_like(A[:, 0], 0.01)
     variances[:, :n] = 1
     return torch.diag_embed(variances)
@@ -28,7 +28,7 @@ KINDS = {
 
 
 def gaussian(rows, n_classes, kind="wishart", sd=1.0, dtype=DOUBLE, seed=0):
-    """Means (b, K) and covariances (b, K, K)."""
+    """Return means (b, K) and covariances (b, K, K)."""
     source, shape = generator(seed), (rows, n_classes, n_classes)
     A = torch.randn(shape, generator=source, dtype=DOUBLE)
     mean = 2 * torch.randn(shape[:2], generator=source, dtype=DOUBLE)
@@ -36,14 +36,14 @@ def gaussian(rows, n_classes, kind="wishart", sd=1.0, dtype=DOUBLE, seed=0):
 
 
 def arrays(*args, **options):
-    """The same as arrays of numpy."""
+    """Return the means and covariances as numpy arrays."""
     return [tensor.numpy() for tensor in gaussian(*args, **options)]
 
 
 def second_order(mean, cov):
-    """Half the variance of a logit under its own probabilities: the gap to first order.
+    """Return the gap to first order: half the variance of a logit under p.
 
-    ``½ tr(Σ (diag p − ppᵀ))``, which is half the trace of Σ times the Hessian of
+    The gap is ``½ tr(Σ (diag p − ppᵀ))``, half the trace of Σ times the Hessian of
     logsumexp.
     """
     p = mean.double().softmax(-1)
@@ -52,10 +52,10 @@ def second_order(mean, cov):
 
 
 def sampled_gap(mean, cov, n_points):
-    """``E[logsumexp] − logsumexp`` of each row, and its standard error.
+    """Return ``E[logsumexp] − logsumexp`` of each row, and its standard error.
 
-    By mirrored points, on another root of the covariance. What a quadratic function
-    would be off by, which is known, is subtracted.
+    The estimate uses mirrored points on another root of the covariance. The known
+    error of a quadratic function is subtracted.
     """
     mean, cov = centre(mean, cov)
     values, vectors = torch.linalg.eigh(cov)  # the first is that of all ones
@@ -78,7 +78,7 @@ def sampled_gap(mean, cov, n_points):
 
 
 def assert_slope(value, rtol, atol):
-    """The derivative of a function of one number at zero is a difference quotient."""
+    """Check the derivative of a function at zero against a difference quotient."""
     at = torch.zeros((), dtype=DOUBLE, requires_grad=True)
     (slope,) = torch.autograd.grad(value(at), at)
     step = 1e-5

@@ -1,8 +1,8 @@
-"""Fits by several processes of torch.distributed: what each of them computes.
+"""Fits in several torch.distributed processes: the results of each process.
 
-Run as ``python group_cases.py RANK SIZE FOLDER NAME...`` once for each process, which
-writes the outcomes of the named cases to ``FOLDER/RANK.pickle``. Every case also runs
-in one process without a group.
+Run ``python group_cases.py RANK SIZE FOLDER NAME...`` once for each process. The process
+writes the outcomes of the named cases to ``FOLDER/RANK.pickle``. Every case also runs in
+one process without a group.
 """
 
 import os
@@ -38,7 +38,7 @@ SMALL = {"batch_size": 8, "n_shards": 6, "random_state": 0, "prior_precision": 1
 
 @dataclass(frozen=True)
 class Process:
-    """One of the processes; ``is_group`` is False where there is no other."""
+    """One of the processes; ``is_group`` is False for a single process."""
 
     rank: int = 0
     size: int = 1
@@ -55,7 +55,7 @@ class Process:
 
 
 def numbers(model, X=X, methods=METHODS):
-    """What a fitted estimator computes, as arrays."""
+    """Return the results of a fitted estimator, as arrays."""
     posterior = model.posterior_
     found = {"evidence": model.log_marginal_likelihood_value_}
     found |= {"mean": posterior.mean, "dense": posterior.structure.dense()}
@@ -94,7 +94,7 @@ case("monte-carlo", curvature="ggn_mc")(of_classifier)
 
 @case("trained")
 def trained(process):
-    """Trained in each process, tuned on held-out samples, weighted."""
+    """Train in each process with weights, and tune on held-out samples."""
     net = classifier(**DOUBLE, max_epochs=5)
     model = process.model(net, prior_precision="auto")
     return numbers(model.fit(X, Y, sample_weight=1 + Y))
@@ -117,17 +117,17 @@ def further_samples(process):
 
 @case("without-a-seed")
 def without_a_seed(process):
-    """The draws of one process are those of all."""
+    """Without a seed, all processes must share the draws of one process."""
     return numbers(process.model(random_state=None, curvature="ggn_mc").fit(X, Y))
 
 
 # ---------------------------------------------------------------- errors of one process
 class BrokenError(Exception):
-    """Of one process."""
+    """Error raised in one process."""
 
 
 class Unreadable(Dataset):
-    """Raises for one sample."""
+    """A dataset that raises for one sample."""
 
     def __getitem__(self, index):
         if index == 80:
@@ -173,7 +173,7 @@ def parameters(process):
 
 # ------------------------------------------------------------------------------- run
 def outcome(name, process):
-    """The result of a case: numbers, or the kind and the message of an error."""
+    """Return the result of a case: numbers, or type and message of an error."""
     try:
         return CASES[name](process)
     except Exception as error:

@@ -207,7 +207,7 @@ IN_WEIGHTS = ["diag", "full", "kron", "lowrank"]
 
 
 def large(sizes):
-    """Count large tensors, except bias inputs and Hessians in log δ."""
+    """Return sizes above one, which excludes bias inputs and Hessians in log δ."""
     return sorted(n for n in sizes if n > 1)
 
 

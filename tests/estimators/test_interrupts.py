@@ -41,7 +41,7 @@ def ctrl_c_raises(rng_untouched):
 
 
 class CtrlC(torch.optim.Adam):
-    """Callback that sends Ctrl-C in the third step, in the third epoch."""
+    """Adam that raises Ctrl-C in its third step, which is in the third epoch."""
 
     n_steps = 0
 

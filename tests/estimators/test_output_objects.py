@@ -1,4 +1,4 @@
-"""Modules that return logits among other outputs, as those of transformers do."""
+"""Modules that return logits among other outputs, like transformers models."""
 
 import pickle
 from collections import OrderedDict
@@ -38,14 +38,14 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 @dataclass
 class Output:
-    """No sequence, and no mapping."""
+    """An output object that is neither a sequence nor a mapping."""
 
     logits: torch.Tensor
     hidden: torch.Tensor
 
 
 class ModelOutput(OrderedDict):
-    """As in transformers: entries are attributes, too."""
+    """A mapping whose entries are also attributes, as in transformers."""
 
     def __getattr__(self, name):
         if name in self:
@@ -62,7 +62,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 class Wrapped(MLP):
-    """The same network, whose outputs are not a tensor."""
+    """A network whose output is not a tensor."""
 
     def __init__(self, kind="dict", **sizes):
         super().__init__(**sizes)
@@ -74,7 +74,7 @@ class Wrapped(MLP):
 
 
 def pair(model, **params):
-    """A model around each of the two modules."""
+    """Return one model for each of the two modules."""
     nets = classifier(MLP, **params), classifier(Wrapped, **params)
     return [clone(model).set_params(estimator=net) for net in nets]
 
@@ -96,7 +96,7 @@ MODELS = {
 
 
 class Predicts(Callback):
-    """Predicts between epochs, as scoring callbacks do, and pickles the net."""
+    """Callback that predicts between epochs, as scoring callbacks do, and pickles."""
 
     def on_epoch_end(self, net, **kwargs):
         assert net.predict_proba(X).shape == (len(X), 3)
@@ -105,7 +105,7 @@ class Predicts(Callback):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_and_predictions_are_those_of_the_logits(name):
-    """Also with sample weights, and with validation scores of skorch's own."""
+    """This includes sample weights and skorch's validation scores."""
     plain, wrapped = pair(MODELS[name], callbacks=[Predicts()], **QUICK)
     weights = np.linspace(0.5, 1.5, len(X))
     for model in (plain, wrapped):
@@ -133,7 +133,7 @@ def test_frozen_networks(kind, subset):
 
 
 class OwnLoss(NeuralNetClassifier):
-    """Takes the logits itself, as it must to be trained by skorch alone."""
+    """A loss that extracts the logits, as plain skorch training needs."""
 
     def get_loss(self, y_pred, y_true, *args, **kwargs):
         return super().get_loss(y_pred["logits"], y_true, *args, **kwargs)
@@ -154,7 +154,7 @@ def test_a_net_with_a_loss_of_its_own_gets_what_the_module_returns(weights):
 
 
 class Returns(MLP):
-    """Outputs without logits."""
+    """A module that returns outputs without logits."""
 
     def __init__(self, kind="hidden"):
         super().__init__()
@@ -179,13 +179,13 @@ def test_outputs_without_a_tensor_of_logits(kind):
 
 
 def test_probabilities_among_outputs():
-    """That are logits for the criterion: skorch's own net takes no such output."""
+    """The probabilities are logits for the criterion; plain skorch rejects this output."""
     net = classifier(Wrapped, criterion=nn.NLLLoss, callbacks=[RecordTraining()])
     refused_fit(LaplaceClassifier(net), "criterion=NLLLoss", "CrossEntropyLoss")
 
 
 class Pair(Wrapped):
-    """Logits first."""
+    """A module whose first output is the logits."""
 
     def forward(self, X):
         f = MLP.forward(self, X)
@@ -193,7 +193,7 @@ class Pair(Wrapped):
 
 
 class OwnStep(NeuralNetClassifier):
-    """Takes the first entry itself."""
+    """A net whose training step uses the first entry."""
 
     def train_step_single(self, batch, **fit_params):
         x, y = batch
@@ -215,7 +215,7 @@ def test_a_net_with_a_step_of_its_own_gets_the_tuple():
 
 
 def test_two_classes_by_one_logit():
-    """What the message about skorch's binary classifier advises."""
+    """The test follows the advice of the message about skorch's binary classifier."""
     params = {"criterion": nn.BCEWithLogitsLoss, "module__n_out": 1, **QUICK}
     params |= {"verbose": 0, "train_split": None}
     plain, wrapped = (

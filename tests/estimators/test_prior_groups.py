@@ -15,7 +15,7 @@ STRUCTURES = ["full", "kron", "diag", "lowrank", "gp"]
 
 
 class Net(nn.Module):
-    """A backbone of two layers, and a head."""
+    """A backbone of two layers and a head."""
 
     def __init__(self, n_out=1):
         super().__init__()
@@ -58,7 +58,7 @@ def test_tensors_of_a_group_are_equal(structure, prior):
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_given_numbers(structure):
-    """They are those of tensors with the same numbers."""
+    """Groups equal separate tensors with the same numbers."""
     settings = {"hessian_structure": structure, "sigma_noise": 0.2}
     model = fitted(prior_precision=[1.0, 20.0], **settings)
     same = [1.0] * 4 + [20.0] * 2
@@ -78,7 +78,7 @@ def test_given_numbers(structure):
 @pytest.mark.parametrize("prior", ["auto", "marglik"])
 @pytest.mark.parametrize("subset", ["all", "last_layer"])
 def test_one_group_of_all_is_a_scalar(subset, prior):
-    """Also where the last layer is refitted, by another search."""
+    """This also holds if the last layer is refitted, which uses another search."""
     settings = {"prior_precision": prior, "subset_of_weights": subset}
     model = fitted(prior_structure=[""], **settings)
     expected = fitted(prior_structure="scalar", **settings)

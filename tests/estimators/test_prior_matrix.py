@@ -1,4 +1,4 @@
-"""A prior precision matrix of all selected weights."""
+"""A prior precision matrix over all selected weights."""
 
 import pickle
 from functools import partial
@@ -89,7 +89,7 @@ def test_all_weights_of_a_classifier():
 
 
 def test_training_under_the_prior_is_bayesian_linear_regression():
-    """Mean, evidence and deviations are exact if the network is linear."""
+    """Mean, evidence and standard deviations are exact if the network is linear."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((40, P - 1)).astype("float32")
     y = (X @ np.sin(np.arange(P - 1)) + rng.standard_normal(40)).astype("float32")
@@ -171,7 +171,7 @@ def test_rounding_of_an_inverse_is_no_asymmetry():
 
 
 def test_few_rows_take_no_outer_products():
-    """The rows of a curvature in dual form are added to the matrix at once."""
+    """The rows of a dual-form curvature are added to the matrix in one step."""
     rows = Block(torch.ones(50, 1, 1, 40, dtype=torch.float64))
     layout = Layout((BlockSpec("w", (40,)),))
     accumulator = FullAccumulator(layout)

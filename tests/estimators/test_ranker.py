@@ -1,4 +1,4 @@
-"""Scores from pairs, against dense formulas."""
+"""Scores from pairs, compared with dense formulas."""
 
 import pickle
 
@@ -65,7 +65,7 @@ def fitted(trained, **settings):
 
 
 def gradients(trained, items):
-    """Scores (n,), and their gradients (n, P) in all weights."""
+    """Return scores (n,) and their gradients (n, P) in all weights."""
     scorer = trained.module_.scorer
     scores = scorer(torch.as_tensor(items)).flatten()
     rows = gradient_rows(scores, scorer.parameters())
@@ -73,13 +73,13 @@ def gradients(trained, items):
 
 
 def of_differences(cov):
-    """Variances of the differences of the first and the second half of scores."""
+    """Return variances of the differences between two halves of the scores."""
     n = len(cov) // 2
     return cov.diagonal()[:n] + cov.diagonal()[n:] - 2 * cov.diagonal(n)
 
 
 def covariance(trained):
-    """Of the weights: ``J = J(second) - J(first)``."""
+    """Return the covariance of the weights for ``J = J(second) - J(first)``."""
     (first, J1), (second, J2) = (gradients(trained, X[:, k]) for k in (0, 1))
     J, p = J2 - J1, expit(second - first)
     H = J.T @ (J * (p * (1 - p))[:, None])
@@ -135,7 +135,7 @@ def test_a_known_ranking(prior):
 
 
 def test_abilities_of_players():
-    """Items that are numbers: Bradley and Terry's own case."""
+    """Items are numbers, as in Bradley and Terry's model."""
     rng = np.random.default_rng(0)
     ability = np.array([-2.0, -1.0, 0.0, 1.0, 2.0])
     pairs = rng.integers(5, size=(400, 2))
@@ -171,7 +171,7 @@ def test_pairs_of_an_earlier_task(trained):
 
 
 class Named(nn.Module):
-    """A reward model: takes its inputs by name, returns logits among other outputs."""
+    """A reward model with named inputs that returns logits among other outputs."""
 
     def __init__(self):
         super().__init__()
@@ -186,7 +186,7 @@ def as_dict(X):
 
 
 def test_pairs_in_a_dict():
-    """Scores of a scorer that takes several inputs by name."""
+    """The scorer accepts several named inputs."""
     trained = seeded(net(), X, Y.astype(np.float64))
     named = initialised(net(Named))
     named.module_.scorer.scorer.load_state_dict(trained.module_.scorer.state_dict())
@@ -213,7 +213,7 @@ def recorded(**params):
 
 
 class MeanOfItems(nn.Module):
-    """No difference of scores."""
+    """A module whose output is not a difference of scores."""
 
     def __init__(self):
         super().__init__()
@@ -287,7 +287,7 @@ class TestBadInput:
 
 
 def test_the_defaults_cover_true_differences():
-    """In 90 % of cases, as draws go: all differences hang on three numbers a seed."""
+    """The target is 90 %, but all differences depend on three numbers per seed."""
     hits = []
     for seed in range(3):
         rng = np.random.default_rng(seed)

@@ -1,6 +1,6 @@
-"""What cannot be is refused before training, in words that help, and changes nothing.
+"""Invalid calls raise helpful errors before training, and change nothing.
 
-Tables by kind: options, networks, targets and inputs; then calls of fitted estimators.
+Tables by kind: options, networks, targets, inputs, and calls of fitted estimators.
 """
 
 import copy
@@ -77,13 +77,13 @@ def table(cases):
 
 # ------------------------------------------------------------------------ options
 def shown(value):
-    """Without addresses, which would differ per process."""
+    """Return a test id without memory addresses, which differ between processes."""
     plain = str | int | float | list | dict | None
     return repr(value) if isinstance(value, plain) else type(value).__name__
 
 
 def settings(*words, **params):
-    """Parameters of an estimator, and words of the message about them."""
+    """Return parameters of an estimator, and expected words of the error message."""
     name = ",".join(f"{name}={shown(value)}" for name, value in params.items())
     return pytest.param(params, words, id=name)
 
@@ -304,7 +304,7 @@ OF_CLASSIFIERS = {
 
 
 class MeanAndVariance(MLP):
-    """A tuple, as for torch's criterion."""
+    """A module that returns a tuple, as torch's criterion expects."""
 
     def forward(self, X):
         f = super().forward(X)
@@ -383,7 +383,7 @@ def test_first_mistakes_with_rankers(case):
 
 @pytest.mark.parametrize("reason", ["several", "none", "few rows", "a net for them"])
 def test_columns_that_are_meant_as_several_labels(reason):
-    """Those of a row with several or none, few rows, and nets that take columns."""
+    """Cover rows with several or no labels, few rows, and nets that accept columns."""
     columns, net, n = np.eye(3)[Y], None, 9 if reason == "few rows" else 60
     if reason in ("several", "none"):
         columns[0] = reason == "several"
@@ -429,14 +429,14 @@ def test_modules_of_torchscript(way):
 
 # --------------------------------------------------------------------- the samples
 def replaced(values, value, dtype=object):
-    """Values with another one in the place of the seventh."""
+    """Return values with a replaced seventh value."""
     values = np.asarray(values).astype(dtype)
     values.flat[7] = value
     return values
 
 
 def masked(values):
-    """The values with the first entry masked."""
+    """Return the values with a masked first entry."""
     hidden = np.zeros(values.shape, dtype=bool)
     hidden.flat[0] = True
     return np.ma.MaskedArray(values, hidden)
@@ -490,14 +490,14 @@ NUMBERS = {
 
 @pytest.fixture(scope="module")
 def labels():
-    """A fitted classifier."""
+    """Return a fitted classifier."""
     net = FrozenEstimator(seeded(classifier(), X, Y))
     return LaplaceClassifier(net, prior_precision=1.0, random_state=0).fit(X, Y)
 
 
 @pytest.fixture(scope="module")
 def numbers():
-    """A fitted regressor."""
+    """Return a fitted regressor."""
     net = FrozenEstimator(seeded(regressor(), X_REG, Y_REG[:, None]))
     model = LaplaceRegressor(net, prior_precision=1.0, sigma_noise=0.2)
     return model.fit(X_REG, Y_REG)
@@ -604,7 +604,7 @@ DIVERGING = {"optimizer": torch.optim.SGD, "max_epochs": 5}
 
 
 class TestDivergence:
-    """Training that went wrong is called that, and the estimator stays unfitted."""
+    """Diverged training raises a clear error, and the estimator stays unfitted."""
 
     @pytest.mark.parametrize(
         "model",
@@ -719,7 +719,7 @@ class TestFitted:
 
 
 class TestSizes:
-    """What cannot fit is refused with bytes and something cheaper."""
+    """Errors for lack of memory state the bytes and suggest a cheaper option."""
 
     @pytest.fixture
     def little_memory(self, monkeypatch):

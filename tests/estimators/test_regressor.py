@@ -35,12 +35,12 @@ FULL = {"hessian_structure": "full"}
 
 
 def around(net, **settings):
-    """An estimator that takes the net as it is."""
+    """Return an estimator that keeps the net's weights."""
     return LaplaceRegressor(FrozenEstimator(net), **settings)
 
 
 def linear_net(weights, bias=None):
-    """A float64 network of one linear layer with given weights (c, i)."""
+    """Return a float64 network of one linear layer with given weights (c, i)."""
     weights = np.atleast_2d(weights)
     n_out, n_in = weights.shape
     sizes = {"module__n_in": n_in, "module__n_out": n_out}
@@ -53,13 +53,13 @@ def linear_net(weights, bias=None):
 
 
 def map_weights(X, y, precision=PRECISION, noise=NOISE):
-    """Most probable weights of a linear model, (i,), under one precision or each."""
+    """Return a linear model's MAP weights (i,), for one precision or one each."""
     H = X.T @ X / noise**2 + precision * np.eye(X.shape[1])
     return np.linalg.solve(H, X.T @ y / noise**2)
 
 
 def process(X, y, precision=PRECISION, noise=NOISE):
-    """The same posterior as a Gaussian process with a linear kernel."""
+    """Return the posterior as a Gaussian process with a linear kernel."""
     kernel = ConstantKernel(1 / precision, "fixed") * DotProduct(0.0, "fixed")
     kernel = kernel + WhiteKernel(noise**2, "fixed")
     return GaussianProcessRegressor(kernel, optimizer=None).fit(X, y)
@@ -90,7 +90,7 @@ def model(net, rows):
 
 
 class TestClosedForms:
-    """Where the network is linear, the Laplace approximation is exact."""
+    """For linear networks, the Laplace approximation is exact."""
 
     @pytest.mark.parametrize("structure", ["full", "kron"])
     @pytest.mark.parametrize("refine", [False, True])
@@ -260,7 +260,7 @@ class TestShapes:
 
 
 class TestUnits:
-    """Predictions of the default move with the units of y."""
+    """Predictions of the default estimator scale with the units of y."""
 
     @pytest.mark.parametrize("unit", [1e-9, 1e-3, 1e9])
     @pytest.mark.parametrize("tuner", ["marglik", "validation"])
@@ -285,7 +285,7 @@ def test_marglik_reports_no_convergence_as_a_warning(net, rows, monkeypatch):
 class TestRecalibrate:
     @pytest.fixture
     def model(self):
-        """Far too certain of itself: noise is a fifth of what it should be."""
+        """Return an overconfident model: its noise is a fifth of the true noise."""
         X, y = waves()
         net = seeded(regressor(), X, y.reshape(-1, 1))
         return around(net, prior_precision=1.0, sigma_noise=0.02).fit(X, y)
@@ -310,14 +310,14 @@ class TestRecalibrate:
 
 
 def counts(n=150, seed=0):
-    """Rows of three features, and counts whose logarithmic rate is linear in them."""
+    """Return three features, and counts whose log-rate is linear in the features."""
     generator = np.random.default_rng(seed)
     X = generator.standard_normal((n, 3))
     return X, generator.poisson(np.exp(X @ [0.8, -0.5, 0.3])).astype(float)
 
 
 def rates(max_epochs, criterion=nn.PoissonNLLLoss):
-    """A linear map without bias."""
+    """Return a linear map without bias."""
     sizes = {"module__n_in": 3, "module__bias": False}
     return regressor(LinearModel, criterion=criterion, max_epochs=max_epochs, **sizes)
 
@@ -383,7 +383,7 @@ class TestCounts:
 
 
 def noisy(n=600, seed=0):
-    """Noise that grows tenfold from left to right."""
+    """Return data whose noise grows tenfold from left to right."""
     generator = np.random.default_rng(seed)
     X = generator.uniform(-1, 1, (n, 1)).astype(np.float32)
     noise = 0.1 * 10 ** ((X[:, 0] + 1) / 2)
@@ -435,7 +435,7 @@ class TestNoiseOfEachOutput:
         return X, np.stack([y, 3 - 5 * y], 1)
 
     def test_of_a_linear_network_is_that_of_two(self):
-        """A net without hidden layers falls apart into its outputs."""
+        """A net without hidden layers splits into independent outputs."""
         X, Y = self.rows()
         options = {"prior_precision": 0.5, "refine": True, **FULL}
         net = regressor(LinearModel, module__n_out=2)
@@ -471,7 +471,7 @@ class TestNoiseOfEachOutput:
 
 
 class CountsByHand(nn.Module):
-    """A criterion that nobody knows: that of counts, written out."""
+    """A user-defined criterion for counts."""
 
     reduction = "mean"
 
@@ -481,7 +481,7 @@ class CountsByHand(nn.Module):
 
 @dataclass(frozen=True)
 class StudentT(RegressionLikelihood):
-    """Heavy tails with four degrees of freedom and scale one half."""
+    """Student's t log-density with four degrees of freedom and scale one half."""
 
     df: float = 4.0
     width_of_noise: float = 0.5

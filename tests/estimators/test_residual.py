@@ -40,20 +40,20 @@ def far(kind, distance=30.0, n=20):
 
 
 def added(fitted, X):
-    """What the residual adds to the variances of a classifier's logits, on average."""
+    """Return the average variance that the residual adds to a classifier's logits."""
     pair = fitted, without(fitted)
     with_it, alone = (m.latent_mean_and_variance(X)[1].mean() for m in pair)
     return with_it - alone
 
 
 def without(fitted):
-    """The same model without its residual."""
+    """Return the model without its residual."""
     return pickle.loads(pickle.dumps(fitted)).set_params(residual="none")
 
 
 # ------------------------------------------------------------------- its definition
 def leverage(rows, groups, row, group, ridge):
-    """Leverage of a row in its group, by the covariance within groups."""
+    """Return the leverage of a row in its group, by the within-group covariance."""
     means = {g: rows[groups == g].mean(0) for g in set(groups)}
     deviations = rows - np.stack([means[g] for g in groups])
     scatter = deviations.T @ deviations
@@ -64,7 +64,7 @@ def leverage(rows, groups, row, group, ridge):
 
 
 def left_out(rows, groups, n, ridge):
-    """The same for a training sample among the others, under the same ridge."""
+    """Return the leave-one-out leverage of a training sample, with the same ridge."""
     others = np.arange(len(rows)) != n
     means = {g: rows[groups == g].mean(0) for g in set(groups)}
     deviations = rows - np.stack([means[g] for g in groups])
@@ -80,12 +80,12 @@ def left_out(rows, groups, n, ridge):
 
 
 def quantile(values):
-    """Smallest value that 99 % do not exceed."""
+    """Return the smallest value that 99 % of the values do not exceed."""
     return np.sort(values)[int(np.ceil(0.99 * len(values))) - 1]
 
 
 def relative_variances(fitted, seen, held_out, new):
-    """Variances of the residual in units of its scale, by their definition."""
+    """Return residual variances in units of the scale, by definition."""
     net = fitted.estimator_
 
     def features(X):
@@ -360,7 +360,7 @@ def test_rare_categories_are_not_far(kind):
 
 
 def pad(samples):
-    """Make a batch of rows of different lengths, which end in zeros."""
+    """Make a batch of rows with different lengths, padded with zeros."""
     rows, targets = zip(*samples, strict=True)
     longest = max(int(np.count_nonzero(row)) for row in rows)
     X = torch.stack([torch.as_tensor(row[:longest]) for row in rows])
@@ -368,7 +368,7 @@ def pad(samples):
 
 
 class OfLengths(nn.Module):
-    """A network of the sum and the mean square of a sequence."""
+    """A network on the sum and the mean square of a sequence."""
 
     def __init__(self):
         super().__init__()
@@ -379,7 +379,7 @@ class OfLengths(nn.Module):
 
 
 def test_padded_sequences_are_no_table():
-    """Batches have different widths, whichever comes first."""
+    """Batches have different widths, in any order."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(120, 9)).astype(np.float32)
     X[np.arange(9) >= np.repeat([3, 9, 6, 5], 30)[:, None]] = 0

@@ -1,4 +1,4 @@
-"""Metadata routing: weights and held-out samples through scikit-learn's tools."""
+"""Metadata routing: weights and held-out samples in scikit-learn's tools."""
 
 from contextlib import nullcontext
 
@@ -40,7 +40,7 @@ def assert_same_fit(found, expected, rows=X):
 
 
 def test_pipeline_transforms_held_out_samples(model):
-    """Those that `transform_input` names; others arrive as they were passed."""
+    """The pipeline transforms only the samples that `transform_input` names."""
     data, scaler = (100 * X, Y), StandardScaler().set_fit_request(sample_weight=False)
     held_out = {"X_val": 100 * X_VAL, "y_val": Y_VAL}
     pipeline = make_pipeline(scaler, model, transform_input=["X_val"])
@@ -115,7 +115,7 @@ def test_untransformed_held_out_samples_are_warned_of(model, named):
 
 @pytest.mark.parametrize(("shift", "warns"), [(0.9, False), (1.6, True)])
 def test_ranges_of_held_out_samples_may_differ(shift, warns):
-    """The median of a column may lie outside by half of the range, but not by more."""
+    """A column's median may exceed the training range by at most half the range."""
     X, y = waves()
     other = np.full_like(X[:9], 0.0)
     other[:, 0] = X[:, 0].min() + shift * np.ptp(X[:, 0])
@@ -125,7 +125,7 @@ def test_ranges_of_held_out_samples_may_differ(shift, warns):
 
 
 def test_held_out_labels_that_cannot_be_predicted_are_warned_of(model):
-    """Whatever the link; they are predicted with equal probabilities."""
+    """The warning does not depend on the link; the labels are equally probable."""
     y_val = np.random.default_rng(0).permutation(Y_VAL)
     for link in ("bridge", "mc"):
         clone_ = clone(model).set_params(link_approx=link)

@@ -1,4 +1,4 @@
-"""Sample weights are counts; others are warned of."""
+"""Sample weights are counts; other weights cause a warning."""
 
 import warnings
 

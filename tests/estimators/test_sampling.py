@@ -1,4 +1,4 @@
-"""Estimators that predict from draws, beyond the contracts of all estimators."""
+"""Estimators that predict from draws, beyond the general contracts."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ of_frozen_nets = pytest.mark.parametrize(
 
 
 def make(kind, **params):
-    """The estimator around a quick net, with few draws."""
+    """Return the estimator around a quick net, with few draws."""
     module = DropoutMLP if "Dropout" in kind.__name__ else MLP
     around = classifier if kind in CLASSIFIERS else regressor
     net = around(module, **{"max_epochs": 15} | params)

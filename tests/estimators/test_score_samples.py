@@ -1,4 +1,4 @@
-"""score_samples: what is unlike the training samples has lower scores."""
+"""score_samples: samples unlike the training samples have lower scores."""
 
 from functools import partial
 
@@ -153,7 +153,7 @@ class Layers(nn.Module):
 
 
 class Heads(nn.Module):
-    """Means and log-variances from two layers side by side."""
+    """A module with means and log-variances from two parallel layers."""
 
     def __init__(self, n_out=1):
         super().__init__()
@@ -166,7 +166,7 @@ class Heads(nn.Module):
 
 
 class ConvolutionalHead(nn.Module):
-    """A convolution gives the logits at each position, which are averaged."""
+    """A convolutional head whose logits are averaged over positions."""
 
     def __init__(self):
         super().__init__()
@@ -177,7 +177,7 @@ class ConvolutionalHead(nn.Module):
 
 
 class EmbeddedHead(nn.Module):
-    """The only layer looks up integers."""
+    """A module whose only layer is an embedding."""
 
     def __init__(self):
         super().__init__()

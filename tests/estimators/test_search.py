@@ -1,4 +1,4 @@
-"""Prior precisions by cross-validation: the choice of a grid search, for less."""
+"""Prior precisions by cross-validation: the result of a grid search at lower cost."""
 
 import re
 from functools import partial
@@ -65,7 +65,7 @@ def fold_scores(model):
 
 
 def grid_search(model, X, y, scoring=None, **settings):
-    """What scikit-learn makes of the same settings."""
+    """Return scikit-learn's grid search with the same settings."""
     shared = model.get_params(deep=False)
     plain = PLAIN[type(model)]
     shared = {k: v for k, v in shared.items() if k in plain._get_param_names()}
@@ -96,7 +96,7 @@ def assert_same_choice(model, search, rtol=1e-8):
 class TestAgainstGridSearch:
     @pytest.mark.slow
     def test_with_all_weights_refined(self):
-        """To those of the linearised network, anew for every candidate and fold."""
+        """Every candidate and fold refits all weights of the linearised network."""
         net = classifier(TanhMLP, **DOUBLE)
         for subset in ("last_layer", "all"):
             settings = {"refine": True, "subset_of_weights": subset}
@@ -169,7 +169,7 @@ class TestAgainstGridSearch:
 # -------------------------------------------------------------------- the noise
 class TestNoise:
     def naive(self, settings, prior_precision, sigma_noise, X=X_REG, y=Y_REG):
-        """Mean log-density of all held-out rows, by one fit per fold."""
+        """Return the mean log-density of held-out rows, with one fit per fold."""
         total = 0.0
         chosen = {"prior_precision": prior_precision, "sigma_noise": sigma_noise}
         model = LaplaceRegressor(
@@ -215,7 +215,7 @@ class TestNoise:
 class TestPrice:
     @pytest.fixture
     def linearised(self):
-        """Arguments of the calls that linearise a batch."""
+        """Record the arguments of the calls that linearise a batch."""
         with calls(glm_outputs, "linearise") as batches:
             yield batches
 

@@ -1,4 +1,4 @@
-"""Distributions over class probabilities, and what classifiers say with them."""
+"""Distributions over class probabilities, and predictions from them."""
 
 import numpy as np
 import pytest
@@ -57,20 +57,20 @@ def model(net):
 
 @pytest.fixture(scope="module")
 def tags():
-    """Of a matrix of labels."""
+    """Return a classifier of a label matrix."""
     net = seeded(tagging.net(), tagging.X, tagging.Y.astype(float))
     return tagging.fitted(net)
 
 
 @pytest.fixture(scope="module")
 def maps():
-    """Of a label at every position."""
+    """Return a classifier of one label per position."""
     net = seeded(segmentation.net(), segmentation.X, segmentation.Y)
     return segmentation.fitted(net)
 
 
 def gaussian_of(model, X):
-    """Means and full covariances of the class logits, (n, K) and (n, K, K)."""
+    """Return means (n, K) and covariances (n, K, K) of the class logits."""
     mean, cov = model.latent_mean_and_variance(X, full_cov=True)
     return torch.as_tensor(mean), torch.as_tensor(cov)
 
@@ -121,7 +121,7 @@ def test_the_constructor_says_which_unless_the_call_does(net, model, method):
 
 
 def split(draws):
-    """Of (n, K, s)."""
+    """Return the uncertainty split of probabilities (n, K, s)."""
     total, aleatoric = entropy(draws.mean(-1), axis=1), entropy(draws, axis=1).mean(-1)
     return np.stack([total, aleatoric, total - aleatoric], -1)
 
@@ -283,7 +283,7 @@ def test_one_class_is_certain(name, pred_type):
 
 
 def test_many_classes_need_no_covariances(monkeypatch):
-    """Bridges of centred logits do with variances, other methods do not."""
+    """Bridges of centred logits need only variances; other methods need covariances."""
     rows, y = blobs(80, n_classes=40, dtype=np.float64)
     frozen = FrozenEstimator(initialised(classifier(LinearModel, module__n_out=40)))
     model = LaplaceClassifier(frozen, prior_precision=1.0).fit(rows, y)

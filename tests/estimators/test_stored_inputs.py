@@ -1,4 +1,4 @@
-"""Inputs on disk: results are those of arrays, in memory that does not grow."""
+"""Inputs on disk: the results equal results from arrays, with bounded memory."""
 
 import re
 import subprocess
@@ -30,7 +30,7 @@ def of_any_size(monkeypatch):
 
 @pytest.fixture
 def mapped(tmp_path):
-    """An array as a memory map, of another dtype than the network's."""
+    """Return an array as a memory map, with another dtype than the network."""
 
     def write(array, dtype="f8"):
         np.save(tmp_path / "array.npy", array.astype(dtype))
@@ -78,9 +78,9 @@ def test_what_is_no_input_is_refused_before_training(change, words, mapped):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="of Linux")
 def test_memory_does_not_grow_with_the_file():
-    """Targets of 8 bytes do, a few MiB here.
+    """Only the targets of 8 bytes use memory, a few MiB here.
 
-    The features of the smaller file are kept, those of the larger one are not.
+    The features of the smaller file stay in memory; the larger file's do not.
     """
     peaks = []
     for gigabytes in ("0.4", "1.6"):

@@ -1,4 +1,4 @@
-"""SWAGClassifier and SWAGRegressor, beyond what test_sampling asks of all."""
+"""SWAGClassifier and SWAGRegressor, beyond the tests in test_sampling."""
 
 import numpy as np
 import pytest
@@ -143,7 +143,7 @@ def test_divergence_to_finite_weights_is_warned_of():
 
 
 def test_default_regressor_in_any_units():
-    """Its loss is in units of the targets, and so is the learning rate."""
+    """The loss and the learning rate depend on the units of the targets."""
     small = SWAGRegressor(**FEW).fit(X_REG, Y_REG)
     large = SWAGRegressor(**FEW).fit(X_REG, 1e4 * Y_REG)
     for found, expected in zip(

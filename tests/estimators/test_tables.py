@@ -1,4 +1,4 @@
-"""Data frames as they are, and sparse matrices."""
+"""Data frames without preprocessing, and sparse matrices."""
 
 import datetime as dt
 import pickle
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:There are no rows that the netwo
 
 
 def columns(seed=0):
-    """Columns of all kinds, as lists."""
+    """Return columns of all kinds, as lists."""
     rng = np.random.default_rng(seed)
     return {
         "number": rng.normal(size=N).tolist(),

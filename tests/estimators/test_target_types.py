@@ -1,4 +1,4 @@
-"""Several labels per row: from targets to answers, against dense references."""
+"""Several labels per row: targets and predictions, compared with dense references."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def trained():
 
 # ----------------------------------------------------------------- dense references
 def dense(trained, pos_weight=None, subset=slice(None)):
-    """Rows of the Jacobian (n, L, P), logits (n, L), and weights of labels (n, L)."""
+    """Return the Jacobian (n, L, P), logits (n, L), and label weights (n, L)."""
     module = trained.module_.eval()
     f = module(torch.as_tensor(X))
     J = references.gradient_rows(f, list(module.parameters())[subset])
@@ -75,7 +75,7 @@ def test_posterior_and_variances_are_those_of_the_dense_formula(
 
 @pytest.mark.parametrize("link", LINKS)
 def test_a_label_is_a_problem_of_two_classes(trained, link):
-    """Probabilities, Betas and draws of a label are those it has alone."""
+    """Probabilities, Betas and draws equal the results for each label alone."""
     model = fitted(trained, link_approx=link, subset_of_weights="all")
     proba, alpha = model.predict_proba(X), model.predict_dirichlet(X)
     assert proba.shape == (len(X), N_LABELS)
@@ -213,7 +213,7 @@ def test_any_form_of_a_matrix_is_fitted_and_scored(kind, trained):
     ],
 )
 def test_nets_that_skorch_keeps_to_one_label(make, words):
-    """With words of what to use, before any training."""
+    """The error comes before training and says what to use instead."""
     params = {"module__n_out": N_LABELS, "callbacks": [RecordTraining()]}
     net = make(MLP, criterion=nn.BCEWithLogitsLoss, verbose=0, **params)
     model = LaplaceClassifier(net)

@@ -1,4 +1,4 @@
-"""Predictions in several threads, forked processes, and contexts of the caller."""
+"""Predictions in threads, forked processes, and the caller's contexts."""
 
 import multiprocessing
 import os
@@ -33,7 +33,7 @@ def fitted_regressor(**params):
 
 
 def gradient(model):
-    """The gradient of all variances in the inputs."""
+    """Return the gradient of all variances in the inputs."""
     x = torch.from_numpy(X.copy()).requires_grad_()
     model.predictive(x)[1].sum().backward()
     return x.grad.numpy()
@@ -46,7 +46,7 @@ def flags(model):
 
 
 def test_many_threads_predict_score_and_differentiate_as_one():
-    """Probabilities were those of a network that another thread was switching."""
+    """Regression test: another thread switched the network during a prediction."""
     model = fitted_classifier()
     model.estimator_.module_.train()
     calls = [
@@ -78,7 +78,7 @@ def test_many_threads_predict_score_and_differentiate_as_one():
 
 
 def test_streams_of_other_threads_are_not_rewound():
-    """Numbers were drawn twice: predictions restored the state from before them."""
+    """Regression test: predictions restored an old state, so numbers were drawn twice."""
     model = fitted_classifier(pred_type="nn", n_samples=8)
     ends = threading.Event()
 
@@ -106,7 +106,7 @@ def test_streams_of_other_threads_are_not_rewound():
 
 
 def test_another_network_predicts_while_one_is_trained():
-    """A service must not wait until the next model is trained."""
+    """A service must not wait for the training of the next model."""
     model, started, done = fitted_classifier(), threading.Event(), threading.Event()
 
     class Waits(MLP):
@@ -131,7 +131,7 @@ def test_another_network_predicts_while_one_is_trained():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_processes_forked_while_threads_predict_and_train_do_not_wait():
-    """Children had a lock that was held by a thread of their parent."""
+    """Regression test: a child inherited a lock held by a thread of its parent."""
     model, ends = fitted_classifier(), threading.Event()
     context = multiprocessing.get_context("fork")
 

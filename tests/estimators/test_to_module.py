@@ -1,4 +1,4 @@
-"""Modules from `to_module` equal their estimators, and live without this package."""
+"""Modules from `to_module` equal their estimators, and run without sklaplace."""
 
 import copy
 import pickle
@@ -67,7 +67,7 @@ DTYPES = dict.fromkeys(CLASSIFIERS, torch.float32) | {"default": torch.float64}
 
 
 def compared(model, module, rows, **options):
-    """Return pairs of the module's results and those of the estimator."""
+    """Return pairs of results of the module and of the estimator."""
     dtype = next(model.estimator_.module_.parameters()).dtype
     found = module(torch.as_tensor(rows, dtype=dtype))
     expected = [*model.latent_mean_and_variance(rows)]
@@ -128,7 +128,7 @@ def test_equals_estimator_of_data_frames(kind, column):
 
 
 class Stored(MLP):
-    """It keeps an activation, which has a graph."""
+    """A module that keeps an activation with its graph."""
 
     def forward(self, X):
         self.last = self.hidden(X)
@@ -136,7 +136,7 @@ class Stored(MLP):
 
 
 class Tokens(nn.Module):
-    """Embedding of a table of integers."""
+    """A module with an embedding of integers."""
 
     def __init__(self):
         super().__init__()
@@ -228,7 +228,7 @@ class TestModule:
 
 
 class TinyDropout(MLP):
-    """Dropout, which is off in predictions."""
+    """A module with dropout, which is off in predictions."""
 
     def forward(self, X):
         return self.head(nn.functional.dropout(self.hidden(X), 0.5, self.training))
@@ -272,7 +272,7 @@ def test_export_loads_without_this_package(model, tmp_path):
 
 
 class OwnInfer(NeuralNetClassifier):
-    """It scales the inputs outside of its module."""
+    """A net that scales the inputs outside its module."""
 
     def infer(self, x, **fit_params):
         return super().infer(2 * x, **fit_params)
@@ -312,7 +312,7 @@ def test_refusals():
 
 @dataclass(frozen=True)
 class Scaled(DensityLikelihood):
-    """Student's t with a module among its attributes."""
+    """A Student's t log-density with a module as attribute."""
 
     layer: nn.Module
 

@@ -1,4 +1,4 @@
-"""The most probable classes, and their probabilities, batch by batch."""
+"""The most probable classes and their probabilities, batch by batch."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def fitted(**options):
 
 
 def sorted_proba(model, k, rows=NEW):
-    """Classes and probabilities by sorting ``predict_proba``; axis 1 has classes."""
+    """Return classes and probabilities by sorting ``predict_proba`` along axis 1."""
     proba = model.predict_proba(rows)
     order = np.argsort(-proba, axis=1, kind="stable")[:, :k]
     return model.classes_[order], np.take_along_axis(proba, order, 1)
@@ -77,7 +77,7 @@ def test_what_is_refused():
 
 @pytest.mark.slow
 def test_probabilities_of_all_samples_are_never_there_together():
-    """The largest tensor is a tenth of (n, C) at most, for batches of a fortieth."""
+    """With batches of n/40 rows, the largest tensor is at most a tenth of (n, C)."""
     n, c = 800, 2_000
     rows = np.random.default_rng(0).normal(size=(n, 3))
     net = classifier(LinearModel, module__n_in=3, module__n_out=c)

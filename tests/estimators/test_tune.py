@@ -24,7 +24,7 @@ SUBSETS = [
 
 
 def problem(kind, n_targets=None):
-    """An estimator around a trained network, its training samples and others."""
+    """Return an estimator around a trained network, training and other samples."""
     if kind is LaplaceClassifier:
         X, y = blobs(120, dtype=np.float64)
         net, target = classifier(**DOUBLE), y
@@ -37,7 +37,7 @@ def problem(kind, n_targets=None):
 
 
 def fitted(kind, n_targets=None, **settings):
-    """An estimator under a fixed prior, and samples that it was not fitted to."""
+    """Return an estimator fitted with a fixed prior, and new samples."""
     model, train, held = problem(kind, n_targets)
     if kind is LaplaceRegressor:
         settings = {"sigma_noise": 0.3} | settings
@@ -88,7 +88,7 @@ def test_takes_no_pass_over_training_samples():
 
 
 def scores(model, X, y):
-    """Mean negative log-likelihoods over a grid of temperatures."""
+    """Return mean negative log-likelihoods over a grid of temperatures."""
     posterior, found = model.posterior_, {}
     for temperature in np.exp(np.linspace(-5, 5, 41)):
         model.posterior_ = posterior.replace(temperature=torch.tensor(temperature))

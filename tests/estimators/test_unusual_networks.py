@@ -1,4 +1,4 @@
-"""Networks in low or several precisions, without sizes yet, with odd parameters."""
+"""Networks with low or mixed precision, lazy layers, or unusual parameters."""
 
 import pickle
 
@@ -39,7 +39,7 @@ class Mixed(MLP):
 
 
 class WithEmptyLayers(MLP):
-    """Layers from and to no features."""
+    """A module with layers of zero width."""
 
     def __init__(self):
         super().__init__()
@@ -50,7 +50,7 @@ class WithEmptyLayers(MLP):
 
 
 class WithIntegers(MLP):
-    """An order of inputs and quantised weights, both integers."""
+    """A module with integer parameters: an input order and quantised weights."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ class WithIntegers(MLP):
 
 
 class WithHooks(MLP):
-    """Weights that a hook computes before each forward pass."""
+    """A module whose weights are computed by a hook before each forward pass."""
 
     def __init__(self, of_head=False):
         super().__init__()
@@ -73,7 +73,7 @@ class WithHooks(MLP):
 
 
 class WithParametrisation(MLP):
-    """The same by torch's parametrisations."""
+    """A module whose weights are computed by torch's parametrisations."""
 
     def __init__(self, of_head=False):
         super().__init__()
@@ -82,7 +82,7 @@ class WithParametrisation(MLP):
 
 
 class Lazy(MLP):
-    """Layers that take their sizes from the first batch."""
+    """A module whose layers infer their sizes from the first batch."""
 
     def __init__(self):
         super().__init__()
@@ -95,7 +95,7 @@ def trained(module, **params):
 
 
 def with_weights_of(net, module, **params):
-    """Another module with the same weights, in its own precision."""
+    """Copy the weights to another module, which keeps its own precision."""
     other = classifier(module, **params).initialize()
     values, names = net.module_.state_dict(), other.module_.state_dict().keys()
     other.module_.load_state_dict({name: values[name] for name in names})
@@ -115,7 +115,7 @@ def fit(net, subset="last_layer", structure="kron", **params):
 
 
 def assert_equal_predictions(found, expected, tolerance):
-    """Variances and evidence relative to their size, and probabilities."""
+    """Check probabilities, and variances and evidence with relative tolerance."""
     variances = [m.latent_mean_and_variance(X)[1] for m in (found, expected)]
     size = variances[1].max()
     np.testing.assert_allclose(*variances, rtol=0, atol=tolerance * size)
@@ -244,7 +244,7 @@ def test_a_network_may_write_to_its_input(subset, pred_type, is_frozen):
 
 
 class Force(Plain):
-    """Its outputs are made of derivatives of a layer in its inputs."""
+    """A module whose outputs are derivatives of a layer in its inputs."""
 
     def energy(self, x):
         x = x if x.requires_grad else x.detach().requires_grad_()

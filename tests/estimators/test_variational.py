@@ -1,4 +1,4 @@
-"""Bayes by Backprop: what is learned, from which start, and what is refused."""
+"""Bayes by Backprop: learned posteriors, initial values and errors."""
 
 from typing import ClassVar
 
@@ -39,7 +39,7 @@ NETS = {VariationalClassifier: classifier, VariationalRegressor: regressor}
 
 
 class Deep(nn.Module):
-    """Two hidden layers of twenty units."""
+    """A network with two hidden layers of twenty units."""
 
     def __init__(self, n_in=2, n_out=2, activation=nn.ReLU):
         super().__init__()
@@ -58,7 +58,7 @@ SIGMA, SCALE = 0.4, 0.8
 
 
 def linear_net():
-    """Thousands of steps on all rows."""
+    """Return a linear net with thousands of full-batch steps."""
     steps = {"optimizer": CosineAdam, "optimizer__n_steps": 3000, "max_epochs": 1}
     return regressor(LinearModel, lr=0.03, **steps)
 
@@ -82,11 +82,11 @@ def linear(line):
 
 @pytest.mark.slow
 class TestLinearModel:
-    """One linear layer under Gaussian noise: all is known."""
+    """One linear layer with Gaussian noise, for which all results are known."""
 
     @staticmethod
     def optimum(X, y, sigma, scale):
-        """Mean and variances of the best independent posterior: weights, then bias."""
+        """Return mean and variances of the best factorised posterior, bias last."""
         design = np.c_[X, np.ones(len(X))]
         precision = design.T @ design / sigma**2 + np.eye(3) / scale**2
         mean = np.linalg.solve(precision, design.T @ y / sigma**2)
@@ -94,7 +94,7 @@ class TestLinearModel:
 
     @classmethod
     def bound(cls, X, y, sigma, scale):
-        """Evidence lower bound at the optimum, and its spread over single draws."""
+        """Return the evidence lower bound at the optimum, and its spread over draws."""
         design, mean, variance = cls.optimum(X, y, sigma, scale)
         squares = np.sum((y - design @ mean) ** 2) + np.sum(design**2 @ variance)
         fit = -squares / (2 * sigma**2) - len(y) * np.log(2 * np.pi * sigma**2) / 2
@@ -199,7 +199,7 @@ def net():
 
 
 def started(net, **options):
-    """From the weights of a trained net."""
+    """Return an estimator that starts from the weights of a trained net."""
     model = VariationalClassifier(FrozenEstimator(net), random_state=0, **options)
     return model.fit(X, Y)
 
@@ -254,7 +254,7 @@ class TestFrozenStart:
 
 # ------------------------------------------------------------------------ families
 class TestFamilies:
-    """A family of one's own, sizes of the others, and a start of one's own."""
+    """User-defined families, sizes of the built-in families, and custom starts."""
 
     OWN: ClassVar = {"posterior": Logistic, "posterior_params": {"stretch": 2.0}}
 
@@ -289,12 +289,12 @@ RECORD = {"callbacks": [RecordTraining()]}
 
 
 def recorded(net=None, kind=VariationalClassifier, **options):
-    """Of a net with parameters, of which nothing may be trained."""
+    """Return an estimator whose net records any training step."""
     return kind(NETS[kind](**RECORD | (net or {})), **options)
 
 
 class Sparse(MLP):
-    """A table whose gradients are sparse."""
+    """A module with an embedding with sparse gradients."""
 
     def __init__(self):
         super().__init__()
@@ -302,7 +302,7 @@ class Sparse(MLP):
 
 
 class Unusable(Logistic):
-    """Draws without gradients."""
+    """A family whose draws have no gradients."""
 
     def transform(self, noise):
         return tuple(x.detach() for x in super().transform(noise))

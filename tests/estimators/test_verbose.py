@@ -1,4 +1,4 @@
-"""What fits print under ``verbose``: nothing, phases, and progress bars."""
+"""Output of fits for each ``verbose``: nothing, phases, and progress bars."""
 
 import re
 import sys
@@ -54,7 +54,7 @@ PHASES = {
 
 
 def made(kind, **params):
-    """An estimator of a kind around a quick net, and samples for it."""
+    """Return an estimator around a quick net, and its samples."""
     names = kind().get_params(deep=False)
     settings = {name: value for name, value in SMALL.items() if name in names}
     if kind is LaplaceRanker:
@@ -70,7 +70,7 @@ def fitted(kind, **params):
 
 
 def phases(printed):
-    """Names of the phases in a text, each of which has a line with its time."""
+    """Return the names of the phases in a text, one line with a time per phase."""
     return re.findall(r"^\[\w+\] ([a-z ]+): (?:under )?\d", printed, re.MULTILINE)
 
 
@@ -97,7 +97,7 @@ def test_one_prints_phases_and_a_summary(kind, capsys):
 @pytest.mark.parametrize("has_tqdm", [True, False])
 @pytest.mark.parametrize("kind", EVERY)
 def test_two_adds_bars(kind, has_tqdm, capsys, monkeypatch):
-    """Where tqdm is installed; the lines are those of one."""
+    """With tqdm, ``verbose=2`` adds bars to the lines of ``verbose=1``."""
     if not has_tqdm:
         monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     fitted(kind, verbose=2)
@@ -119,7 +119,7 @@ NO_LONG_LOOP = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", EVERY)
 def test_no_number_changes(kind):
-    """Neither by printing, nor by bars, whether in fit or in predictions."""
+    """Lines and bars change no number, in fit or in predictions."""
     models = [fitted(kind, verbose=verbose) for verbose in (0, 1, 2)]
     samples = made(kind)[1][0]
     silent, *others = (model.predict(samples) for model in models)
@@ -175,7 +175,7 @@ class TestWorkers:
 
 
 class TestSummary:
-    """The last line names what was chosen."""
+    """The last line names the chosen hyperparameters."""
 
     def test_of_a_classifier(self):
         text = fitted(LaplaceClassifier, refine=False)._summary()

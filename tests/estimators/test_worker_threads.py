@@ -1,4 +1,4 @@
-"""Threads that compute at once are no more than were requested, also in a search."""
+"""The number of simultaneous threads never exceeds the request, even in a search."""
 
 import os
 import time
@@ -21,7 +21,7 @@ GRID = {"prior_precision": [0.1, 1.0, 10.0]}
 
 
 class Timed(MLP):
-    """Writes down when, in which process and on how many threads it is evaluated."""
+    """A module that logs the time, process and thread count of each evaluation."""
 
     def __init__(self, folder, **params):
         super().__init__(**params)
@@ -45,14 +45,14 @@ def model(tmp_path):
 
 
 def evaluations(folder):
-    """Begin, end, number of threads and process of each evaluation in the workers."""
+    """Return begin, end, thread count and process of each evaluation in workers."""
     found = [np.loadtxt(file, ndmin=2) for file in folder.iterdir()]
     rows = np.concatenate(found)
     return rows[rows[:, 3] != os.getpid()]
 
 
 def most_threads_at_once(rows):
-    """Largest sum of the threads of evaluations that overlap."""
+    """Return the largest sum of threads over overlapping evaluations."""
     begins = [(begin, n) for begin, _, n, _ in rows]
     ends = [(end, -n) for _, end, n, _ in rows]
     return max(np.cumsum([n for _, n in sorted(begins + ends)]))
@@ -60,7 +60,7 @@ def most_threads_at_once(rows):
 
 @pytest.fixture
 def _processes():
-    """Processes in which torch may use two threads each."""
+    """Use worker processes in which torch may use two threads each."""
     with joblib.parallel_config(backend="loky", inner_max_num_threads=2):
         yield
 
@@ -77,7 +77,7 @@ def test_each_worker_computes_on_one_thread(model, tmp_path):
 @pytest.mark.usefixtures("_processes")
 @pytest.mark.parametrize("inner", [None, 2])
 def test_a_search_uses_no_more_threads_than_requested(model, inner, tmp_path):
-    """Two processes on two threads each: those of torch, or of the inner workers."""
+    """Two processes use two threads each, by torch or by inner workers."""
     model.set_params(n_jobs=inner)
     GridSearchCV(model, GRID, cv=2, n_jobs=2, refit=False).fit(X, Y)
     rows = evaluations(tmp_path)

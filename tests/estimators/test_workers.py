@@ -1,6 +1,6 @@
-"""Shards and workers change neither posterior nor predictions.
+"""Shards and workers change neither the posterior nor predictions.
 
-Workers are threads here, which need no time to start; tests/clients has processes.
+Workers are threads here, which start at once; tests/clients tests processes.
 """
 
 import joblib
@@ -25,7 +25,7 @@ SMALL = {"batch_size": 8, "random_state": 0}
 
 
 def computed(model, X, y, methods, n_jobs):
-    """All that an estimator says which threads have fitted, as arrays."""
+    """Return all results of an estimator fitted in threads, as arrays."""
     model = clone(model).set_params(n_jobs=n_jobs)
     with joblib.parallel_config(backend="threading"):
         return numbers(model.fit(X, y), X, methods)
@@ -58,7 +58,7 @@ def test_shards_change_nothing_but_rounding(structure):
 
 
 def test_a_thread_that_predicts_has_a_network_of_its_own():
-    """Hooks and modes belong to a module, not to a thread."""
+    """Each thread needs its own network, because hooks and modes belong to a module."""
     model = LaplaceClassifier(NET, **SMALL, prior_precision=1.0, n_jobs=2)
     with joblib.parallel_config(backend="threading"):
         module = model.fit(X, Y).estimator_.module_
@@ -76,7 +76,7 @@ def test_a_group_is_needed():
 
 
 class Scaling(NeuralNetClassifier):
-    """A net whose datasets scale their inputs."""
+    """A net whose datasets scale the inputs."""
 
     def get_dataset(self, X, y=None):
         return ScaledDataset(super().get_dataset(X, y))
@@ -105,14 +105,14 @@ def test_workers_make_a_dataset_of_the_net_once():
 
 
 class Own(Dataset):
-    """Half of every number, so that arrays cannot be read past it."""
+    """A dataset that halves every number, so its arrays cannot be read directly."""
 
     def transform(self, X, y):
         return super().transform(X / 2, y)
 
 
 def test_workers_change_no_bit_of_a_dataset_of_the_user():
-    """Its items are computed by code of its own, in the worker."""
+    """The dataset's own code computes its items in the worker."""
     model = LaplaceClassifier(NET, **SMALL, prior_precision=1.0)
     data = Own(X.astype(float), Y)
     assert_workers_change_no_bit(model, data, Y, METHODS[:2])

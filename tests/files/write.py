@@ -1,8 +1,7 @@
-"""Write the files of the current format, which all later versions have to load.
+"""Write files in the current format, which all later versions must load.
 
 Run ``python tests/files/write.py``, with skops installed, after a change of
-`sklaplace.estimators.fitting.members.FORMAT`. Files of earlier formats stay as they
-are.
+`sklaplace.estimators.fitting.members.FORMAT`. Do not change files of earlier formats.
 """
 
 import sys
@@ -70,14 +69,14 @@ def inputs(model):
 
 
 def predicted(model):
-    """Return predictions that a file has to give again."""
+    """Return predictions that a loaded file must reproduce."""
     if hasattr(model, "predict_proba"):
         return model.predict_proba(inputs(model))
     return np.stack(model.predict(X, return_std=True))
 
 
 def check(model, path):
-    """Compare the predictions of a loaded model with those of the model in the file."""
+    """Compare the predictions of a loaded model with the stored predictions."""
     expected = np.load(path.parent / "expected.npz")[path.stem]
     tolerance = 1e-12 * np.abs(expected).max()
     np.testing.assert_allclose(predicted(model), expected, rtol=0, atol=tolerance)
