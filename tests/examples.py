@@ -52,8 +52,7 @@ def run_example(path, **constants):
     path : str
         Below ``examples``.
     **constants
-        In place of what the example assigns to these names; numbers, strings and tuples
-        of them.
+        Values to assign to these names instead: numbers, strings, or tuples of them.
     """
     source = (FOLDER / path).read_text(encoding="utf-8")
     smaller = _Smaller(constants)

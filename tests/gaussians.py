@@ -8,7 +8,7 @@ from sklaplace.dirichlet.logits import centre
 
 
 def _wide(A, n):
-    """Return a Gaussian with one or two classes without training rows."""
+    """Return diagonal covariances with n wide classes, as without training rows."""
     variances = torch.full_like(A[:, 0], 0.01)
     variances[:, :n] = 1
     return torch.diag_embed(variances)

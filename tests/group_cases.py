@@ -1,8 +1,8 @@
 """Fits in several torch.distributed processes: the results of each process.
 
-Run ``python group_cases.py RANK SIZE FOLDER NAME...`` once for each process. The process
-writes the outcomes of the named cases to ``FOLDER/RANK.pickle``. Every case also runs in
-one process without a group.
+Run ``python group_cases.py RANK SIZE FOLDER NAME...`` once for each process. The
+process writes the outcomes of the named cases to ``FOLDER/RANK.pickle``. Every case
+also runs in one process without a group.
 """
 
 import os

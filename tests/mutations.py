@@ -1,9 +1,9 @@
-"""Mistakes that the tests must notice.
+"""Mistakes that the tests must detect.
 
-``python tests/mutations.py`` makes each of them in a copy of the repository and runs
-the tests that are said to fail. It prints one line for each, and returns 1 if one was
-missed, or if the text it replaces is not there any more. Words after the command choose
-those whose description has one of them.
+``python tests/mutations.py`` makes each mistake in a copy of the repository and runs
+the tests that should fail. The script prints one line per mistake. It returns 1 if the
+tests miss a mistake, or if the text to replace no longer exists. Words after the
+command select the mistakes whose description contains one of the words.
 """
 
 import os
@@ -23,7 +23,7 @@ FAILED = 1  # of pytest's exit codes, that of failed tests
 
 @dataclass(frozen=True)
 class Mutation:
-    """A text that a file has once, what replaces it, and tests that notice."""
+    """A text that occurs once in a file, its replacement, and the tests that notice."""
 
     mistake: str
     file: str
@@ -32,7 +32,7 @@ class Mutation:
     tests: str
 
     def count(self, root: Path) -> int:
-        """How often the text occurs."""
+        """Return how often the text occurs."""
         path = root / self.file
         return path.read_text().count(self.text) if path.exists() else 0
 
@@ -331,7 +331,7 @@ MUTATIONS = [
 
 
 def copied(target: Path) -> None:
-    """Copy what tests need, without compiled code, which hides equally long edits."""
+    """Copy the files for the tests, but no compiled code, which hides some edits."""
     ignore = shutil.ignore_patterns("__pycache__", ".*")
     for name in COPIED:
         if (ROOT / name).is_dir():
@@ -341,7 +341,7 @@ def copied(target: Path) -> None:
 
 
 def outcome(mutation: Mutation, root: Path) -> str:
-    """``caught``, ``missed``, or why neither can be told."""
+    """Return ``caught``, ``missed``, or why the outcome is unknown."""
     if (n := mutation.count(root)) != 1:
         return f"found {n} times in {mutation.file}"
     path = root / mutation.file
@@ -367,7 +367,7 @@ def outcome(mutation: Mutation, root: Path) -> str:
 
 
 def outcomes(words: list[str]) -> Iterator[tuple[Mutation, str, float]]:
-    """Each mutation with its outcome and the seconds it took."""
+    """Yield each mutation with its outcome and its time in seconds."""
     chosen = [
         mutation
         for mutation in MUTATIONS
@@ -382,7 +382,7 @@ def outcomes(words: list[str]) -> Iterator[tuple[Mutation, str, float]]:
 
 
 def main(words: list[str]) -> int:
-    """Print a table; 1 if something was not caught."""
+    """Print a table; return 1 if a mutation was not caught."""
     all_caught = True
     for mutation, found, seconds in outcomes(words):
         all_caught &= found == "caught"

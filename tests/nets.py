@@ -1,6 +1,6 @@
-"""Small networks and skorch nets that several test modules share.
+"""Small networks and skorch nets shared by several test modules.
 
-All classes live at module level, so that nets, and estimators around them, pickle.
+All classes are at module level, so that nets and their estimators can be pickled.
 """
 
 from typing import ClassVar
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 class MLP(nn.Module):
-    """One tanh layer and a linear head: logits, or means."""
+    """One tanh layer and a linear head, for logits or means."""
 
     def __init__(self, n_in=2, n_out=3, width=6, dtype=torch.float32):
         super().__init__()
@@ -26,14 +26,14 @@ class MLP(nn.Module):
 
 
 class SqueezedMLP(MLP):
-    """The same without an axis of outputs: (b,)."""
+    """An MLP without an axis of outputs: (b,)."""
 
     def forward(self, X):
         return super().forward(X).squeeze(-1)
 
 
 class SoftmaxMLP(MLP):
-    """Probabilities by a Softmax module."""
+    """Probabilities from a Softmax module."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -44,14 +44,14 @@ class SoftmaxMLP(MLP):
 
 
 class FunctionalSoftmaxMLP(MLP):
-    """Probabilities by a function, which no hook sees."""
+    """Probabilities from a function, which hooks cannot see."""
 
     def forward(self, X):
         return functional.softmax(super().forward(X), dim=-1)
 
 
 class SharpSoftmaxMLP(MLP):
-    """A softmax of logits that no layer puts out: only its logarithm is left."""
+    """A softmax of logits that no layer returns."""
 
     def forward(self, X):
         return functional.softmax(2 * super().forward(X), dim=-1)
@@ -65,35 +65,35 @@ class SharpMLP(MLP):
 
 
 class SharpSigmoidMLP(MLP):
-    """A sigmoid of a logit that no layer puts out."""
+    """A sigmoid of a logit that no layer returns."""
 
     def forward(self, X):
         return torch.sigmoid(2 * super().forward(X))
 
 
 class LogSoftmaxMLP(MLP):
-    """Log-probabilities, which skorch's NLLLoss does not take."""
+    """Log-probabilities, which skorch's NLLLoss does not accept."""
 
     def forward(self, X):
         return functional.log_softmax(super().forward(X), dim=-1)
 
 
 class SigmoidMLP(MLP):
-    """Probability of the second class, (b, 1)."""
+    """The probability of the second class, (b, 1)."""
 
     def forward(self, X):
         return torch.sigmoid(super().forward(X))
 
 
 class TanhMLP(MLP):
-    """Outputs that are not linear in the last layer's weights."""
+    """Outputs that are nonlinear in the last layer's weights."""
 
     def forward(self, X):
         return torch.tanh(super().forward(X))
 
 
 class ReLUNet(nn.Module):
-    """Three layers that nothing bounds."""
+    """Three layers with unbounded activations."""
 
     def __init__(self, n_in=2, n_out=3):
         super().__init__()
@@ -106,7 +106,7 @@ class ReLUNet(nn.Module):
 
 
 class LinearModel(nn.Module):
-    """One linear layer: where Laplace with Gaussian noise is exact."""
+    """One linear layer, for which Laplace with Gaussian noise is exact."""
 
     def __init__(self, n_in=2, n_out=1, bias=True, dtype=torch.float64):
         super().__init__()
@@ -132,7 +132,7 @@ class TinyCNN(nn.Module):
 
 
 class EmbeddingNet(nn.Module):
-    """Looks integers up: (b, length) of tokens to logits."""
+    """Embedding from tokens (b, length) to logits."""
 
     def __init__(self, n_tokens=10, n_out=2, width=4):
         super().__init__()
@@ -144,7 +144,7 @@ class EmbeddingNet(nn.Module):
 
 
 class TwoInputs(nn.Module):
-    """Takes a dict with entries `left` and `right`."""
+    """A network whose input is a dict with entries `left` and `right`."""
 
     def __init__(self, n_out=2):
         super().__init__()
@@ -157,7 +157,7 @@ class TwoInputs(nn.Module):
 
 
 class BatchNormMLP(nn.Module):
-    """Buffers that training changes and prediction must not."""
+    """Batch normalisation, whose buffers only training may change."""
 
     def __init__(self, n_in=2, n_out=3):
         super().__init__()
@@ -171,7 +171,7 @@ class BatchNormMLP(nn.Module):
 
 
 class DropoutMLP(MLP):
-    """Has a layer whose mode and masks matter."""
+    """An MLP with dropout, whose mode and masks matter."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -182,7 +182,7 @@ class DropoutMLP(MLP):
 
 
 class SortedMLP(MLP):
-    """Samples are in another order where the last layer sees them: no features."""
+    """The last layer sees the samples in another order, so it has no features."""
 
     def forward(self, X):
         h = torch.tanh(self.hidden(X))
@@ -191,7 +191,7 @@ class SortedMLP(MLP):
 
 
 class Compiled(nn.Module):
-    """What `torch.compile` returns, as far as its structure goes."""
+    """A wrapper with the structure of a module from `torch.compile`."""
 
     def __init__(self, module):
         super().__init__()
@@ -202,7 +202,7 @@ class Compiled(nn.Module):
 
 
 class CompilingClassifier(NeuralNetClassifier):
-    """Wraps its module as skorch does under `compile=True`, without a compiler."""
+    """A net that wraps its module like `compile=True`, but without a compiler."""
 
     def initialized_instance(self, instance_or_cls, kwargs):
         instance = super().initialized_instance(instance_or_cls, kwargs)
@@ -211,7 +211,7 @@ class CompilingClassifier(NeuralNetClassifier):
 
 
 class SizeToData(Callback):
-    """Sets the module's input and output size from the data."""
+    """Callback that sets the module's input and output size from the data."""
 
     def __repr__(self):
         return "SizeToData()"  # without an address, which would differ per process
@@ -224,7 +224,7 @@ class SizeToData(Callback):
 
 
 class RecordTraining(Callback):
-    """Notes every step of any net it is in, by a list of the class."""
+    """Callback that records every training step in a list of the class."""
 
     steps: ClassVar[list] = []
 
@@ -234,7 +234,7 @@ class RecordTraining(Callback):
 
 
 class RowsSeen(Callback):
-    """Notes the rows that the net was trained on and validated with."""
+    """Callback that records the training rows and validation rows of the net."""
 
     trained: ClassVar[list] = []
     validated: ClassVar[list] = []
@@ -255,37 +255,37 @@ def _one_output(module):
 
 
 def classifier(module=MLP, **params):
-    """A quick quiet net for logits, full batch."""
+    """Return a quick, silent, full-batch net for logits."""
     settings = {"criterion": nn.CrossEntropyLoss, **QUICK, **params}
     return NeuralNetClassifier(module, **settings)
 
 
 def binary_classifier(module=MLP, **params):
-    """The same with one logit."""
+    """Return a quick net with one logit."""
     return NeuralNetBinaryClassifier(module, **_one_output(module) | QUICK | params)
 
 
 def regressor(module=MLP, **params):
-    """A quick quiet net for one target."""
+    """Return a quick, silent net for one target."""
     return NeuralNetRegressor(module, **_one_output(module) | QUICK | params)
 
 
 def seeded(net, X, y, seed=0):
-    """The net, trained from a fixed state of torch's generator."""
+    """Train the net from a fixed state of torch's generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return net.fit(X, y)
 
 
 def initialised(net, seed=0):
-    """The net with random weights, never trained."""
+    """Initialise the net with random weights, without training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return net.initialize()
 
 
 def blobs(n=60, n_classes=3, n_features=2, seed=0, dtype=np.float32):
-    """Classes with different centres, overlapping a little."""
+    """Return samples of slightly overlapping classes."""
     rng = np.random.default_rng(seed)
     y = np.arange(n) % n_classes
     centres = rng.normal(size=(n_classes, n_features)) * 2
@@ -294,7 +294,7 @@ def blobs(n=60, n_classes=3, n_features=2, seed=0, dtype=np.float32):
 
 
 def waves(n=60, n_features=2, n_targets=None, seed=0, dtype=np.float32):
-    """A smooth function of the features plus noise of 0.1."""
+    """Return features, and a smooth function of the features plus noise of 0.1."""
     rng = np.random.default_rng(seed)
     directions = rng.normal(size=(n_features, n_targets or 1))
     X = rng.normal(size=(n, n_features))
@@ -304,6 +304,6 @@ def waves(n=60, n_features=2, n_targets=None, seed=0, dtype=np.float32):
 
 
 def twin(net, trained):
-    """The net, untrained, with the weights of another."""
+    """Return the untrained net with the weights of another net."""
     initialised(net).module_.load_state_dict(trained.module_.state_dict())
     return net

@@ -1,4 +1,4 @@
-"""The objective of Bayes by Backprop, written out, and a note of every step."""
+"""A reference objective of Bayes by Backprop, and a record of every step."""
 
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ NUMBERS = np.random.default_rng(2).normal(size=20)
 
 
 class Steps(Callback):
-    """Notes each step: parameters, draw, gradients, rows and loss."""
+    """Record of each step: parameters, draw, gradients, rows and loss."""
 
     seen: ClassVar[list] = []
 
@@ -49,7 +49,7 @@ class Steps(Callback):
 
 
 def network(module, vector):
-    """The module as a function of rows, under one vector of weights."""
+    """Return the module as a function of rows, for one vector of weights."""
     named = dict(module.named_parameters())
     parts = vector.split([p.numel() for p in named.values()])
     pairs = zip(named.items(), parts, strict=True)
@@ -58,7 +58,7 @@ def network(module, vector):
 
 
 def reference(step, module, nll, kl_factor, *, prior_scale=1.0):
-    """Objective, its gradients and parts: written out, Gaussian under Gaussian."""
+    """Return objective, gradients and parts for a Gaussian posterior and prior."""
     location = step["location"].requires_grad_()
     raw_scale = step["raw_scale"].requires_grad_()
     scale = functional.softplus(raw_scale)

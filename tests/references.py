@@ -1,8 +1,8 @@
 """Slow dense implementations by plain automatic differentiation, in float64.
 
-They share no code with the package: Jacobians come from one backward pass per
-row and output, Hessians of the loss from ``torch.distributions`` by two, and
-posterior and evidence from the formulas with written-out matrices.
+They share no code with the package. Jacobians come from one backward pass per row and
+output. Hessians of the loss come from two backward passes through
+``torch.distributions``. Posterior and evidence use dense matrices.
 """
 
 import math
@@ -97,16 +97,16 @@ def reference(likelihood: Likelihood) -> Reference:
 
 
 def log_likelihood(likelihood: Any, f: Tensor, y: Tensor, sigma: Tensor) -> Tensor:
-    """Log-likelihood of each row, (b,)."""
+    """Return the log-likelihood of each row, (b,)."""
     log_prob = reference(likelihood).distribution(f, sigma).log_prob(y)
     return log_prob.reshape(len(f), -1).sum(1)
 
 
 def loss_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
-    """Hessian of the negative log-likelihood, without noise, in ``f``, (b, c, c).
+    """Return the Hessian (b, c, c) of the negative log-likelihood without noise in f.
 
-    Where it depends on the targets, its mean over them: that over two targets, one
-    standard deviation to either side, has the same first and second moments.
+    If the Hessian depends on the targets, return its mean over two targets, one
+    standard deviation to either side. These have the same first and second moments.
     """
     one = torch.ones((), dtype=f.dtype)
     if isinstance(likelihood, likelihoods.HeteroscedasticGaussian):
@@ -148,7 +148,7 @@ def row(x: Any, n: int) -> Any:
 
 
 def jacobian(forward: Forward, x: Any, layout: Layout) -> Tensor:
-    """Jacobian of every output in every selected parameter, (b, c, P)."""
+    """Return the Jacobian of every output in every selected parameter, (b, c, P)."""
     named = dict(forward.module.named_parameters())
     leaves = [named[block.name] for block in layout.blocks]
     found = []
@@ -162,7 +162,7 @@ def jacobian(forward: Forward, x: Any, layout: Layout) -> Tensor:
 
 
 def selected(gradients: Any, layout: Layout) -> Tensor:
-    """Gradients of whole parameters, as the selected entries end to end, (P,)."""
+    """Return the selected entries of gradients, concatenated, (P,)."""
     pieces = []
     for gradient, block in zip(gradients, layout.blocks, strict=True):
         places = slice(None) if block.indices is None else block.indices
@@ -173,10 +173,10 @@ def selected(gradients: Any, layout: Layout) -> Tensor:
 # ------------------------------------------------------------------- curvature
 @dataclass(frozen=True)
 class Curvature:
-    """What all structures are made of.
+    """The parts of every structure.
 
-    ``J`` (b, c, P) and ``L`` (b, c, c), the weighted Hessians of the loss in the
-    outputs.
+    They are ``J`` (b, c, P) and ``L`` (b, c, c), the weighted Hessians of the loss in
+    the outputs.
     """
 
     forward: Forward
@@ -195,7 +195,7 @@ def curvature(
     y: Tensor,
     weights: Tensor | None = None,
 ) -> Curvature:
-    """Exact curvature of the likelihood; rows without weights weigh one."""
+    """Return the exact curvature of the likelihood; the default weight is one."""
     f = forward(x).detach()
     w = torch.ones(len(f), dtype=f.dtype) if weights is None else weights
     hessians = loss_hessian(likelihood, f, y) * w.reshape(-1, 1, 1)
@@ -203,17 +203,17 @@ def curvature(
 
 
 def full(parts: Curvature) -> Tensor:
-    """Generalised Gauss-Newton matrix, (P, P)."""
+    """Return the generalised Gauss-Newton matrix, (P, P)."""
     return torch.einsum("ncp,ncd,ndq->pq", parts.J, parts.L, parts.J)
 
 
 def diag(parts: Curvature) -> Tensor:
-    """Its diagonal."""
+    """Return the diagonal of the generalised Gauss-Newton matrix, (P, P)."""
     return full(parts).diagonal().diag()
 
 
 def kron(parts: Curvature, reduces: bool = False) -> Tensor:
-    """KFAC: per weight tensor ``B ⊗ A``, other blocks exact."""
+    """Return KFAC: ``B ⊗ A`` per weight tensor, with other blocks exact."""
     exact = full(parts)
     blocks, start = [], 0
     for spec in parts.layout.blocks:
@@ -227,7 +227,7 @@ def kron(parts: Curvature, reduces: bool = False) -> Tensor:
 
 
 def _kfac(parts: Curvature, name: str, reduces: bool = False) -> Tensor:
-    """``B = Σ Gᵀ L G`` over positions, ``A`` the weighted mean of ``a aᵀ``."""
+    """Return ``B = Σ Gᵀ L G`` over positions, and the mean ``A`` of ``a aᵀ``."""
     layer = parts.forward.module.get_submodule(name)
     n_groups = getattr(layer, "groups", 1)
     sums = [(0.0, 0.0)] * n_groups
@@ -245,9 +245,9 @@ def _kfac(parts: Curvature, name: str, reduces: bool = False) -> Tensor:
 
 
 def _layer(forward: Forward, x: Any, name: str) -> tuple[Tensor, Tensor]:
-    """Inputs (r, i) of a layer and gradients (c, r, o) at its outputs, one row.
+    """Return one row's layer inputs (r, i) and output gradients (c, r, o).
 
-    Zeros that are added to the outputs receive the gradients.
+    Zeros added to the outputs receive the gradients.
     """
     layer, inputs, zeros = forward.module.get_submodule(name), [], []
 
@@ -274,7 +274,7 @@ def _channels_last(g: Tensor, is_linear: bool) -> Tensor:
 
 
 def _patches(layer: Any, x: Tensor) -> Tensor:
-    """Inputs (r, i) of one row: a convolution with the identity gives its patches."""
+    """Return one row's patches (r, i), by a convolution with the identity."""
     if isinstance(layer, nn.Linear):
         return x.reshape(-1, x.shape[-1])
     size = layer.weight[0].numel()
@@ -299,7 +299,7 @@ STRUCTURES: dict[str, Callable[[Curvature], Tensor]] = {
 
 # ------------------------------------------------------------------- posterior
 def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
-    """Prior precision of every weight, (P,)."""
+    """Return the prior precision of every weight, (P,)."""
     if prior_precision.ndim == 0:
         return prior_precision.repeat(layout.n_parameters)
     if len(prior_precision) == layout.n_parameters:
@@ -316,7 +316,7 @@ def evidence(
     scale: Tensor,
     prior_mean: Tensor,
 ) -> Tensor:
-    """Laplace's approximation of ``log p(D)``: log joint + P/2 log 2π - ½ log det."""
+    """Return the Laplace evidence: log joint + P/2 log 2π - ½ log det."""
     prior = distributions.Normal(prior_mean, delta.rsqrt())
     log_joint = log_lik + prior.log_prob(mean).sum()
     logdet = torch.logdet(scale * H + delta.diag())
@@ -324,7 +324,7 @@ def evidence(
 
 
 def gradient_rows(outputs: Tensor, parameters: Any) -> Tensor:
-    """Gradients of each output in all parameters end to end, (*outputs.shape, P)."""
+    """Return concatenated gradients of each output, (*outputs.shape, P)."""
     leaves = list(parameters)
     keep = {"retain_graph": True, "materialize_grads": True}
     rows = [torch.autograd.grad(f, leaves, **keep) for f in outputs.flatten()]

@@ -1,4 +1,4 @@
-"""Checks that something is refused, in words that help, everything left alone."""
+"""Checks that calls fail with helpful errors and change nothing."""
 
 import pytest
 from conftest import global_rng_states
@@ -40,7 +40,7 @@ REGRESSORS = [
 
 
 def refused(error, words, call, *models):
-    """The message, after checks that nothing was trained or changed."""
+    """Return the error message, after checks that nothing was trained or changed."""
     RecordTraining.steps.clear()
     before = global_rng_states()
     attributes = [dict(vars(model)) for model in models]
@@ -58,7 +58,7 @@ def refused(error, words, call, *models):
 
 
 def refused_fit(model, *words, error=ValueError, data=None, **fit):
-    """As above for a fit of the given model."""
+    """Return the error message of a fit of the given model."""
     if data is None:
         is_classifier = isinstance(model, LaplaceClassifier)
         data = CLASSES if is_classifier else NUMBERS

@@ -1,4 +1,4 @@
-"""A label at every position of a map: data, a network and a fitted estimator."""
+"""Labels at every position of a map: data, a network and a fitted estimator."""
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ WEIGHT = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
 
 
 class Segmenter(nn.Module):
-    """(b, 2, h, w) -> (b, K, h, w)."""
+    """A network from (b, 2, h, w) to (b, K, h, w)."""
 
     def __init__(self, n_out=K, softmax=False):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A data set, and random numbers from a seed, that several tests share."""
+"""A dataset and seeded random numbers, shared by several tests."""
 
 import torch
 

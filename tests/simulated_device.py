@@ -1,19 +1,19 @@
-"""A simulated GPU: mistakes with devices are found on machines that have none.
+"""A simulated GPU, to find device errors on machines without a GPU.
 
-Inside of `simulated_gpu`, ``device="cuda"`` works everywhere. Data stays in the memory
-of the CPU, so that results are those of the CPU; the storage of each tensor is labelled
-with the device that it would be on. Every call of a function of torch is checked by the
-rules of torch:
+Inside `simulated_gpu`, ``device="cuda"`` works everywhere. Data stays in CPU memory, so
+the results are CPU results. The storage of each tensor is labelled with the device it
+would be on. The simulation checks every call of a torch function by torch's rules:
 
-* all tensors of a call are on one device, except that numbers on the CPU, tensors of no
-  dimension, may be among tensors on the GPU;
-* a tensor on the GPU may be indexed by a tensor on the CPU, not the other way round;
-* random numbers come from a generator of the device that they are made on;
+* all tensors of a call are on one device, but CPU tensors without dimensions may be
+  combined with GPU tensors;
+* a CPU tensor may index a GPU tensor, but a GPU tensor may not index a CPU tensor;
+* random numbers come from a generator of their own device;
 * a tensor on the GPU has no ``numpy()``.
 
-A violation raises `DeviceError`, and is noted in the list that the context yields, as
-the error might be caught. Not simulated: what C++ code of torch does by itself, whose
-results take part in any call; kernels of the GPU, streams, several GPUs, other threads.
+A violation raises `DeviceError`. The context yields a list of all violations, because
+the error might be caught. The simulation does not cover operations inside torch's C++
+code, whose results may enter any call. GPU kernels, streams, several GPUs and other
+threads are not simulated either.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class DeviceError(RuntimeError):
 
 
 class _Generator(torch.Generator):
-    """A generator that says which device it is for."""
+    """A generator that reports its device."""
 
     def __new__(cls, device: Any = "cpu") -> "_Generator":
         made = super().__new__(cls, "cpu")
@@ -52,7 +52,7 @@ class _Generator(torch.Generator):
 
 
 def _device(device: Any) -> torch.device:
-    """One of the two devices."""
+    """Return one of the two devices."""
     return CPU if torch.device(device).type == "cpu" else GPU
 
 
@@ -67,19 +67,19 @@ def _unwrapped(tensor: Tensor) -> Tensor:
 
 
 def _storage(tensor: Tensor) -> Any:
-    """Storage of a tensor, also of one that ``torch.func`` has wrapped; or None."""
+    """Return the storage of a tensor, possibly wrapped by ``torch.func``, or None."""
     if tensor.layout != torch.strided:
         return None
     return _unwrapped(tensor).untyped_storage()
 
 
 def label(tensor: Tensor) -> torch.device | None:
-    """Device of a tensor, None as long as it is undecided."""
+    """Return the device of a tensor, or None if it is undecided."""
     return getattr(_storage(tensor), "label", None)
 
 
 def _labelled(found: Any, device: torch.device | None, *, again: bool = False) -> Any:
-    """Label tensors that have no device yet, or all that were just made."""
+    """Label tensors without a device, or all newly made tensors."""
     for tensor in tree_leaves(found):
         if isinstance(tensor, Tensor) and device is not None:
             storage = _storage(tensor)
@@ -89,21 +89,21 @@ def _labelled(found: Any, device: torch.device | None, *, again: bool = False) -
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; a copy if it is on another."""
+    """Return the tensor on a device, copied if necessary."""
     if (label(tensor) or CPU) == device:
         return _labelled(tensor, device)
     return _labelled(tensor.clone(), device, again=True)
 
 
 class Simulation(TorchFunctionMode):
-    """Checks and labels every call of a function of torch."""
+    """Mode that checks and labels every call of a torch function."""
 
     def __init__(self) -> None:
         super().__init__()
         self.violations: list[str] = []
 
     def refuse(self, message: str) -> None:
-        """Note a violation and raise it."""
+        """Record a violation and raise it."""
         self.violations.append(message)
         raise DeviceError(message)
 
@@ -135,7 +135,7 @@ class Simulation(TorchFunctionMode):
         return _labelled(func(*args, **kwargs), label(args[0]))
 
     def _gradients(self, func, _name, args, kwargs):
-        """On the devices of what outputs are derived by."""
+        """Label each gradient with the device of its input."""
         found = func(*args, **kwargs)
         leaves = [args[1]] if isinstance(args[1], Tensor) else args[1]
         for gradient, leaf in zip(found, leaves, strict=True):
@@ -173,7 +173,7 @@ class Simulation(TorchFunctionMode):
         return moved(_labelled(found, label(own)), device)
 
     def _common(self, name, args, kwargs) -> torch.device | None:
-        """Device of all tensors of a call."""
+        """Return the common device of all tensors of a call."""
         tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
         if not tensors:
             return CPU
@@ -213,7 +213,7 @@ _CUDA: dict[str, Any] = {
 
 @contextlib.contextmanager
 def simulated_gpu() -> Iterator[list[str]]:
-    """Context in which there is a GPU, yielding the violations so far."""
+    """Simulate a GPU in this context, and yield the violations so far."""
     simulation = Simulation()
     with contextlib.ExitStack() as stack:
         for name, value in _CUDA.items():

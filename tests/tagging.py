@@ -14,7 +14,7 @@ N_LABELS = 3
 
 
 def tagged(n=90, dtype=np.float64):
-    """Rows, and labels that depend on them more or less."""
+    """Return rows, and labels that depend on the rows to different degrees."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(n, 2))
     logits = X @ rng.normal(size=(2, N_LABELS)) * [3.0, 1.0, 0.3] + [0.0, 1.0, -1.0]
@@ -26,7 +26,7 @@ X, Y = tagged()
 
 
 def net(module=MLP, criterion=nn.BCEWithLogitsLoss, **params):
-    """One output per label, float64."""
+    """Return a float64 net with one output per label."""
     settings = {"module__n_out": N_LABELS, "module__dtype": torch.float64, **QUICK}
     return NeuralNet(module, criterion, **settings | params)
 

@@ -1,4 +1,4 @@
-"""Examples around Bayes by Backprop: what they say holds on a small scale."""
+"""Bayes by Backprop examples: their claims hold on a small scale."""
 
 import re
 
@@ -22,7 +22,7 @@ def close_figures():
 
 
 def printed_numbers(printed, row):
-    """Numbers of the first line that starts with row; those behind ± left out."""
+    """Return the numbers of the first line that starts with row, except after ±."""
     (line, *_) = re.findall(rf"^ *{re.escape(row)}  +(.*)$", printed, flags=re.M)
     found = re.sub("± *[0-9.]+", "", line).split()
     return [float("nan" if number == "-" else number) for number in found]

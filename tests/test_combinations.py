@@ -1,7 +1,7 @@
-"""Subset with structure, curvature and likelihood: the matrix against references.
+"""Subsets, structures, curvatures and likelihoods, compared with references.
 
-The curvature's factor is that of the references where there is one; drawn targets are
-those of the package, whose distribution `test_curvature` looks at.
+The references provide the factor of the curvature if possible. Drawn targets come from
+the package; `test_ggn` checks their distribution.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ APPROXIMATE = [name for name, kind in CURVATURES.items() if not kind.is_exact]
 
 
 def factor(found, curvature):
-    """``S`` (b, c, k) of every row."""
+    """Return ``S`` (b, c, k) of every row."""
     f = found.forward(found.x).detach()
     if curvature == "ggn_mc":
         kind = CURVATURES[curvature]

@@ -1,6 +1,6 @@
-"""Every tensor is made where its inputs are: the matrix of devices on a simulated GPU.
+"""Every tensor is made on the device of its inputs: tests on a simulated GPU.
 
-The rules of the simulation are compared with those of torch.
+The tests also compare the rules of the simulation with torch's rules.
 """
 
 import io
@@ -58,7 +58,7 @@ def test_matrix(name):
 
 
 def test_the_basis_of_lowrank_follows_the_device():
-    """One accumulator is used on the CPU first, as one that was merged may be."""
+    """One accumulator is first used on the CPU, as a merged accumulator may be."""
     basis = _RandomBasis(p=7, q=3)
     with simulated_gpu() as violations:
         first, second = (basis(torch.device(name)) for name in ("cpu", "cuda"))
@@ -86,7 +86,7 @@ def test_dtypes_are_those_of_the_inputs(group):
 
 # -------------------------------------------------------------------------- pickles
 class TensorsOfGPU(pickle.Pickler):
-    """Counts tensors on the GPU outside of nets, which skorch moves itself."""
+    """Pickler that counts GPU tensors outside nets, which skorch moves itself."""
 
     count = 0
 
@@ -146,7 +146,7 @@ ALLOWED = {
 
 
 def both():
-    """Tensors (3,) on the GPU and on the CPU."""
+    """Return tensors (3,) on the GPU and on the CPU."""
     return torch.arange(3.0, device="cuda"), torch.arange(3.0)
 
 

@@ -1,4 +1,4 @@
-"""The Python of README, quickstart and guide runs as printed; lists are complete."""
+"""The Python code of README and guide runs as printed; lists are complete."""
 
 import ast
 import io
@@ -27,7 +27,7 @@ PRINTED = re.compile(r"^```python\n.*?^```\n\n^```\n(.*?)^```", re.DOTALL | re.M
 
 
 def run(page, pattern):
-    """Run the Python blocks of a page in one namespace; return what they print."""
+    """Run the Python blocks of a page in one namespace; return their output."""
     blocks = pattern.findall(page.read_text(encoding="utf-8"))
     assert blocks, f"{page.name} has no Python block."
     namespace = {"__name__": page.stem}
@@ -66,7 +66,7 @@ def test_generated_pages_are_what_happens(script, monkeypatch):
 
 
 def sentences(node):
-    """Return the literal text of a call's message, with … for what varies."""
+    """Return the literal text of a call's message, with … for variable parts."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
@@ -78,7 +78,7 @@ def sentences(node):
 
 
 def warnings_of(tree):
-    """Yield the messages of the warnings in a module, also those that have a name."""
+    """Yield the messages of all warnings in a module, including named messages."""
     named = {
         target.id: sentences(node.value)
         for node in ast.walk(tree)

@@ -26,7 +26,7 @@ SAME = re.compile(r"As for `([\w.]+)`")
 
 
 def full_names():
-    """Classes, functions, and each method where it is defined, by their full names."""
+    """Return full names of classes, functions, and methods of their defining class."""
     found = {}
     for name, value in PUBLIC.items():
         if not callable(value):
@@ -39,28 +39,28 @@ def full_names():
 
 
 def is_public(name):
-    """Whether it is the name of a public object, or of a method of a public class."""
+    """Return whether a name is a public object or a method of a public class."""
     owner, _, method = name.rpartition(".")
     return name in PUBLIC or (owner in PUBLIC and hasattr(PUBLIC[owner], method))
 
 
 @cache
 def documented(name):
-    """Names of the parameters that the docstring of an object describes."""
+    """Return the names of the parameters that an object's docstring describes."""
     return Documented(name).doc_parameters
 
 
 class Documented(Validator):
-    """Docstrings in which parameters can be described as those of another object."""
+    """Validator of docstrings that may refer to another object's parameters."""
 
     def __init__(self, obj_name):
         super().__init__(get_doc_object(self._load_obj(obj_name)))
         self.owner = obj_name.rpartition(".")[0]
 
     def _doc_parameters(self, sections):
-        """Parameters; those that are as for another object have the type given there.
+        """Return parameters; those described "as for" another object have its types.
 
-        Long lists of names are continued on a second line.
+        Long lists of names continue on a second line.
         """
         found = {}
         for section in sections:
@@ -72,13 +72,13 @@ class Documented(Validator):
         return found
 
     def _of(self, other):
-        """Parameters of an object that is named as in its own class or module."""
+        """Return the parameters of an object named relative to its class or module."""
         names = f"{self.owner}.{other}", f"sklaplace.{other}"
         return documented(next(name for name in names if is_public(name)))
 
     @property
     def parameter_mismatches(self):
-        """Differences from the signature; keyword-only parameters have no order."""
+        """Return differences from the signature, ignoring the order of keywords."""
         found = super().parameter_mismatches
         has_order = not inspect.isclass(self.obj)
         return [(code, text) for code, text in found if has_order or code != "PR03"]
@@ -91,7 +91,7 @@ def test_docstring(name):
 
 
 def listed():
-    """Full names of what the API reference has in its tables, in order."""
+    """Return the full names in the tables of the API reference, in order."""
     module, found = "", []
     for line in (DOCS / "api.rst").read_text(encoding="utf-8").splitlines():
         if line.startswith(".. currentmodule::"):

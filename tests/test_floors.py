@@ -1,4 +1,4 @@
-"""The oldest releases, which tests run with, are the oldest in pyproject.toml."""
+"""The oldest tested releases are the oldest releases in pyproject.toml."""
 
 import subprocess
 import sys

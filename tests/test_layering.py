@@ -1,6 +1,6 @@
-"""Modules import only from their own subpackage and lower ones.
+"""Modules import only from their own subpackage and from lower subpackages.
 
-Subpackages are the folders and files at the top of the package. Within one, files
+Subpackages are the top-level folders and files of the package. Files of a subpackage
 import each other without cycles. Estimators inherit from few classes.
 """
 
@@ -95,7 +95,7 @@ def subpackage(module):
 
 
 def floor(module):
-    """Return the number of the floor of a module."""
+    """Return the level of a module in ``FLOORS``."""
     name = subpackage(module)
     return FLOORS.index(name) if name else len(FLOORS)
 
@@ -130,7 +130,7 @@ def imports(node, module, in_function=False):
 
 
 def fault(module, target, in_function):
-    """Return what is wrong with an import, or None."""
+    """Return the error message for an import, or None."""
     top = target.partition(".")[0]
     if top == PACKAGE:
         if target not in FILES:
@@ -160,7 +160,7 @@ def faults(source, module):
 
 @cache
 def graph():
-    """Return the modules of the package, each with those that it imports."""
+    """Return the modules of the package, each with its imports."""
     trees = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items()}
     return {
         name: {target for target, *_ in imports(tree, name) if target in FILES}
@@ -169,7 +169,7 @@ def graph():
 
 
 def inside(folder, modules):
-    """Return the import graph of what lies directly in a folder, files or folders."""
+    """Return the import graph of the files and folders directly in a folder."""
     depth = folder.count(".") + 2
 
     def entry(name):
@@ -274,7 +274,7 @@ ESTIMATORS = [
 
 
 def own_classes(kind):
-    """Return the classes of this package that a class inherits from, and itself."""
+    """Return a class and its base classes in this package."""
     return [base for base in kind.__mro__ if base.__module__.startswith(PACKAGE)]
 
 

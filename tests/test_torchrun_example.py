@@ -1,4 +1,4 @@
-"""The example for torchrun prints the same in one process and in two."""
+"""The torchrun example prints the same numbers in one and in two processes."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 
 def printed(*options):
-    """Return the numbers that the example prints, by their names."""
+    """Return the printed numbers of the example by name."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *options, str(SCRIPT)]
     run = {"check": True, "capture_output": True, "text": True, "timeout": 100}

@@ -1,4 +1,4 @@
-"""The table of methods prints what was measured, and what does not hold as such."""
+"""The table of methods prints the measurements, and marks failures as such."""
 
 import re
 import sys
@@ -28,7 +28,7 @@ def trust():
 
 
 def printed_numbers(printed, title, name):
-    """Numbers of the row of a table, nan for those that are left out."""
+    """Return the numbers of a table row, with nan for omitted numbers."""
     (line,) = re.findall(rf"^{re.escape(name)}  +(.*)$", printed.split(title)[1], re.M)
     return [float("nan" if number == "-" else number) for number in line.split()]
 

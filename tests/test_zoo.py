@@ -1,8 +1,7 @@
-"""Every network with every structure and subset, against dense automatic derivatives.
+"""Every network with every structure and subset, compared with dense derivatives.
 
-From the estimator's `fit` to its predictive variances; the samples of training and
-prediction are such as hide where a layer's inputs come from, and the predictions come
-in several batches and orders.
+The tests cover the path from `fit` to predictive variances. The samples are chosen to
+hide the origin of a layer's inputs. Predictions use several batch sizes and orders.
 """
 
 import numpy as np
@@ -48,7 +47,7 @@ BATCHES = [range(N_TEST), range(N_TEST)[::-1], [3], [7, 2], [9, 4, 0, 8, 1]]
 
 
 def data(case, samples="any"):
-    """Inputs of the samples of training and of prediction, apart."""
+    """Return separate inputs for training and prediction."""
     x = case.rows(N_TRAIN + N_TEST)
     train, test = tree_rows(x, slice(N_TRAIN)), tree_rows(x, slice(N_TRAIN, None))
     return mapped(SAMPLES[samples], train), test
@@ -59,7 +58,7 @@ def arrays(x):
 
 
 def frozen_net(case):
-    """A net in float64 that keeps its weights, and the reference's network."""
+    """Return a frozen float64 net, and the network of the reference."""
     forward = case.forward(N_OUTPUTS)
     net = NeuralNetRegressor(forward.module, **QUIET).initialize()
     return net, forward
@@ -75,7 +74,7 @@ def fitted(case, samples, **options):
 
 
 def expected_variance(model, forward, x, x_new, structure):
-    """Diagonal of ``J (H/σ² + δ)⁻¹ Jᵀ + σ²``, (b, c)."""
+    """Return the diagonal of ``J (H/σ² + δ)⁻¹ Jᵀ + σ²``, (b, c)."""
     layout = model.posterior_.layout
     y = torch.zeros(N_TRAIN, N_OUTPUTS, dtype=torch.float64)
     parts = references.curvature(forward, x, layout, Gaussian(), y)
@@ -87,7 +86,7 @@ def expected_variance(model, forward, x, x_new, structure):
 
 
 def variances(model, x_new):
-    """Of all samples of each batch, (b, c)."""
+    """Return the variances (b, c) of all samples, batch by batch."""
     for some in BATCHES:
         batch = arrays(tree_rows(x_new, torch.tensor(list(some))))
         yield some, model.predict(batch, return_std=True)[1] ** 2
@@ -118,7 +117,7 @@ def test_samples_that_hide_the_order(case, samples, structure):
 
 # ---------------------------------------------------------------------------- refused
 class Fresh(nn.Module):
-    """A network of `REFUSED` by its name, which skorch makes for each fit."""
+    """A network of `REFUSED` by name, which skorch creates for each fit."""
 
     def __init__(self, name):
         super().__init__()
@@ -133,7 +132,7 @@ class Fresh(nn.Module):
 @pytest.mark.parametrize("samples", SAMPLES)
 @pytest.mark.parametrize("case", REFUSED)
 def test_outputs_that_depend_on_the_batch(case, samples, subset):
-    """Before training, whatever the first samples are."""
+    """The error comes before training, for any first samples."""
     x, _ = data(REFUSED[case], samples)
     settings = {"callbacks": [RecordTraining()], "verbose": 0, "max_epochs": 1}
     net = NeuralNetRegressor(Fresh, module__name=case, train_split=None, **settings)
@@ -146,7 +145,7 @@ def test_outputs_that_depend_on_the_batch(case, samples, subset):
 @pytest.mark.parametrize("subset", OPTIONS)
 @pytest.mark.parametrize("case", REFUSED_AFTER_TRAINING)
 def test_outputs_that_depend_on_whole_batches(case, subset):
-    """By the first batch, in which the samples are not few."""
+    """The first batch, which has enough samples, reveals the dependence."""
     x, _ = data(REFUSED_AFTER_TRAINING[case], "any")
     settings = {"train_split": None, "verbose": 0, "max_epochs": 1}
     net = NeuralNetRegressor(Fresh, module__name=case, **settings)

@@ -1,4 +1,4 @@
-"""Posteriors over a last layer with enough rows to tune something."""
+"""Posteriors over a last layer with enough rows for tuning."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -50,7 +50,7 @@ WIDTHS = {
 
 @dataclass(frozen=True)
 class Fitted:
-    """A network whose last layer, or all of it, has a posterior."""
+    """A network with a posterior over the last layer or all weights."""
 
     forward: Forward
     x: Any
@@ -66,7 +66,7 @@ DRAWN = HeteroscedasticGaussian | Poisson | MultilabelBernoulli | CategoricalMap
 
 
 def sampled_targets(likelihood: Likelihood, f: Tensor, seed: int) -> Tensor:
-    """Targets that depend on the outputs, with noise."""
+    """Return noisy targets that depend on the outputs."""
     if isinstance(likelihood, DRAWN):
         u = torch.rand(*f.shape, dtype=DOUBLE, generator=generator(seed))
         return likelihood.draw(0.7 * f, u[:, : likelihood.n_draws(f.shape[1])])
@@ -91,7 +91,7 @@ def fit(
     curvature: str = "ggn",
     **hyperparameters: float | Tensor,
 ) -> Fitted:
-    """Curvature of ``N_ROWS`` rows, or of those that are taken."""
+    """Accumulate the curvature of ``N_ROWS`` rows, or of selected rows."""
     known, forward = LIKELIHOODS[likelihood], CASES[case].forward(WIDTHS[likelihood])
     x = CASES[case].rows(N_ROWS)
     y = sampled_targets(known, forward(x).detach(), seed=40)
@@ -124,14 +124,14 @@ def fit(
 
 
 def head_map(forward: Forward, x: Any, layout: Layout) -> Tensor | None:
-    """What inspection finds on a few rows."""
+    """Return the result of an inspection on a few rows."""
     _, jacobian = backpropagate(forward, tree_rows(x, slice(4)), layout)
     return common_gradient(layout, jacobian)
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Rows that the network did not see, in two batches; and they at once."""
+    """Held-out rows in two batches, and as one batch."""
 
     rows: list[LinearisedBatch]
     x: Tensor
@@ -155,7 +155,7 @@ def held_out(fitted: Fitted, n: int = 30, weights: Tensor | None = None) -> Held
 
 
 def tuning_problem(fitted: Fitted, **options: Any) -> TuningProblem:
-    """All free, with the linear model and without held-out rows, by default."""
+    """Return a problem, by default with all free and without held-out rows."""
     likelihood = fitted.likelihood
     has_noise, has_labels = likelihood.has_noise, likelihood.is_classification
     default = TuningProblem(
@@ -179,7 +179,7 @@ def log_density(likelihood: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def log_proba(likelihood: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """MacKay's probit, a link that is easily written twice."""
+    """Return log-probabilities by MacKay's probit, a simple link."""
 
     def link(mean: Tensor, cov: Tensor) -> Tensor:
         mean, cov = likelihood.class_logits(mean, cov)

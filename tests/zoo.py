@@ -1,7 +1,7 @@
-"""Networks beyond `CASES`: one of each kind that people write, and traps for samples.
+"""Networks beyond `CASES`: one of each common kind, and traps for sample axes.
 
-In ``TRAPS`` the place of a sample in a layer's input depends on the values of the
-batch; ``REFUSED`` have outputs that depend on the batch.
+In ``TRAPS``, the position of a sample in a layer's input depends on the values of the
+batch. In ``REFUSED``, the outputs depend on the batch.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ def stack(*layers: nn.Module) -> nn.Module:
 
 
 def net(run: Any, **parts: Any) -> Any:
-    """A maker of networks: parts are made with the number of outputs."""
+    """Return a factory of networks; the parts depend on the number of outputs."""
 
     def make(c: int) -> nn.Module:
         return Net(run, **{name: part(c) for name, part in parts.items()})
@@ -94,7 +94,7 @@ def rms_norm(self: Any, x: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------ tokens, sequences
 def tied_tokens(self: Any, x: Tensor) -> Tensor:
-    """Similarity of the mean token to every token."""
+    """Similarity of the mean token to every token, with a tied weight."""
     h = self.inner(self.tokens(x).mean(1)).tanh()
     return self.head(h @ self.tokens.weight.T)
 
@@ -110,7 +110,7 @@ def masked_attention(self: Any, x: Tensor) -> Tensor:
 
 
 def patches(self: Any, x: Tensor) -> Tensor:
-    """A vision transformer: a class token before the tokens of patches."""
+    """Vision transformer with a class token before the patch tokens."""
     tokens = self.embed(x).flatten(2).mT
     tokens = torch.cat([self.token.expand(len(x), -1, -1), tokens], 1) + self.places
     return self.head(self.layer(tokens)[:, 0])
@@ -144,7 +144,7 @@ def last_step(self: Any, x: Tensor) -> Tensor:
 
 
 def feedback(self: Any, x: Tensor) -> Tensor:
-    """Outputs go into the next step."""
+    """Network whose outputs are inputs of the next step."""
     y = x.new_zeros(len(x), self.head.out_features)
     h = x.new_zeros(len(x), 3)
     for step in x.unbind(1):
@@ -154,7 +154,7 @@ def feedback(self: Any, x: Tensor) -> Tensor:
 
 
 def sequence_outputs(self: Any, x: Tensor) -> Tensor:
-    """One output per position, read as so many outputs."""
+    """Network with one output per position, read as several outputs."""
     return self.head(self.first(x).tanh()).flatten(1)
 
 
@@ -168,7 +168,7 @@ def old_weight_norm(c: int) -> nn.Module:
 
 
 class HookNorm(nn.Module):
-    """A weight that a hook sets before each call, as the old weight_norm does."""
+    """A layer whose weight a hook sets before each call, like old weight_norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,13 +193,13 @@ def by_module(self: Any, x: Tensor) -> Tensor:
 
 
 def normed_head(c: int) -> nn.Module:
-    """A head without bias whose weight is reparametrised."""
+    """Head without bias, with a reparametrised weight."""
     last = parametrizations.weight_norm(Linear(4, c, bias=False))
     return stack(Linear(3, 4), nn.Tanh(), last)
 
 
 class Doubling(nn.Module):
-    """A layer whose output a hook of the user changes."""
+    """A layer whose output is changed by a user's hook."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def checkpointed(self: Any, x: Tensor) -> Tensor:
 
 
 def adapter(self: Any, x: Tensor) -> Tensor:
-    """A low-rank update that starts at zero beside a frozen layer."""
+    """Low-rank update, initially zero, added to a frozen layer."""
     return self.head((self.body(x) + self.up(self.down(x))).tanh())
 
 
@@ -281,12 +281,12 @@ def heads(c: int) -> nn.ModuleList:
 
 # ------------------------------------------------------------------ samples and layers
 def sample_loop(self: Any, x: Tensor) -> Tensor:
-    """A layer that is called for each sample, without an axis of samples."""
+    """Layer called for each sample, without an axis of samples."""
     return self.head(torch.stack([self.first(row).tanh() for row in x]))
 
 
 def in_pairs(self: Any, x: Tensor) -> Tensor:
-    """A layer that is called for two samples at a time."""
+    """Layer called for two samples at a time."""
     return self.head(torch.cat([self.first(part).tanh() for part in x.split(2)]))
 
 
@@ -299,21 +299,21 @@ def rolled(self: Any, x: Tensor) -> Tensor:
 
 
 def rare_use(self: Any, x: Tensor) -> Tensor:
-    """A weight that is used once more where an input is large."""
+    """Weight used a second time if an input is large."""
     h = self.first(x).tanh()
     again = functional.linear(h, self.first.weight.T)
     return self.head(torch.cat([h, (x[:, :1] - 0.5).relu() * again], 1))
 
 
 def replaced_forward(c: int) -> nn.Module:
-    """A layer with another `forward`, as adapters set it."""
+    """Layer with a replaced `forward`, as adapters replace it."""
     layer = Linear(3, 3)
     layer.forward = Replaced(layer)
     return stack(layer, nn.Tanh(), Linear(3, c))
 
 
 class Replaced:
-    """The layer's own forward, and where its input is large another use."""
+    """The layer's own forward, with another use of the weight for large inputs."""
 
     def __init__(self, layer: nn.Linear) -> None:
         self.weight, self.bias = layer.weight, layer.bias
@@ -333,7 +333,7 @@ def sorted_samples(self: Any, x: Tensor) -> Tensor:
 
 
 def sorted_twice(self: Any, x: Tensor) -> Tensor:
-    """One layer is called in order, another with the samples sorted."""
+    """One layer sees the samples in order, another sees them sorted."""
     o = order(x)
     h = self.second(self.first(x).tanh()[o]).relu()[o.argsort()]
     return self.head(h)
@@ -345,13 +345,13 @@ def sorted_head(self: Any, x: Tensor) -> Tensor:
 
 
 def by_expert(self: Any, x: Tensor) -> Tensor:
-    """Samples are grouped by the sign of an input."""
+    """Network that groups the samples by the sign of an input."""
     o = (x[:, 0] > 0).long().argsort(stable=True)
     return self.head(self.first(x[o]).tanh()[o.argsort()])
 
 
 def routed(self: Any, x: Tensor) -> Tensor:
-    """Each sample goes to one of two layers."""
+    """Network that sends each sample to one of two layers."""
     h = x.new_zeros(len(x), 4)
     is_first = x[:, 0] > 0
     h[is_first] = self.one(x[is_first])
@@ -360,7 +360,7 @@ def routed(self: Any, x: Tensor) -> Tensor:
 
 
 def branch(self: Any, x: Tensor) -> Tensor:
-    """A layer for the samples of which an input is large: few, or one."""
+    """Layer only for samples with a large input: a few samples, or one."""
     h = self.first(x).tanh()
     large = x[:, 0] > 0.7
     h = h.clone()
@@ -369,7 +369,7 @@ def branch(self: Any, x: Tensor) -> Tensor:
 
 
 def rare_expert(self: Any, x: Tensor) -> Tensor:
-    """A layer that is called for one sample, if at all."""
+    """Layer called for at most one sample."""
     h, large = self.first(x).tanh(), x[:, 0] > 1.95
     if not large.any():
         return self.head(h)
@@ -379,7 +379,7 @@ def rare_expert(self: Any, x: Tensor) -> Tensor:
 
 
 def only_large(self: Any, x: Tensor) -> Tensor:
-    """Samples are sorted where one of them is large."""
+    """Network that sorts the samples if one of them is large."""
     o = order(x) if bool((x > 1.5).any()) else torch.arange(len(x))
     return self.head(self.first(x[o]).tanh()[o.argsort()])
 
@@ -575,7 +575,7 @@ def minus_mean(self: Any, x: Tensor) -> Tensor:
 
 
 def minus_mean_of_many(self: Any, x: Tensor) -> Tensor:
-    """Only a whole batch shows it, not the few samples that are checked before."""
+    """Only a whole batch reveals the dependence; the first few samples do not."""
     return minus_mean(self, x) if len(x) > 20 else self.head(self.first(x).tanh())
 
 

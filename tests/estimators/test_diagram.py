@@ -72,7 +72,7 @@ class TestDiagram:
         assert hasattr(fitted, name)
 
     def test_attributes_are_documented(self, fitted):
-        """The class docstring names each shown attribute; no internal ones are shown."""
+        """Shown attributes are public: each is named in the docstring of the class."""
         model = LaplaceRegressor(random_state=0).fit(X_REG, Y_REG)
         for found in (fitted, model):
             documented = type(found).__doc__.partition("Attributes\n")[2]

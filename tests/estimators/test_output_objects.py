@@ -179,7 +179,7 @@ def test_outputs_without_a_tensor_of_logits(kind):
 
 
 def test_probabilities_among_outputs():
-    """The probabilities are logits for the criterion; plain skorch rejects this output."""
+    """The criterion reads the probabilities as logits; skorch rejects such outputs."""
     net = classifier(Wrapped, criterion=nn.NLLLoss, callbacks=[RecordTraining()])
     refused_fit(LaplaceClassifier(net), "criterion=NLLLoss", "CrossEntropyLoss")
 

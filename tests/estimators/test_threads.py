@@ -78,7 +78,7 @@ def test_many_threads_predict_score_and_differentiate_as_one():
 
 
 def test_streams_of_other_threads_are_not_rewound():
-    """Regression test: predictions restored an old state, so numbers were drawn twice."""
+    """Regression test: predictions restored old states, and numbers repeated."""
     model = fitted_classifier(pred_type="nn", n_samples=8)
     ends = threading.Event()
 

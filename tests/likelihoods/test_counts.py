@@ -1,4 +1,4 @@
-"""Poisson-log-normal distribution, against sums over fine grids of log-rates."""
+"""Poisson-log-normal distribution, compared with sums over fine log-rate grids."""
 
 import math
 
@@ -19,7 +19,7 @@ LARGE = [20.0, 40.0, 50.0, 200.0, 700.0]
 
 
 def sum_of_probabilities(y, mean, variance):
-    """``P(Y ≤ y)`` by the trapezoidal rule with 40,001 nodes."""
+    """Return ``P(Y ≤ y)`` by the trapezoidal rule with 40,001 nodes."""
     z = np.linspace(-9, 9, 40_001)
     weights = norm.pdf(z) / norm.pdf(z).sum()
     return pdtr(y, np.exp(mean + math.sqrt(variance) * z)) @ weights
@@ -92,7 +92,7 @@ def test_draws_have_mean_and_variance_of_the_rate(rate):
     ],
 )
 def test_log_probabilities(mean, variance, y):
-    """Counts as expected and far from it; by a grid where the integrand is."""
+    """The counts are near and far from the mean; the grid covers the integrand."""
     f = np.linspace(min(mean, 0.0) - 90, 40, 4_000_001)
     prior = -((f - mean) ** 2) / variance / 2 - math.log(2 * math.pi * variance) / 2
     with np.errstate(under="ignore"):
@@ -104,7 +104,7 @@ def test_log_probabilities(mean, variance, y):
 
 @pytest.mark.parametrize("mean", LARGE)
 def test_log_probabilities_of_large_counts(mean):
-    """As densities of a normal log-rate, whose Jacobian is the count."""
+    """The reference is a normal density of the log-rate; the Jacobian is the count."""
     log_y, variance = mean + 0.3, 0.1
     y = torch.tensor(log_y, dtype=torch.float64).exp()
     found = counts.log_mass(y, *torch.tensor((mean, variance), dtype=torch.float64))

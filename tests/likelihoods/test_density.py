@@ -1,4 +1,4 @@
-"""Likelihoods given by their log-density alone, against closed forms."""
+"""Likelihoods given only by a log-density, compared with closed forms."""
 
 import math
 
@@ -27,7 +27,7 @@ class Normal(DensityLikelihood):
 
 
 class Of(DensityLikelihood):
-    """Likelihood by a distribution of torch."""
+    """Likelihood defined by a torch distribution."""
 
     def __init__(self, make):
         self.make = make
@@ -63,7 +63,7 @@ SINGLE = {
 
 
 def outputs(n=20):
-    """Means and variances, (n, 1), as arrays."""
+    """Return means and variances (n, 1), as arrays."""
     mean, log_std = normal(n, 1, seed=1).numpy(), normal(n, 1, seed=2).numpy()
     return 3 * mean, np.exp(3 * log_std - 2)
 
@@ -71,7 +71,7 @@ def outputs(n=20):
 class TestNormal:
     @pytest.mark.parametrize("sigma", SIGMAS)
     def test_predictions(self, sigma):
-        """Also where the noise is much narrower than the output, or wider."""
+        """The noise may be much narrower or wider than the output."""
         (mean, var), given = outputs(), Gaussian()
         own = Normal(sigma)
         expected = given.moments(mean, var, sigma)
@@ -113,7 +113,7 @@ class TestNormal:
         assert stats.kstest((drawn - f).ravel() / 0.5, "norm").pvalue > 0.01
 
     def test_estimator(self):
-        """Predictions equal those of the known likelihood with the same noise."""
+        """Predictions equal those of the built-in likelihood with the same noise."""
         X, y = waves(60, dtype=np.float64)
         net = regressor(MLP, max_epochs=20, module__dtype=torch.float64)
         found = []
@@ -180,7 +180,7 @@ class TestOthers:
             assert np.isnan(found[1]).all()
 
     def test_narrow_densities_far_from_zero(self):
-        """Their logarithm overflows everywhere but near the output."""
+        """The logarithm overflows everywhere except near the output."""
 
         def log_cosh(f, y):
             return -torch.cosh((y - f) / 0.1) - math.log(0.2 * 0.4210244382)
@@ -192,7 +192,7 @@ class TestOthers:
         assert 0 < variance < 0.01
 
     def test_densities_that_rise_towards_zero(self):
-        """No part of the density is beyond the bound of the targets."""
+        """The density is zero beyond the bound of the targets."""
         gamma = OfPositive(lambda f: distributions.Gamma(0.1, 0.1 * (-f).exp()))
         mean, variance = gamma.moments(np.zeros((1, 1)), np.zeros((1, 1)), 1.0)
         assert mean == pytest.approx(1, rel=1e-3)

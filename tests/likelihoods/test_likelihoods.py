@@ -55,7 +55,7 @@ def test_derivatives(name, size):
 @every_likelihood
 @pytest.mark.parametrize("size", [0.1, 2.0, 30.0, 1e3])
 def test_log_likelihood(name, size):
-    """Loss, scale and normaliser make the log-density, also for confident outputs."""
+    """Loss, scale and normaliser form the log-density, also for confident outputs."""
     likelihood, y = references.LIKELIHOODS[name], targets(name)
     f = outputs(name, size=size)
     expected = references.log_likelihood(likelihood, f, y, SIGMA)
@@ -126,7 +126,7 @@ def test_softmax_factor_has_one_column_less(c):
 
 
 def test_softmax_factor_of_confident_outputs_keeps_relative_precision():
-    """Next to a probability of one, the other rows of ``S Sᵀ`` are still exact."""
+    """Next to a probability of one, the other rows of ``S Sᵀ`` remain exact."""
     f = torch.tensor([[0.0, -40.0, -90.0], [-50.0, 0.0, -300.0]]).double()
     p = f.softmax(-1)
     S = Categorical().hessian_factor(f)
@@ -158,7 +158,7 @@ def test_categorical_class_logits_are_the_outputs():
 
 
 def test_criteria_agree_with_torch():
-    """The mean of the criterion is the mean of the loss, where that is defined."""
+    """The criterion's mean equals the mean of the loss, if the mean is defined."""
     for criterion in (nn.CrossEntropyLoss, nn.BCEWithLogitsLoss):
         likelihood, _ = CRITERIA[criterion]
         name = type(likelihood).__name__
@@ -184,7 +184,7 @@ def weighted_criteria():
 
 @pytest.mark.parametrize(("criterion", "plain", "c"), weighted_criteria())
 def test_options_of_the_criterion(criterion, plain, c):
-    """Loss, gradient and Hessian are torch's, row by row."""
+    """Loss, gradient and Hessian equal torch's results for each row."""
     likelihood = plain.configured(criterion)
     f, y = normal(20, c, seed=4), torch.arange(20) % max(2, c)
     y = y if c > 1 else y.double().unsqueeze(1)
@@ -231,7 +231,7 @@ VARIANCE = np.array([[1e-14, 1e-14], [0.2, 0.3], [0.8, 0.5]])
 
 
 def drawn(name):
-    """Draws of outputs (n, c, s), and of targets, (n, t, s)."""
+    """Return draws of outputs (n, c, s) and of targets (n, t, s)."""
     generator = np.random.default_rng(0)
     normal = generator.standard_normal((*MEAN.shape, N_DRAWS))
     f = MEAN[..., None] + np.sqrt(VARIANCE)[..., None] * normal
@@ -250,7 +250,7 @@ def test_moments_of_new_targets(name):
 
 @every_number
 def test_joint_moments_of_new_targets(name):
-    """Rows whose outputs vary together."""
+    """The outputs of different rows are correlated."""
     generator = np.random.default_rng(0)
     root = generator.standard_normal((2, 3, 3)) / 3  # of each output, across rows
     cov = np.einsum("cij,ckj->ikc", root, root)
@@ -325,7 +325,7 @@ def test_heteroscedastic_criterion_is_the_loss(reduction):
 
 
 def test_several_noise_levels():
-    """Loss, normaliser and derivatives are those of normal distributions."""
+    """Loss, normaliser and derivatives equal those of normal distributions."""
     likelihood = Gaussian(RELATIVE)
     f, y = normal(20, 2, seed=4), normal(20, 2, seed=5)
     leaf = f.clone().requires_grad_()

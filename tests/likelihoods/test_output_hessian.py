@@ -1,4 +1,4 @@
-"""Closed forms against the written-out Hessian."""
+"""Closed forms, compared with the dense Hessian."""
 
 import pytest
 import references
@@ -16,7 +16,7 @@ every_form = pytest.mark.parametrize("form", ["closed", "factored"])
 
 
 def problem(name, form, mapped):
-    """A weighted Hessian, its dense form ``MᵀΛM``, and M."""
+    """Return a weighted Hessian, its dense form ``MᵀΛM``, and M."""
     likelihood = references.LIKELIHOODS[name]
     known = references.reference(likelihood)
     f, w = 2 * normal(N, known.n_outputs, seed=1), positive(N, seed=2)
@@ -64,7 +64,7 @@ def test_dtype_of_large_parts_is_that_of_the_outputs(name):
 
 
 def test_grams_of_a_certain_network_are_not_rounding():
-    """``1 - p`` would be zero, where the others' probabilities are not."""
+    """``1 - p`` would round to zero, although the other probabilities are positive."""
     f = torch.tensor([[40.0, 0.0, -3.0], [0.0, 90.0, 2.0]], dtype=torch.float64)
     p = f.softmax(1)
     others = torch.stack([p[:, [1, 2]], p[:, [0, 2]], p[:, [0, 1]]], 1).sum(2)
@@ -75,7 +75,7 @@ def test_grams_of_a_certain_network_are_not_rounding():
 
 
 def test_curvature_of_a_certain_network_is_not_rounding():
-    """Probabilities that float32 rounds to one still have their curvature."""
+    """Probabilities that float32 rounds to one still have nonzero curvature."""
     f = torch.tensor([[20.0, 0.0, -3.0], [0.0, 19.0, 2.0]])
     exact = Categorical().hessian(f.double())
     found = Categorical().hessian(f)

@@ -1,4 +1,4 @@
-"""Arrays of numbers and labels: what numpy would convert wrongly is refused."""
+"""Arrays of numbers and labels: values that numpy would convert wrongly are refused."""
 
 import datetime as dt
 from decimal import Decimal

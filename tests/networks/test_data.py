@@ -1,4 +1,4 @@
-"""Batches of data sets: every sample once, with its own target and weight."""
+"""Batches of datasets: every sample occurs once, with its target and weight."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ DATA = Dataset(X, Y)
 
 
 class Doubled(DataLoader):
-    """A loader of one's own: its inputs are twice what the data set has."""
+    """A user-defined loader that doubles the inputs of the dataset."""
 
     def __iter__(self):
         for X, y in super().__iter__():
@@ -34,7 +34,7 @@ class Doubled(DataLoader):
 
 
 class Shifted(Dataset):
-    """A data set of one's own: adds one to every input."""
+    """A user-defined dataset that adds one to every input."""
 
     def transform(self, X, y):
         X, y = super().transform(X, y)

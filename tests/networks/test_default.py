@@ -1,4 +1,4 @@
-"""Tests of the default networks: units, weights, order of rows, quality."""
+"""Default networks: units, weights, order of rows, quality."""
 
 import pickle
 

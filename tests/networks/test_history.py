@@ -1,4 +1,4 @@
-"""The split of a trained net, recognised by the losses that its history holds."""
+"""The split of a trained net, recognised by the losses in its history."""
 
 from functools import partial
 
@@ -85,7 +85,7 @@ def test_no_split_is_found_after_further_training():
 # ------------------------------------------------------------------------- estimators
 @pytest.mark.parametrize("kind", [LaplaceClassifier, LaplaceRegressor])
 def test_frozen_nets_are_tuned_on_what_they_held_out(kind):
-    """No warning, and the numbers of passing those samples as ``X_val``."""
+    """There is no warning, and the results equal a fit with ``X_val``."""
     net, data = classifier(train_split=ValidSplit(5)), blobs(FEW)
     if kind is LaplaceRegressor:
         x, y = waves(FEW)

@@ -1,4 +1,4 @@
-"""What a skorch net does besides its module."""
+"""Features of a skorch net beyond its module."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ X, Y = blobs()
 
 
 class WithEncoder(NeuralNetClassifier):
-    """Two modules, of which outputs may be those of both."""
+    """A net with two modules, both of which may affect the outputs."""
 
     uses_both = True
 
@@ -56,7 +56,7 @@ def two_modules(kind):
 
 
 class OnMPS(MLP):
-    """A module whose parameters are on Apple's GPU, as far as they say."""
+    """A module whose parameters claim to be on Apple's GPU."""
 
     def parameters(self, recurse=True):
         yield SimpleNamespace(device=torch.device("mps", 0))
@@ -98,7 +98,7 @@ def test_a_callback_refuses_a_device_without_float64():
 
 
 class Mixed(NeuralNetClassifier):
-    """As a net of skorch's AccelerateMixin."""
+    """A stand-in for a net with skorch's AccelerateMixin."""
 
     def __init__(self, *args, precision="bf16", unwrap_after_train=False, **params):
         super().__init__(*args, **params)

@@ -1,4 +1,4 @@
-"""CosineAdam: Adam under a cosine, all steps on one batch."""
+"""CosineAdam: Adam with a cosine schedule, all steps on one batch."""
 
 import math
 
@@ -9,7 +9,7 @@ from sklaplace.networks.optimizer import CosineAdam
 
 
 def problem():
-    """Parameters, and a closure that computes the gradients of a quadratic form."""
+    """Return parameters, and a closure for the gradients of a quadratic form."""
     w = nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
     b = nn.Parameter(torch.tensor([0.5], dtype=torch.float64))
     calls = []

@@ -1,4 +1,4 @@
-"""Shards: every sample once, in whole batches, whatever the dataset."""
+"""Shards: every sample occurs once, in whole batches, for any dataset."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def net():
 
 
 def samples(net, dataset, batch_size=4):
-    """All samples of a dataset, as arrays of numbers."""
+    """Return all samples of a dataset, as arrays of numbers."""
     found = []
     for x, y, w in Batches(net, dataset, batch_size):
         x = x["a"] if isinstance(x, dict) else x
@@ -65,7 +65,7 @@ def test_number_of_shards():
 
 @pytest.mark.parametrize("name", ["arrays", "dict", "weights", "weighted subset"])
 def test_arrays_are_cut(name):
-    """Samples of other shards are not sent with one."""
+    """A shard does not contain the samples of other shards."""
     found = cut(DATASETS[name], slice(4, 8))
     inner = getattr(found, "dataset", found)
     assert len(found) == 4

@@ -1,4 +1,4 @@
-"""skorch's own loop, as it is, around a net whose weights are drawn."""
+"""skorch's unmodified training loop, around a net with drawn weights."""
 
 import pickle
 from typing import ClassVar
@@ -40,7 +40,7 @@ def fitted(net, data=(X, Y), **settings):
 
 
 class Tied(nn.Module):
-    """The same matrix twice, and a layer that does not learn."""
+    """A network that uses one matrix twice, and has a frozen layer."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ class Tied(nn.Module):
 
 # ---------------------------------------------------------------------- callbacks
 class Notes(Callback):
-    """Notes what a function finds in the net after each epoch."""
+    """Callback that records a function of the net after each epoch."""
 
     seen: ClassVar[list] = []
 
@@ -81,7 +81,7 @@ def noise(net):
 
 
 class Escapes(Callback):
-    """Keeps the net, and raises in the second epoch."""
+    """Callback that keeps the net, and raises in the second epoch."""
 
     net: ClassVar[list] = []
 
@@ -149,7 +149,7 @@ class TestCallbacks:
 
 # --------------------------------------------------------------------------- nets
 class OwnInfer(NeuralNetClassifier):
-    """Doubles the inputs, wherever the module is called."""
+    """A net that doubles the inputs in every call of the module."""
 
     def infer(self, x, **fit_params):
         return super().infer(2 * x, **fit_params)

@@ -51,7 +51,7 @@ def test_order_of_rows_does_not_matter(stratify):
 
 
 def test_copies_stay_together_and_do_not_change_the_split():
-    """A row of weight two is treated as two rows."""
+    """A row of weight two counts as two rows."""
     X, y = data()
     copies = np.repeat(np.arange(200), np.arange(200) % 3 + 1)
     train, held = split(X, y)

@@ -1,4 +1,4 @@
-"""Stored arrays: the samples are those of the array, read a part at a time."""
+"""Stored arrays: the samples equal the array, but are read in parts."""
 
 import pickle
 
@@ -13,7 +13,7 @@ VALUES = np.arange(6.0 * N).reshape(N, 3, 2)
 
 
 class Chunked:
-    """An array of blocks, which counts what is read."""
+    """An array of blocks that counts the values read."""
 
     chunks = (7, 3, 2)
 
@@ -106,7 +106,7 @@ class Unpicklable(Chunked):
 
 
 def test_pickles_hold_the_samples(array):
-    """The process that reads them may have no such file."""
+    """The process that loads the pickle may not have the file."""
     for some in (array, StoredArray(Unpicklable(), single)):
         found = pickle.loads(pickle.dumps(some.part(slice(3, 9))))
         np.testing.assert_array_equal(found.read(), VALUES[3:9])

@@ -1,4 +1,4 @@
-"""Training: skorch's own behaviour kept, and nothing left behind."""
+"""Training: skorch's behaviour is kept, and nothing is left behind."""
 
 import pickle
 
@@ -35,14 +35,14 @@ def states(net):
 
 
 class Sees(Callback):
-    """Keeps what callbacks are given when training begins."""
+    """Callback that keeps its arguments from the beginning of training."""
 
     def on_train_begin(self, net, X=None, y=None, **kwargs):
         self.X_, self.y_ = X, y
 
 
 def skorch_defaults(*callbacks, **settings):
-    """A net with skorch's own split and scores."""
+    """Return a net with skorch's default split and scores."""
     options = {"max_epochs": 3, "verbose": 0, "callbacks": [*callbacks], **settings}
     return NeuralNetClassifier(SoftmaxMLP, **options)
 

@@ -1,4 +1,4 @@
-"""Data and estimators to plot; every figure is closed after its test."""
+"""Data and estimators for plots; every figure is closed after its test."""
 
 import displays
 import matplotlib as mpl

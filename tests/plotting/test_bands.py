@@ -10,7 +10,7 @@ draw_bands = PredictiveBandDisplay.from_estimator
 
 
 def edges(band):
-    """Lower and upper edge of a band at its x values."""
+    """Return the lower and upper edge of a band at its x values."""
     x, y = band.get_paths()[0].vertices.T
     values = np.unique(x)
     return (

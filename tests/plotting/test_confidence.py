@@ -10,7 +10,7 @@ draw_confidence = ConfidenceDisplay.from_estimator
 
 
 def boundary(contours):
-    """Points of the lines of a contour set."""
+    """Return the points on the lines of a contour set."""
     return np.concatenate([path.vertices for path in contours.get_paths()])
 
 

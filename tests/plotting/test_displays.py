@@ -1,4 +1,4 @@
-"""Properties that every display has, over one registry of displays."""
+"""Properties of every display, tested over one registry of displays."""
 
 import sys
 from dataclasses import fields
@@ -37,7 +37,7 @@ of_displays = pytest.mark.parametrize("name", plotting.__all__)
 
 
 def draw(name, *samples, estimator=None, **options):
-    """Draw a display from its estimator and samples, or from others."""
+    """Draw a display from its own or other estimators and samples."""
     case = CASES[name]
     estimator = case.estimator() if estimator is None else estimator
     options = case.options | options
@@ -46,7 +46,7 @@ def draw(name, *samples, estimator=None, **options):
 
 
 def contents(display):
-    """Return everything that was drawn on the axes of a display, as numbers."""
+    """Return everything drawn on the axes of a display, as numbers."""
     found = []
     for axes in display.axes_:
         found += [line.get_xydata() for line in axes.lines]

@@ -93,7 +93,7 @@ def test_two_displays_on_one_plot_share_the_diagonal(iris):
 
 @pytest.fixture(scope="module")
 def seven():
-    """Labels and probabilities of seven classes; 2 and 6 are predicted perfectly."""
+    """Return labels and probabilities of seven classes; 2 and 6 are perfect."""
     y = np.arange(210) % 7
     proba = np.where(y[:, None] == np.arange(7), 1.0, 0.0)
     others = np.setdiff1d(np.arange(7), [2, 6])

@@ -1,4 +1,4 @@
-"""Where Laplace is exact: linear networks with Gaussian noise."""
+"""Linear networks with Gaussian noise, for which Laplace is exact."""
 
 import math
 
@@ -36,7 +36,7 @@ def data(*, orthogonal=False):
 
 
 def exact_posterior(X, y, structure, *, bias, subset="last_layer"):
-    """Around the most probable weights of a linear network, and the network."""
+    """Return the posterior at a linear network's MAP weights, and the network."""
     module = nn.utils.skip_init(nn.Linear, FEATURES, 1, bias=bias, dtype=DOUBLE)
     for index, parameter in enumerate(module.parameters()):
         parameter.data = normal(*parameter.shape, seed=10 + index)
@@ -62,7 +62,7 @@ def exact_posterior(X, y, structure, *, bias, subset="last_layer"):
 
 
 def textbook(X, y, X_new):
-    """Mean, latent standard deviation and evidence (Bishop 2006, section 3.3)."""
+    """Return mean, latent deviation and evidence (Bishop 2006, section 3.3)."""
     P = X.T @ X / SIGMA**2 + DELTA * torch.eye(X.shape[1]).double()
     cov = torch.linalg.inv(P)
     mean = cov @ X.T @ y / SIGMA**2

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
 
 def reference_evidence(found, posterior, h):
-    """By the formula, with matrices written out."""
+    """Compute the evidence by the formula, with dense matrices."""
     f = found.forward(found.x).detach()
     log_prob = references.log_likelihood(found.likelihood, f, found.y, h.sigma_noise)
     # The temperature divides the loss, not the normaliser of the noise.
@@ -92,7 +92,7 @@ def test_copies_answer_alike(name, prior):
 
 
 def tensors(value):
-    """Every tensor in fields and tuples below."""
+    """Yield every tensor in nested fields and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, tuple):
@@ -105,7 +105,7 @@ def tensors(value):
 
 @every_prior
 def test_to_moves_every_tensor(name, prior):
-    """The meta device has no values, so that nothing can be left behind."""
+    """The meta device has no values, so no tensor can stay behind unnoticed."""
     posterior = problem("mlp").posterior(name, prior)
     moved = posterior.to("meta")
     assert all(tensor.is_meta for tensor in tensors(moved))
@@ -141,7 +141,7 @@ def test_repr_tells_what_has_no_kronecker_form(case, words):
 
 
 def test_draws_are_around_the_mean_and_not_the_networks_weights():
-    """Where the last layer was refitted, the two differ."""
+    """If the last layer was refitted, the two differ."""
     posterior = problem("mlp").posterior("kron")
     shift = torch.linspace(0, 1, len(posterior.mean), dtype=torch.float64)
     refitted = replace(posterior, mean=posterior.mean + shift)

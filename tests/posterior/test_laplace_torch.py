@@ -1,16 +1,17 @@
-"""The same numbers as laplace-torch, where it is right; skipped where it is not there.
+"""Comparison with laplace-torch where it is correct; skipped if it is not installed.
 
-Its requirements exclude current versions of some packages, so that it is no dependency
-of the tests. ``tests/benchmarks/compare.py`` says how to install it; then::
+laplace-torch excludes current versions of some packages, so the tests do not depend on
+it. ``tests/benchmarks/compare.py`` explains how to install laplace-torch. Then run::
 
     peers/bin/pip install -e ".[test]"
     peers/bin/python -m pytest tests/posterior/test_laplace_torch.py
 
-Left out is what it does otherwise on purpose or by mistake: links that read the
-variance of a shift of all logits (probit), the empirical Fisher matrix of regression,
-whose factor two it lacks, and Kronecker factors of convolutions with bias. Its Gaussian
-process keeps the diagonal of the likelihood's Hessian for classes, ``p (1 - p)``; ours
-keeps all of ``diag p - p pᵀ``. That is the difference there, and the only one.
+The tests leave out known differences: links that depend on the variance of a shift of
+all logits (probit), the empirical Fisher matrix of regression, which lacks a factor of
+two in laplace-torch, and Kronecker factors of convolutions with bias. For classes, the
+Gaussian process of laplace-torch keeps only the diagonal ``p (1 - p)`` of the
+likelihood's Hessian; sklaplace keeps all of ``diag p - p pᵀ``. The Gaussian processes
+have no other difference.
 """
 
 import copy
@@ -53,7 +54,7 @@ def close(found, expected):
 
 @pytest.fixture
 def both(likelihood, subset, structure):
-    """Ours and theirs around the same weights, and new rows."""
+    """Return both models with the same weights, and new rows."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
@@ -82,7 +83,7 @@ def both(likelihood, subset, structure):
 
 
 def theirs_dense(theirs, structure):
-    """Their posterior precision, (P, P)."""
+    """Return laplace-torch's posterior precision, (P, P)."""
     precision = theirs.posterior_precision
     if structure == "full":
         return precision
@@ -123,7 +124,7 @@ def test_log_evidence_and_its_gradient(both):
 @every_structure
 @pytest.mark.parametrize("likelihood", ["classification"])
 def test_mean_of_the_laplace_bridge(both):
-    """Of the Gaussian projected to logits that sum to zero, as there."""
+    """Both libraries project the Gaussian to logits that sum to zero."""
     ours, theirs, points = both
     mean, cov = ours.latent_mean_and_variance(points.numpy(), full_cov=True)
     expected = theirs(points, pred_type="glm", link_approx="bridge")

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
 def moved_network(fitted, case, theta):
-    """The network with other weights in its last layer."""
+    """Return the network with other weights in its last layer."""
     width = tuning_problems.WIDTHS[type(fitted.likelihood).__name__]
     forward = CASES[case].forward(width)
     parameters = dict(forward.module.named_parameters())
@@ -39,7 +39,7 @@ def moved_network(fitted, case, theta):
 
 
 def gradient(fitted, posterior, case="mlp"):
-    """Of ``-log joint`` in the weights of the last layer, by autograd, (P,)."""
+    """Return the gradient (P,) of ``-log joint`` in the last layer, by autograd."""
     forward = moved_network(fitted, case, posterior.mean)
     named = dict(forward.module.named_parameters())
     leaves = [named[block.name].requires_grad_() for block in fitted.layout.blocks]
@@ -104,7 +104,7 @@ def test_refit_under_weak_and_strong_priors(likelihood, delta):
 
 @pytest.mark.parametrize("likelihood", ["Categorical", "Bernoulli", "Gaussian"])
 def test_refit_of_separable_rows_with_large_features(likelihood):
-    """Newton steps overshoot here: the loss is flat on one side of the border."""
+    """Newton steps overshoot, because the loss is flat on one side of the border."""
     fitted = fit(likelihood, prior_precision=1e-3)
     f = fitted.linear_model.outputs
     y = {"Gaussian": f, "Bernoulli": f > 0, "Categorical": f.argmax(1)}[likelihood]
@@ -137,7 +137,7 @@ WIDE = 90
 
 
 def fit_wide(monkeypatch, likelihood="Categorical", *args, n_inputs=WIDE, **options):
-    """Of a last layer with more inputs than there are samples."""
+    """Fit a last layer with more inputs than samples."""
 
     def run(net, x):
         return net.head(net.first(x).tanh())
@@ -150,7 +150,7 @@ def fit_wide(monkeypatch, likelihood="Categorical", *args, n_inputs=WIDE, **opti
 
 
 def bytes_of_blocks(n):
-    """Of matrices of size n, one for each of three outputs at most."""
+    """Return the bytes of matrices of size n, at most one for each of three outputs."""
     return 3 * 8 * 3 * n**2
 
 
@@ -195,7 +195,7 @@ def test_newton_steps_by_products_of_samples_are_exact_for_squared_errors(
 
 @pytest.mark.parametrize("structure", ["diag", "kron"])
 def test_refit_makes_no_matrix_over_pairs_of_inputs(structure, monkeypatch):
-    """A kron factor wider than the bound keeps its diagonal, as it does in ``fit``."""
+    """A Kronecker factor above the width limit keeps its diagonal, as in ``fit``."""
     monkeypatch.setattr(kron, "MAX_FACTOR", 1000)
     n_inputs = 2000
     fitted = fit_wide(monkeypatch, "Categorical", structure, n_inputs=n_inputs)
@@ -234,13 +234,13 @@ def test_refit_takes_no_more_memory_than_is_checked_before(
 
 # ------------------------------------------------------------------ scikit-learn
 def features(fitted, case):
-    """A bias has the same prior as a weight: it is that of a feature of ones."""
+    """Return features with a column of ones; the bias has the prior of a weight."""
     X = fitted.linear_model.features.numpy()
     return X if case == "without_bias" else np.column_stack([X, np.ones(len(X))])
 
 
 def coefficients(fitted):
-    """Refitted weights (c, d), the bias last."""
+    """Return the refitted weights (c, d), with the bias last."""
     found = fitted.linear_model.refit(fitted.posterior).mean
     pairs = zip(fitted.layout.split(found), fitted.layout.blocks, strict=True)
     return torch.cat([part.reshape(block.factor_shape) for part, block in pairs], 1)
@@ -265,7 +265,7 @@ def test_coefficients_are_those_of_ridge_and_logistic_regression(
 
 # ------------------------------------------------ where there is no linear model
 def fit_around(monkeypatch, make):
-    """Of a network that is made for a number of outputs."""
+    """Fit a network built for a number of outputs."""
     monkeypatch.setitem(CASES, "custom", Case(make, rows(2)))
     return fit(case="custom")
 
@@ -289,7 +289,7 @@ def test_no_model_where_positions_are_averaged():
 
 
 def test_no_model_where_the_bias_is_used_once_more(monkeypatch):
-    """The weight looks like a last layer's, but the bias counts three times."""
+    """The weight looks like a last layer, but the bias counts three times."""
 
     def run(net, x):
         return net.head(net.first(x).tanh()) + 2 * net.head.bias
@@ -302,7 +302,7 @@ def test_no_model_where_the_bias_is_used_once_more(monkeypatch):
 
 @pytest.mark.parametrize("size", [1e-5, 1.0, 1e5])
 def test_single_precision(size):
-    """Outputs in any unit: rounding is relative to what the map puts out."""
+    """The outputs may have any unit; rounding is relative to the outputs."""
     forward = CASES["affine_head"].forward(3)
     forward.module.mix *= size
     forward.module.float()

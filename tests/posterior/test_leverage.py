@@ -1,4 +1,4 @@
-"""Leverage: against linear regressions written out."""
+"""Leverage, compared with explicit linear regressions."""
 
 import pytest
 import torch
@@ -29,18 +29,18 @@ def leverage(features, groups, weights=None, ridges=(TINY,), n_groups=K):
 
 
 def design(features, groups, n_groups=K):
-    """Features next to an indicator of each group."""
+    """Return features and an indicator for each group."""
     indicators = torch.nn.functional.one_hot(groups, n_groups).double()
     return torch.cat([indicators, features.double()], 1)
 
 
 def dense(known, new):
-    """Leverages of rows of a design, written out."""
+    """Return the leverages of rows of a design by the dense formula."""
     return torch.einsum("bi,ij,bj->b", new, torch.linalg.inv(known.T @ known), new)
 
 
 def within(features, groups, n_groups=K):
-    """Scatter within groups, by a loop over samples, and the groups' means."""
+    """Return within-group scatter by a loop over samples, and group means."""
     means = torch.stack([features[groups == k].mean(0) for k in range(n_groups)])
     scatter = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
     for row, k in zip(features, groups, strict=True):

@@ -1,4 +1,4 @@
-"""All weights refitted to the most probable ones of the linearised network."""
+"""Refit of all weights to the MAP estimate of the linearised network."""
 
 import pickle
 
@@ -28,7 +28,7 @@ ALL = {"subset_of_weights": "all", "refine": True}
 
 
 class Passes:
-    """Training rows in two batches; counts how often they are linearised."""
+    """Training rows in two batches, with a count of linearisations."""
 
     def __init__(self, found, weights=None):
         self.found, self.n = found, 0
@@ -52,7 +52,7 @@ def tangent(found, structure="full", prior="scalar", weights=None, curvature="gg
 
 
 def reference(found, posterior, weights=None):
-    """Minimum of the objective and ``H`` there, with ``J`` written out."""
+    """Return the minimum of the objective and ``H`` there, with dense ``J``."""
     J, h = found.parts.J, posterior.hyperparameters
     w = torch.ones(N_ROWS, dtype=J.dtype) if weights is None else weights
     delta = references.expand(h.prior_precision, found.layout)
@@ -143,7 +143,7 @@ def test_rows_are_kept_where_they_fit(monkeypatch):
 
 
 def test_a_linear_network_is_refitted_as_its_last_layer():
-    """Where all weights are those of the last layer, there is one answer."""
+    """If the last layer has all weights, both refits must agree."""
     X, y = blobs(dtype=np.float64)
     net = classifier(LinearModel, module__n_out=3)
     net = FrozenEstimator(seeded(net, X, y))

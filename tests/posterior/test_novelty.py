@@ -1,4 +1,4 @@
-"""Novelty: tails and kept samples against their definitions."""
+"""Novelty: tails and kept samples, compared with their definitions."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_numbers_and_several_labels_have_one_group(likelihood):
 
 
 def test_many_classes_have_one_group(monkeypatch):
-    """As features of each take too much memory; not before."""
+    """All classes share one group if separate features need too much memory."""
     likelihood = Categorical()
     expected = novelty(MultilabelBernoulli())
     assert len(novelty(likelihood).moments.counts) == K

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
 def refitted(found, name, prior):
-    """A posterior and how far its mean is from the network's weights."""
+    """Return a posterior, and the distance of its mean from the network's weights."""
     posterior = found.posterior(name, prior)
     shift = 0.1 * normal(found.layout.n_parameters, seed=30)
     return replace(posterior, mean=posterior.weights + shift), shift
@@ -52,7 +52,7 @@ def test_glm_is_the_push_forward_of_the_posterior(case, name, prior):
 @every_predictive
 @pytest.mark.parametrize("subset", SUBSETS)
 def test_small_steps_of_the_weights_move_both_alike(draw, subset):
-    """To second order: a step of 1e-5 leaves some 1e-10."""
+    """They agree to second order: a step of 1e-5 leaves about 1e-10."""
     found = problem("inplace", subset=subset)
     posterior = found.posterior("diag")
     shift = 1e-5 * normal(3, found.layout.n_parameters, seed=31)
@@ -81,7 +81,7 @@ def test_network_draws_are_networks_with_those_weights(case, subset):
 
 
 class Noting(torch.nn.Module):
-    """Keeps its last output, as some modules keep attention weights."""
+    """A module that keeps its last output, as some modules keep attention weights."""
 
     def __init__(self, refuses=False):
         super().__init__()
@@ -157,7 +157,7 @@ def test_moments():
 @pytest.mark.parametrize("case", ["inplace", "cnn", "norms", "affine_head"])
 @pytest.mark.parametrize("subset", ["all", "last_layer", "subnetwork"])
 def test_in_graph(case, subset, name, prior):
-    """The same as outside of it; with gradients by finite differences below."""
+    """The values equal those outside the graph; finite differences check gradients."""
     found = problem(case, "Gaussian", subset)
     posterior, _ = refitted(found, name, prior)
     mean, cov = glm(posterior, found.forward, found.x)

@@ -1,4 +1,4 @@
-"""The Gaussian of SWAG against its closed form."""
+"""The Gaussian of SWAG, compared with its closed form."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def posterior():
 
 
 def covariance(posterior):
-    """``½ diag(v) + ½ D Dᵀ / (K - 1)``, (P, P)."""
+    """Return ``½ diag(v) + ½ D Dᵀ / (K - 1)``, (P, P)."""
     D = posterior.deviations.T
     return posterior.diagonal.diag() / 2 + D @ D.T / (2 * (K - 1))
 

@@ -36,27 +36,27 @@ def negative_evidence(posterior, log_delta, log_sigma=None):
 
 
 def minimum(loss, low, high):
-    """Of a function of a number between two."""
+    """Return the minimum of a function of one number between two bounds."""
     options = {"method": "bounded", "options": {"xatol": 1e-8}}
     return minimize_scalar(lambda x: float(loss(x)), bounds=(low, high), **options).x
 
 
 def minimum_by_simplex(loss, start):
-    """Of a function of a few numbers; the value there is ``fun``."""
+    """Return the minimum of a function of a few numbers; ``fun`` is its value."""
     options = {"xatol": 1e-8, "fatol": 1e-12, "maxiter": 4000}
     values = {"method": "Nelder-Mead", "options": options}
     return minimize(lambda x: float(loss(*x)), start, **values)
 
 
 def maximum(posterior):
-    """Best ``log δ`` by scipy, near the best of a grid."""
+    """Return the best ``log δ`` by scipy, starting from the best of a grid."""
     loss = partial(negative_evidence, posterior)
     best = min(np.linspace(-20, 20, 81), key=loss)
     return minimum(loss, best - 0.5, best + 0.5)
 
 
 def maximum_with_noise(posterior):
-    """Best ``log δ`` and ``log σ`` by scipy: the best of several starts."""
+    """Return the best ``log δ`` and ``log σ`` by scipy from several starts."""
     loss = partial(negative_evidence, posterior)
     starts = product((-6, -2, 2, 6), (-2, 0))
     found = [minimum_by_simplex(loss, start) for start in starts]
@@ -69,7 +69,7 @@ def assert_log(value, log, tolerance=1e-4):
 
 @pytest.fixture
 def evaluations(monkeypatch):
-    """Counts the evaluations of the objective with its derivatives."""
+    """Count the evaluations of the objective and its derivatives."""
     counted = []
     derivatives = evidence.NegativeEvidence.derivatives
 
@@ -124,7 +124,7 @@ def test_noise_alone_and_prior_alone():
 
 @every_likelihood
 def test_number_of_rows_does_not_blunt_the_search(likelihood):
-    """A constant in the evidence, such as that of many rows, changes no optimum."""
+    """A constant in the evidence, such as many rows add, changes no optimum."""
     posterior = fit(likelihood, "full").posterior
     large = replace(posterior.data_fit, loss=posterior.data_fit.loss + 1e7)
     found = marglik(replace(posterior, data_fit=large), free_noise=False)
@@ -136,7 +136,7 @@ def test_number_of_rows_does_not_blunt_the_search(likelihood):
 @pytest.mark.parametrize("structure", ["diag", "kron"])
 @pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
 def test_layerwise_evidence_falls_apart_into_layers(likelihood, structure, evaluations):
-    """Without noise to choose, each block has a maximum of its own."""
+    """If the noise is fixed, each block has its own maximum."""
     fitted = fit(likelihood, structure, "layerwise", subset="all")
     posterior, layout = fitted.posterior, fitted.layout
     found = marglik(posterior, free_noise=False)
@@ -188,7 +188,7 @@ def test_diagonal_prior_of_the_diagonal_structure(case, likelihood):
 
 
 def test_hyperparameters_stay_within_bounds():
-    """Weights at the prior mean ask for an infinite precision, and get a finite one."""
+    """For weights at the prior mean, the best precision is infinite; a bound applies."""
     posterior = fit("Categorical", "diag").posterior
     at_mean = posterior.replace(prior_mean=posterior.mean)
     found = marglik(at_mean)
@@ -198,7 +198,7 @@ def test_hyperparameters_stay_within_bounds():
 
 @pytest.mark.parametrize("unit", [1e-9, 1e-3, 1e6])
 def test_unit_of_the_targets_changes_nothing(unit):
-    """Weights, outputs and targets times ``unit`` : δ by its square, σ by itself."""
+    """Scaling weights, outputs and targets scales δ by 1/unit² and σ by unit."""
     posterior = fit("Gaussian", "full").posterior
     scaled = replace(
         posterior,
@@ -267,7 +267,7 @@ def test_nothing_free_at_the_refitted_model(likelihood):
 
 
 def test_scalar_evidence_at_the_refitted_model_is_nearly_maximal():
-    """For Gaussian noise curvature is constant: the fixed point is the maximum."""
+    """For Gaussian noise, curvature is constant, so the fixed point is the maximum."""
     fitted = fit("Gaussian", "full")
     found = marglik_refitted(tuning_problem(fitted))
 

@@ -13,7 +13,7 @@ N_POINTS = 21
 
 @pytest.fixture
 def visited(monkeypatch):
-    """Indices that were scored, of a path that consists of its indices."""
+    """Return the scored indices of a path that consists of indices."""
     found = []
 
     def scored(problem, path):
@@ -47,14 +47,14 @@ def test_the_lowest_of_scores_with_one_minimum_is_found(best, rise, visited):
 
 
 def test_the_weakest_priors_are_left_out_after_a_rise(visited):
-    """They are the most expensive, because wide logits need many nodes."""
+    """Weak priors are the most expensive, because wide logits need many nodes."""
     assert search(lambda index: 10.0 * abs(index - 6)) == 0
     assert max(visited) == 12
     assert len(visited) == len(set(visited)) <= 10
 
 
 def test_no_score_that_is_no_number_is_taken(visited):
-    """Under weak priors outputs may overflow."""
+    """Outputs may overflow under weak priors."""
     assert search(lambda i: float("inf") if i > MIDDLE else 10.0 - i) == 10 - MIDDLE
 
 

@@ -20,7 +20,7 @@ def test_auto_prefers_held_out_rows():
 
 
 def test_auto_without_rows_keeps_the_network():
-    """The weights have hardly any uncertainty, and the noise is the given one."""
+    """The weights have almost no uncertainty, and the noise is the given noise."""
     for name, words in {
         "Categorical": "unchanged",
         "Gaussian": "noise is estimated",

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 # -------------------------------------------------------------- validation path
 def total_score(held, posterior):
-    """Negative log predictive density of all rows, by the dense formulas."""
+    """Return the negative log predictive density of all rows, by dense formulas."""
     mean = held.f + held.J @ (posterior.mean - posterior.weights)
     cov = held.J @ torch.linalg.inv(posterior.precision_matrix()) @ held.J.mT
     if posterior.likelihood.has_noise:
@@ -39,7 +39,7 @@ def total_score(held, posterior):
 
 
 def kept_candidates(fitted, problem):
-    """Every point of the path with the network's weights."""
+    """Return every point of the path, with the network's weights."""
     return [
         fitted.posterior.replace(prior_precision=ratio * fitted.posterior.scale)
         for ratio in validation._path(problem)
@@ -47,7 +47,7 @@ def kept_candidates(fitted, problem):
 
 
 def same_choice(found, expected):
-    """Same weights, the same ``δ/scale`` and noise, up to the search's precision."""
+    """Check weights, ``δ/scale`` and noise, up to the precision of the search."""
     assert found.is_refitted == expected.is_refitted
     # gradients end below 1e-7, and no precision ρ on these paths is below 1e-5
     assert_equal(found.mean, expected.mean, 1e-2)
@@ -58,9 +58,9 @@ def same_choice(found, expected):
 
 
 def naive_choice(fitted, problem, score):
-    """The best of the path; a refitted model only where it is clearly better.
+    """Return the best of the path; a refitted model only if it is clearly better.
 
-    In regression its prior is the strongest one that is not clearly worse.
+    In regression, take the strongest prior that is not clearly worse.
     """
     candidates = kept_candidates(fitted, problem)
     kept = min(candidates, key=score)
@@ -93,7 +93,7 @@ def test_best_score_on_held_out_rows(refine, likelihood, structure, prior):
 
 @pytest.mark.parametrize("error", [0.0, 2.0])
 def test_auto_keeps_a_good_last_layer_and_refits_a_bad_one(error):
-    """Labels are drawn from the network itself, and then its bias is spoilt."""
+    """The labels are drawn from the network; then its bias is spoilt."""
     fitted = fit("Categorical", "full")
     held = held_out(fitted)
     shift = torch.tensor([error, 0.0, 0.0], dtype=DOUBLE)
@@ -138,14 +138,14 @@ def test_best_score_with_noise(curvature, free, refine, structure, prior):
 
 
 def at_noise(posterior, sigma):
-    """Other noise under the same ``δ/scale``."""
+    """Return the candidate with other noise and the same ``δ/scale``."""
     ratio = posterior.prior_precision / posterior.scale
     noisy = posterior.replace(sigma_noise=torch.as_tensor(sigma, dtype=DOUBLE))
     return noisy.replace(prior_precision=ratio * noisy.scale)
 
 
 def with_noise(posterior, free, held):
-    """The candidate's noise: fixed, from ``ρ = δσ²T`` (σ⁴), or best by a search."""
+    """Set the noise: fixed, from ``ρ = δσ²T`` (σ⁴), or the best by a search."""
     if free == "prior":
         return posterior
     if free == "noise":
@@ -189,7 +189,7 @@ def test_path_starts_where_the_prior_leaves_the_network_alone():
 
 @pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
 def test_final_model_is_refitted_to_full_precision(likelihood):
-    """Models along the path may be less precise than the one that is returned."""
+    """Models along the path may be less precise than the returned model."""
     fitted = fit(likelihood, "kron")
     held = held_out(fitted)
     found = validation.tune_on_validation(
@@ -202,7 +202,7 @@ def test_final_model_is_refitted_to_full_precision(likelihood):
 
 @every_likelihood
 def test_precisions_of_many_weights_are_computed_once(likelihood, monkeypatch):
-    """One for each ratio, whatever the number of batches; scores are the same."""
+    """The number of batches does not matter: one precision per ratio, equal scores."""
     fitted = fit(likelihood)
     ratios = [positive(), 10 * positive()]
     options = {"validation": held_out(fitted).rows}
@@ -228,7 +228,7 @@ def test_no_finite_score_is_an_error():
 
 
 def test_a_refit_is_accepted_by_its_best_score(monkeypatch):
-    """A stronger prior may then be chosen whose score is above the limit."""
+    """The chosen prior may be stronger, with a score above the limit."""
     fitted = fit("Gaussian", "full")
     problem = tuning_problem(fitted, validation=held_out(fitted).rows)
     path = validation._path(problem)

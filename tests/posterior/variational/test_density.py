@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
 def log_density(z, heights, layers=()):
-    """Unnormalised density of one weight at the nodes, by the formula."""
+    """Return one weight's unnormalised log-density at the nodes, by the formula."""
     centres = np.linspace(-2.5, 2.5, len(heights))
     units = np.exp(-((z[:, None] - centres) ** 2) / 2)
     for mixing, offsets in layers:
@@ -21,7 +21,7 @@ def log_density(z, heights, layers=()):
 
 
 def dense(heights, layers=(), n_nodes=16, n=1_000_001):
-    """A fine grid, the density and the distribution function on it."""
+    """Return a fine grid, with the density and distribution function on the grid."""
     nodes = np.linspace(-4, 4, n_nodes)
     log_p = log_density(nodes, heights, layers)
     z = np.linspace(-4, 4, n)

@@ -1,4 +1,4 @@
-"""The divergence of posteriors from priors."""
+"""Divergence of posteriors from priors."""
 
 import math
 import re
@@ -26,7 +26,7 @@ N = 20_000
 
 
 def terms(found, prior, n=N):
-    """``Σ (log q − log p)`` of each draw, (s,)."""
+    """Return ``Σ (log q − log p)`` of each draw, (s,)."""
     w, log_q = (x.detach() for x in found.sample(n, generator()))
     return (log_q - prior.log_prob(w)).sum(-1)
 

@@ -1,4 +1,4 @@
-"""Elbo: the objective, term by term, against a computation of its own."""
+"""Elbo: the terms of the objective, compared with an independent computation."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,7 +45,7 @@ from sklaplace.posterior.variational.elbo import KL_SCHEDULES, blundell, uniform
 
 # ------------------------------------------------------------------- likelihoods
 class Maps(nn.Module):
-    """Logits of three classes at each of two positions, (b, 3, 2)."""
+    """A network with logits of three classes at two positions, (b, 3, 2)."""
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
@@ -57,7 +57,7 @@ class Maps(nn.Module):
 
 @dataclass
 class Case:
-    """A net, targets and the mean loss of outputs, by other means than ours."""
+    """A net, its targets, and an independent mean loss of outputs."""
 
     net: object
     y: np.ndarray
@@ -71,7 +71,7 @@ class Case:
 
     @property
     def tolerance(self):
-        """Losses of probabilities take logarithms of what is rounded."""
+        """Return the tolerance; losses of probabilities are less precise."""
         return ROUNDED if self.net.criterion in (nn.NLLLoss, nn.BCELoss) else EXACT
 
     def fit(self, **settings):

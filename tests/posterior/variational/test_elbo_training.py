@@ -1,4 +1,4 @@
-"""Elbo: the objective, noise, steps of one's own and weights of rows."""
+"""Elbo: objective, noise, custom training steps and row weights."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ class TestLearnedNoise:
 
 # ------------------------------------------------------------------ nets of one's own
 class PlainStep(NeuralNetClassifier):
-    """Does not say that it trains."""
+    """A net whose step does not pass ``training=True``."""
 
     def more(self, _Xi):
         return ()
@@ -79,7 +79,7 @@ class PlainStep(NeuralNetClassifier):
 
 
 class OwnStep(PlainStep):
-    """Calls get_loss with positions in place of names."""
+    """A net that calls ``get_loss`` with positional arguments."""
 
     def more(self, Xi):
         return Xi, True
@@ -115,7 +115,7 @@ def test_elbo_is_that_of_the_noise_of_the_objective():
 
 
 class OwnLoss(NeuralNetClassifier):
-    """A loss that the likelihood does not know of."""
+    """A net with a loss that the likelihood does not know."""
 
     def get_loss(self, *args, **kwargs):
         return 2 * super().get_loss(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Families of weight posteriors: names, classes and instances, and what is refused."""
+"""Families of weight posteriors: names, classes, instances and errors."""
 
 import math
 import re
@@ -123,12 +123,12 @@ def test_constructors_check_their_sizes():
 
 
 def own(name, **methods):
-    """A family with some methods of its own."""
+    """Return a family with some overridden methods."""
     return type(name, (Logistic,), methods)
 
 
 def transformed(change):
-    """A ``transform`` whose weights and log densities are changed."""
+    """Return a ``transform`` with changed weights and log-densities."""
     return lambda q, noise: change(*Logistic.transform(q, noise))
 
 

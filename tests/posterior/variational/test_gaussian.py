@@ -16,7 +16,7 @@ def test_density_is_that_of_scipy():
 
 
 def test_gradients_are_those_of_blundell():
-    """Of ``f = w²/2 + log q``: df/dμ = w and df/dσ = w ε − 1/σ, times the sigmoid."""
+    """For ``f = w²/2 + log q``, df/dμ = w and df/dσ = w ε − 1/σ, times the sigmoid."""
     found = posterior("gaussian", 0)
     w, log_q = found.sample(1, generator())
     (w.square() / 2 + log_q).sum().backward()

@@ -19,7 +19,7 @@ B = torch.tensor([0.7, 3.0, 1e4, 900.0], dtype=torch.float64)
 
 
 def usual(a=A, b=B, dtype=torch.float64):
-    """A posterior with given a and b, on (−2, 2)."""
+    """Return a posterior with given a and b on (−2, 2)."""
     zero = torch.zeros(len(a), dtype=dtype)
     found = Kumaraswamy(zero, torch.ones_like(zero), 2.0)
     set_kumaraswamy(found, a, b)
@@ -42,7 +42,7 @@ def test_log_prob_is_that_of_the_textbook():
 
 @pytest.mark.parametrize("factor", [1, 1e6, 1e9, 1e12])
 def test_entropy_is_that_of_the_textbook(factor):
-    """Also where a logarithm takes the place of the digamma function."""
+    """This includes the range where a logarithm replaces the digamma function."""
     start = int(factor > 1)
     a, b = A.numpy()[start:], B.numpy()[start:] * factor
     wanted = (
@@ -55,7 +55,7 @@ def test_entropy_is_that_of_the_textbook(factor):
 @pytest.mark.parametrize("log_b", [2.9, 3.1, 6.8, 7.0, 30.0])
 @pytest.mark.parametrize("d", [0.003, 1.0, 7.0])
 def test_gamma_functions_join(log_b, d):
-    """Both sides of where Stirling's series takes over, against integrals."""
+    """Compare both sides of the switch to Stirling's series with integrals."""
     b = math.exp(log_b)
     found, more = (
         float(module._ratio(*torch.tensor([log_b, k], dtype=torch.float64)))
@@ -69,7 +69,7 @@ def test_gamma_functions_join(log_b, d):
 
 
 def test_narrow_posteriors_have_a_b_beyond_floats():
-    """``log x ≈ (log E − log b)/a``: a Gumbel distribution, of known moments."""
+    """``log x ≈ (log E − log b)/a`` has a Gumbel distribution with known moments."""
     location = torch.zeros(3, dtype=torch.float64)
     scale = torch.tensor([1e-2, 1e-4, 1e-6], dtype=torch.float64)
     found = Kumaraswamy(location, scale, 3.0)
@@ -108,7 +108,7 @@ def test_finite_wherever_training_may_lead(dtype):
 
 
 def check_finite(found):
-    """Draws, their densities and all gradients are finite, moments too."""
+    """Check that draws, densities, gradients and moments are finite."""
     w, log_q = found.sample(1000, generator())
     for value in (w, log_q, *found.closed_form(), found.mean()):
         assert value.isfinite().all()
@@ -121,7 +121,7 @@ def check_finite(found):
 
 
 def test_densities_stay_right_where_draws_round_to_a_bound():
-    """As 18 % of draws do with a = b = 0.1."""
+    """With a = b = 0.1, 18 % of the draws round to a bound."""
     a = torch.full((1,), 0.1)
     w, log_q = usual(a, a, torch.float32).sample(50_000, generator())
     share = float((w == 2).float().mean())

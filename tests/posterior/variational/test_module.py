@@ -1,4 +1,4 @@
-"""StochasticModule: a network under drawn weights, and the network that it leaves."""
+"""StochasticModule: a network with drawn weights, and the resulting network."""
 
 import copy
 import pickle
@@ -26,7 +26,7 @@ X = torch.linspace(-1, 1, 10).reshape(5, 2)
 
 
 class Tied(nn.Module):
-    """The same matrix twice, and a layer that does not learn."""
+    """A network that uses one matrix twice, and has a frozen layer."""
 
     def __init__(self):
         super().__init__()
@@ -196,7 +196,7 @@ class TestVariationalPosterior:
 
     @pytest.fixture
     def q(self, posterior):
-        """The same by torch."""
+        """Return the posterior as a torch distribution."""
         return Normal(posterior.mean, posterior.variance().sqrt())
 
     def test_moments_and_draws(self, posterior, rng_untouched):

@@ -1,4 +1,4 @@
-"""What every posterior must pass, over the registry."""
+"""Tests of every posterior in the registry."""
 
 import copy
 import pickle

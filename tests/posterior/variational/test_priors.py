@@ -52,7 +52,7 @@ def test_uniform():
 
 @pytest.mark.parametrize("prior", [GaussianPrior(0.7), UniformPrior(3.0)])
 def test_expected_log_prob(prior):
-    """Two-point distributions, whose expectations are sums."""
+    """Expectations over two-point distributions are sums."""
     w = torch.tensor([[0.3, -1.2, 2.0], [1.0, 0.4, -2.5]], dtype=torch.float64)
     found = prior.expected_log_prob(w.square().mean(0))
     torch.testing.assert_close(found, prior.log_prob(w).mean(0), rtol=1e-14, atol=0)

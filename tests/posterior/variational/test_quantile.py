@@ -14,14 +14,14 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
 def parameters(found):
-    """``μ, σ (P,), v (K, P), s, c (K,)`` as arrays."""
+    """Return ``μ, σ (P,), v (K, P), s, c (K,)`` as arrays."""
     raw = (found.location, positive(found.raw_scale), positive(found.raw_heights))
     shared = (positive(found.raw_slopes), found.centres)
     return [x.detach().numpy() for x in (*raw, *shared)]
 
 
 def h(e, v, s, c, layers=()):
-    """The quantile function of one weight, for a number."""
+    """Return the quantile function of one weight at one number."""
     units = np.tanh(s * (e - c))
     for mixing, offsets in layers:
         units = np.tanh(mixing @ units - offsets)
@@ -53,7 +53,7 @@ def test_draws_are_the_formula(setting):
 
 @pytest.mark.parametrize("setting", [0, 1])
 def test_bisection_finds_the_noise(setting):
-    """Against a solver, far in the tails as well."""
+    """Compare with a solver, also far in the tails."""
     found = posterior("quantile", setting)
     location, scale, v, s, c = parameters(found)
     for z in (-30.0, -2.0, 0.1, 5.0):
