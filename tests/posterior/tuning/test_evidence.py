@@ -188,7 +188,7 @@ def test_diagonal_prior_of_the_diagonal_structure(case, likelihood):
 
 
 def test_hyperparameters_stay_within_bounds():
-    """For weights at the prior mean, the best precision is infinite; a bound applies."""
+    """At the prior mean the best precision is infinite, so a bound applies."""
     posterior = fit("Categorical", "diag").posterior
     at_mean = posterior.replace(prior_mean=posterior.mean)
     found = marglik(at_mean)
