@@ -139,13 +139,9 @@ html_sidebars = {
         "auto_examples/studies/*",
         "auto_examples/tutorial/*",
         "changelog",
-        "clients",
-        "combinations",
+        "citation",
         "contributing",
         "glossary",
-        "large_data",
-        "performance",
-        "reliability",
     )
 }
 
