@@ -22,7 +22,7 @@ EXEMPT = {
     # one sentence can say all there is, as pydocstyle's convention has it
     "ES01",
 }
-SAME = re.compile(r"As for `([\w.]+)`")
+SAME = re.compile(r"As in `([\w.]+)`")
 
 
 def full_names():

@@ -53,11 +53,11 @@ class _Best:
 class MarglikTraining(PriorCallback):
     """Callback that maximises the evidence over prior precision and noise.
 
-    The net is trained under its prior. At the end of an epoch, the callback increases
-    the log marginal likelihood over ``log prior_precision`` and ``log sigma_noise``.
-    After training, the network has the weights of the epoch with the highest evidence.
-    Prefer this callback to hand-tuned weight decay, or if all samples are needed for
-    training. See Notes for the cost.
+    The net is trained under its prior. At the end of an epoch, the callback updates
+    ``log prior_precision`` and ``log sigma_noise`` to increase the log marginal
+    likelihood. After training, the network has the weights of the epoch with the
+    highest evidence. Use this callback instead of hand-tuned weight decay, or if all
+    samples are needed for training. See Notes for the cost.
 
     Read more in the :ref:`User Guide <training>`.
 
@@ -95,9 +95,9 @@ class MarglikTraining(PriorCallback):
     prior_precision_ : float or ndarray
         Prior precision of the epoch with the highest evidence.
     sigma_noise_ : float
-        Standard deviation of the noise in the same epoch.
+        Standard deviation of the noise in that epoch.
     log_marginal_likelihood_ : float
-        Log marginal likelihood in the same epoch, in nats.
+        Log marginal likelihood in that epoch, in nats.
     best_epoch_ : int
         Epoch with the highest evidence, counted from one.
     precisions_ : dict of str to float
@@ -116,14 +116,14 @@ class MarglikTraining(PriorCallback):
 
     Notes
     -----
-    Each update takes one pass over the training data with k backward columns per sample
-    (k = c - 1 for c classes) and a decomposition of the structure. The update runs in
-    evaluation mode and changes neither buffers nor the global random state. It records
-    ``log_marginal_likelihood`` in the net's history (nan in epochs without an update).
-    The history's ``train_loss`` is the criterion without the prior. Optimizers that
-    compare loss values, such as L-BFGS with a line search, are not supported, because
-    the loss does not contain the prior. Place callbacks that clip gradients after this
-    one.
+    Each update requires one pass over the training data, with k backpropagated columns
+    per sample (k = c - 1 for c classes), and one decomposition of the Hessian
+    approximation. The update runs in evaluation mode and changes neither buffers nor
+    the global random state. The callback records ``log_marginal_likelihood`` in the
+    net's history (nan in epochs without an update). The history's ``train_loss`` is the
+    criterion without the prior. Optimizers that compare loss values, such as L-BFGS
+    with a line search, are not supported, because the loss does not contain the prior.
+    Place callbacks that clip gradients after this one.
 
     References
     ----------
@@ -257,7 +257,7 @@ class MarglikTraining(PriorCallback):
         return at_weights(network, structure, sums.data_fit, h, curvature.order)
 
     def _updated(self, posterior: GaussianPosterior) -> GaussianPosterior:
-        """Return the posterior after a damped log-scale step to the maximum."""
+        """Return the posterior after a damped log-scale step towards the maximum."""
         # a rough optimum is enough: the weights change in the next epoch
         with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
             best = marglik(posterior).hyperparameters
@@ -277,10 +277,10 @@ class PriorTraining(PriorCallback):
     """Callback that trains a net with an earlier task's posterior as its prior.
 
     Training starts at the mean of the earlier posterior. The callback adds the gradient
-    of the negative log-density to the gradient of every batch. Use it for a new task if
+    of the negative log-prior to the gradient of every batch. Use it for a new task if
     the data of earlier tasks are no longer available (continual learning).
-    `sklaplace.LaplaceClassifier` and `sklaplace.LaplaceRegressor` accept the posterior
-    as ``prior=``, and compute the posterior for the next task.
+    `sklaplace.LaplaceClassifier` and `sklaplace.LaplaceRegressor` accept the same
+    posterior as ``prior=``, and compute the posterior for the next task.
 
     Read more in the :ref:`User Guide <prior-task>`.
 
@@ -289,7 +289,7 @@ class PriorTraining(PriorCallback):
     prior : GaussianPosterior
         ``posterior_`` of an estimator fitted to the earlier task, whose network has the
         same layers. Weights outside the posterior are trained without a prior, which
-        can harm the earlier task. Fit the earlier task with
+        can harm predictions for the earlier task. Fit the earlier estimator with
         ``subset_of_weights="all"``.
     sigma_noise : float or None, default=None
         Standard deviation of the noise, for the mean squared error. None uses the noise
@@ -310,12 +310,12 @@ class PriorTraining(PriorCallback):
 
     Notes
     -----
-    Each step multiplies by the earlier precision. The cost is O(P²) for ``full``, a few
-    products with the factors for ``kron``, and O(P) for ``diag``. No (P, P) matrix is
-    formed. ``diag`` is elastic weight consolidation (Kirkpatrick et al.) with one
-    penalty for all earlier tasks (Huszár). The prior has the curvature of the loss over
-    all earlier samples, so plain gradient descent needs smaller steps. Optimizers that
-    compare loss values are not supported.
+    Each step multiplies a vector by the earlier posterior precision. The cost is O(P²)
+    for ``full``, a few products with the factors for ``kron``, and O(P) for ``diag``.
+    No (P, P) matrix is formed. ``diag`` corresponds to elastic weight consolidation
+    (Kirkpatrick et al.) with one penalty for all earlier tasks (Huszár). The prior has
+    the curvature of the loss over all earlier samples, so plain gradient descent needs
+    smaller steps. Optimizers that compare loss values are not supported.
 
     References
     ----------

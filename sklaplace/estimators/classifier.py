@@ -55,10 +55,10 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         that require gradients, individually selected weights, or parameters and modules
         by name; see :ref:`subset`.
     subset_params : dict, default=None
-        Options of ``"subnetwork"``: ``n_weights`` (100) and ``by`` (``"magnitude"``,
-        ``"swag"``, ``"variance"`` or ``"random"``), the score that selects the weights
-        after training, or ``indices`` of weights in the flattened network. The options
-        of ``"swag"`` are in the :ref:`User Guide <subset>`.
+        Options of ``"subnetwork"``: either ``n_weights`` (100) and ``by``, the score
+        that selects the weights after training (``"magnitude"``, ``"swag"``,
+        ``"variance"`` or ``"random"``), or ``indices`` of weights in the flattened
+        network. The options of ``"swag"`` are in the :ref:`User Guide <subset>`.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
         Structure of the Hessian approximation; see :ref:`structure`. The memory for
@@ -81,9 +81,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         Inverse prior variance of the weights. ``"marglik"`` maximises the marginal
         likelihood of the training data. ``"validation"`` maximises the score of
         held-out samples. ``"auto"`` also uses held-out samples. Without held-out
-        samples, ``"auto"`` keeps the network's own predictions near the data, with a
-        warning. With few samples or the default network, ``"auto"`` trains one network
-        per cross-validation fold; see :ref:`validation-samples`.
+        samples, ``"auto"`` keeps the network's own predictions near the data and warns.
+        With few samples or the default network, ``"auto"`` trains one network per
+        cross-validation fold; see :ref:`validation-samples`.
     prior_structure : {"scalar", "layerwise", "diag"} or list of str, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
         ``variational``), or one per weight (only for ``full``, ``lowrank`` and
@@ -96,28 +96,28 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         same layers; see :ref:`prior-task`. It replaces ``prior_precision``,
         ``prior_structure`` and ``prior_mean``, which must keep their defaults, and
         nothing is tuned. Not available for ``gp`` and ``lowrank``. An array is a prior
-        precision matrix, for ``hessian_structure="full"``.
+        precision matrix and requires ``hessian_structure="full"``.
     refine : bool or "auto", default="auto"
-        Whether to refit the weights to the maximum a posteriori of the linearised
-        network; see :ref:`refine`. Only predictions use the refitted weights.
-        ``"auto"`` lets the tuner decide for a last layer. It means False if nothing is
-        tuned, other weights are selected, or the loss is not convex in the outputs.
-        True requires a convex loss, no ``prior``, and ``pred_type="glm"`` for weights
-        outside the last layer.
+        Whether to refit the weights to the maximum a posteriori estimate of the
+        linearised network; see :ref:`refine`. Only predictions use the refitted
+        weights. ``"auto"`` lets the tuner decide for a last layer, but means False if
+        nothing is tuned, other weights are selected, or the loss is not convex in the
+        outputs. True requires a convex loss, no ``prior``, and ``pred_type="glm"`` for
+        weights outside the last layer.
     residual : float or {"auto", "none"}, default="auto"
         Variance of a Gaussian process that is added to the logits; see the :ref:`User
         Guide <far>`. The variance grows with the distance from the training data.
         ``residual`` is the variance at the distance that 99 % of the samples do not
         exceed. ``"auto"`` means 0.5 with ``prior_precision="auto"``, and ``"none"``
-        otherwise. The residual needs a network with features.
+        otherwise. The residual requires a network with features.
     temperature : float, default=1.0
         Divisor of the log-likelihood in the posterior. Values below one sharpen the
         posterior.
     validation_fraction : float, default=0.2
-        Fraction of the samples to hold out for tuning, if the net is trained in
-        ``fit``, holds out no samples itself, and there are at least 50 distinct
-        samples. ``prior_precision="auto"`` holds out samples only for your own net with
-        at least 100 samples, and uses cross-validation otherwise.
+        Fraction of the samples to hold out for tuning, if the net is trained in ``fit``
+        and holds out no samples itself, and if there are at least 50 distinct samples.
+        ``prior_precision="auto"`` holds out samples only for your own net with at least
+        100 samples, and uses cross-validation otherwise.
     pred_type : {"glm", "nn"}, default="glm"
         Whether to predict with the linearised network (``"glm"``), or with the network
         under ``n_samples`` draws of the weights (``"nn"``). Tuning always uses
@@ -143,18 +143,18 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         posterior.
     memory : None, str, path or joblib.Memory, default=None
         Cache of the trained network and its curvature, for grid searches that train
-        only once per fold; see :ref:`memory`. Needs a ``random_state``. If you edit a
-        function that the module calls, clear the folder. Loading can run arbitrary
-        code, as with pickle: use a folder that only you can write to.
+        only once per fold; see :ref:`memory`. Requires a ``random_state``. If you edit
+        a function that the module calls, clear the folder. As with pickle, loading can
+        run arbitrary code: use a folder that only you can write to.
     random_state : int, RandomState or None, default=None
-        Seed of training, held-out samples and draws. With None, results differ between
+        Seed for training, held-out samples and draws. With None, results differ between
         fits. The global random generators do not change.
     verbose : int, default=0
-        Verbosity level. 0 prints nothing. 1 prints the phases of a fit with their time,
-        the chosen values, and a note if an initialised net is trained again. 2 adds
-        progress bars for long loops, if tqdm is installed.
+        Verbosity level. 0 prints nothing. 1 prints the phases of a fit with their
+        times, the chosen values, and a note if an initialised net is trained again. 2
+        adds progress bars for long loops, if tqdm is installed.
     class_weight : dict, "balanced" or None, default=None
-        Class weights by label, which multiply ``sample_weight``, also for held-out
+        Class weights by label. They multiply ``sample_weight``, including for held-out
         samples. ``"balanced"`` assigns the same total weight to all classes.
     link_approx : {"auto", "mean_field", "mc", "gumbel", "probit", \
             "probit_uncentred", "sodpp", "bridge", "bridge_norm"}, default="auto"
@@ -196,9 +196,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
     Notes
     -----
-    The linearised predictive distribution follows Immer, Korzepa and Bauer (2021), the
-    Kronecker-factored structure Ritter, Botev and Barber (2018), the last-layer
-    approximation Kristiadi, Hein and Hennig (2020), and the evidence MacKay (1992).
+    The linearised predictive distribution follows Immer, Korzepa and Bauer (2021); the
+    Kronecker-factored structure, Ritter, Botev and Barber (2018); the last-layer
+    approximation, Kristiadi, Hein and Hennig (2020); and the evidence, MacKay (1992).
     Antorán et al. (2022) explain why the last layer must be refitted before its
     evidence is used.
 
@@ -258,9 +258,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     ) -> "LaplaceClassifier":
         """Add samples to the posterior; the network keeps its weights.
 
-        The result equals one fit on all samples, in any order, with equal weights,
-        prior and temperature. Before the first fit, this method is equivalent to
-        ``fit``.
+        The result is that of one fit on all samples, in any order, with the same
+        network weights, prior and temperature. Before the first fit, this method is
+        equivalent to ``fit``.
 
         Parameters
         ----------
@@ -334,7 +334,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
     # ----------------------------------------------------------------- predict
     def to_module(self) -> PredictiveModule:
-        """Return the predictions as a torch module, without the estimator.
+        """Return a torch module that predicts without the estimator.
 
         ``torch.export`` and ``torch.onnx.export`` write the module to files that can be
         loaded without this package.
@@ -375,8 +375,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         outputs, name, link = self._outputs(), self._link_name(), self._link()
         if name not in CLOSED_LINKS:
             raise ValueError(
-                f"link_approx={name!r} has no closed form. Use set_params(link_approx="
-                f"...), without a new fit, with one of {', '.join(CLOSED_LINKS)}."
+                f"link_approx={name!r} has no closed form. Set one of "
+                f"{', '.join(CLOSED_LINKS)} with set_params; no new fit is needed."
             )
         function = CLOSED_LINKS[name]
         work = self._on_logits(function, link)
@@ -419,7 +419,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     def _proba_of_gaussian(
         self, link: Link, mean: Tensor, cov: Tensor, *, single: bool = False
     ) -> Tensor:
-        """Return probabilities (b, K) of Gaussian logits."""
+        """Return probabilities (b, K) for Gaussian logits."""
         # scrambling takes time: create points only for links that use them
         points = self._normals(mean) if link.draws else mean[:0]
         return (link.score if single else link.function)(mean, cov, points)

@@ -162,12 +162,12 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
         Number of masks that predictions are averaged over. Every call uses the same
         masks.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
-        As for `LaplaceClassifier`.
+        As in `LaplaceClassifier`.
 
     Attributes
     ----------
     estimator_, classes_, n_features_in_, feature_names_in_, n_iter_
-        As for `LaplaceClassifier`.
+        As in `LaplaceClassifier`.
 
     See Also
     --------
@@ -176,9 +176,9 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
 
     Notes
     -----
-    Prediction takes ``n_samples`` forward passes. Masks apply to `torch.nn` layers such
-    as ``Dropout`` and ``Dropout2d``, but not to `torch.nn.functional.dropout` or to
-    dropout within attention and recurrent layers. All samples (the first axis of a
+    Prediction requires ``n_samples`` forward passes. Masks apply to `torch.nn` layers
+    such as ``Dropout`` and ``Dropout2d``, but not to `torch.nn.functional.dropout` or
+    to dropout within attention and recurrent layers. All samples (the first axis of a
     layer's input) share the same mask.
 
     References
@@ -209,7 +209,7 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        As for `MCDropoutClassifier`.
+        As in `MCDropoutClassifier`.
     sigma_noise : float, array or "auto", default="auto"
         Standard deviation of the observation noise, in units of ``y``, for nets with
         ``MSELoss``. An array has one value per column of ``y``. ``"auto"`` maximises
@@ -219,22 +219,22 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
         targets.
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for the noise, if the net is trained in
-        ``fit``, holds out no samples itself, and there are at least 50 distinct
+        ``fit`` and holds out no samples itself, and if there are at least 50 distinct
         samples.
     normalize_y : bool, default=False
-        As for `LaplaceRegressor`.
+        As in `LaplaceRegressor`.
     n_samples : int, default=100
         Number of masks, at least two. Every call uses the same masks.
     likelihood, batch_size, random_state, verbose
-        As for `LaplaceRegressor`.
+        As in `LaplaceRegressor`.
 
     Attributes
     ----------
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use, or one for criteria without
+        Standard deviation of the observation noise in use, or 1 for criteria without
         noise.
     estimator_, sigma_scaling_, n_features_in_, feature_names_in_, n_iter_
-        As for `LaplaceRegressor`.
+        As in `LaplaceRegressor`.
 
     See Also
     --------
@@ -243,9 +243,9 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
 
     Notes
     -----
-    Prediction takes ``n_samples`` forward passes. Masks apply to `torch.nn` layers such
-    as ``Dropout`` and ``Dropout2d``, but not to `torch.nn.functional.dropout` or to
-    dropout within attention and recurrent layers. All samples (the first axis of a
+    Prediction requires ``n_samples`` forward passes. Masks apply to `torch.nn` layers
+    such as ``Dropout`` and ``Dropout2d``, but not to `torch.nn.functional.dropout` or
+    to dropout within attention and recurrent layers. All samples (the first axis of a
     layer's input) share the same mask.
 
     References

@@ -128,8 +128,8 @@ class BaseEnsemble(BaseSampling):
             )
         if isinstance(getattr(inner_net(self.estimator), "module", None), nn.Module):
             raise ValueError(
-                "estimator has a module instance, so all networks would start at equal "
-                "weights. Pass its class, with arguments as module__name=value."
+                "estimator has a module instance, so all networks would start with the "
+                "same weights. Pass its class, with arguments as module__name=value."
             )
 
     def _trainer(self, **options: Any) -> Trainer:
@@ -157,9 +157,9 @@ def _processes(n_jobs: int | None) -> int | None:
 class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     """Class probabilities averaged over independently trained skorch nets.
 
-    The networks differ in the seeds of initialisation and training. Deep ensembles are
-    the usual baseline for the uncertainty of networks, and cost several times as much
-    as `LaplaceClassifier`.
+    The networks differ in their seeds for initialisation and training. Deep ensembles
+    are the usual baseline for the uncertainty of networks, and cost several times as
+    much as `LaplaceClassifier`.
 
     Read more in the :doc:`User Guide </user_guide/other_methods>`.
 
@@ -174,7 +174,7 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     n_jobs : int or None, default=None
         Number of joblib processes for training. Results do not depend on it.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
-        As for `LaplaceClassifier`.
+        As in `LaplaceClassifier`.
 
     Attributes
     ----------
@@ -185,7 +185,7 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     n_iter_ : int
         Largest number of training epochs among the networks.
     classes_, n_features_in_, feature_names_in_
-        As for `LaplaceClassifier`.
+        As in `LaplaceClassifier`.
 
     See Also
     --------
@@ -194,10 +194,10 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
 
     Notes
     -----
-    Fitting trains ``n_estimators`` networks, and each prediction takes
-    ``n_estimators`` forward passes. All networks are kept in memory. Variances between
-    the networks are divided by the number of networks minus one. Adversarial training,
-    which the paper also uses, is not implemented.
+    Fitting trains ``n_estimators`` networks, and each prediction requires
+    ``n_estimators`` forward passes. All networks are kept in memory. For variances
+    between networks, the divisor is the number of networks minus one. Adversarial
+    training, which the paper also uses, is not implemented.
 
     References
     ----------
@@ -234,24 +234,24 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
         ``train_split``, else from ``validation_fraction``. Without held-out targets
         (fewer than 50 distinct samples), ``"auto"`` uses the training targets.
     validation_fraction : float, default=0.2
-        Fraction of the samples to hold out for the noise, if the net holds out no
-        samples itself, and there are at least 50 distinct samples.
+        Fraction of the samples to hold out for the noise, if the net itself holds out
+        no samples and there are at least 50 distinct samples.
     normalize_y : bool, default=False
-        As for `LaplaceRegressor`.
+        As in `LaplaceRegressor`.
     estimator, n_estimators, n_jobs
-        As for `DeepEnsembleClassifier`.
+        As in `DeepEnsembleClassifier`.
     likelihood, batch_size, random_state, verbose
-        As for `LaplaceRegressor`.
+        As in `LaplaceRegressor`.
 
     Attributes
     ----------
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use, or one for criteria without
+        Standard deviation of the observation noise in use, or 1 for criteria without
         noise.
     estimators_, estimator_, n_iter_
-        As for `DeepEnsembleClassifier`.
+        As in `DeepEnsembleClassifier`.
     sigma_scaling_, n_features_in_, feature_names_in_
-        As for `LaplaceRegressor`.
+        As in `LaplaceRegressor`.
 
     See Also
     --------
@@ -260,10 +260,10 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
 
     Notes
     -----
-    Fitting trains ``n_estimators`` networks, and each prediction takes
-    ``n_estimators`` forward passes. All networks are kept in memory. Variances between
-    the networks are divided by the number of networks minus one. Adversarial training,
-    which the paper also uses, is not implemented.
+    Fitting trains ``n_estimators`` networks, and each prediction requires
+    ``n_estimators`` forward passes. All networks are kept in memory. For variances
+    between networks, the divisor is the number of networks minus one. Adversarial
+    training, which the paper also uses, is not implemented.
 
     References
     ----------

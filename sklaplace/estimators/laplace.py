@@ -129,15 +129,15 @@ class BaseLaplace:
             Sparse matrices are converted to dense arrays in batches.
         y : array-like of shape (n,) or (n, n_outputs)
             Targets. For a classifier, class labels of any type, a matrix of 0/1 labels,
-            or an array of labels per sample.
+            or one array of labels per sample.
         sample_weight : array-like of shape (n,), optional
             Non-negative sample weights for loss, curvature and evidence. Weights are
             counts: a sample with weight two counts as two samples, and weights that sum
             to one count as a single sample. Scale relative weights to a mean of one.
         groups : array-like of shape (n,), optional
-            Group labels (strings or integers), such as patients. Every split for tuning
-            keeps the samples of a group together, except for the folds of the noise
-            model. Copies of a sample in different groups may be separated.
+            Group labels (strings or integers), such as patient IDs. Splits for tuning
+            keep the samples of a group together, but the folds of the noise model do
+            not. Copies of a sample in different groups may be separated.
         X_val, y_val : optional
             Held-out samples for the ``"validation"`` and ``"auto"`` tuners. The network
             is not trained on these samples.
@@ -169,9 +169,9 @@ class BaseLaplace:
 
         Notes
         -----
-        The cost is the training of the network, one pass over the samples with k
-        backward columns per sample (k = c - 1 for c classes), and the decomposition of
-        the structure.
+        Besides training the network, fitting requires one pass over the samples, with k
+        backpropagated columns per sample (k = c - 1 for c classes), and one
+        decomposition of the Hessian approximation.
 
         Examples
         --------
@@ -452,7 +452,7 @@ class BaseLaplace:
     def log_marginal_likelihood(
         self, prior_precision: object = None, sigma_noise: object = None
     ) -> Any:
-        """Return the Laplace approximation of ``log p(D)`` of the training data.
+        """Return the Laplace approximation of ``log p(D)`` for the training data D.
 
         Parameters
         ----------
@@ -527,10 +527,10 @@ class BaseLaplace:
             Hyperparameters to tune: ``"prior_precision"``, ``"sigma_noise"`` or
             ``"temperature"``. None tunes the prior precision, and the noise if the
             likelihood has noise. Other hyperparameters keep their values, including a
-            temperature that was tuned earlier. Tuning the temperature needs samples,
-            because tempered likelihoods are not normalised. The temperature stays one
-            unless another value increases the joint probability of all targets by at
-            least a factor of e.
+            temperature that was tuned earlier. Tuning the temperature requires samples,
+            because tempered likelihoods are not normalised. The temperature stays at
+            one unless another value increases the joint probability of all targets by
+            at least a factor of e.
 
         Returns
         -------
@@ -553,10 +553,10 @@ class BaseLaplace:
         -----
         Without samples, the cost is O(P), with no pass over data. With samples, the
         cost is about twenty evaluations of the predictive distribution, and ten times
-        more for the temperature. For the last layer, the cost is one pass over the
-        samples, because features are kept. For other weights, the cost is two or three
-        passes, or several dozen passes with the temperature. Without a refit, the
-        result equals `fit` with ``refine=False`` and ``prior_precision`` ``"marglik"``
+        as many for the temperature. For the last layer, this requires one pass over the
+        samples, because features are kept; for other weights, it requires two or three
+        passes, or several dozen with the temperature. Without a refit, the result
+        equals that of `fit` with ``refine=False`` and ``prior_precision`` ``"marglik"``
         or ``"validation"``. The results of a cross-validation search (``best_score_``,
         ``best_index_``, ``cv_results_``) do not change.
 
@@ -632,9 +632,9 @@ class BaseLaplace:
 
         Notes
         -----
-        The full Jacobian takes c backward passes and stores c·P numbers per sample.
-        Without gradients, `latent_mean_and_variance` is much faster. To include the
-        observation noise, add ``sigma_noise_**2`` to the diagonal.
+        The full Jacobian requires c backward passes and memory for c·P numbers per
+        sample. Without gradients, `latent_mean_and_variance` is much faster. To include
+        the observation noise, add ``sigma_noise_**2`` to the diagonal.
 
         Examples
         --------

@@ -72,7 +72,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return self._targets
 
     def _check_loss(self, loss: float, rate: str = "the learning rate") -> None:
-        """Warn if the training loss (nats per label) is far above random guessing."""
+        """Warn if the training loss (nats per label) far exceeds that of guessing."""
         guessing = np.log(self._targets.n_classes)
         if guessing > 0 and loss > 2 * guessing:
             warn_user(
@@ -415,7 +415,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
         Notes
         -----
-        The memory is proportional to ``n_samples`` times the number of selected
+        Memory use is proportional to ``n_samples`` times the number of selected
         weights.
 
         Examples
@@ -597,9 +597,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         Returns
         -------
         ndarray of shape (n, 3), (n, n_labels, 3) or (n, 3, ...)
-            Entropies in nats: total, aleatoric (expected under known probabilities) and
-            epistemic (mutual information of label and weights). The total is the sum of
-            the other two, and at most ``log K``.
+            Entropies in nats: total, aleatoric (expected entropy for known
+            probabilities) and epistemic (mutual information of label and weights). The
+            total is the sum of the other two, and at most ``log K``.
 
         Raises
         ------
@@ -646,7 +646,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         -------
         ndarray of shape (n,)
             Negative mutual information of label and weights, in nats, estimated from
-            draws and averaged over several labels. See `predict_uncertainty`.
+            draws, and averaged if there are several labels. See `predict_uncertainty`.
 
         See Also
         --------
@@ -680,9 +680,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         A set has one class for confident predictions, and several classes for uncertain
         predictions (uncertainty-aware top-k). A set contains a class if an upper
         quantile of its probability is at least a lower quantile of the top class's
-        probability. Only ``method="conformal"`` guarantees coverage, after a call of
-        `conformalize`. A conformal set contains the top class and all classes that are
-        probable enough; ``k_max`` and ``reference`` do not apply.
+        probability. Only ``method="conformal"``, which requires a call to
+        `conformalize`, guarantees coverage. A conformal set contains the top class and
+        all classes that are probable enough; ``k_max`` and ``reference`` do not apply.
 
         Parameters
         ----------
@@ -715,7 +715,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         --------
         conformalize : Explains the guarantee of conformal sets.
         predict_top_k : A fixed number of classes.
-        sklaplace.dirichlet.plausible_classes : Rule for any Dirichlet distribution.
+        sklaplace.dirichlet.plausible_classes : The rule for any Dirichlet distribution.
 
         References
         ----------

@@ -199,7 +199,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         Raises
         ------
         ValueError
-            If residuals are zero, or there are fewer than two samples.
+            If all residuals of a target are zero, or there are fewer than two samples.
 
         See Also
         --------
@@ -348,7 +348,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             if return_std or return_cov:
                 raise ValueError(
                     "coverage cannot be used with return_std or return_cov. Call "
-                    "predict for each."
+                    "predict separately for each."
                 )
             return self.predict(X), self.predict_interval(X, coverage)
         if return_cov:
@@ -451,7 +451,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         method : {"predictive", "conformal", "joint"}, default="predictive"
             Intervals of the predictive distribution, or conformal intervals with
             guaranteed coverage for each output (``"conformal"``) or for all outputs of
-            a sample together (``"joint"``). Conformal intervals need a call of
+            a sample together (``"joint"``). Conformal intervals require a call to
             `conformalize`.
 
         Returns

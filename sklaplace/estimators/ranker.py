@@ -49,9 +49,9 @@ class BradleyTerry(nn.Module):
     ----------
     scorer : nn.Module
         Module that maps items (b, ...) to one score each, (b,) or (b, 1). The output is
-        a tensor, or an object with ``logits``, as for reward models of transformers.
-        Omit the bias of the last layer: the bias cancels in every difference and cannot
-        be learned.
+        a tensor, or an object with an attribute ``logits``, like the output of reward
+        models in ``transformers``. Omit the bias of the last layer: the bias cancels in
+        every difference and cannot be learned.
 
     Raises
     ------
@@ -229,9 +229,9 @@ class PairTrainer(LaplaceTrainer):
 class LaplaceRanker(LaplaceClassifier):
     """Item scores with uncertainty, learned from pairwise preferences.
 
-    This `LaplaceClassifier` of pairs also returns the scores of single items. Prefer
-    this estimator for comparisons (which answer is better, who won) instead of ratings
-    of single items.
+    This `LaplaceClassifier` of pairs also returns the scores of single items. Use this
+    estimator if the data are comparisons (which answer is better, who won) rather than
+    ratings of single items.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -242,9 +242,9 @@ class LaplaceRanker(LaplaceClassifier):
         that accepts (b, 2, ...) and (b, 1, ...). None uses a small network for tabular
         data.
     subset_of_weights : str or list of str, default="all"
-        Weights with a posterior, as for `LaplaceClassifier`.
+        Weights with a posterior, as in `LaplaceClassifier`.
     hessian_structure : str, default="full"
-        Structure of the Hessian approximation, as for `LaplaceClassifier`; see Notes
+        Structure of the Hessian approximation, as in `LaplaceClassifier`; see Notes
         for ``"kron"``.
     prior_precision : float, array or {"auto", "validation", "marglik"}, \
             default="marglik"
@@ -255,7 +255,7 @@ class LaplaceRanker(LaplaceClassifier):
             validation_fraction, pred_type, link_approx, dirichlet_approx, \
             n_samples, batch_size, n_shards, n_jobs, distributed, memory, \
             random_state, verbose
-        As for `LaplaceClassifier`.
+        As in `LaplaceClassifier`.
     residual : "none"
         Residuals are not supported, because they are not differences of two scores.
 
@@ -265,7 +265,7 @@ class LaplaceRanker(LaplaceClassifier):
         Labels. The first label means that the first item was preferred.
     estimator_, posterior_, n_iter_, prior_precision_, temperature_, \
             log_marginal_likelihood_value_
-        As for `LaplaceClassifier`.
+        As in `LaplaceClassifier`.
 
     See Also
     --------
@@ -276,13 +276,13 @@ class LaplaceRanker(LaplaceClassifier):
     The scorer is called twice per pair, so ``refine="auto"`` does not refit any
     weights. ``refine=True`` refits all selected weights.
 
-    The defaults differ from `LaplaceClassifier` to improve the scores. The prior
-    precision maximises the evidence of all pairs, because held-out labels contain
-    little information about the variance of a score. The full covariance needs memory
-    quadratic in the number of weights, and ``fit`` raises an error for networks that
-    are too large. ``"kron"`` ignores the opposite signs of the two items of a pair. Its
-    standard deviations of single scores are too small, by factors of two to three in
-    our measurements.
+    The defaults differ from those of `LaplaceClassifier` to improve the scores. The
+    prior precision maximises the evidence of all pairs, because held-out labels contain
+    little information about the variance of a score. The full covariance requires
+    memory quadratic in the number of weights, and ``fit`` raises an error for networks
+    that are too large. ``"kron"`` ignores the opposite signs of the two items of a
+    pair. Its standard deviations of single scores are too small, by factors of two to
+    three in our measurements.
 
     References
     ----------
@@ -368,7 +368,7 @@ class LaplaceRanker(LaplaceClassifier):
         Parameters
         ----------
         items : array-like of shape (n, ...) or dict of arrays
-            Items, in the shape of one item of a pair.
+            Items, each with the shape of one item of a pair.
         return_std : bool, default=False
             Whether to also return standard deviations.
         return_cov : bool, default=False
@@ -400,9 +400,8 @@ class LaplaceRanker(LaplaceClassifier):
 
         Notes
         -----
-        The network is linearised at the trained weights, as in `predict_proba`. The
-        memory for the covariance is proportional to n times the number of selected
-        weights.
+        The network is linearised at the trained weights, as in `predict_proba`. Memory
+        for the covariance is proportional to n times the number of selected weights.
 
         Examples
         --------

@@ -38,7 +38,7 @@ from sklaplace.posterior.tuning.problem import HeldOutScore
 class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     """Laplace approximation of a skorch regressor.
 
-    The posterior over (some of) the network's weights is a Gaussian around their
+    The posterior over some or all of the network's weights is a Gaussian around their
     trained values. Standard deviations and intervals of predictions include Gaussian
     observation noise, and widen away from the training data.
 
@@ -61,10 +61,10 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         that require gradients, individually selected weights, or parameters and modules
         by name; see :ref:`subset`.
     subset_params : dict, default=None
-        Options of ``"subnetwork"``: ``n_weights`` (100) and ``by`` (``"magnitude"``,
-        ``"swag"``, ``"variance"`` or ``"random"``), the score that selects the weights
-        after training, or ``indices`` of weights in the flattened network. The options
-        of ``"swag"`` are in the :ref:`User Guide <subset>`.
+        Options of ``"subnetwork"``: either ``n_weights`` (100) and ``by``, the score
+        that selects the weights after training (``"magnitude"``, ``"swag"``,
+        ``"variance"`` or ``"random"``), or ``indices`` of weights in the flattened
+        network. The options of ``"swag"`` are in the :ref:`User Guide <subset>`.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
         Structure of the Hessian approximation; see :ref:`structure`. The memory for
@@ -87,9 +87,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Inverse prior variance of the weights. ``"marglik"`` maximises the marginal
         likelihood of the training data. ``"validation"`` maximises the score of
         held-out samples. ``"auto"`` also uses held-out samples. Without held-out
-        samples, ``"auto"`` keeps the network's own predictions near the data, with a
-        warning. With the default network, or with fewer than 1,000 samples and no
-        ``X_val``, ``"auto"`` trains one network per cross-validation fold; see
+        samples, ``"auto"`` keeps the network's own predictions near the data and warns.
+        With the default network, or with fewer than 1,000 samples and no ``X_val``,
+        ``"auto"`` trains one network per cross-validation fold; see
         :ref:`validation-samples`.
     prior_structure : {"scalar", "layerwise", "diag"} or list of str, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
@@ -103,31 +103,31 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         same layers; see :ref:`prior-task`. It replaces ``prior_precision``,
         ``prior_structure`` and ``prior_mean``, which must keep their defaults, and
         nothing is tuned. ``sigma_noise`` must be a number or an array. Not available
-        for ``gp`` and ``lowrank``. An array is a prior precision matrix, for
+        for ``gp`` and ``lowrank``. An array is a prior precision matrix and requires
         ``hessian_structure="full"``.
     refine : bool or "auto", default="auto"
-        Whether to refit the weights to the maximum a posteriori of the linearised
-        network; see :ref:`refine`. Only predictions use the refitted weights.
-        ``"auto"`` lets the tuner decide for a last layer. It means False if nothing is
-        tuned, other weights are selected, or the loss is not convex in the outputs.
-        True requires a convex loss, no ``prior``, and ``pred_type="glm"`` for weights
-        outside the last layer.
+        Whether to refit the weights to the maximum a posteriori estimate of the
+        linearised network; see :ref:`refine`. Only predictions use the refitted
+        weights. ``"auto"`` lets the tuner decide for a last layer, but means False if
+        nothing is tuned, other weights are selected, or the loss is not convex in the
+        outputs. True requires a convex loss, no ``prior``, and ``pred_type="glm"`` for
+        weights outside the last layer.
     residual : float or {"auto", "none"}, default="auto"
         Variance of a Gaussian process that is added to the outputs, in units of the
         noise variance; see the :ref:`User Guide <far>`. The variance grows with the
         distance from the training data. ``residual`` is the variance at the distance
         that 99 % of the samples do not exceed. ``"auto"`` means 0.5 with
-        ``prior_precision="auto"``, and ``"none"`` otherwise. The residual needs a
+        ``prior_precision="auto"``, and ``"none"`` otherwise. The residual requires a
         network with features and a normal likelihood with a noise level.
     temperature : float, default=1.0
         Divisor of the log-likelihood in the posterior. Values below one sharpen the
         posterior.
     validation_fraction : float, default=0.2
-        Fraction of the samples to hold out for tuning, if the net is trained in
-        ``fit``, holds out no samples itself, and there are at least 50 distinct
-        samples. ``prior_precision="auto"`` holds out samples only for your own net with
-        at least 100 samples (1,000 with ``sigma_noise="auto"``), and uses
-        cross-validation otherwise.
+        Fraction of the samples to hold out for tuning, if the net is trained in ``fit``
+        and holds out no samples itself, and if there are at least 50 distinct samples.
+        ``prior_precision="auto"`` holds out samples only for your own net with at least
+        100 samples (1,000 with ``sigma_noise="auto"``), and uses cross-validation
+        otherwise.
     pred_type : {"glm", "nn"}, default="glm"
         Whether to predict with the linearised network (``"glm"``), or with the network
         under ``n_samples`` draws of the weights (``"nn"``). Tuning always uses
@@ -152,14 +152,14 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         posterior.
     memory : None, str, path or joblib.Memory, default=None
         Cache of the trained network and its curvature, for grid searches that train
-        only once per fold; see :ref:`memory`. Needs a ``random_state``. If you edit a
-        function that the module calls, clear the folder. Loading can run arbitrary
-        code, as with pickle: use a folder that only you can write to.
+        only once per fold; see :ref:`memory`. Requires a ``random_state``. If you edit
+        a function that the module calls, clear the folder. As with pickle, loading can
+        run arbitrary code: use a folder that only you can write to.
     random_state : int, RandomState or None, default=None
-        Seed of training, held-out samples and draws. With None, results differ between
+        Seed for training, held-out samples and draws. With None, results differ between
         fits. The global random generators do not change.
     verbose : int, default=0
-        As for `LaplaceClassifier`.
+        As in `LaplaceClassifier`.
     sigma_noise : float, array or {"auto", "homoscedastic", "validation", "marglik"}, \
             default="auto"
         Standard deviation of the observation noise, for nets with ``MSELoss``; see
@@ -167,7 +167,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         column of ``y``. A name tunes one noise level per column together with
         ``prior_precision``. With ``"auto"`` and at least 30 held-out residuals, the
         noise is heteroscedastic: its standard deviation and quantiles depend on the
-        inputs. All other values mean normal noise of constant level. The names of
+        inputs. All other values mean normal noise at a constant level. Names for
         ``sigma_noise`` and ``prior_precision`` must be equal, unless one of them is
         ``"auto"``, or ``"validation"`` is combined with ``prior_precision="marglik"``.
     normalize_y : bool, default=False
@@ -184,10 +184,10 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     posterior_ : GaussianPosterior
         Gaussian over the selected weights.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of constant observation noise, or one without noise.
+        Standard deviation of constant observation noise, or 1 without noise.
         Heteroscedastic noise is relative to ``sigma_noise_``.
     sigma_scaling_ : ndarray of shape (n_outputs,)
-        Scaling factors of standard deviations; one before `recalibrate`.
+        Scaling factors for standard deviations, equal to one before `recalibrate`.
     n_features_in_ : int
         Number of features (size of the second axis); only for arrays.
     feature_names_in_ : ndarray of str
@@ -211,7 +211,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     -----
     The posterior is exact for constant noise and a network that is linear in the
     selected weights. Noise tuned on training data is too small if the network overfits.
-    ``fit`` therefore prefers held-out samples, and warns without held-out samples. See
+    ``fit`` therefore prefers held-out samples, and warns if there are none. See
     `LaplaceClassifier` for references.
 
     Examples
@@ -324,7 +324,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         return float(self.posterior_.hyperparameters.sigma_noise)
 
     def to_module(self, coverage: float | None = 0.9) -> PredictiveModule:
-        """Return the predictions as a torch module, without the estimator.
+        """Return a torch module that predicts without the estimator.
 
         ``torch.export`` and ``torch.onnx.export`` write the module to files that can be
         loaded without this package.
@@ -383,7 +383,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         )
 
     def _interval(self, coverage: float) -> Interval:
-        """Return the interval of a coverage as a function of moments."""
+        """Return the interval with a given coverage as a function of moments."""
         if not isinstance(self._likelihood, Gaussian):
             raise ValueError(
                 f"Intervals of {type(self._likelihood).__name__} have no closed form. "
@@ -404,9 +404,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     ) -> "LaplaceRegressor":
         """Add samples to the posterior; the network keeps its weights.
 
-        The result equals one fit on all samples, in any order, with equal weights,
-        prior, noise and temperature. Before the first fit, this method is equivalent to
-        ``fit``.
+        The result is that of one fit on all samples, in any order, with the same
+        network weights, prior, noise and temperature. Before the first fit, this method
+        is equivalent to ``fit``.
 
         Parameters
         ----------

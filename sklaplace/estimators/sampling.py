@@ -87,13 +87,13 @@ class BaseSampling(ABC):
             Sparse matrices are converted to dense arrays in batches.
         y : array-like of shape (n,) or (n, n_outputs)
             Targets. For a classifier, class labels of any type, a matrix of 0/1 labels,
-            or an array of labels per sample.
+            or one array of labels per sample.
         sample_weight : array-like of shape (n,), optional
             Non-negative sample weights. Weights are counts: a sample with weight two
             counts as two samples. Scale relative weights to a mean of one.
         groups : array-like of shape (n,), optional
-            Group labels (strings or integers), such as patients. The samples of a group
-            are either all used for training, or all held out for the noise.
+            Group labels (strings or integers), such as patient IDs. The samples of a
+            group are either all used for training, or all held out for the noise.
         X_val, y_val : optional
             Held-out samples that the network is not trained on. Regressors estimate the
             observation noise from these samples. Other uses are described in the

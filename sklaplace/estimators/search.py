@@ -1,7 +1,7 @@
 """LaplaceClassifierCV, LaplaceRegressorCV: prior precision by cross-validation.
 
-They extend the Laplace estimators as `RidgeCV` extends `Ridge`, and train the network
-once per fold for any number of prior precisions.
+They extend the Laplace estimators as `RidgeCV` extends `Ridge`. The network is trained
+once per fold, whatever the number of prior precisions.
 """
 
 from dataclasses import dataclass, field
@@ -37,9 +37,9 @@ class LaplaceClassifierCV(LaplaceClassifier):
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network, as for `LaplaceClassifier`. A frozen network is not trained; only
-        its curvature is computed per fold. Train a frozen network on other samples,
-        because the scores are otherwise training scores.
+        The network, as in `LaplaceClassifier`. A frozen network is not trained; only
+        its curvature is computed per fold. It must have been trained on other samples:
+        otherwise, the scores are training scores.
     prior_precisions : array-like of shape (G,) or None, default=None
         Prior precisions to try. None uses 20 values from 1e-3 to 1e3, evenly spaced on
         a log scale. If the best value is the first or last, try a wider range.
@@ -55,21 +55,21 @@ class LaplaceClassifierCV(LaplaceClassifier):
             structure_params, curvature, curvature_params, prior_structure, \
             prior_mean, refine, residual, temperature, class_weight, pred_type, \
             link_approx, dirichlet_approx, n_samples, batch_size, n_shards, distributed
-        As for `LaplaceClassifier`. With a ``prior_structure`` other than ``"scalar"``,
+        As in `LaplaceClassifier`. With a ``prior_structure`` other than ``"scalar"``,
         all precisions are equal. ``refine=True`` refits the selected weights for each
         prior precision, and ``"auto"`` means False.
     memory : None, str, path or joblib.Memory, default=None
-        Cache of the networks and their curvature, including the folds. Later fits, also
-        in ``GridSearchCV``, reuse the cache without training. Needs a ``random_state``,
-        and a folder that only you can write to; see :ref:`memory`.
+        Cache of the networks and their curvature, including the folds. Later fits,
+        including those in ``GridSearchCV``, reuse the cache without training. Requires
+        a ``random_state``, and a folder that only you can write to; see :ref:`memory`.
     n_jobs : int or None, default=None
         Number of processes for training folds and for prediction. None means one unless
         in a ``joblib.parallel_config`` context; -1 means one per core.
     random_state : int, RandomState or None, default=None
-        Seed of training and draws in each fold and in the final fit. The final fit uses
-        the seed like `LaplaceClassifier`. With None, results differ between fits.
+        Seed for training and draws in each fold and in the final fit. The final fit
+        uses it as `LaplaceClassifier` does. With None, results differ between fits.
     verbose : int, default=0
-        As for `LaplaceClassifier`; the folds are one phase.
+        As in `LaplaceClassifier`, with all folds as one phase.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
         Number of folds.
     estimator_, posterior_, classes_, n_features_in_, feature_names_in_, n_iter_, \
             temperature_, log_marginal_likelihood_value_
-        As for `LaplaceClassifier`, for the fit on all samples.
+        As in `LaplaceClassifier`, for the fit on all samples.
 
     See Also
     --------
@@ -96,10 +96,10 @@ class LaplaceClassifierCV(LaplaceClassifier):
 
     Notes
     -----
-    With F folds and G prior precisions, fitting takes F + 1 trainings and passes for
-    the curvature, F passes over held-out samples, and G times the subsequent algebra. A
-    scorer keeps the Jacobians of a fold in memory, which are large with
-    ``subset_of_weights="all"``. ``scoring=None`` keeps only one batch in memory.
+    With F folds and G prior precisions, fitting requires F + 1 training runs and
+    curvature passes, F passes over held-out samples, and G repetitions of the
+    subsequent algebra. A scorer keeps the Jacobians of a fold in memory; they are large
+    with ``subset_of_weights="all"``. ``scoring=None`` keeps only one batch.
 
     Examples
     --------
@@ -139,15 +139,15 @@ class LaplaceClassifierCV(LaplaceClassifier):
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Training samples, as for `LaplaceClassifier`.
+            Training samples, as in `LaplaceClassifier`.
         y : array-like of shape (n,) or (n, n_outputs)
             Targets. For a classifier, class labels of any type.
         sample_weight : array-like of shape (n,), optional
             Non-negative sample weights for training and scores. Weights are counts, as
-            for `LaplaceClassifier`. The weights are passed to a scorer that accepts
+            in `LaplaceClassifier`. The weights are passed to a scorer that accepts
             weights. The mean over folds is not weighted.
         groups : array-like of shape (n,), optional
-            Group labels (strings or integers), such as patients. They are passed to
+            Group labels (strings or integers), such as patient IDs. They are passed to
             ``cv.split``. If ``cv`` is None or a number, each group is in one fold, as
             with ``StratifiedGroupKFold`` or ``GroupKFold``.
         **fit_params : dict
@@ -172,11 +172,11 @@ class LaplaceClassifierCV(LaplaceClassifier):
 
         Notes
         -----
-        The cost is one training of the network per fold and one training on all
-        samples, each with one pass for the curvature, and one pass over the held-out
-        samples of each fold. For k outputs and P weights, each prior precision adds O(n
-        k P), a refit of the last layer with ``refine=True``, and about ten times as
-        much if the noise is also chosen.
+        The network is trained once per fold and once on all samples, each time with one
+        pass for the curvature. The held-out samples of each fold require one more pass.
+        For k outputs and P weights, each prior precision adds O(n k P), plus a refit of
+        the last layer with ``refine=True``; choosing the noise takes about ten times as
+        much.
 
         Examples
         --------
@@ -212,9 +212,9 @@ class LaplaceRegressorCV(LaplaceRegressor):
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network, as for `LaplaceRegressor`. A frozen network is not trained; only
-        its curvature is computed per fold. Train a frozen network on other samples,
-        because the scores are otherwise training scores.
+        The network, as in `LaplaceRegressor`. A frozen network is not trained; only its
+        curvature is computed per fold. It must have been trained on other samples:
+        otherwise, the scores are training scores.
     prior_precisions : array-like of shape (G,) or None, default=None
         Prior precisions to try. None uses 20 values from 1e-3 to 1e3, evenly spaced on
         a log scale. If the best value is the first or last, try a wider range. Suitable
@@ -229,31 +229,31 @@ class LaplaceRegressorCV(LaplaceRegressor):
             structure_params, curvature, curvature_params, prior_structure, \
             prior_mean, refine, residual, temperature, pred_type, n_samples, \
             batch_size, n_shards, distributed
-        As for `LaplaceRegressor`. With a ``prior_structure`` other than ``"scalar"``,
+        As in `LaplaceRegressor`. With a ``prior_structure`` other than ``"scalar"``,
         all precisions are equal. ``refine=True`` refits the selected weights for each
         prior precision, and ``"auto"`` means False.
     sigma_noise : float or "auto", default="auto"
-        Standard deviation of the observation noise, one for all outputs. ``"auto"``
+        Standard deviation of the observation noise, equal for all outputs. ``"auto"``
         chooses one noise level per prior precision by maximising the likelihood of the
         held-out samples of all folds together, regardless of ``scoring``. All columns
         of ``y`` share this level, even if their residuals differ. `LaplaceRegressor`,
         and `tune` after the search, choose one level per column.
     normalize_y : bool, default=False
-        As for `LaplaceRegressor`, with mean and standard deviation of each fold's
+        As in `LaplaceRegressor`, with mean and standard deviation of each fold's
         training samples. The chosen noise is then the geometric mean of noise levels
         proportional to the standard deviations of the columns of ``y``.
     memory : None, str, path or joblib.Memory, default=None
-        Cache of the networks and their curvature, including the folds. Later fits, also
-        in ``GridSearchCV``, reuse the cache without training. Needs a ``random_state``,
-        and a folder that only you can write to; see :ref:`memory`.
+        Cache of the networks and their curvature, including the folds. Later fits,
+        including those in ``GridSearchCV``, reuse the cache without training. Requires
+        a ``random_state``, and a folder that only you can write to; see :ref:`memory`.
     n_jobs : int or None, default=None
         Number of processes for training folds and for prediction. None means one unless
         in a ``joblib.parallel_config`` context; -1 means one per core.
     random_state : int, RandomState or None, default=None
-        Seed of training in each fold and in the final fit. The final fit uses the seed
-        like `LaplaceRegressor`. With None, results differ between fits.
+        Seed for training in each fold and in the final fit. The final fit uses it as
+        `LaplaceRegressor` does. With None, results differ between fits.
     verbose : int, default=0
-        As for `LaplaceClassifier`; the folds are one phase.
+        As in `LaplaceClassifier`, with all folds as one phase.
 
     Attributes
     ----------
@@ -276,7 +276,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         Number of folds.
     estimator_, posterior_, n_features_in_, feature_names_in_, n_iter_, temperature_, \
             log_marginal_likelihood_value_
-        As for `LaplaceRegressor`, for the fit on all samples.
+        As in `LaplaceRegressor`, for the fit on all samples.
 
     See Also
     --------
@@ -284,16 +284,16 @@ class LaplaceRegressorCV(LaplaceRegressor):
 
     Notes
     -----
-    With F folds and G prior precisions, fitting takes F + 1 trainings and passes for
-    the curvature, F passes over held-out samples, and G times the subsequent algebra.
-    With ``sigma_noise="auto"``, the algebra is repeated about 10 G times, and all folds
-    stay in memory until the noise is chosen. A scorer also keeps the Jacobians of a
-    fold in memory.
+    With F folds and G prior precisions, fitting requires F + 1 training runs and
+    curvature passes, F passes over held-out samples, and G repetitions of the
+    subsequent algebra. With ``sigma_noise="auto"``, the algebra is repeated about 10 G
+    times, and all folds stay in memory until the noise is chosen. A scorer also keeps
+    the Jacobians of a fold in memory.
 
     Residuals of training samples underestimate the noise if the network overfits.
     Held-out residuals contain both noise and weight uncertainty. The search therefore
     maximises the log-density of the pooled held-out samples over σ > 0 and the given
-    prior precisions. The optimism of one fitted number is 1/(2 n) nats per sample.
+    prior precisions. The optimism due to one fitted number is 1/(2 n) nats per sample.
 
     Examples
     --------

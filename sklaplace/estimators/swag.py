@@ -33,7 +33,7 @@ N_VECTORS = 8
 
 @dataclass(kw_only=True)
 class SWAGTrainer(Trainer):
-    """Trainer that continues by gradient descent and collects the iterates.
+    """Trainer that continues training by gradient descent and collects the iterates.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
     learning rate. The mean and covariance of its iterates define a Gaussian over all
     weights, and probabilities are averaged over networks drawn from this Gaussian. This
     estimator is a baseline for `LaplaceClassifier`, which needs no extra training, and
-    derives the variance from the curvature of the loss instead of a learning rate.
+    derives the variance from the curvature of the loss instead of from a learning rate.
 
     Read more in the :ref:`User Guide <swag>`.
 
@@ -172,7 +172,7 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
         Number of weight draws that predictions are averaged over. Every call uses the
         same draws.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
-        As for `LaplaceClassifier`.
+        As in `LaplaceClassifier`.
 
     Attributes
     ----------
@@ -181,7 +181,7 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
     posterior_ : SWAGPosterior
         Gaussian over the weights that require gradients.
     classes_, n_features_in_, feature_names_in_, n_iter_
-        As for `LaplaceClassifier`.
+        As in `LaplaceClassifier`.
 
     See Also
     --------
@@ -196,11 +196,11 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
     optimizer. The network is in evaluation mode: dropout is inactive, and batch
     normalisation keeps its trained statistics, which are not recomputed for draws.
 
-    After training, fitting takes ``n_snapshots * steps_per_snapshot`` steps, and one
-    pass over the samples for the loss at the mean of the iterates. ``fit`` warns if
-    this loss is twice the loss of guessing. Fitting stores ``max_rank + 2`` copies of
-    the weights. Prediction stores ``n_samples`` copies of the weights and takes
-    ``n_samples`` forward passes.
+    After training, fitting requires ``n_snapshots * steps_per_snapshot`` steps, and one
+    pass over the samples for the loss at the mean of the iterates. ``fit`` warns if it
+    is larger than twice the loss of random guessing. Fitting stores ``max_rank + 2``
+    copies of the weights. Prediction stores ``n_samples`` copies of the weights and
+    requires ``n_samples`` forward passes.
 
     References
     ----------
@@ -242,24 +242,24 @@ class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
         targets.
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for the noise, if the net is trained in
-        ``fit``, holds out no samples itself, and there are at least 50 distinct
+        ``fit`` and holds out no samples itself, and if there are at least 50 distinct
         samples.
     normalize_y : bool, default=False
-        As for `LaplaceRegressor`. The learning rate then suits targets in any units.
+        As in `LaplaceRegressor`. The learning rate then suits targets in any units.
     estimator, n_snapshots, steps_per_snapshot, lr, max_rank, n_samples
-        As for `SWAGClassifier`; ``n_samples`` must be at least two.
+        As in `SWAGClassifier`; ``n_samples`` must be at least two.
     likelihood, batch_size, random_state, verbose
-        As for `LaplaceRegressor`.
+        As in `LaplaceRegressor`.
 
     Attributes
     ----------
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use, or one for criteria without
+        Standard deviation of the observation noise in use, or 1 for criteria without
         noise.
     estimator_, posterior_
-        As for `SWAGClassifier`.
+        As in `SWAGClassifier`.
     sigma_scaling_, n_features_in_, feature_names_in_, n_iter_
-        As for `LaplaceRegressor`.
+        As in `LaplaceRegressor`.
 
     See Also
     --------
@@ -268,7 +268,7 @@ class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
 
     Notes
     -----
-    The descent and its cost are the same as for `SWAGClassifier`.
+    The descent and its cost are the same as in `SWAGClassifier`.
 
     References
     ----------

@@ -130,7 +130,7 @@ class BaseVariational(BaseSampling):
     def _compare(
         self, network: TrainedNetwork, outputs: BatchedOutputs, sigma: torch.Tensor
     ) -> None:
-        """Warn if the posterior predicts held-out samples worse than its start."""
+        """Warn if held-out samples are predicted worse than by the initial network."""
         start = TrainedNetwork(copied(inner_net(self.estimator)), network.spec)
         before = BatchedOutputs(start, PointOutputs(1, 0), self.batch_size)
         # if the noise was fitted for the posterior, fit the noise for the network too
@@ -202,10 +202,10 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
         the wide component, and ``narrow`` (exp(-6)), the standard deviation of the
         narrow component.
     kl_weight : float, default=0.1
-        Factor of the KL divergence from the prior in the objective. One corresponds to
-        the evidence lower bound, which underfits if there are few samples per weight.
-        Values below one lead to a cold posterior, which is narrower than under Bayes'
-        rule. ``elbo_`` always uses a factor of one.
+        Factor of the KL divergence from the prior in the objective. A value of one
+        corresponds to the evidence lower bound, which underfits if there are few
+        samples per weight. Values below one lead to a cold posterior, which is narrower
+        than the posterior under Bayes' rule. ``elbo_`` always uses a factor of one.
     kl_schedule : {"uniform", "blundell"}, default="uniform"
         Distribution of the KL divergence over the batches of an epoch: equal parts, or
         half for the first batch, a quarter for the second batch, and so on.
@@ -216,7 +216,7 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
         Number of weight draws that predictions are averaged over. Every call uses the
         same draws.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
-        As for `LaplaceClassifier`.
+        As in `LaplaceClassifier`.
 
     Attributes
     ----------
@@ -234,7 +234,7 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
         other than the mixture. Otherwise, the divergence is estimated from the draws of
         ``elbo_``.
     classes_, n_features_in_, feature_names_in_, n_iter_
-        As for `LaplaceClassifier`.
+        As in `LaplaceClassifier`.
 
     See Also
     --------
@@ -245,15 +245,15 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
     -----
     Every parameter that requires gradients has an independent distribution. Other
     parameters and buffers are not random. skorch's training loop runs unchanged, with
-    callbacks, validation and device of the net. In the history, ``train_loss`` is the
+    the net's callbacks, validation and device. In the history, ``train_loss`` is the
     objective in nats per sample, and ``valid_loss`` is the loss at the medians. Losses
     follow the likelihood of the criterion.
 
-    A training step takes as long as a step of the plain network, or up to several times
-    longer with many weights and little work per batch. The distributions need more
-    epochs to converge than plain weights. Prediction takes ``n_samples`` forward passes
-    and stores ``n_samples`` copies of the weights. A Laplace approximation around a
-    trained network trains and predicts faster; the user guide compares both.
+    A training step takes about as long as one of the plain network, or several times as
+    long with many weights and little work per batch. The distributions need more epochs
+    to converge than plain weights. Prediction requires ``n_samples`` forward passes and
+    stores ``n_samples`` copies of the weights. A Laplace approximation around a trained
+    network trains and predicts faster; the user guide compares both.
 
     With a frozen net, ``fit`` warns if the posterior predicts held-out samples (from
     ``X_val``, else from the net's ``train_split``) worse than the net.
@@ -298,28 +298,28 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
         ``validation_fraction``. Without held-out samples, ``"auto"`` means
         ``"learned"``.
     validation_fraction : float, default=0.2
-        Fraction of the samples to hold out for the noise, if the net is not frozen,
-        holds out no samples itself, and there are at least 50 distinct samples.
+        Fraction of the samples to hold out for the noise, if the net is not frozen and
+        holds out no samples itself, and if there are at least 50 distinct samples.
     normalize_y : bool, default=False
-        As for `LaplaceRegressor`. In the history, ``elbo`` refers to the normalised
+        As in `LaplaceRegressor`. In the history, ``elbo`` refers to the normalised
         targets.
     estimator, posterior, posterior_params, prior, prior_scale, prior_params, \
             kl_weight, kl_schedule, bound, n_samples
-        As for `VariationalClassifier`; ``n_samples`` must be at least two.
+        As in `VariationalClassifier`; ``n_samples`` must be at least two.
     likelihood, batch_size, random_state, verbose
-        As for `LaplaceRegressor`.
+        As in `LaplaceRegressor`.
 
     Attributes
     ----------
     elbo_ : float
-        As for `VariationalClassifier`, with the noise used in training.
+        As in `VariationalClassifier`, with the noise used in training.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use, or one for criteria without
+        Standard deviation of the observation noise in use, or 1 for criteria without
         noise.
     estimator_, posterior_, kl_
-        As for `VariationalClassifier`.
+        As in `VariationalClassifier`.
     sigma_scaling_, n_features_in_, feature_names_in_, n_iter_
-        As for `LaplaceRegressor`.
+        As in `LaplaceRegressor`.
 
     See Also
     --------

@@ -65,8 +65,8 @@ class FitWork:
     ) -> LaplaceFit:
         """Accumulate curvature; infer layouts again if layers are used in new ways.
 
-        Layouts are inferred from the first few samples, which may not use layers in
-        every way.
+        Layouts are inferred from the first few samples, which may not show all the ways
+        in which layers are used.
         """
         shown: list[Any] = []
         while True:
@@ -133,7 +133,7 @@ def cached_fit(
 
 
 def _stored(work: FitWork) -> LaplaceFit:
-    """Return the fit to store, or raise UnfinishedFit with the fit after Ctrl-C."""
+    """Return the fit to store; after Ctrl-C, raise UnfinishedFit with the fit."""
     fit = work.done()
     if work.trainer.is_interrupted:
         raise UnfinishedFit(fit)

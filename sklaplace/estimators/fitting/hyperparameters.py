@@ -134,5 +134,5 @@ def check_addable(
     if posterior.is_refitted and spec.head_map is None:
         raise ValueError(
             "New rows are linearised at the trained weights, but refine=True has moved "
-            "the mean away. Use refine=False, or subset_of_weights='last_layer'."
+            "the mean. Use refine=False, or subset_of_weights='last_layer'."
         )

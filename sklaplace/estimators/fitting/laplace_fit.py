@@ -76,7 +76,7 @@ class LaplaceFit:
     structure : Structure
         Hessian approximation.
     data_fit : DataFit
-        Loss of the training samples.
+        Loss on the training samples.
     head_rows : LastLayerRecorder
         Samples for the linear model of the last layer.
     needs_rows : bool
@@ -122,7 +122,7 @@ class LaplaceSolver:
     options : LaplaceOptions
         Options of the approximation.
     seed : int
-        Seed of Monte-Carlo curvature.
+        Seed for Monte Carlo curvature.
     """
 
     options: LaplaceOptions
@@ -201,7 +201,7 @@ class LaplaceSolver:
         posterior : GaussianPosterior
             Posterior of the earlier samples.
         network : TrainedNetwork
-            Network with the posterior's mean as weights, and with the new samples.
+            Network whose weights are the posterior's mean, with the new samples.
         """
         with progress.phase("curvature"):
             more = self._sums(network)
@@ -406,7 +406,7 @@ class LinearisedSamples:
     batches : Batches
         Samples to linearise.
     in_training : bool
-        Whether to hash the samples, which a refit requires.
+        Whether to hash the samples, as a refit requires.
     is_centred : bool
         Whether to subtract the mean over outputs, which a softmax ignores.
     novelty : Novelty or None
@@ -474,7 +474,7 @@ def initial_hyperparameters(
 def prior_of_matrix(
     matrix: ArrayLike, posterior: GaussianPosterior
 ) -> GaussianPosterior:
-    """Return the Gaussian prior with a precision matrix (P, P) and the prior mean.
+    """Return the Gaussian prior with the given precision matrix (P, P) and prior mean.
 
     Half of the smallest eigenvalue becomes the diagonal of the prior. The rest of the
     matrix is treated as the curvature of an earlier task.
@@ -539,7 +539,7 @@ def _check_resolved(posterior: GaussianPosterior, network: TrainedNetwork) -> No
 def network_at_mean(
     posterior: GaussianPosterior, network: TrainedNetwork, data: TrainingData
 ) -> TrainedNetwork:
-    """Return the network, or a copy with the posterior's mean if it was refitted.
+    """Return the network, or a copy at the posterior's mean after a refit.
 
     ``data`` contains the training samples of the returned network.
     """
@@ -554,7 +554,7 @@ def are_certain(posterior: GaussianPosterior) -> bool:
     """Return whether the prior leaves almost no uncertainty about the weights.
 
     The effective number of parameters (MacKay 1992) is then less than one. The trace of
-    the curvature divided by the prior precision is an upper bound of this number.
+    the curvature divided by the prior precision is an upper bound on this number.
     """
     size = posterior.scale * posterior.structure.trace()
     return bool(size < posterior.prior_precision.min())

@@ -166,24 +166,24 @@ def new_data(
 def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     """Calibrate conformal intervals and sets, which have guaranteed coverage.
 
-    The scores of X are needed by ``method="conformal"`` of `predict_interval` and
-    `predict_set`. Other predictions do not change. `fit`, `partial_fit`, `tune` and
+    ``method="conformal"`` of `predict_interval` and `predict_set` uses the conformity
+    scores of X. Other predictions do not change. `fit`, `partial_fit`, `tune` and
     `recalibrate` remove the scores. Call `conformalize` again afterwards, and after
-    changes to parameters of predictions.
+    changing parameters that affect predictions.
 
     Parameters
     ----------
     X : array-like of shape (n, ...), dict of arrays, or torch Dataset
         With ``cv=None``, samples that were not used for training or tuning. Otherwise,
-        all samples, such as the training samples.
+        all available samples, including the training samples.
     y : array-like of shape (n,) or (n, n_outputs)
         Targets of the samples.
     cv : int, splitter, iterable or None, default=None
         None uses the fitted model (split conformal prediction). With a number of folds,
         one clone per fold is trained on the other folds (CV+), so all samples can be
-        used for training. Copies of a sample are in the same fold. For groups, pass the
-        list of ``splitter.split(X, y, groups)``. Clones are fitted only to X and y,
-        without sample weights, groups and other arguments of ``fit``.
+        used for training. Copies of a sample are kept in the same fold. For groups,
+        pass ``list(splitter.split(X, y, groups))``. Clones are fitted only to X and y,
+        without sample weights, groups or other arguments of ``fit``.
 
     Returns
     -------
@@ -194,7 +194,7 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     ------
     ValueError
         If a network is frozen and ``cv`` is not None, if folds do not hold out each
-        sample once, or if a sample has several labels.
+        sample exactly once, or if a sample has several labels.
 
     See Also
     --------
@@ -206,13 +206,13 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     contains the target with a probability of at least ``coverage``, on average over
     calibration samples. With ``cv`` and folds of equal size, the guaranteed probability
     is ``2 * coverage - 1 - √(2/n)``, and the actual probability is usually close to
-    ``coverage``. There is no guarantee for given inputs or groups, or under a shift of
-    the data. For several outputs at once, only the method ``"joint"`` has a guarantee.
+    ``coverage``. There is no guarantee for given inputs or groups, or if the data
+    shift. For several outputs at once, only the method ``"joint"`` has a guarantee.
 
     The score of a number is its distance from the mean in predictive standard
     deviations. If the noise depends on the inputs, the score is the absolute normal
     score under the predictive distribution. The score of a label is one minus its
-    probability. The method costs one prediction of X, or one fit per fold.
+    probability. The cost is one prediction of X, or one fit per fold.
 
     References
     ----------
@@ -275,7 +275,7 @@ def _predicting(self: Any) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------- persistence
-# version of the file format, raised if older versions cannot read newer files
+# version of the file format, increased if older versions cannot read newer files
 FORMAT = 1
 _FORMAT = "_sklaplace_format"
 

@@ -48,7 +48,7 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float:
 
     Notes
     -----
-    The estimate costs one pass over the samples. The outputs need (n, c) memory.
+    The estimate requires one pass over the samples, and memory for outputs (n, c).
     """
     likelihood, parts = outputs.network.spec.likelihood, []
     for draws, y, w in outputs.draws_of(dataset):
@@ -74,7 +74,7 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float:
 
 # Largest number of residuals for fitting a noise model.
 MOST_RESIDUALS = 10_000
-# Largest leverage of a sample for computing its variance without the sample.
+# Upper bound on the leverage of a sample when its leave-one-out variance is computed.
 MOST_LEVERAGE = 0.95
 # Smallest noise level of a target column, relative to the largest level.
 _SMALLEST_RATIO = 1e-3
@@ -204,8 +204,8 @@ def with_residual_noise(
 ) -> GaussianPosterior:
     """Set initial noise levels of a posterior, which the tuner then scales.
 
-    As for `with_column_noises`, but residuals are relative to the posterior's mean. The
-    samples are held-out samples if given, and otherwise training samples. If outputs
+    Like `with_column_noises`, but with residuals at the posterior's mean. They come
+    from held-out samples if given, and otherwise from training samples. If outputs
     share weights, levels keep their proportions.
     """
     losses = posterior.data_fit.by_output
@@ -231,15 +231,15 @@ def seen_noise(
 
         σ² = min(mean r² / (1 - mean h)^{2L}, variance of the targets).
 
-    For L = 1, the first term is the generalised cross-validation of the last layer,
-    which estimates the mean square of leave-one-out residuals. The features were
+    For L = 1, the first term is the generalised cross-validation score of the last
+    layer, which estimates the mean square of leave-one-out residuals. The features were
     trained on the same samples, so each of the L layers counts like the last layer. If
     the network predicts worse than the mean of the targets, σ² is ``mean r²``.
 
     Parameters
     ----------
     data_fit : DataFit
-        Losses of the training samples.
+        Losses on the training samples.
     novelty : Novelty or None
         Features of the training samples. Without features, σ² is ``mean r²``.
     n_layers : int
@@ -285,7 +285,7 @@ def _weighted_squares(posterior: GaussianPosterior, batch: LinearisedBatch) -> T
 
 
 def _warn_of_kept_proportions(posterior: GaussianPosterior, levels: Tensor) -> None:
-    """Warn if the proportions of noise levels and residuals differ much."""
+    """Warn if noise levels and residuals have very different proportions."""
     change = (levels / posterior.noise_proportions).log()
     if (change - change.mean()).abs().max() > math.log(NOTABLE_CHANGE):
         warn_user(

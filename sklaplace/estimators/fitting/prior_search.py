@@ -1,7 +1,8 @@
 """PriorSearch: prior precision by cross-validation, with one training per fold.
 
-Neither the trained network nor its curvature depends on the prior. Therefore, each fold
-trains once and linearises its held-out samples once, for all prior precisions:
+Neither the trained network nor its curvature depends on the prior. Each fold therefore
+requires one training run, and one linearisation of its held-out samples, for all prior
+precisions:
 
     score(δ) = mean over folds k of mean over samples n of fold k of
                log p(yₙ | xₙ, samples of the other folds, δ).
@@ -119,7 +120,7 @@ class Fold:
         """Return the scores of candidates, or mean log-likelihoods without a scorer.
 
         With ``in_pieces``, log-likelihoods are computed in several pieces if
-        linearising all samples at once would need much memory.
+        linearising all samples at once would require a lot of memory.
         """
         data = self.held_out
         if scorer is not None:
@@ -338,7 +339,7 @@ class PriorSearch:
 
     # -------------------------------------------------------------------- checks
     def _checked(self, samples: Samples) -> tuple[TrainingData, list[Split], Any]:
-        """Return samples, splits and scorer, after all checks without a network."""
+        """Return samples, splits and scorer, after all checks that need no network."""
         estimator = self.estimator
         estimator._validate_params()
         self.model = self._unfitted(estimator.verbose)

@@ -1,8 +1,8 @@
-"""LaplaceOptions: constructor parameters, with compatible and final values.
+"""LaplaceOptions: constructor parameters, checked and resolved.
 
 `CONSTRAINTS` declares the valid values of each parameter. This module checks
 combinations of values before training. Checks that depend on the layers of the network
-run as soon as the layers are known, which is also before training.
+run as soon as the layers are known, which is still before training.
 """
 
 import copy
@@ -127,7 +127,7 @@ class LaplaceOptions:
             )
 
     def check_prior(self, defaults: Mapping[str, ArrayLike]) -> None:
-        """Raise an error if an earlier posterior or matrix contradicts parameters."""
+        """Raise an error if parameters conflict with an earlier posterior or matrix."""
         earlier = self.prior if isinstance(self.prior, GaussianPosterior) else None
         given = "an earlier posterior" if earlier else "a matrix"
         own = [
@@ -138,8 +138,8 @@ class LaplaceOptions:
         ]
         if own:
             raise ValueError(
-                f"{listed(own)} and prior are both given, but {given} replaces them. "
-                "Leave one of them out."
+                f"{listed(own)} and prior are both given, but {given} replaces the "
+                "former. Leave one of them out."
             )
         if self.refine is True:
             of = "prior" if earlier else "posterior_.earlier"
@@ -300,7 +300,7 @@ def check_likelihood(given: Any, is_classification: bool, other: str) -> None:
 
 
 def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
-    """Raise an error for lists with entries other than names, and invalid options."""
+    """Raise an error for list entries that are not names, and for invalid options."""
     if not isinstance(subset, str):
         if not subset or not all(isinstance(name, str) for name in subset):
             raise ValueError(
@@ -324,7 +324,7 @@ def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
 
 
 def check_earlier_layout(earlier: GaussianPosterior, layout: Layout) -> None:
-    """Raise ValueError if an earlier posterior is over other weights than selected."""
+    """Raise ValueError if an earlier posterior does not cover the selected weights."""
     for old, new in zip_longest(earlier.layout.blocks, layout.blocks):
         if old != new or _indices(old) != _indices(new):
             before, now = (

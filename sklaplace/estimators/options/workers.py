@@ -136,7 +136,7 @@ class Group:
         Raises
         ------
         OtherProcessError
-            If another process failed, but not this process.
+            If another process failed and this one did not.
         """
         error = None
         try:

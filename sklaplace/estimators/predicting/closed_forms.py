@@ -115,7 +115,7 @@ class RelativeLeverage:
     Attributes
     ----------
     name : {"features", "inputs"}
-        Values to compute the leverage of.
+        Values whose leverage is computed.
     matrix : Tensor of shape (i, r)
         Linear map of these values.
     origins : Tensor of shape (K, r)

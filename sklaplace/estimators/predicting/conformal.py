@@ -2,7 +2,7 @@
 
 A score measures how unlikely a target is under the predictions of a model. The model
 has not seen the calibration samples. The interval or set of a new sample contains a
-value unless its score exceeds too many of the calibration scores.
+value unless the score of the value exceeds too many calibration scores.
 """
 
 import reprlib

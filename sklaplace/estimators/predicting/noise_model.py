@@ -2,13 +2,12 @@
 
 The model has three parts for each column of targets:
 
-1. A linear function of the sample's features and of the moments of its prediction fits
-   ``log |r|`` for residuals r. The exponential of this function, times a factor, is the
-   scale of the noise.
+1. For residuals r, ``log |r|`` is modelled as a linear function of the features and
+   of the moments of the prediction. The exponential of this function, times a factor,
+   is the scale of the noise.
 2. A forest predicts quantiles of residuals in units of this scale. The residuals
    include the uncertainty of the weights.
-3. A correction of the quantile levels ensures that all residuals together have the
-   right coverage.
+3. A correction of the quantile levels ensures the right coverage over all residuals.
 
 Predicted means do not change, because the quantiles are centred.
 """
@@ -41,10 +40,10 @@ SMALLEST = 0.02
 # Numbers of residuals, in total and per leaf, at which the quantiles of residuals have
 # the same weight as normal quantiles.
 HALF, HALF_OF_LEAF = 100, 5
-# Number of groups of residuals. The functions for a group are fitted to other groups.
+# Number of groups of residuals. The functions for each group are fitted to the others.
 N_GROUPS = 5
-# Number of trees, and of residuals in a leaf. Doubling or halving them changed the mean
-# interval score of six tables by less than one per cent.
+# Number of trees, and of residuals in a leaf. Doubling or halving these numbers changed
+# the mean interval score of six tables by less than one per cent.
 N_TREES, LEAF = 25, 40
 # For the splits of trees, residuals are clipped at this number of deviations.
 OUTLYING = 3.0
@@ -52,7 +51,7 @@ LEVELS = np.array([0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.
 SCORES = norm.ppf(LEVELS)
 # Smallest noise relative to its scale, if the weights are much more uncertain.
 SMALLEST_NOISE = 0.01
-# If there are more inputs than this, the model ignores them.
+# With more inputs than this, the model ignores all inputs.
 MOST_INPUTS = 1000
 # Bounds for the logarithm of the factor.
 _LOG_BOUNDS = -12.0, 12.0
@@ -389,7 +388,7 @@ class NoiseModel:
 
         Notes
         -----
-        The fit costs O(n k min(n, k)) for n residuals and k features, and six forests.
+        The cost is O(n k min(n, k)) for n residuals and k features, plus six forests.
         """
         if (
             residuals.weights.sum() < MIN_RESIDUALS
@@ -401,7 +400,7 @@ class NoiseModel:
     def of_batch(self, *batch: Any) -> tuple[Tensor, ...]:
         """Return the noise (b, c) relative to the levels, and quantiles (b, c, q).
 
-        The arguments are as for `Predictions.of`.
+        The arguments are those of `Predictions.of`.
         """
         given = Predictions.of(*batch)
         return self.distributions(Predictions(*(t.cpu() for t in vars(given).values())))
@@ -444,7 +443,7 @@ def _forest_inputs(given: Predictions, column: int, logs: Tensor) -> Tensor:
 
 
 def _standardisation(inputs: Array, weights: Array) -> tuple[Array, Array]:
-    """Return the weighted mean and standard deviation per column; 1 if constant."""
+    """Return the weighted mean and standard deviation (1 if constant) per column."""
     center, scale = center_and_scale(inputs, weights)
     return center, np.where(scale > 1e-9 * np.abs(center), scale, 1.0)
 
@@ -460,7 +459,7 @@ def _across_groups(
     target: Array,
     residuals: Residuals,
 ) -> Array:
-    """Return predictions for each group of samples, fitted on the other groups."""
+    """Return predictions for each group of samples from a fit to the other groups."""
     group = np.unique(residuals.keys, return_inverse=True)[1] % N_GROUPS
     parts, rows = [], []
     for k in range(N_GROUPS):

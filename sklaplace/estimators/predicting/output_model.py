@@ -397,7 +397,7 @@ class BatchedOutputs:
 
 
 def joined(parts: Sequence[tuple[Tensor, ...]]) -> list[np.ndarray]:
-    """Concatenate the tensors of batches to arrays on the CPU."""
+    """Concatenate the tensors of batches into arrays on the CPU."""
     # concatenate copies, because a single batch may share memory with a cache
     return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
 

@@ -24,8 +24,8 @@ def iter_predictions(
     """Iterate over predictions of consecutive samples, block by block.
 
     Use this function for streams of samples, and for results that do not fit into
-    memory. Write each block to its destination, then discard the block. The predictions
-    are the same as for all samples at once.
+    memory. Write each block to its destination, then discard it. The predictions are
+    the same as with all samples at once.
 
     Read more in the :doc:`User Guide </large_data>`.
 
@@ -34,8 +34,8 @@ def iter_predictions(
     estimator : estimator
         Fitted estimator, from this package or scikit-learn, such as a Pipeline.
     X : array-like, dict of arrays, torch Dataset, IterableDataset or DataLoader
-        Samples. Each block of an array, for example a memory map or a zarr array, is a
-        slice. Items of an IterableDataset and batches of a DataLoader are ``x`` or
+        Samples. Arrays, including memory maps and zarr arrays, are read one slice per
+        block. Items of an IterableDataset and batches of a DataLoader are ``x`` or
         ``(x, y)``. Each batch of a DataLoader is one block.
     method : str, default="predict_proba"
         Name of the method to call for each block.

@@ -112,7 +112,7 @@ class ClassTargets(Targets):
         if not target_type.has_class_names and classes is not None:
             if not np.array_equal(classes, found):
                 raise ValueError(
-                    f"classes={classes.tolist()} are not the numbers of the columns "
+                    f"classes={classes.tolist()} does not match the column indices "
                     f"of y, {found.tolist()}. Leave classes out."
                 )
             classes = None

@@ -28,8 +28,8 @@ from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import Size, default_classifier, default_multilabel
 from sklaplace.networks.outputs import ONE_CLASS
 
-# Number of rows for which targets seem one-hot if each row has exactly one label. For
-# random labels in two or more columns, the probability of this is at most 1e-3.
+# Minimum number of rows to suspect one-hot targets, if each row has exactly one label.
+# For random labels in two or more columns, the probability of this is at most 1e-3.
 ENOUGH_ROWS = 10
 
 

@@ -158,7 +158,7 @@ class LaplaceTrainer(Trainer):
     ) -> list[TrainedNetwork]:
         """Return one network per fold, with the fold held out.
 
-        Folds with a failed training are skipped. For example, batch normalisation fails
+        Folds whose training fails are skipped. For example, batch normalisation fails
         if the last batch has a single sample.
         """
         networks, device = [], getattr(self.estimator, "device", "cpu")

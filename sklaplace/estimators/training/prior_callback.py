@@ -62,7 +62,7 @@ class PriorCallback(Callback, ABC):
     def on_train_begin(
         self, net: NeuralNet, X: Any = None, y: Any = None, **kw: Any
     ) -> None:
-        """Check the settings, and delete attributes from an earlier training."""
+        """Check the settings, and delete attributes from earlier training."""
         for name in [name for name in vars(self) if name.endswith("_")]:
             delattr(self, name)
         self._check_settings()

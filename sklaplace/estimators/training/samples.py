@@ -80,8 +80,8 @@ class Samples:
 def warn_of_other_ranges(X: Any, X_val: Any) -> None:
     """Warn if held-out samples seem to have other units than training samples.
 
-    In this case, the median of a held-out column is outside the range of the training
-    column, by more than half the width of the range.
+    This is assumed if the median of a held-out column is outside the range of the
+    training column by more than half the width of the range.
     """
     if not all(isinstance(x, np.ndarray) and x.ndim == 2 for x in (X, X_val)):
         return

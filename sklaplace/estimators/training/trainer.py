@@ -59,7 +59,7 @@ class EncodedData:
     fit_params: dict[str, Any]
 
     def split(self, parts: tuple[np.ndarray, np.ndarray]) -> "EncodedData":
-        """Return the samples split in two parts, the second of which is held out."""
+        """Return the samples split into two parts, the second of which is held out."""
         data, validation = map(self.data.take, parts)
         return EncodedData(data, validation, self.fit_params)
 
@@ -215,7 +215,7 @@ class Trainer:
         return copied(net) if self.is_frozen else clone(net)
 
     def require_no_held_out(self) -> None:
-        """Raise an error if there are no held-out samples but they are required."""
+        """Raise an error if held-out samples are required but there are none."""
 
     def infer_spec(
         self, net: NeuralNet, dataset: Any, *, is_trained: bool
