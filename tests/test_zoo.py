@@ -141,7 +141,7 @@ def test_outputs_that_depend_on_the_batch(case, samples, subset):
     refused_fit(model, "other samples of its batch", data=(arrays(x), y))
 
 
-@pytest.mark.filterwarnings("ignore:There are no rows that the network did not")
+@pytest.mark.filterwarnings("ignore:There are no held-out samples")
 @pytest.mark.parametrize("subset", OPTIONS)
 @pytest.mark.parametrize("case", REFUSED_AFTER_TRAINING)
 def test_outputs_that_depend_on_whole_batches(case, subset):

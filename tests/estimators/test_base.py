@@ -62,7 +62,7 @@ def test_default_is_trained_alike_on_permuted_samples(kind):
     assert_same(shuffled, straight, X, 1e-8)
 
 
-@pytest.mark.filterwarnings("ignore:There are no rows that the network did not")
+@pytest.mark.filterwarnings("ignore:There are no held-out samples")
 @pytest.mark.parametrize("own_net", [True, False])
 @pytest.mark.parametrize("are_counts", [True, False])
 @every_kind

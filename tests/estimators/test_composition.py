@@ -55,7 +55,7 @@ class TestMeta:
         proba = [estimator.predict_proba(X) for estimator in inner]
         assert not np.allclose(*proba)
 
-    @pytest.mark.filterwarnings("ignore:There are no rows that the network did not")
+    @pytest.mark.filterwarnings("ignore:There are no held-out samples")
     def test_voting(self, rows, net):
         X, y = rows
         members = [

@@ -262,7 +262,7 @@ def test_other_single_weights():
 def test_noise_has_to_be_given():
     first = linear_model(None, prior_precision=DELTA).fit(*linear_rows())
     model = linear_model(None, prior=first.posterior_, sigma_noise="auto")
-    words = "sigma_noise='auto' cannot be chosen"
+    words = "sigma_noise='auto' cannot be tuned with prior"
     refused_fit(model, words, data=linear_rows())
 
 

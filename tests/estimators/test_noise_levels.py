@@ -131,7 +131,7 @@ def test_where_proportions_are_fixed_multiples_are_compared(settings):
     s = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     levels = torch.tensor(LEVELS)
     assert gradcheck(lambda s: found.log_marginal_likelihood(None, s * levels), s)
-    words = ["sigma_noise=0.5", "proportions", "[0.2, 0.9]", "multiple of"]
+    words = ["sigma_noise=0.5", "not a multiple of", "[0.2, 0.9]", "last_layer"]
     refused(ValueError, words, lambda: found.log_marginal_likelihood(2.0, 0.5), found)
 
 

@@ -293,7 +293,7 @@ class TestCopies:
     """Copies of rows must not make intervals too narrow."""
 
     @pytest.mark.parametrize("jitter", [0.0, 1e-7])
-    @pytest.mark.filterwarnings("ignore:There are no rows that the network")
+    @pytest.mark.filterwarnings("ignore:There are no held-out samples")
     @pytest.mark.parametrize("kind", ["default", "split", "frozen"])
     def test_coverage(self, kind, jitter, full_training):
         rng = np.random.default_rng(0)

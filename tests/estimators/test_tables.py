@@ -29,7 +29,7 @@ from sklaplace import (
 from sklaplace.networks.table import Table
 
 N = 120
-pytestmark = pytest.mark.filterwarnings("ignore:There are no rows that the network")
+pytestmark = pytest.mark.filterwarnings("ignore:There are no held-out samples")
 
 
 def columns(seed=0):

@@ -121,7 +121,7 @@ def test_new_rows(trained):
     model.partial_fit(X, Y, classes=np.arange(N_LABELS))
     with pytest.raises(ValueError, match="y has shape"):
         model.partial_fit(X, Y[:, :2])
-    with pytest.raises(ValueError, match="not the numbers of the columns"):
+    with pytest.raises(ValueError, match="does not match the column indices"):
         clone(model).partial_fit(X, Y, classes=[0, 1])
 
 

@@ -337,7 +337,7 @@ UNFIT = [
     (GROUPS, ["optimizer__param_groups", "Leave it out"]),
     (LINE_SEARCH, ["line_search_fn", "torch.optim.Adam"]),
     (STILL, ["no parameters that require gradients"]),
-    ({"module__n_out": 4}, ["gives 4 outputs, but y has 3 classes"]),
+    ({"module__n_out": 4}, ["returns 4 outputs, but y has 3 classes"]),
 ]
 
 
@@ -361,7 +361,7 @@ class TestRefused:
     def test_noise_of_targets_that_have_their_own(self):
         counts = {"criterion": nn.PoissonNLLLoss}
         model = recorded(counts, VariationalRegressor, sigma_noise=0.3)
-        words = "sigma_noise=0.3 was given", "no noise level"
+        words = "sigma_noise=0.3 was passed", "no noise level"
         refused_fit(model, *words, data=(X_REG, np.abs(Y_REG).round()))
 
     def test_more_draws_than_memory_holds(self):
