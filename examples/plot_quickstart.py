@@ -105,8 +105,8 @@ marglik = make_pipeline(
 marglik.fit(X_train, y_train)
 
 # %%
-# A grid search works as for any estimator. The trained network is frozen, so each value
-# costs only one pass over the data. Most of these samples were used in training,
+# A grid search works as with any estimator. The trained network is frozen, so each
+# value costs only one pass over the data. Most of these samples were used in training,
 # however. A search on held-out samples is better.
 
 trained = model[-1].estimator_
@@ -176,9 +176,9 @@ for name, classifier in rows.items():
 # The default chooses the prior precision that predicts the held-out samples best. The
 # test samples resemble the held-out samples, so the test scores stay good. The default
 # is uncertain about noise, because it adds a residual that grows with the distance from
-# the data. The digits 8 and 9 are close to the known digits, so their confidence hardly
-# falls. Use ``score_samples`` to detect them. Empirical Bayes is less confident about
-# known and unknown digits, but remains rather confident about noise.
+# the data. The digits 8 and 9 are close to the known digits, so the confidence in them
+# hardly falls. Use ``score_samples`` to detect them. Empirical Bayes is less confident
+# about known and unknown digits, but remains rather confident about noise.
 
 # %%
 # The picture

@@ -125,15 +125,15 @@ def digits_net(val, epochs, rate=0.0):
 # -----------
 #
 # * *Laplace* starts from the trained network. The held-out samples choose the prior
-#   precision. In a third version, the marginal likelihood chooses it ("marglik").
+#   precision. A third version chooses it by the marginal likelihood ("marglik").
 # * *Bayes by Backprop* is trained from scratch for four times as many epochs, because
 #   it needs more. A second version starts from the trained network and uses the same
 #   number of epochs. The weight of the divergence (``kl_weight``) is set by hand, below
-#   the default, which rather favours this method.
+#   the default, which tends to favour this method.
 # * *SWAG* continues from a trained network with a thousand steps of gradient descent.
 # * The *deep ensemble* has five networks.
 #
-# Methods that draw weights or units use a hundred draws. The times to fit include the
+# Methods that draw weights or units use a hundred draws. The fit times include the
 # training of the initial network.
 
 
@@ -283,7 +283,7 @@ show("digits", digits_runs)
 # * Laplace with held-out samples improves least. Dropout and the ensemble are better.
 # * Bayes by Backprop from scratch detects most inverted images, at about the NLL of the
 #   network alone, but its training takes longest.
-# * Laplace with the marginal likelihood detects equally many inverted images, and
+# * Laplace with the marginal likelihood detects just as many inverted images, and
 #   slightly more of the digits 8 and 9 than all other methods. It adds almost nothing
 #   to the training time. It is far too underconfident on known digits, with by far the
 #   highest NLL and ECE.
@@ -423,15 +423,15 @@ show("curve", curve_runs)
 
 # %%
 # Near the data, the network alone, all three versions of Laplace, SWAG and the ensemble
-# are equally good, up to the variation between seeds. Bayes by Backprop from scratch is
-# slightly worse. Bayes by Backprop from the trained network and dropout are less
+# are equally good, within the variation between seeds. Bayes by Backprop from scratch
+# is slightly worse. Bayes by Backprop from the trained network and dropout are less
 # accurate.
 #
-# In the gap, Laplace with held-out samples often misses the curve: these samples lie at
-# the data, and do not determine how wide the bands should be in the gap. With the
-# marginal likelihood, the bands of Laplace cover the curve, but are wider than
+# In the gap, Laplace with held-out samples often misses the curve: the held-out samples
+# lie near the data, and do not determine how wide the bands should be in the gap. With
+# the marginal likelihood, the bands of Laplace cover the curve, but are wider than
 # necessary. The bands of the ensemble and of Bayes by Backprop are about as wide as the
-# error. The bands of dropout cover the curve, but are equally wide at the data. The
+# error. The bands of dropout cover the curve, but are just as wide at the data. The
 # bands of SWAG are narrow in both places. The bands of dropout and SWAG do not show
 # where the gap is.
 #

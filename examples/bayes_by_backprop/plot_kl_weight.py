@@ -3,9 +3,9 @@ The weight of the prior: ``kl_weight``
 ======================================
 
 Bayes by Backprop minimises the loss of the samples plus ``kl_weight`` times the
-divergence of the posterior from the prior. A weight of one is Bayes' rule, and
-maximises the evidence lower bound (ELBO). This study varies the weight and the number
-of epochs on a small data set, and compares the ELBO with the accuracy.
+divergence of the posterior from the prior. A weight of one corresponds to Bayes' rule,
+and maximises the evidence lower bound (ELBO). This study varies the weight and the
+number of epochs on a small data set, and compares the ELBO with the accuracy.
 
 The script takes about half a minute on two idle cores, and several minutes on slow or
 busy cores.
@@ -15,7 +15,8 @@ busy cores.
 # The samples and the network
 # ---------------------------
 #
-# There are a hundred points of two moons. The network has five times as many weights.
+# The samples are a hundred points from two moons. The network has five times as many
+# weights.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -108,7 +109,7 @@ for epochs in EPOCHS:
 # After the longest training with ``kl_weight=1``, the posteriors are nearly as wide as
 # the prior. Accuracy and NLL of new samples are worse than with ``kl_weight=0.1``.
 #
-# *The ELBO does not reveal the underfit.* For each number of epochs, the ELBO is
+# *The ELBO does not reveal underfitting.* For each number of epochs, the ELBO is
 # highest at a weight of one. The ELBO measures how close a posterior is to Bayes' rule
 # under this prior, and not how well the posterior predicts.
 #
@@ -181,7 +182,7 @@ plt.show()
 # How to choose the weight
 # ------------------------
 #
-# Choose the weight by the predictions of held-out samples, and not by the ELBO. Use the
+# Choose the weight by the predictions on held-out samples, and not by the ELBO. Use the
 # same number of epochs as in the final training.
 
 X, y = moons(ROWS, SEEDS[0])

@@ -124,7 +124,7 @@ for family in FAMILIES:
 
 # %%
 # No flexible family predicts better than the Gaussian by more than the variation
-# between seeds. The results of the quantile family are almost the same as for the
+# between seeds. The results of the quantile family are almost the same as those of the
 # Gaussian. The Kumaraswamy family predicts slightly worse. The bands of all families
 # are wider in the gap, and no flexible family is faster to train.
 #
@@ -163,7 +163,8 @@ plt.show()
 # mode inside the interval, at one bound or at both bounds. The trained parameters are
 # the median and ``log a``, because these converge better. In the right panel, ``a``
 # grows while the median stays at 1. A narrow density never approaches a Gaussian: its
-# shape approaches the logarithm of an exponential variable, which is skewed.
+# shape approaches the density of the logarithm of an exponential variable, which is
+# skewed.
 
 BOUND = 3.0
 SHAPES = (0.5, 0.5), (1.0, 3.0), (2.0, 2.0), (5.0, 1.0), (2.0, 5.0)
@@ -210,7 +211,7 @@ plt.show()
 
 
 def from_gaussian(posterior):
-    """Return, by weight, how much lower the entropy is than for a Gaussian."""
+    """Return how much lower the entropy of each weight is than a Gaussian's."""
     drawn = posterior.sample(4000, torch.Generator().manual_seed(0))
     entropy = -posterior.log_prob(drawn.float()).double().mean(0)
     return (0.5 * torch.log(2 * torch.pi * torch.e * drawn.var(0)) - entropy).numpy()
@@ -227,8 +228,8 @@ for family, values in lacking.items():
 
 # %%
 # The figure shows densities of the first seed, standardised to mean zero and standard
-# deviation one. In each panel, there are three weights: the weight that is farthest
-# from a Gaussian (thick line), the 90 % quantile and the median of the divergence.
+# deviation one. Each panel shows three weights: the one farthest from a Gaussian (thick
+# line), and those at the 90 % quantile and the median of the divergence.
 
 RANKS = {
     "farthest": (1.0, 2.4, "-"),

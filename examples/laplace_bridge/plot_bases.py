@@ -5,8 +5,8 @@ The two bases of the Laplace bridge
 A Dirichlet distribution is far from normal in the basis of the probabilities, and close
 to normal in the basis of the logits. The Laplace bridge is a Laplace approximation in
 the basis of the logits: it matches a Dirichlet with a Gaussian. This page first shows
-both bases for two classes. The Dirichlet is then a Beta distribution. It also shows
-five Gaussians from the published code, which demonstrate the limits of the bridge
+both bases for two classes, for which the Dirichlet is a Beta distribution. It then
+shows five Gaussians from the published code, which demonstrate the limits of the bridge
 (Hobbhahn, Kristiadi and Hennig, 2022).
 """
 
@@ -44,7 +44,7 @@ def density_of_logit(x, a, b):
 
 
 def laplace_of_probability(a, b):
-    """Return the Laplace approximation over probabilities, None without a maximum."""
+    """Return the Laplace approximation over probabilities, or None if none exists."""
     if min(a, b) <= 1:
         return None
     mode = (a - 1) / (a + b - 2)
@@ -87,7 +87,7 @@ plt.show()
 # one from an unknown image with large variances. The other two have three classes with
 # unequal variances, and five classes with large variances. The published code prints
 # the mean of 10,000 samples, and the mean of the corrected bridge,
-# ``norm="published"``. It conditions the logits on a sum of zero.
+# ``norm="published"``. The code conditions the logits on a sum of zero.
 
 GAUSSIANS = {
     "simple": ([0.2, -0.2], [1, 1]),
@@ -151,7 +151,7 @@ for name, by_method in found.items():
 # The published numbers of the corrected bridge are reproduced to all digits. The mean
 # of the bridge does not depend on the size of the variances, so the bridge can be
 # nearly certain of a class when the truth is not. The correction helps if the variances
-# are large. If they are small, the correction makes the prediction sharper, as for the
+# are large. If they are small, the correction makes the prediction sharper, as with the
 # first Gaussian. The guarded norm avoids this. The corrected bridge is too certain for
 # unequal variances, and too uncertain for five classes with large variances. The mean
 # of the projection is closest to the truth for four of the five Gaussians.

@@ -14,8 +14,8 @@ Laplace bridge takes almost none.
 # The Gaussians
 # -------------
 #
-# The Gaussians have random means and full covariances. The time depends on the shapes,
-# and hardly on the values.
+# The Gaussians have random means and full covariances. The time depends on their
+# shapes, but hardly on their values.
 
 import time
 
@@ -51,11 +51,11 @@ cov = root @ root.mT / CLASSES + 0.01 * torch.eye(CLASSES)
 #
 # * *Plain sampling* is straightforward torch code: draw logits, compute the softmax,
 #   and average. Samples are processed in chunks, so that a thousand draws fit into
-#   memory. The precision is single, with one exception in double precision. This
-#   library always computes in double precision.
+#   memory. All versions except one use single precision. This library always computes
+#   in double precision.
 # * *The link* ``"mc"`` also averages over points. It is faster, because all samples
 #   share the points, and because the order of the axes suits the processor.
-# * *The other candidates* are closed forms, or need only a short iteration.
+# * *The other candidates* are closed forms, or need only a few iterations.
 
 
 def plain_sampling(n_draws, dtype=torch.float32):
@@ -149,7 +149,7 @@ for name, value in best.items():
 # %%
 # The bridge, including its projection to logits that sum to zero, takes a small
 # fraction of the time of a hundred plain draws. The closest Dirichlet
-# (``kl_projection``) needs an iteration. It takes about ten times as long as the
+# (``kl_projection``) is computed iteratively. It takes about ten times as long as the
 # bridge, and is still several times faster than a hundred plain draws. Much of this
 # difference is due to the implementation of plain sampling. With a hundred points, the
 # link ``"mc"`` takes about as long as the KL projection. With ten points, it takes a

@@ -109,8 +109,8 @@ def task(seed):
 # * four links: "mc" uses sampling, "probit" is MacKay's approximation with centred
 #   logits, and "probit_uncentred" is its published form;
 # * the means of four Dirichlet distributions: ``bridge_norm_published`` corrects for
-#   large variances as in the paper, and ``bridge_norm`` only if the correction does not
-#   sharpen the prediction.
+#   large variances as in the paper, and ``bridge_norm`` does so only if the correction
+#   does not sharpen the prediction.
 
 LINKS = ("mc", "probit", "probit_uncentred", "sodpp")
 DIRICHLETS = ("bridge", "bridge_norm", "bridge_norm_published", "projection")
@@ -320,14 +320,14 @@ for method in ("Prior Network", "Prior Network, mean"):
 # One wide prior for all settings reverses the order
 # --------------------------------------------------
 #
-# With a precision of 0.05, the first setting detects even more, but is less certain
-# about known digits. With a diagonal curvature or with all weights, the variances are
-# then so large that even sampling is uncertain about known digits. The correction
-# divides the logits by the square root of the mean variance, which makes them almost
-# zero. The class with the smallest variance then determines the mean of the bridge.
-# Half of the known digits are assigned to another class than by the network, and the
-# confidence contains little information. The cause is the unsuitable prior, and not the
-# curvature.
+# With a precision of 0.05, even more images are detected in the first setting, but the
+# predictions for known digits are less certain. With a diagonal curvature or with all
+# weights, the variances are then so large that even sampling is uncertain about known
+# digits. The correction divides the logits by the square root of the mean variance,
+# which makes them almost zero. The class with the smallest variance then determines the
+# mean of the bridge. For half of the known digits, this class differs from the
+# network's, and the confidence contains little information. The cause is the unsuitable
+# prior, and not the curvature.
 
 WITH_WIDE = {setting: f"{setting}, wide" for setting in SETTINGS}
 COMPARED = "MAP", "mc", "probit", "bridge_norm", "projection"

@@ -8,7 +8,7 @@ form. This study measures how many samples are needed to be as close to the true
 distribution as the Dirichlet. For three Gaussians over three logits, the paper reports
 that the Laplace bridge is worth 750 to 10,000 samples (Hobbhahn et al., 2022). The
 number depends on how the samples are counted, most of all for the third Gaussian. We
-report two countings, and one of them is the counting of the published code.
+report two counts, one of which is the count of the published code.
 """
 
 # %%
@@ -17,8 +17,8 @@ report two countings, and one of them is the counting of the published code.
 #
 # The simplex is divided into ``SIDE ** 2`` small triangles, the cells of a histogram.
 # The true probability of a cell is computed from the exact density at ``FINE ** 2``
-# points. The softmax ignores a common shift of all logits, so the density is a density
-# of two differences of logits.
+# points. The softmax ignores a common shift of all logits, so the density is that of
+# two differences of logits.
 
 from timeit import repeat
 
@@ -122,8 +122,9 @@ for name, found in alphas.items():
 # * A tenth of a sample is added to every cell. This is a slightly smoothed estimate of
 #   the density, as is usual for few samples.
 # * A share of 1e-20 is added to every cell, as in the published code. The true
-#   probability of empty cells then counts 46 nats, the logarithm of 1e20. If the truth
-#   is spread over the simplex, many samples are needed until few cells are empty.
+#   probability of empty cells is then multiplied by 46 nats, the logarithm of 1e20. If
+#   the truth is spread over the simplex, many samples are needed until few cells are
+#   empty.
 #
 # The published code estimates the truth from 100,000 samples on a grid of 561 cells.
 # Here, the truth is exact on 400 cells.
@@ -169,9 +170,9 @@ per_sample = seconds(lambda: draw(mean, cov, MOST, rng)) / MOST
 # ---------
 #
 # The table shows the smallest number of samples whose histogram is at least as close to
-# the truth as the Dirichlet, for both countings. The column ``time`` is the time to
-# draw these samples (first counting), divided by the time of the closed form. "Flat" is
-# the uniform density.
+# the truth as the Dirichlet, by both counts. The column ``time`` is the time to draw
+# these samples (first count), divided by the time of the closed form. "Flat" is the
+# uniform density.
 
 
 def enough(curve, value):
@@ -206,26 +207,26 @@ print("Published: the bridge is worth 750 to 10,000 samples; correlated, 250 to 
 # ----------------------------
 #
 # For the first two Gaussians, every Dirichlet distribution is worth more than 250
-# samples with both countings, and about 10,000 or more with the published counting. The
-# numbers depend on the grid. With a hundred cells instead of four hundred, the numbers
-# of the first counting are two to three times smaller, and the smallest number is below
-# 250. A grid also hides differences within its cells. The exact divergences are larger,
-# and for the off-centre Gaussian, the projection is closest instead of the published
-# bridge. The numbers are largest for small variances, because the truth is then nearly
-# a Dirichlet distribution. In this case, the published bridge also loses most, because
-# it does not centre the logits.
+# samples by both counts, and about 10,000 or more by the published count. The numbers
+# depend on the grid. With a hundred cells instead of four hundred, the numbers of the
+# first count are two to three times smaller, and the smallest number is below 250. A
+# grid also hides differences within its cells. The exact divergences are larger, and
+# for the off-centre Gaussian, the projection is closest, and not the published bridge.
+# The numbers are largest for small variances, because the truth is then nearly a
+# Dirichlet distribution. In this case, the published bridge also loses most, because it
+# does not centre the logits.
 #
-# For the third Gaussian, the countings differ. With the published counting, the bridge
-# is worth a few hundred samples, as in the paper's code. With the other counting, the
-# bridge is worth about ten samples. The published bridge is then hardly closer to the
-# truth than a flat distribution. It ignores covariances, and its mean does not depend
-# on the size of the variances. With conditioned or centred logits, it is farther from
-# the truth than a flat distribution. The projection is the closest Dirichlet
-# distribution. Even the projection is worth fewer than 250 smoothed samples, because
-# this truth does not resemble a Dirichlet distribution.
+# For the third Gaussian, the counts differ. By the published count, the bridge is worth
+# a few hundred samples, as in the paper's code. By the other count, the bridge is worth
+# about ten samples. The published bridge is then hardly closer to the truth than a flat
+# distribution. It ignores covariances, and its mean does not depend on the size of the
+# variances. With conditioned or centred logits, it is farther from the truth than a
+# flat distribution. The projection is the closest Dirichlet distribution. Even the
+# projection is worth fewer than 250 smoothed samples, because this truth does not
+# resemble a Dirichlet distribution.
 #
 # In the figure, grey lines are histograms of an increasing number of samples. They are
-# dashed for the published counting. Markers are the closed forms. In the upper row, the
+# dashed for the published count. Markers are the closed forms. In the upper row, the
 # horizontal axis is the number of samples. In the lower row, it is the time.
 
 COLOURS = dict(

@@ -5,8 +5,8 @@ Failures of the bridge on the simplex
 This page shows five Gaussians over three logits. For each Gaussian, it compares the
 true distribution of the class probabilities with three Dirichlet distributions: the
 Laplace bridge, its correction for large variances, and the projection. Each triangle is
-the simplex, and a corner is certainty about one class. KL is the divergence from the
-truth in nats.
+the simplex, and each corner stands for certainty about one class. KL is the divergence
+from the truth in nats.
 """
 
 # %%

@@ -150,7 +150,7 @@ print("length 2.04, coverage 0.829 (top-1 0.744, top-5 0.920);")
 print("k = 1 for about 40,000 of 50,000 images")
 
 # %%
-# The sets grow if ``q`` falls, and they are larger if the network is wrong. The sets of
+# The sets grow as ``q`` falls, and they are larger if the network is wrong. The sets of
 # the bridge at ``q = 0.1`` have about the coverage of the top two classes of the
 # network, with about one and a half classes on average. Most of these sets contain a
 # single class. The projection returns larger sets with more coverage for the same
@@ -199,8 +199,8 @@ axes[0].set_ylabel("fraction of samples")
 axes[1].legend(frameon=False)
 
 # %%
-# The figure shows the first test digits whose sets of the bridge have two to seven
-# classes. The most probable class comes first.
+# The figure shows the first test digits for which the set of the bridge has two to
+# seven classes. The most probable class comes first.
 
 model, (X, y) = models[0]
 members = model.predict_set(X, q=0.1, method="bridge")

@@ -119,9 +119,9 @@ for label in columns:
 # The published statements hold for both priors. For two classes, the mean of the bridge
 # is the softmax of the mean logits. The bridge is therefore as confident as the network
 # for every covariance. The correction divides the mean logits by their standard
-# deviation, and is as uncertain as the draws. The published correction equals the
-# guarded correction, which never sharpens, if the variances are large, as they are far
-# from the data.
+# deviation, and is as uncertain as the draws. Far from the data, the variances are
+# large, so the published correction equals the guarded correction, which never
+# sharpens.
 #
 # The draws and the correction are also less confident than the network at the data.
 # With such a weak prior, a hundred points do not determine 522 weights.

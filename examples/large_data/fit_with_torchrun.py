@@ -3,7 +3,7 @@ Fit in several processes
 ========================
 
 With ``distributed=True``, each process of ``torch.distributed`` computes the curvature
-of a part of the samples. All processes obtain the same posterior. This command starts
+on its part of the samples. All processes obtain the same posterior. This command starts
 two processes on one machine:
 
     torchrun --nproc-per-node 2 fit_with_torchrun.py

@@ -25,8 +25,8 @@ options = {"subset_of_weights": "all", "prior_precision": "marglik"}
 model = LaplaceRegressor(random_state=0, **options).fit(X, y)
 X_new = np.linspace(-5, 5, 200)[:, None]
 # %%
-# ``joblib`` uses pickle: loading a file can run any code in it. Loading a file of
-# ``skops`` runs no code, and allows only trusted types; see :ref:`saving`. Here, a new
+# ``joblib`` uses pickle: loading a file can run any code in it. Loading a ``skops``
+# file runs no code, and allows only trusted types; see :ref:`saving`. Here, a new
 # Python process loads both files.
 new_process = """
 import joblib, numpy, skops.io, sklaplace

@@ -2,7 +2,7 @@
 Serve predictions without this package
 ======================================
 
-A file of ``torch.export`` needs torch, but not sklaplace, scikit-learn or skorch.
+A ``torch.export`` file needs torch, but not sklaplace, scikit-learn or skorch.
 """
 
 import json

@@ -7,8 +7,8 @@ probabilities should become equal, and prediction bands should become wide. We c
 four baselines with three versions of Laplace. The baselines are a network alone, a
 network with temperature scaling, five networks, and a Gaussian process. The versions of
 Laplace are the default, the default without the residual that grows with the distance
-from the data, and the prior precision with the largest marginal likelihood. See
-:ref:`far` in the user guide.
+from the data, and a version whose prior precision maximises the marginal likelihood.
+See :ref:`far` in the user guide.
 
 The script takes four minutes on one core. This page shows only the first seed in the
 tables.
@@ -119,7 +119,7 @@ def with_temperature(net, X, y):
 
 
 def predictors(X, y, seed):
-    """Return a function for each model that returns its probabilities."""
+    """Return, for each model, a function that returns its probabilities."""
     net = classifier(X.shape[1], len(np.unique(y)))
     default = LaplaceClassifier(net, random_state=seed).fit(X, y)
     weights = LaplaceClassifier(net, residual="none", random_state=seed).fit(X, y)
@@ -180,9 +180,9 @@ of_epistemic = [[auroc for _, auroc in runs] for runs in results.values()]
 print(f"AUROC of the default's epistemic part, mean: {np.mean(of_epistemic):.3f}")
 
 # %%
-# In some runs on moons, the network is right about all held-out samples. These samples
-# then allow any small temperature, and temperature scaling increases the NLL of the
-# test samples.
+# In some runs on moons, the network classifies all held-out samples correctly. Any
+# small temperature then suits these samples, and temperature scaling increases the NLL
+# of the test samples.
 
 # %%
 # Confidence up to the horizon

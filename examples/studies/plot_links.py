@@ -149,7 +149,7 @@ for n_classes in (2, 3, 4, 10, 30):
 # ----
 #
 # The table shows microseconds per sample on one thread for standard deviations of one.
-# The links receive covariances, or only variances if variances are enough.
+# The links receive covariances, or only variances if these suffice.
 
 costs = {}
 for n_classes in CLASSES:

@@ -5,8 +5,8 @@ Novelty: samples that differ from the training data
 A network is often confident about inputs that differ from all its training samples:
 tripling an input roughly triples its logits. Averages of several networks have the same
 weakness. ``score_samples`` compares the features of an input, which the last layer
-receives, with the features of the training samples. As in scikit-learn, a higher score
-is more normal.
+receives, with the features of the training samples. As in scikit-learn, inputs with
+higher scores are more normal.
 
 This script shifts the test samples of five data sets in many ways. It measures how well
 several scores separate shifted from unshifted samples. The measure is the AUROC: 1 is

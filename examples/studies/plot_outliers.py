@@ -7,10 +7,10 @@ This script measures how much wider the 90 % intervals become, and whether they 
 cover clean test samples. It compares the default noise of ``LaplaceRegressor`` with
 constant noise (``sigma_noise="homoscedastic"``). Both use the default network.
 
-Intervals that are slightly wider are correct if new targets contain equally many
-outliers. For errors of both signs, normal noise and a known curve, the correct ratio of
-widths is 1.18. If all errors are above the curve, the 95 % quantile lies where the
-outliers begin, and no method can estimate it well.
+Slightly wider intervals are correct if new targets contain the same share of outliers.
+For errors of both signs, normal noise and a known curve, the correct ratio of widths is
+1.18. If all errors are above the curve, the 95 % quantile lies where the outliers
+begin, and no method can estimate it well.
 
 In the full run, the widths grow by a factor of 1.40 to 1.77 with the default noise, and
 by 2.41 to 2.65 with constant noise. With ``--one-sided``, the factors are 2.18 to 2.58

@@ -335,7 +335,7 @@ def per_target(model, X, y, X_test):
 def conformal_half_width(residuals, coverage=0.9):
     """Return half widths of split conformal intervals (Papadopoulos et al. 2002).
 
-    There is one for each column of residuals, infinite for too few residuals.
+    There is one per column of residuals. It is infinite if there are too few residuals.
     """
     rank = int(np.ceil((len(residuals) + 1) * coverage))
     none = np.full((1, residuals.shape[1]), np.inf)
