@@ -1,9 +1,9 @@
 """Curvature of the loss with respect to the selected weights of a network.
 
 A `Layout` lists the selected weights. A `Jacobian` stores one `Block` per parameter
-tensor, as two factors. A `Curvature` defines a root of the Hessian of the loss with
-respect to the outputs, which multiplies the Jacobian. An accumulator sums the curvature
-over batches. A structure stores and factorises part of the sum.
+tensor, as two factors. A `Curvature` defines the matrix by which the Jacobian is
+multiplied: a root of the loss Hessian with respect to the outputs. An accumulator sums
+the curvature over batches. A structure stores and factorises part of the sum.
 """
 
 from sklaplace.curvature.ggn import CURVATURES

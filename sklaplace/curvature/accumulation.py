@@ -1,7 +1,7 @@
 """Accumulate the curvature and loss of a trained network over samples.
 
-Only `accumulate` loops over samples to sum curvature. It processes the parts of the
-samples with the builtin ``map``, joblib workers or ``torch.distributed`` processes.
+`accumulate` is the only function that sums curvature over samples. It processes parts
+of the samples with the builtin ``map``, joblib workers or ``torch.distributed``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -151,7 +151,7 @@ def accumulate(
 
 
 def total(parts: Iterable[CurvatureSums]) -> CurvatureSums:
-    """Add all sums to the first one, in order, and return it."""
+    """Add all sums to the first sum, in order, and return the total."""
     parts = iter(parts)
     first = next(parts)
     for part in parts:
@@ -260,7 +260,7 @@ class _Batch:
         return self.sample_weights @ weights.sum(1)
 
     def data_fit(self, f: Tensor) -> DataFit:
-        """Return the weighted loss (in the outputs' dtype) and target count."""
+        """Return the weighted loss, in the outputs' dtype, and the target count."""
         is_real = self.targets.is_floating_point()
         targets = self.targets.to(f.dtype) if is_real else self.targets
         weights, n_targets = self.sample_weights, self._n_targets(f)

@@ -20,9 +20,9 @@ from sklaplace.likelihoods.output_hessian import OutputHessian
 
 # maximum number of elements of a temporary array
 CHUNK_ELEMENTS = 2**22
-# fewer if the array is reused immediately and should stay in the caches
+# limit for arrays that are reused immediately and should stay in the caches
 DENSE_ELEMENTS = 2**19
-# fewer still if the array is small compared with its inputs
+# limit for arrays that are small compared with their inputs
 CACHED_ELEMENTS = 2**16
 
 # gradients of a contraction, and the value that they multiply
@@ -36,11 +36,11 @@ class BaseBlock:
     ----------
     g : Tensor of shape (b, k, r, o) or (1, k, 1, o)
         Gradients of the k outputs (or combinations of outputs) at r positions. If all
-        samples share the gradients, there is one entry.
+        samples share the gradients, the first axis has length one.
     a : Tensor or Patches of shape (b, r, i), or None
         Layer inputs. None means ``a ≡ 1`` and r = 1.
     n_groups : int
-        Number of groups of outputs and inputs, each with its own factors.
+        Number of groups in the layer. Each group has its own factors.
     """
 
     g: Tensor
@@ -62,7 +62,7 @@ class BaseBlock:
 
     @property
     def n_outputs(self) -> int:
-        """Number o of outputs of the layer; p if there are no inputs."""
+        """Number o of the layer's outputs; p if there are no inputs."""
         return self.g.shape[-1]
 
     @property
@@ -130,7 +130,7 @@ class BaseBlock:
         return self.like(g, a)
 
     def shortest(self) -> "BaseBlock":
-        """Return dense rows if they take less memory than the factors."""
+        """Return dense rows if they need less memory than the factors."""
         if self.a is None or self.has_one_position:
             return self
         n_factors = self.g.numel() + self.a.numel()
@@ -147,7 +147,7 @@ class BaseBlock:
         return self._diagonals.sum(0)
 
     def squares(self) -> Tensor:
-        """Sum squared rows over b and k, (p,), in float64 for several positions."""
+        """Sum squares over b and k, (p,); in float64 if there are several positions."""
         if not self.has_one_position:
             chunks = self.dense_chunks()
             return total([(rows**2).sum((0, 1)).double() for rows in chunks])
@@ -162,7 +162,7 @@ class BaseBlock:
         return torch.cat([(rows * rows) @ v for rows in self.dense_chunks()])
 
     def output_weights(self, matrix: Tensor) -> Tensor:
-        """Return ``Σᵢ a² v`` for each row ``v`` of (o, i), (b, o), at one position."""
+        """Return ``Σᵢ a² v``, (b, o), for each row ``v`` of (o, i), at one position."""
         if self.a is None:
             return matrix.T
         return self.inputs.squeeze(1) ** 2 @ matrix.T
@@ -223,8 +223,8 @@ class Block(BaseBlock):
         """Return ``Σₖ g gᵀ`` (b, o, o') with another block, and both inputs (b, i).
 
         Return None if there are several positions, because rows are then sums over
-        positions. Also return None without inputs, because a product of all rows then
-        takes less memory.
+        positions, or if there are no inputs, because a product of all rows then needs
+        less memory.
         """
         if not (self.has_one_position and other.has_one_position):
             return None
@@ -273,7 +273,7 @@ class GroupedBlock(Block):
 
     n_groups: int = 1
     basis: Tensor | None = None
-    has_one_position = False  # products would mix outputs and inputs of groups
+    has_one_position = False  # products would mix the groups' outputs and inputs
 
     def like(self, g: Tensor, a: Inputs | None) -> Block:
         """Build rows of the same parameters from other factors."""
@@ -308,7 +308,7 @@ class GroupedBlock(Block):
 class HeadBlock(BaseBlock):
     """Rows ``SᵀM ⊗ a`` of a last layer, computed from ``Λ = S Sᵀ`` where possible.
 
-    Sums over samples have a closed form in ``Λ``. Other products compute ``SᵀM``.
+    Sums over samples have a closed form in ``Λ``. Other products require ``SᵀM``.
 
     Attributes
     ----------
@@ -426,8 +426,8 @@ def kernel(
 ) -> Tensor:
     """Multiply rows (b, k) by rows (b', k') of the same parameters, (b, k, b', k').
 
-    The products of each block are multiplied by its factor, (). For one position, the
-    products are ``(g · g') (a · a')``. The weight and bias of a layer share ``g · g'``.
+    Each block's products are multiplied by the block's factor, (). For one position,
+    they are ``(g · g') (a · a')``. The weight and bias of a layer share ``g · g'``.
     """
 
     def terms() -> Terms:

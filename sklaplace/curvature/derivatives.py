@@ -50,7 +50,7 @@ def call_with(forward: Forward, parameters: dict[str, Tensor], x: Batch) -> Tens
     """Return the outputs with the network's parameters replaced by other values.
 
     A parameter that several modules share is replaced in each module. For a module with
-    several names, one name is enough, since torch restores the module once.
+    several names, one name is enough, since torch restores each module only once.
     """
     names = {id(p): name for name, p in forward.module.named_parameters()}
     replaced = {
@@ -135,7 +135,7 @@ def rows_by_loop(
     RuntimeError
         If a sample's outputs have no derivatives, unless ``may_be_unused``.
     ValueError
-        If a single sample has no outputs, or a different number of outputs.
+        If a single sample has no outputs, or fewer or more outputs than in a batch.
     """
     outputs, rows = [], []
     for n, combinations in enumerate(columns):

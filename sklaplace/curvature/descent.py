@@ -76,9 +76,9 @@ class Descent:
     weight_decay : mapping of str to float
         Weight decay of parameters, by name; zero for parameters without an entry.
     seed : int
-        Seed of the batches. Each step draws samples from this seed and from hashes of
-        their inputs, so the order of samples does not matter. The mean batch size is
-        the net's ``batch_size``, but at most a tenth of all samples.
+        Seed of the batches. The draw in each step depends on this seed and on hashes of
+        the inputs, but not on the order of samples. The mean batch size is the net's
+        ``batch_size``, but at most a tenth of all samples.
     """
 
     net: NeuralNet
@@ -175,7 +175,7 @@ class WeightMoments:
     Parameters
     ----------
     start : Tensor of shape (P,)
-        Weight vector close to all other weight vectors.
+        A vector close to all weight vectors.
     max_rank : int, default=0
         Number of deviations to keep.
 

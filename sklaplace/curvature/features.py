@@ -1,4 +1,4 @@
-"""Features, which are the inputs of a network's last layers, one vector per sample.
+"""Features: the inputs of a network's last layers, as one vector per sample.
 
 Features are recorded during a forward pass that is needed anyway. The last layers may
 be of any type, and their weights need not be selected.
@@ -24,7 +24,7 @@ def feature_layers(
 ) -> list[str]:
     """Return the names of the last layers with parameters, or [] if unknown.
 
-    ``layout`` is the layout of the ``subset`` of weights, and ``x`` is a few samples.
+    ``layout`` is the layout of the ``subset`` of weights; ``x`` has a few samples.
     """
     is_known = all(block.layer for block in layout.blocks)
     if subset == "last_layer" and is_known:
@@ -55,8 +55,8 @@ class FeatureRecorder(ExitStack):
 
     Notes
     -----
-    Only the first pass after each `take` is recorded, which is the pass of the whole
-    batch. Later passes of single samples or under transformations are ignored.
+    Only the first pass after each `take` is recorded: the pass over the whole batch.
+    Later passes over single samples or under transformations are ignored.
     """
 
     outputs: Tensor
@@ -97,7 +97,7 @@ class FeatureRecorder(ExitStack):
         """Return features (b, i) of b samples; None if inputs do not match samples.
 
         Features are averaged over positions and over calls of a layer. The features of
-        several layers are concatenated. Inputs shared by several layers count once.
+        several layers are concatenated. Inputs that layers share are included once.
         """
         inputs = self._inputs
         self._inputs, self._is_complete = {name: [] for name in inputs}, False

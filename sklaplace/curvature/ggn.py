@@ -1,9 +1,9 @@
 """Generalised Gauss-Newton matrix, Fisher matrices and Hessian of the loss.
 
 ``H = Σₙ Jₙᵀ Sₙ Sₙᵀ Jₙ``. Each curvature defines ``S Sᵀ`` (b, c, c), the Hessian of the
-loss with respect to the outputs or a substitute for it. The inputs are the likelihood,
-outputs and targets. The exact Hessian also includes the second derivatives of the
-network, and is summed as a matrix.
+loss with respect to the outputs, or a substitute for this Hessian. ``S Sᵀ`` depends on
+the likelihood, the outputs and the targets. The exact Hessian also includes the second
+derivatives of the network, and is summed as a matrix.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ def ggn(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessi
 
 
 def ef(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
-    """Return the gradient of the loss at the training targets, k = 1.
+    """Return the gradient of the loss at the training targets, with k = 1.
 
     The resulting empirical Fisher is cheap, but does not approximate the Hessian. It
     vanishes where the network fits the targets (Kunstner, Balles and Hennig 2019,
@@ -59,8 +59,8 @@ def ggn_mc(
 
     The resulting Monte-Carlo Fisher is an unbiased estimate of the generalised
     Gauss-Newton matrix. It has k = ``n_draws`` columns instead of c, which is useful
-    for hundreds of classes. The draws for a sample depend on the seed and on the
-    sample's inputs, not on the batch.
+    with hundreds of classes. The draws for a sample depend on the seed and on the
+    sample's inputs, but not on the batch.
     """
     keys = row_hash(f) if keys is None else keys
     noise = counter_uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
@@ -75,7 +75,7 @@ def identity(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> Output
 
     The curvature ``Σ w JᵀJ`` depends on the weights of samples and of single outputs,
     but not on the network's confidence or the targets. For a Gaussian likelihood, it
-    equals `ggn`, with the same noise units. For class probabilities, it is an upper
+    equals `ggn`, including the noise levels. For class probabilities, it is an upper
     bound on `ggn`, since no eigenvalue of ``Λ`` exceeds one (Zhdanov, Dereka and
     Kolesnikov 2023, "Identity curvature Laplace approximation for improved
     out-of-distribution detection").

@@ -165,7 +165,7 @@ class Jacobian:
 
     @staticmethod
     def stacked(parts: "list[Jacobian]", *, share: bool = False) -> "Jacobian":
-        """Concatenate the samples of several batches; either all have keys or none.
+        """Concatenate the samples of several batches; all or none must have keys.
 
         With ``share``, batches with `is_shared` use the first batch's output gradients.
         """
@@ -290,7 +290,7 @@ def backpropagate(
     cotangents : callable, optional
         Maps the outputs (b, c) to ``S`` (b, c, k) or an `OutputHessian`. The rows of
         the result are ``Sᵀ J``. By default ``S`` is the identity and k = c.
-        A `Centring` has one ``S`` (c, c) for all samples.
+        With a `Centring`, all samples share one ``S`` (c, c).
 
     Returns
     -------
@@ -300,9 +300,9 @@ def backpropagate(
 
     Notes
     -----
-    A layout with a `Head` takes one forward pass. Other layouts also take a backward
-    pass with k columns, down to the lowest selected layer. The memory is ``b Σ r (i +
-    k·o)`` over the selected layers, plus ``b·k·p`` for rows of other layers.
+    If the layout has a `Head`, one forward pass is enough. Otherwise, a backward pass
+    with k columns follows, down to the lowest selected layer. The memory is ``b Σ r (i
+    + k·o)`` over the selected layers, plus ``b·k·p`` for rows of other layers.
     """
     return joined(list(backpropagate_in_parts(forward, x, layout, cotangents)))
 
@@ -368,7 +368,7 @@ def require_seen_paths(forward: Forward, x: Batch, layout: Layout) -> None:
 
 
 def _narrowed(forward: Forward, x: Batch, layout: Layout, few: int = 4) -> Batch:
-    """Narrow a batch to a ``few`` samples, at least one with the unseen use."""
+    """Narrow a batch to a ``few`` samples, at least one of them with the unseen use."""
     n = n_samples(x)
     for half in (slice(n // 2), slice(n // 2, n)) if n > few else ():
         try:

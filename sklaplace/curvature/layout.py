@@ -41,7 +41,7 @@ class BlockSpec:
         Whether to compute dense rows sample by sample, because ``torch.func.vmap``
         fails or returns wrong rows.
     n_groups : int
-        Number G of groups of a convolution, each with its own factors.
+        Number G of convolution groups, each with its own factors.
     indices : Tensor of shape (p,) or None
         Indices of the selected entries of the flattened parameter. None means all.
     """
@@ -133,15 +133,15 @@ class Layout(FieldsOnly):
     blocks : tuple of BlockSpec
         One block per parameter tensor.
     head : Head or None
-        Head that all blocks belong to, if any. Its Jacobian needs no automatic
-        differentiation.
+        Head to which all blocks belong, if any. Its Jacobian is computed without
+        automatic differentiation.
     rounding : float
         Relative rounding error of the layers' outputs, if known.
     is_separable : bool
         Whether all parameters belong to one layer, and each output of this layer
         affects only one output of the network.
     uses : Uses or None
-        Uses of layers, against which each batch is checked. None if the network has no
+        Uses of layers, with which each batch is compared. None if the network has no
         graph.
     """
 
@@ -181,7 +181,7 @@ class Layout(FieldsOnly):
         return self.flatten(own[b.name].detach().double() for b in self.blocks)
 
     def write(self, vector: Tensor, module: nn.Module) -> None:
-        """Set the selected parameters of a module to a vector (P,)."""
+        """Set the selected parameters of a module from a vector (P,)."""
         own = dict(module.named_parameters())
         with torch.no_grad():
             for name, value in self.unflatten(vector, module).items():

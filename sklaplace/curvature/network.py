@@ -1,7 +1,7 @@
-"""Specification of a network, which the Laplace approximation infers.
+"""Specification of a network, inferred from a few samples.
 
-A forward pass and the Jacobian of a few samples show what the outputs mean, which
-weights are selected, and how much memory the Jacobian takes per sample.
+A forward pass and the Jacobian of these samples show what the outputs mean, which
+weights are selected, and how much memory the Jacobian needs per sample.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from sklaplace.networks.data import N_SPREAD
 INPUT_COPIES = 2
 # number of samples whose full Jacobian is computed, and minimum number to verify
 N_ROWS = 3
-# Large networks are verified on fewer samples, one in this many samples of a batch.
+# Large networks are verified on fewer samples: one out of this many in a batch.
 VERIFIED_SHARE = 16
 # minimum batch size for many outputs: each batch reads all weights once
 ROWS_OF_MANY = 128
@@ -59,10 +59,10 @@ class NetworkSpec(outputs.OutputSpec):
     ) -> int:
         """Return the number of samples that fit into the memory budget.
 
-        See `OutputSpec`. For a last layer with many outputs, batches are larger, up to
-        the memory of the layer's weights. Each batch reads all weights, which takes
-        longer than the products for a few samples. Arrays of outputs stay below 32 MiB,
-        since larger arrays would be returned to the system each time.
+        See `OutputSpec`. For a last layer with many outputs, batches are larger and may
+        need as much memory as the layer's weights. Each batch reads all weights, which
+        takes longer than the products for a few samples. Arrays of outputs stay below
+        32 MiB, since larger arrays would be returned to the system after each batch.
         """
         n = super().batch_size(
             row_elements=row_elements, with_covariance=with_covariance
@@ -87,7 +87,7 @@ def infer_network_spec(
     Parameters
     ----------
     net, x, *expected, **others
-        As for `measure_outputs`.
+        See `measure_outputs`.
     subset : str or list of str
         Key of ``SUBSETS``, or names of parameters or modules.
     options : mapping, optional
@@ -139,7 +139,7 @@ def _is_separable(layout: Layout, head_map: Tensor | IdentityMap | None) -> bool
 
 
 def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None:
-    """Raise if the Jacobian of a few output maps needs too much memory."""
+    """Raise an error if the Jacobian of a few output maps needs too much memory."""
     if raw.ndim < 3:
         if layout.head is None:
             check_jacobian_bytes(raw.reshape(len(raw), -1))
@@ -162,7 +162,7 @@ def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None
 def _row_bytes(
     f: Tensor, sizes: dict[str, int], layout: Layout, jacobian: Jacobian, n_blocks: int
 ) -> int:
-    """Return the bytes per sample to compute and use the Jacobian."""
+    """Return the bytes per sample needed to compute and use the Jacobian."""
     n_rows, c = f.shape
     inputs = sum(b.a.numel() for b in jacobian.blocks if b.a is not None)
     elements = INPUT_COPIES * inputs // n_rows + outputs.OUTPUT_COPIES * c

@@ -1,4 +1,4 @@
-"""Layer inputs (b, r, i) at r positions, which are the input factors of Jacobian rows.
+"""Layer inputs (b, r, i) at r positions: the input factors of Jacobian rows.
 
 For a convolution, the inputs are overlapping patches of the image. `Patches` stores the
 image and unfolds it only when needed, a few samples at a time.
@@ -96,7 +96,7 @@ def unfolded(a: Inputs) -> Tensor:
 
 
 def _chunks(a: Inputs) -> Iterable[Tensor]:
-    """Return inputs as tensors, with patches of a few samples at a time."""
+    """Return inputs as tensors; patches are unfolded for a few samples at a time."""
     return a.chunks() if isinstance(a, Patches) else [a]
 
 

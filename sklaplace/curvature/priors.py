@@ -68,7 +68,7 @@ def groups_of(
 
 
 def per_group(prior_precision: Tensor, groups: Tensor | None) -> Tensor:
-    """Return one prior precision per group, (G,), or the input without groups."""
+    """Return one prior precision per group, (G,); without groups, return the input."""
     if groups is None:
         return prior_precision
     n, indices = int(groups.max()) + 1, groups.tolist()
@@ -76,12 +76,12 @@ def per_group(prior_precision: Tensor, groups: Tensor | None) -> Tensor:
 
 
 def of_groups(values: Tensor, groups: Tensor | None) -> Tensor:
-    """Expand values of groups, (G,), to parameter tensors, (L,); keep values ()."""
+    """Expand values of groups, (G,), to parameter tensors, (L,); keep scalars, ()."""
     return values if groups is None or not values.ndim else values[groups]
 
 
 def group_sums(values: Tensor, groups: Tensor) -> Tensor:
-    """Return, for each parameter tensor, the sum of values (L,) in its group, (L,)."""
+    """Return the sum of values (L,) in the group of each parameter tensor, (L,)."""
     return torch.zeros_like(values).index_add(0, groups, values)[groups]
 
 

@@ -46,7 +46,7 @@ def n_samples(x: Batch) -> int:
 class _Call:
     """Input of one call of a layer, and the edge and shape of its output.
 
-    ``n_axes`` is the minimum number of axes of an input with a sample axis.
+    An input that has a sample axis has at least ``n_axes`` axes.
     """
 
     x: Tensor
@@ -74,9 +74,9 @@ def _samples_to_check(b: int) -> Tensor:
 
 
 def compare_alone(forward: Forward, x: Batch, f: Tensor, rounding: float) -> Tensor:
-    """Compare outputs (b, c) with the outputs of a smaller batch of some samples.
+    """Compare outputs (b, c) with the outputs of some samples in a smaller batch.
 
-    Return the indices of these samples. Raise ValueError if outputs differ.
+    Return the indices of these samples. Raise ValueError if the outputs differ.
     """
     some = _samples_to_check(len(f))
     with torch.no_grad():
@@ -144,7 +144,7 @@ class Recorder(ExitStack):
     ) -> tuple[Args, Kwargs] | None:
         """Start the graph at a layer if no parameter below it is selected.
 
-        Otherwise the output would have no edge, since parameters need no gradient.
+        Otherwise, the output would have no edge, since parameters do not require grad.
         Detaching the input copies nothing and allows in-place activations.
         """
         x = first_input(args, kwargs)
@@ -191,7 +191,7 @@ class Recorder(ExitStack):
         return unseen_path(forward, x, layout)
 
     def check(self, forward: Forward, x: Batch, f: Tensor, rounding: float) -> None:
-        """Check that layer inputs and outputs are equal in a smaller batch.
+        """Check that layer inputs and outputs are the same in a smaller batch.
 
         Parameters
         ----------
@@ -213,7 +213,7 @@ class Recorder(ExitStack):
 
         Notes
         -----
-        The cost is one forward pass of half the batch, at most 8 samples.
+        The cost is one forward pass over half the batch, but at most 8 samples.
         """
         b = n_samples(x)
         if len(f) != b:

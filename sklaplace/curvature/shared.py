@@ -1,7 +1,7 @@
-"""Jacobian rows of a last layer with many outputs, where all samples share ``S``.
+"""Jacobian rows of a last layer with many outputs, if all samples share ``S``.
 
 ``S`` is a (c, c) matrix for ``c`` outputs: the identity, or a centring matrix. For the
-head of a language model, ``S`` would take gigabytes, but products with ``S`` are sums.
+head of a language model, ``S`` would need gigabytes, but products with ``S`` are sums.
 """
 
 from dataclasses import dataclass

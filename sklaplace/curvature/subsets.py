@@ -208,7 +208,7 @@ def _without_gradient(
 
 
 def _change_outputs(forward: Forward, x: Batch, names: list[str]) -> bool:
-    """Return whether changing parameters before evaluation mode changes outputs."""
+    """Return whether parameter changes in training mode affect evaluation outputs."""
     twin = forward.twin()
     with torch.no_grad():
         before = twin(x)
@@ -299,7 +299,7 @@ def _without_parametrization(name: str) -> str:
 def _ends(forward: Forward, x: Batch, layers: list[str]) -> list[str]:
     """Return layers whose outputs reach the network's outputs through no other layer.
 
-    The search follows the graph down to each layer, but not below.
+    The search follows the graph down to each layer, but no further.
     """
     inputs: list[Tensor] = []
 

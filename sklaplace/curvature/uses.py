@@ -1,7 +1,7 @@
 """Layers and parameters through which outputs depend on the weights.
 
-The uses by a few samples determine the form of the Jacobian. Other samples may take
-other paths through the network, so each batch is checked against the recorded uses.
+How a few samples use the layers determines the form of the Jacobian. Other samples may
+take other paths through the network, so each batch is compared with the recorded uses.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -55,18 +55,18 @@ class UnseenUseError(ValueError):
 
     def __str__(self) -> str:
         return (
-            f"Some samples take a path through {self.layer!r} that fit has not seen in "
-            "the training samples it checked, so their uncertainty is unknown. Add "
+            f"Some samples take a path through {self.layer!r} that did not occur among "
+            "the training samples checked by fit, so their uncertainty is unknown. Add "
             "such samples to the training samples, or leave them out."
         )
 
 
 def check_gradients(names: Sequence[str]) -> None:
-    """Raise if any selected parameters have no gradient."""
+    """Raise an error if any selected parameters have no gradient."""
     if names:
         raise ValueError(
-            f"subset_of_weights selects {', '.join(map(repr, names[:3]))}, on which "
-            "the outputs depend without a gradient in evaluation mode. Use "
+            f"subset_of_weights selects {', '.join(map(repr, names[:3]))}. These "
+            "weights affect the outputs without a gradient in evaluation mode. Use "
             "subset_of_weights='trainable' or names of other layers. Or change the "
             "module: recompute merged or cached values in every call, avoid "
             "torch.no_grad() and detach(), and use torch.utils.checkpoint with "

@@ -123,7 +123,7 @@ def _verified_on(
 
 
 def check_jacobian_bytes(f: Tensor) -> None:
-    """Raise if the Jacobian rows of all outputs (b, c) do not fit into memory."""
+    """Raise an error if the rows of all outputs (b, c) do not fit into memory."""
     b, c = f.shape
     needed = 3 * b * c**2 * f.element_size()
     if needed <= BUDGET:  # the budget of any batch

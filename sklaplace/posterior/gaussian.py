@@ -372,7 +372,7 @@ class GaussianPosterior:
         ----------
         levels : Tensor of shape (c,)
             Standard deviation of each output's noise. The result is differentiable with
-            respect to the levels, but only to their common factor if outputs share
+            respect to the levels, or only to their common factor if the outputs share
             weights.
 
         Returns
@@ -665,7 +665,7 @@ class GaussianPosterior:
 
         See Also
         --------
-        quadratic_form : Minus twice the log-density, up to a constant.
+        quadratic_form : -2 times the log-density, up to a constant.
         sklaplace.PriorTraining : Uses this gradient in training.
 
         Examples
@@ -721,7 +721,7 @@ class GaussianPosterior:
         GaussianPosterior
             Posterior with precision ``scale·H + scale₀·H₀ + diag δ₀``. A single fit to
             the data of both tasks, with sample weights scale₀/scale for the earlier
-            task, has the same Kronecker factors.
+            task, would have the same Kronecker factors.
 
         See Also
         --------

@@ -103,7 +103,7 @@ class LastLayerModel(LinearModel):
     def jacobians_at(
         self, f: Tensor, curvature: Curvature, accumulator: Accumulator
     ) -> Iterator[Jacobian]:
-        """Yield Jacobian rows as features with the loss Hessian at outputs ``f``."""
+        """Yield Jacobian rows, as features and the loss Hessian at outputs ``f``."""
         tensors = self.features, f, self.targets, self.sample_weight, self.keys
         elements = accumulator.row_elements(self.layout, f.shape[1])
         n_rows = batch_rows(8 * (elements + self.features.shape[1]))
@@ -146,9 +146,9 @@ class LastLayerModel(LinearModel):
         """Return ``v -> M⁻¹ v``, where ``M ≈ H + diag ρ`` has one block per output.
 
         The curvatures of outputs differ by orders of magnitude if some classes are
-        better separated than others. Prior precisions may differ as much. A Kronecker
-        product cannot represent these differences, but needs less memory. With fewer
-        samples than features, a dual form of the blocks uses inner products of samples.
+        better separated than others. Prior precisions may differ as widely. A Kronecker
+        product cannot represent these differences, but needs less memory. If there are
+        fewer samples than features, a dual form uses inner products of samples.
         """
         n, i = self.features.shape
         if (blocks := self._blockwise(f, rho, dtype)) is not None:
@@ -170,12 +170,12 @@ class LastLayerModel(LinearModel):
     def quick_preconditioner_at(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
     ) -> Operator | None:
-        """Return ``v -> M⁻¹ v`` for ``M`` diagonal in the inputs' eigenbasis.
+        """Return ``v -> M⁻¹ v``, where ``M`` is diagonal in the inputs' eigenbasis.
 
         In this basis, ``M`` has the diagonal of ``H + ρ`` (George et al. 2018, "Fast
         approximate natural gradient descent in a Kronecker-factored eigenbasis"). All
         weights must have the same precision ``ρ``. The basis is computed once. The
-        diagonal is a matrix product with few rows.
+        diagonal is computed as a matrix product with few rows.
         """
         n, i = self.features.shape
         low, high = rho.aminmax()
@@ -201,10 +201,10 @@ class LastLayerModel(LinearModel):
     ) -> Operator:
         """Combine an operator on rows with the prior on weights common to all classes.
 
-        A softmax ignores a constant that is added to all logits. In these directions,
-        ``H`` is zero, and a preconditioner with one block per output would need an
-        iteration for each direction. If all classes have the same prior precisions, no
-        other directions are affected.
+        A softmax ignores a constant that is added to all logits. In the corresponding
+        directions, ``H`` is zero, and with one preconditioner block per output, each
+        direction would take one iteration. If all classes have the same prior
+        precisions, no other directions are affected.
         """
         if self._map is not None or not self.likelihood.is_shift_invariant:
             return rows
@@ -257,8 +257,8 @@ class LastLayerModel(LinearModel):
     def _blockwise(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator | None:
         """Invert each output's block of ``H + diag ρ``, computed on a subsample.
 
-        Return None if the blocks are too large, or singular due to rounding. The cost
-        is O(o·i³) time, and memory for o·i² numbers.
+        Return None if the blocks are too large, or singular due to rounding. The
+        computation takes O(o·i³) time and memory for o·i² numbers.
         """
         curvatures = self._layer_curvatures(f, self._stride)
         (n, i), o = self.features.shape, curvatures.shape[1]
@@ -280,8 +280,8 @@ class LastLayerModel(LinearModel):
     def _dual_blockwise(self, f: Tensor, rho: Tensor) -> Operator | None:
         """Invert the blocks, computed on all samples, by the Woodbury identity.
 
-        Return None if the matrices are too large. The cost is O(o·N²·(N + i)) time, and
-        memory for o·N² numbers.
+        Return None if the matrices are too large. The computation takes
+        O(o·N²·(N + i)) time and memory for o·N² numbers.
         """
         roots = self._layer_curvatures(f).sqrt()
         n, o = roots.shape
@@ -324,7 +324,7 @@ class LastLayerModel(LinearModel):
 
 
 def refit_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
-    """Return the memory for refitting a last layer on ``n_rows`` samples, in bytes."""
+    """Return the bytes needed to refit a last layer on ``n_rows`` samples."""
     i = layout.blocks[0].factor_shape[1]
     # inputs in float64 and in the dtype of the network; outputs, gradients and
     # intermediate results of a step
@@ -383,7 +383,7 @@ class LastLayerRecorder:
             self.batches.append((block.a.squeeze(1), f, targets, w, k))
 
     def merge(self, other: "LastLayerRecorder") -> None:
-        """Append another recorder's samples; drop all if either recorder stopped."""
+        """Append another recorder's samples; drop all if one recorder has stopped."""
         if self.head_map is None or other.head_map is None:
             self.head_map, self.batches = None, []
         else:
@@ -392,8 +392,8 @@ class LastLayerRecorder:
     def _agrees(self, block: Block, hessian: OutputHessian, jacobian: Jacobian) -> bool:
         """Return whether the gradients of a combination of outputs agree with the map.
 
-        Checking one combination costs 1/c of checking all c outputs. A `HeadBlock`
-        needs no check.
+        This check costs 1/c as much as checking all c outputs. `HeadBlock` rows are not
+        checked.
         """
         m = self.head_map
         assert m is not None

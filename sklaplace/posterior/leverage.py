@@ -1,6 +1,7 @@
 """Leverage: a distance of last-layer features from the training samples.
 
-In a group k of n_k training samples with mean ``μ_k``, features ``φ`` have the leverage
+Relative to a group k of n_k training samples with mean ``μ_k``, features ``φ`` have the
+leverage
 
     h(φ) = 1/n_k + (φ - μ_k)ᵀ (W + ε)⁻¹ (φ - μ_k),      W = Σ (φₙ - μ)(φₙ - μ)ᵀ.
 
@@ -157,7 +158,7 @@ class Leverage(FieldsOnly):
     ) -> Tensor:
         """Return leverages (b, R) of new samples (b, i) in groups (b,), float64.
 
-        Only the first ``n_ridges`` ridges are used; by default, all ridges.
+        Only the first ``n_ridges`` ridges are used; by default, all are used.
         """
         counts = self.moments.counts[groups]
         distances = self._distances(features, groups, n_ridges)
@@ -188,9 +189,9 @@ class Leverage(FieldsOnly):
         """Return leave-one-out leverages (b, R) of training samples.
 
         Without a ridge, the Sherman-Morrison formula is ``h / (1 - h)``. The formula is
-        exact for a constant ridge. For a sample with a weight (b,) above one, only one
-        unit of the weight is left out. The only sample of a group has an infinite
-        leverage.
+        exact for a constant ridge. If a sample's weight (b,) exceeds one, only one unit
+        of the weight is left out. If a group has only one sample, the leverage of this
+        sample is infinite.
         """
         features = features.double()
         counts = self.moments.counts[groups].unsqueeze(1)

@@ -2,8 +2,8 @@
 
 The linearised predictive is centred at the most probable weights of this model under
 the prior, not at the network's own weights (Antorán et al. 2022, "Adapting the
-linearised Laplace model evidence for modern deep learning", section 4). The model only
-needs products with the factored Jacobian.
+linearised Laplace model evidence for modern deep learning", section 4). The model uses
+only products with the factored Jacobian.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -117,7 +117,7 @@ class LinearisedNetwork(LinearModel):
 
 
 def _supported_prior(rho: Tensor, structure: Structure) -> Tensor:
-    """Return geometric means of ``rho`` (P,), as finely as the structure supports."""
+    """Return geometric means of ``rho`` (P,) at the finest level that is supported."""
     if "diag" in structure.priors:
         return rho
     if "layerwise" not in structure.priors:

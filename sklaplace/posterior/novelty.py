@@ -6,8 +6,8 @@ the training samples of the predicted class. A normal distribution is fitted to 
 logarithm of each quantity on the training samples, with leave-one-out leverages. The
 score is the sum of the logarithms of the tail probabilities.
 
-Regression has a single leverage, which refers to all training samples. Classification
-also has a single leverage if the mean features of all classes need too much memory.
+In regression, there is a single leverage, which refers to all training samples. The
+same holds in classification if the mean features of all classes need too much memory.
 
 References: Mukhoti, Kirsch, van Amersfoort, Torr and Gal (2023), "Deep deterministic
 uncertainty: a new simple baseline" (feature density and entropy of the classes); Fisher
@@ -164,7 +164,7 @@ class FeatureBatch:
         return FeatureBatch(*map(torch.cat, parts))
 
     def kept(self) -> "FeatureBatch":
-        """Return the samples with the smallest hashes; merge samples of equal hash."""
+        """Return the samples with the smallest hashes; merge those of equal hash."""
         if len(self.keys) <= MAX_KEPT:
             return self
         found, places = self.keys.unique(return_inverse=True)
@@ -239,8 +239,8 @@ class Novelty(FieldsOnly):
     samples : FeatureBatch
         Some training samples, for comparison.
     inflation : tuple of float
-        Ratios of held-out leverages to training leverages, for features and inputs; one
-        without held-out samples.
+        Ratios of held-out leverages to training leverages, for features and inputs; 1.0
+        if there are no held-out samples.
     """
 
     likelihood: Likelihood
@@ -264,7 +264,7 @@ class Novelty(FieldsOnly):
     def beside(self, inputs: Tensor) -> "Novelty":
         """Return the novelty, without inputs if ``inputs`` have a different width.
 
-        Inputs of different widths are not a table, but sequences padded per batch.
+        Inputs whose widths differ are not a table, but sequences padded per batch.
         """
         if inputs.shape[1] == self.samples.inputs.shape[1]:
             return self
@@ -286,8 +286,8 @@ class Novelty(FieldsOnly):
     def leverage(self) -> Leverage:
         """Leverage of features relative to the training samples.
 
-        A single group uses only the small ridge. If classes surround the overall mean,
-        the distance from this mean does not indicate novelty.
+        With a single group, only the small ridge is used: if classes surround the
+        overall mean, the distance from this mean does not indicate novelty.
         """
         n_groups = len(self.moments.counts)
         return Leverage(self.moments, RIDGES if n_groups > 1 else RIDGES[:1])

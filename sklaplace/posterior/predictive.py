@@ -139,7 +139,7 @@ def glm(
     Notes
     -----
     The cost is one forward pass and, unless only the last layer is selected, a backward
-    pass with c columns to the selected weights.
+    pass with c columns, down to the selected weights.
     """
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
     precision, parts = posterior.precision, []
@@ -153,7 +153,7 @@ def glm(
 
 
 def side_by_side(parts: Iterable[Moments]) -> Moments:
-    """Join moments along outputs; several parts must have variances."""
+    """Join moments along outputs; parts with covariances cannot be joined."""
     means, covariances = zip(*parts, strict=True)
     if len(means) == 1:
         return means[0], covariances[0]
@@ -250,7 +250,7 @@ def in_graph(
 
     Notes
     -----
-    The dense Jacobian has b·c·P elements and needs c backward passes per sample.
+    The dense Jacobian has b·c·P elements and takes c backward passes per sample.
     """
     own = {name: p.detach() for name, p in forward.module.named_parameters()}
     layout = posterior.layout

@@ -80,7 +80,7 @@ class Residual:
     ) -> "Residual | None":
         """Build the residual with variance ``s²``.
 
-        Return None if the variance has no unit, as for counts, or if every class has
+        Return None if the variance has no unit, as with counts, or if every class has
         only one sample.
         """
         likelihood = posterior.likelihood
@@ -151,7 +151,7 @@ class Residual:
         return found * self.variances.sqrt().unsqueeze(-1)
 
     def bounded_draws(self, draws: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        """Shrink draws (b, c, s) of unbounded variance (b, c) to respect the bounds."""
+        """Shrink draws (b, c, s) with unbounded variances (b, c) to meet the bounds."""
         assert self.bounds is not None
         mean, shrink = mean.unsqueeze(-1), (1 + variance / self.bounds).rsqrt()
         return mean + (draws - mean) * shrink.unsqueeze(-1)

@@ -1,9 +1,9 @@
-"""Registry of Hessian approximations: the part of the curvature ``H`` to store.
+"""Registry of Hessian approximations, which store parts of the curvature ``H``.
 
 An accumulator sums ``H`` over batches and decomposes the sum into a structure. A
 structure and a prior precision determine a posterior precision
-``P = scale·H + diag δ``. `base` defines the interfaces. A new structure needs two
-classes and a line in ``STRUCTURES``.
+``P = scale·H + diag δ``. `base` defines the interfaces. To add a structure, write two
+classes and add a line to ``STRUCTURES``.
 """
 
 from sklaplace.curvature.structures import diag, full, function_space, kron, lowrank

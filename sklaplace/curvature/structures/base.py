@@ -5,8 +5,8 @@ An `Accumulator` sums the curvature over batches and decomposes the sum into a
 a likelihood scale ``1/(σ²T)``, a structure has the posterior precision
 ``P = scale·H + diag δ``. A `Precision` computes its factors once, when first needed.
 
-Most structures are `Diagonalised`: ``H = Q diag(e) Qᵀ``. One decomposition serves every
-prior precision and scale.
+Most structures are `Diagonalised`: ``H = Q diag(e) Qᵀ``. One decomposition is enough
+for all prior precisions and scales.
 """
 
 import copy
@@ -70,7 +70,7 @@ class Accumulator(ABC):
     @classmethod
     @abstractmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
-        """Return the peak memory of factorisation, in bytes, before any allocation.
+        """Return the expected peak memory of the factorisation, in bytes.
 
         ``n_rows`` is the number of rows of the Jacobian, if known. The option
         ``n_columns`` is the number of rows per sample.
@@ -78,7 +78,7 @@ class Accumulator(ABC):
 
     @classmethod
     def row_elements(cls, layout: Layout, n_columns: int, **options: Any) -> int:
-        """Return how many numbers a sample needs besides its Jacobian factors."""
+        """Return how many numbers are stored per sample besides Jacobian factors."""
         return 0
 
     def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
@@ -91,7 +91,7 @@ class Accumulator(ABC):
 
     @abstractmethod
     def merge(self, other: Self) -> None:
-        """Add the curvature of another accumulator, equivalent to joint updates."""
+        """Add another accumulator's curvature, as if this one had seen all samples."""
 
     def fresh(self) -> "Accumulator":
         """Return a copy for other samples of the same pass, to merge later.
@@ -165,7 +165,7 @@ class Structure(FieldsOnly, ABC):
 
     @property
     def evidence_is_biased_up(self) -> bool:
-        """Whether ``log det P`` lacks curvature, which makes the evidence too large."""
+        """Whether ``log det P`` omits curvature, which makes the evidence too large."""
         return False
 
     @property
@@ -183,7 +183,7 @@ class Structure(FieldsOnly, ABC):
 
     @abstractmethod
     def scaled(self, factor: Tensor) -> "Structure":
-        """Return the structure of ``factor·H``, with sample weights times a factor."""
+        """Return the structure of ``factor·H``, as if sample weights were scaled."""
 
     def with_output_factors(self, factors: Tensor) -> "Structure | None":
         """Return the structure of ``D H D`` for weights of one layer; None if unknown.
@@ -214,7 +214,7 @@ class Structure(FieldsOnly, ABC):
 
     @abstractmethod
     def precision(self, prior_precision: Tensor, scale: Tensor) -> "Precision":
-        """Return ``P = scale·H + diag δ`` for ``δ`` (), (L,) or (P,), ``scale`` ()."""
+        """Return ``scale·H + diag δ`` for ``δ`` (), (L,) or (P,), and ``scale`` ()."""
 
     @abstractmethod
     def project(self, jacobian: Jacobian) -> "Projection":
@@ -475,10 +475,9 @@ class EigenPrecision(Precision):
     def between_samples(self, jacobian: Jacobian, *, across_outputs: bool) -> Tensor:
         """Return covariances between samples, (b, b, c) for each output.
 
-        With ``across_outputs``, the shape is (b, c, b, c). The Jacobian needs
-        `Jacobian.is_shared`, and the structure needs `Structure.keeps_factors`. For i
-        inputs of the layer, the cost is O(b² c (i + c)), or O(b² c (i + c²)) across
-        outputs.
+        With ``across_outputs``, the shape is (b, c, b, c). `Jacobian.is_shared` and
+        `Structure.keeps_factors` must be true. If the layer has i inputs, the cost is
+        O(b² c (i + c)), or O(b² c (i + c²)) across outputs.
         """
         found: dict[int, tuple[Block, Tensor]] = {}
         zero = torch.zeros_like(self.scale)

@@ -161,7 +161,7 @@ class DualPrecision(base.Precision):
         return self.delta.log().sum() + value
 
     def _expansion(self, grams: Tensor) -> Tensor:
-        """Return zero, with the first two derivatives of ``log det L Lᵀ``.
+        """Return a zero that has the first two derivatives of ``log det L Lᵀ``.
 
         For ``L Lᵀ = I + Σ aᵢ Gᵢ`` with ``a = scale/δ``, and ``M = (L Lᵀ)⁻¹``, the
         gradient in ``a`` is ``tr M Gᵢ`` and the Hessian is ``-tr M Gᵢ M Gⱼ``. This

@@ -34,7 +34,7 @@ CACHED_ROWS = 256
 ROUNDING = 1e-10
 INDEFINITE = (
     "The exact Hessian is not positive definite under this prior precision: its "
-    "smallest eigenvalue is {:.3g}, so the weights are not a minimum of the loss. Use "
+    "smallest eigenvalue is {:.3g}, so the weights do not minimise the loss. Use "
     "curvature='ggn', which is always positive definite, or a larger prior_precision, "
     "such as the weight decay used to train the network."
 )
@@ -115,14 +115,14 @@ class Full(base.Diagonalised):
         accumulator.add_matrix(self.hessian, is_semidefinite=self.is_semidefinite)
 
     def precision(self, prior_precision: Tensor, scale: Tensor) -> "FullPrecision":
-        """Return ``P = scale·H + diag δ``, by Cholesky factor or in the eigenbasis."""
+        """Return ``P = scale·H + diag δ``, as a Cholesky factor or in an eigenbasis."""
         return FullPrecision(self, prior_precision, scale)
 
 
 class FullPrecision(base.EigenPrecision):
     """``P = scale·H + diag δ``, represented by its Cholesky factor.
 
-    Under a scalar prior, the symmetric root for samples uses the eigenbasis of ``H``.
+    Under a scalar prior, samples use the symmetric root, in the eigenbasis of ``H``.
     """
 
     structure: Full
@@ -253,8 +253,8 @@ class FullPrecision(base.EigenPrecision):
     def _input_covariances(self, g: Tensor) -> Tensor:
         """Return covariances of ``Σₒ gₖₒ Wₒᵢ`` over inputs i, (i, k(k + 1)/2, i).
 
-        All samples share ``g``, and each pair of outputs occurs once. With these
-        covariances, a sample takes i² operations per pair, and P²/2 for all pairs.
+        All samples share ``g``, and each pair of outputs occurs once. The cost per
+        sample is then i² operations per pair, or P²/2 for all pairs.
         """
         outputs = g.double().reshape(g.shape[1], -1)  # (k, o)
         split = self._root.split(self.structure.layout.sizes)
@@ -282,9 +282,9 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
-        """Return the bytes of ``H`` and four such matrices, to factorise and predict.
+        """Return the bytes of ``H`` and of four temporary matrices of the same size.
 
-        The dual form needs ``R``, scaled and solved copies of ``R``, and ``R Rᵀ``.
+        The dual form stores ``R``, scaled and solved copies of ``R``, and ``R Rᵀ``.
         """
         p = layout.n_parameters
         if n_rows is not None and n_rows < DUAL_FRACTION * p:
@@ -319,13 +319,13 @@ class FullAccumulator(base.Accumulator):
         self._settle()
 
     def summands(self) -> list[Tensor] | None:
-        """Return the sum; None for kept rows or exact Hessians."""
+        """Return the sum; None if rows are kept or the Hessian is exact."""
         if self.kept or self.hessian is None or not self.is_semidefinite:
             return None
         return [self.hessian]
 
     def decompose(self) -> base.Structure:
-        """Return the matrix, or its root if it has few rows, not yet factorised."""
+        """Return the matrix, or its root if the root has few rows; not factorised."""
         if self.hessian is None:
             kept = [some.dense().flatten(0, 1).double() for some in self.kept]
             return Dual(self.layout, DenseRoot(self.layout, torch.cat(kept)))
@@ -365,7 +365,7 @@ def _is_psd(hessian: Tensor) -> bool:
 def _add_products(total: Tensor, left: Block | HeadBlock, right: BaseBlock) -> None:
     """Add ``Σ leftᵀ right`` over samples and outputs, for blocks of ``SᵀJ``.
 
-    At one position, the k outputs are contracted first, because ``(Σₖ g gᵀ) ⊗ (a aᵀ)``
+    At one position, the k outputs are contracted first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)`` then
     takes 2·b·p·p' operations instead of 2·b·k·p·p'. For the product of a block with
     itself, only the lower triangle is added, which halves the number of operations.
     """

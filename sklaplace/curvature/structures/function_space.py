@@ -13,12 +13,12 @@ points, and is exact if all samples are points.
 ``H ≈ U (UᵀHU) Uᵀ`` with an orthonormal basis ``U`` of the span. A first pass finds the
 points, and a second pass sums ``UᵀHU``. With ``R Rᵀ = V diag(λ) Vᵀ``, the basis is
 ``U = Rᵀ V diag(λ)^-½``. The method is ELLA (Deng, Zhou and Zhu 2022, "Accelerated
-linearized Laplace approximation for Bayesian deep learning"), but with the prior
+linearized Laplace approximation for Bayesian deep learning"), but keeps the prior
 variance outside the span.
 
 The relative error of products with ``U`` is up to ``ε √(λ_max/λ_min)``, since the
 rounding error of products with ``R`` is divided by a small ``√λ``. The coordinates of
-the points have no such error, because they are the rows of ``V diag(λ)^½`` and not
+the points have no such error, because they are the rows of ``V diag(λ)^½`` and are not
 computed as products.
 
 ``variational`` derives the posterior of ``nystrom`` from a bound. Among all Gaussians
@@ -119,7 +119,7 @@ class Nystrom(FunctionSpace):
     priors = frozenset({"scalar"})
 
     def trace(self) -> Tensor:
-        """Return ``tr RᵀR``, from the product ``R Rᵀ`` that every precision needs."""
+        """Return ``tr RᵀR``, from the product ``R Rᵀ``, which is computed anyway."""
         return self.gram.trace()
 
     def scaled(self, factor: Tensor) -> "Nystrom":
@@ -127,7 +127,7 @@ class Nystrom(FunctionSpace):
         return replace(self, points=self.points.scaled(factor), rest=factor * self.rest)
 
     def resume(self, accumulator: Accumulator) -> None:
-        """Add this structure to an empty accumulator; new samples get own points."""
+        """Add this to an empty accumulator; new samples get their own points."""
         assert isinstance(accumulator, NystromAccumulator)
         accumulator.earlier.append(self)
 
@@ -163,7 +163,7 @@ class BoundPrecision(DualPrecision):
 
 
 class PointsAccumulator(Accumulator):
-    """Rows ``SᵀJ`` of some points, which are the samples with the smallest hashes.
+    """Rows ``SᵀJ`` of the points: the samples with the smallest hashes.
 
     Hashes depend on the content of samples, so batches and the order of samples do not
     matter. Equal samples count as one point.
@@ -310,7 +310,7 @@ class NystromAccumulator(PointsAccumulator):
         self.rest += trace - (inside**2).sum()
 
     def merge(self, other: Self) -> None:
-        """Add the points of another accumulator in the first pass, and sums later.
+        """Add another accumulator's points in the first pass, its sums in the second.
 
         If the bases differ, the other approximation is kept with its own points.
         """
@@ -382,7 +382,7 @@ class VariationalAccumulator(NystromAccumulator):
 
 
 def _width(block: BlockSpec, n_columns: int) -> int:
-    """Count the numbers per sample; convolutions need at most dense rows."""
+    """Count the numbers per sample; for convolutions, no more than in dense rows."""
     if block.layer is None or len(block.shape) > 2:
         return n_columns * block.size
     o, i = block.factor_shape
@@ -413,13 +413,13 @@ def _places(keys: Tensor, points: Tensor) -> Tensor:
 
 
 def _shapes(rows: Jacobian) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes that must agree to concatenate Jacobians."""
+    """Return the shapes that must agree for Jacobians to be concatenated."""
     factors = [factor for block in rows.blocks for factor in (block.g, block.a)]
     return tuple(() if x is None else tuple(x.shape[1:]) for x in factors)
 
 
 def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
-    """Merge equal samples in Jacobians of one shape, and order samples by hashes.
+    """Merge equal samples in Jacobians of one shape, and order samples by hash.
 
     The rows of equal samples are multiples of each other, unless ``S`` depends on the
     targets. In that case, the remaining copies follow in another Jacobian.
@@ -432,7 +432,7 @@ def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
 
 
 def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
-    """Merge multiples into a sample per hash, times ``√Σ ratio²``; return the rest."""
+    """Merge multiples to one sample per hash, times ``√Σ ratio²``; return the rest."""
     assert rows.keys is not None
     # hashes may be on the CPU, and rows on another device
     keys = rows.keys.to(rows.blocks[0].g.device)

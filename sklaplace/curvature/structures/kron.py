@@ -32,12 +32,12 @@ from sklaplace.curvature.patches import (
 from sklaplace.curvature.shared import SharedBlock, SharedColumns
 from sklaplace.curvature.structures import base
 
-# Factors wider than this keep only their diagonal, because eigenvectors of a dense
-# factor take 8 n² bytes and about 10 n³ operations. Factors of groups are always dense.
-# Few are wide, since a group has only some of the channels.
+# Only the diagonal of wider factors is kept, because the eigenvectors of a dense factor
+# need 8 n² bytes and about 10 n³ operations. Factors of groups are always dense. Few of
+# them are wide, since a group has only some of the channels.
 MAX_FACTOR = 8192
-# If the number of rows exceeds this fraction of their width, the eigenvectors of the
-# product take less time than a singular value decomposition of the rows.
+# If the number of rows exceeds this fraction of their width, decomposing the product is
+# faster than a singular value decomposition of the rows.
 ROOT_FRACTION = 0.7
 # Eigenvector matrices wider than this are converted at each use, because the conversion
 # is fast compared with products, and a copy would be large.
@@ -160,7 +160,7 @@ class Moment:
         ``Σ w`` over samples and positions; for a bias, the number of batches.
     root : list of Tensor of shape (n, i)
         Rows times the square roots of their weights, if there are fewer rows in total
-        than `ROOT_FRACTION` times i. The eigenvectors then cost O(n·i²) instead of
+        than `ROOT_FRACTION` times i. The decomposition then costs O(n·i²) instead of
         O(i³).
     total : Tensor of shape (i, i), (G, i, i) or (i,), or None
         Sum in float64, for each group if there are several, or the diagonal of the sum.
@@ -242,7 +242,7 @@ class Kron(base.Diagonalised):
     factors : tuple of (output factor, input factor)
         ``(B, A)`` of each block.
     n_positions : tuple of Tensor of shape ()
-        Weighted number of inputs in the mean ``A`` of each block.
+        Weighted number of inputs averaged in the ``A`` of each block.
     """
 
     factors: tuple[tuple[Factor, Factor], ...]
@@ -318,7 +318,7 @@ class Kron(base.Diagonalised):
 
 
 class KronAccumulator(base.Accumulator):
-    """Sums of ``g gᵀ`` and ``a aᵀ``, with memory Σ (o² + i²) over layers and groups.
+    """Sums of ``g gᵀ`` and ``a aᵀ``: Σ (o² + i²) numbers over layers and groups.
 
     Parameters
     ----------
@@ -396,7 +396,7 @@ def once(
     *arguments: Iterable[object],
     keys: Iterable[object] = (),
 ) -> list[T]:
-    """Map a function, evaluated only once for identical arguments or ``keys``.
+    """Map a function that is evaluated only once for identical arguments or ``keys``.
 
     The weight and bias of a Linear layer share output gradients, and therefore share a
     factor.

@@ -23,7 +23,7 @@ from sklaplace.curvature.structures.rounding import check_finite
 
 RANK = 100
 # Eigenvectors with eigenvalues below this fraction of the largest one are dropped. The
-# fraction is about the rounding error of a sketch in double precision.
+# fraction is close to the rounding error of a sketch in double precision.
 TOLERANCE = 1e-12
 # Additional columns of the sketch, beyond the rank (Halko, Martinsson and Tropp 2011,
 # section 4.2, recommend five or ten).
@@ -106,7 +106,7 @@ class _RandomBasis:
 
 
 class LowRankAccumulator(SumAccumulator):
-    """Sum of the sketch ``HΩ``, which takes 2·P·q numbers for q = rank + 10.
+    """Sum of the sketch ``HΩ``, stored with ``Ω`` as 2·P·q numbers, q = rank + 10.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class LowRankAccumulator(SumAccumulator):
 
     Notes
     -----
-    Each of the k rows of a sample takes ``4·P·q`` operations if all weights belong to
+    Adding one of a sample's k rows takes ``4·P·q`` operations if all weights belong to
     Linear layers, and fewer if rows are products.
 
     References
@@ -151,7 +151,7 @@ class LowRankAccumulator(SumAccumulator):
         rank: int = RANK,
         **_: object,
     ) -> int:
-        """Return the bytes of the sketch and ``Ω``, plus twice as many to decompose."""
+        """Return the bytes of the sketch and ``Ω``, plus twice as many for factors."""
         p = layout.n_parameters
         return 6 * 8 * p * min(p, rank + OVERSAMPLING)
 

@@ -1,7 +1,7 @@
 """Posterior precision by singular value decomposition of the root ``R``, ``H = RᵀR``.
 
 With ``√scale R D^-½ = U diag(√k) Vᵀ``, ``P = D^½ (I + V diag(k) Vᵀ) D^½``. The SVD
-costs several times as much as Woodbury's identity with ``R Rᵀ``. The SVD resolves
+costs several times as much as Woodbury's identity with ``R Rᵀ``. However, it resolves
 eigenvalues down to ``eps²`` times the largest eigenvalue, instead of ``eps`` times. Use
 the SVD for problems with almost no noise and a wide prior.
 """

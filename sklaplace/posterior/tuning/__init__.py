@@ -17,7 +17,7 @@ from sklaplace.posterior.tuning.problem import TuningProblem, clamped
 from sklaplace.posterior.tuning.validation import tune_on_validation
 
 # Ratio of the prior's standard deviation to the root mean square of the weights, if
-# there are no held-out samples. The uncertainty is too small to change predictions.
+# there are no held-out samples. The resulting uncertainty hardly changes predictions.
 RELATIVE_STD = 1e-3
 
 
@@ -76,7 +76,7 @@ _NOISE_OF_TRAINING = (
 
 
 def by_evidence(problem: TuningProblem) -> GaussianPosterior:
-    """Choose the prior by the evidence, and the noise on any held-out samples."""
+    """Choose the prior by evidence, and the noise on held-out samples, if any."""
     is_asked = problem.free_noise and problem.noise_on_held_out
     if not (is_asked and problem.has_held_out):
         if is_asked:

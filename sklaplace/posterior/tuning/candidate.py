@@ -19,9 +19,9 @@ from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, c
 class Candidate:
     """Posterior with the negative log-likelihood of the held-out samples, in nats.
 
-    ``score`` is infinite instead of NaN. ``n_targets`` is the number of target values.
-    ``refitted`` contains the posteriors of all parts of the problem if they were
-    refitted.
+    A NaN ``score`` is replaced by infinity. ``n_targets`` is the number of target
+    values. ``refitted`` contains the posteriors of all parts of the problem if they
+    were refitted.
     """
 
     posterior: GaussianPosterior

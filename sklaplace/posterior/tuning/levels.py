@@ -1,4 +1,4 @@
-"""Levels: noise levels of all outputs that maximise the marginal likelihood.
+"""Levels: noise levels, one per output, that maximise the marginal likelihood.
 
 At the maximum, ``σ_k² = ‖r_k‖² / (T (n - γ_k))``, where ``γ_k`` is the effective number
 of parameters of output k (MacKay 1992, "Bayesian interpolation", section 4). If each
@@ -25,7 +25,7 @@ SMALLEST_RATIO = 1e-3
 
 
 def maximise_with_levels(problem: TuningProblem) -> GaussianPosterior:
-    """Maximise the evidence, also over the noise level of each output.
+    """Maximise the evidence, including over the noise level of each output.
 
     Rounds alternate between the levels and the other hyperparameters. Each round costs
     as much as `maximise_evidence` and needs no pass over the data.

@@ -31,7 +31,7 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
 
     If class probabilities make scores expensive, the score is assumed to have a single
     minimum: every fourth point is scored, then the points around the best point. The
-    weakest priors are the most expensive, and are skipped if the score already rises.
+    weakest priors are the most expensive, and are skipped once the score rises.
     If every pass would linearise the data again, a single pass scores all points.
     """
     is_cheap = problem.score.log_proba is None or problem.score.is_cheap
@@ -57,7 +57,7 @@ def best_refitted(
 ) -> Candidate | None:
     """Return the best candidate with a refitted model.
 
-    Return None if no score is below a finite limit ``below``.
+    Return None if ``below`` is finite and no score is lower.
 
     If a refit comes within ``MARGIN`` of the limit, the best point and its neighbours
     are refitted precisely and compared. All refits are precise if there is noise,
@@ -95,7 +95,7 @@ def best_refitted(
 def _explored(
     problem: TuningProblem, path: list[Tensor], tolerance: float
 ) -> dict[int, Candidate]:
-    """Return the refits of a search for the best point, by their index on the path.
+    """Search for the best point, and return all refits by their index on the path.
 
     The search starts at the middle of the path and moves by two points in both
     directions as long as the score improves. Each refit starts at the best model so

@@ -89,9 +89,9 @@ class TuningProblem:
         Whether to choose the noise on held-out samples, if there are any, even if the
         prior maximises the evidence.
     learned : Tensor or None
-        Prior precision learned during training of the network, if any.
+        Prior precision learned while training the network, if any.
     seen_noise : Tensor or None
-        Noise level () from the training samples, if there are no held-out samples.
+        Noise level () on the training samples, if there are no held-out samples.
     folds : tuple of TuningProblem
         One problem per fold, with a network trained without the fold, if there are no
         other held-out samples. Hyperparameters are scored on all folds together.
@@ -131,7 +131,7 @@ class TuningProblem:
 
     @property
     def model(self) -> LinearModel:
-        """The linear model, which must not be None."""
+        """The linear model, for callers that know that it exists."""
         assert self.linear_model is not None  # otherwise, tuners do not refit
         return self.linear_model
 

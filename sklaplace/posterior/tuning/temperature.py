@@ -26,7 +26,7 @@ GAIN = 1.0
 def tune_temperature(problem: TuningProblem) -> GaussianPosterior:
     """Return the posterior at the temperature with the best score on held-out samples.
 
-    A free prior precision and free noise are tuned at each temperature. A temperature
+    The prior precision and the noise, if free, are tuned at each temperature. A value
     of one (Bayes' rule) is kept unless another temperature is clearly better.
     """
     candidates: dict[float, Candidate] = {}

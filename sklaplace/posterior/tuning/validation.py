@@ -52,7 +52,7 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
     Layerwise and diagonal priors keep the ratios that maximise the evidence. Only a
     common factor varies along the path.
 
-    With noise and a curvature of order two, a point of the path does not determine the
+    With noise and a curvature of order two, a point on the path does not determine the
     refitted model, so the network's weights are kept.
     """
     return accepted(problem, best_candidate(problem))
@@ -95,9 +95,9 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
     Three quantities are fitted: the prior precision, σ, and the choice between kept and
     refitted weights. The unbiased variance is ``n/(n - 3)`` times the fitted variance.
     A new value has a Student t distribution with ν = n - 3 degrees of freedom, which
-    multiplies the variance by ``ν/(ν - 2)``. The total factor ``n/(n - 5)`` needs at
-    least six values. A few values may be fitted well by chance, so σ is then at least
-    the training data's σ.
+    multiplies the variance by ``ν/(ν - 2)``. The total factor is ``n/(n - 5)``, with n
+    of at least six. A few values may be fitted well by chance. If n is below `FEW`, σ
+    is therefore at least the training data's σ.
     """
     n = max(n, 6.0)
     sigma = posterior.hyperparameters.sigma_noise
@@ -126,7 +126,7 @@ def _warn_of_equal_probabilities(problem: TuningProblem, chosen: Candidate) -> N
     if chosen.score >= UNIFORM * total:
         warn_user(
             "No prior precision predicts the held-out samples better than equal class "
-            "probabilities, so predictions are now close to equal. Either the network "
+            "probabilities, so predictions are now nearly uniform. Either the network "
             "does not generalise to these samples, or they were preprocessed "
             "differently from X and y. A Pipeline transforms X_val only with "
             "Pipeline(steps, transform_input=['X_val'])."

@@ -52,7 +52,7 @@ class WeightPosterior(nn.Module, ABC):
     is_bounded : bool
         Whether the support is ``(-bound, bound)``.
     is_experimental : bool
-        Whether no advantage over a Gaussian has been found.
+        Whether the family has shown no advantage over a Gaussian.
     is_closed_form_cheap : bool
         Whether `closed_form` costs less than a draw. If so, training uses the closed
         form.
@@ -168,8 +168,8 @@ class WeightPosterior(nn.Module, ABC):
         w : Tensor of shape (s, P)
             Draws of the weights.
         log_q : Tensor of shape (s, P)
-            Log density of each weight in nats. Gradients reach the parameters directly
-            and through the draw.
+            Log density of each weight in nats. Gradients flow to the parameters
+            directly and through the draw.
 
         Raises
         ------
@@ -290,7 +290,7 @@ class WeightPosterior(nn.Module, ABC):
         Returns
         -------
         Tensor of shape (P,)
-            Medians, which are the network's weights after training.
+            Medians, which become the network's weights after training.
 
         See Also
         --------
@@ -361,7 +361,7 @@ class WeightPosterior(nn.Module, ABC):
 
         See Also
         --------
-        log_prob : Log density. The entropy is minus its expectation.
+        log_prob : Log density; its negative expectation is the entropy.
 
         Examples
         --------
@@ -461,7 +461,7 @@ def inverse_softplus(x: Tensor) -> Tensor:
 
 
 def spread(n: int, outermost: float) -> Tensor:
-    """Return ``n`` evenly spaced values in ``±outermost``; zero if ``n`` is one."""
+    """Return ``n`` evenly spaced values within ``±outermost``; zero if ``n`` is one."""
     if n == 1:
         return torch.zeros(1, dtype=torch.float64)
     return torch.linspace(-outermost, outermost, n, dtype=torch.float64)

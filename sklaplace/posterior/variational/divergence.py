@@ -86,7 +86,7 @@ def check_support(
     Parameters
     ----------
     posterior : WeightPosterior or subclass of it
-        The distribution ``q``. Bounds are compared for instances only.
+        The distribution ``q``. Bounds are compared only for instances.
     prior : WeightPrior
         The distribution ``p``.
 

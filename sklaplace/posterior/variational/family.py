@@ -24,7 +24,7 @@ _LARGEST_RATIO = 30.0
 # Number of values drawn for the ratio.
 _DRAWN = 1_000_000
 _OTHERS = ", or a subclass or an instance of WeightPosterior"
-_ADVICE = "See WeightPosterior for the results of each method."
+_ADVICE = "See WeightPosterior for what each method must return."
 
 
 @dataclass(frozen=True)

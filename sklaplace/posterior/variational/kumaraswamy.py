@@ -31,8 +31,8 @@ _STIRLING, _LOGARITHM = math.log(20), 32.0
 class Kumaraswamy(WeightPosterior):
     """Kumaraswamy distribution for each weight, stretched to ``(−bound, bound)``.
 
-    This family is for weights on an interval, as under a uniform prior. The shape is
-    similar to a beta distribution, but samples and densities have closed forms. A
+    This family is for weights on an interval, for example with a uniform prior. It is
+    similar to the beta distribution, but samples and densities have closed forms. A
     narrow distribution has a skewness of −1.1 (in ``x``), and a wide distribution can
     have modes at both bounds. The family is experimental: on small problems,
     differences from the Gaussian family were no larger than differences between seeds.
@@ -63,7 +63,7 @@ class Kumaraswamy(WeightPosterior):
     Notes
     -----
     Each weight has two parameters. One of them changes only the median, because
-    training ``log a`` and ``log b`` directly converged far more slowly. Drawing s
+    training on ``log a`` and ``log b`` converged far more slowly. Drawing s
     samples takes O(s P) time and memory. A training step for 85,000 weights takes twice
     as long as with Gaussians.
 

@@ -176,7 +176,7 @@ class ScaleMixturePrior(WeightPrior):
     Raises
     ------
     ValueError
-        If a standard deviation is not positive and finite, or the fraction is not
+        If a standard deviation is not positive and finite, or if the fraction is not
         between 0 and 1.
 
     See Also

@@ -36,10 +36,10 @@ _N_POINTS, _RANGE = 2001, 9.0
 class Quantile(LocationScale):
     """Learned monotone function of a normal variable for each weight.
 
-    This family represents several modes, skewness and non-Gaussian tails. Log densities
-    of draws are cheap, but log densities of other weights need a bisection. The family
-    is experimental: on small problems, differences from the Gaussian family were no
-    larger than differences between seeds.
+    The distributions can be skewed, and have several modes and non-Gaussian tails. Log
+    densities of draws are cheap, but log densities of other weights need a bisection.
+    The family is experimental: on small problems, differences from the Gaussian family
+    were no larger than differences between seeds.
 
     Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
