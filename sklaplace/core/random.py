@@ -107,8 +107,8 @@ def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:
     Returns
     -------
     Tensor of shape (n_samples, dim)
-        Normal quantiles of Sobol points, float64. The second half is minus the first
-        half, so odd moments are zero for even ``n_samples``. For ``n_samples`` of at
+        Normal quantiles of Sobol points, float64. The second half is the negative of
+        the first half, so odd moments are zero for even ``n_samples``. For ``n_samples`` of at
         least ``2 * dim``, the second moments equal the identity matrix.
 
     Raises

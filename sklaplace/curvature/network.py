@@ -129,7 +129,7 @@ def infer_network_spec(
 
 
 def _is_separable(layout: Layout, head_map: Tensor | IdentityMap | None) -> bool:
-    """Return whether each output of the last layer affects one network output."""
+    """Return whether each last-layer output affects only its own network output."""
     if head_map is None or any(block.indices is not None for block in layout.blocks):
         return False
     if isinstance(head_map, IdentityMap):

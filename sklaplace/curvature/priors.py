@@ -88,7 +88,7 @@ def group_sums(values: Tensor, groups: Tensor) -> Tensor:
 def of_tensors(
     precisions: Tensor, structure: str | Sequence[str], layout: Layout
 ) -> Tensor:
-    """Convert prior precisions of parameter tensors, (L,), to a prior structure.
+    """Convert one prior precision per tensor, (L,), to a prior structure.
 
     A precision for several tensors is the geometric mean over their weights.
     """

@@ -87,7 +87,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     prior_structure : {"scalar", "layerwise", "diag"} or list of str, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
         ``variational``), or one per weight (only for ``full``, ``lowrank`` and
-        ``diag``). A list of modules or parameters assigns one precision to each name;
+        ``diag``). A list of names of modules or parameters gives each name one precision;
         see :ref:`prior-structure`.
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.

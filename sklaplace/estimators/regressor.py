@@ -94,7 +94,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     prior_structure : {"scalar", "layerwise", "diag"} or list of str, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
         ``variational``), or one per weight (only for ``full``, ``lowrank`` and
-        ``diag``). A list of modules or parameters assigns one precision to each name;
+        ``diag``). A list of names of modules or parameters gives each name one precision;
         see :ref:`prior-structure`.
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
@@ -334,7 +334,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Parameters
         ----------
         coverage : float or None, default=0.9
-            Coverage of the interval. None predicts only mean and variance.
+            Coverage of the interval. If None, only mean and variance are predicted.
 
         Returns
         -------

@@ -402,7 +402,7 @@ def _row_keys(root: PointRoot) -> Tensor:
 
 
 def _are_equal(one: PointRoot, other: PointRoot) -> bool:
-    """Return whether two bases are equal and have the same points."""
+    """Return whether two bases have the same points and the same factor."""
     is_same = torch.equal(_row_keys(one), _row_keys(other))
     return is_same and torch.equal(one.factor, other.factor)  # type: ignore[arg-type]
 

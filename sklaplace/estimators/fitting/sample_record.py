@@ -79,7 +79,7 @@ class NoveltyRecorder(FeatureRecorder):
 def novelty_scores(
     outputs: BatchedOutputs, X: Inputs, novelty: Novelty | None
 ) -> np.ndarray:
-    """Return the novelty scores of checked samples, (n,).
+    """Return the novelty scores (n,) of samples that have been checked.
 
     Raises
     ------

@@ -43,7 +43,7 @@ class Group:
 
     @classmethod
     def of(cls, distributed: bool) -> "Group":
-        """Return the default group of ``torch.distributed``, or only this process.
+        """Return the group of ``torch.distributed``, or a group of this process alone.
 
         Raises
         ------
