@@ -108,8 +108,9 @@ def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:
     -------
     Tensor of shape (n_samples, dim)
         Normal quantiles of Sobol points, float64. The second half is the negative of
-        the first half, so odd moments are zero for even ``n_samples``. For ``n_samples`` of at
-        least ``2 * dim``, the second moments equal the identity matrix.
+        the first half, so odd moments are zero for even ``n_samples``. For
+        ``n_samples`` of at least ``2 * dim``, the second moments equal the identity
+        matrix.
 
     Raises
     ------

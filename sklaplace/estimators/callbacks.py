@@ -292,8 +292,8 @@ class PriorTraining(PriorCallback):
         can harm predictions for the earlier task. Fit the earlier estimator with
         ``subset_of_weights="all"``.
     sigma_noise : float or None, default=None
-        Standard deviation of the noise, for the mean squared error. None uses the noise
-        of the earlier task.
+        Standard deviation of the noise, for the mean squared error. If None, use the
+        noise of the earlier task.
     temperature : float, default=1.0
         Divides the log-likelihood of the new data. Values above one give the prior more
         weight.

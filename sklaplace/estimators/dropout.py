@@ -156,8 +156,8 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
         The network, with dropout layers. A skorch net is cloned and trained in ``fit``.
-        A trained net in a ``sklearn.frozen.FrozenEstimator`` keeps its weights. None
-        uses a small network for tabular data, including data frames.
+        A trained net in a ``sklearn.frozen.FrozenEstimator`` keeps its weights. If
+        None, use a small network for tabular data, including data frames.
     n_samples : int, default=100
         Number of masks that predictions are averaged over. Every call uses the same
         masks.

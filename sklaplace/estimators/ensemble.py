@@ -167,8 +167,8 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     ----------
     estimator : skorch net or None, default=None
         The network. ``n_estimators`` clones are trained, each from a separate
-        initialisation. ``FrozenEstimator`` is not supported. None uses a small network
-        for tabular data, including data frames.
+        initialisation. ``FrozenEstimator`` is not supported. If None, use a small
+        network for tabular data, including data frames.
     n_estimators : int, default=5
         Number of networks. With one network, the estimator is a plain network.
     n_jobs : int or None, default=None

@@ -517,8 +517,8 @@ class BaseLaplace:
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset, optional
             Held-out samples that the network was not trained on. Tuning maximises the
-            predictive probability of their targets. None maximises the evidence of the
-            training data.
+            predictive probability of their targets. If None, maximise the evidence of
+            the training data.
         y : array-like of shape (n,) or (n, n_outputs), optional
             Targets of the samples.
         sample_weight : array-like of shape (n,), optional

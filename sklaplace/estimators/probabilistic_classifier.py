@@ -591,8 +591,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             Samples to predict.
         method : str, optional
             Distribution over class probabilities. The values of ``dirichlet_approx``
-            use a Dirichlet in closed form, and ``"mc"`` uses ``n_samples`` draws. None
-            uses ``dirichlet_approx``, or draws with ``pred_type="nn"``.
+            use a Dirichlet in closed form, and ``"mc"`` uses ``n_samples`` draws. If
+            None, use ``dirichlet_approx``, or draws with ``pred_type="nn"``.
 
         Returns
         -------

@@ -239,8 +239,8 @@ class LaplaceRanker(LaplaceClassifier):
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
         The network. The module is a `BradleyTerry` around a scorer, or another module
-        that accepts (b, 2, ...) and (b, 1, ...). None uses a small network for tabular
-        data.
+        that accepts (b, 2, ...) and (b, 1, ...). If None, use a small network for
+        tabular data.
     subset_of_weights : str or list of str, default="all"
         Weights with a posterior, as in `LaplaceClassifier`.
     hessian_structure : str, default="full"

@@ -48,12 +48,12 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
         The network. A skorch net is cloned and trained in ``fit``. A trained net in a
-        ``sklearn.frozen.FrozenEstimator`` keeps its weights. None uses a network for
+        ``sklearn.frozen.FrozenEstimator`` keeps its weights. If None, use a network for
         tabular data, including data frames, with piecewise linear inputs for 500 or
         more distinct samples; see :doc:`/user_guide/tables`.
     likelihood : object or None, default=None
         Likelihood of the targets given the outputs, for criteria without a built-in
-        likelihood; see `sklaplace.likelihoods`. None uses the likelihood of the
+        likelihood; see `sklaplace.likelihoods`. If None, use the likelihood of the
         criterion.
     subset_of_weights : {"last_layer", "all", "trainable", "subnetwork"} or list of \
             str, default="last_layer"
@@ -94,8 +94,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     prior_structure : {"scalar", "layerwise", "diag"} or list of str, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
         ``variational``), or one per weight (only for ``full``, ``lowrank`` and
-        ``diag``). A list of names of modules or parameters gives each name one precision;
-        see :ref:`prior-structure`.
+        ``diag``). A list of names of modules or parameters gives each name one
+        precision; see :ref:`prior-structure`.
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
     prior : GaussianPosterior, array of shape (P, P) or None, default=None
@@ -135,12 +135,12 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     n_samples : int, default=100
         Number of weight draws for ``pred_type="nn"``.
     batch_size : int or None, default=None
-        Number of samples per batch for curvature and prediction. None limits batches to
-        a fixed memory budget. Results do not depend on the batch size.
+        Number of samples per batch for curvature and prediction. If None, limit batches
+        to a fixed memory budget. Results do not depend on the batch size.
     n_shards : int or None, default=None
-        Number of parts into which to split the training samples for parallel fits. None
-        uses one part per four batches, and at most 32. The number of parts changes only
-        the last digits of results.
+        Number of parts into which to split the training samples for parallel fits. If
+        None, use one part per four batches, and at most 32. The number of parts changes
+        only the last digits of results.
     n_jobs : int or None, default=None
         Number of joblib workers, each with one thread; see :doc:`/large_data`. None
         computes in the current process with all of torch's threads; -1 uses one worker

@@ -41,16 +41,17 @@ class LaplaceClassifierCV(LaplaceClassifier):
         its curvature is computed per fold. It must have been trained on other samples:
         otherwise, the scores are training scores.
     prior_precisions : array-like of shape (G,) or None, default=None
-        Prior precisions to try. None uses 20 values from 1e-3 to 1e3, evenly spaced on
-        a log scale. If the best value is the first or last, try a wider range.
+        Prior precisions to try. If None, use 20 values from 1e-3 to 1e3, evenly spaced
+        on a log scale. If the best value is the first or last, try a wider range.
     cv : int, splitter, iterable or None, default=None
-        Folds, as in scikit-learn. None uses five folds, stratified by class. The
+        Folds, as in scikit-learn. If None, use five folds, stratified by class. The
         training samples of each fold must contain all classes.
     scoring : str, callable or None, default=None
-        Score of a prior precision; higher is better. None uses the mean log-probability
-        of the held-out labels. Unlike ``"neg_log_loss"``, this score is finite for all
-        predictions, uses weights, and supports several labels per sample. Scores of
-        predicted labels (``"accuracy"``) hardly depend on the prior precision.
+        Score of a prior precision; higher is better. If None, use the mean
+        log-probability of the held-out labels. Unlike ``"neg_log_loss"``, this score is
+        finite for all predictions, uses weights, and supports several labels per
+        sample. Scores of predicted labels (``"accuracy"``) hardly depend on the prior
+        precision.
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
             prior_mean, refine, residual, temperature, class_weight, pred_type, \
@@ -216,14 +217,14 @@ class LaplaceRegressorCV(LaplaceRegressor):
         curvature is computed per fold. It must have been trained on other samples:
         otherwise, the scores are training scores.
     prior_precisions : array-like of shape (G,) or None, default=None
-        Prior precisions to try. None uses 20 values from 1e-3 to 1e3, evenly spaced on
-        a log scale. If the best value is the first or last, try a wider range. Suitable
-        values depend on the units of ``y``.
+        Prior precisions to try. If None, use 20 values from 1e-3 to 1e3, evenly spaced
+        on a log scale. If the best value is the first or last, try a wider range.
+        Suitable values depend on the units of ``y``.
     cv : int, splitter, iterable or None, default=None
-        Folds, as in scikit-learn. None uses five folds.
+        Folds, as in scikit-learn. If None, use five folds.
     scoring : str, callable or None, default=None
-        Score of a prior precision; higher is better. None uses the mean log-density of
-        the held-out targets, noise included, in nats per sample. Scores of predicted
+        Score of a prior precision; higher is better. If None, use the mean log-density
+        of the held-out targets, noise included, in nats per sample. Scores of predicted
         means (``"r2"``) depend on the prior precision only with ``refine=True``.
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \

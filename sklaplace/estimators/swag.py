@@ -156,8 +156,8 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
     estimator : skorch net, FrozenEstimator or None, default=None
         The network. A skorch net is cloned and trained in ``fit``, and the descent
         starts at its trained weights. With a ``sklearn.frozen.FrozenEstimator``, the
-        descent starts at the given weights. None uses a small network for tabular data,
-        including data frames.
+        descent starts at the given weights. If None, use a small network for tabular
+        data, including data frames.
     n_snapshots : int, default=100
         Number of iterates to collect, at least two.
     steps_per_snapshot : int, default=10

@@ -180,7 +180,7 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
         The network. A skorch net is cloned, and the medians of the distributions start
         at its initial weights. For a trained net in a
         ``sklearn.frozen.FrozenEstimator``, the medians start at the trained weights.
-        None uses a small network for tabular data, including data frames.
+        If None, use a small network for tabular data, including data frames.
     posterior : {"gaussian", "kumaraswamy", "quantile", "density"}, class or instance, \
             default="gaussian"
         Family of the weight distributions. All families except ``"gaussian"`` are

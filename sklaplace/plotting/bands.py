@@ -118,7 +118,7 @@ class PredictiveBandDisplay(Display):
         eps : float, default=0.0
             Extension of the range of `X` on each side, in units of `X`.
         **options : dict
-            `ax`: axes to plot on; None creates a figure. `line_kw`, `band_kw` and
+            `ax`: axes to plot on; a new figure by default. `line_kw`, `band_kw` and
             `points_kw`: keyword arguments for matplotlib's ``plot``, ``fill_between``
             and ``scatter``.
 

@@ -39,7 +39,7 @@ class Display:
         Parameters
         ----------
         ax : matplotlib Axes or sequence of Axes, default=None
-            Axes to plot on, one for each part of the display. None creates a figure.
+            Axes to plot on, one for each part of the display. If None, create a figure.
         **options : dict
             Drawing options of the display, described under `from_estimator`.
 

@@ -131,7 +131,7 @@ class NoveltyDisplay(Display):
         X_out : array-like of shape (m, ...)
             Unknown samples.
         **options : dict
-            `ax`: axes to plot on; None creates a figure. `name`: label of the
+            `ax`: axes to plot on; a new figure by default. `name`: label of the
             confidence, ``"score_samples"`` by default. `bins`, `hist_kw` and `line_kw`:
             see `from_predictions`.
 
@@ -188,8 +188,8 @@ class NoveltyDisplay(Display):
         name : str, default=None
             Label of the confidence.
         **options : dict
-            `ax`: axes to plot on; None creates a figure. `bins` (default 30): number of
-            bins between the 0.005 and 0.995 quantiles of all scores, or edges of the
+            `ax`: axes to plot on; a new figure by default. `bins` (default 30): number
+            of bins between the 0.005 and 0.995 quantiles of all scores, or edges of the
             bins. The outer bins include all scores beyond the edges. `hist_kw` and
             `line_kw`: keyword arguments for matplotlib's ``hist`` and ``plot``.
 

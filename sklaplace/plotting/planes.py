@@ -117,7 +117,7 @@ class ConfidenceDisplay(Display):
         eps : float, default=1.0
             Extension of the range of `X` on each side, in units of `X`.
         **options : dict
-            `ax`: axes to plot on; None creates a figure. `surface_kw` and
+            `ax`: axes to plot on; a new figure by default. `surface_kw` and
             `boundary_kw`: keyword arguments for matplotlib's ``contourf`` and
             ``contour``.
 
@@ -268,7 +268,7 @@ class UncertaintyDisplay(Display):
         eps : float, default=1.0
             Extension of the range of `X` on each side, in units of `X`.
         **options : dict
-            `ax`: axes to plot on; None creates a figure. `colorbar` (default True):
+            `ax`: axes to plot on; a new figure by default. `colorbar` (default True):
             whether to draw the colour bar. `surface_kw`: keyword arguments for
             matplotlib's ``contourf``.
 

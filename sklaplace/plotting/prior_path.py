@@ -111,8 +111,9 @@ class PriorPathDisplay(Display):
             times the fitted prior precision, or times the geometric mean of several
             fitted prior precisions.
         **options : dict
-            `ax`: axes to plot on; None creates a figure. `score_kw` and `evidence_kw`:
-            keyword arguments for matplotlib's ``plot`` of the score and the evidence.
+            `ax`: axes to plot on; a new figure by default. `score_kw` and
+            `evidence_kw`: keyword arguments for matplotlib's ``plot`` of the score and
+            the evidence.
 
         Returns
         -------

@@ -184,7 +184,7 @@ class ReliabilityDisplay(Display):
         name : str, default=None
             Name in the legend.
         **options : dict
-            `ax`: axes to plot on; None creates a figure. `classes`: classes to plot
+            `ax`: axes to plot on; a new figure by default. `classes`: classes to plot
             with ``kind="per_class"``. Defaults to the five classes with the largest
             calibration errors. `line_kw` and `bar_kw`: keyword arguments for
             matplotlib's ``plot`` and ``bar``.

@@ -162,7 +162,7 @@ class RiskCoverageDisplay(Display):
         name : str, default=None
             Name in the legend.
         **options : dict
-            `ax`: axes to plot on; None creates a figure. `line_kw`: keyword arguments
+            `ax`: axes to plot on; a new figure by default. `line_kw`: keyword arguments
             for matplotlib's ``plot``.
 
         Returns

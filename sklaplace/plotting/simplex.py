@@ -162,7 +162,7 @@ class DirichletDisplay(Display):
         grid_resolution : int, default=100
             Number of points along an edge.
         **options : dict
-            `ax`: axes to plot on; None creates a figure. `surface_kw` and `point_kw`:
+            `ax`: axes to plot on; a new figure by default. `surface_kw` and `point_kw`:
             keyword arguments for matplotlib's ``tricontourf`` and for the ``plot`` of
             the mean.
 

@@ -87,7 +87,7 @@ class WeightPosteriorDisplay(Display):
             Positions of the weights in the posterior. Defaults to eight evenly spaced
             positions, or all if there are fewer.
         **options : dict
-            `ax`: axes to plot on; None creates a figure. `density_kw`: keyword
+            `ax`: axes to plot on; a new figure by default. `density_kw`: keyword
             arguments for matplotlib's ``fill_between``.
 
         Returns

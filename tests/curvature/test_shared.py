@@ -90,7 +90,7 @@ def few_are_many(monkeypatch):
 @pytest.mark.parametrize("link", ["auto", "probit", "probit_uncentred", "mc"])
 @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
 @pytest.mark.parametrize("prior", [2.0, "auto", "marglik"])
-@pytest.mark.filterwarnings("ignore:There are no held-out samples", "ignore:Too few rows")
+@pytest.mark.filterwarnings("ignore:There are no held-out", "ignore:Too few rows")
 def test_predictions_are_those_with_the_matrix(few_are_many, link, structure, prior):
     options = {"hessian_structure": structure, "prior_precision": prior}
     model = LaplaceClassifier(frozen(), link_approx=link, random_state=0, **options)

@@ -179,11 +179,11 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     y : array-like of shape (n,) or (n, n_outputs)
         Targets of the samples.
     cv : int, splitter, iterable or None, default=None
-        None uses the fitted model (split conformal prediction). With a number of folds,
-        one clone per fold is trained on the other folds (CV+), so all samples can be
-        used for training. Copies of a sample are kept in the same fold. For groups,
-        pass ``list(splitter.split(X, y, groups))``. Clones are fitted only to X and y,
-        without sample weights, groups or other arguments of ``fit``.
+        If None, use the fitted model (split conformal prediction). With a number of
+        folds, one clone per fold is trained on the other folds (CV+), so all samples
+        can be used for training. Copies of a sample are kept in the same fold. For
+        groups, pass ``list(splitter.split(X, y, groups))``. Clones are fitted only to X
+        and y, without sample weights, groups or other arguments of ``fit``.
 
     Returns
     -------

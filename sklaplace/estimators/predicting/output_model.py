@@ -160,7 +160,7 @@ class BatchedOutputs:
     model : OutputModel
         Distribution of its outputs.
     batch_size : int or None
-        Samples per batch. None chooses a number that fits into the memory budget.
+        Samples per batch. If None, choose a number that fits into the memory budget.
     row_elements : int
         Number of float64 values computed per sample.
     n_jobs : int or None

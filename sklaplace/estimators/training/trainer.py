@@ -86,7 +86,8 @@ class Trainer:
     brings_encoded : bool
         Whether any targets from ``train_split`` are already encoded.
     size : Size or None
-        Size of the default network. None derives the size from the number of samples.
+        Size of the default network. If None, derive the size from the number of
+        samples.
     is_part : bool
         Whether other networks are trained, too. Ctrl-C then raises an error.
     is_interrupted : bool
