@@ -90,7 +90,7 @@ def group_parameters(content):
 
 def fold_details(content):
     """Show the summary and the examples of a method; fold everything else."""
-    body = list(content)
+    body = [node for node in content if not isinstance(node, nodes.comment)]
     ends = [k for k, node in enumerate(body) if node.astext() == "Examples"]
     end = ends[0] if ends else len(body)
     summary, details, examples = body[:1], body[1:end], body[end + 1 :]

@@ -72,7 +72,7 @@ def batch_rows(row_bytes: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how many bytes a device can allocate, as an estimate for the CPU."""
+    """Return how many bytes a device can allocate; for the CPU, estimate them."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_cpu_bytes()

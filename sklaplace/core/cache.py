@@ -128,8 +128,8 @@ def fingerprint(value: object) -> str:
     Notes
     -----
     The cost is a SHA-256 hash of all arrays and about 20 µs per object. The hash can
-    depend on shared objects: a list with two equal objects and a list with one object
-    twice have different hashes.
+    depend on whether objects are shared: a list of two equal objects and a list that
+    contains one object twice have different hashes.
     """
     world = (
         _VERSIONS,
@@ -214,7 +214,7 @@ def _code(value: Any) -> tuple[str, list[bytes]]:
     """Return the source and the loaded bytecode of a class or function.
 
     Source and bytecode differ if the file was edited after its import. A notebook has
-    no file, so a class is hashed by its whole cell.
+    no file, so the source of a class is its whole cell.
     """
     functions = [value, *vars(value).values()]
     codes = [f.__code__ for f in functions if isinstance(f, types.FunctionType)]

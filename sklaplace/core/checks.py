@@ -82,7 +82,7 @@ def check_below_one(name: str, value: Any) -> None:
     """Raise ValueError unless a value is at least zero and less than one."""
     if not _is_number(value) or not 0 <= float(value) < 1:
         hint = "Choose a small number, such as 1e-6."
-        raise ValueError(f"{name}={value!r} is not a number from 0 to below 1. {hint}")
+        raise ValueError(f"{name}={value!r} is not a number in [0, 1). {hint}")
 
 
 def _is_number(value: object, kind: type = Real) -> bool:

@@ -162,7 +162,7 @@ def conjugate_gradients(
         Right-hand side.
     max_iterations : int
         Maximum number of steps until convergence. Without convergence, one more step is
-        made. Each step takes one product with the matrix.
+        made. Each step requires one product with the matrix.
     precision : float
         Required norm of the residual relative to the norm of ``b``. Both norms are
         defined by the preconditioner.

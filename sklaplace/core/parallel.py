@@ -1,4 +1,4 @@
-"""Evaluate functions of parts of the data in joblib workers.
+"""Apply functions to parts of the data in joblib workers.
 
 Results are in the order of the parts. Each part is computed on one thread, so results
 do not depend on the number of workers or cores.

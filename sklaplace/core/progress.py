@@ -25,8 +25,8 @@ class Reporter:
     title : str
         Name of the estimator, at the start of each line.
     verbose : int or bool
-        0 is silent, 1 prints phases with their durations, 2 also shows progress bars.
-        Invalid values are silent here and raise an error later.
+        0 prints nothing, 1 prints phases with their durations, and 2 also shows
+        progress bars. Invalid values print nothing here, and raise an error later.
     """
 
     def __init__(self, title: str, verbose: Any) -> None:

@@ -56,7 +56,7 @@ def counter_uniforms(keys: Tensor, n: int, seed: int = 0) -> Tensor:
     n : int
         Number of values per sample.
     seed : int, default=0
-        Seed. Different seeds give independent numbers.
+        Seed. Different seeds produce independent numbers.
     """
     start = keys.cpu()[:, None] ^ _mixed(torch.tensor([seed]))
     bits = _mixed(start + _STEP * torch.arange(1, n + 1))
@@ -88,7 +88,7 @@ def _mixed(z: Tensor) -> Tensor:
 
 
 def _shifted(z: Tensor, n: int) -> Tensor:
-    """Shift bits to the right, and fill up with zeros."""
+    """Shift bits to the right, and fill with zeros."""
     return (z >> n).bitwise_and_(2 ** (64 - n) - 1)
 
 
@@ -108,9 +108,8 @@ def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:
     -------
     Tensor of shape (n_samples, dim)
         Normal quantiles of Sobol points, float64. The second half is the negative of
-        the first half, so odd moments are zero for even ``n_samples``. For
-        ``n_samples`` of at least ``2 * dim``, the second moments equal the identity
-        matrix.
+        the first half, so odd moments are zero if ``n_samples`` is even. If
+        ``n_samples >= 2 * dim``, the second moments equal the identity matrix.
 
     Raises
     ------
@@ -119,8 +118,8 @@ def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:
 
     Notes
     -----
-    Costs O(n_samples · dim). Sobol sequences are tabulated up to 21,201 dimensions. In
-    higher dimensions, the points are antithetic normal draws.
+    The cost is O(n_samples · dim). Sobol sequences are tabulated for up to 21,201
+    dimensions. In higher dimensions, the points are antithetic normal draws.
 
     References
     ----------
@@ -128,7 +127,7 @@ def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:
     Complexity 14(4).
     """
     if n_samples < 1:
-        raise ValueError(f"n_samples={n_samples} gives no draws. Use at least 1.")
+        raise ValueError(f"n_samples={n_samples} is not positive. Use at least 1.")
     half = (n_samples + 1) // 2
     if dim > torch.quasirandom.SobolEngine.MAXDIM:
         generator = torch.Generator().manual_seed(seed)
@@ -163,8 +162,8 @@ def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
     Notes
     -----
     Training needs this context, because skorch and torch draw from the global
-    generators. The context admits one thread at a time. Meanwhile, other threads that
-    draw from the global generators share their state. Predictions do not use it.
+    generators. Only one thread can enter at a time, but other threads that draw from
+    the global generators share their state. Predictions do not use this context.
     """
     on_gpu = torch.device(device or "cpu").type == "cuda"
     if on_gpu:

@@ -195,7 +195,7 @@ def _by_name() -> dict[str, Any]:
 
 
 def trusted_name(value: object) -> str | None:
-    """Return the name of a value that a file may name, or None for other values."""
+    """Return a value's name if a file may name the value, or None otherwise."""
     if not isinstance(value, type):
         return next((name for name, v in _by_name().items() if v is value), None)
     name = f"{value.__module__}.{value.__name__}"

@@ -31,7 +31,7 @@ def as_tensor(array: Tensor | np.ndarray) -> Tensor:
 
 
 def like(result: Tensor, example: Array) -> Array:
-    """Convert the result to a tensor or an array, like the example."""
+    """Convert the result to the type of the example, a tensor or an array."""
     return result if isinstance(example, Tensor) else result.numpy()
 
 
@@ -59,8 +59,8 @@ def check_finite(name: str, values: Tensor) -> None:
 def check_variances(variances: Tensor, largest: Tensor) -> None:
     """Raise ValueError for negative or non-finite variances.
 
-    Small negative variances (..., K) are allowed as rounding errors, relative to the
-    variance ``largest`` (..., 1).
+    Negative variances (..., K) that are small relative to ``largest`` (..., 1) are
+    allowed as rounding errors.
     """
     check_finite("cov", variances)
     if bool((variances < -_NEGATIVE * largest.abs()).any()):

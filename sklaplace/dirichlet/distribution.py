@@ -289,7 +289,7 @@ def sample(
     Notes
     -----
     Draws are computed from logarithms of gamma variables. Small concentrations
-    therefore lead to one-hot probabilities instead of zero divided by zero.
+    therefore produce one-hot probabilities and not NaN (zero divided by zero).
 
     Examples
     --------
@@ -382,7 +382,7 @@ def plausible_classes(
     k_max : int, default=10
         Maximum number of classes in a set.
     reference : {"top", "previous"}, default="top"
-        Class to compare with: the most probable class (``"top"``), or the preceding
+        Class to compare with: the most probable class (``"top"``) or the preceding
         class in descending order of probability (``"previous"``, also called "next
         class"). ``"previous"`` leads to larger sets, which end at the first clear gap.
 

@@ -1,9 +1,9 @@
 """Link approximations: class probabilities from a Gaussian over logits.
 
 All links approximate ``p = E[softmax(f)]`` for ``f ~ N(μ, Σ)``. This expectation
-depends only on the centred Gaussian ``N(m, S)``; see `sklaplace.dirichlet.logits`. Only
-`probit_uncentred` does not centre the logits, as in the literature. A `Link` also
-describes the inputs of the approximation.
+depends only on the centred Gaussian ``N(m, S)``; see `sklaplace.dirichlet.logits`. All
+links except `probit_uncentred`, which follows the literature, centre the logits. A
+`Link` also describes the inputs of the approximation.
 """
 
 import math
@@ -41,8 +41,8 @@ Probabilities = Callable[[Tensor, Tensor, Tensor], Tensor]
 # If no variance exceeds this value, the second-order expansion is more accurate than
 # quadrature.
 _SMALL_VARIANCE = 0.09
-# Bytes of variances that `gumbel` processes at once if there are many classes. Several
-# samples share a quadrature, and arrays fit into the CPU caches.
+# Bytes of variances that `gumbel` processes at once if there are many classes. With
+# this size, several samples share a quadrature, and arrays fit into the CPU caches.
 _MANY_BYTES = 2**23
 # Bound on drawn single-precision logits, which keeps sums over classes finite.
 _LARGE = 1e30
@@ -159,11 +159,12 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Apply `probit` to uncentred logits, as in the literature.
 
-    Use this link to compare with the literature, which calls it the probit or extended
-    MacKay approximation. Unlike the expected softmax, this link depends on a shift
-    common to all logits. If the shift has a large variance, as with Kronecker-factored
-    curvature or a bias in the last layer, predictions are far too uncertain. For
-    independent logits of two to four classes, this link is more accurate than `probit`.
+    Use this link for comparisons with the literature, which calls it the probit or
+    extended MacKay approximation. Unlike the expected softmax, the result depends on a
+    shift common to all logits. If the variance of this shift is large, as with
+    Kronecker-factored curvature or a bias in the last layer, predictions are far too
+    uncertain. For independent logits of two to four classes, this link is more accurate
+    than `probit`.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -235,7 +236,7 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     See Also
     --------
     mean_field : Link for larger variances.
-    mc : Link for any variances, which averages draws.
+    mc : Link that averages draws, for any variances.
 
     Notes
     -----
@@ -266,12 +267,13 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Compute probabilities of independent logits by one-dimensional quadrature.
 
-    The softmax is the probability that a logit is the largest after independent Gumbel
-    noise is added to each logit. For independent logits and any number of classes, this
-    probability is one integral over the largest value. Prefer this link for weakly
-    correlated logits, and for thirty or more classes with standard deviations above
-    two. Covariances are used only to find independent logits with the same centred
-    variances. If the logits depend on a few common factors, `mc` is far more accurate.
+    The softmax of a class is the probability that its logit is the largest after
+    independent Gumbel noise is added to each logit. For independent logits and any
+    number of classes, this probability is one integral over the largest value. Prefer
+    this link for weakly correlated logits, and for thirty or more classes with standard
+    deviations above two. Covariances are used only to find independent logits with the
+    same centred variances. If the logits depend on a few common factors, `mc` is far
+    more accurate.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -363,8 +365,8 @@ def mc(
         Covariances of the logits.
     draws : Tensor of shape (s, K)
         Standard-normal points, for example from `sklaplace.core.random.sobol_normals`.
-        All samples share the points, so their probabilities do not depend on each
-        other.
+        All samples share the points, so the probabilities of a sample do not depend on
+        the other samples.
     dtype : torch.dtype
         Dtype of the draws. float32 takes half the time, but causes errors of 1e-7 that
         depend on the other samples.
@@ -441,10 +443,10 @@ def uncertainty_of_draws(proba: Tensor) -> Tensor:
 def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Return the mean of the Dirichlet from the Laplace bridge.
 
-    Use this link to compare with the literature. The probabilities do not depend on the
-    scale of the covariance. For two classes, the probabilities equal the softmax. For
-    more classes, they do not converge to the softmax. Only the concentrations of
-    ``dirichlet.laplace_bridge`` depend on the uncertainty.
+    Use this link for comparisons with the literature. The probabilities do not depend
+    on the scale of the covariance. For two classes, the probabilities equal the
+    softmax. For more classes, they do not converge to the softmax. Only the
+    concentrations of ``dirichlet.laplace_bridge`` depend on the uncertainty.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -629,7 +631,7 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
 
     * four kinds of covariances with 2 to 256 classes, and 1000 independent logits;
     * standard deviations of the logits from 0.01 to 8;
-    * means of the logits that are two and ten times standard normal;
+    * means of the logits drawn from a standard normal and multiplied by two and by ten;
     * 4, 16 and 100 draws.
 
     The gallery has a table of the results.

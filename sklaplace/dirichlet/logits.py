@@ -110,7 +110,7 @@ def centred_factor(cov: Tensor, given: Tensor | None = None) -> Tensor:
     Notes
     -----
     The factor is a Cholesky factor for all classes except the last. The last logit is
-    minus the sum of the other logits. Jitter on the diagonal makes singular matrices
+    the negative sum of the other logits. Jitter on the diagonal makes singular matrices
     factorisable, and makes the factor a smooth function of the covariance. If the
     jitter is too small, for example for singular matrices rounded to single precision,
     the factor is computed from the eigenvectors.
@@ -135,7 +135,7 @@ def centred_factor(cov: Tensor, given: Tensor | None = None) -> Tensor:
 def _semidefinite_cholesky(cov: Tensor, noise: Tensor) -> Tensor:
     """Return the Cholesky factor (b, k, k) after clamping negative eigenvalues.
 
-    Negative eigenvalues no larger in size than ``noise`` (b, 1) are rounding errors.
+    Negative eigenvalues of at most ``noise`` (b, 1) in size count as rounding errors.
     """
     check_finite("cov", cov)
     values, vectors = torch.linalg.eigh(cov)
@@ -185,7 +185,7 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     random with a fixed seed, because the axes of the factor would concentrate all
     points on a few classes. Random directions rarely sample a logit whose variance far
     exceeds all others, for example the logit of a class without training data.
-    Therefore the terms ``log(1 − p + p exp(f_k − m_k))`` of the two largest variances
+    Therefore, the terms ``log(1 − p + p exp(f_k − m_k))`` of the two largest variances
     are integrated in one dimension, and the rule handles the remainder. The rule is
     exact for quadratic functions. In many dimensions, it uses only some directions of a
     basis, and the second-order term, whose expectation is known, serves as a control

@@ -1,8 +1,8 @@
 """Distribution of the sum of a normal and a standard Gumbel variable.
 
 The distribution function F has no closed form. This module approximates
-``-log(-log F)`` by a polynomial. This function is linear for a Gumbel variable without
-normal noise, and smooth for all variances.
+``-log(-log F)`` by a polynomial, because this transform is linear for a Gumbel variable
+without normal noise, and smooth for all variances.
 """
 
 import math

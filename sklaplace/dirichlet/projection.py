@@ -64,12 +64,12 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     -----
     Only ``E[logsumexp(f)]`` is approximated; see
     `sklaplace.dirichlet.logits.logsumexp_gap`. Newton's method solves the equations for
-    ``log α``. The Jacobian is diagonal plus rank one. Three or four steps from
-    ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})`` suffice. The Cholesky factor of the covariance costs
-    O(K³) per sample. The expectation uses 36 points for ten classes, and at most 256
-    points. Samples are processed in chunks, so the additional memory is a few MiB, or a
-    few covariance matrices of one sample. Read-only arrays are copied. The result is
-    finite for all finite inputs below 1e300.
+    ``log α``. The Jacobian is a diagonal plus a rank-one matrix. Three or four steps
+    from ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})`` suffice. The Cholesky factor of the covariance
+    costs O(K³) per sample. The expectation uses 36 points for ten classes, and at most
+    256 points. Samples are processed in chunks, so the additional memory is a few MiB,
+    or a few covariance matrices of one sample. Read-only arrays are copied. The result
+    is finite for all finite inputs below 1e300.
 
     References
     ----------

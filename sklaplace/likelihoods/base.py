@@ -43,7 +43,7 @@ class Likelihood(ABC):
     noun: ClassVar[str]
     """Noun for the unit of `n_targets` in messages: class, label or target column."""
     options: ClassVar[frozenset[str]] = frozenset()
-    """Arguments of the criterion for which other values than the default work."""
+    """Arguments of the criterion that may differ from their defaults."""
     is_convex: ClassVar[bool] = True
     """Whether ``loss`` is convex in the outputs. Newton's method can then refit a last
     layer."""
@@ -151,8 +151,8 @@ class Likelihood(ABC):
     def label_weights(self, y: Tensor) -> Weights:
         """Return the weight of each label of a sample.
 
-        `loss` and `gradient` include these weights. `hessian` does not include them,
-        because it does not depend on targets.
+        `loss` and `gradient` include these weights. `hessian` does not, because the
+        Hessian is independent of the targets.
 
         Parameters
         ----------
@@ -326,7 +326,7 @@ class Likelihood(ABC):
         """
 
     def hessian_factor(self, f: Tensor) -> Tensor:
-        """Return a factor ``S`` of the Hessian, ``S Sᵀ = Λ``.
+        """Return a factor ``S`` of the Hessian, with ``S Sᵀ = Λ``.
 
         Parameters
         ----------
@@ -336,7 +336,7 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b, c, k)
-            Factors with as few columns k as the rank of the Hessian allows.
+            Factors with the minimum number of columns, k.
 
         See Also
         --------
@@ -437,7 +437,7 @@ class Likelihood(ABC):
         """
 
     def scale(self, sigma_noise: Tensor) -> Tensor:
-        """Return the factor between `loss` and the negative log-likelihood.
+        """Return the factor that multiplies `loss` in the negative log-likelihood.
 
         Parameters
         ----------
@@ -447,7 +447,7 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape ()
-            Factor; one for likelihoods without noise.
+            Factor, which is one for likelihoods without noise.
 
         See Also
         --------
@@ -500,7 +500,7 @@ class Likelihood(ABC):
         Returns
         -------
         int
-            One for class labels, or the number of target columns for numbers.
+            One for class labels, or the number of target columns for numeric targets.
 
         See Also
         --------
@@ -514,7 +514,7 @@ class Likelihood(ABC):
         """
 
     def n_outputs(self, n_targets: int) -> int:
-        """Return the number of outputs that the network needs.
+        """Return the required number of network outputs.
 
         Parameters
         ----------

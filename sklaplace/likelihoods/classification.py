@@ -1,7 +1,7 @@
 """Likelihoods of class labels.
 
-Categorical: ``-log p_y`` with ``p = softmax(f)``, ``Λ = diag p - p pᵀ``. Bernoulli:
-``p = sigmoid(f)``, ``Λ = p (1 - p)``.
+`Categorical` has the loss ``-log p_y`` and ``Λ = diag p - p pᵀ``, where
+``p = softmax(f)``. `Bernoulli` has ``Λ = p (1 - p)``, where ``p = sigmoid(f)``.
 """
 
 import math
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from sklaplace.likelihoods.base import Likelihood, SeparableLikelihood
 from sklaplace.likelihoods.output_hessian import BlockDiagonal, OutputHessian, Softmax
 
-# Up to this many classes, a softmax over columns of the transpose is faster, because
+# Largest number of classes for which a softmax over columns of the transpose is faster.
 # torch does not vectorise short contiguous rows.
 FEW_CLASSES = 20
 
 
 def _softmax(f: Tensor, function: Callable[..., Tensor] = torch.softmax) -> Tensor:
-    """Return the softmax of each row, (b, K), or ``torch.log_softmax``."""
+    """Apply ``torch.softmax`` or ``torch.log_softmax`` to each row, (b, K)."""
     is_narrow = f.shape[-1] <= FEW_CLASSES
     return function(f.mT, -2).mT if is_narrow else function(f, -1)
 
@@ -47,7 +47,7 @@ class ClassificationLikelihood(Likelihood):
     is_classification = True
     noun = "class"
     multi_target: ClassVar[str] = ""
-    """Meaning of several columns of ``y``: "multilabel" (labels that are 0 or 1),
+    """How to interpret several columns of ``y``: "multilabel" (labels that are 0 or 1),
     "dense" (one label at each position), or "" (not supported)."""
 
     def multilabel(self) -> "ClassificationLikelihood":
@@ -61,7 +61,7 @@ class ClassificationLikelihood(Likelihood):
         Raises
         ------
         ValueError
-            By default, because several columns are not supported.
+            If the likelihood does not support several columns.
 
         See Also
         --------
@@ -74,9 +74,9 @@ class ClassificationLikelihood(Likelihood):
         MultilabelBernoulli(pos_weight=(1.0,))
         """
         raise ValueError(
-            "y has several columns, and should be a 1d array: "
-            f"{type(self).__name__} is a likelihood of one label per row. For a matrix "
-            "of labels that are 0 or 1, use criterion=torch.nn.BCEWithLogitsLoss."
+            "y has several columns, but should be a 1d array: "
+            f"{type(self).__name__} supports only one label per row. For a matrix of "
+            "labels that are 0 or 1, use criterion=torch.nn.BCEWithLogitsLoss."
         )
 
     def dense(self, positions: tuple[int, ...]) -> "ClassificationLikelihood":
@@ -95,7 +95,7 @@ class ClassificationLikelihood(Likelihood):
         Raises
         ------
         ValueError
-            By default, because labels at positions are not supported.
+            If the likelihood does not support labels at positions.
 
         See Also
         --------
@@ -108,8 +108,8 @@ class ClassificationLikelihood(Likelihood):
         20
         """
         raise ValueError(
-            f"y has labels at positions {positions}, but {type(self).__name__} is a "
-            "likelihood of one label per row. For maps of labels, use "
+            f"y has labels at positions {positions}, but {type(self).__name__} "
+            "supports only one label per row. For maps of labels, use "
             "criterion=torch.nn.CrossEntropyLoss."
         )
 
@@ -126,8 +126,8 @@ class ClassificationLikelihood(Likelihood):
         mean : Tensor of shape (b, c)
             Means of the outputs.
         cov : Tensor of shape (b, c, c), (b, c) or (b, r, K, K)
-            Covariances of all outputs, their variances, or one covariance for each of r
-            labels.
+            Covariances of the outputs, their variances, or a covariance matrix for each
+            of r labels.
 
         Returns
         -------
@@ -208,7 +208,7 @@ class ClassificationLikelihood(Likelihood):
         return -self._weighted_sum(chosen.reshape(len(y), -1), y)
 
     def _weighted_sum(self, values: Tensor, y: Tensor) -> Tensor:
-        """Sum the values (b, r) of labels, times label weights, to (b,)."""
+        """Return the sum of values (b, r) over labels, with label weights, (b,)."""
         weights = self.label_weights(y)
         return (values if weights is None else values * weights.to(values)).sum(1)
 
@@ -256,7 +256,7 @@ class Categorical(ClassificationLikelihood):
         return CategoricalMap(positions, self)
 
     def configured(self, criterion: nn.Module) -> "Categorical":
-        """Return a copy with ``weight`` and ``label_smoothing`` of a criterion."""
+        """Return a copy with a criterion's ``weight`` and ``label_smoothing``."""
         weight = getattr(criterion, "weight", None)
         smoothing = float(getattr(criterion, "label_smoothing", 0.0))
         weights = None if weight is None else tuple(weight.tolist())
@@ -372,7 +372,7 @@ class Bernoulli(_Sigmoid):
     Parameters
     ----------
     pos_weight : float
-        Factor of the loss for samples of the second class.
+        Weight of the loss for samples of the second class.
 
     See Also
     --------
@@ -391,7 +391,7 @@ class Bernoulli(_Sigmoid):
     pos_weight: float = 1.0
 
     def configured(self, criterion: nn.Module) -> "Bernoulli":
-        """Return a copy with ``pos_weight`` of a criterion."""
+        """Return a copy with a criterion's ``pos_weight``."""
         weight = getattr(criterion, "pos_weight", None)
         if weight is not None and weight.numel() > 1:
             raise ValueError(
@@ -405,7 +405,7 @@ class Bernoulli(_Sigmoid):
         return MultilabelBernoulli((self.pos_weight,))
 
     def loss_scale(self, y: Tensor) -> Tensor | None:
-        """Return one, or the weight of the second class, (b,), float64."""
+        """Return ``pos_weight`` for the second class, else one, (b,), float64."""
         if self.pos_weight == 1:
             return None
         return 1 + (self.pos_weight - 1) * y.double().reshape(-1)
@@ -454,7 +454,7 @@ class MultilabelBernoulli(_Sigmoid):
     noun = "label"
 
     def configured(self, criterion: nn.Module) -> "MultilabelBernoulli":
-        """Return a copy with ``pos_weight`` of a criterion."""
+        """Return a copy with a criterion's ``pos_weight``."""
         weight = getattr(criterion, "pos_weight", None)
         if weight is None:
             return self
@@ -492,7 +492,7 @@ class MultilabelBernoulli(_Sigmoid):
 
 @dataclass(frozen=True)
 class CategoricalMap(ClassificationLikelihood):
-    """Likelihood of labels at r positions, independent given K logits per position.
+    """Likelihood of independent labels at r positions, given K logits per position.
 
     Outputs have shape (b, r·K), ordered by position. Targets have shape (b, r). The
     loss is a sum over positions. Positions with a negative label are ignored.

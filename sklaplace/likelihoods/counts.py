@@ -18,8 +18,8 @@ from sklaplace.likelihoods.quadrature import WEIGHTS, exp_at_nodes
 
 Array = np.ndarray
 
-# `cdf` integrates over the log-rate if the standard deviation of the log-rate is at
-# most this multiple of the standard deviation of a gamma variable's logarithm.
+# `cdf` integrates over the log-rate if its standard deviation is at most this multiple
+# of the standard deviation of a gamma variable's logarithm.
 _NARROW = 1.0
 # Nodes of the trapezoidal rule for the logarithm of a gamma variable, in units of its
 # standard deviation. Beyond the nodes, the density is below exp(-36), even with one
@@ -93,7 +93,7 @@ def poisson_quantiles(rates: Array, levels: Array) -> Array:
 
 
 def draw(rates: Array, generator: np.random.Generator) -> Array:
-    """Draw Poisson variables, float64, from a normal distribution for huge rates."""
+    """Draw Poisson variables, float64; huge rates use a normal approximation."""
     is_large = rates > _LARGEST
     found = generator.poisson(np.where(is_large, 0.0, rates)).astype(np.float64)
     large = rates[is_large]
@@ -178,7 +178,7 @@ def _mode(y: Tensor, size: Tensor, expected: Tensor, v: Tensor) -> Tensor:
 
 
 def _reach(rate: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return distances at which the integrand is below ``exp(-30)`` of its maximum.
+    """Return distances at which the integrand is below ``exp(-30)`` times its maximum.
 
     The left distance uses ``exp(-u) - 1 + u ≥ u²/(2 + 2u/3)``. The right distance uses
     ``exp(u) - 1 - u ≥ u²/2``, and ``exp(u) - 1 - u ≥ exp(u)/4`` for u above 1.5.

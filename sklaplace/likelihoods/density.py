@@ -26,8 +26,8 @@ from sklaplace.likelihoods.regression import (
 
 Nodes = tuple[Tensor, Tensor]
 
-# Bounds, as inverse hyperbolic sines, of targets, of logarithms of positive targets
-# (their squares must not overflow), and of standard scores of outputs.
+# Bounds, as inverse hyperbolic sines, for targets, for logarithms of positive targets
+# (whose squares must not overflow), and for standard scores of outputs.
 _REACH, _REACH_OF_LOGS, _REACH_OF_OUTPUTS = 32.0, 6.4, 4.4
 # Search for the mode: grid of the first pass in units of the bound, grid between two
 # neighbours in each refinement, and number of refinements.
@@ -40,9 +40,9 @@ _DISTANCES = 2.0 ** torch.arange(-60.0, 60.5, 0.5, dtype=torch.float64)
 _NODES = torch.linspace(-20.0, 20.0, 801, dtype=torch.float64)
 # A variance is infinite if an outermost node contributes more than this share.
 _SHARE = 1e-3
-# Largest allowed error of the logarithm of a density's integral.
+# Largest allowed error in the logarithm of a density's integral.
 _TOLERANCE = 0.02
-# Scores of targets below this probability can overflow, and are ignored.
+# Scores of targets with a probability below this value can overflow, and are ignored.
 _LEAST = 1e-30
 # Nodes over the outputs for quantiles: the largest standard deviation, and the largest
 # step in units of the width of the likelihood. Noise narrower than `_NARROW` standard
@@ -57,9 +57,9 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
     """Base class for continuous targets, defined by their log-density.
 
     A subclass implements only `log_prob`. Autograd computes derivatives, and quadrature
-    computes expectations, quantiles and draws. The density must have one maximum and no
-    jumps, on all real or all positive numbers. Override other methods with closed forms
-    to make them faster.
+    computes expectations, quantiles and draws. The density must be defined on all real
+    or all positive numbers, with a single maximum and no jumps. To make other methods
+    faster, override them with closed forms.
 
     Read more in the :ref:`User Guide <own-likelihood>`.
 
@@ -70,8 +70,8 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
     Notes
     -----
     The output Hessian is the Fisher information, computed by quadrature with 801 nodes.
-    A moment evaluates the density about 50,000 times per target. If the variance of the
-    output is large, a quantile evaluates the density up to a million times.
+    Computing a moment requires about 50,000 evaluations of the density per target. If
+    the output variance is large, computing a quantile requires up to a million.
 
     Examples
     --------
@@ -106,7 +106,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
 
         See Also
         --------
-        loss : Negative sum over the columns of targets.
+        loss : Negative log-density, summed over target columns.
 
         Notes
         -----
@@ -128,11 +128,11 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """
 
     def check_targets(self, y: Array) -> None:
-        """Raise ValueError if targets must be positive and are not."""
+        """Raise ValueError if targets must be positive but are not."""
         if self.is_positive and not (y > 0).all():
             raise ValueError(
-                f"y has values that are not positive, which {type(self).__name__} "
-                "requires. Remove these rows, or use a likelihood of real numbers."
+                f"y has values of 0 or less, but {type(self).__name__} is for positive "
+                "targets. Remove these rows, or use a likelihood of real numbers."
             )
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         return _by_chunks(of_chunk, f, u).to(f)
 
     def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:
-        """Return means and variances; inf if the tails dominate a variance."""
+        """Return means and variances; variances dominated by the tails are inf."""
 
         def of_chunk(f: Tensor) -> Tensor:
             y, p = self._nodes(f)
@@ -176,7 +176,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         return center, (variances + (centers - center[..., None]) ** 2) @ WEIGHTS
 
     def joint_moments(self, mean: Array, cov: Array, noise: Noise) -> Pair:
-        """Return moments, with covariances to first order in the output covariances."""
+        """Return means, and covariances to first order in the output covariances."""
         var = np.einsum("nnc->nc", cov)
         centers, variances = self.moments(mean, var, noise)
         step = 0.02 * np.sqrt(np.maximum(var, 0)) + 1e-6
@@ -239,7 +239,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
     def _nodes(
         self, f: Tensor, log_density: Callable[[Tensor], Tensor] | None = None
     ) -> Nodes:
-        """Return targets at nodes and their probabilities, (k, q) each.
+        """Return the targets at nodes and their probabilities, (k, q) each.
 
         The density is conditional on outputs (k,). Alternatively, ``log_density`` of
         targets (k, q) defines the density.
@@ -255,7 +255,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
             raise ValueError(
                 f"The density of {type(self).__name__} does not integrate to one: the "
                 f"logarithm of its integral over targets is off by {float(error):.2g}. "
-                "Return all terms of log_prob. Set is_positive for positive targets."
+                "Include all terms in log_prob. Set is_positive for positive targets."
             )
         return y, log_p.softmax(-1)
 
@@ -266,7 +266,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """
         if self.is_positive:
             y = y.log()
-        # half of a node's probability lies below it, apart from the density's slope
+        # half of a node's probability lies below it, corrected for the density's slope
         below = p.cumsum(-1) - p / 2 - torch.gradient(p, dim=-1)[0] / 12
         scores = torch.special.ndtri(below.clamp(1e-300, 1 - 1e-16))
         wanted = torch.special.ndtri(u.to(y)).expand(len(y), -1)
@@ -289,7 +289,7 @@ def _by_chunks(
 def _masses(
     log_function: Callable[[Tensor], Tensor], center: Tensor, reach: float
 ) -> Nodes:
-    """Return nodes, and logarithms of their terms of an integral, (k, q) each.
+    """Return nodes, and the logarithms of their terms in an integral, (k, q) each.
 
     ``log_function`` evaluates k integrands at values (k, q). Each mode is at most
     ``sinh(reach)`` from its center (k,), and the integral covers that range.
@@ -300,8 +300,8 @@ def _masses(
         found = log_function(center + x.clamp(-bound, bound))
         if found.shape != x.shape:
             raise ValueError(
-                f"log_prob returns shape {tuple(found.shape)} for {tuple(x.shape)} "
-                "targets. Return the log-density of each target, and do not sum."
+                f"log_prob returns shape {tuple(found.shape)} for targets of shape "
+                f"{tuple(x.shape)}. Return one log-density per target."
             )
         return found.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 

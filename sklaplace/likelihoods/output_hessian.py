@@ -27,7 +27,7 @@ class OutputHessian(ABC):
     Attributes
     ----------
     n_rows, n_outputs, n_columns : int
-        Number of samples b, outputs c and columns k of ``S``.
+        Numbers of samples b, outputs c, and columns k of ``S``.
     """
 
     n_rows: int
@@ -287,7 +287,7 @@ class Softmax(OutputHessian):
         return total
 
     def diagonals(self, m: Map) -> Tensor:
-        """Return ``w`` times the variance of columns of ``M`` under ``p``, (b, o)."""
+        """Return ``w`` times the variance of each ``M`` column under ``p``, (b, o)."""
         if m is None:
             variances = self.p * (1 - self.p)
         else:
@@ -298,8 +298,8 @@ class Softmax(OutputHessian):
     def grams(self, m: Map) -> Tensor:
         """Return ``MᵀΛM`` per sample, (b, o, o).
 
-        The diagonal follows from the zero row sums of ``Λ``, because ``1 - p`` loses
-        digits.
+        The diagonal is computed from the zero row sums of ``Λ``, because ``1 - p``
+        loses digits.
         """
         if m is not None:
             return super().grams(m)
@@ -311,9 +311,9 @@ class Softmax(OutputHessian):
     def products(self, m: Map, u: Tensor) -> Tensor:
         """Return ``MᵀΛM u``, (b, o, q), for ``u`` (b, o, q) or (1, o, q), in O(b·c·q).
 
-        ``Λ`` ignores a shift of ``u``. For ``p`` close to one, ``p ∘ u - p pᵀu`` is a
-        difference of large terms. Subtracting the most probable class's entry of ``u``
-        avoids this difference.
+        Adding a constant to ``u`` does not change ``Λ u``. For ``p`` close to one,
+        ``p ∘ u - p pᵀu`` is a difference of large terms. To avoid this difference, the
+        most probable class's entry is subtracted from ``u``.
         """
         u = u if m is None else m.to(u) @ u
         p = self.p.to(self.dtype).unsqueeze(2)

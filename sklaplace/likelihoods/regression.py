@@ -52,7 +52,7 @@ class RegressionLikelihood(Likelihood):
     noun = "column"
 
     def check_targets(self, y: Array) -> None:
-        """Raise ValueError for targets outside the support; never, by default.
+        """Raise ValueError for targets outside the support; accept all by default.
 
         Parameters
         ----------
@@ -84,7 +84,7 @@ class RegressionLikelihood(Likelihood):
         return n_outputs
 
     def rescaled_outputs(self, center: Array, scale: Array) -> Pair | None:
-        """Return the map of outputs that changes targets to ``center + scale · y``.
+        """Return the map of outputs that turns targets into ``center + scale · y``.
 
         Parameters
         ----------
@@ -289,8 +289,8 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
     Parameters
     ----------
     relative : tuple of float or None
-        Relative noise ``r``. Output k has noise ``σ r_k``. None means σ for all
-        outputs.
+        Relative noise ``r``. Output k has the noise level ``σ r_k``. None means a noise
+        level of σ for all outputs.
 
     See Also
     --------
@@ -344,7 +344,7 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
         return sigma_noise.log() + _LOG_2PI / 2 + float(extra)
 
     def rescaled_outputs(self, center: Array, scale: Array) -> Pair:
-        """Return the map of the targets, because outputs are means of targets."""
+        """Return the same map as for targets, because outputs are means of targets."""
         return center, scale
 
     def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:
@@ -395,8 +395,8 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
         """Raise ValueError for targets that are not counts."""
         if (y < 0).any() or (y != np.round(y)).any():
             raise ValueError(
-                "y has entries that are not counts (0, 1, 2, …), which "
-                "criterion=PoissonNLLLoss needs. Use torch.nn.MSELoss for real numbers."
+                "y has entries that are not counts (0, 1, 2, …). For real numbers, use "
+                "torch.nn.MSELoss instead of criterion=PoissonNLLLoss."
             )
 
     def configured(self, criterion: nn.Module) -> "Poisson":
@@ -450,11 +450,11 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
 
 @dataclass(frozen=True)
 class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
-    """Likelihood of normal targets; the network predicts mean and variance.
+    """Likelihood of normal targets whose mean and variance the network predicts.
 
     The network has 2·t outputs: first the means μ, then the logarithms s of the
     variances. `hessian` is the expected Hessian of the loss, which is the Fisher
-    information ``diag(exp(-s), ½)``. The Fisher information is positive definite. The
+    information ``diag(exp(-s), ½)``. The expected Hessian is positive definite, but the
     Hessian itself may be indefinite.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
@@ -506,7 +506,7 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         return shift, np.concatenate([scale, np.ones_like(scale)])
 
     def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:
-        """Return ``m_μ`` and ``v_μ + E exp(s)``, ``E exp(s) = exp(m_s + v_s / 2)``."""
+        """Return ``m_μ`` and ``v_μ + E exp(s)`` = ``v_μ + exp(m_s + v_s / 2)``."""
         (mu, s), (v_mu, v_s) = (np.split(a, 2, -1) for a in (mean, var))
         return mu, v_mu + np.exp(s + v_s / 2)
 

@@ -27,7 +27,7 @@ def last_step(estimator: Any, X: Any = None) -> tuple[Any, Any]:
     """Return the last step of a fitted pipeline, and X transformed by the other steps.
 
     Pipelines and searches lack methods such as ``predict_interval``. Other estimators
-    are returned unchanged, and so is an ``X`` of None.
+    are returned unchanged. If ``X`` is None, None is returned instead of samples.
     """
     estimator = getattr(estimator, "best_estimator_", estimator)
     while isinstance(estimator, Pipeline) and len(estimator) > 0:
@@ -68,7 +68,7 @@ def _check_sums(proba: Floats) -> None:
     if not is_between or np.abs(sums - 1).max() > _SUM_TOLERANCE:
         raise ValueError(
             f"y_proba has values between {proba.min():.4g} and {proba.max():.4g}, and "
-            f"rows that sum to values between {sums.min():.4g} and {sums.max():.4g}. "
+            f"row sums between {sums.min():.4g} and {sums.max():.4g}. "
             "Pass probabilities, not logits, and divide each row by its sum."
         )
 

@@ -29,8 +29,8 @@ def reliability_curve(
 ) -> tuple[Floats, Floats, Floats]:
     """Compute the empirical frequency and mean predicted probability per bin.
 
-    A reliability diagram plots these values, for two or more classes. For a calibrated
-    classifier and many samples, the two values are equal.
+    A reliability diagram plots the two values against each other, for two or more
+    classes. For a calibrated classifier and many samples, both values are equal.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -47,8 +47,8 @@ def reliability_curve(
     n_bins : int, default=15
         Number of bins.
     strategy : {"uniform", "quantile"}, default="uniform"
-        Bins of equal weight (``"quantile"``), or of equal width and closed on the right
-        (``"uniform"``). Samples with equal probability share a bin.
+        ``"uniform"`` bins have equal width and are closed on the right. ``"quantile"``
+        bins have equal weight. Samples with equal probability share a bin.
     labels : array-like of shape (K,), default=None
         Classes in the order of the columns, such as ``classes_``. Defaults to the
         sorted values of ``y_true``, which must contain all classes.
@@ -62,7 +62,7 @@ def reliability_curve(
     mean_proba : ndarray of the same shape
         Mean predicted probability in the bin; nan in empty bins.
     weight : ndarray of the same shape
-        Sum of the sample weights, or number of samples, in the bin.
+        Number of samples in the bin, or sum of their weights.
 
     Raises
     ------
@@ -127,9 +127,9 @@ def expected_calibration_error(
 ) -> float:
     """Compute the mean absolute difference between confidence and accuracy over bins.
 
-    The error is zero for a calibrated classifier and many samples. It is biased upwards
-    if bins have few samples, and it does not measure accuracy. Therefore also report a
-    proper scoring rule (log loss or Brier score).
+    For a calibrated classifier, the error tends to zero as the number of samples grows.
+    The error is biased upwards if bins have few samples, and it does not measure
+    accuracy. Therefore, also report a proper scoring rule (log loss or Brier score).
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -259,7 +259,7 @@ def adaptive_calibration_error(
 
     If most probabilities are close to zero or one, the other bins of equal width are
     nearly empty, and the expected calibration error depends on few samples. The
-    adaptive calibration error uses bins of about equal size, and includes all classes.
+    adaptive calibration error uses bins of equal weight, and includes all classes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -282,8 +282,8 @@ def adaptive_calibration_error(
     Returns
     -------
     float
-        Error between 0 (best) and 1. Bins are weighted by their sample weight, which
-        can differ because of ties or the number of samples.
+        Error between 0 (best) and 1. Bins are weighted by their sample weights, which
+        can differ if there are ties or if n is not a multiple of ``n_bins``.
 
     Raises
     ------
@@ -396,8 +396,8 @@ def brier_score(
 ) -> float:
     """Compute the squared error of the probabilities, summed over classes.
 
-    The Brier score is a proper scoring rule. Unlike the log loss, it is bounded for
-    confident errors. For two classes, it is twice the Brier score of one class. It
+    The Brier score is a proper scoring rule. Unlike the log loss, it is bounded even
+    for confident errors. For two classes, it is twice the Brier score of one class. It
     equals ``sklearn.metrics.brier_score_loss`` with ``scale_by_half=False``. Unlike
     scikit-learn, this function accepts columns in any order.
 

@@ -81,7 +81,7 @@ def ood_fpr(
     Returns
     -------
     float
-        Rate between 0 (best) and 1; chance is about ``tpr``.
+        Rate between 0 (best) and 1; about ``tpr`` for random confidences.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def risk_coverage_curve(
     -------
     coverage : ndarray of shape (m,)
         Fraction of answered samples, in ascending order up to 1, with one entry per
-        distinct confidence of positive weight.
+        distinct confidence with positive weight.
     risk : ndarray of shape (m,)
         Mean loss of the answered samples.
 
@@ -181,7 +181,7 @@ def area_under_risk_coverage(
     """Compute the mean risk of selective prediction over all thresholds (AURC).
 
     Each sample's confidence serves as a threshold once. The result depends on the loss
-    and on the order of the confidences. Therefore only compare results of the same
+    and on the order of the confidences. Therefore, compare only results of the same
     model, or also report the risk over all samples.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.

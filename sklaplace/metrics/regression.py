@@ -340,7 +340,7 @@ def _check_interval(
     check_consistent_length(targets, interval)
     if interval.shape[1] != 2:
         raise ValueError(
-            f"y_interval has {interval.shape[1]} columns, but needs two: the bounds."
+            f"y_interval has {interval.shape[1]} columns. Pass lower and upper bounds."
         )
     lower, upper = interval.T
     if (lower > upper).any():

@@ -13,8 +13,8 @@ def neg_gaussian_nll_scorer(
 ) -> float:
     """Compute the mean log density of held-out targets, for use as ``scoring``.
 
-    Prefer this scorer to R² for the choice of a prior precision. In linearised
-    predictions, only the standard deviation depends on the prior.
+    To choose a prior precision, prefer this scorer to R², because only the standard
+    deviation of linearised predictions depends on the prior.
 
     Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
@@ -122,7 +122,7 @@ def neg_interval_score_scorer(
     ----------
     estimator : fitted regressor
         Regressor with ``predict_interval(X, coverage)``, such as `LaplaceRegressor`, or
-        a pipeline that ends with this regressor.
+        a pipeline that ends with such a regressor.
     X : array-like of shape (n, n_features)
         Held-out samples.
     y : array-like of shape (n,)

@@ -1,7 +1,7 @@
 """Conversion of user input to arrays of numbers or labels, with clear errors.
 
-numpy converts None and ``"nan"`` to NaN, and dates to integers. Missing pandas values
-and labels of mixed types raise obscure errors about comparisons.
+numpy converts None and ``"nan"`` to NaN, and dates to integers. Missing values in
+pandas and labels of mixed types raise obscure errors about comparisons.
 """
 
 import datetime as dt
@@ -58,7 +58,7 @@ def check_columns(frame: object, name: str) -> None:
 
 
 def as_numbers(values: object, name: str, advice: str = ENCODE) -> np.ndarray:
-    """Return numeric arrays unchanged, and others as float64, with NaN if missing.
+    """Return numeric arrays unchanged, others as float64 with NaN for missing values.
 
     Raises
     ------

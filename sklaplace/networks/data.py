@@ -38,7 +38,7 @@ Batch = tuple[Any, Any, Tensor | None]
 # Loader options that leave out, repeat or permute samples. Evaluation needs each sample
 # once, in order.
 _CHOOSING_OPTIONS = {"shuffle", "drop_last", "sampler", "batch_sampler"}
-# With only these options, the batches of a loader are slices of the arrays.
+# If a loader has only these options, its batches are slices of the arrays.
 _SLICING_OPTIONS = {"batch_size", "num_workers", "pin_memory"}
 
 
@@ -78,7 +78,7 @@ def sample_weights(dataset: object) -> np.ndarray | None:
 def collate_weighted(
     collate: Callable[[list[Any]], Any], items: list[Any]
 ) -> tuple[Any, Any]:
-    """Collate ``X, (y, weights)``; ``collate`` of the loader batches X and y."""
+    """Collate ``X, (y, weights)``; the loader's ``collate`` batches X and y."""
     X, y = unpack_data(collate([(X, y) for X, (y, _) in items]))
     return X, (y, default_collate([weight for *_, (_, weight) in items]))
 
@@ -119,7 +119,7 @@ class Batches:
         """Yield batches of arrays without a loop over samples."""
         for start in range(0, len(self.dataset), self.batch_size):
             batch = slice(start, start + self.batch_size)
-            # an array of rows copies, so in-place layers cannot modify the user's data
+            # indexing by an array copies, so in-place layers do not change user data
             x, y, w = (
                 None if v is None else torch.from_numpy(v[rows[batch]])
                 for v, rows in arrays
@@ -165,7 +165,7 @@ class Batches:
             ) from error
 
 
-# inputs, targets and weights, each with its row for each sample of the dataset
+# inputs, targets and weights, each with the row index of every sample in the dataset
 _Arrays = list[tuple[np.ndarray | StoredArray | None, np.ndarray]]
 
 
@@ -237,7 +237,7 @@ class TrainingData:
         kept = np.flatnonzero(sample_weight)
         if len(kept) == 0:
             raise ValueError(
-                "All entries of sample_weight are zero. Pass at least one positive one."
+                "All entries of sample_weight are zero. At least one must be positive."
             )
         data = replace(self, sample_weight=sample_weight)
         return data if len(kept) == len(sample_weight) else data.take(kept)
@@ -258,7 +258,7 @@ def _is_dataset(X: object) -> bool:
 def is_opaque(X: object) -> bool:
     """Return whether skorch receives X unchanged: a dict, dataset or tuple.
 
-    As in scikit-learn, a tuple of tuples of numbers is an array.
+    As in scikit-learn, a tuple of tuples of numbers counts as an array.
     """
     if isinstance(X, tuple) and all(isinstance(row, tuple) for row in X):
         return not isinstance(next(leaves(X), None), Real)
@@ -271,13 +271,13 @@ def as_given(X: object, dtype: np.dtype) -> Any:
 
     Tensors are detached, because a second backward pass through their graph would fail.
     Indices of subsets become integers. Mappings, such as the output of a tokenizer,
-    become dicts of arrays. Floats in lists become the dtype of the network.
+    become dicts of arrays. Floats in lists are converted to the dtype of the network.
 
     Raises
     ------
     ValueError
-        If a subset has a boolean mask, or if the arrays of a mapping differ in the
-        number of samples or its lists in length.
+        If a subset has a boolean mask, if the arrays of a mapping have different
+        numbers of samples, or if its lists have different lengths.
     """
     if isinstance(X, Mapping):
         X = _as_dict(X, dtype)
@@ -338,7 +338,7 @@ def count_rows(X: Any) -> int:
     """Return the number of samples; raise ValueError for empty data."""
     if is_stream(X):
         raise ValueError(
-            "X is an IterableDataset, which has no known number of samples. Use "
+            "X is an IterableDataset, so its number of samples is unknown. Use "
             "sklaplace.iter_predictions, or collect the samples in an array."
         )
     n = len(X) if _is_dataset(X) else get_len(X)
@@ -383,7 +383,7 @@ class InputType:
     def floats(self, values: np.ndarray, name: str) -> np.ndarray:
         """Cast values to the network's dtype; raise ValueError if not finite.
 
-        Writable values of this dtype are not copied; `Batches` copies what it passes.
+        Writable values of this dtype are not copied; `Batches` copies each batch.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             cast = np.require(values, self.dtype, "W")

@@ -30,9 +30,9 @@ from sklaplace.networks.tabular import (
 
 # Rounding errors, for instance from a different order of the samples, grow by a factor
 # of about 1.3 per iteration of L-BFGS. With this limit, differences are near 1e-11 and
-# almost always below 1e-7. Hundreds of iterations would end in a different minimum. The
-# first iterations do most of the work: 15 more changed the log loss of ten small tables
-# by at most 0.02.
+# almost always below 1e-7. Hundreds of iterations would lead to a different minimum.
+# The first iterations do most of the work: 15 more changed the log loss of ten small
+# tables by at most 0.02.
 MAX_ITERATIONS = 35
 
 # Well above the float64 rounding errors that make the line search meaningless.
@@ -42,7 +42,7 @@ GRADIENT_TOLERANCE = 1e-7
 # nonlinearity. A vanishing penalty would leave the weights undetermined.
 MIN_NOISE = 0.01
 
-# The fixed point of the evidence only needs a few digits.
+# A few digits of the evidence's fixed point suffice.
 EVIDENCE_ITERATIONS = 50
 
 # Stochastic gradients (sampled weights, dropout masks) need more and smaller steps.
@@ -84,7 +84,7 @@ _LONG_ADAM: dict[str, Any] = {**_ADAM, "lr": 0.1, "optimizer__n_steps": 200}
 
 @dataclass(frozen=True)
 class Size:
-    """Capacity, regularisation and training for a number of samples.
+    """Capacity, regularisation and training settings for a number of samples.
 
     Attributes
     ----------
@@ -113,13 +113,13 @@ class Size:
 
     @staticmethod
     def of(n_samples: int) -> "Size":
-        """Return the size for a number of distinct samples."""
+        """Return the settings for a number of distinct samples."""
         return SMALL if n_samples < MANY_ROWS else LARGE
 
 
-# From this number of distinct samples on, piecewise linear inputs predict better on
-# average. The penalty is larger with these inputs, because the evidence only describes
-# a linear model, and a network with these inputs overfits more than that model.
+# With at least this many distinct samples, piecewise linear inputs improve predictions
+# on average. With these inputs, the penalty is larger, because the evidence describes
+# only a linear model, and a network overfits more than a linear model.
 MANY_ROWS = 500
 SMALL = Size()
 LARGE = Size(64, 8, 3.0, 1.0, _LONG_ADAM)
@@ -170,9 +170,9 @@ class PenalisedClassifier(PenalisedNet, NeuralNetClassifier):
 class PenalisedRegressor(PenalisedNet, NeuralNetRegressor):
     """Regressor with a penalty and a loss in standardised units of the targets.
 
-    All targets count equally, and the fit does not depend on their units. Parameters
-    are as for `PenalisedNet`. The module has attributes ``target_center`` and
-    ``target_scale``.
+    All targets count equally, and the fit does not depend on their units. The net has
+    the parameters of `PenalisedNet`. The module must have the attributes
+    ``target_center`` and ``target_scale``.
     """
 
     def get_loss(
@@ -190,15 +190,15 @@ def default_classifier(
 ) -> PenalisedClassifier:
     """Build the unfitted default network for classification.
 
-    A custom network is preferable for images, text and sequences. Hundreds of thousands
-    of samples also justify a larger custom network.
+    Prefer a custom network for images, text and sequences, and a larger custom network
+    for hundreds of thousands of samples.
 
     Parameters
     ----------
     data : TrainingData
         Training inputs, float64, of shape (n_samples, n_features), which determine the
         standardisation and the penalty; classes encoded as 0 .. n_classes - 1; and
-        optional sample weights. A weight counts repetitions of its sample.
+        optional sample weights. A weight is the number of repetitions of its sample.
     size : Size
         Capacity, regularisation and training.
     n_classes : int
@@ -213,9 +213,9 @@ def default_classifier(
     Notes
     -----
     Building the net costs O(n p min(n, p)) for p = features + hidden units. ``fit``
-    costs about `MAX_ITERATIONS` forward and backward passes over all samples. With
-    `MANY_ROWS` samples or more, ``fit`` costs 200 passes, and each column has up to
-    eight further features.
+    costs about `MAX_ITERATIONS` forward and backward passes over all samples. With at
+    least `MANY_ROWS` samples, ``fit`` costs 200 passes, and each column has up to eight
+    additional features.
 
     References
     ----------
@@ -229,7 +229,7 @@ def default_classifier(
 def default_multilabel(data: TrainingData, size: Size) -> PenalisedClassifier:
     """Build the unfitted default network for binary labels y (n_samples, n_labels).
 
-    As for `default_classifier`, but the criterion is `torch.nn.BCEWithLogitsLoss`.
+    Like `default_classifier`, but the criterion is `torch.nn.BCEWithLogitsLoss`.
     """
     factor = 1 / data.y.shape[1]  # the loss is a mean over labels as well as samples
     labels = replace(data, y=data.y.astype(float))
@@ -255,7 +255,7 @@ def penalised_classifier(
     criterion : subclass of nn.Module
         Loss of one logit per column.
     factor : float, default=1.0
-        Factor by which the criterion scales a sample's loss, summed over columns.
+        Factor by which the criterion scales the sum of a sample's losses over columns.
     module : subclass of nn.Module
         `TabularNetwork`, or a class with the same arguments and ``squared_norm()``.
 
@@ -272,14 +272,14 @@ def penalised_classifier(
 def default_regressor(data: TrainingData, size: Size) -> PenalisedRegressor:
     """Build the unfitted default network for targets y (n_samples, n_outputs).
 
-    As for `default_classifier`, but with `torch.nn.MSELoss` and targets in any units.
+    Like `default_classifier`, but with `torch.nn.MSELoss` and targets in any units.
     """
     Y, weight, noise, settings = _prepared(data, size)
     target_center, target_scale = center_and_scale(Y, weight)
     return PenalisedRegressor(
         TabularNetwork,
         criterion=nn.MSELoss,
-        # MSELoss is twice the squared loss in the module docstring, and is a mean.
+        # MSELoss is the mean of twice the squared loss in the module docstring.
         penalty=size.regression_strength * noise / (weight.sum() * Y.shape[1]),
         module__target_center=target_center,
         module__target_scale=target_scale,
@@ -302,7 +302,7 @@ def with_dropout(net: PenalisedNet) -> PenalisedNet:
 
 
 def _architecture(net: NeuralNet) -> dict[str, Any]:
-    """Return the parameters of a net for its module and criterion."""
+    """Return the net parameters that concern its module and criterion."""
     return {
         name: value
         for name, value in net.get_params(deep=False).items()
@@ -355,7 +355,7 @@ def piecewise_linear(Z: Array, weight: Array, n_pieces: int) -> Array:
     Z : ndarray of shape (n, n_features)
         Standardised inputs.
     weight : ndarray of shape (n,)
-        Positive sample weights. A weight counts repetitions of its sample.
+        Positive sample weights. A weight is the number of repetitions of its sample.
     n_pieces : int
         Maximum number of pieces per column. Columns with fewer than three distinct
         quantiles have no pieces.
@@ -387,7 +387,7 @@ def piecewise_linear(Z: Array, weight: Array, n_pieces: int) -> Array:
 
 
 def center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
-    """Return the weighted mean and scale per column; the scale of a constant is 1."""
+    """Return the weighted mean and scale per column; constant columns have scale 1."""
     # Dividing by the largest value avoids overflow. Subtracting the first row makes
     # constant columns exactly zero.
     largest = np.abs(values).max(axis=0)

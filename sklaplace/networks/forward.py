@@ -55,7 +55,7 @@ def agreeing(
 
 
 def read_logits(raw: Tensor, calls: list[Tensor], probability_map: str) -> Tensor:
-    """Return logits (b, ...) for the probabilities ``raw``, from a layer's only call.
+    """Return logits (b, ...) for probabilities ``raw``, read from a layer's only call.
 
     If the probabilities of a sample disagree with the layer, the sample's logits come
     from ``probability_map`` instead.
@@ -74,7 +74,7 @@ class Forward(nn.Module):
     Parameters
     ----------
     module : nn.Module
-        Network whose parameters the derivatives refer to.
+        Network. Derivatives are taken with respect to its parameters.
     call : callable
         ``call(x)`` runs ``module`` on a batch, for instance ``net.infer``.
     output_map : str, default="identity"
@@ -84,8 +84,8 @@ class Forward(nn.Module):
         softmax. For all samples with matching probabilities, logits at full precision
         are read from this submodule.
     shape : tuple of int or None, default=None
-        Output shape of one sample, if known. Some image networks accept other image
-        sizes, but their outputs then have other positions.
+        Output shape of one sample, if known. Some image networks accept images of other
+        sizes, but then return outputs at other positions.
     probability_map : str, default="log"
         Key of ``OUTPUT_MAPS`` for probabilities that disagree with the logit layer.
 
@@ -96,7 +96,7 @@ class Forward(nn.Module):
     rounding : float
         Relative rounding error of layer outputs, if known.
     takes_many : bool
-        Whether ``torch.func.vmap`` over weights works. False after an operator failed.
+        Whether ``torch.func.vmap`` over weights works; False once an operator fails.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Forward(nn.Module):
         return other
 
     def twin(self) -> "Forward":
-        """Return a `Forward` of a copy of the network."""
+        """Return a `Forward` for a copy of the network."""
         module = copy.deepcopy(self.module)
         net = getattr(self.call, "__self__", None)  # call is net.infer or the module
         call = module if net is None else with_attributes(net, module_=module).infer
@@ -157,7 +157,7 @@ class Forward(nn.Module):
         if is_map and shape != expected:
             raise ValueError(
                 f"The network returns maps of shape {shape} for these rows, but "
-                f"{expected} in fit. Pass maps of one size."
+                f"returned {expected} in fit. Pass inputs of one size."
             )
         return as_columns(at_least_single(outputs))
 
@@ -260,8 +260,8 @@ def as_columns(outputs: Tensor) -> Tensor:
 def first_tensor(outputs: Any) -> Tensor:
     """Return the output used for predictions.
 
-    For a tuple, return the first element, as in skorch. For a mapping or object, such
-    as the outputs of transformers, return the tensor `logits` if there is one.
+    For a tuple, return the first element, as in skorch. For a mapping or an object,
+    such as an output of ``transformers``, return its tensor ``logits`` if it has one.
     """
     if isinstance(outputs, tuple):
         return outputs[0]

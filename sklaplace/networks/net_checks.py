@@ -46,8 +46,8 @@ def check_device(net: NeuralNet) -> None:
     if any(str(device).startswith("mps") for device in devices):
         raise ValueError(
             "The net is on the device 'mps', which has no float64. The posterior "
-            "and predictions need float64 on the device of the net. Allowed are 'cpu' "
-            "and 'cuda'. Train the net with device='cpu', or move a trained net with "
+            "and predictions need float64 on the device of the net, so use 'cpu' or "
+            "'cuda'. Train the net with device='cpu', or move a trained net with "
             "net.set_params(device='cpu') and net.module_.to('cpu')."
         )
 
@@ -58,7 +58,7 @@ def check_scripted(net: NeuralNet) -> None:
     Raises
     ------
     TypeError
-        If the net's module or a submodule is in TorchScript.
+        If the net's module or a submodule is a TorchScript module.
     """
     module = getattr(net, "module_", net.module)
     module = getattr(module, "_orig_mod", module)
@@ -66,8 +66,8 @@ def check_scripted(net: NeuralNet) -> None:
         if isinstance(part, torch.jit.ScriptModule):
             where = f"The submodule {name!r}" if name else "The module"
             raise TypeError(
-                f"{where} of the net, a {part.original_name}, is in TorchScript. Use "
-                "the original torch.nn.Module, and pass its weights to load_state_dict."
+                f"{where} of the net, {part.original_name}, is TorchScript. Use the "
+                "original torch.nn.Module, and load its weights with load_state_dict."
             )
 
 
@@ -149,13 +149,13 @@ def check_held_out_batches(net: NeuralNet, held_out: Sized | None) -> None:
     Raises
     ------
     ValueError
-        If ``drop_last`` is set and there are fewer held-out samples than a batch.
+        If ``drop_last`` is set and there are fewer held-out samples than one batch has.
     """
     options = net.get_params_for("iterator_valid")
     size = options.get("batch_size", net.batch_size)
     if held_out is not None and options.get("drop_last") and len(held_out) < size:
         raise ValueError(
             f"iterator_valid__drop_last=True of the net drops all {len(held_out)} "
-            f"held-out samples, because a batch has {size}. Remove the option, or set "
-            "a smaller iterator_valid__batch_size."
+            f"held-out samples, because the batch size is {size}. Remove the option, "
+            "or set a smaller iterator_valid__batch_size."
         )

@@ -2,7 +2,7 @@
 
 skorch iterates over the data set once per epoch. For a small network, this iteration
 costs more than a step. With many steps per batch, full-batch training needs a single
-epoch. The size of step t of T is ``lr (1 + cos(π t / T)) / 2``.
+epoch. Step t of T has the size ``lr (1 + cos(π t / T)) / 2``.
 """
 
 import math

@@ -81,7 +81,7 @@ class OutputSpec:
 
     @property
     def covariance_size(self) -> int:
-        """Number of entries of a sample's output covariance, summed over blocks."""
+        """Number of entries in a sample's output covariance, summed over blocks."""
         return self.n_outputs**2 // self.likelihood.n_blocks
 
     def batch_size(
@@ -94,8 +94,8 @@ class OutputSpec:
         row_elements : int, default=0
             Additional float64 numbers per sample.
         with_covariance : bool, default=False
-            Whether to reserve memory for (c, c) output covariances in float64, in
-            centred form, and for their square roots.
+            Whether to reserve memory for three (c, c) float64 matrices: the output
+            covariance, its centred form, and its square root.
         """
         covariances = 3 * self.covariance_size if with_covariance else 0
         return batch_rows(self.row_bytes + 8 * (row_elements + covariances))
@@ -282,7 +282,7 @@ def _no_likelihood(
         )
     elif other and known.is_classification != has_labels:
         advice += f"; or use {other}"
-    return f"criterion={type(criterion).__name__} has no likelihood here. {advice}."
+    return f"criterion={type(criterion).__name__} is not supported here. {advice}."
 
 
 def raw_outputs(net: NeuralNet, x: object) -> Tensor:
@@ -356,9 +356,9 @@ def _logit_layer(
 ) -> str | None:
     """Return the name of the last submodule that outputs the network's logits.
 
-    The probabilities must match the outputs for ``x``. Float inputs are also scaled
-    towards zero for a second comparison, because probabilities near zero and one match
-    many logits.
+    Its probabilities must match the outputs for ``x`` and, if ``x`` is a float tensor,
+    for ``x`` scaled towards zero. Without the second comparison, probabilities near
+    zero and one would match many logits.
     """
     passes = [_recorded(net, x)]
     if isinstance(x, Tensor) and x.is_floating_point():
@@ -400,9 +400,9 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
     error = (likelihood.gradient(f, y) - expected).abs().max()
     if not error <= 1e-6 * (1 + expected.abs().max()):
         raise ValueError(
-            f"The gradient of {type(likelihood).__name__} contradicts its loss: they "
-            f"differ by {float(error):.2g}. Compare likelihood.gradient with "
-            "automatic differentiation of likelihood.loss."
+            f"The gradient of {type(likelihood).__name__} contradicts its loss: it is "
+            f"off by {float(error):.2g}. Compare likelihood.gradient with automatic "
+            "differentiation of likelihood.loss."
         )
 
 
@@ -452,7 +452,7 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     advice = f"Set the size of its last layer to {needed}."
     if is_binary and n_targets > 1:
         advice = (
-            "One logit is for two classes: set the size of the last layer to 1. "
+            "For two classes, set the size of the last layer to 1. "
             "For more classes, use skorch.NeuralNetClassifier with "
             f"criterion=torch.nn.CrossEntropyLoss and a last layer of size {n_targets}."
         )

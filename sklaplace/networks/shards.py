@@ -40,7 +40,7 @@ def shards_of(dataset: Samples, batch_size: int, n_shards: int | None) -> list[A
 
 
 def cut(dataset: Any, chosen: slice | np.ndarray) -> Any:
-    """Return some samples; cut arrays, and make a `Subset` of other datasets."""
+    """Return chosen samples as parts of arrays, or as a `Subset` of other datasets."""
     if type(dataset) is RowDataset:
         weights = None if dataset.weights is None else dataset.weights[chosen]
         return RowDataset(cut(dataset.dataset, chosen), dataset.y[chosen], weights)

@@ -3,7 +3,7 @@
 A split by position changes with the order of the samples, and can put copies of a
 sample on both sides. The key of a sample is a hash of its inputs. Therefore, the split
 does not depend on the order, and copies stay together. A sample of weight two is
-equivalent to two samples. Samples of an array that are equal up to `TOLERANCE` are
+equivalent to two samples. Samples of an array that are equal up to `TOLERANCE` count as
 copies. If the user passes groups, the key is a hash of the group instead.
 """
 
@@ -32,7 +32,7 @@ _BLOCK = 2**21
 def row_keys(
     X: Any, n_rows: int, seed: int, groups: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the key of each sample, (n,), uint64; equal keys stay together.
+    """Return each sample's key, (n,), uint64; samples with equal keys stay together.
 
     Parameters
     ----------
@@ -44,8 +44,8 @@ def row_keys(
     seed : int
         Seed of the hash. Different seeds produce different keys.
     groups : ndarray of shape (n,) or None
-        Group labels. The keys then depend only on the labels, so that copies in
-        different groups may have different keys.
+        Group labels. The keys then depend only on the labels, so copies in different
+        groups may have different keys.
     """
     if groups is not None:
         rows: Any = map(str.encode, groups.astype(str))
@@ -101,9 +101,9 @@ def hash_folds(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the indices of training and validation samples of each fold.
 
-    Parameters are as for `hash_split`. Samples with the same key are in the same fold.
-    There are at most as many folds as distinct keys. The order of the folds does not
-    depend on the order of the samples.
+    The parameters are described in `hash_split`. Samples with the same key are in the
+    same fold. The number of folds is at most the number of distinct keys. The order of
+    the folds does not depend on the order of the samples.
     """
     strata, inverse = _distinct(keys, y, stratify)
     fold = np.empty(len(strata), dtype=int)
@@ -148,7 +148,7 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
         along += direction[block] @ (Z / scale[block])
     order = np.argsort(along, kind="stable")
     edges, tolerance = [], min(TOLERANCE, 0.05 / n)
-    # apart from rounding, copies are as close along the direction
+    # bound on the distance of copies along the direction, including rounding
     nearest = tolerance * np.abs(direction).sum() + 1e-9 * np.abs(along)
     for lag in range(1, min(N_NEIGHBOURS + 1, n)):
         pairs = np.stack([order[:-lag], order[lag:]])
@@ -181,7 +181,7 @@ def _distinct(
 
 
 def shared_keys(X: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Return for each sample the smallest key among its copies, (n,)."""
+    """Return the smallest key among the copies of each sample, (n,)."""
     groups = groups_of_copies(X)
     smallest = np.full(groups.max() + 1, np.iinfo(keys.dtype).max, dtype=keys.dtype)
     np.minimum.at(smallest, groups, keys)

@@ -1,4 +1,4 @@
-"""StoredArray: an array on disk, in a cluster or sparse, read batch by batch.
+"""StoredArray: an on-disk, distributed or sparse array that is read batch by batch.
 
 The array is a memory-mapped numpy file, a chunked array (for example from zarr, HDF5 or
 dask), or a sparse matrix. It has a shape and a dtype, and supports slices. Values are

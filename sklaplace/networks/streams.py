@@ -72,7 +72,7 @@ class RowStream(IterableDataset[tuple[object, object]]):
 
 
 def some_of(dataset: Any, rows: list[int]) -> Any:
-    """Return samples of a dataset; of a stream, the first ``len(rows)`` samples."""
+    """Return samples of a dataset; for a stream, the first ``len(rows)`` samples."""
     if not is_stream(dataset):
         return Subset(dataset, rows)
     return list(islice(dataset, len(rows)))

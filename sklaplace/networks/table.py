@@ -1,14 +1,14 @@
 """Table: the columns of a data frame as numbers for the default network.
 
 Numbers and booleans stay unchanged. A missing number is replaced by the median of its
-column. If many numbers of a column are missing, the column has an indicator. Each
+column. If many numbers are missing from a column, an indicator column is added. Each
 frequent level of a category becomes a column of zeros and ones. The other levels share
-one column. A missing value of a category counts as a level.
+one column. A missing category counts as a level.
 
 A surprise is a level that did not occur in fit, or a missing number in a column that
 was complete in fit. The last column is the square root of the number of surprises of a
-row. It is zero for training samples, so a surprise has high leverage. Otherwise, a
-new level is encoded as the average of the levels in fit.
+row. It is zero for training samples, so a surprise has high leverage. In its own
+columns, a new level is encoded as the average of the levels in fit.
 """
 
 from collections import Counter
@@ -89,7 +89,7 @@ class Levels:
     known : frozenset or None
         Levels in fit, or None if new levels are not surprises.
     mean : ndarray of shape (m,)
-        Mean of the encoded training samples, which encodes new levels.
+        Mean of the encoded training samples, used as the encoding of new levels.
     """
 
     encoder: OneHotEncoder
@@ -150,7 +150,7 @@ class Table:
         ------
         TypeError, ValueError
             If a column has values other than numbers, booleans, strings, categories and
-            missing values, or has numbers instead of strings.
+            missing values, or has changed between strings and numbers since fit.
         """
         found = []
         parts = zip(_read(frame), self.contents, self.columns, strict=True)

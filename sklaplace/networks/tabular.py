@@ -32,7 +32,7 @@ DROPOUT_RATE = 0.1
 
 
 def with_pieces(z: torch.Tensor, pieces: torch.Tensor) -> torch.Tensor:
-    """Append m pieces to the inputs (b, n_features), to (b, n_features + m).
+    """Append m pieces to inputs (b, n_features), and return (b, n_features + m).
 
     A piece rises linearly over an interval of one input, and is constant elsewhere.
 

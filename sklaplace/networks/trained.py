@@ -56,7 +56,7 @@ class TrainedNetwork:
         dataset : Dataset
             Samples, with or without targets and weights.
         batch_size : int or None
-            Samples per batch. None computes the number from the arguments below.
+            Samples per batch. If None, the arguments below determine the number.
         row_elements : int
             Number of float64 numbers computed per sample.
         with_covariance : bool

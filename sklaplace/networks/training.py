@@ -50,8 +50,8 @@ def train(
         Samples in any form that skorch accepts. If X is a dataset, y replaces the
         targets of the dataset.
     check : callable
-        Function to call before the first step, with the dataset and its validation
-        part, or None. The function may raise an error.
+        Function to call before the first step. Its arguments are the dataset and the
+        validation part (or None). The function may raise an error.
     changes : tuple of types
         Mixins to put before the net's class during training.
 
@@ -93,7 +93,7 @@ def _overrides(net: NeuralNet, *names: str) -> bool:
 def _takes_logits(net: NeuralNet, x: object) -> bool:
     """Return whether the criterion expects a tensor but outputs are not tensors.
 
-    skorch passes tuples on, and a custom criterion or training step may accept tuples.
+    skorch passes tuples unchanged, so custom criteria or training steps can use them.
     """
     forward = as_forward(net)
     with forward.frozen():
@@ -275,8 +275,8 @@ def weighted_loss(
     criterion = unwrapped(criterion)  # torch.compile also wraps criteria
     if (reduction := getattr(criterion, "reduction", None)) is None:
         raise ValueError(
-            f"sample_weight needs the loss of each sample. {type(criterion).__name__} "
-            "must have an attribute reduction, and return each loss if it is 'none'."
+            f"sample_weight requires a loss per sample. {type(criterion).__name__} "
+            "must have an attribute reduction, and return all losses if it is 'none'."
         )
     criterion.reduction = "none"
     try:

@@ -181,9 +181,9 @@ class UncertaintyDisplay(Display):
     """Uncertainty of a classifier over two features.
 
     The display has three maps with a common colour scale. Total uncertainty is the sum
-    of aleatoric uncertainty, which more training samples do not reduce, and epistemic
-    uncertainty, which more training samples reduce. Use `from_estimator` to create the
-    display. Parameters are stored as attributes.
+    of aleatoric and epistemic uncertainty. More training samples reduce only the
+    epistemic uncertainty. Use `from_estimator` to create the display. Parameters are
+    stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 

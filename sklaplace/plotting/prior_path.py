@@ -156,7 +156,7 @@ class PriorPathDisplay(Display):
         if results and prior_precisions is not None:
             raise ValueError(
                 "prior_precisions was given, but cv_results_ has scores for other "
-                "values. Omit it, or fit with these prior_precisions."
+                "values. Omit prior_precisions, or fit with these values."
             )
         path = results.get("param_prior_precision", prior_precisions)
         fitted, data = np.asarray(estimator.prior_precision_), {}

@@ -165,7 +165,7 @@ class RegressionCalibrationDisplay(Display):
             Predicted means and standard deviations, including observation noise.
         kind : {"interval", "quantile"}, default="interval"
             Coverage of central intervals, or frequency of targets below quantiles.
-            Quantiles also show whether targets are too often on one side.
+            Quantiles also show whether targets are too often above or below them.
         levels : array-like of shape (n_levels,), default=None
             Nominal coverages or quantile levels, each in (0, 1). The default is 0.05,
             0.1, ..., 0.95.

@@ -138,7 +138,7 @@ def test_draws_are_finite_where_quantiles_are_not(monkeypatch, point):
 
 
 def test_draws_are_some():
-    with pytest.raises(ValueError, match=r"n_samples=0 gives no draws. Use at least 1"):
+    with pytest.raises(ValueError, match=r"n_samples=0 is not positive"):
         sobol_normals(0, 3, 0)
 
 

@@ -264,7 +264,7 @@ CE = "NeuralNetClassifier(MLP, criterion=torch.nn.CrossEntropyLoss)"
 MSE = "NeuralNetRegressor(MLP, criterion=torch.nn.MSELoss)"
 SEVERAL = "skorch.NeuralNet with criterion=torch.nn.BCEWithLogitsLoss"
 OWN = "pass likelihood=", "sklaplace.likelihoods."
-ONE_LOGIT = "One logit is for two classes", "size of the last layer to 1"
+ONE_LOGIT = "For two classes, set", "size of the last layer to 1"
 LOADER = DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)))
 DATASET = "is a DataLoader", "fit(loader.dataset, targets)"
 ALONE = "requires y to be passed", "fit(dataset, [y for _, y in dataset])"
@@ -272,8 +272,8 @@ NO_INSTANCE = "an instance, not the class", CE
 of_two = partial(of_classes, criterion=nn.BCEWithLogitsLoss)
 UNKNOWN = "torch.nn.CrossEntropyLoss", *OWN
 MARGIN = of_classes(criterion=nn.MultiMarginLoss)
-FOR_NET = "criterion=MSELoss has no likelihood here", "or use ", "Regressor"
-BETWEEN = "criterion=CrossEntropyLoss has no likelihood", "Classifier", "MSELoss"
+FOR_NET = "criterion=MSELoss is not supported here", "or use ", "Regressor"
+BETWEEN = "criterion=CrossEntropyLoss is not supported", "Classifier", "MSELoss"
 CLASSES = "y has 1 class", "at least two classes", "partial_fit(X, y, classes=...)"
 # what users of every estimator do first by mistake: error, estimator, X, y and words
 OF_CLASSIFIERS = {
@@ -328,11 +328,11 @@ OF_REGRESSORS = {
     ),
     "means and variances": (
         *(ValueError, of_variances(criterion=nn.GaussianNLLLoss), X_REG, Y_REG),
-        *("criterion=GaussianNLLLoss has no likelihood here", *NLL),
+        *("criterion=GaussianNLLLoss is not supported here", *NLL),
     ),
     "a loss of tuples": (
         *(ValueError, of_variances(criterion=OfTuples), X_REG, Y_REG),
-        *("criterion=OfTuples has no likelihood here", *NLL),
+        *("criterion=OfTuples is not supported here", *NLL),
     ),
     "means and logarithms of variances in tuples": (
         *(ValueError, of_variances(criterion=HeteroscedasticNLLLoss), X_REG, Y_REG),
@@ -348,7 +348,7 @@ OF_RANKERS = {
     "a net for numbers": (ValueError, of_numbers(), PAIRS, PREFERRED, FOR_NET[0]),
     "several logits": (
         *(ValueError, of_classes(), PAIRS, PREFERRED),
-        *("criterion=CrossEntropyLoss has no", "BCEWithLogitsLoss"),
+        *("criterion=CrossEntropyLoss is not", "BCEWithLogitsLoss"),
     ),
     "one-hot": (
         *(ValueError, None, PAIRS, np.eye(2)[PREFERRED]),
@@ -421,7 +421,7 @@ def test_modules_of_torchscript(way):
         module = nn.Sequential(nn.Linear(2, 2), module)
     net = NeuralNetRegressor(module, callbacks=[RecordTraining()], verbose=0)
     net = FrozenEstimator(net.initialize()) if way == "frozen" else net
-    where = "submodule '1'" if way == "submodule" else "The module of the net, a Linear"
+    where = "submodule '1'" if way == "submodule" else "The module of the net, Linear"
     words = where, "TorchScript", "original torch.nn.Module"
     for kind in (LaplaceRegressor, VariationalRegressor):
         refused_fit(kind(net, random_state=0), *words, error=TypeError)

@@ -556,7 +556,7 @@ class TestLikelihoodsOfOnesOwn:
             model.fit(X, y)
             found.append([*model.predict(X, return_std=True), model.sample_y(X)[:, 0]])
         assert_allclose(*found, rtol=1e-6)
-        with pytest.raises(ValueError, match="CountsByHand has no likelihood here"):
+        with pytest.raises(ValueError, match="CountsByHand is not supported here"):
             LaplaceRegressor(rates(20, CountsByHand)).fit(X, y)
 
     @pytest.mark.parametrize("prior", [1.0, "validation", "marglik"])

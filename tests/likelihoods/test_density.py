@@ -203,7 +203,7 @@ class TestOthers:
         [
             (lambda f, y: -((y - f) ** 2), "does not integrate to one: the logarithm"),
             (lambda f, y: 0 * f, "does not integrate|log_prob returns shape"),
-            (lambda f, y: Normal().log_prob(f, y).sum(-1), "do not sum"),
+            (lambda f, y: Normal().log_prob(f, y).sum(-1), "one log-density per"),
         ],
     )
     def test_wrong_densities_are_refused(self, log_prob, words):
@@ -231,5 +231,5 @@ class TestOthers:
     def test_targets_that_are_not_positive_are_refused(self):
         X, y = waves(40)
         model = LaplaceRegressor(regressor(), likelihood=SINGLE["log-normal"][0])
-        with pytest.raises(ValueError, match="not positive, which OfPositive"):
+        with pytest.raises(ValueError, match="OfPositive is for positive targets"):
             model.fit(X, y)

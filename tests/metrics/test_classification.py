@@ -87,7 +87,7 @@ def test_class_weights_count_rows(metric):
             {},
             r"values between -1.5 and 2.5.* Pass probabilities",
         ),
-        (LABELS, PROBA / 2, {}, r"sum to values between 0.5 and 0.5.*divide each row"),
+        (LABELS, PROBA / 2, {}, r"row sums between 0.5 and 0.5.*divide each row"),
         ([0, 0, 0, 0], PROBA, {}, r"2 columns, but y_true has 1 classes. Pass labels="),
         (LABELS, PROBA, {"labels": [0, 1, 2]}, r"2 columns, but labels has 3 classes"),
         ([0, 1, 2, 7], PROBA, {"labels": [0, 2]}, r"has the class 1, which is not in"),

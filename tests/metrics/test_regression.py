@@ -80,7 +80,7 @@ def test_intervals_name_what_is_wrong(metric):
     crossed = r"bound 1.0 above the upper bound 0.0 in row 1"
     with pytest.raises(ValueError, match=crossed):
         metric([0, 0], [[0, 1], [1, 0]])
-    with pytest.raises(ValueError, match=r"has 3 columns, but needs two"):
+    with pytest.raises(ValueError, match=r"has 3 columns\. Pass lower"):
         metric([0], [[0, 1, 2]])
     with pytest.raises(ValueError, match=r"inconsistent numbers of samples"):
         metric([0], [[0, 1], [0, 1]])
