@@ -2,8 +2,8 @@
 
 joblib hashes arrays by value, and classes and functions by name. This module also
 hashes tensors and networks by value, and the user's classes and functions by source
-code. As with the ``memory`` of a scikit-learn ``Pipeline``, changes to functions that
-this source code calls go unnoticed.
+code. Changes to functions that are called by this source code are not detected. The
+``memory`` of a scikit-learn ``Pipeline`` has the same limit.
 """
 
 import functools

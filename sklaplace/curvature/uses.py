@@ -1,7 +1,8 @@
 """Layers and parameters through which outputs depend on the weights.
 
-How a few samples use the layers determines the form of the Jacobian. Other samples may
-take other paths through the network, so each batch is compared with the recorded uses.
+A forward pass over a few samples records how the layers are used, which determines the
+form of the Jacobian. Other samples may take other paths through the network, so each
+batch is compared with the recorded uses.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -86,7 +86,7 @@ def _verified_on(
     few: Tensor,
     columns: Tensor,
 ) -> list[BlockSpec]:
-    """Return specs whose rows agree for a few samples and for columns (b, c, k)."""
+    """Return specs whose rows agree with a loop over samples, for a few samples."""
     equal = partial(agree, precision=forward.rounding)
     parameters = dict(forward.module.named_parameters())
     leaves = [parameters[spec.name] for spec in specs]

@@ -183,7 +183,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     n_iter_ : int
         Number of training epochs of the network.
     prior_precision_ : float or ndarray
-        Prior precision in use. If ``prior`` is given, see ``posterior_.earlier``.
+        Prior precision in use. A given ``prior`` is stored in ``posterior_.earlier``.
     temperature_ : float
         Temperature in use. It differs from ``temperature`` only after `tune`.
     log_marginal_likelihood_value_ : float

@@ -158,7 +158,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return found if self._targets.n_classes > 1 else np.zeros_like(found)
 
     def _entropies_of_draws(self, X: Inputs) -> np.ndarray:
-        """Return entropies like `_entropies`, from draws of the logits."""
+        """Return the same entropies as `_entropies`, from draws of the logits."""
         outputs = self._outputs()
         outputs.model.check_variance()
         if outputs.model.is_gaussian:

@@ -237,8 +237,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
         Standard deviation of the observation noise, equal for all outputs. ``"auto"``
         chooses one noise level per prior precision by maximising the likelihood of the
         held-out samples of all folds together, regardless of ``scoring``. All columns
-        of ``y`` share this level, even if their residuals differ. `LaplaceRegressor`,
-        and `tune` after the search, choose one level per column.
+        of ``y`` share this level, even if their residuals differ. In contrast,
+        `LaplaceRegressor` chooses one level per column, and so does `tune`.
     normalize_y : bool, default=False
         As in `LaplaceRegressor`, with mean and standard deviation of each fold's
         training samples. The chosen noise is then the geometric mean of noise levels

@@ -141,7 +141,7 @@ class BaseSWAG(BaseSampling):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
-    """Class probabilities of a skorch net by SWAG.
+    """Classifier with stochastic weight averaging-Gaussian (SWAG).
 
     Stochastic gradient descent continues from the trained weights at a constant
     learning rate. The mean and covariance of its iterates define a Gaussian over all
@@ -224,7 +224,7 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
-    """Predictive intervals of a skorch net by SWAG.
+    """Regressor with stochastic weight averaging-Gaussian (SWAG).
 
     The counterpart of `SWAGClassifier` for real-valued targets. See `SWAGClassifier`
     for the method and its uses.

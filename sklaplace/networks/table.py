@@ -7,8 +7,8 @@ one column. A missing category counts as a level.
 
 A surprise is a level that did not occur in fit, or a missing number in a column that
 was complete in fit. The last column is the square root of the number of surprises of a
-row. It is zero for training samples, so a surprise has high leverage. In its own
-columns, a new level is encoded as the average of the levels in fit.
+row. It is zero for training samples, so a surprise has high leverage. In the
+columns of its category, a new level is encoded as the average training sample.
 """
 
 from collections import Counter

@@ -429,7 +429,10 @@ LBFGS["optimizer__line_search_fn"] = "strong_wolfe"
     ("params", "words"),
     [
         ({"optimizer__weight_decay": 0.1}, "weight_decay=0.1, a second prior"),
-        ({"criterion": nn.MultiMarginLoss}, "criterion=MultiMarginLoss has no"),
+        (
+            {"criterion": nn.MultiMarginLoss},
+            "criterion=MultiMarginLoss is not supported",
+        ),
         (LBFGS, "compares losses without the prior"),
     ],
 )

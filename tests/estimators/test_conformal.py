@@ -320,7 +320,7 @@ def test_refusals():
     ):
         model.predict_interval(X, [0.5, 0.99], method="conformal")
     for cv in (ShuffleSplit(2), [(np.arange(50), np.arange(50, 90))]):
-        with pytest.raises(ValueError, match="does not hold out each row once"):
+        with pytest.raises(ValueError, match="must hold out each row exactly once"):
             model.conformalize(X, y, cv=cv)
     for cv in (1, True, 0):
         with pytest.raises(ValueError, match=r"cv=.* is not an integer of at least 2"):

@@ -113,8 +113,8 @@ def folds_of(
     held_out = np.sort(np.concatenate([[], *(test for _, test in folds)]))
     if not np.array_equal(held_out, np.arange(len(data.y))):
         raise ValueError(
-            f"cv={reprlib.repr(cv)} does not hold out each row once. Use an integer, "
-            "or folds such as KFold."
+            f"cv={reprlib.repr(cv)} must hold out each row exactly once. Use an "
+            "integer, or folds such as KFold."
         )
     return folds
 

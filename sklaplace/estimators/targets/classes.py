@@ -146,7 +146,7 @@ class ClassTargets(Targets):
         if not (np.isfinite(weights) & (weights >= 0)).all():
             raise ValueError(
                 f"class_weight={class_weight!r} has negative or non-finite entries. "
-                "Choose numbers of at least 0."
+                "Class weights must be finite and non-negative."
             )
         return replace(self, class_weights=weights)
 
