@@ -271,6 +271,21 @@ class TestOpaqueInputs:
         found, expected = model.predict_proba(wrap(one)), model.predict_proba(wrap(X))
         assert_allclose(found, expected[:1], atol=2e-6)  # float32, as in test_base
 
+    @pytest.mark.parametrize("other", [[], ["mask"], ["masks", "extra"]])
+    def test_keys_are_those_of_fit(self, other, rows):
+        class Lenient(MLP):
+            """Network that ignores unknown keys, as models in transformers do."""
+
+            def forward(self, x, mask=1.0, **_):
+                return super().forward(x * mask)
+
+        X, y = rows[0].astype(np.float32), rows[1]
+        given = {"x": X, "mask": np.ones_like(X[:, :1]), "extra": X}
+        model = trained(classifier(Lenient), given, y, prior_precision=1.0)
+        words = r"X has keys \[.*\]. Pass the keys \['extra', 'mask', 'x'\] of fit"
+        with pytest.raises(ValueError, match=words):
+            model.predict(dict.fromkeys(["x", *other], X))
+
     def test_dict_and_array_agree(self, rows):
         X, y = rows
         settings = {"prior_precision": 1.0}

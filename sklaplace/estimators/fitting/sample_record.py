@@ -54,8 +54,7 @@ class NoveltyRecorder(FeatureRecorder):
             self.has_compared = True
             self._is_known = self._are_of_samples(features, x, f)
         given = self._likelihood, features, f, weights, row_hash(x), x
-        batch = FeatureBatch.of(*given, targets)
-        new = Novelty.of(self._likelihood, batch, f.shape[1])
+        new = Novelty.of(self._likelihood, FeatureBatch.of(*given, targets), f.shape[1])
         self._novelty = new if self._novelty is None else self._novelty.merged(new)
 
     def _are_of_samples(self, features: Tensor, x: Batch, f: Tensor) -> bool:

@@ -184,6 +184,8 @@ class InputForm(InputType):
     ----------
     n_axes : int or None
         Number of axes in fit. None before fit, or if only the network can check inputs.
+    keys : frozenset of str or None
+        Keys in fit, if X was a dict. Many networks ignore missing or unknown keys.
     takes_arrays : bool
         Whether all inputs are read into memory, as the default network requires.
     table : Table or None
@@ -191,6 +193,7 @@ class InputForm(InputType):
     """
 
     n_axes: int | None = None
+    keys: frozenset[str] | None = None
     takes_arrays: bool = False
     table: Table | None = None
 
@@ -203,7 +206,8 @@ class InputForm(InputType):
 
     def seen(self, X: Any) -> "InputForm":
         """Return a copy with the number of axes of checked training inputs."""
-        return replace(self, n_axes=None if is_opaque(X) else len(X.shape))
+        keys = frozenset(X) if isinstance(X, dict) else None
+        return replace(self, keys=keys, n_axes=None if is_opaque(X) else len(X.shape))
 
     @naming(X="X", y="y")
     def check_samples(
@@ -227,9 +231,9 @@ class InputForm(InputType):
         if is_opaque(X):
             X, y = as_given(X, self.dtype), _as_targets(y, allow_nd=True)
             check_length(X, y)
-            if reset:  # set by an earlier fit to arrays
-                for name in ("n_features_in_", "feature_names_in_"):
-                    vars(owner).pop(name, None)
+            # set by an earlier fit to arrays
+            for name in ("n_features_in_", "feature_names_in_") if reset else ():
+                vars(owner).pop(name, None)
             return X, y
         X = self._cast(owner, X, reset=reset)
         y = _as_targets(y, allow_nd=allow_nd)
@@ -244,6 +248,10 @@ class InputForm(InputType):
         if only_net_checks := is_opaque(X):
             X = as_given(X, self.dtype)
             count_rows(X)  # raises for streams
+            if self.keys and isinstance(X, dict) and self.keys != X.keys():
+                raise ValueError(
+                    f"X has keys {sorted(X)}. Pass the keys {sorted(self.keys)} of fit."
+                )
         else:
             X = self._cast(owner, X, reset=False)
         if only_net_checks or self.n_axes is None:
