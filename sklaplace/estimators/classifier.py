@@ -87,7 +87,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     prior_structure : {"scalar", "layerwise", "diag"} or list of str, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
         ``variational``), or one per weight (only for ``full``, ``lowrank`` and
-        ``diag``). A list of names of modules or parameters gives each name one
+        ``diag``). With a list of module or parameter names, each name has its own
         precision; see :ref:`prior-structure`.
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
@@ -107,17 +107,17 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     residual : float or {"auto", "none"}, default="auto"
         Variance of a Gaussian process that is added to the logits; see the :ref:`User
         Guide <far>`. The variance grows with the distance from the training data.
-        ``residual`` is the variance at the distance that 99 % of the samples do not
-        exceed. ``"auto"`` means 0.5 with ``prior_precision="auto"``, and ``"none"``
-        otherwise. The residual requires a network with features.
+        ``residual`` is the variance at the 99th percentile of the samples' distances.
+        ``"auto"`` means 0.5 with ``prior_precision="auto"``, and ``"none"`` otherwise.
+        The residual requires a network with features.
     temperature : float, default=1.0
         Divisor of the log-likelihood in the posterior. Values below one sharpen the
         posterior.
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for tuning, if the net is trained in ``fit``
         and holds out no samples itself, and if there are at least 50 distinct samples.
-        ``prior_precision="auto"`` holds out samples only for your own net with at least
-        100 samples, and uses cross-validation otherwise.
+        ``prior_precision="auto"`` holds out samples only if you pass your own net and
+        at least 100 samples, and uses cross-validation otherwise.
     pred_type : {"glm", "nn"}, default="glm"
         Whether to predict with the linearised network (``"glm"``), or with the network
         under ``n_samples`` draws of the weights (``"nn"``). Tuning always uses
@@ -133,10 +133,10 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         None, use one part per four batches, and at most 32. The number of parts changes
         only the last digits of results.
     n_jobs : int or None, default=None
-        Number of joblib workers, each with one thread; see :doc:`/large_data`. None
-        computes in the current process with all of torch's threads; -1 uses one worker
-        per core. Results are bitwise identical for all numbers of workers, including 1,
-        and for all joblib backends.
+        Number of joblib workers, each with one thread; see :doc:`/large_data`. If None,
+        compute in the current process with all of torch's threads. If -1, use one
+        worker per core. Results are bitwise identical for all numbers of workers,
+        including 1, and for all joblib backends.
     distributed : bool, default=False
         Whether the processes of the default ``torch.distributed`` group share the work
         of ``fit``. All processes need the same data and parameters, and get the same
@@ -154,8 +154,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         times, the chosen values, and a note if an initialised net is trained again. 2
         adds progress bars for long loops, if tqdm is installed.
     class_weight : dict, "balanced" or None, default=None
-        Class weights by label. They multiply ``sample_weight``, including for held-out
-        samples. ``"balanced"`` assigns the same total weight to all classes.
+        Class weights by label. They multiply ``sample_weight``, for held-out samples as
+        well. ``"balanced"`` assigns the same total weight to each class.
     link_approx : {"auto", "mean_field", "mc", "gumbel", "probit", \
             "probit_uncentred", "sodpp", "bridge", "bridge_norm"}, default="auto"
         Link approximation: the approximation of the class probabilities under Gaussian
@@ -258,7 +258,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     ) -> "LaplaceClassifier":
         """Add samples to the posterior; the network keeps its weights.
 
-        The result is that of one fit on all samples, in any order, with the same
+        The result equals that of one fit on all samples, in any order, with the same
         network weights, prior and temperature. Before the first fit, this method is
         equivalent to ``fit``.
 
@@ -292,7 +292,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         Notes
         -----
         The cost is one pass over the new samples. Neither the prior nor the noise is
-        tuned again, and the network is not trained.
+        tuned again, and the network is not retrained.
         ``learning_curve(exploit_incremental_learning=True)`` calls this method, so the
         learning curve is flat.
 
@@ -354,8 +354,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         ValueError
             If the predictions have no closed form. A closed form requires a posterior
             over a last Linear layer without parametrisations, a net without its own
-            ``infer`` method, ``pred_type="glm"``, and a link other than ``"gumbel"``,
-            the default for more than 16 classes.
+            ``infer`` method, ``pred_type="glm"``, and a link other than ``"gumbel"``
+            (the default for more than 16 classes).
 
         See Also
         --------

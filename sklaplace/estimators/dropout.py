@@ -143,7 +143,7 @@ class BaseDropout(BaseSampling):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
-    """Class probabilities of a skorch net by Monte Carlo dropout.
+    """Classifier with Monte Carlo dropout.
 
     Dropout stays active during prediction, and probabilities are averaged over random
     masks. This estimator is a baseline for `LaplaceClassifier`. Monte Carlo dropout
@@ -199,7 +199,7 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
-    """Predictive intervals of a skorch net by Monte Carlo dropout.
+    """Regressor with Monte Carlo dropout.
 
     The counterpart of `MCDropoutClassifier` for real-valued targets. See
     `MCDropoutClassifier` for when to use Monte Carlo dropout.

@@ -508,7 +508,7 @@ class BaseLaplace:
         *,
         parameters: object = None,
     ) -> Any:
-        """Tune prior precision, noise or temperature again, without training samples.
+        """Tune prior precision, noise or temperature again without the training data.
 
         The network, the curvature and the posterior mean do not change. This method
         also works for loaded estimators.
@@ -525,7 +525,7 @@ class BaseLaplace:
             Non-negative sample weights.
         parameters : str or sequence of str, optional
             Hyperparameters to tune: ``"prior_precision"``, ``"sigma_noise"`` or
-            ``"temperature"``. None tunes the prior precision, and the noise if the
+            ``"temperature"``. If None, tune the prior precision, and the noise if the
             likelihood has noise. Other hyperparameters keep their values, including a
             temperature that was tuned earlier. Tuning the temperature requires samples,
             because tempered likelihoods are not normalised. The temperature stays at

@@ -369,7 +369,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ------
         ValueError
             If the criterion ignores all labels, or the label type of ``y`` differs from
-            ``fit``.
+            that in ``fit``.
 
         See Also
         --------
@@ -531,7 +531,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         method : str, optional
-            Overrides ``dirichlet_approx``, with the same allowed values.
+            Overrides ``dirichlet_approx``, and accepts the same values.
 
         Returns
         -------
@@ -697,8 +697,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             Whether to compare a class with the top class, or with the previous class in
             descending order ("next class"), which leads to larger sets.
         method : str, optional
-            Overrides ``dirichlet_approx``, with the same allowed values, or
-            ``"conformal"``.
+            Overrides ``dirichlet_approx``. In addition to the same values,
+            ``"conformal"`` is allowed.
 
         Returns
         -------

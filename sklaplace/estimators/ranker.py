@@ -248,7 +248,7 @@ class LaplaceRanker(LaplaceClassifier):
         for ``"kron"``.
     prior_precision : float, array or {"auto", "validation", "marglik"}, \
             default="marglik"
-        Inverse prior variance of a weight, or the name of its tuner, as for
+        Inverse prior variance of a weight, or the name of its tuner, as in
         `LaplaceClassifier`.
     likelihood, subset_params, structure_params, curvature, curvature_params, \
             prior_structure, prior_mean, prior, refine, temperature, class_weight, \
@@ -352,7 +352,7 @@ class LaplaceRanker(LaplaceClassifier):
         return pairs
 
     def _check_items(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise ValueError if items have another shape than in fit."""
+        """Raise ValueError if the shape of items differs from that in fit."""
         known = getattr(self, "_item_shape", shape)
         if shape != known:
             raise ValueError(
@@ -390,9 +390,9 @@ class LaplaceRanker(LaplaceClassifier):
         ------
         ValueError
             If both ``return_std`` and ``return_cov`` are True, or the shape of items
-            differs from ``fit``.
+            differs from that in ``fit``.
         NotFittedError
-            Before ``fit``.
+            If called before ``fit``.
 
         See Also
         --------

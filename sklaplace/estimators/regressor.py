@@ -94,7 +94,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     prior_structure : {"scalar", "layerwise", "diag"} or list of str, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
         ``variational``), or one per weight (only for ``full``, ``lowrank`` and
-        ``diag``). A list of names of modules or parameters gives each name one
+        ``diag``). With a list of module or parameter names, each name has its own
         precision; see :ref:`prior-structure`.
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
@@ -115,8 +115,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     residual : float or {"auto", "none"}, default="auto"
         Variance of a Gaussian process that is added to the outputs, in units of the
         noise variance; see the :ref:`User Guide <far>`. The variance grows with the
-        distance from the training data. ``residual`` is the variance at the distance
-        that 99 % of the samples do not exceed. ``"auto"`` means 0.5 with
+        distance from the training data. ``residual`` is the variance at the 99th
+        percentile of the samples' distances. ``"auto"`` means 0.5 with
         ``prior_precision="auto"``, and ``"none"`` otherwise. The residual requires a
         network with features and a normal likelihood with a noise level.
     temperature : float, default=1.0
@@ -125,9 +125,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for tuning, if the net is trained in ``fit``
         and holds out no samples itself, and if there are at least 50 distinct samples.
-        ``prior_precision="auto"`` holds out samples only for your own net with at least
-        100 samples (1,000 with ``sigma_noise="auto"``), and uses cross-validation
-        otherwise.
+        ``prior_precision="auto"`` holds out samples only if you pass your own net and
+        at least 100 samples (1,000 with ``sigma_noise="auto"``), and uses
+        cross-validation otherwise.
     pred_type : {"glm", "nn"}, default="glm"
         Whether to predict with the linearised network (``"glm"``), or with the network
         under ``n_samples`` draws of the weights (``"nn"``). Tuning always uses
@@ -142,10 +142,10 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         None, use one part per four batches, and at most 32. The number of parts changes
         only the last digits of results.
     n_jobs : int or None, default=None
-        Number of joblib workers, each with one thread; see :doc:`/large_data`. None
-        computes in the current process with all of torch's threads; -1 uses one worker
-        per core. Results are bitwise identical for all numbers of workers, including 1,
-        and for all joblib backends.
+        Number of joblib workers, each with one thread; see :doc:`/large_data`. If None,
+        compute in the current process with all of torch's threads. If -1, use one
+        worker per core. Results are bitwise identical for all numbers of workers,
+        including 1, and for all joblib backends.
     distributed : bool, default=False
         Whether the processes of the default ``torch.distributed`` group share the work
         of ``fit``. All processes need the same data and parameters, and get the same
@@ -167,9 +167,10 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         column of ``y``. A name tunes one noise level per column together with
         ``prior_precision``. With ``"auto"`` and at least 30 held-out residuals, the
         noise is heteroscedastic: its standard deviation and quantiles depend on the
-        inputs. All other values mean normal noise at a constant level. Names for
-        ``sigma_noise`` and ``prior_precision`` must be equal, unless one of them is
-        ``"auto"``, or ``"validation"`` is combined with ``prior_precision="marglik"``.
+        inputs. All other values mean normal noise at a constant level. If
+        ``sigma_noise`` and ``prior_precision`` are both names, they must be equal,
+        unless one of them is ``"auto"``, or ``sigma_noise="validation"`` is combined
+        with ``prior_precision="marglik"``.
     normalize_y : bool, default=False
         Whether to centre each column of ``y`` and divide it by its standard deviation
         before training; see :ref:`normalize-y`. Results and ``sigma_noise`` stay in
@@ -404,7 +405,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     ) -> "LaplaceRegressor":
         """Add samples to the posterior; the network keeps its weights.
 
-        The result is that of one fit on all samples, in any order, with the same
+        The result equals that of one fit on all samples, in any order, with the same
         network weights, prior, noise and temperature. Before the first fit, this method
         is equivalent to ``fit``.
 
@@ -436,7 +437,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Notes
         -----
         The cost is one pass over the new samples. Neither the prior nor the noise is
-        tuned again, and the network is not trained.
+        tuned again, and the network is not retrained.
         ``learning_curve(exploit_incremental_learning=True)`` calls this method, so the
         learning curve is flat.
 

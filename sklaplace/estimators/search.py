@@ -176,8 +176,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
         The network is trained once per fold and once on all samples, each time with one
         pass for the curvature. The held-out samples of each fold require one more pass.
         For k outputs and P weights, each prior precision adds O(n k P), plus a refit of
-        the last layer with ``refine=True``; choosing the noise takes about ten times as
-        much.
+        the last layer with ``refine=True``; choosing the noise multiplies this cost by
+        about ten.
 
         Examples
         --------
@@ -240,7 +240,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         of ``y`` share this level, even if their residuals differ. In contrast,
         `LaplaceRegressor` chooses one level per column, and so does `tune`.
     normalize_y : bool, default=False
-        As in `LaplaceRegressor`, with mean and standard deviation of each fold's
+        As in `LaplaceRegressor`, with the mean and standard deviation of each fold's
         training samples. The chosen noise is then the geometric mean of noise levels
         proportional to the standard deviations of the columns of ``y``.
     memory : None, str, path or joblib.Memory, default=None

@@ -197,10 +197,10 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
     normalisation keeps its trained statistics, which are not recomputed for draws.
 
     After training, fitting requires ``n_snapshots * steps_per_snapshot`` steps, and one
-    pass over the samples for the loss at the mean of the iterates. ``fit`` warns if it
-    is larger than twice the loss of random guessing. Fitting stores ``max_rank + 2``
-    copies of the weights. Prediction stores ``n_samples`` copies of the weights and
-    requires ``n_samples`` forward passes.
+    pass over the samples for the loss at the mean of the iterates. ``fit`` warns if
+    this loss is more than twice that of random guessing. Fitting stores
+    ``max_rank + 2`` copies of the weights. Prediction stores ``n_samples`` copies of
+    the weights and requires ``n_samples`` forward passes.
 
     References
     ----------

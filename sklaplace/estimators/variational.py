@@ -185,9 +185,9 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
             default="gaussian"
         Family of the weight distributions. All families except ``"gaussian"`` are
         experimental. A custom family is a subclass of
-        `sklaplace.posterior.variational.WeightPosterior`. Training starts at a copy of
-        an instance, such as ``posterior_.distribution`` of an earlier fit, instead of
-        at the network's weights.
+        `sklaplace.posterior.variational.WeightPosterior`. With an instance, such as
+        ``posterior_.distribution`` of an earlier fit, training starts at a copy of it
+        instead of at the network's weights.
     posterior_params : dict, default=None
         Options of the family. ``quantile`` accepts ``n_units`` (4), the number of units
         in each hidden layer of its network, and ``n_layers`` (1). ``density`` accepts

@@ -28,7 +28,7 @@ def under_hyperparameters(
     options: LaplaceOptions,
     targets: Targets,
 ) -> GaussianPosterior:
-    """Return the posterior with new prior precision or noise; None keeps a value.
+    """Return the posterior with new prior precision or noise; None keeps the old value.
 
     Tensors keep their autograd graph. The noise is in units of ``y``.
     """

@@ -206,7 +206,7 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     contains the target with a probability of at least ``coverage``, on average over
     calibration samples. With ``cv`` and folds of equal size, the guaranteed probability
     is ``2 * coverage - 1 - √(2/n)``, and the actual probability is usually close to
-    ``coverage``. There is no guarantee for given inputs or groups, or if the data
+    ``coverage``. There is no guarantee for specific inputs or groups, or if the data
     shift. For several outputs at once, only the method ``"joint"`` has a guarantee.
 
     The score of a number is its distance from the mean in predictive standard

@@ -50,7 +50,7 @@ class Conformal:
     settings: dict[str, Any]
 
     def ranks(self, coverage: Array) -> NDArray[np.intp]:
-        """Return the rank that each coverage needs among all scores, starting at 1."""
+        """Return the rank (from 1) among all scores that each coverage requires."""
         n = sum(map(len, self.scores))
         # differences within rounding errors count as equal
         ranks = np.ceil((n + 1) * coverage - 1e-9).astype(np.intp)
@@ -64,7 +64,7 @@ class Conformal:
         return np.maximum(ranks, 1)
 
     def interval(self, model: Any, X: Inputs, coverage: Array, joint: bool) -> Array:
-        """Return ends of intervals, (n, c, 2, n_levels); ``joint`` over columns."""
+        """Return ends (n, c, 2, n_levels), jointly over columns if ``joint``."""
         ranks, parts = self.ranks(coverage), self.scores
         if joint:
             parts = [s.max(axis=1, keepdims=True) for s in parts]

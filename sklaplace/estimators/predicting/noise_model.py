@@ -40,7 +40,7 @@ SMALLEST = 0.02
 # Numbers of residuals, in total and per leaf, at which the quantiles of residuals have
 # the same weight as normal quantiles.
 HALF, HALF_OF_LEAF = 100, 5
-# Number of groups of residuals. The functions for each group are fitted to the others.
+# Number of groups of residuals. Functions for a group are fitted to the other groups.
 N_GROUPS = 5
 # Number of trees, and of residuals in a leaf. Doubling or halving these numbers changed
 # the mean interval score of six tables by less than one per cent.

@@ -25,7 +25,7 @@ def iter_predictions(
 
     Use this function for streams of samples, and for results that do not fit into
     memory. Write each block to its destination, then discard it. The predictions are
-    the same as with all samples at once.
+    the same as if all samples were passed at once.
 
     Read more in the :doc:`User Guide </large_data>`.
 

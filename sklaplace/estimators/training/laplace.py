@@ -258,8 +258,8 @@ class LaplaceTrainer(Trainer):
     def check_trained(self, network: TrainedNetwork) -> None:
         """Raise an error for options that a trained network does not support.
 
-        A cached network may have been trained with other values of options that are not
-        part of the cache key.
+        A cached network may have been trained with different values for options that
+        are not part of the cache key.
         """
         self._check_spec(network.spec)
         if network.held_out is None:

@@ -42,7 +42,7 @@ from sklaplace.networks.data import (
 from sklaplace.networks.stored import SparseRows, StoredArray, is_stored
 from sklaplace.networks.table import Table, is_frame
 
-# A mean of the positive weights below this number or above its inverse raises a
+# A mean of the positive weights below this number or above its inverse triggers a
 # warning.
 SMALLEST_MEAN_WEIGHT = 0.1
 
@@ -78,7 +78,7 @@ class Samples:
 
 
 def warn_of_other_ranges(X: Any, X_val: Any) -> None:
-    """Warn if held-out samples seem to have other units than training samples.
+    """Warn if held-out and training samples seem to have different units.
 
     This is assumed if the median of a held-out column is outside the range of the
     training column by more than half the width of the range.
