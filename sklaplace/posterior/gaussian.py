@@ -106,10 +106,10 @@ class GaussianPosterior:
     curvature_order : int
         Exponent of the likelihood's scale in the factor of ``structure``.
     earlier : GaussianPosterior or None
-        Prior, if it is the posterior of an earlier task or has a precision matrix; see
-        `under`. In this case, ``structure`` contains the curvature of all tasks and is
-        only valid for these hyperparameters. ``prior_precision`` is the prior precision
-        of the first task.
+        The prior, if it is the posterior of an earlier task or has a precision matrix;
+        see `under`. In this case, ``structure`` contains the curvature of all tasks and
+        is only valid for these hyperparameters. ``prior_precision`` is the prior
+        precision of the first task.
 
     See Also
     --------
@@ -372,13 +372,13 @@ class GaussianPosterior:
         ----------
         levels : Tensor of shape (c,)
             Standard deviation of each output's noise. The result is differentiable with
-            respect to the levels, or only to their common factor if the outputs share
-            weights.
+            respect to the levels, or only with respect to their common factor if the
+            outputs share weights.
 
         Returns
         -------
         GaussianPosterior or None
-            None if the ratios of the levels change and the curvature cannot be
+            Copy, or None if the ratios of the levels change and the curvature cannot be
             converted.
 
         See Also
@@ -564,9 +564,10 @@ class GaussianPosterior:
         """Return the Laplace approximation of the log evidence ``log p(D)``.
 
         The value is ``log p(D|mean) - ½(log det P - log det diag δ + scatter)`` (MacKay
-        1992, "Bayesian interpolation", eq. 4.2). The value is differentiable with
-        respect to the hyperparameters. If the prior is an earlier posterior, the value
-        is ``log p(new data | old data)``, so the values of successive tasks add up.
+        1992, "Bayesian interpolation", eq. 4.2). It is differentiable with respect to
+        the hyperparameters. If the prior is an earlier posterior, the value is
+        ``log p(new data | old data)``. The log evidence of all tasks is then the sum of
+        these values.
 
         Returns
         -------
@@ -714,7 +715,7 @@ class GaussianPosterior:
         earlier : GaussianPosterior
             Posterior over the same weights, with a structure of the same class.
         accumulator : callable
-            Function from a layout to an empty accumulator of this structure.
+            Function that returns an empty accumulator of this structure for a layout.
 
         Returns
         -------

@@ -103,7 +103,7 @@ class LastLayerModel(LinearModel):
     def jacobians_at(
         self, f: Tensor, curvature: Curvature, accumulator: Accumulator
     ) -> Iterator[Jacobian]:
-        """Yield Jacobian rows, as features and the loss Hessian at outputs ``f``."""
+        """Yield Jacobian rows from features and the loss Hessian at outputs ``f``."""
         tensors = self.features, f, self.targets, self.sample_weight, self.keys
         elements = accumulator.row_elements(self.layout, f.shape[1])
         n_rows = batch_rows(8 * (elements + self.features.shape[1]))
@@ -117,7 +117,7 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _input_factors(self) -> tuple[tuple[Factor, Tensor], ...]:
-        """Kronecker factor of each block's inputs and the number of averaged samples.
+        """Each block's Kronecker factor of the inputs, and number of averaged samples.
 
         The factors do not depend on the weights.
         """
@@ -146,9 +146,10 @@ class LastLayerModel(LinearModel):
         """Return ``v -> M⁻¹ v``, where ``M ≈ H + diag ρ`` has one block per output.
 
         The curvatures of outputs differ by orders of magnitude if some classes are
-        better separated than others. Prior precisions may differ as widely. A Kronecker
-        product cannot represent these differences, but needs less memory. If there are
-        fewer samples than features, a dual form uses inner products of samples.
+        better separated than others. Prior precisions may differ just as widely. A
+        Kronecker product cannot represent these differences, but needs less memory. If
+        there are fewer samples than features, a dual form with inner products of
+        samples is used.
         """
         n, i = self.features.shape
         if (blocks := self._blockwise(f, rho, dtype)) is not None:
@@ -172,7 +173,7 @@ class LastLayerModel(LinearModel):
     ) -> Operator | None:
         """Return ``v -> M⁻¹ v``, where ``M`` is diagonal in the inputs' eigenbasis.
 
-        In this basis, ``M`` has the diagonal of ``H + ρ`` (George et al. 2018, "Fast
+        In this basis, ``M`` is the diagonal of ``H + ρ`` (George et al. 2018, "Fast
         approximate natural gradient descent in a Kronecker-factored eigenbasis"). All
         weights must have the same precision ``ρ``. The basis is computed once. The
         diagonal is computed as a matrix product with few rows.
@@ -201,9 +202,9 @@ class LastLayerModel(LinearModel):
     ) -> Operator:
         """Combine an operator on rows with the prior on weights common to all classes.
 
-        A softmax ignores a constant that is added to all logits. In the corresponding
-        directions, ``H`` is zero, and with one preconditioner block per output, each
-        direction would take one iteration. If all classes have the same prior
+        A softmax ignores a constant that is added to all logits. ``H`` is zero in the
+        corresponding directions. With one preconditioner block per output, each of
+        these directions would take one iteration. If all classes have the same prior
         precisions, no other directions are affected.
         """
         if self._map is not None or not self.likelihood.is_shift_invariant:
@@ -337,7 +338,7 @@ def refit_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
 
 
 def _fit_budget(n_blocks: int, size: int) -> bool:
-    """Return whether matrices, Cholesky factors and inverses fit in the budget."""
+    """Return whether matrices, their factors and inverses fit in the memory budget."""
     return 3 * 8 * n_blocks * size**2 <= BUDGET
 
 
@@ -347,8 +348,8 @@ class LastLayerRecorder:
     Parameters
     ----------
     head_map : Tensor of shape (c, o), IdentityMap or None
-        Jacobian of the network's outputs with respect to the last layer's outputs, if a
-        few samples share one Jacobian. Recording stops at the first sample with a
+        Jacobian of the network's outputs with respect to the last layer's outputs, if
+        it is the same for a few samples. Recording stops at the first sample with a
         different Jacobian.
     """
 
@@ -358,7 +359,7 @@ class LastLayerRecorder:
 
     @property
     def is_linear(self) -> bool:
-        """Whether the outputs are affine in the weights on all recorded samples."""
+        """Whether the outputs are affine in the weights for all recorded samples."""
         return self.head_map is not None and bool(self.batches)
 
     def add(
@@ -383,7 +384,7 @@ class LastLayerRecorder:
             self.batches.append((block.a.squeeze(1), f, targets, w, k))
 
     def merge(self, other: "LastLayerRecorder") -> None:
-        """Append another recorder's samples; drop all if one recorder has stopped."""
+        """Append another recorder's samples; drop all samples if either has stopped."""
         if self.head_map is None or other.head_map is None:
             self.head_map, self.batches = None, []
         else:

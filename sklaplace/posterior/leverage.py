@@ -5,7 +5,7 @@ leverage
 
     h(φ) = 1/n_k + (φ - μ_k)ᵀ (W + ε)⁻¹ (φ - μ_k),      W = Σ (φₙ - μ)(φₙ - μ)ᵀ.
 
-Consider a linear regression on ``φ`` and an indicator of each group. The leverage is
+Consider a linear regression on ``φ`` and an indicator for each group. The leverage is
 the variance of the regression's prediction, in units of the noise variance. With one
 group, this is the usual leverage in a regression with an intercept. ``W`` is a sum over
 samples and does not depend on the weights, the prior or the likelihood. The
@@ -188,10 +188,10 @@ class Leverage(FieldsOnly):
     ) -> Tensor:
         """Return leave-one-out leverages (b, R) of training samples.
 
-        Without a ridge, the Sherman-Morrison formula is ``h / (1 - h)``. The formula is
-        exact for a constant ridge. If a sample's weight (b,) exceeds one, only one unit
-        of the weight is left out. If a group has only one sample, the leverage of this
-        sample is infinite.
+        They follow from the Sherman-Morrison formula, which is ``h / (1 - h)`` without
+        a ridge and is exact for a constant ridge. If a sample's weight (b,) exceeds
+        one, only one unit of the weight is left out. The leverage of a sample that is
+        alone in its group is infinite.
         """
         features = features.double()
         counts = self.moments.counts[groups].unsqueeze(1)

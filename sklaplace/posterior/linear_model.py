@@ -49,7 +49,8 @@ class LinearModel(ABC):
     curvature : Curvature
         Entry of ``CURVATURES``.
     accumulator : callable
-        Function from a layout to an empty accumulator of the posterior's structure.
+        Function that returns an empty accumulator of the posterior's structure for a
+        layout.
     keys : Tensor of shape (N,)
         Keys of the samples for random draws; see `row_hash`.
     dtype : torch.dtype
@@ -174,7 +175,7 @@ class LinearModel(ABC):
         Notes
         -----
         The refit uses Newton's method with preconditioned conjugate gradients. Each
-        inner iteration needs two products with the Jacobian.
+        inner iteration computes two products with the Jacobian.
         """
         rho = priors.expand(template.prior_precision, self.layout) / template.loss_scale
         prior_mean = template.hyperparameters.prior_mean.expand_as(rho)

@@ -1,13 +1,13 @@
 """Novelty: dissimilarity of a sample to the training data, from last-layer features.
 
 The score combines three quantities: the leverages of the features for a small and for a
-large ridge, and the network's indecision between the classes. The leverages refer to
-the training samples of the predicted class. A normal distribution is fitted to the
-logarithm of each quantity on the training samples, with leave-one-out leverages. The
-score is the sum of the logarithms of the tail probabilities.
+large ridge, and the network's indecision between the classes. The leverages are
+relative to the training samples of the predicted class. A normal distribution is fitted
+to the logarithm of each quantity on the training samples, with leave-one-out leverages.
+The score is the sum of the logarithms of the tail probabilities.
 
-In regression, there is a single leverage, which refers to all training samples. The
-same holds in classification if the mean features of all classes need too much memory.
+In regression, there is a single leverage, relative to all training samples. The same
+holds in classification if the mean features of all classes take up too much memory.
 
 References: Mukhoti, Kirsch, van Amersfoort, Torr and Gal (2023), "Deep deterministic
 uncertainty: a new simple baseline" (feature density and entropy of the classes); Fisher
@@ -82,7 +82,7 @@ def _class_logits(
 
     Each class is a group, and features (b, i) are compared with the predicted class.
     There is a single group if there are several labels or if the feature sums of all
-    classes need too much memory.
+    classes take up too much memory.
     """
     logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
     logits = logits.reshape(len(f), -1, logits.shape[1])
@@ -164,7 +164,7 @@ class FeatureBatch:
         return FeatureBatch(*map(torch.cat, parts))
 
     def kept(self) -> "FeatureBatch":
-        """Return the samples with the smallest hashes; merge those of equal hash."""
+        """Keep the samples with the smallest hashes; merge those with equal hashes."""
         if len(self.keys) <= MAX_KEPT:
             return self
         found, places = self.keys.unique(return_inverse=True)
@@ -179,7 +179,7 @@ class FeatureBatch:
 # -------------------------------------------------------------------------- novelty
 @dataclass(frozen=True)
 class Distance:
-    """Leverages of features or inputs, relative to a usual leverage.
+    """Leverages of features or inputs, relative to a typical leverage.
 
     Attributes
     ----------
@@ -189,7 +189,7 @@ class Distance:
         Leverage of this attribute.
     usual : float
         The `USUAL` quantile of the training samples' leave-one-out leverages. Groups
-        with a single sample do not count.
+        with a single sample are ignored.
     inflation : float
         See `Novelty`.
     """
@@ -315,9 +315,9 @@ class Novelty(FieldsOnly):
 
         Held-out samples can have larger leverages than training samples, because the
         network was fitted to the training samples. Each entry of ``compared`` has shape
-        (b, 2) or (b, 3). The columns are the leverages of held-out samples from
-        `Distance.compared`, followed by the sample weights. The values may come from
-        similar networks.
+        (b, 2) or (b, 3). The columns are the values of `Distance.compared` for held-out
+        samples, followed by the sample weights. The values may come from similar
+        networks.
         """
         n = len(self.distances) + 1 if compared else 0  # avoids slow decompositions
         compared = [values for values in compared if values.shape[1] == n]

@@ -96,7 +96,7 @@ def linearise(
     diagonal: bool,
     centring: Centring | None,
 ) -> Iterator[Linearisation]:
-    """Yield the linearised outputs of a batch, in parts if ``diagonal`` and c is large.
+    """Linearise a batch; with ``diagonal`` and a large c, yield the outputs in parts.
 
     ``centring`` subtracts the mean over outputs.
     """
@@ -134,12 +134,12 @@ def glm(
         Return variances (b, c) without computing covariances.
     centred : bool, default=False
         Subtract the mean over outputs. A softmax ignores this mean, but the mean's
-        variance can exceed the variance of differences by orders of magnitude.
+        variance can exceed the variances of differences by orders of magnitude.
 
     Notes
     -----
-    The cost is one forward pass and, unless only the last layer is selected, a backward
-    pass with c columns, down to the selected weights.
+    The cost is one forward pass, plus a backward pass with c columns, down to the
+    selected weights, unless only the last layer is selected.
     """
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
     precision, parts = posterior.precision, []
@@ -174,8 +174,8 @@ def network_draws(
 ) -> Tensor:
     """Return outputs (b, c, s) of the network itself at weights (s, P), float64.
 
-    Each forward pass evaluates one weight sample, or as many as fit in the cache. The
-    network's own weights do not change.
+    Each forward pass evaluates one weight sample, or as many samples as fit in the
+    cache. The network's own weights do not change.
     """
     own = dict(forward.module.named_parameters())
     jac.require_seen_paths(forward, x, posterior.layout)

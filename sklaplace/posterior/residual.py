@@ -5,9 +5,10 @@ the weights. For output k, its variance is
 
     Var g_k(x) = s_k² (h(φ(x)) / h₀)⁴.
 
-``h`` is the leverage of the features; see `leverage`. ``h₀`` is the leverage that 99 %
-of the training samples (leave-one-out) and 99 % of any held-out samples do not exceed.
-If the inputs are a table, a second term of this form uses the leverage of the inputs.
+``h`` is the leverage of the features; see `leverage`. ``h₀`` is chosen so that 99 % of
+the training samples (leave-one-out) and 99 % of any held-out samples have at most this
+leverage. If the inputs are a table, a second term of this form uses the leverage of the
+inputs.
 
 Far from the data, the leverage grows quadratically with the distance. Logits and their
 standard deviations grow linearly (Hein, Andriushchenko and Bitterwolf 2019). The
@@ -151,7 +152,7 @@ class Residual:
         return found * self.variances.sqrt().unsqueeze(-1)
 
     def bounded_draws(self, draws: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        """Shrink draws (b, c, s) with unbounded variances (b, c) to meet the bounds."""
+        """Shrink draws (b, c, s), given their variances (b, c), to meet the bounds."""
         assert self.bounds is not None
         mean, shrink = mean.unsqueeze(-1), (1 + variance / self.bounds).rsqrt()
         return mean + (draws - mean) * shrink.unsqueeze(-1)

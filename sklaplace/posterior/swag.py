@@ -84,8 +84,8 @@ class SWAGPosterior:
 
         Notes
         -----
-        Sampling takes O(n K P) time. The diagonal and the deviations have independent
-        noise (Maddox et al. 2019, eq. (1)).
+        Sampling takes O(n K P) time. The noise terms of the diagonal and of the
+        deviations are independent (Maddox et al. 2019, eq. (1)).
 
         Examples
         --------

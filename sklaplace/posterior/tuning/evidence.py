@@ -172,7 +172,7 @@ class NegativeEvidence:
         return self.posterior.replace(**vars(self.hyperparameters(v)))
 
     def start(self) -> GaussianPosterior:
-        """Return the posterior after one of MacKay's updates, starting at γ = P/2."""
+        """Return the posterior after a single MacKay update, starting at γ = P/2."""
         posterior = self.posterior
         if not self.free_prior:
             return posterior
@@ -356,7 +356,7 @@ def _may_accelerate(history: list[Tensor]) -> bool:
 
 
 def _accelerated(history: list[Tensor]) -> Tensor:
-    """Return the next point by a secant step, from pairs (point, image), (2, n) each.
+    """Return the next point, by a secant step from pairs (point, image), (2, n) each.
 
     Earlier points bracket the fixed point of a single hyperparameter: the image is
     larger than the point on one side and smaller on the other. Bisection replaces steps

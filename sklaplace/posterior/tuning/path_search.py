@@ -29,10 +29,10 @@ MIDDLE = 8
 def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     """Return the best candidate that keeps the network's weights.
 
-    If class probabilities make scores expensive, the score is assumed to have a single
-    minimum: every fourth point is scored, then the points around the best point. The
-    weakest priors are the most expensive, and are skipped once the score rises.
-    If every pass would linearise the data again, a single pass scores all points.
+    If class probabilities are expensive to compute, the score is assumed to have a
+    single minimum: every fourth point is scored, then the points around the best point.
+    The weakest priors are the most expensive, and are skipped once the score rises. If
+    every pass would linearise the data again, a single pass scores all points.
     """
     is_cheap = problem.score.log_proba is None or problem.score.is_cheap
     is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
@@ -97,8 +97,8 @@ def _explored(
 ) -> dict[int, Candidate]:
     """Search for the best point, and return all refits by their index on the path.
 
-    The search starts at the middle of the path and moves by two points in both
-    directions as long as the score improves. Each refit starts at the best model so
+    The search starts at the middle of the path and moves in both directions, in steps
+    of two points, as long as the score improves. Each refit starts at the best model so
     far.
     """
     found: dict[int, Candidate] = {}

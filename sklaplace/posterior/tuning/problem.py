@@ -43,7 +43,7 @@ class HeldOutScore:
         regression.
     log_density : callable or None
         Log density, ``(mean (b, c), variance (b, c), targets) -> (b,)``, for regression
-        with a likelihood without a noise level.
+        likelihoods without a noise level.
     diagonal : bool
         Whether ``log_proba`` accepts variances (b, c) instead of covariances.
     is_given : bool

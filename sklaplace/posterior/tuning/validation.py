@@ -52,8 +52,8 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
     Layerwise and diagonal priors keep the ratios that maximise the evidence. Only a
     common factor varies along the path.
 
-    With noise and a curvature of order two, a point on the path does not determine the
-    refitted model, so the network's weights are kept.
+    If there is noise and the curvature is of order two, a point on the path does not
+    determine the refitted model, so the network's weights are kept.
     """
     return accepted(problem, best_candidate(problem))
 
@@ -95,9 +95,9 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
     Three quantities are fitted: the prior precision, σ, and the choice between kept and
     refitted weights. The unbiased variance is ``n/(n - 3)`` times the fitted variance.
     A new value has a Student t distribution with ν = n - 3 degrees of freedom, which
-    multiplies the variance by ``ν/(ν - 2)``. The total factor is ``n/(n - 5)``, with n
-    of at least six. A few values may be fitted well by chance. If n is below `FEW`, σ
-    is therefore at least the training data's σ.
+    multiplies the variance by ``ν/(ν - 2)``. The total factor is ``n/(n - 5)``, where n
+    is taken to be at least six. A few values may be fitted well by chance. If n is
+    below `FEW`, σ is therefore at least the training data's σ.
     """
     n = max(n, 6.0)
     sigma = posterior.hyperparameters.sigma_noise
@@ -153,7 +153,7 @@ def _path(problem: TuningProblem) -> list[Tensor]:
 
 
 def _noise_path(problem: TuningProblem) -> list[Tensor]:
-    """Return ratios under a fixed prior, for noise levels around the residuals."""
+    """Return ratios under a fixed prior, for noise levels near the residuals' size."""
     posterior, h = problem.posterior, problem.posterior.hyperparameters
     if not problem.free_noise:
         return [h.prior_precision / posterior.scale]

@@ -52,7 +52,7 @@ class WeightPosterior(nn.Module, ABC):
     is_bounded : bool
         Whether the support is ``(-bound, bound)``.
     is_experimental : bool
-        Whether the family has shown no advantage over a Gaussian.
+        Whether the family has so far shown no advantage over a Gaussian.
     is_closed_form_cheap : bool
         Whether `closed_form` costs less than a draw. If so, training uses the closed
         form.
@@ -73,9 +73,10 @@ class WeightPosterior(nn.Module, ABC):
 
     Notes
     -----
-    Before training, custom families are checked. Draws must be finite, differentiable
-    and reproducible. All shapes and dtypes must be right. `log_prob` must agree with
-    `sample`, and `variance` roughly with the draws. Medians must start at ``location``.
+    Custom families are checked before training. Draws must be finite, differentiable
+    and reproducible. All shapes and dtypes must be correct. `log_prob` must agree with
+    `sample`, and `variance` must roughly agree with the draws. Medians must start at
+    ``location``.
 
     References
     ----------

@@ -1,7 +1,7 @@
 """Divergence ``KL(q ‖ p) = E_q[log q(w) − log p(w)]`` of the posterior from the prior.
 
-The closed form is ``−Σ (entropy + E_q[log p])`` over weights. Otherwise, the divergence
-is estimated by the mean of ``Σ (log q − log p)`` over draws.
+The closed form is ``−Σ (entropy + E_q[log p])``, summed over weights. Otherwise, the
+divergence is estimated by the mean of ``Σ (log q − log p)`` over draws.
 """
 
 from torch import Tensor
@@ -17,7 +17,7 @@ def divergence(
     """Return the divergence of a posterior from a prior, for training.
 
     The result is the closed form if it is cheaper than a draw, and an unbiased estimate
-    otherwise. Reports use `exact_divergence`, because they need precision, not speed.
+    otherwise. Reports, where precision matters more than speed, use `exact_divergence`.
 
     Parameters
     ----------

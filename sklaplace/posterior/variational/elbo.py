@@ -156,8 +156,8 @@ class Elbo:
         """Update the noise variance from the mean squared residual of a batch, ().
 
         Estimates from held-out samples have a lower limit. If the targets are constant,
-        the variance is near zero before the first step. Without the limit, Adam's
-        second moments would retain the huge gradients.
+        the variance is near zero before the first step. Without the limit, the first
+        gradients would be huge, and Adam's second moments would retain them.
         """
         current, self._n_updates = net.module_.noise_variance, self._n_updates + 1
         if self.held_out is None:

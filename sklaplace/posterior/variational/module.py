@@ -122,7 +122,7 @@ class StochasticModule(nn.Module):
         return returned
 
     def outputs(self, returned: object) -> Tensor:
-        """Return the last pass's logits; without a logit layer, its first output."""
+        """Return the last pass's logits, or its first output without a logit layer."""
         raw = first_tensor(returned)
         if self.logit_layer is None:
             return raw
@@ -215,7 +215,7 @@ class VariationalPosterior:
         Notes
         -----
         Weights are drawn in chunks, because the densities and noise of all draws would
-        need several times the memory of the draws.
+        take up several times the memory of the draws.
 
         Examples
         --------

@@ -3,8 +3,8 @@
 A weight is ``w = μ + σ h(ε)``, with ``ε ~ N(0, 1)`` and
 ``h(e) = e + Σ_k v_k tanh(s_k (e − c_k))``. For ``v, s > 0``,
 ``h' = 1 + Σ_k v_k s_k (1 − tanh²) ≥ 1``. The log density
-``log q(w) = log N(ε) − log σ − log h'(ε)`` needs no inversion if ``ε`` is given. As
-``v → 0``, ``q`` becomes a Gaussian. Deeper networks have layers
+``log q(w) = log N(ε) − log σ − log h'(ε)`` does not require inversion if ``ε`` is
+given. As ``v → 0``, ``q`` becomes a Gaussian. Deeper networks have layers
 ``u¹ = tanh(s (e − c))``, ``u^l = tanh(A^l u^{l−1} − c^l)`` with ``A > 0``, and ``v``
 contains the coefficients of the last layer. All weights share all parameters of the
 network except ``v``.
@@ -36,10 +36,10 @@ _N_POINTS, _RANGE = 2001, 9.0
 class Quantile(LocationScale):
     """Learned monotone function of a normal variable for each weight.
 
-    The distributions can be skewed, and have several modes and non-Gaussian tails. Log
-    densities of draws are cheap, but log densities of other weights need a bisection.
-    The family is experimental: on small problems, differences from the Gaussian family
-    were no larger than differences between seeds.
+    The distributions can be skewed and can have several modes or non-Gaussian tails.
+    Log densities of draws are cheap, but log densities of other weights require a
+    bisection. The family is experimental: on small problems, differences from the
+    Gaussian family were no larger than differences between seeds.
 
     Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
