@@ -72,7 +72,7 @@ def batch_rows(row_bytes: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how many bytes a device can allocate; for the CPU, estimate them."""
+    """Return the number of bytes that a device can allocate, estimated for the CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_cpu_bytes()
@@ -81,7 +81,7 @@ def free_bytes(device: torch.device) -> int:
 def require_bytes(
     needed: float, device: torch.device | str, subject: str, advice: str
 ) -> None:
-    """Raise ValueError if more than ``SMALL`` bytes are needed but not free.
+    """Raise ValueError if the bytes needed exceed both ``SMALL`` and the free memory.
 
     Raises
     ------

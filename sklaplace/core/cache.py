@@ -71,7 +71,7 @@ def cached(memory: Any, key: str, work: Callable[[], T]) -> T:
     key : str
         Hash of everything that the result depends on, from `fingerprint`.
     work : callable
-        Computes the result. Called without arguments, at most once.
+        Computes the result. It is called without arguments, at most once.
 
     Returns
     -------

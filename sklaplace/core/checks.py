@@ -204,9 +204,9 @@ def warn_user(
 ) -> None:
     """Warn at the user's line that called this package, possibly through scikit-learn.
 
-    Python's default filters show a warning once per line. But Python forgets the shown
-    warnings when any code changes the filters, and scikit-learn changes the filters for
-    every fit of a search. Therefore, this function keeps its own record of warnings.
+    Python's default filters show a warning once per line. But whenever the filters are
+    changed, Python forgets which warnings it has shown, and scikit-learn changes the
+    filters for every fit of a search. This function therefore keeps its own record.
     With ``once``, a message is not repeated even under the filter "always".
     """
     frame = sys._getframe(1)

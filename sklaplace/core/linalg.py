@@ -184,7 +184,7 @@ def conjugate_gradients(
             return x, n
         image = product(direction)
         curvature = direction @ image
-        if not curvature > 0:  # indefinite by rounding, or NaN
+        if not curvature > 0:  # indefinite due to rounding, or NaN
             break
         step = rz / curvature
         x = x + step * direction

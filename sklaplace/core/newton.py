@@ -238,7 +238,7 @@ def first_where(
         Returns a boolean array that tells whether the condition holds at each value. If
         the condition holds at a value, it holds at all larger values.
     low, high : ndarray of one shape
-        Values at which the condition fails, and values at which the condition holds.
+        Values at which the condition fails and holds, respectively.
     middle : callable
         Returns values between two bounds, or a bound if no value lies between them.
 

@@ -136,7 +136,7 @@ def ordered_map(
     Raises
     ------
     joblib.externals.loky.process_executor.TerminatedWorkerError
-        If a process of the "loky" backend is killed, for example for lack of memory.
+        If a process of the "loky" backend is killed, for example when memory runs out.
         Other backends may behave differently.
     """
     workers = n_workers(n_jobs)

@@ -155,7 +155,7 @@ def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
     Parameters
     ----------
     seed : int or None
-        None continues from the global state, which is also restored.
+        Seed. If None, continue from the global state, which is also restored.
     device : str or torch.device, default="cpu"
         Device of the network. Its generator is also seeded and restored.
 

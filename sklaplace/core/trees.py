@@ -1,4 +1,4 @@
-"""Trees of tensors, which are network inputs in nested dicts, lists and tuples."""
+"""Trees of tensors: network inputs in nested dicts, lists and tuples."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass

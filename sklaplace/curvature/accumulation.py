@@ -41,7 +41,7 @@ class Recorder(AbstractContextManager["Recorder"]):
     Attributes
     ----------
     has_compared : bool
-        Whether outputs were compared with the outputs of a smaller batch.
+        Whether outputs have been compared with the outputs of a smaller batch.
     """
 
     has_compared = False

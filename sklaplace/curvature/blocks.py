@@ -48,7 +48,7 @@ class BaseBlock:
     n_groups: int = 1
 
     def like(self, g: Tensor, a: Inputs | None) -> "Block":
-        """Build rows of the same parameters from other factors."""
+        """Build rows for the same parameters from different factors."""
         return Block(g, a)
 
     def __len__(self) -> int:
@@ -171,7 +171,7 @@ class BaseBlock:
         """Return ``rows @ v`` for ``v`` (p, q), as (b, k, q)."""
         if self.a is None or self.n_columns == 1 or not self.has_one_position:
             return torch.cat([rows @ v for rows in self.dense_chunks()])
-        # multiply inputs first: b·p·q operations for any k, and an array (b, o, q)
+        # multiply inputs first: b·p·q operations, whatever k is; an array (b, o, q)
         matrices = v.unflatten(0, (self.g.shape[-1], -1))  # (o, i, q)
         g, inputs = self.g.squeeze(2), self.inputs.squeeze(1)
         if v.shape[1] == 1:  # one matrix product instead of o products with vectors
@@ -222,9 +222,8 @@ class Block(BaseBlock):
     def grams(self, other: BaseBlock) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return ``Σₖ g gᵀ`` (b, o, o') with another block, and both inputs (b, i).
 
-        Return None if there are several positions, because rows are then sums over
-        positions, or if there are no inputs, because a product of all rows then needs
-        less memory.
+        Return None in two cases: with several positions, rows are sums over positions;
+        without inputs, a product of all rows needs less memory.
         """
         if not (self.has_one_position and other.has_one_position):
             return None
@@ -234,7 +233,7 @@ class Block(BaseBlock):
         return outputs, self.inputs.squeeze(1), other.inputs.squeeze(1)
 
     def select(self, indices: Tensor) -> "Block":
-        """Return dense rows of the parameters with the given indices."""
+        """Return dense rows for the parameters with the given indices."""
         indices = indices.to(self.g.device)
         if self.a is None or not self.has_one_position:
             chunks = [rows[..., indices] for rows in self.dense_chunks()]
@@ -276,7 +275,7 @@ class GroupedBlock(Block):
     has_one_position = False  # products would mix the groups' outputs and inputs
 
     def like(self, g: Tensor, a: Inputs | None) -> Block:
-        """Build rows of the same parameters from other factors."""
+        """Build rows for the same parameters from different factors."""
         return replace(self, g=g, a=a)
 
     @property
@@ -365,7 +364,7 @@ class HeadBlock(BaseBlock):
 
     @property
     def device(self) -> torch.device:
-        """Device of the rows, without computing the rows."""
+        """Device of the rows, found without computing the rows."""
         return (self.g if self.a is None else self.a).device
 
     def layer_outputs(self, v: Tensor) -> Tensor:
@@ -446,7 +445,7 @@ def kernel(
 
 
 def _sum_by_gradients(terms: Terms, contract: Callable[..., Tensor]) -> Tensor:
-    """Sum ``contract(*gradients, value)`` and the values without gradients.
+    """Sum ``contract(*gradients, value)``, and values that have no gradients.
 
     Consecutive values with the same gradients are added first.
     """
@@ -462,7 +461,7 @@ def _sum_by_gradients(terms: Terms, contract: Callable[..., Tensor]) -> Tensor:
 
 
 def total(parts: list[Tensor]) -> Tensor:
-    """Add the parts, which broadcast if all samples share the entry of a bias."""
+    """Add the parts, broadcasting any bias entry that all samples share."""
     return sum(parts[1:], parts[0])
 
 

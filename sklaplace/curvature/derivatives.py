@@ -135,7 +135,7 @@ def rows_by_loop(
     RuntimeError
         If a sample's outputs have no derivatives, unless ``may_be_unused``.
     ValueError
-        If a single sample has no outputs, or fewer or more outputs than in a batch.
+        If a sample alone has no outputs, or a different number than in a batch.
     """
     outputs, rows = [], []
     for n, combinations in enumerate(columns):

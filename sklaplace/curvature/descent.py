@@ -64,13 +64,13 @@ SCHEDULE_CHECKS: Mapping[str, Check] = {
 class Descent:
     """Stochastic gradient descent from the weights of a trained net.
 
-    The network is in evaluation mode, as in prediction: batch normalisation uses its
+    The network is in evaluation mode, as for predictions: batch normalisation uses its
     running statistics, and dropout is inactive.
 
     Attributes
     ----------
     net : skorch.NeuralNet
-        Trained net, which is copied and not modified.
+        Trained net. It is copied, not modified.
     dataset : Dataset
         Training samples, with or without weights.
     weight_decay : mapping of str to float
@@ -212,5 +212,5 @@ class WeightMoments:
 
     @property
     def variance(self) -> Tensor:
-        """Variances of the weights, divided by ``n``, (P,)."""
+        """Variances of the weights, with divisor ``n``, (P,)."""
         return self._squares / self.n

@@ -24,7 +24,7 @@ def feature_layers(
 ) -> list[str]:
     """Return the names of the last layers with parameters, or [] if unknown.
 
-    ``layout`` is the layout of the ``subset`` of weights; ``x`` has a few samples.
+    ``layout`` is the layout of the ``subset`` of weights; ``x`` is a small batch.
     """
     is_known = all(block.layer for block in layout.blocks)
     if subset == "last_layer" and is_known:

@@ -22,7 +22,7 @@ from sklaplace.likelihoods.output_hessian import Diagonal, Factored, OutputHessi
 N_DRAWS = 10
 
 
-# hashes of the samples, or None to hash their outputs
+# hashes of the samples; if None, their outputs are hashed
 Keys = Tensor | None
 
 
@@ -80,7 +80,7 @@ def identity(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> Output
     Kolesnikov 2023, "Identity curvature Laplace approximation for improved
     out-of-distribution detection").
     """
-    # noise levels of outputs, and their common factor, are units of the outputs
+    # the outputs' noise levels and common factor are units of the outputs
     ones = Diagonal(torch.ones_like(f))
     unit = likelihood.hessian(f) if likelihood.has_noise else ones
     return unit.scaled(output_weights(likelihood, y, f.shape[1]))
@@ -134,7 +134,7 @@ CURVATURES: dict[str, Curvature] = {
     "ef": Curvature(ef, order=2),
     "ggn": Curvature(ggn),
     "ggn_mc": Curvature(ggn_mc, is_random=True, checks={"n_draws": check_count}),
-    # outputs are linear in the weights of a head, so its Hessian is the GGN
+    # outputs are linear in a head's weights, so the head's Hessian is the GGN
     "hessian": Curvature(ggn, is_exact=True),
     "identity": Curvature(identity),
 }

@@ -3,7 +3,7 @@
 For a parameter tensor of a Linear or convolution layer, the rows of the Jacobian are
 ``Σᵣ g ⊗ a``, with layer inputs ``a`` (b, r, i) and gradients ``g`` (b, k, r, o) of the
 network's outputs with respect to the layer's outputs. One forward pass records ``a``.
-One batched backward pass computes all ``g``, without gradients of weights. The dense
+One batched backward pass computes all ``g``, but no gradients of weights. The dense
 (b, k, P) Jacobian is never formed. Parameters of other layers have dense rows, which
 ``torch.func`` computes and which are stored like a bias (``a ≡ 1``).
 """
@@ -89,7 +89,7 @@ class Jacobian:
         first = self.blocks[0]
         if isinstance(first, SharedBlock):
             return True
-        # rows of patches, and rows at several positions, are sums
+        # rows of patches and rows at several positions are sums
         return (
             isinstance(first.a, Tensor)
             and first.has_one_position
@@ -217,7 +217,7 @@ class Jacobian:
 def _concatenated(
     parts: Sequence[Jacobian], axis: int | None
 ) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Yield gradients, concatenated along an axis, and the blocks of each tensor.
+    """Yield each tensor's gradients, concatenated along an axis, and its blocks.
 
     If ``axis`` is None, yield the gradients of the first part.
     """
@@ -301,7 +301,7 @@ def backpropagate(
     Notes
     -----
     If the layout has a `Head`, one forward pass is enough. Otherwise, a backward pass
-    with k columns follows, down to the lowest selected layer. The memory is ``b Σ r (i
+    with k columns follows, down to the lowest selected layer. Memory use is ``b Σ r (i
     + k·o)`` over the selected layers, plus ``b·k·p`` for rows of other layers.
     """
     return joined(list(backpropagate_in_parts(forward, x, layout, cotangents)))

@@ -141,8 +141,8 @@ class Layout(FieldsOnly):
         Whether all parameters belong to one layer, and each output of this layer
         affects only one output of the network.
     uses : Uses or None
-        Uses of layers, with which each batch is compared. None if the network has no
-        graph.
+        Recorded uses of layers, to which the uses in each batch are compared. None if
+        the network has no graph.
     """
 
     blocks: tuple[BlockSpec, ...]
@@ -188,7 +188,7 @@ class Layout(FieldsOnly):
                 own[name].copy_(value)
 
     def flatten(self, pieces: Iterable[Tensor]) -> Tensor:
-        """Join the selected entries of parameters (..., *shape) to shape (..., P)."""
+        """Join the selected entries of parameters (..., *shape) into shape (..., P)."""
         flat = []
         for block, piece in zip(self.blocks, pieces, strict=True):
             n_axes, indices = len(block.shape), block.indices

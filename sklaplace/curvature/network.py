@@ -29,9 +29,10 @@ from sklaplace.networks.data import N_SPREAD
 INPUT_COPIES = 2
 # number of samples whose full Jacobian is computed, and minimum number to verify
 N_ROWS = 3
-# Large networks are verified on fewer samples: one out of this many in a batch.
+# Batch size per verified sample. Large networks have smaller batches, and are therefore
+# verified on fewer samples.
 VERIFIED_SHARE = 16
-# minimum batch size for many outputs: each batch reads all weights once
+# minimum batch size for many outputs, because each batch reads all weights once
 ROWS_OF_MANY = 128
 
 

@@ -59,7 +59,7 @@ class Patches:
         return replace(self, image=self.image[some])
 
     def scaled(self, factors: Tensor) -> "Patches":
-        """Multiply the patches of each sample by its factor (b,)."""
+        """Multiply the patches of each sample by the sample's factor, (b,)."""
         shape = -1, *[1] * (self.image.ndim - 1)
         return replace(self, image=self.image * factors.to(self.image).reshape(shape))
 

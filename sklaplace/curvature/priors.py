@@ -81,7 +81,7 @@ def of_groups(values: Tensor, groups: Tensor | None) -> Tensor:
 
 
 def group_sums(values: Tensor, groups: Tensor) -> Tensor:
-    """Return the sum of values (L,) in the group of each parameter tensor, (L,)."""
+    """Return the sum of values (L,) over the group of each parameter tensor, (L,)."""
     return torch.zeros_like(values).index_add(0, groups, values)[groups]
 
 

@@ -2,7 +2,7 @@
 
 One forward pass records the input of each call of a layer and the *gradient edge* of
 its output. One batched backward pass from the outputs ``f`` (b, c) then computes
-``∂(Sᵀf)/∂z`` for the output ``z`` of every call, without gradients of weights.
+``∂(Sᵀf)/∂z`` for the output ``z`` of every call, but no gradients of weights.
 """
 
 from contextlib import ExitStack
@@ -46,7 +46,7 @@ def n_samples(x: Batch) -> int:
 class _Call:
     """Input of one call of a layer, and the edge and shape of its output.
 
-    An input that has a sample axis has at least ``n_axes`` axes.
+    An input with a sample axis has at least ``n_axes`` axes.
     """
 
     x: Tensor
@@ -65,7 +65,7 @@ class MixedSamplesError(RuntimeError):
 
 
 def _samples_to_check(b: int) -> Tensor:
-    """Return indices of every second sample, or of 8 samples of a larger batch.
+    """Return indices of every second sample, or of 8 samples if the batch is large.
 
     The order is reversed to detect networks that sort their samples.
     """
@@ -87,7 +87,7 @@ def compare_alone(forward: Forward, x: Batch, f: Tensor, rounding: float) -> Ten
 
 
 def _agree_each(found: list[Tensor], expected: list[Tensor], precision: float) -> bool:
-    """Return whether both lists have the same length, and all pairs agree."""
+    """Return whether both lists have the same length and equal tensors."""
     pairs = zip(found, expected, strict=False)
     return len(found) == len(expected) and all(
         agree(*pair, precision) for pair in pairs
@@ -213,12 +213,12 @@ class Recorder(ExitStack):
 
         Notes
         -----
-        The cost is one forward pass over half the batch, but at most 8 samples.
+        The cost is one forward pass over half the batch (at most 8 samples).
         """
         b = n_samples(x)
         if len(f) != b:
             raise ValueError(DEPENDENT_SAMPLES)
-        if b == 1 or not all_finite(f):  # a single sample cannot be mixed
+        if b == 1 or not all_finite(f):  # a single sample cannot be mixed with others
             return
         if any(call.n_samples != b for call in self._all_calls):
             raise MixedSamplesError

@@ -1,7 +1,7 @@
 """Jacobian rows of a last layer with many outputs, if all samples share ``S``.
 
 ``S`` is a (c, c) matrix for ``c`` outputs: the identity, or a centring matrix. For the
-head of a language model, ``S`` would need gigabytes, but products with ``S`` are sums.
+head of a language model, ``S`` would take gigabytes, but its products are mere sums.
 """
 
 from dataclasses import dataclass
@@ -120,7 +120,7 @@ class SharedBlock(BaseBlock):
         return self.columns.n
 
     def like(self, g: Any, a: Any) -> Any:
-        """Build rows of the same parameters from other factors."""
+        """Build rows for the same parameters from different factors."""
         return Block(g, a) if isinstance(g, Tensor) else SharedBlock(g, a)
 
     def double(self) -> "SharedBlock":

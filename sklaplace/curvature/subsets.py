@@ -192,7 +192,7 @@ def _layout(
 def _without_gradient(
     forward: Forward, x: Batch, calls: "_Calls", specs: list[BlockSpec]
 ) -> list[str]:
-    """Return the names of parameters that affect outputs without a gradient."""
+    """Return the names of parameters that affect outputs but have no gradient."""
     parameters = dict(forward.module.named_parameters())
     n_uses = {spec.name: calls.uses[id(parameters[spec.name])] for spec in specs}
     owners = {name: name.rpartition(".")[0] for name in n_uses}
@@ -333,7 +333,7 @@ def _last_called(forward: Forward, x: Batch, layers: list[str]) -> str:
 
 
 def check_indices(name: str, value: ArrayLike) -> None:
-    """Raise unless the value is an ascending list of weight indices."""
+    """Raise an error unless the value is an ascending list of weight indices."""
     indices = np.asarray(value)
     if indices.ndim != 1 or not len(indices) or indices.dtype.kind not in "iu":
         raise ValueError(

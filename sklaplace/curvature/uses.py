@@ -33,7 +33,7 @@ class Uses:
         Parameters that reach the outputs without passing through the last layers; None
         if the selection is not restricted to the last layers.
     without_gradient : tuple of str
-        Selected parameters that affect the outputs without a gradient.
+        Selected parameters that affect the outputs but have no gradient.
     """
 
     called: tuple[str, ...]
@@ -81,7 +81,7 @@ def restarted_at(
 ) -> Iterator[tuple[dict[str, Tensor], set[object]]]:
     """Add a leaf to the outputs of each layer; yield the leaves and preceding nodes.
 
-    The graph below remains, since networks may differentiate with respect to inputs.
+    The graph below is kept, since networks may differentiate with respect to inputs.
     """
     starts = {name: torch.zeros(()).requires_grad_() for name in layers}
     walls: set[object] = set()

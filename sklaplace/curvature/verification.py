@@ -26,7 +26,7 @@ from sklaplace.curvature.jacobian import backpropagate_batch, joined
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.forward import Forward, requiring_grad
 
-# with more weights, rows are compared for one sample and one column at a time
+# above this size, rows are compared for one sample and one column at a time
 MAX_TOGETHER = 2**24
 # rows (b, k, p) of parameters by name; None if the rows are missing
 _Rows = dict[str, Tensor | None]
@@ -40,10 +40,10 @@ def verified(forward: Forward, x: Batch, f: Tensor, specs: list[BlockSpec]) -> L
     forward : Forward
         The network, inside ``forward.frozen()``.
     x : batch
-        Samples from across the data. Three samples, with different outputs if
-        possible, are differentiated, since zeros, equal samples and inactive units do
-        not show all uses of weights. The network processes these samples one by one,
-        and also within the whole batch in reverse order.
+        Samples from across the data. Three of them are differentiated. If possible,
+        their outputs differ, since zeros, equal samples and inactive units do not show
+        all uses of weights. The network processes these samples one by one, and also
+        within the whole batch in reverse order.
     f : Tensor of shape (b, c)
         Outputs of the whole batch.
     specs : list of BlockSpec
@@ -86,7 +86,7 @@ def _verified_on(
     few: Tensor,
     columns: Tensor,
 ) -> list[BlockSpec]:
-    """Return specs whose rows agree with a loop over samples, for a few samples."""
+    """Return specs whose rows match those computed by a loop over a few samples."""
     equal = partial(agree, precision=forward.rounding)
     parameters = dict(forward.module.named_parameters())
     leaves = [parameters[spec.name] for spec in specs]
