@@ -103,6 +103,6 @@ def check_proba(proba: Tensor | np.ndarray, alpha: Tensor) -> Tensor:
 
 
 def capped(log_alpha: Tensor) -> Tensor:
-    """Limit the total of concentrations to `MAX_TOTAL`, and keep their mean."""
+    """Limit the total concentration to `MAX_TOTAL` without changing the mean."""
     log_total = log_alpha.logsumexp(-1, keepdim=True).clamp(max=math.log(MAX_TOTAL))
     return (log_alpha.softmax(-1) * log_total.exp()).clamp(min=MIN_CONCENTRATION)

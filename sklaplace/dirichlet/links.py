@@ -634,7 +634,7 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
     * means of the logits drawn from a standard normal and multiplied by two and by ten;
     * 4, 16 and 100 draws.
 
-    The gallery has a table of the results.
+    A table in the gallery shows the results.
 
     Examples
     --------

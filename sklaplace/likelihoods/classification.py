@@ -208,7 +208,7 @@ class ClassificationLikelihood(Likelihood):
         return -self._weighted_sum(chosen.reshape(len(y), -1), y)
 
     def _weighted_sum(self, values: Tensor, y: Tensor) -> Tensor:
-        """Return the sum of values (b, r) over labels, with label weights, (b,)."""
+        """Return the weighted sum (b,) of values (b, r) over labels."""
         weights = self.label_weights(y)
         return (values if weights is None else values * weights.to(values)).sum(1)
 
@@ -411,7 +411,7 @@ class Bernoulli(_Sigmoid):
         return 1 + (self.pos_weight - 1) * y.double().reshape(-1)
 
     def n_outputs(self, n_targets: int) -> int:
-        """Return one, because two classes need a single logit."""
+        """Return one, because a single logit suffices for two classes."""
         return 1 if n_targets <= 2 else n_targets
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:

@@ -84,7 +84,7 @@ def _quantiles(mean: Array, variance: Array, levels: Array) -> Array:
 def poisson_quantiles(rates: Array, levels: Array) -> Array:
     """Return the smallest counts ``y`` with ``P(Y ≤ y) ≥ level`` for Poisson ``Y``.
 
-    Large rates use a Cornish-Fisher expansion, because scipy's search fails for them.
+    For large rates, a Cornish-Fisher expansion is used, because scipy's search fails.
     """
     z = ndtri(levels)
     large = np.ceil(rates + z * np.sqrt(rates) + (z**2 - 1) / 6 - 0.5)
@@ -130,10 +130,10 @@ def log_mass(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
-    """Return counts below and above the quantiles.
+    """Return a lower and an upper bound of each quantile.
 
-    Half of a tail's probability bounds the log-rate. The other half bounds the Poisson
-    variable at this rate, by Chernoff's inequality.
+    Half of a tail's probability is used to bound the log-rate. The other half is used
+    to bound the Poisson variable at this rate, by Chernoff's inequality.
     """
     ends = []
     for tail, sign in ((levels, -1), (1 - levels, 1)):
@@ -146,7 +146,7 @@ def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
 
 
 def _middle(low: Array, high: Array) -> Array:
-    """Return geometric means of distant counts, and arithmetic means of others."""
+    """Return geometric means of distant and arithmetic means of close counts."""
     arithmetic = np.floor(low / 2 + high / 2)
     # shifted, because counts start at -1
     geometric = np.floor(np.sqrt(low + 2) * np.sqrt(high + 2) - 2)
@@ -172,7 +172,7 @@ def _mode(y: Tensor, size: Tensor, expected: Tensor, v: Tensor) -> Tensor:
     for _ in range(_NEWTON_STEPS):
         x = x - (x + x.exp() - value) / (1 + x.exp())
     d = x - shift
-    # one more Newton step recovers the digits that the shift lost
+    # one more Newton step recovers the digits lost by the shift
     gradient = size * d.expm1() + (size - y) + (d - expected) / v
     return d - gradient / (size * d.exp() + 1 / v)
 

@@ -26,8 +26,8 @@ from sklaplace.likelihoods.regression import (
 
 Nodes = tuple[Tensor, Tensor]
 
-# Bounds, as inverse hyperbolic sines, for targets, for logarithms of positive targets
-# (whose squares must not overflow), and for standard scores of outputs.
+# Bounds on targets, on logarithms of positive targets (whose squares must not
+# overflow), and on standard scores of outputs, all as inverse hyperbolic sines.
 _REACH, _REACH_OF_LOGS, _REACH_OF_OUTPUTS = 32.0, 6.4, 4.4
 # Search for the mode: grid of the first pass in units of the bound, grid between two
 # neighbours in each refinement, and number of refinements.
@@ -58,8 +58,8 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
 
     A subclass implements only `log_prob`. Autograd computes derivatives, and quadrature
     computes expectations, quantiles and draws. The density must be defined on all real
-    or all positive numbers, with a single maximum and no jumps. To make other methods
-    faster, override them with closed forms.
+    or all positive numbers, with a single maximum and no jumps. For more speed,
+    override other methods with closed forms.
 
     Read more in the :ref:`User Guide <own-likelihood>`.
 

@@ -168,7 +168,7 @@ class BlockDiagonal(OutputHessian):
     Attributes
     ----------
     blocks : OutputHessian
-        All b·r blocks. The blocks of a sample are next to each other.
+        All b·r blocks. The blocks of each sample are contiguous.
     n_blocks : int
         Number of groups, r.
     """
@@ -287,7 +287,7 @@ class Softmax(OutputHessian):
         return total
 
     def diagonals(self, m: Map) -> Tensor:
-        """Return ``w`` times the variance of each ``M`` column under ``p``, (b, o)."""
+        """Return ``w`` times the variances of columns of ``M`` under ``p``, (b, o)."""
         if m is None:
             variances = self.p * (1 - self.p)
         else:
@@ -298,8 +298,8 @@ class Softmax(OutputHessian):
     def grams(self, m: Map) -> Tensor:
         """Return ``MᵀΛM`` per sample, (b, o, o).
 
-        The diagonal is computed from the zero row sums of ``Λ``, because ``1 - p``
-        loses digits.
+        Each row of ``Λ`` sums to zero, so the diagonal follows from the other entries.
+        The formula ``w p (1 - p)`` would lose digits.
         """
         if m is not None:
             return super().grams(m)

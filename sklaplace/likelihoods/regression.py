@@ -344,7 +344,7 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
         return sigma_noise.log() + _LOG_2PI / 2 + float(extra)
 
     def rescaled_outputs(self, center: Array, scale: Array) -> Pair:
-        """Return the same map as for targets, because outputs are means of targets."""
+        """Return the map of the targets, because the outputs are means of targets."""
         return center, scale
 
     def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:

@@ -146,7 +146,7 @@ def risk_coverage_curve(
     Raises
     ------
     ValueError
-        If the inputs differ in length, are empty, not finite or not one-dimensional.
+        If inputs are empty, not finite, not one-dimensional or of different lengths.
 
     See Also
     --------
@@ -204,7 +204,7 @@ def area_under_risk_coverage(
     Raises
     ------
     ValueError
-        If the inputs differ in length, are empty, not finite or not one-dimensional.
+        If inputs are empty, not finite, not one-dimensional or of different lengths.
 
     See Also
     --------

@@ -63,7 +63,7 @@ def as_numbers(values: object, name: str, advice: str = ENCODE) -> np.ndarray:
     Raises
     ------
     ValueError, TypeError
-        For dates and other entries that are not numbers. The message ends with
+        If there are dates or other entries that are not numbers. The message ends with
         ``advice``.
     """
     values = as_array(values, name)
@@ -99,7 +99,7 @@ def as_labels(values: object, name: str) -> np.ndarray:
     Raises
     ------
     ValueError
-        For missing labels and labels of mixed types.
+        If labels are missing or have different types.
     """
     labels = as_array(values, name)
     if labels.dtype.kind == "f":

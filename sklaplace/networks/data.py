@@ -35,8 +35,8 @@ from sklaplace.networks.streams import (
 )
 
 Batch = tuple[Any, Any, Tensor | None]
-# Loader options that leave out, repeat or permute samples. Evaluation needs each sample
-# once, in order.
+# Loader options that leave out, repeat or permute samples. For evaluation, each sample
+# must occur exactly once, in order.
 _CHOOSING_OPTIONS = {"shuffle", "drop_last", "sampler", "batch_sampler"}
 # If a loader has only these options, its batches are slices of the arrays.
 _SLICING_OPTIONS = {"batch_size", "num_workers", "pin_memory"}
@@ -199,7 +199,7 @@ N_SPREAD = 16
 
 
 def spread_rows(net: NeuralNet, dataset: Samples, n: int = N_SPREAD) -> Any:
-    """Return inputs of up to n samples across a dataset, including the first sample."""
+    """Return inputs of up to n samples spread over a dataset, including the first."""
     m = min(n, len(dataset))
     even = np.linspace(0, len(dataset) - 1, m).round().astype(int)
     order = sorted(range(m), key=lambda place: place % 4)

@@ -31,8 +31,8 @@ from sklaplace.networks.tabular import (
 # Rounding errors, for instance from a different order of the samples, grow by a factor
 # of about 1.3 per iteration of L-BFGS. With this limit, differences are near 1e-11 and
 # almost always below 1e-7. Hundreds of iterations would lead to a different minimum.
-# The first iterations do most of the work: 15 more changed the log loss of ten small
-# tables by at most 0.02.
+# The first iterations do most of the work: 15 more iterations changed the log loss of
+# ten small tables by at most 0.02.
 MAX_ITERATIONS = 35
 
 # Well above the float64 rounding errors that make the line search meaningless.
@@ -45,7 +45,7 @@ MIN_NOISE = 0.01
 # A few digits of the evidence's fixed point suffice.
 EVIDENCE_ITERATIONS = 50
 
-# Stochastic gradients (sampled weights, dropout masks) need more and smaller steps.
+# Stochastic gradients (sampled weights, dropout masks) require more, smaller steps.
 STOCHASTIC_STEPS, STOCHASTIC_RATE = 500, 0.05
 
 _FULL_BATCH: dict[str, Any] = {
@@ -77,8 +77,8 @@ _ADAM: dict[str, Any] = {
 
 
 # After a few hundred full-batch steps of Adam, results for reordered samples differ by
-# less than 1e-6. L-BFGS with as many iterations as piecewise linear inputs require
-# would differ more.
+# less than 1e-6. L-BFGS would require so many iterations for piecewise linear inputs
+# that the results would differ more.
 _LONG_ADAM: dict[str, Any] = {**_ADAM, "lr": 0.1, "optimizer__n_steps": 200}
 
 
@@ -458,7 +458,7 @@ def _evidence_noise(
         norm = (projections / (e + ridge) ** 2).sum(axis=0)
         explained = (projections * (e + 2 * ridge) / (e + ridge) ** 2).sum(axis=0)
         residual = (total - explained).clip(0)
-        # The bounds matter for constant targets, or with more parameters than samples.
+        # The bounds matter if targets are constant or parameters outnumber samples.
         precision = (gamma / norm.clip(1e-12)).clip(1e-6, 1e6)
         noise = (residual / (n_samples - gamma).clip(1e-12)).clip(1e-6, 1.0)
     return noise

@@ -21,7 +21,7 @@ from sklaplace.core.trees import copied
 # Threads share the modes, hooks and gradient flags of a network.
 _EVALUATION = RLock()
 if hasattr(os, "register_at_fork"):  # not on Windows
-    # after a fork, no other thread exists that could restore a network or unlock
+    # after a fork, there is no other thread to restore a network or to unlock
     os.register_at_fork(
         before=_EVALUATION.acquire,
         after_in_parent=_EVALUATION.release,
@@ -55,10 +55,10 @@ def agreeing(
 
 
 def read_logits(raw: Tensor, calls: list[Tensor], probability_map: str) -> Tensor:
-    """Return logits (b, ...) for probabilities ``raw``, read from a layer's only call.
+    """Return logits (b, ...) for probabilities ``raw``, given the calls of a layer.
 
-    If the probabilities of a sample disagree with the layer, the sample's logits come
-    from ``probability_map`` instead.
+    If the layer was not called exactly once, or if the probabilities of a sample
+    disagree with it, the logits come from ``probability_map`` instead.
     """
     mapped = OUTPUT_MAPS[probability_map](at_least_single(raw))
     if len(calls) != 1 or calls[0].numel() != raw.numel():
@@ -201,7 +201,7 @@ def computed_tensors(
 ) -> Iterator[tuple[nn.Module, str, Tensor]]:
     """Yield module, name and value of tensors that are not parameters or buffers.
 
-    For example, a ``weight_norm`` hook computes such a weight in each forward pass.
+    For example, a ``weight_norm`` hook computes such a tensor in each forward pass.
     """
     for owner in modules:
         for name, value in vars(owner).items():

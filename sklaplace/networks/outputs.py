@@ -107,7 +107,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def as_forward(net: NeuralNet, spec: OutputSpec | None = None) -> Forward:
-    """Convert a skorch net to a `Forward`, with the output map of any ``spec``."""
+    """Convert a skorch net to a `Forward`, with the output map of ``spec`` if given."""
     module = unwrapped(net.module_)
     bare = net if module is net.module_ else with_attributes(net, module_=module)
     is_binary = isinstance(unwrapped(net.criterion_), nn.BCELoss)
@@ -168,7 +168,7 @@ def measure_outputs(
         likelihood, convention = _likelihood(net, allowed, adapted, other)
     else:
         likelihood, convention = adapted(likelihood), ""
-        # the values of large networks would need gigabytes
+        # the layer outputs of large networks would occupy gigabytes
     raw, leaves = _recorded(net, x, _without_values)
     check_one_module(net, x)
     _check_finite(raw, is_trained)

@@ -24,8 +24,8 @@ def shards_of(dataset: Samples, batch_size: int, n_shards: int | None) -> list[A
     """Split a dataset into shards of nearly equal size, each a dataset.
 
     With ``n_shards=None``, the number of shards depends only on the number of batches.
-    There are never more shards than batches. A stream is a single shard. A single shard
-    is the dataset itself.
+    There are never more shards than batches. A stream is a single shard. If there is
+    only one shard, it is the dataset itself.
     """
     n_samples = len(dataset)
     n_batches = -(-n_samples // batch_size)

@@ -38,7 +38,7 @@ def row_keys(
     ----------
     X : ndarray of shape (n, ...), StoredArray or other data
         Inputs. Copies in an array have the same key. In a stored array, only equal
-        samples have the same key. Other data is hashed by position.
+        samples have the same key. For other data, the key is a hash of the position.
     n_rows : int
         Number of samples n.
     seed : int

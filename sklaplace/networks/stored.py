@@ -27,7 +27,7 @@ Cast = Callable[[np.ndarray], np.ndarray]
 def is_stored(X: object) -> bool:
     """Return whether an array is read in parts: a large memory map or chunks."""
     if isinstance(X, np.memmap):
-        # releasing the pages of a copy-on-write map loses its changes
+        # releasing the pages of a copy-on-write map would discard its changes
         return X.nbytes > MAX_LOADED and X.mode != "c"
     is_array = isinstance(X, np.ndarray)
     names = "chunks", "shape", "dtype", "ndim"
@@ -154,7 +154,7 @@ class StoredArray:
         return np.asarray(self.read(), dtype=dtype)
 
     def __reduce__(self) -> Any:
-        """Pickle the samples by value, and dask blocks as their graph.
+        """Pickle the samples by value, but dask blocks as their task graph.
 
         Unpickling computes the blocks immediately. A dask worker that waits for a block
         starts other tasks, which may wait for a resource that the worker holds.

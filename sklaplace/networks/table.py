@@ -7,8 +7,8 @@ one column. A missing category counts as a level.
 
 A surprise is a level that did not occur in fit, or a missing number in a column that
 was complete in fit. The last column is the square root of the number of surprises of a
-row. It is zero for training samples, so a surprise has high leverage. In the
-columns of its category, a new level is encoded as the average training sample.
+row. It is zero for training samples, so a surprise has high leverage. The
+encoding of a new level is the mean of the encoded training samples.
 """
 
 from collections import Counter
@@ -27,14 +27,16 @@ from sklaplace.networks.arrays import check_columns, check_finite, is_missing
 MAX_LEVELS = 30
 # A column has an indicator if more than this fraction of its values is missing. An
 # indicator for fewer rows would fit noise. The same fraction applies to levels that
-# occur only once, such as names: if there are more, new levels are not surprises. The
-# fraction of such levels estimates the probability of a new level (Good 1953, "The
-# population frequencies of species and the estimation of population parameters").
+# occur only once, such as names: if there are more of them, new levels are not
+# surprises. The fraction of such levels estimates the probability of a new level (Good
+# 1953, "The population frequencies of species and the estimation of population
+# parameters").
 FEW = 0.05
 # Value of the last column for one surprise; the network standardises the other columns.
 # In ten tables, one category was left out of the training samples. `score_samples`
-# detected its rows with an AUROC of .94 (at 0.1: .82; at 1: .996), and 90 % intervals
-# contained 96 % of the targets. With a value of 1, all classes became equally probable.
+# detected its rows with an AUROC of .94 (.82 with a value of 0.1, and .996 with 1), and
+# 90 % intervals contained 96 % of the targets. With a value of 1, all classes became
+# equally probable.
 SURPRISE = 0.2
 
 # Contents of columns. Numbers in a column of dtype "category" are levels.
@@ -66,7 +68,7 @@ class Numbers:
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Numbers":
-        """Learn the encoding of values (n,), NaN if missing."""
+        """Learn the encoding of values (n,), which are NaN if missing."""
         missing = np.isnan(values).mean()
         return cls(float(np.nanmedian(values)), missing == 0, missing > FEW)
 
@@ -98,7 +100,7 @@ class Levels:
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Levels":
-        """Learn the encoding of levels (n,), None if missing."""
+        """Learn the encoding of levels (n,), which are None if missing."""
         options: dict[str, Any] = {"max_categories": MAX_LEVELS, "min_frequency": 2}
         options |= {"handle_unknown": "infrequent_if_exist", "sparse_output": False}
         encoder, counts = OneHotEncoder(**options), Counter(values.tolist())
@@ -216,5 +218,5 @@ def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
 
 
 def _levels(values: np.ndarray) -> np.ndarray:
-    """Return levels as objects, with None if missing."""
+    """Return levels as objects, with None for missing levels."""
     return np.array([None if is_missing(v) else v for v in values.tolist()], object)

@@ -70,7 +70,7 @@ def train(
 
 @contextmanager
 def logits_alone(net: NeuralNet, x: object) -> Iterator[None]:
-    """Make a net's module return only the logits among its outputs.
+    """Make a net's module return only its logits.
 
     skorch's nets, criteria and scoring callbacks expect tensors, but transformers
     return several outputs. `first_tensor` selects the logits. A net with a custom

@@ -143,7 +143,7 @@ class NoveltyDisplay(Display):
         Raises
         ------
         ValueError
-            If scores are not finite, or if there is not one score per sample.
+            If scores are not finite, or if the numbers of scores and samples differ.
         AttributeError
             If the estimator has no ``score_samples``.
         ImportError

@@ -316,7 +316,7 @@ class UncertaintyDisplay(Display):
 
     def _draw(self, *, colorbar: bool = True, surface_kw: Style = None) -> None:
         """Draw the three maps and the colour bar."""
-        # A positive maximum keeps the levels distinct. Rounding can make parts
+        # A positive maximum keeps the levels distinct. Rounding can make values
         # negative.
         top = max(float(np.max(self.uncertainty)), np.finfo(np.float64).tiny)
         values = np.moveaxis(np.clip(self.uncertainty, 0, top), -1, 0)

@@ -267,7 +267,7 @@ class ReliabilityDisplay(Display):
         if len(rows) < len(names):
             x_label += f" ({len(rows)} of {len(names)} classes)"
         y_label = "accuracy" if is_single else "empirical frequency"
-        limits = -0.03, 1.03  # show all of the markers at zero and one
+        limits = -0.03, 1.03  # do not clip markers at zero and one
         ax.set(xlabel=x_label, ylabel=y_label, xlim=limits, ylim=limits)
         self._scale_counts(curves[-1])
         ax.set_zorder(self.count_ax_.get_zorder() + 1)  # lines in front of bars

@@ -113,8 +113,8 @@ class DirichletDisplay(Display):
         Raises
         ------
         ValueError
-            If there are not exactly three classes and one sample, or an option is
-            unknown.
+            If the number of classes is not three, `X` does not contain exactly one
+            sample, or an option is unknown.
         AttributeError
             If the classifier has no ``predict_dirichlet``.
         ImportError
@@ -174,7 +174,8 @@ class DirichletDisplay(Display):
         Raises
         ------
         ValueError
-            If there are not exactly three concentrations, or if one is not positive.
+            If the number of concentrations is not three, or one of them is not
+            positive.
         ImportError
             If matplotlib is not installed.
 
