@@ -2,7 +2,7 @@
 Laplace and other methods: scores and costs
 ===========================================
 
-This study compares Laplace of the last layer and of all weights, Bayes by Backprop,
+This study compares Laplace for the last layer and for all weights, Bayes by Backprop,
 SWAG, Monte-Carlo dropout, a deep ensemble, and the network alone. All methods use the
 same architecture and the same samples. The study measures accuracy, calibration,
 detection of out-of-distribution inputs, and cost.
@@ -124,12 +124,12 @@ def digits_net(val, epochs, rate=0.0):
 # The methods
 # -----------
 #
-# * *Laplace* starts from the trained network. The held-out samples choose the prior
-#   precision. A third version chooses it by the marginal likelihood ("marglik").
+# * *Laplace* starts from the trained network. The prior precision is chosen on the
+#   held-out samples, and in a third version by the marginal likelihood ("marglik").
 # * *Bayes by Backprop* is trained from scratch for four times as many epochs, because
-#   it needs more. A second version starts from the trained network and uses the same
-#   number of epochs. The weight of the divergence (``kl_weight``) is set by hand, below
-#   the default, which tends to favour this method.
+#   it needs more of them. A second version starts from the trained network and uses the
+#   same number of epochs. The weight of the divergence (``kl_weight``) is set by hand,
+#   below the default; this tends to favour the method.
 # * *SWAG* continues from a trained network with a thousand steps of gradient descent.
 # * The *deep ensemble* has five networks.
 #
@@ -281,8 +281,8 @@ show("digits", digits_runs)
 # images, the methods differ:
 #
 # * Laplace with held-out samples improves least. Dropout and the ensemble are better.
-# * Bayes by Backprop from scratch detects most inverted images, at about the NLL of the
-#   network alone, but its training takes longest.
+# * Bayes by Backprop from scratch detects the most inverted images, with about the same
+#   NLL as the network alone, but its training takes longest.
 # * Laplace with the marginal likelihood detects just as many inverted images, and
 #   slightly more of the digits 8 and 9 than all other methods. It adds almost nothing
 #   to the training time. It is far too underconfident on known digits, with by far the

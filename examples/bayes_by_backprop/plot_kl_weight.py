@@ -117,8 +117,8 @@ for epochs in EPOCHS:
 # deviations are near their initial values, and the ELBO is far from its final value.
 # With a weight of one, accuracy and NLL are nevertheless better than after the longest
 # training. With the smallest weights, the NLL is also better, because longer training
-# overfits. Only a weight of 0.1 has about the same NLL after all three numbers of
-# epochs. Compare weights after the same number of epochs, and check in the ELBO of
+# overfits. Only with a weight of 0.1 is the NLL about the same after all three numbers
+# of epochs. Compare weights after the same number of epochs, and check in the ELBO of
 # ``model.estimator_.history`` whether the training has converged.
 
 figure, axes = plt.subplots(1, 4, figsize=(10, 2.9), layout="constrained")

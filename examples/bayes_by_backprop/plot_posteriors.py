@@ -129,7 +129,7 @@ for family in FAMILIES:
 # are wider in the gap, and no flexible family is faster to train.
 #
 # The figure shows the first seed. In this run, the density family has smoothed out the
-# bump on the left, which causes most of its larger NLL.
+# bump on the left, which explains most of its higher NLL.
 
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 COLORS = dict(zip(FAMILIES, (BLUE, ORANGE, GREEN, PINK), strict=True))
@@ -162,9 +162,9 @@ plt.show()
 # ``P(w <= 6 u - 3) = 1 - (1 - u**a)**b``. The left panel shows five densities, with a
 # mode inside the interval, at one bound or at both bounds. The trained parameters are
 # the median and ``log a``, because these converge better. In the right panel, ``a``
-# grows while the median stays at 1. A narrow density never approaches a Gaussian: its
-# shape approaches the density of the logarithm of an exponential variable, which is
-# skewed.
+# grows while the median stays at 1. As the density narrows, it does not approach a
+# Gaussian: its shape approaches the density of the logarithm of an exponential
+# variable, which is skewed.
 
 BOUND = 3.0
 SHAPES = (0.5, 0.5), (1.0, 3.0), (2.0, 2.0), (5.0, 1.0), (2.0, 5.0)

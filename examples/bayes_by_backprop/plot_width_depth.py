@@ -119,16 +119,16 @@ for weight in KL_WEIGHTS:
 
 # %%
 # With the full divergence, wider and deeper networks have a lower ELBO: each additional
-# weight adds its divergence from the prior, and the data do not determine more weights.
-# The network with 80 units predicts worst. Its standard deviation at the data is
-# several times as large as for five units, while the values in the gap differ little.
-# The reason is that the noise of many independent weights adds up at the data. Depth
-# does less harm: from one layer to four layers, the ELBO falls and the errors at the
-# data grow, but less than with four times the width.
+# weight adds its divergence from the prior, but the data determine no additional
+# weights. The network with 80 units predicts worst. Its standard deviation at the data
+# is several times as large as for five units, while the values in the gap differ
+# little. The reason is that the noise of many independent weights adds up at the data.
+# Depth does less harm: from one layer to four layers, the ELBO falls and the errors at
+# the data grow, but less than with four times the width.
 #
 # A smaller ``kl_weight`` lowers the RMSE of all networks and keeps the order of the
-# widths. The order of the depths changes. The NLL depends on the seed, because single
-# points have a large effect if the bands are narrow.
+# widths. The order of the depths changes. The NLL depends on the seed, because
+# individual points have a large effect if the bands are narrow.
 
 BLUE, ORANGE = "#0072B2", "#E69F00"
 STYLES = dict(zip(KL_WEIGHTS, ((BLUE, "-", "o"), (ORANGE, "--", "s")), strict=True))

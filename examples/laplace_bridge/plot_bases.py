@@ -17,9 +17,9 @@ shows five Gaussians from the published code, which demonstrate the limits of th
 # A change of variables from the probability ``p`` to the logit ``log p / (1 - p)``
 # multiplies the density by ``p (1 - p)``, which moves its maximum. In the basis of the
 # probability, a density with concentrations below one has no maximum inside the
-# interval, so it has no Laplace approximation. Other Laplace approximations extend
-# beyond the interval. In the basis of the logit, every Beta distribution has one
-# maximum and two tails (MacKay, 1998).
+# interval, so it has no Laplace approximation. For other densities, the Laplace
+# approximation extends beyond the interval. In the basis of the logit, every Beta
+# distribution has one maximum and two tails (MacKay, 1998).
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -150,11 +150,12 @@ for name, by_method in found.items():
 # %%
 # The published numbers of the corrected bridge are reproduced to all digits. The mean
 # of the bridge does not depend on the size of the variances, so the bridge can be
-# nearly certain of a class when the truth is not. The correction helps if the variances
-# are large. If they are small, the correction makes the prediction sharper, as with the
-# first Gaussian. The guarded norm avoids this. The corrected bridge is too certain for
-# unequal variances, and too uncertain for five classes with large variances. The mean
-# of the projection is closest to the truth for four of the five Gaussians.
+# nearly certain of a class when the true mean is not. The correction helps if the
+# variances are large. If they are small, the correction makes the prediction sharper,
+# as with the first Gaussian. The guarded norm avoids this. The corrected bridge is too
+# certain for unequal variances, and too uncertain for five classes with large
+# variances. The mean of the projection is closest to the truth for four of the five
+# Gaussians.
 #
 # The effect of the correction is visible in the basis of the logit. The tail of a Beta
 # distribution falls like ``exp(-α |logit|)``. A wide Gaussian needs a small

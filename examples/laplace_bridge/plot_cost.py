@@ -86,8 +86,8 @@ candidates |= {
 
 # %%
 # The forward pass comes first. Here, the network is a small convolutional network
-# instead of the paper's ResNet-18. The larger the network, the smaller the share of the
-# sampling.
+# instead of the paper's ResNet-18. The larger the network, the smaller the share of
+# sampling in the total time.
 
 network = nn.Sequential(
     nn.Conv2d(1, 32, 3, padding=1),

@@ -272,11 +272,11 @@ table("NLL", ("NLL",), SHOWN, OWN)
 
 # %%
 # In all four settings, the corrected bridge separates inverted from known images better
-# than sampling, as published. Its accuracy is about the accuracy of the network. The
-# gain in AUROC is 0.06 with Kronecker factors, and 0.03 with a diagonal curvature, for
-# which all methods are closer to the network. The bridge alone is as confident as the
-# network, because its mean does not depend on the size of the variances. The
-# second-order expansion (``sodpp``) is meant for smaller variances, and loses accuracy.
+# than sampling, as published. It is about as accurate as the network. The gain in AUROC
+# is 0.06 with Kronecker factors, and 0.03 with a diagonal curvature, for which all
+# methods are closer to the network. The bridge alone is as confident as the network,
+# because its mean does not depend on the size of the variances. The second-order
+# expansion (``sodpp``) is meant for smaller variances, and loses accuracy.
 #
 # The softmax depends only on centred logits. The published form of MacKay's
 # approximation uses variances without centring, so a common shift of all logits changes
@@ -325,9 +325,9 @@ for method in ("Prior Network", "Prior Network, mean"):
 # weights, the variances are then so large that even sampling is uncertain about known
 # digits. The correction divides the logits by the square root of the mean variance,
 # which makes them almost zero. The class with the smallest variance then determines the
-# mean of the bridge. For half of the known digits, this class differs from the
-# network's, and the confidence contains little information. The cause is the unsuitable
-# prior, and not the curvature.
+# mean of the bridge. For half of the known digits, this class differs from the one
+# predicted by the network, and the confidence contains little information. The cause is
+# the unsuitable prior, and not the curvature.
 
 WITH_WIDE = {setting: f"{setting}, wide" for setting in SETTINGS}
 COMPARED = "MAP", "mc", "probit", "bridge_norm", "projection"
@@ -349,7 +349,8 @@ for title, key in {
 # approaches the bridge, which is close to the network. The published norm also divides
 # by small variances, which makes it more confident than the network. Its AUROC stays
 # higher, but its NLL becomes worse than the NLL of the network. The paper also reports
-# such a failure: the confidence is 0.94 for CIFAR-100, and 0.81 for the network alone.
+# such a failure: on CIFAR-100, its confidence is 0.94, compared with 0.81 for the
+# network alone.
 
 BY_PRECISION = {f"precision {p:g}": f"precision {p:g}" for p in PRECISIONS}
 NORMS = "MAP", "mc", "bridge_norm", "bridge_norm_published"

@@ -7,7 +7,7 @@ samples from this distribution, or replace it by a Dirichlet distribution in clo
 form. This study measures how many samples are needed to be as close to the true
 distribution as the Dirichlet. For three Gaussians over three logits, the paper reports
 that the Laplace bridge is worth 750 to 10,000 samples (Hobbhahn et al., 2022). The
-number depends on how the samples are counted, most of all for the third Gaussian. We
+number depends on how the samples are counted, especially for the third Gaussian. We
 report two counts, one of which is the count of the published code.
 """
 
@@ -91,7 +91,7 @@ inside = cell(centres(SIDE))
 # a sum of zero. If the logits are correlated or have unequal variances, this changes
 # the distribution of the softmax. ``predict_dirichlet`` centres the logits, which does
 # not change the softmax. The correction ``bridge_norm`` is applied to centred logits.
-# It is guarded against sharpening, and has no effect for variances as small as here.
+# It is guarded against sharpening, and has no effect with variances as small as these.
 
 CENTRE = np.eye(3) - 1 / 3
 METHODS = {
@@ -120,7 +120,7 @@ for name, found in alphas.items():
 # Something must therefore be added to the cells, and the result depends on the choice:
 #
 # * A tenth of a sample is added to every cell. This is a slightly smoothed estimate of
-#   the density, as is usual for few samples.
+#   the density, as is usual with few samples.
 # * A share of 1e-20 is added to every cell, as in the published code. The true
 #   probability of empty cells is then multiplied by 46 nats, the logarithm of 1e20. If
 #   the truth is spread over the simplex, many samples are needed until few cells are
@@ -130,7 +130,7 @@ for name, found in alphas.items():
 # Here, the truth is exact on 400 cells.
 #
 # The times are per Gaussian, for many Gaussians at once. They include drawing the
-# samples and their softmax, or the closed form.
+# samples and computing their softmax, or computing the closed form.
 
 counts = np.unique(np.geomspace(1, MOST, 51).round().astype(int))
 
@@ -213,8 +213,8 @@ print("Published: the bridge is worth 750 to 10,000 samples; correlated, 250 to 
 # grid also hides differences within its cells. The exact divergences are larger, and
 # for the off-centre Gaussian, the projection is closest, and not the published bridge.
 # The numbers are largest for small variances, because the truth is then nearly a
-# Dirichlet distribution. In this case, the published bridge also loses most, because it
-# does not centre the logits.
+# Dirichlet distribution. In this case, the published bridge also loses the most,
+# because it does not centre the logits.
 #
 # For the third Gaussian, the counts differ. By the published count, the bridge is worth
 # a few hundred samples, as in the paper's code. By the other count, the bridge is worth

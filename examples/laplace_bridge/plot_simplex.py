@@ -139,9 +139,9 @@ plt.show()
 # -------
 #
 # *Small variance.* If the variances vanish, the truth and the projection approach the
-# softmax of the mean logits. For more than two classes, the mean of the bridge is
-# different at any scale. Here, its probability of the first class is too small. The
-# error is larger for the off-centre Gaussian.
+# softmax of the mean logits. For more than two classes, the mean of the bridge differs
+# from it at any scale. Here, its probability of the first class is too small. The error
+# is larger for the off-centre Gaussian.
 #
 # *Large variance.* The bridge has the same mean as for small variances, because the
 # mean logits are the same. Only its total concentration is lower. The correction is

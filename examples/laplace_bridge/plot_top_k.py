@@ -2,12 +2,12 @@
 Uncertainty-aware top-k: sets of variable size
 ==============================================
 
-The top five classes are always five classes, even if one class is certain.
-``predict_set`` returns a set of variable size for each sample. The set contains all
-classes that could be the most probable class, according to a Dirichlet distribution
-over the class probabilities. This study repeats an experiment of Hobbhahn, Kristiadi
-and Hennig, "Fast Predictive Uncertainty for Classification with Bayesian Deep Networks"
-(UAI 2022), on a small scale. In the paper, the distribution is the Laplace bridge.
+A top-five set always has five classes, even if one class is certain. ``predict_set``
+returns a set of variable size for each sample. The set contains all classes that could
+be the most probable class, according to a Dirichlet distribution over the class
+probabilities. This study repeats an experiment of Hobbhahn, Kristiadi and Hennig, "Fast
+Predictive Uncertainty for Classification with Bayesian Deep Networks" (UAI 2022), on a
+small scale. In the paper, the distribution is the Laplace bridge.
 """
 
 # %%
@@ -16,8 +16,8 @@ and Hennig, "Fast Predictive Uncertainty for Classification with Bayesian Deep N
 #
 # There are only 150 training samples, so that predictions are uncertain. The network
 # has one hidden layer. Each seed has its own split and initial weights. The posterior
-# is a Kronecker-factored posterior of the last layer. No samples are held out, so the
-# prior precision maximises the marginal likelihood.
+# of the last layer is Kronecker-factored. No samples are held out, so the prior
+# precision maximises the marginal likelihood.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -151,7 +151,7 @@ print("k = 1 for about 40,000 of 50,000 images")
 
 # %%
 # The sets grow as ``q`` falls, and they are larger if the network is wrong. The sets of
-# the bridge at ``q = 0.1`` have about the coverage of the top two classes of the
+# the bridge at ``q = 0.1`` have about the same coverage as the top two classes of the
 # network, with about one and a half classes on average. Most of these sets contain a
 # single class. The projection returns larger sets with more coverage for the same
 # ``q``, because its Dirichlet distribution is wider. With ``reference="previous"``, the
@@ -178,7 +178,7 @@ for method in ("bridge", "projection"):
 #
 # Most wrong samples have sets of several classes, and most right samples have a single
 # class. Some sets of the bridge contain all ten classes, because small concentrations
-# exclude no class.
+# do not exclude any class.
 
 BLUE, ORANGE = "#0072B2", "#E69F00"
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")

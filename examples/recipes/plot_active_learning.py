@@ -56,5 +56,5 @@ plt.gca().set(xlabel="labelled samples", ylabel="test accuracy, mean of two runs
 plt.legend(title="next samples by")
 plt.show()
 # %%
-# With 70 labels, the epistemic uncertainty leads to the highest accuracy. The total
-# uncertainty also chooses means of two images, and is hardly better than random choice.
+# With 70 labels, the epistemic uncertainty leads to the highest accuracy. Total
+# uncertainty also favours means of two images, and is hardly better than random choice.

@@ -41,4 +41,4 @@ plt.show()
 # %%
 # The targets of the first two people are within one standard deviation of the mean. The
 # third person is more than two standard deviations lighter than predicted: 17 training
-# samples say little.
+# samples are too few for precise predictions.

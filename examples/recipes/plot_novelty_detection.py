@@ -48,5 +48,5 @@ plt.show()
 # %%
 # The scores reject all rotated images and accept 94 % of the known images. The largest
 # probability does not separate them: it is higher for rotated images. For classes that
-# were left out of training, the largest probability works as well:
+# were left out of training, the largest probability works equally well:
 # :doc:`/auto_examples/studies/plot_novelty`.

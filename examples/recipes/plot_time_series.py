@@ -24,7 +24,7 @@ measured = level + 0.2 * rng.standard_normal(len(time))
 
 
 # %%
-# The network also receives the sine and cosine of time, so it can repeat the period.
+# The network also receives the sine and cosine of time, so it can learn the period.
 class Periodic(nn.Module):
     def __init__(self):
         super().__init__()

@@ -4,8 +4,8 @@ Novelty: samples that differ from the training data
 
 A network is often confident about inputs that differ from all its training samples:
 tripling an input roughly triples its logits. Averages of several networks have the same
-weakness. ``score_samples`` compares the features of an input, which the last layer
-receives, with the features of the training samples. As in scikit-learn, inputs with
+weakness. ``score_samples`` compares the features of an input (what the last layer
+receives) with the features of the training samples. As in scikit-learn, inputs with
 higher scores are more normal.
 
 This script shifts the test samples of five data sets in many ways. It measures how well

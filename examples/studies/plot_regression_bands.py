@@ -75,9 +75,9 @@ net.fit(X_train, y_train[:, None])
 #
 # The first kind contains only noise. Its standard deviation is the error of the network
 # on the held-out samples in ``X_val``, and a very large prior precision fixes the
-# weights. The other kinds differ in two choices. Either the last layer or all weights
-# are uncertain. Either ``X_val`` or the marginal likelihood of the training samples
-# chooses the prior precision and the noise.
+# weights. The other kinds differ in two choices: whether the last layer or all weights
+# are uncertain, and whether the prior precision and the noise are chosen on ``X_val``
+# or by the marginal likelihood of the training samples.
 
 errors = net.predict(X_val).ravel() - y_val
 noise_only = {"prior_precision": 1e9, "sigma_noise": np.sqrt(np.mean(errors**2))}

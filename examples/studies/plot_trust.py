@@ -11,7 +11,7 @@ interval score, and the continuous ranked probability score (CRPS).
 The results are means over test samples and seeds. Each seed has its own samples and
 initial weights. Data sets with at most 150 training samples have 15 seeds, because
 their coverage varies most, and the others have 5. At the end, the script prints which
-claims hold, and the data sets that break a claim.
+claims hold, and lists the data sets that violate a claim.
 
 In the full run, the 90 % intervals of the default cover between 85 and 95 % for all 15
 targets with at least 50 samples. The ratio of their interval score to the score of
@@ -32,7 +32,7 @@ NLL is 0.235, compared with 0.340 for the network. On each data set, the NLL is 
 # --------
 #
 # The data sets come from scikit-learn's loaders and generators. One quarter of the
-# samples of a loader are used for testing. A generator has 1,000 test samples, and the
+# samples from a loader is used for testing. A generator has 1,000 test samples, and the
 # number of its training samples is in parentheses. Inputs and regression targets are
 # standardised.
 
@@ -190,7 +190,7 @@ def timed(fit, *arguments):
 # We fit Laplace in six ways:
 #
 # * ``default``: the default settings
-# * ``frozen``: a frozen network that held out the same samples in its training
+# * ``frozen``: a frozen network that held out the same samples during its training
 # * ``marglik``: prior precision and noise with the largest marginal likelihood
 # * ``no net``: the default network
 # * ``no split``: a net without a split; the estimator may hold out samples itself
@@ -201,7 +201,7 @@ OURS = ["default", "frozen", "marglik", "no net", "no split", "frozen all"]
 
 
 def laplaces(kind, net, X, y, seed):
-    """Return model, seconds and warning by name; two models are only the network."""
+    """Return model, seconds and warning by name; two models are the bare network."""
     net_all = clone(net).set_params(train_split=None)
     torch.manual_seed(seed)
     fits = {"net all": timed(clone(net_all).fit, X, y)}
@@ -488,11 +488,11 @@ table(title, names, methods, score_ratio)
 
 # %%
 # The script now checks claims. The first claims are about probabilities; fits of a
-# frozen network that warn are left out. The next claims are about coverage, with wider
-# bounds for fewer than 50 samples, and about interval scores. The last claims repeat a
-# published result of laplace-torch for a trained WideResNet on CIFAR-10. Its ECE fell
-# from 2.0 to 0.8 percent, its accuracy stayed at 94.8, and its NLL fell from 0.172 to
-# 0.157 (`documentation of laplace-torch
+# frozen network are left out if they warn. The next claims are about coverage, with
+# wider bounds for fewer than 50 samples, and about interval scores. The last claims
+# repeat a published result of laplace-torch for a trained WideResNet on CIFAR-10. Its
+# ECE fell from 2.0 to 0.8 percent, its accuracy stayed at 94.8, and its NLL fell from
+# 0.172 to 0.157 (`documentation of laplace-torch
 # <https://aleximmer.github.io/Laplace/calibration_example/>`_; Daxberger et al. 2021).
 
 

@@ -172,9 +172,9 @@ print(f"file of {size:.1f} MB, same intervals after loading: {same}")
 # ------
 #
 # ``to_module`` returns the predictions as a torch module. ``torch.export`` turns the
-# module into a program that runs without sklaplace. The program accepts tensors, but no
-# data frames. We therefore fit a second model in a pipeline whose first step encodes
-# the table.
+# module into a program that runs without sklaplace. The program accepts tensors, but
+# not data frames. We therefore fit a second model in a pipeline whose first step
+# encodes the table.
 
 encoder = make_column_transformer(
     (OneHotEncoder(), ["brand", "fuel", "serviced"]),
@@ -211,7 +211,7 @@ print(f"exported program: mean {mean.item():.3f}, interval {low:.3f} to {high:.3
 print(f"pipeline: interval {expected[0]:.3f} to {expected[1]:.3f}")
 
 # %%
-# One call of ``fit`` handled the categories and the missing values. The intervals cover
-# about 90 % of the test prices in both halves, and all three changed rows are flagged.
-# Recalibration on 200 cars of the second dealer raises the coverage from 66 % to 92 %.
-# The exported program returns the same interval as the pipeline.
+# A single call to ``fit`` handled the categories and the missing values. The intervals
+# cover about 90 % of the test prices in both halves, and all three changed rows are
+# flagged. Recalibration on 200 cars of the second dealer raises the coverage from 66 %
+# to 92 %. The exported program returns the same interval as the pipeline.
