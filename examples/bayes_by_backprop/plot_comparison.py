@@ -277,8 +277,8 @@ show("digits", digits_runs)
 # because these samples favour a large prior precision. Laplace adds little to the
 # training time, and predicts faster than the methods that use draws.
 #
-# The two AUROC columns disagree. No method improves much on 8 and 9. On inverted
-# images, the methods differ:
+# The two AUROC columns disagree. For the digits 8 and 9, all methods are
+# similar. On inverted images, the methods differ:
 #
 # * Laplace with held-out samples improves least. Dropout and the ensemble are better.
 # * Bayes by Backprop from scratch detects the most inverted images, with about the same

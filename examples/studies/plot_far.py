@@ -147,7 +147,7 @@ def predictors(X, y, seed):
 #
 # The tables show means over the seeds. ``NLL`` is the negative log-likelihood of the
 # test samples. ``conf.`` is the mean largest probability far from the data. ``AUROC``
-# measures how well the entropy of the probabilities separates points far away from test
+# measures how well the entropy of the probabilities distinguishes far points from test
 # samples: 0.5 is chance and 1 is perfect. The Gaussian process is fitted to at most 300
 # samples.
 

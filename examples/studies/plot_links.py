@@ -141,9 +141,9 @@ for n_classes in (2, 3, 4, 10, 30):
 
 # %%
 # For independent logits of few classes, the uncentred form is better, because centring
-# removes a part of their variance. With a common shift, centring is better: for ten or
-# more classes if the shift has the same variance, and for all numbers of classes if the
-# shift has ten times the variance.
+# removes a part of their variance. With a common shift of the same variance as the
+# logits, centring is better for ten or more classes. With ten times this variance,
+# centring is better for any number of classes.
 #
 # Time
 # ----

@@ -210,7 +210,7 @@ class BaseLaplace:
     def _train_and_accumulate(
         self, options: LaplaceOptions, samples: Samples
     ) -> LaplaceFit:
-        """Train and accumulate the curvature, or load both from ``memory``."""
+        """Train the network and sum up its curvature, or load both from ``memory``."""
         group = Group.of(self.distributed)
         with group.together():
             check_memory(self.memory)

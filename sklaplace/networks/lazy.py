@@ -31,7 +31,7 @@ def check_no_lazy_modules(net: NeuralNet) -> None:
     if names := _lazy_names(net.module_):
         raise ValueError(
             f"The parameters {listed(names)} belong to lazy modules that have not seen "
-            "a batch, so they have no sizes. Before FrozenEstimator(net), fit the net, "
+            "a batch, so they have no sizes. Fit the net before you wrap it, "
             "or call net.infer on a few samples and load the weights."
         )
 

@@ -142,7 +142,7 @@ class Table:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all columns were numbers without missing values in fit."""
+        """Whether all columns in fit were numeric and had no missing values."""
         return all(isinstance(c, Numbers) and c.is_complete for c in self.columns)
 
     def encoded(self, frame: Any) -> np.ndarray:

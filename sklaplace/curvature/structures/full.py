@@ -282,7 +282,7 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
-        """Return the bytes of ``H`` and of four temporary matrices of the same size.
+        """Return the memory for ``H`` and four temporary matrices, in bytes.
 
         The dual form stores ``R``, scaled and solved copies of ``R``, and ``R Rᵀ``.
         """

@@ -96,6 +96,6 @@ def _check_net(net: NeuralNet, *, has_likelihood: bool) -> None:
     if net.max_epochs == 0:
         raise ValueError(
             "The net has max_epochs=0, which learns no distribution. Use 1 or more; "
-            "distributions need more epochs than weights."
+            "distributions train more slowly than weights."
         )
     refuse_callbacks(net, PriorCallback, ParamMapper)
