@@ -252,7 +252,7 @@ class TestBadInput:
         few = as_dict(ITEMS) | {"mask": np.ones(3)}
         for words, items in (
             (["items", "different numbers of rows"], few),
-            (["items", "cannot be applied"], {"item": ITEMS}),
+            (["items", "Pass the keys"], {"item": ITEMS}),
             (["items", "cannot be applied"], as_dict(X)),
         ):
             ask = lambda items=items: model.predict_score(items)  # noqa: E731

@@ -171,7 +171,7 @@ def test_lazy_layers_get_their_sizes_before_the_checks():
 
 def test_lazy_layers_of_a_network_without_weights_are_refused():
     model = LaplaceClassifier(FrozenEstimator(classifier(Lazy).initialize()))
-    refused_fit(model, "hidden.weight", "lazy", "fit the net", data=(X, Y))
+    refused_fit(model, "hidden.weight", "lazy", "Fit the net", data=(X, Y))
 
 
 @pytest.mark.parametrize("subset", [["narrow"], ["order"]])
