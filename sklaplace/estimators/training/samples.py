@@ -178,7 +178,7 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
 
 @dataclass(frozen=True)
 class InputForm(InputType):
-    """Dtype of the inputs, and number of axes in fit.
+    """Dtype of the inputs, and their keys or number of axes in fit.
 
     Attributes
     ----------
@@ -205,7 +205,7 @@ class InputForm(InputType):
         return cls(**vars(input_type(net)), takes_arrays=net is None, table=table)
 
     def seen(self, X: Any) -> "InputForm":
-        """Return a copy with the number of axes of checked training inputs."""
+        """Return a copy with the keys or number of axes of training inputs."""
         keys = frozenset(X) if isinstance(X, dict) else None
         return replace(self, keys=keys, n_axes=None if is_opaque(X) else len(X.shape))
 
