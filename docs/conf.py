@@ -90,7 +90,6 @@ sphinx_gallery_conf = {
     "min_reported_time": 1,
     "subsection_order": ExplicitOrder(
         [
-            "../examples/tutorial",
             "../examples/recipes",
             "../examples/studies",
             "../examples/bayes_by_backprop",
@@ -137,7 +136,6 @@ html_sidebars = {
         "auto_examples/large_data/*",
         "auto_examples/recipes/*",
         "auto_examples/studies/*",
-        "auto_examples/tutorial/*",
         "changelog",
         "citation",
         "contributing",

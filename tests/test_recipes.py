@@ -41,7 +41,7 @@ def test_the_tutorial_runs_in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plt.close("all")
     try:
-        names, printed = run_example("tutorial/plot_tutorial.py")
+        names, printed = run_example("plot_tutorial.py")
         assert len(plt.get_fignums()) <= 2
     finally:
         plt.close("all")

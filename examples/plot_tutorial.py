@@ -1,6 +1,6 @@
 """
-From a raw table to a served model
-==================================
+Tutorial: from a raw table to a served model
+============================================
 
 This tutorial predicts the prices of used cars. It starts with a raw table that contains
 categories and missing values. It ends with a program that predicts prices without
