@@ -88,6 +88,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "image_scrapers": ("matplotlib",),
     "min_reported_time": 1,
+    "parallel": 2,  # scripts at a time
     "subsection_order": ExplicitOrder(
         [
             "../examples/recipes",
