@@ -328,8 +328,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         unknown = np.setdiff1d(labels[~ignored], classes)
         if len(unknown):
             raise ValueError(
-                f"y has labels that classes lacks: {unknown[:5].tolist()}. Add them to "
-                "classes."
+                f"y has labels that are not in classes: {unknown[:5].tolist()}. Add "
+                "them to classes."
             )
 
     # ----------------------------------------------------------------- predict

@@ -653,7 +653,7 @@ class BaseLaplace:
         model: Any = outputs.model
         if not model.is_gaussian:
             raise ValueError(
-                f"pred_type={self.pred_type!r} has no Gaussian over outputs. Use "
+                f"pred_type={self.pred_type!r} does not yield Gaussian outputs. Use "
                 "pred_type='glm'."
             )
         forward = outputs.network.forward()

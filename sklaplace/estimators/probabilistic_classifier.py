@@ -78,7 +78,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             warn_user(
                 f"The network's training loss, {loss:.3g} nats per label, is larger "
                 f"than the loss of guessing, {guessing:.3g}: training has diverged or "
-                f"not begun. Lower {rate}, scale the inputs or train longer.",
+                f"has not begun. Lower {rate}, scale the inputs or train longer.",
             )
 
     # ------------------------------------------------------------ distributions
@@ -335,7 +335,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         target_type = self._targets.target_type
         if not target_type.has_class_names:
             raise ValueError(
-                "y in fit is a matrix of labels, which have no order. Use "
+                "y was a matrix of labels in fit, and such labels have no order. Use "
                 "predict_proba, whose columns are the labels."
             )
         k = min(int(k), self._targets.n_classes)

@@ -241,8 +241,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
         if not (scaling > 0).all():
             raise ValueError(
-                "y equals the predictions: there is nothing to scale to. Pass rows "
-                "that were measured with noise."
+                "y equals the predictions, so the noise cannot be estimated. Pass "
+                "rows whose targets contain noise."
             )
         self.sigma_scaling_, self._conformal = scaling, None
         return self

@@ -247,9 +247,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         names = {value for value in values if isinstance(value, str)} - {"auto"}
         if len(names) > 1 and values != ("marglik", "validation"):
             raise ValueError(
-                f"prior_precision={self.prior_precision!r} and sigma_noise="
-                f"{self.sigma_noise!r} name different tuners. Use the same name for "
-                "both, or sigma_noise='auto'."
+                f"prior_precision={self.prior_precision!r} and "
+                f"sigma_noise={self.sigma_noise!r} select different methods. Use the "
+                "same method for both, or sigma_noise='auto'."
             )
         noise = options.sigma_noise
         is_free = isinstance(noise, str) and noise != "marglik"

@@ -132,7 +132,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         if self.is_positive and not (y > 0).all():
             raise ValueError(
                 f"y has values of 0 or less, but {type(self).__name__} is for positive "
-                "targets. Remove these rows, or use a likelihood of real numbers."
+                "targets. Remove these rows, or use a likelihood for real numbers."
             )
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def check_wrapper(net: NeuralNet) -> None:
         raise ValueError(
             "unwrap_after_train=False keeps the module in Accelerate's "
             f"mixed_precision={precision!r}. Copies of the net, such as loaded nets "
-            "and copies in workers, lose it and predict differently. Use "
+            "and copies in workers, lose this setting and predict differently. Use "
             "unwrap_after_train=True, which predicts in full precision, or enter "
             "torch.autocast in the module's forward."
         )

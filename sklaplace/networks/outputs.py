@@ -249,7 +249,7 @@ def _likelihood(
         if isinstance(value, Tensor) and not (value.isfinite() & (value >= 0)).all():
             raise ValueError(
                 f"criterion__{option} has negative or non-finite entries. Choose "
-                "numbers of at least 0."
+                "finite numbers of at least zero."
             )
     if getattr(criterion, "ignore_index", -1) >= 0:
         raise ValueError(

@@ -82,7 +82,7 @@ def require_choice(X: object) -> None:
     """Raise ValueError for streams, whose samples cannot be selected."""
     if is_stream(X):
         raise ValueError(
-            "X is an IterableDataset, whose samples cannot be selected. A train_split, "
-            "folds, zero weights and draws need a selection. Set train_split=None and "
-            "pass X_val and y_val for tuning, or use a torch Dataset with indices."
+            "X is an IterableDataset, but train_split, folds, zero weights and random "
+            "draws select samples by index. Set train_split=None and pass X_val and "
+            "y_val for tuning, or use a torch Dataset with indices."
         )

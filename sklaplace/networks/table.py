@@ -160,7 +160,7 @@ class Table:
             if STRINGS in (pair := {content, known} - {MISSING}) and len(pair) > 1:
                 raise TypeError(
                     f"{name} has {content}, but in fit it had {known}. Convert the "
-                    "column to the type in fit."
+                    "column to the type that it had in fit."
                 )
             levels = values if isinstance(column, Numbers) else _levels(values)
             found.append(column.encoded(levels))

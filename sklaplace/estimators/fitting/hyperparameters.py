@@ -92,7 +92,7 @@ def free_parameters(posterior: GaussianPosterior, parameters: Any) -> frozenset[
     for name in names:
         check_option("parameters", name, TUNABLE)
     if not names:
-        raise ValueError("parameters is empty. Name the ones to tune, or use None.")
+        raise ValueError("parameters is empty. Name one or more, or use None.")
     if "sigma_noise" in names:
         _check_noise(posterior, "is to be tuned", "Leave it out of parameters.")
     return frozenset(names)

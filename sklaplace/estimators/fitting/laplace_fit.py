@@ -572,7 +572,7 @@ def warn_without_residual(
         )
     elif options.free_prior and are_certain(posterior):
         warn_user(
-            "Held-out rows are predicted best without uncertainty of the weights "
+            "Held-out rows are predicted best with no uncertainty in the weights "
             f"(prior precision {posterior.shown_precision()}), and this network has no "
             "residual. Use prior_precision='marglik' or a number."
         )

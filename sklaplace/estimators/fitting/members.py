@@ -262,7 +262,7 @@ def calibrated(self: Any) -> Conformal:
     found = cast(Conformal | None, self._conformal)
     if found is None or found.settings != _predicting(self):
         raise ValueError(
-            "method='conformal' needs conformity scores of these predictions. Call "
+            "method='conformal' needs conformity scores for these predictions. Call "
             "conformalize first, with rows that were not used for training or tuning."
         )
     return found

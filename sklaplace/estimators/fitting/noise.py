@@ -289,7 +289,7 @@ def _warn_of_kept_proportions(posterior: GaussianPosterior, levels: Tensor) -> N
     change = (levels / posterior.noise_proportions).log()
     if (change - change.mean()).abs().max() > math.log(NOTABLE_CHANGE):
         warn_user(
-            "The residuals of the columns of y are not in the proportions of their "
-            "noise levels, but tune keeps these proportions. Fit again with "
+            "The residuals of the columns of y are not proportional to their noise "
+            "levels, but tune keeps the ratios of these levels. Fit again with "
             "sigma_noise='auto', or with one number per column."
         )

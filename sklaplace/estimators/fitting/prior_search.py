@@ -261,7 +261,7 @@ class PriorSearch:
         estimator = self.estimator
         if held_out := {"X_val", "y_val"} & set(samples.fit_params):
             raise TypeError(
-                f"fit got {listed(held_out)}, but folds are held out here. Leave "
+                f"fit got {listed(held_out)}, but cv selects the held-out rows. Leave "
                 f"them out, or use {self.plain.__name__}, which tunes on these rows."
             )
         results, estimator.n_splits_ = self._searched(samples)
@@ -432,8 +432,8 @@ def _check_scores_columns(scorer: object) -> None:
     score = getattr(scorer, "_score_func", None)
     if score in (log_loss, brier_score_loss):
         raise ValueError(
-            f"scoring with {score.__name__} treats columns of y as classes of one "
-            "label. Use scoring=None, the log-likelihood of all labels."
+            f"scoring with {score.__name__} treats the columns of y as classes of a "
+            "single label. Use scoring=None, the log-likelihood of all labels."
         )
 
 

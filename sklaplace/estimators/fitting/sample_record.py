@@ -89,9 +89,9 @@ def novelty_scores(
     def scores(features: Tensor | None, f: Tensor, _x: object) -> Tensor:
         if novelty is None or features is None:
             raise ValueError(
-                "score_samples needs features: the inputs of the last layer with "
-                "parameters, with the samples in order. This network has no features. "
-                "End the network with torch.nn.Linear, called on the whole batch."
+                "score_samples needs features: one input per sample to the last layer "
+                "with parameters, in the samples' order. This network has none. End "
+                "it with torch.nn.Linear, called on the whole batch."
             )
         return novelty.log_tail_probability(features, f)
 

@@ -44,8 +44,8 @@ def check_net(estimator: Any, example: str) -> None:
         )
     if getattr(net, "_trimmed_for_prediction", False):
         raise ValueError(
-            "The network was trimmed for prediction, which deletes its criterion. Pass "
-            "the network from before trim_for_prediction()."
+            "The network was trimmed for prediction, which deletes its criterion. "
+            "Pass the network as it was before trim_for_prediction()."
         )
     check_scripted(net)
     check_device(net)

@@ -151,8 +151,8 @@ class LaplaceOptions:
         adding = [k for k, (_, found) in STRUCTURES.items() if found.is_additive]
         if not earlier and name != "full":
             raise ValueError(
-                f"hessian_structure={name!r} cannot hold a prior precision matrix. Use "
-                "hessian_structure='full'."
+                f"hessian_structure={name!r} does not support a prior precision "
+                "matrix. Use hessian_structure='full'."
             )
         if earlier and (name not in adding or name != earlier.structure.kind):
             raise ValueError(
@@ -162,7 +162,7 @@ class LaplaceOptions:
             )
         if self.selects_weights:
             raise ValueError(
-                "subset_of_weights='subnetwork' would not choose the weights of prior. "
+                "subset_of_weights='subnetwork' may select other weights than prior's. "
                 "Pass their indices as subset_params={'indices': ...}."
             )
 
@@ -332,8 +332,8 @@ def check_earlier_layout(earlier: GaussianPosterior, layout: Layout) -> None:
                 for b in (old, new)
             )
             raise ValueError(
-                f"prior is over other weights: it has {before}, but the selected "
-                f"subset has {now}. Use the same layers and subset_of_weights."
+                f"prior covers other weights: it has {before}, but the selected subset "
+                f"has {now}. Use the same layers and subset_of_weights."
             )
 
 

@@ -73,9 +73,8 @@ class Targets(ABC):
         """Raise ValueError if targets from ``train_split`` are not encoded."""
         if brings_targets(dataset, held_out) and not self.are_plain:
             raise ValueError(
-                "train_split adds rows with other targets, which are not encoded. "
-                "Number the classes from 0, use normalize_y=False, or pass "
-                "X_val and y_val to fit."
+                "train_split adds rows whose targets are not encoded. Number the "
+                "classes from 0, use normalize_y=False, or pass X_val and y_val to fit."
             )
 
 

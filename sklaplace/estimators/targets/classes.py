@@ -197,8 +197,8 @@ class ClassTargets(Targets):
         unknown = np.setdiff1d(labels[~ignored], self.classes)
         if len(unknown):
             raise ValueError(
-                f"{name} has labels that y in fit does not have: {unknown[:5].tolist()}"
-                ". Pass only rows with the classes in fit."
+                f"{name} has labels that y in fit does not have: "
+                f"{unknown[:5].tolist()}. Pass only rows with labels from fit."
             )
         # the criterion skips this index if other labels of the sample are not ignored
         index = _ignore_index(self.net)

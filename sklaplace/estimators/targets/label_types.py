@@ -204,7 +204,7 @@ class DenseLabel(TargetType):
         if labels.shape[1:] != self.positions:
             raise ValueError(
                 f"{name} has shape {labels.shape}, but y in fit has labels at "
-                f"positions {self.positions}. Pass maps of that shape."
+                f"positions {self.positions}. Pass labels of that shape."
             )
         if labels.dtype.kind == "f" and (labels != np.round(labels)).any():
             raise ValueError(
@@ -237,7 +237,7 @@ class DenseLabel(TargetType):
 
     def default_net(self, data: TrainingData, size: Size, n_classes: int) -> NeuralNet:
         """Raise ValueError, because there is no default net for dense labels."""
-        raise ValueError("estimator=None has no network for maps. Pass a skorch net.")
+        raise ValueError("estimator=None does not support maps. Pass a skorch net.")
 
 
 def infer_target_type(y: Any, likelihood: Any) -> TargetType:

@@ -203,8 +203,8 @@ class NumberTargets(Targets):
         columns = y.reshape(len(y), -1)
         if columns.shape[1] != self.n_outputs:
             raise ValueError(
-                f"{name} has {columns.shape[1]} columns, but y has {self.n_outputs} "
-                "in fit. Pass the same target columns in both."
+                f"{name} has {columns.shape[1]} columns, but y has {self.n_outputs} in "
+                "fit. Pass the target columns used in fit."
             )
         # targets are normalised before they are rounded to the network's dtype
         values = self.input_type.floats(self.scaling.normalized(columns), name)
@@ -275,9 +275,9 @@ class NumberTargets(Targets):
         if is_usual or loss < NOTABLE_LOSS * float(constant) / self.n_outputs:
             return
         warn_user(
-            "The network predicts its training targets no better than their mean does. "
-            f"Their root mean square is {size:.3g}, but the outputs of a new network "
-            "are about one. Use normalize_y=True, or train longer."
+            "The network predicts its training targets no better than their mean "
+            f"does. Their root mean square is {size:.3g}, but an untrained network has "
+            "outputs of about one. Use normalize_y=True, or train longer."
         )
 
     @property

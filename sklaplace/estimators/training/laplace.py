@@ -285,8 +285,8 @@ class LaplaceTrainer(Trainer):
         """Raise an error if the weights cannot be refitted."""
         if spec.head_map is None and self.options.pred_type == "nn":
             raise ValueError(
-                "refine=True cannot be used with pred_type='nn' here, as it refits the "
-                "linearised network. Use pred_type='glm', or subset_of_weights="
+                "refine=True refits the linearised network here, so pred_type='nn' "
+                "cannot be used. Use pred_type='glm', or subset_of_weights="
                 "'last_layer' with a network that ends in a Linear layer."
             )
         if not spec.likelihood.is_convex:

@@ -91,8 +91,8 @@ def warn_of_other_ranges(X: Any, X_val: Any) -> None:
     if is_off.any():
         warn_user(
             f"The median of {is_off.sum()} of {len(margin)} columns of X_val is far "
-            "outside the range of X. A Pipeline only transforms X_val if it is "
-            "named: Pipeline(steps, transform_input=['X_val'])."
+            "outside the range of X. A Pipeline transforms X_val only with "
+            "Pipeline(steps, transform_input=['X_val'])."
         )
 
 
@@ -169,9 +169,9 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
     mean = float(weights.mean())
     if not SMALLEST_MEAN_WEIGHT <= mean <= 1 / SMALLEST_MEAN_WEIGHT:
         warn_user(
-            f"The mean of sample_weight is {mean:.2g}, but weights are counts. Divide "
-            f"them by their mean, unless {len(weights):,} samples should count as "
-            f"{weights.sum():.3g}.",
+            f"The mean of sample_weight is {mean:.2g}, but weights are interpreted as "
+            f"counts. Divide them by their mean, unless {len(weights):,} samples "
+            f"should count as {weights.sum():.3g}.",
             once=True,
         )
 
@@ -268,7 +268,7 @@ class InputForm(InputType):
             return self.table.encoded(X)
         if self.table is not None and not self.table.is_plain:
             raise TypeError(
-                f"X is of type {type(X).__name__}, but X in fit was a data frame with "
+                f"X is of type {type(X).__name__}, but fit received a data frame with "
                 "strings, categories or missing values. Pass a data frame with the "
                 "same columns."
             )
@@ -315,8 +315,8 @@ class InputForm(InputType):
         """Raise ValueError if the number of axes is known and differs from fit."""
         if self.n_axes is not None and X.ndim != self.n_axes:
             raise ValueError(
-                f"X has shape {tuple(X.shape)} with {X.ndim} axes, but X in fit had "
-                f"{self.n_axes}. Pass samples with the same shape as in fit."
+                f"X has shape {tuple(X.shape)} with {X.ndim} axes, but it had "
+                f"{self.n_axes}. Pass samples of the same shape as in fit."
             )
 
     def cast_tensors(self, x: Any, module: nn.Module) -> Any:
@@ -328,7 +328,7 @@ class InputForm(InputType):
                 "torch.as_tensor(x), or latent_mean_and_variance for arrays."
             )
         if any(part.ndim == 0 or len(part) == 0 for part in parts):
-            raise ValueError("x has no rows. Pass a tensor of shape (b, ...), b > 0.")
+            raise ValueError("x has no rows. Pass a tensor with at least one row.")
         dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
 
         def cast(leaf: Tensor) -> Tensor:

@@ -240,7 +240,7 @@ class Trainer:
         if encoded.fit_params:
             raise TypeError(
                 f"fit got the unknown arguments {listed(encoded.fit_params)}. They "
-                "would go to the training of the network, but this network is frozen."
+                "would be passed to the training, but this network is frozen."
             )
         self.targets.check_values(net, encoded.data.y)
         check_no_lazy_modules(net)
