@@ -395,7 +395,7 @@ class TestPartialFit:
     def test_unknown_labels(self):
         X, y = blobs()
         model = LaplaceClassifier(classifier(), **FIXED)
-        with pytest.raises(ValueError, match=r"labels that classes lacks: \[2\]"):
+        with pytest.raises(ValueError, match=r"labels that are not in classes: \[2\]"):
             model.partial_fit(X, y, classes=[0, 1])
         assert not hasattr(model, "posterior_")
         model.fit(X, y)

@@ -285,7 +285,7 @@ def test_scores_are_of_the_same_predictions():
     model = calibrated().set_params(batch_size=7)
     model.predict_interval(NUMBERS[0], method="conformal")
     model.set_params(residual=0.5)
-    with pytest.raises(ValueError, match="needs conformity scores of these predict"):
+    with pytest.raises(ValueError, match="needs conformity scores for these predict"):
         model.predict_interval(NUMBERS[0], method="conformal")
 
 

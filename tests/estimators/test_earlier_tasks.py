@@ -318,7 +318,7 @@ def test_gradients_are_those_of_the_quadratic(structure):
 def test_the_callback_refuses_other_networks(earlier):
     callbacks = [PriorTraining(earlier.posterior_)]
     net = classifier(module__width=5, callbacks=callbacks)
-    with pytest.raises(ValueError, match="prior is over other weights"):
+    with pytest.raises(ValueError, match="prior covers other weights"):
         seeded(net, ROWS, LABELS)
     net = classifier(nn.Linear, callbacks=callbacks)
     net.set_params(module__in_features=2, module__out_features=3)

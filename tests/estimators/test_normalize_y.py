@@ -308,7 +308,9 @@ class TestRefusals:
     def test_split_with_targets_of_its_own(self):
         X, y = problem(1)
         own = net(train_split=predefined_split(Dataset(X[:9], y[:9])))
-        with pytest.raises(ValueError, match=r"other targets, which.*normalize_y"):
+        with pytest.raises(
+            ValueError, match=r"rows whose targets are not.*normalize_y"
+        ):
             LaplaceRegressor(own, normalize_y=True).fit(X, y)
 
 

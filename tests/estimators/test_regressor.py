@@ -303,7 +303,10 @@ class TestRecalibrate:
 
     def test_rows_that_tell_nothing(self, model):
         X, _ = waves(n=5)
-        for rows, word in ((X[:1], "1 row is too few"), (X, "nothing to scale")):
+        for rows, word in (
+            (X[:1], "1 row is too few"),
+            (X, "noise cannot be estimated"),
+        ):
             with pytest.raises(ValueError, match=word):
                 model.recalibrate(rows, model.predict(rows))
             assert model.sigma_scaling_.tolist() == [1.0]
@@ -398,7 +401,7 @@ class TestNoiseThatDepends:
         training = {"criterion": HeteroscedasticNLLLoss, "lr": 0.02, "max_epochs": 150}
         return regressor(**sizes, **training)
 
-    @pytest.mark.filterwarnings("ignore:Held-out rows are predicted best without")
+    @pytest.mark.filterwarnings("ignore:Held-out rows are predicted best with no")
     def test_predictions(self, net):
         model = LaplaceRegressor(net, random_state=0, **FULL).fit(*noisy())
         X, y = noisy(2000, seed=1)

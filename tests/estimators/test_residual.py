@@ -240,7 +240,7 @@ def test_networks_without_features_have_none():
         fitted.set_params(residual=0.3).fit(X, y)
 
 
-@pytest.mark.filterwarnings("ignore:Held-out rows are predicted best without")
+@pytest.mark.filterwarnings("ignore:Held-out rows are predicted best with no")
 def test_counts_have_none():
     X, y = waves(120)
     counts = np.round(np.exp(y)).astype(np.float32)

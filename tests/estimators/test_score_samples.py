@@ -212,7 +212,7 @@ def test_convolutions(module):
 
 def test_networks_that_reorder_samples_are_refused_in_words():
     model = LaplaceClassifier(classifier(SortedMLP), prior_precision=1.0).fit(X, Y)
-    with pytest.raises(ValueError, match="samples in order"):
+    with pytest.raises(ValueError, match="one input per sample"):
         model.score_samples(X)
 
 
