@@ -1,7 +1,7 @@
 """Accumulate the curvature and loss of a trained network over samples.
 
-`accumulate` is the only function that sums curvature over samples. It processes parts
-of the samples with the builtin ``map``, joblib workers or ``torch.distributed``.
+`accumulate` is the only function that sums curvature over samples. The samples are
+processed in parts, by the builtin ``map``, joblib workers or ``torch.distributed``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -36,12 +36,12 @@ class Recorder(AbstractContextManager["Recorder"]):
     network : TrainedNetwork
         The network.
     forward : Forward
-        The network as a function.
+        The network as a function of a batch.
 
     Attributes
     ----------
     has_compared : bool
-        Whether outputs have been compared with the outputs of a smaller batch.
+        Whether the outputs of a batch have been compared with those of a smaller batch.
     """
 
     has_compared = False
@@ -54,8 +54,8 @@ class Recorder(AbstractContextManager["Recorder"]):
     def observe(self, *batch: Any) -> None:
         """Record ``f, hessian, jacobian, targets, weights, keys`` of a batch.
 
-        A batch may be split into several calls, each with some of the columns. The rows
-        of ``jacobian`` are ``Sᵀ J``.
+        A batch may be recorded in several calls, each with some of the columns of
+        ``S``. The rows of ``jacobian`` are ``Sᵀ J``.
         """
 
     def observe_batch(self, *batch: Any) -> None:
@@ -85,12 +85,12 @@ class CurvatureSums:
     record: Any = None
 
     def merge(self, other: "CurvatureSums") -> None:
-        """Add the sums over the next samples."""
+        """Add the sums over the samples that follow."""
         self.accumulator.merge(other.accumulator)
         self.add(other.data_fit, other.record)
 
     def add(self, data_fit: DataFit, record: Any) -> None:
-        """Add the loss and the record of samples, without their curvature."""
+        """Add the loss and the record of some samples, but not their curvature."""
         self.data_fit = self.data_fit + data_fit
         if record is not None:
             self.record.merge(record)
@@ -124,13 +124,13 @@ def accumulate(
     curvature : Curvature
         Curvature to sum.
     accumulator : Accumulator
-        Empty accumulator of the structure; it is not modified.
+        Empty accumulator of the structure, which is copied, not modified.
     batch_size : int or None
         Samples per batch.
     recorder : callable
         Creates the `Recorder` for one part from the network and its `Forward`.
     map : callable
-        Applies a function to the parts and yields the results in order. Maps over
+        Applies a function to the parts and yields the results in order. A map over
         workers or processes may yield one sum for several consecutive parts.
 
     Returns
@@ -208,7 +208,7 @@ class _Batch:
     keys: Tensor | None = None
 
     def add(self, recorder: Recorder) -> Tensor:
-        """Add the curvature and return the outputs (b, c)."""
+        """Add the curvature of the batch, and return its outputs (b, c)."""
         layout = self.accumulator.layout
         if self.curvature.is_exact and layout.head is None:
             return self._add_matrix()
@@ -223,7 +223,7 @@ class _Batch:
         return f
 
     def _add_matrix(self) -> Tensor:
-        """Add the loss's Hessian with respect to weights; return outputs (b, c)."""
+        """Add the loss Hessian with respect to the weights; return outputs (b, c)."""
         with torch.no_grad():
             f: Tensor = self.forward(self.x)
         self._set_targets(f)
@@ -234,7 +234,7 @@ class _Batch:
         return f
 
     def _set_targets(self, f: Tensor) -> None:
-        """Set the targets, and multiply sample weights by the criterion's weights."""
+        """Set the targets; multiply the sample weights by the criterion's weights."""
         if not all_finite(f):
             raise ValueError(
                 "The network's outputs are not finite for some training samples: its "
@@ -260,7 +260,7 @@ class _Batch:
         return self.sample_weights @ weights.sum(1)
 
     def data_fit(self, f: Tensor) -> DataFit:
-        """Return the weighted loss, in the outputs' dtype, and the target count."""
+        """Return the weighted loss, in the dtype of ``f``, and the target count."""
         is_real = self.targets.is_floating_point()
         targets = self.targets.to(f.dtype) if is_real else self.targets
         weights, n_targets = self.sample_weights, self._n_targets(f)

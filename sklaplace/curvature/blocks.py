@@ -35,7 +35,7 @@ class BaseBlock:
     Attributes
     ----------
     g : Tensor of shape (b, k, r, o) or (1, k, 1, o)
-        Gradients of the k outputs (or combinations of outputs) at r positions. If all
+        Gradients of k outputs, or of k combinations of outputs, at r positions. If all
         samples share the gradients, the first axis has length one.
     a : Tensor or Patches of shape (b, r, i), or None
         Layer inputs. None means ``a ≡ 1`` and r = 1.
@@ -48,7 +48,7 @@ class BaseBlock:
     n_groups: int = 1
 
     def like(self, g: Tensor, a: Inputs | None) -> "Block":
-        """Build rows for the same parameters from different factors."""
+        """Build rows for the same parameters from other factors ``g`` and ``a``."""
         return Block(g, a)
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class BaseBlock:
 
     @property
     def n_outputs(self) -> int:
-        """Number o of the layer's outputs; p if there are no inputs."""
+        """Number o of layer outputs; p if the block has no inputs."""
         return self.g.shape[-1]
 
     @property
@@ -77,7 +77,7 @@ class BaseBlock:
 
     @property
     def outputs(self) -> Any:
-        """Object from which ``g`` is computed, shared by the blocks of one layer."""
+        """Object that defines ``g``, shared by the blocks of one layer."""
         return self.g
 
     @property
@@ -105,13 +105,13 @@ class BaseBlock:
         return max(1, DENSE_ELEMENTS // max(1, self.n_columns * self.n_parameters))
 
     def dense_chunks(self) -> Iterator[Tensor]:
-        """Yield dense rows, a few samples at a time."""
+        """Yield the dense rows of a few samples at a time."""
         n = self._chunk_length
         for start in range(0, len(self), n):
             yield self.take(slice(start, start + n)).dense()
 
     def reduced(self) -> "BaseBlock":
-        """Reduce all positions to one, with the sum of ``g`` and the mean of ``a``."""
+        """Replace all positions by one, with the sum of ``g`` and the mean of ``a``."""
         if self.a is None or self.has_one_position:
             return self
         return self.like(self.g.sum(2, keepdim=True), mean_input(self.a))
@@ -143,11 +143,11 @@ class BaseBlock:
         return (self.g**2).sum((1, 2))
 
     def output_squares(self) -> Tensor:
-        """Return the diagonal of ``Σ g gᵀ`` over samples, columns, positions, (o,)."""
+        """Diagonal (o,) of ``Σ g gᵀ`` over samples, columns and positions."""
         return self._diagonals.sum(0)
 
     def squares(self) -> Tensor:
-        """Sum squares over b and k, (p,); in float64 if there are several positions."""
+        """Sum squared rows over b and k, (p,); in float64 for several positions."""
         if not self.has_one_position:
             chunks = self.dense_chunks()
             return total([(rows**2).sum((0, 1)).double() for rows in chunks])
@@ -202,7 +202,7 @@ class BaseBlock:
         return found
 
     def products(self, other: "BaseBlock") -> Tensor:
-        """Multiply by all rows of another block, (b, k, b', k')."""
+        """Return the products with all rows of another block, (b, k, b', k')."""
         mine = self.dense()
         parts = [torch.tensordot(mine, p, ([2], [2])) for p in other.dense_chunks()]
         return torch.cat(parts, 2)
@@ -220,10 +220,10 @@ class Block(BaseBlock):
         return gram(self.g.flatten(0, 2))
 
     def grams(self, other: BaseBlock) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return ``Σₖ g gᵀ`` (b, o, o') with another block, and both inputs (b, i).
+        """Return ``Σₖ g g'ᵀ`` (b, o, o') for another block, and both inputs (b, i).
 
-        Return None in two cases: with several positions, rows are sums over positions;
-        without inputs, a product of all rows needs less memory.
+        Return None for several positions, where rows are sums over positions, or
+        without inputs, where a product of all rows needs less memory.
         """
         if not (self.has_one_position and other.has_one_position):
             return None
@@ -267,7 +267,8 @@ class GroupedBlock(Block):
     n_groups : int
         Number G of groups.
     basis : Tensor of shape (G, i, i) or None
-        Matrices that multiply the inputs of the groups. None means the identity.
+        One matrix per group, which multiplies the inputs of the group. None means the
+        identity.
     """
 
     n_groups: int = 1
@@ -275,7 +276,7 @@ class GroupedBlock(Block):
     has_one_position = False  # products would mix the groups' outputs and inputs
 
     def like(self, g: Tensor, a: Inputs | None) -> Block:
-        """Build rows for the same parameters from different factors."""
+        """Build rows for the same parameters from other factors ``g`` and ``a``."""
         return replace(self, g=g, a=a)
 
     @property
@@ -285,7 +286,7 @@ class GroupedBlock(Block):
 
     @cached_property
     def outputs(self) -> Tensor:
-        """Gradients of the groups, (b, k, r, G, o), not shared with a bias."""
+        """Gradients of each group, (b, k, r, G, o), not shared with a bias."""
         return self.g.unflatten(-1, (self.n_groups, -1))
 
     def dense(self) -> Tensor:
@@ -307,7 +308,8 @@ class GroupedBlock(Block):
 class HeadBlock(BaseBlock):
     """Rows ``SᵀM ⊗ a`` of a last layer, computed from ``Λ = S Sᵀ`` where possible.
 
-    Sums over samples have a closed form in ``Λ``. Other products require ``SᵀM``.
+    Sums over samples depend on ``S`` only through ``Λ``. Other products require
+    ``SᵀM``.
 
     Attributes
     ----------
@@ -345,7 +347,7 @@ class HeadBlock(BaseBlock):
 
     @property
     def outputs(self) -> OutputHessian:
-        """``Λ``, shared by the blocks of weight and bias."""
+        """``Λ``, shared by the blocks of the weight and the bias."""
         return self.hessian
 
     @cached_property
@@ -368,14 +370,14 @@ class HeadBlock(BaseBlock):
         return (self.g if self.a is None else self.a).device
 
     def layer_outputs(self, v: Tensor) -> Tensor:
-        """Return layer outputs (b, o, q), or (1, o, q), for weights ``v`` (p, q)."""
+        """Return layer outputs for weights ``v`` (p, q), as (b, o, q) or (1, o, q)."""
         matrices = v.reshape(self.n_outputs, -1, v.shape[1])  # (o, i, q)
         if self.a is None:
             return matrices.transpose(0, 1)
         return (self.a.squeeze(1) @ matrices).transpose(0, 1)
 
     def in_weights(self, outputs: Tensor) -> Tensor:
-        """Map gradients for layer outputs, (b, o, q), to weight gradients, (p, q)."""
+        """Map gradients of layer outputs (b, o, q) to gradients of weights (p, q)."""
         if self.a is None:
             return outputs.sum(0)
         products = outputs.flatten(1).T @ self.a.squeeze(1)  # (o·q, i)
@@ -425,8 +427,9 @@ def kernel(
 ) -> Tensor:
     """Multiply rows (b, k) by rows (b', k') of the same parameters, (b, k, b', k').
 
-    Each block's products are multiplied by the block's factor, (). For one position,
-    they are ``(g · g') (a · a')``. The weight and bias of a layer share ``g · g'``.
+    The products of each block are multiplied by the factor of the block, (). For one
+    position, the products are ``(g · g') (a · a')``. The weight and bias of a layer
+    share ``g · g'``.
     """
 
     def terms() -> Terms:
@@ -445,7 +448,7 @@ def kernel(
 
 
 def _sum_by_gradients(terms: Terms, contract: Callable[..., Tensor]) -> Tensor:
-    """Sum ``contract(*gradients, value)``, and values that have no gradients.
+    """Sum ``contract(*gradients, value)``, plus the values without gradients.
 
     Consecutive values with the same gradients are added first.
     """

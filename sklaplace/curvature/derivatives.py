@@ -1,7 +1,8 @@
 """Derivatives with respect to the network's parameters, by automatic differentiation.
 
-This module computes Jacobian rows of parameters without a layer form, and the Hessian
-``∂²L/∂θ∂θᵀ`` of a loss, including the second derivatives of the network.
+This module computes Jacobian rows of parameters outside Linear and convolution layers.
+It also computes the Hessian ``∂²L/∂θ∂θᵀ`` of a loss, including the second derivatives
+of the network.
 """
 
 import warnings
@@ -38,7 +39,7 @@ def vectorised(
     columns: Tensor,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Apply a function to each column (k, ...); stack the results on the first axis."""
+    """Apply a function to each column (k, ...); stack the results on a first axis."""
     try:
         with quiet_batching():
             return vmap(function, chunk_size=chunk_size)(columns)
@@ -49,8 +50,8 @@ def vectorised(
 def call_with(forward: Forward, parameters: dict[str, Tensor], x: Batch) -> Tensor:
     """Return the outputs with the network's parameters replaced by other values.
 
-    A parameter that several modules share is replaced in each module. For a module with
-    several names, one name is enough, since torch restores each module only once.
+    A parameter that several modules share is replaced in each module. If a module has
+    several names, only one of them is used, since torch restores each module only once.
     """
     names = {id(p): name for name, p in forward.module.named_parameters()}
     replaced = {
@@ -70,7 +71,7 @@ def add_axis(x: Batch) -> Batch:
 def dense_rows(
     forward: Forward, x: Batch, blocks: list[BlockSpec], columns: Tensor
 ) -> dict[str, Tensor]:
-    """Return rows ``Sᵀ J`` (b, k, p) of parameters, by name, for columns (b, c, k)."""
+    """Return rows ``Sᵀ J`` (b, k, p) for columns ``S`` (b, c, k), by parameter name."""
     mapped_blocks = [block for block in blocks if not block.one_by_one]
     try:
         found = mapped_rows(forward, x, mapped_blocks, columns)
@@ -127,15 +128,15 @@ def rows_by_loop(
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute outputs (b, c), and rows ``Sᵀ J`` (b, k, p) of leaves, sample by sample.
 
-    With ``may_be_unused``, a sample may use none of the leaves, such as the weights of
-    an expert that processes other samples. The sample's rows are then zero.
+    With ``may_be_unused``, the rows of a sample that uses none of the leaves are zero.
+    For example, the leaves may be weights of an expert that processes other samples.
 
     Raises
     ------
     RuntimeError
         If a sample's outputs have no derivatives, unless ``may_be_unused``.
     ValueError
-        If a sample alone has no outputs, or a different number than in a batch.
+        If a single sample has no outputs, or not as many as in a batch.
     """
     outputs, rows = [], []
     for n, combinations in enumerate(columns):
@@ -178,12 +179,12 @@ def exact_hessian(
     layout : Layout
         The selected parameters.
     loss : callable
-        Maps outputs (b, c) to a number, (); twice differentiable.
+        Twice differentiable function that maps outputs (b, c) to a number, ().
 
     Returns
     -------
     Tensor of shape (P, P)
-        Symmetric, in the dtype of the network.
+        Symmetric matrix, in the dtype of the network.
 
     Notes
     -----

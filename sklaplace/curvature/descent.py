@@ -36,7 +36,7 @@ HASHED = 1024
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps of a descent and its collected iterates, called snapshots.
+    """Number and size of the steps, and number of collected iterates (snapshots).
 
     Attributes
     ----------
@@ -64,8 +64,8 @@ SCHEDULE_CHECKS: Mapping[str, Check] = {
 class Descent:
     """Stochastic gradient descent from the weights of a trained net.
 
-    The network is in evaluation mode, as for predictions: batch normalisation uses its
-    running statistics, and dropout is inactive.
+    The network is in evaluation mode, as it is for predictions. Batch normalisation
+    therefore uses its running statistics, and dropout is inactive.
 
     Attributes
     ----------
@@ -74,11 +74,11 @@ class Descent:
     dataset : Dataset
         Training samples, with or without weights.
     weight_decay : mapping of str to float
-        Weight decay of parameters, by name; zero for parameters without an entry.
+        Weight decay by parameter name; zero for parameters without an entry.
     seed : int
-        Seed of the batches. The draw in each step depends on this seed and on hashes of
-        the inputs, but not on the order of samples. The mean batch size is the net's
-        ``batch_size``, but at most a tenth of all samples.
+        Seed of the batches. The batch drawn in each step depends on this seed and on
+        hashes of the inputs, but not on the order of samples. The mean batch size is
+        the net's ``batch_size``, but at most a tenth of the number of samples.
     """
 
     net: NeuralNet
@@ -87,7 +87,7 @@ class Descent:
     seed: int
 
     def iterates(self, layout: Layout, schedule: Schedule) -> Iterator[Tensor]:
-        """Yield the selected weights at each snapshot, (P,), float64."""
+        """Yield the selected weights of each snapshot, (P,), in float64."""
         net = copied(self.net)
         module = as_forward(net).module.eval().requires_grad_(False)
         own = dict(module.named_parameters())
@@ -121,7 +121,7 @@ class Descent:
         return moments
 
     def _fraction(self, n_samples: int) -> float:
-        """Return the mean fraction of all samples in a batch."""
+        """Return the fraction of all samples that a batch contains on average."""
         options = self.net.get_params_for("iterator_train")
         given = options.get("batch_size", self.net.batch_size) / n_samples
         return min(MAX_FRACTION, given) if given > 0 else MAX_FRACTION
@@ -145,7 +145,7 @@ class Descent:
 
 
 def _matching(y: Any, outputs: Tensor) -> Any:
-    """Reshape real-valued targets to the shape of the outputs, (b,) or (b, 1).
+    """Reshape real-valued targets to match the outputs, (b,) or (b, 1).
 
     A criterion would broadcast shapes (b,) and (b, 1) to (b, b).
     """
@@ -184,7 +184,8 @@ class WeightMoments:
     n : int
         Number of weight vectors.
     deviations : deque of Tensor of shape (P,)
-        The last ``max_rank`` vectors, each minus the running mean after its update.
+        Differences of the last ``max_rank`` vectors from the running mean that includes
+        them.
     """
 
     def __init__(self, start: Tensor, max_rank: int = 0) -> None:
@@ -212,5 +213,5 @@ class WeightMoments:
 
     @property
     def variance(self) -> Tensor:
-        """Variances of the weights, with divisor ``n``, (P,)."""
+        """Variances of the weights, with the divisor ``n``, (P,)."""
         return self._squares / self.n

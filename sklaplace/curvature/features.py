@@ -1,7 +1,7 @@
 """Features: the inputs of a network's last layers, as one vector per sample.
 
-Features are recorded during a forward pass that is needed anyway. The last layers may
-be of any type, and their weights need not be selected.
+Features are recorded during forward passes that are needed for other results. The last
+layers may be of any type, and their weights need not be selected.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class FeatureRecorder(ExitStack):
     layers : sequence of str
         Names of the network's last layers.
     keeps_graph : bool
-        Whether features keep the autograd graph of the inputs.
+        Whether the features stay attached to the autograd graph of the inputs.
 
     Attributes
     ----------
@@ -55,8 +55,9 @@ class FeatureRecorder(ExitStack):
 
     Notes
     -----
-    Only the first pass after each `take` is recorded: the pass over the whole batch.
-    Later passes over single samples or under transformations are ignored.
+    Only the first pass after each call of `take` is recorded, which is the pass over
+    the whole batch. Later passes, over single samples or inside ``torch.func``
+    transforms, are ignored.
     """
 
     outputs: Tensor
@@ -94,10 +95,11 @@ class FeatureRecorder(ExitStack):
             self._is_complete, self.outputs = True, outputs.detach()
 
     def take(self, n_samples: int) -> Tensor | None:
-        """Return features (b, i) of b samples; None if inputs do not match samples.
+        """Return the features (b, i) of b samples; None if inputs do not match samples.
 
         Features are averaged over positions and over calls of a layer. The features of
-        several layers are concatenated. Inputs that layers share are included once.
+        several layers are concatenated. An input shared by several layers is included
+        once.
         """
         inputs = self._inputs
         self._inputs, self._is_complete = {name: [] for name in inputs}, False
@@ -139,7 +141,7 @@ def _mean_over_positions(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _by_sample(x: Tensor | None, n_samples: int) -> Tensor | None:
-    """Return means (b, i) over the contiguous rows of each sample."""
+    """Return the mean (b, i) of each sample's consecutive rows."""
     if x is None or not len(x) or len(x) % n_samples:
         return None
     if len(x) == n_samples:

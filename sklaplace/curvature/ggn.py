@@ -1,9 +1,9 @@
 """Generalised Gauss-Newton matrix, Fisher matrices and Hessian of the loss.
 
-``H = Σₙ Jₙᵀ Sₙ Sₙᵀ Jₙ``. Each curvature defines ``S Sᵀ`` (b, c, c), the Hessian of the
-loss with respect to the outputs, or a substitute for this Hessian. ``S Sᵀ`` depends on
-the likelihood, the outputs and the targets. The exact Hessian also includes the second
-derivatives of the network, and is summed as a matrix.
+``H = Σₙ Jₙᵀ Sₙ Sₙᵀ Jₙ``. Each curvature defines ``S Sᵀ`` (b, c, c), which is the
+Hessian of the loss with respect to the outputs or a substitute for this Hessian.
+``S Sᵀ`` depends on the likelihood, the outputs and the targets. The exact Hessian also
+includes the second derivatives of the network, and is summed as a matrix.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,10 +39,11 @@ def ggn(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessi
 def ef(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
     """Return the gradient of the loss at the training targets, with k = 1.
 
-    The resulting empirical Fisher is cheap, but does not approximate the Hessian. It
-    vanishes where the network fits the targets (Kunstner, Balles and Hennig 2019,
-    "Limitations of the empirical Fisher approximation"). It is quadratic in the scale
-    of the loss. For one output with Gaussian noise, it is ``Σ (f - y)² JᵀJ / σ⁴``.
+    The resulting empirical Fisher is cheap, but does not approximate the Hessian. This
+    matrix vanishes where the network fits the targets (Kunstner, Balles and Hennig
+    2019, "Limitations of the empirical Fisher approximation"), and it is quadratic in
+    the scale of the loss. For one output with Gaussian noise, the matrix is
+    ``Σ (f - y)² JᵀJ / σ⁴``.
     """
     return Factored(likelihood.gradient(f, y).unsqueeze(-1))
 
@@ -58,9 +59,9 @@ def ggn_mc(
     """Return gradients at ``n_draws`` targets drawn from the likelihood.
 
     The resulting Monte-Carlo Fisher is an unbiased estimate of the generalised
-    Gauss-Newton matrix. It has k = ``n_draws`` columns instead of c, which is useful
-    with hundreds of classes. The draws for a sample depend on the seed and on the
-    sample's inputs, but not on the batch.
+    Gauss-Newton matrix. ``S`` has k = ``n_draws`` columns instead of c, which saves
+    time and memory for hundreds of classes. The targets drawn for a sample depend on
+    the seed and on the sample's inputs, but not on the batch.
     """
     keys = row_hash(f) if keys is None else keys
     noise = counter_uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
@@ -74,10 +75,10 @@ def identity(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> Output
     """Return the identity instead of the Hessian with respect to the outputs.
 
     The curvature ``Σ w JᵀJ`` depends on the weights of samples and of single outputs,
-    but not on the network's confidence or the targets. For a Gaussian likelihood, it
-    equals `ggn`, including the noise levels. For class probabilities, it is an upper
-    bound on `ggn`, since no eigenvalue of ``Λ`` exceeds one (Zhdanov, Dereka and
-    Kolesnikov 2023, "Identity curvature Laplace approximation for improved
+    but not on the network's confidence or the targets. For a Gaussian likelihood, this
+    curvature equals `ggn`, including the noise levels. For class probabilities, it is
+    an upper bound on `ggn`, since no eigenvalue of ``Λ`` exceeds one (Zhdanov, Dereka
+    and Kolesnikov 2023, "Identity curvature Laplace approximation for improved
     out-of-distribution detection").
     """
     # the outputs' noise levels and common factor are units of the outputs
@@ -99,9 +100,9 @@ class Curvature:
     is_exact : bool
         Whether to add the second derivatives of the network.
     is_random : bool
-        Whether the curvature has an option ``seed`` and depends on ``keys``.
+        Whether the curvature has a ``seed`` option and depends on ``keys``.
     checks : mapping
-        Options that users may set, each with a check of its value.
+        Options that users may set, each with a function that checks its value.
     options : mapping
         Values of the options.
     """
@@ -114,7 +115,7 @@ class Curvature:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def configured(self, options: Mapping[str, Any], seed: int) -> "Curvature":
-        """Return a copy with options and, if the curvature is random, a seed."""
+        """Return a copy with options and, for a random curvature, the seed."""
         known = {"seed": seed, **options} if self.is_random else dict(options)
         return replace(self, options=known)
 

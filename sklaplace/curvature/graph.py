@@ -1,4 +1,4 @@
-"""Leaves of an autograd graph, and the number of uses of each leaf."""
+"""Number of times that an autograd graph uses each of its leaves."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -9,7 +9,7 @@ from torch import Tensor
 def count_uses(
     tensors: Iterable[Tensor], walls: Collection[object] = ()
 ) -> Counter[int]:
-    """Count the edges that end in each leaf of the tensors' graph, by ``id``.
+    """Count the edges to each leaf of an autograd graph, by ``id`` of the leaf.
 
     A parameter that a network uses in one place has one edge, even if its gradient is
     zero for some samples. The search stops at the nodes in ``walls``.

@@ -1,11 +1,11 @@
-"""Jacobians of the outputs with respect to the selected parameters, as factors.
+"""Jacobians of the outputs with respect to the selected parameters, in factored form.
 
 For a parameter tensor of a Linear or convolution layer, the rows of the Jacobian are
 ``Σᵣ g ⊗ a``, with layer inputs ``a`` (b, r, i) and gradients ``g`` (b, k, r, o) of the
 network's outputs with respect to the layer's outputs. One forward pass records ``a``.
 One batched backward pass computes all ``g``, but no gradients of weights. The dense
 (b, k, P) Jacobian is never formed. Parameters of other layers have dense rows, which
-``torch.func`` computes and which are stored like a bias (``a ≡ 1``).
+are computed by ``torch.func`` and stored like the rows of a bias (``a ≡ 1``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -54,10 +54,11 @@ class Jacobian:
     blocks : list of Block or of HeadBlock
         Blocks in the order of the layout.
     weights : Tensor of shape (b,) or None
-        Sample weights; the rows are already multiplied by their square roots.
+        Sample weights. The rows have already been multiplied by the square roots of
+        these weights.
     first_column : int
-        Index of the first column, if the columns of a batch are split into parts. All
-        parts have the same layer inputs.
+        Index of the first column of this part, if the columns of a batch are split into
+        parts. All parts have the same layer inputs.
     keys : Tensor of shape (b,) or None
         Hashes of the samples' inputs; see `row_hash`.
     """
@@ -69,7 +70,7 @@ class Jacobian:
 
     @property
     def n_rows(self) -> int:
-        """Number b of samples; bias blocks may have one entry for all samples."""
+        """Number b of samples, also if bias blocks have one entry for all samples."""
         return max(len(block) for block in self.blocks)
 
     @property
@@ -136,7 +137,7 @@ class Jacobian:
         return self._map(lambda g: torch.einsum("bkq,bkro->bqro", columns, g))
 
     def columns(self, some: slice) -> "Jacobian":
-        """Return a slice of the k rows of each sample."""
+        """Return a slice of each sample's k rows."""
         return self._map(lambda g: g[:, some])
 
     def times(self, factor: Tensor) -> "Jacobian":
@@ -144,7 +145,7 @@ class Jacobian:
         return self._map(lambda g: g * factor)
 
     def shortest(self) -> "Jacobian":
-        """Convert blocks to dense rows where this saves memory."""
+        """Convert blocks to dense rows if dense rows need less memory."""
         return replace(self, blocks=[block.shortest() for block in self.blocks])
 
     def _map(
@@ -152,7 +153,7 @@ class Jacobian:
         of_gradients: Callable[[Tensor], Tensor],
         of_inputs: Callable[[Inputs], Inputs] = lambda a: a,
     ) -> "Jacobian":
-        """Map output gradients and layer inputs; shared gradients stay shared."""
+        """Transform gradients and layer inputs; shared gradients stay shared."""
         known: dict[int, Tensor] = {}
         blocks = []
         for block in self.blocks:
@@ -165,9 +166,10 @@ class Jacobian:
 
     @staticmethod
     def stacked(parts: "list[Jacobian]", *, share: bool = False) -> "Jacobian":
-        """Concatenate the samples of several batches; all or none must have keys.
+        """Concatenate the samples of batches, of which all or none must have keys.
 
-        With ``share``, batches with `is_shared` use the first batch's output gradients.
+        With ``share``, all batches with `is_shared` use the output gradients of the
+        first batch.
         """
         blocks = []
         for g, same in _concatenated(parts, None if share else 0):
@@ -177,7 +179,7 @@ class Jacobian:
         return Jacobian(blocks, keys=torch.cat(keys) if keys else None)
 
     def kernel(self, other: "Jacobian", v: Tensor) -> Tensor:
-        """Return ``Σₗ vₗ Jₗ J'ₗᵀ`` over blocks for ``v`` (L,), (b, k, b', k')."""
+        """Return ``Σₗ vₗ Jₗ J'ₗᵀ`` over blocks for ``v`` (L,), as (b, k, b', k')."""
         return kernel(self.blocks, other.blocks, v)
 
     def gram(self, v: Tensor) -> Tensor:
@@ -200,7 +202,7 @@ class Jacobian:
     def normal_product(self, v: Tensor) -> Tensor:
         """Return ``Σ rowsᵀ rows v`` over b and k for ``v`` (P, q), as (P, q).
 
-        For a last layer with more than ``q`` rows per sample, the rows are not formed.
+        The rows of a last layer with more than ``q`` rows per sample are not formed.
         """
         if self.n_columns <= v.shape[1] or not isinstance(self.blocks[0], HeadBlock):
             return self.rmatmul(self.matmul(v))
@@ -217,7 +219,7 @@ class Jacobian:
 def _concatenated(
     parts: Sequence[Jacobian], axis: int | None
 ) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Yield each tensor's gradients, concatenated along an axis, and its blocks.
+    """Yield the gradients of each tensor, joined along an axis, and its blocks.
 
     If ``axis`` is None, yield the gradients of the first part.
     """
@@ -232,7 +234,7 @@ def _concatenated(
 
 
 def joined(parts: list[tuple[Tensor, Jacobian]]) -> tuple[Tensor, Jacobian]:
-    """Return the outputs and the Jacobian with the columns of all parts."""
+    """Return the outputs, and the Jacobian with the columns of all parts."""
     if len(parts) == 1:
         return parts[0]
     outputs, jacobians = zip(*parts, strict=True)
@@ -250,7 +252,7 @@ Cotangents = Callable[[Tensor], Columns] | None
 class Centring:
     """``C = I - 11ᵀ/K``, (c, c), which subtracts the mean of the outputs.
 
-    A softmax does not depend on the mean.
+    The mean of the logits does not affect a softmax.
 
     Attributes
     ----------
@@ -261,12 +263,12 @@ class Centring:
     n_blocks: int = 1
 
     def __call__(self, f: Tensor) -> Tensor:
-        """Return the matrix (c, c) for outputs (b, c)."""
+        """Return ``C`` (c, c) for outputs (b, c)."""
         n = f.shape[-1] // self.n_blocks
         return torch.kron(torch.eye(self.n_blocks).to(f), torch.eye(n).to(f) - 1 / n)
 
     def centred(self, f: Tensor) -> Tensor:
-        """Subtract group means from outputs (b, c)."""
+        """Subtract the mean of each group from outputs (b, c)."""
         groups = f.reshape(len(f), self.n_blocks, -1)
         return (groups - groups.mean(2, keepdim=True)).flatten(1)
 
@@ -289,8 +291,8 @@ def backpropagate(
         The selected parameters.
     cotangents : callable, optional
         Maps the outputs (b, c) to ``S`` (b, c, k) or an `OutputHessian`. The rows of
-        the result are ``Sᵀ J``. By default ``S`` is the identity and k = c.
-        With a `Centring`, all samples share one ``S`` (c, c).
+        the result are ``Sᵀ J``. By default ``S`` is the identity and k = c. If
+        ``cotangents`` is a `Centring`, all samples share one ``S`` (c, c).
 
     Returns
     -------
@@ -310,7 +312,7 @@ def backpropagate(
 def backpropagate_in_parts(
     forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents = None
 ) -> Iterator[tuple[Tensor, Jacobian]]:
-    """Yield results of `backpropagate` for chunks of columns that fit into memory."""
+    """Yield results of `backpropagate` for groups of columns that fit into memory."""
     if layout.head is not None:
         known = _through_head(forward, x, layout, layout.head, cotangents)
         if known is not None:
@@ -325,7 +327,7 @@ def backpropagate_in_parts(
 def backpropagate_batch(
     forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents = None
 ) -> Iterator[tuple[Tensor, Jacobian]]:
-    """Yield the parts of `backpropagate_in_parts`, for all samples together.
+    """Yield the parts of `backpropagate_in_parts`, with all samples in one batch.
 
     Raises
     ------
@@ -348,7 +350,7 @@ def backpropagate_batch(
 
 
 def recorded(forward: Forward, x: Batch, layout: Layout) -> tuple[Tensor, Recorder]:
-    """Return outputs with their graph, and the calls of layers.
+    """Return the outputs with their graph, and the recorded calls of the layers.
 
     See `backpropagate_batch` for the errors.
     """
@@ -368,7 +370,7 @@ def require_seen_paths(forward: Forward, x: Batch, layout: Layout) -> None:
 
 
 def _narrowed(forward: Forward, x: Batch, layout: Layout, few: int = 4) -> Batch:
-    """Narrow a batch to a ``few`` samples, at least one of them with the unseen use."""
+    """Narrow a batch down to ``few`` samples, at least one with the unseen use."""
     n = n_samples(x)
     for half in (slice(n // 2), slice(n // 2, n)) if n > few else ():
         try:
@@ -452,7 +454,7 @@ def _layer_factors(
 def _of_samples(layer: Any, x: Tensor, g: Tensor, b: int) -> tuple[Inputs, Tensor]:
     """Return inputs (b, r, i) and output gradients (b, k, r, o) of a call on ``x``.
 
-    In a batch of one, all entries of ``x``, on any axis, belong to the sample.
+    In a batch of one sample, all entries of ``x`` belong to this sample.
     """
     if x.ndim < layer.weight.ndim:  # no sample axis
         x, g = x.unsqueeze(0), g.unsqueeze(1)
@@ -490,7 +492,7 @@ def _block(
 def of_head(
     layout: Layout, head: Head, inputs: Tensor, f: Tensor, centring: Centring | None
 ) -> Jacobian:
-    """Return the rows of outputs ``f`` (b, c) of a `Head` with inputs (b, i)."""
+    """Return the rows for the outputs ``f`` (b, c) of a `Head` with inputs (b, i)."""
     factors = [None if s.is_bias else inputs.unsqueeze(1) for s in layout.blocks]
     # S is the same for all samples; None means the identity
     g = head.shared(centring, f)
@@ -503,7 +505,7 @@ def _through_head(
 ) -> tuple[Tensor, Jacobian] | None:
     """Compute outputs and rows in one forward pass; None if the `Head` does not fit.
 
-    Tensor versions reveal whether the network modified tensors in place.
+    The version counters of tensors reveal in-place changes by the network.
     """
     layer = forward.module.get_submodule(str(layout.blocks[0].layer))
     calls: list[list[tuple[Tensor, int]]] = []

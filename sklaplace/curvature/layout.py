@@ -1,8 +1,8 @@
 """Layout of the selected parameters and their layers.
 
 The selected parameters are flattened in row-major order and concatenated into one
-vector of length P, in the order of ``module.parameters()``. ``layerwise`` quantities
-have one entry per block, that is, per parameter tensor.
+vector of length P, in the order of ``module.parameters()``. A ``layerwise`` quantity
+has one entry per block, that is, per parameter tensor.
 """
 
 import math
@@ -43,7 +43,8 @@ class BlockSpec:
     n_groups : int
         Number G of convolution groups, each with its own factors.
     indices : Tensor of shape (p,) or None
-        Indices of the selected entries of the flattened parameter. None means all.
+        Indices of the selected entries of the flattened parameter. None means all
+        entries.
     """
 
     name: str
@@ -61,9 +62,9 @@ class BlockSpec:
 
     @property
     def factor_shape(self) -> tuple[int, int]:
-        """Shape ``(o, i)`` of the block as a matrix; i = 1 without an input factor.
+        """Shape ``(o, i)`` of the block as a matrix; i = 1 for blocks without inputs.
 
-        With several groups, this is the shape of one group.
+        For several groups, ``(o, i)`` is the shape of one group.
         """
         if self.layer is None or self.is_bias or self.indices is not None:
             return self.size, 1
@@ -100,7 +101,7 @@ class Head(FieldsOnly):
         return {}
 
     def shared(self, columns: Any, f: Tensor) -> Tensor | SharedColumns:
-        """Return ``SᵀM``, (1, k, 1, o), computed once per `Centring` and dtype."""
+        """Return ``SᵀM``, (1, k, 1, o), computed once for each `Centring` and dtype."""
         key = columns, f.dtype, f.device
         if key not in self._shared:
             self._shared[key] = self._shared_columns(columns, f)
@@ -115,7 +116,7 @@ class Head(FieldsOnly):
         return g.reshape(1, len(g), 1, -1)
 
     def fits(self, hidden: Tensor, f: Tensor) -> bool:
-        """Return whether the layer's outputs (b, o) map to ``f``, up to rounding."""
+        """Return whether the head maps layer outputs (b, o) to ``f`` up to rounding."""
         if isinstance(self.matrix, IdentityMap) or self.is_identity:
             return torch.equal(hidden, f)
         matrix, offset = self.matrix.to(f), self.offset.to(f)
@@ -133,16 +134,16 @@ class Layout(FieldsOnly):
     blocks : tuple of BlockSpec
         One block per parameter tensor.
     head : Head or None
-        Head to which all blocks belong, if any. Its Jacobian is computed without
-        automatic differentiation.
+        Head to which all blocks belong, if any. The Jacobian of a head is computed
+        without automatic differentiation.
     rounding : float
         Relative rounding error of the layers' outputs, if known.
     is_separable : bool
         Whether all parameters belong to one layer, and each output of this layer
         affects only one output of the network.
     uses : Uses or None
-        Recorded uses of layers, to which the uses in each batch are compared. None if
-        the network has no graph.
+        Recorded uses of layers, with which the uses in each batch are compared. None if
+        the outputs have no autograd graph.
     """
 
     blocks: tuple[BlockSpec, ...]
@@ -163,7 +164,7 @@ class Layout(FieldsOnly):
 
     @property
     def layers(self) -> list[str]:
-        """Names of the blocks' layers, without duplicates."""
+        """Names of the layers of all blocks, without duplicates."""
         return list(dict.fromkeys(b.layer for b in self.blocks if b.layer is not None))
 
     def split(self, vector: Tensor) -> list[Tensor]:
@@ -201,9 +202,9 @@ class Layout(FieldsOnly):
     def unflatten(
         self, vector: Tensor, module: nn.Module | None = None
     ) -> dict[str, Tensor]:
-        """Split a vector (P,) into parameters, by name and in their original shapes.
+        """Split a vector (P,) into parameters in their original shapes, by name.
 
-        Unselected entries come from ``module``.
+        Entries that are not selected are copied from ``module``.
         """
         others = dict(module.named_parameters()) if module is not None else {}
         found = {}

@@ -38,7 +38,7 @@ ROWS_OF_MANY = 128
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSpec(outputs.OutputSpec):
-    """Information that the Laplace approximation needs from a network.
+    """Information about a network that the Laplace approximation needs.
 
     Attributes
     ----------
@@ -61,9 +61,10 @@ class NetworkSpec(outputs.OutputSpec):
         """Return the number of samples that fit into the memory budget.
 
         See `OutputSpec`. For a last layer with many outputs, batches are larger and may
-        need as much memory as the layer's weights. Each batch reads all weights, which
-        takes longer than the products for a few samples. Arrays of outputs stay below
-        32 MiB, since larger arrays would be returned to the system after each batch.
+        need as much memory as the layer's weights. All weights are read for each batch,
+        which takes longer than the products for a few samples. Arrays of outputs stay
+        below 32 MiB, since larger arrays would be returned to the operating system
+        after each batch.
         """
         n = super().batch_size(
             row_elements=row_elements, with_covariance=with_covariance
@@ -130,7 +131,7 @@ def infer_network_spec(
 
 
 def _is_separable(layout: Layout, head_map: Tensor | IdentityMap | None) -> bool:
-    """Return whether each last-layer output affects only its own network output."""
+    """Return whether each last-layer output affects only one network output."""
     if head_map is None or any(block.indices is not None for block in layout.blocks):
         return False
     if isinstance(head_map, IdentityMap):

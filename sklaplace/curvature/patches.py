@@ -1,7 +1,7 @@
 """Layer inputs (b, r, i) at r positions: the input factors of Jacobian rows.
 
-For a convolution, the inputs are overlapping patches of the image. `Patches` stores the
-image and unfolds it only when needed, a few samples at a time.
+For a convolution, these inputs are overlapping patches of the image. `Patches` stores
+the images and unfolds them only when needed, a few samples at a time.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -59,7 +59,7 @@ class Patches:
         return replace(self, image=self.image[some])
 
     def scaled(self, factors: Tensor) -> "Patches":
-        """Multiply the patches of each sample by the sample's factor, (b,)."""
+        """Multiply the patches of each sample by one factor per sample, (b,)."""
         shape = -1, *[1] * (self.image.ndim - 1)
         return replace(self, image=self.image * factors.to(self.image).reshape(shape))
 
@@ -80,7 +80,7 @@ class Patches:
         return rows if self.basis is None else rows @ self.basis
 
     def chunks(self) -> Iterator[Tensor]:
-        """Yield unfolded patches of a few samples that fit into the caches."""
+        """Yield unfolded patches of a few samples at a time, to fit into the caches."""
         b, r, i = self.shape
         n = max(1, CACHE // 4 // max(1, r * i * self.image.element_size()))
         for start in range(0, b, n):
@@ -96,15 +96,15 @@ def unfolded(a: Inputs) -> Tensor:
 
 
 def _chunks(a: Inputs) -> Iterable[Tensor]:
-    """Return inputs as tensors; patches are unfolded for a few samples at a time."""
+    """Return inputs as tensors; only a few samples are unfolded at a time."""
     return a.chunks() if isinstance(a, Patches) else [a]
 
 
 def contracted(a: Inputs, outputs: Tensor) -> Tensor:
     """Return ``Σᵣ outputs ⊗ a`` for ``outputs`` (b, n, r), as (b, n, i).
 
-    Patches are multiplied by their basis before or after the sum over positions,
-    whichever is cheaper.
+    Patches are multiplied by their basis before or after they are summed over
+    positions, whichever is cheaper.
     """
     if isinstance(a, Tensor) or a.basis is None or a.shape[1] <= outputs.shape[1]:
         return outputs @ unfolded(a)
@@ -175,7 +175,7 @@ LAYER_INPUTS: dict[type[nn.Module], Callable[[Any, Tensor], Inputs]] = {
 
 
 def has_layer_form(module: nn.Module) -> bool:
-    """Return whether rows of a layer's parameters have the form ``Σᵣ g ⊗ a``.
+    """Return whether the rows of a layer's parameters have the form ``Σᵣ g ⊗ a``.
 
     For a grouped convolution, the rows of each group have this form.
     """

@@ -2,7 +2,7 @@
 
 The prior precision ``δ`` is one number (``scalar``), one number per parameter tensor
 (``layerwise``) or one number per parameter (``diag``). Groups of parameter tensors can
-share one number. A `Prior` may also be another Gaussian, such as the posterior of an
+share one number. A `Prior` may also be any other Gaussian, such as the posterior of an
 earlier task.
 """
 
@@ -33,14 +33,14 @@ def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
 
 
 def kind(structure: str | Sequence[str]) -> str:
-    """Return the name of a prior structure; a list of groups counts as "layerwise"."""
+    """Return the name of a prior structure; "layerwise" for a list of groups."""
     return structure if isinstance(structure, str) else "layerwise"
 
 
 def groups_of(
     structure: str | Sequence[str], layout: Layout, device: Any = "cpu"
 ) -> Tensor | None:
-    """Return the group of each parameter tensor, (L,), or None without groups.
+    """Return the group of each parameter tensor, (L,), or None if there are no groups.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def groups_of(
 
 
 def per_group(prior_precision: Tensor, groups: Tensor | None) -> Tensor:
-    """Return one prior precision per group, (G,); without groups, return the input."""
+    """Return one prior precision per group, (G,), or the input without groups."""
     if groups is None:
         return prior_precision
     n, indices = int(groups.max()) + 1, groups.tolist()
@@ -76,12 +76,12 @@ def per_group(prior_precision: Tensor, groups: Tensor | None) -> Tensor:
 
 
 def of_groups(values: Tensor, groups: Tensor | None) -> Tensor:
-    """Expand values of groups, (G,), to parameter tensors, (L,); keep scalars, ()."""
+    """Expand values per group, (G,), to values per tensor, (L,); keep scalars, ()."""
     return values if groups is None or not values.ndim else values[groups]
 
 
 def group_sums(values: Tensor, groups: Tensor) -> Tensor:
-    """Return the sum of values (L,) over the group of each parameter tensor, (L,)."""
+    """Sum values (L,) over each group, and return the sum for each tensor, (L,)."""
     return torch.zeros_like(values).index_add(0, groups, values)[groups]
 
 
@@ -90,7 +90,7 @@ def of_tensors(
 ) -> Tensor:
     """Convert one prior precision per tensor, (L,), to a prior structure.
 
-    A precision for several tensors is the geometric mean over their weights.
+    A precision shared by several tensors is the geometric mean over all their weights.
     """
     groups = groups_of(structure, layout, precisions.device)
     if groups is not None:

@@ -61,7 +61,7 @@ class _Call:
 
 
 class MixedSamplesError(RuntimeError):
-    """A layer's input does not contain the samples of the batch in order."""
+    """Error for layer inputs that do not contain the samples of the batch in order."""
 
 
 def _samples_to_check(b: int) -> Tensor:
@@ -76,7 +76,7 @@ def _samples_to_check(b: int) -> Tensor:
 def compare_alone(forward: Forward, x: Batch, f: Tensor, rounding: float) -> Tensor:
     """Compare outputs (b, c) with the outputs of some samples in a smaller batch.
 
-    Return the indices of these samples. Raise ValueError if the outputs differ.
+    Return the indices of the compared samples. Raise ValueError if the outputs differ.
     """
     some = _samples_to_check(len(f))
     with torch.no_grad():
@@ -87,7 +87,7 @@ def compare_alone(forward: Forward, x: Batch, f: Tensor, rounding: float) -> Ten
 
 
 def _agree_each(found: list[Tensor], expected: list[Tensor], precision: float) -> bool:
-    """Return whether both lists have the same length and equal tensors."""
+    """Return whether two lists have the same length and equal tensors."""
     pairs = zip(found, expected, strict=False)
     return len(found) == len(expected) and all(
         agree(*pair, precision) for pair in pairs
@@ -95,7 +95,7 @@ def _agree_each(found: list[Tensor], expected: list[Tensor], precision: float) -
 
 
 def layer_parameters(module: nn.Module, layout: Layout) -> dict[str, nn.Parameter]:
-    """Return parameters in layer form, by name, if their uses can be counted."""
+    """Return the parameters with factored rows whose uses can be counted, by name."""
     if layout.uses is None:
         return {}
     named = dict(module.named_parameters())
@@ -103,7 +103,7 @@ def layer_parameters(module: nn.Module, layout: Layout) -> dict[str, nn.Paramete
 
 
 def unseen_path(forward: Forward, x: Batch, layout: Layout) -> str | None:
-    """Return a layer on a new path to the outputs that bypasses the last layers."""
+    """Return a layer on a new path to the outputs past the last layers, or None."""
     if layout.uses is None or layout.uses.beside is None:
         return None
     found = bypassing(forward, x, layout.layers)
@@ -142,10 +142,11 @@ class Recorder(ExitStack):
     def _enter(
         self, name: str, _layer: nn.Module, args: Args, kwargs: Kwargs
     ) -> tuple[Args, Kwargs] | None:
-        """Start the graph at a layer if no parameter below it is selected.
+        """Start the graph at a layer if no parameters of earlier layers are selected.
 
-        Otherwise, the output would have no edge, since parameters do not require grad.
-        Detaching the input copies nothing and allows in-place activations.
+        Otherwise, the layer's output would have no edge, since parameters do not
+        require gradients. Detaching the input copies nothing and allows in-place
+        activations.
         """
         x = first_input(args, kwargs)
         if self._alone is not None:
@@ -174,11 +175,11 @@ class Recorder(ExitStack):
         return [call for calls in self.calls.values() for call in calls]
 
     def unseen_use(self, forward: Forward, x: Batch, f: Tensor) -> str | None:
-        """Return a layer or parameter that these samples use in a new way, if any.
+        """Return a layer or parameter that some samples use in a new way, or None.
 
         ``f`` contains the outputs (b, c) of samples ``x``, with their graph. If the
-        `Head` does not fit, or if the network calls new layers, another forward pass
-        finds the parameters that bypass the last layers.
+        `Head` does not map the layer's outputs to ``f``, or if the network calls new
+        layers, another forward pass finds the parameters that bypass the last layers.
         """
         layout, counts = self._layout, count_uses([f])
         for name, parameter in self._parameters.items():
@@ -230,13 +231,13 @@ class Recorder(ExitStack):
                 raise MixedSamplesError
 
     def columns_at_once(self, columns: Tensor) -> int:
-        """Return how many columns of gradients fit into memory, at least one."""
+        """Return the number of gradient columns that fit into memory, at least one."""
         elements = sum(call.shape.numel() for call in self._all_calls)
         per_column = max(1, elements) * columns.element_size() * BACKWARD_COPIES
         return max(1, BUDGET // per_column)
 
     def gradients(self, f: Tensor, columns: Tensor) -> dict[str, list[Tensor]]:
-        """Compute gradients (k, b, ...) of columns (b, c, k) of ``f`` at layer calls.
+        """Compute gradients (k, b, ...) of ``Sᵀf`` at each call, for ``S`` (b, c, k).
 
         Gradients are zero for calls that do not affect the outputs.
         """

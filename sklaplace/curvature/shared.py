@@ -1,7 +1,8 @@
 """Jacobian rows of a last layer with many outputs, if all samples share ``S``.
 
 ``S`` is a (c, c) matrix for ``c`` outputs: the identity, or a centring matrix. For the
-head of a language model, ``S`` would take gigabytes, but its products are mere sums.
+head of a language model, ``S`` would need gigabytes of memory, but products with ``S``
+are only sums.
 """
 
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ class SharedBlock(BaseBlock):
     Attributes
     ----------
     columns : SharedColumns
-        ``S``, shared by the blocks of weight and bias.
+        ``S``, shared by the blocks of the weight and the bias.
     a : Tensor of shape (b, 1, i) or None
         Layer inputs. None means ``a ≡ 1``.
     """
@@ -120,7 +121,7 @@ class SharedBlock(BaseBlock):
         return self.columns.n
 
     def like(self, g: Any, a: Any) -> Any:
-        """Build rows for the same parameters from different factors."""
+        """Build rows for the same parameters from other factors ``g`` and ``a``."""
         return Block(g, a) if isinstance(g, Tensor) else SharedBlock(g, a)
 
     def double(self) -> "SharedBlock":

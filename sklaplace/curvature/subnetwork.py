@@ -1,8 +1,8 @@
 """Criteria that select individual weights to treat as random.
 
 A criterion scores each weight (Daxberger et al. 2021, "Bayesian deep learning via
-subnetwork inference"). The weights with the highest scores are selected. If scores are
-equal, earlier weights are selected first.
+subnetwork inference"). The weights with the highest scores are selected. Among weights
+with equal scores, the earlier weights are selected first.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from sklaplace.networks.trained import TrainedNetwork
 
 @dataclass(frozen=True)
 class SelectionProblem:
-    """Trained network and data for selecting weights.
+    """Trained network and data from which weights are selected.
 
     Attributes
     ----------
@@ -61,10 +61,10 @@ def random(problem: SelectionProblem) -> Tensor:
 def variance(problem: SelectionProblem) -> Tensor:
     """Score weights by posterior variance, for diagonal curvature and a scalar prior.
 
-    The scores (P,) are the negative diagonal of the curvature, an increasing function
-    of the variance. Weights with zero curvature, such as weights of inputs that are
-    always zero, come last, since no prediction depends on them. The cost is one pass
-    over the training samples (Daxberger et al. 2021, section 4).
+    The scores (P,) are the negative of the curvature's diagonal, which increases with
+    the variance. Weights with zero curvature, such as weights of inputs that are always
+    zero, come last, since no prediction depends on them. The cost is one pass over the
+    training samples (Daxberger et al. 2021, section 4).
     """
     accumulator, network = DiagAccumulator(problem.layout), problem.network
     size = problem.batch_size

@@ -1,4 +1,4 @@
-"""Select the weights to treat as random, as a `Layout`.
+"""Select the weights to treat as random, and return them as a `Layout`.
 
 A forward pass over a few samples determines the layout. The Jacobian rows of each
 parameter are verified on the same samples.
@@ -140,7 +140,7 @@ def subnetwork(
 
     ``n_weights`` defaults to 100, or to all weights of a smaller network. The criterion
     ``by``, with its ``options``, is applied after training; see `curvature.subnetwork`.
-    Until then, the first ``n_weights`` weights are selected.
+    Before training, the first ``n_weights`` weights are selected.
 
     Raises
     ------
@@ -179,7 +179,7 @@ def _layout(
     specs: list[BlockSpec],
     last: list[str] | None = None,
 ) -> Layout:
-    """Return the verified layout of specs, with the uses of layers, if counted."""
+    """Return the verified layout, with the uses of layers if they have been counted."""
     if not calls.uses:
         return verified(forward, x, calls.outputs, specs)
     hidden = tuple(_without_gradient(forward, x, calls, specs))
@@ -192,7 +192,7 @@ def _layout(
 def _without_gradient(
     forward: Forward, x: Batch, calls: "_Calls", specs: list[BlockSpec]
 ) -> list[str]:
-    """Return the names of parameters that affect outputs but have no gradient."""
+    """Return the names of parameters that affect the outputs but have no gradient."""
     parameters = dict(forward.module.named_parameters())
     n_uses = {spec.name: calls.uses[id(parameters[spec.name])] for spec in specs}
     owners = {name: name.rpartition(".")[0] for name in n_uses}
@@ -208,7 +208,7 @@ def _without_gradient(
 
 
 def _change_outputs(forward: Forward, x: Batch, names: list[str]) -> bool:
-    """Return whether parameter changes in training mode affect evaluation outputs."""
+    """Return whether parameters changed in training mode affect evaluation outputs."""
     twin = forward.twin()
     with torch.no_grad():
         before = twin(x)
@@ -234,9 +234,9 @@ def _with_head(forward: Forward, x: Batch, layout: Layout) -> Layout:
 def _affine_head(
     forward: Forward, x: Batch, layout: Layout, layer: nn.Module
 ) -> Head | None:
-    """Return the affine map from a layer to the outputs; None if samples differ.
+    """Return the affine map from a layer to the outputs; None if the samples differ.
 
-    Each later forward pass checks that its samples follow the map.
+    Each later forward pass checks that its outputs agree with this map.
     """
     hidden: list[Tensor] = []
 
@@ -271,7 +271,7 @@ def _affine_head(
 
 
 def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
-    """Return the Jacobian (c, o) for last-layer outputs; None if samples differ."""
+    """Return the last-layer Jacobian (c, o) shared by all samples, if there is one."""
     block, layers = jacobian.blocks[0], {spec.layer for spec in layout.blocks}
     if len(layers) > 1 or None in layers or block.g.shape[2] != 1:
         return None
@@ -280,9 +280,10 @@ def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
 
 
 def _last_layers(forward: Forward, x: Batch, called: list[str]) -> list[str]:
-    """Return the layers that affect the outputs but feed no other layer.
+    """Return the layers that affect the outputs and whose outputs enter no other layer.
 
-    If every layer feeds another layer, as in a loop, return only the last layer.
+    If the output of every layer enters another layer, as in a loop, return only the
+    last layer.
     """
     called = list(dict.fromkeys(map(_without_parametrization, called)))
     layers = [n for n in called if not any(contains(n, m) for m in called if m != n)]
@@ -290,7 +291,7 @@ def _last_layers(forward: Forward, x: Batch, called: list[str]) -> list[str]:
 
 
 def _without_parametrization(name: str) -> str:
-    """Return the name of the layer to which a weight's parametrization belongs."""
+    """Return the name of the layer that owns a parametrization."""
     parts = name.split(".")
     ends = parts.index("parametrizations") if "parametrizations" in parts else None
     return ".".join(parts[:ends])
@@ -299,7 +300,7 @@ def _without_parametrization(name: str) -> str:
 def _ends(forward: Forward, x: Batch, layers: list[str]) -> list[str]:
     """Return layers whose outputs reach the network's outputs through no other layer.
 
-    The search follows the graph down to each layer, but no further.
+    The search through the graph stops at the first layer on each path.
     """
     inputs: list[Tensor] = []
 
@@ -333,7 +334,7 @@ def _last_called(forward: Forward, x: Batch, layers: list[str]) -> str:
 
 
 def check_indices(name: str, value: ArrayLike) -> None:
-    """Raise an error unless the value is an ascending list of weight indices."""
+    """Raise an error if the value is not an ascending list of weight indices."""
     indices = np.asarray(value)
     if indices.ndim != 1 or not len(indices) or indices.dtype.kind not in "iu":
         raise ValueError(
@@ -383,8 +384,8 @@ class _Calls:
     n_calls : Counter
         Number of calls of each module.
     uses : Counter
-        Number of times the outputs use each parameter, by ``id``. Empty without a
-        graph.
+        Number of times that the outputs use each parameter, by ``id`` of the parameter.
+        Empty without a graph.
     outputs : Tensor of shape (b, c)
         The network's outputs.
     without_graph : set of str
@@ -436,7 +437,7 @@ def _record_calls(forward: Forward, x: Batch) -> _Calls:
 
 
 def _specs(module: nn.Module, calls: _Calls) -> list[BlockSpec]:
-    """Return a spec per parameter, in layer form if only one called layer uses it.
+    """Return one spec per parameter, in layer form if only one called layer uses it.
 
     Integer and empty tensors are not weights.
     """

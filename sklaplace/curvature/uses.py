@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Uses:
-    """Uses of layers and parameters by a few samples.
+    """Layers and parameters that a few samples use.
 
     Attributes
     ----------
@@ -42,12 +42,12 @@ class Uses:
 
 
 class UnseenUseError(ValueError):
-    """Samples use a layer in a way not seen when the layout was inferred.
+    """Error for samples that use a layer in a way unseen when the layout was inferred.
 
     Attributes
     ----------
     samples : batch
-        A few samples, at least one with the new use.
+        A few samples, of which at least one has the new use.
     """
 
     def __init__(self, layer: str, samples: Batch) -> None:
@@ -79,9 +79,10 @@ def check_gradients(names: Sequence[str]) -> None:
 def restarted_at(
     module: nn.Module, layers: Sequence[str]
 ) -> Iterator[tuple[dict[str, Tensor], set[object]]]:
-    """Add a leaf to the outputs of each layer; yield the leaves and preceding nodes.
+    """Add a leaf tensor to each layer's outputs; yield the leaves and the nodes before.
 
-    The graph below is kept, since networks may differentiate with respect to inputs.
+    The graph before these nodes is kept, since networks may compute derivatives with
+    respect to inputs.
     """
     starts = {name: torch.zeros(()).requires_grad_() for name in layers}
     walls: set[object] = set()
@@ -97,7 +98,7 @@ def restarted_at(
 
 
 def _restarted(output: object, start: Tensor, walls: set[object]) -> object:
-    """Add a zero leaf to a layer's output, and the output's node to ``walls``."""
+    """Add a zero leaf to a layer's output, and add the output's node to ``walls``."""
     if type(output) is tuple:
         return tuple(_restarted(part, start, walls) for part in output)
     if type(output) is list:
@@ -111,7 +112,7 @@ def _restarted(output: object, start: Tensor, walls: set[object]) -> object:
 
 
 def with_all_gradients(forward: Forward, function: Callable[[], T]) -> T:
-    """Call a function while parameters require gradients.
+    """Call a function while all floating-point parameters require gradients.
 
     If the network modifies parameters in place, only trained parameters require
     gradients.
@@ -128,7 +129,7 @@ def with_all_gradients(forward: Forward, function: Callable[[], T]) -> T:
 
 
 def bypassing(forward: Forward, x: Batch, layers: Sequence[str]) -> tuple[str, ...]:
-    """Return parameters that affect outputs but bypass some layers, nearest first."""
+    """Return parameters on paths around given layers, nearest to the outputs first."""
     names = {id(p): name for name, p in forward.module.named_parameters()}
 
     def reached_past() -> Iterable[int]:

@@ -1,9 +1,9 @@
-"""Verification of the form of each parameter's rows, on a few samples.
+"""Verify the form of each parameter's Jacobian rows on a few samples.
 
-Rows from layer inputs and output gradients, and dense rows from ``torch.func.vmap``,
-are compared with plain automatic differentiation of single samples. Both can be wrong:
-a network may use a layer differently (shared weights, functional calls, reordered
-samples), and an operator may have a wrong batching rule.
+Factored rows (layer inputs and output gradients) and dense rows (``torch.func.vmap``)
+are compared with plain automatic differentiation of single samples. Both kinds of rows
+can be wrong: a network may use a layer differently (shared weights, functional calls,
+reordered samples), and an operator may have a wrong batching rule.
 """
 
 import math
@@ -33,17 +33,18 @@ _Rows = dict[str, Tensor | None]
 
 
 def verified(forward: Forward, x: Batch, f: Tensor, specs: list[BlockSpec]) -> Layout:
-    """Return a layout whose rows agree with plain automatic differentiation.
+    """Return a layout whose Jacobian rows agree with plain automatic differentiation.
 
     Parameters
     ----------
     forward : Forward
         The network, inside ``forward.frozen()``.
     x : batch
-        Samples from across the data. Three of them are differentiated. If possible,
-        their outputs differ, since zeros, equal samples and inactive units do not show
-        all uses of weights. The network processes these samples one by one, and also
-        within the whole batch in reverse order.
+        Samples from across the data. At most three of these samples are differentiated.
+        They are chosen so that their outputs differ, if possible, since zeros, equal
+        samples and inactive units do not show all uses of weights. The network
+        processes these samples one by one, and also within the whole batch in reverse
+        order.
     f : Tensor of shape (b, c)
         Outputs of the whole batch.
     specs : list of BlockSpec
@@ -86,7 +87,7 @@ def _verified_on(
     few: Tensor,
     columns: Tensor,
 ) -> list[BlockSpec]:
-    """Return specs whose rows match those computed by a loop over a few samples."""
+    """Return specs whose Jacobian rows match rows computed one sample at a time."""
     equal = partial(agree, precision=forward.rounding)
     parameters = dict(forward.module.named_parameters())
     leaves = [parameters[spec.name] for spec in specs]
@@ -123,7 +124,7 @@ def _verified_on(
 
 
 def check_jacobian_bytes(f: Tensor) -> None:
-    """Raise an error if the rows of all outputs (b, c) do not fit into memory."""
+    """Raise an error if the Jacobian rows of outputs (b, c) do not fit into memory."""
     b, c = f.shape
     needed = 3 * b * c**2 * f.element_size()
     if needed <= BUDGET:  # the budget of any batch
@@ -144,7 +145,7 @@ _NOT_DIFFERENTIABLE = (
 
 
 def probe(f: Tensor, k: int = 1) -> Tensor:
-    """Return different combinations of the outputs for all samples, (b, c, k)."""
+    """Return k combinations of the outputs, which differ between samples, (b, c, k)."""
     shape = *f.shape, k
     signs = torch.arange(f.numel() * k, dtype=f.dtype, device=f.device).reshape(shape)
     return torch.cos(1 + 2 * signs)
@@ -153,7 +154,7 @@ def probe(f: Tensor, k: int = 1) -> Tensor:
 def _layer_rows(
     forward: Forward, x: Batch, specs: list[BlockSpec], columns: Tensor, at: Tensor
 ) -> _Rows:
-    """Return layer-form rows of the samples with indices ``at``; None if missing."""
+    """Return the factored rows of the samples with indices ``at``; None if missing."""
     if not specs:
         return {}
     try:

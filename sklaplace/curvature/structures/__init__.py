@@ -1,7 +1,7 @@
 """Registry of Hessian approximations, which store parts of the curvature ``H``.
 
-An accumulator sums ``H`` over batches and decomposes the sum into a structure. A
-structure and a prior precision determine a posterior precision
+An accumulator sums ``H`` over batches and decomposes the sum into a structure.
+Together, a structure and a prior precision determine a posterior precision
 ``P = scale·H + diag δ``. `base` defines the interfaces. To add a structure, write two
 classes and add a line to ``STRUCTURES``.
 """

@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 def cache_last_call(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Cache a method's last result while its first argument is the same object.
+    """Return a method's last result again while its first argument is the same object.
 
     The first argument must determine all other arguments.
     """
@@ -78,7 +78,7 @@ class Accumulator(ABC):
 
     @classmethod
     def row_elements(cls, layout: Layout, n_columns: int, **options: Any) -> int:
-        """Return how many numbers are stored per sample besides Jacobian factors."""
+        """Return how many numbers a sample needs besides its Jacobian factors."""
         return 0
 
     def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
@@ -87,14 +87,14 @@ class Accumulator(ABC):
 
     @abstractmethod
     def update(self, jacobian: Jacobian) -> None:
-        """Add ``(SᵀJ)ᵀ SᵀJ`` of one batch, given its ``SᵀJ``."""
+        """Add ``(SᵀJ)ᵀ SᵀJ``, given the rows ``SᵀJ`` of one batch."""
 
     @abstractmethod
     def merge(self, other: Self) -> None:
-        """Add another accumulator's curvature, as if this one had seen all samples."""
+        """Add the curvature of another accumulator, from other samples."""
 
     def fresh(self) -> "Accumulator":
-        """Return a copy for other samples of the same pass, to merge later.
+        """Return a copy for other samples of the same pass; merge the copy later.
 
         Call this method before adding samples.
         """
@@ -107,9 +107,9 @@ class Accumulator(ABC):
         return [self.layout]
 
     def summands(self) -> list[Tensor] | None:
-        """Return tensors to add in place, if this is equivalent to `merge`.
+        """Return the tensors whose in-place addition is equivalent to `merge`.
 
-        Return None otherwise, or if no samples have been added.
+        Return None if there are no such tensors, or if no samples have been added.
         """
         return None
 
@@ -119,7 +119,7 @@ class Accumulator(ABC):
 
     @abstractmethod
     def decompose(self) -> "Structure":
-        """Return the structure of the sum; later updates do not change it."""
+        """Return the structure of the sum, which later updates do not change."""
 
 
 class SumAccumulator(Accumulator):
@@ -165,7 +165,7 @@ class Structure(FieldsOnly, ABC):
 
     @property
     def evidence_is_biased_up(self) -> bool:
-        """Whether ``log det P`` omits curvature, which makes the evidence too large."""
+        """Whether ``log det P`` omits some curvature, making the evidence too large."""
         return False
 
     @property
@@ -186,9 +186,10 @@ class Structure(FieldsOnly, ABC):
         """Return the structure of ``factor·H``, as if sample weights were scaled."""
 
     def with_output_factors(self, factors: Tensor) -> "Structure | None":
-        """Return the structure of ``D H D`` for weights of one layer; None if unknown.
+        """Return the structure of ``D H D`` for weights of one layer, or None.
 
-        ``D`` multiplies the weights of each layer output by the output's factor, (o,).
+        ``D`` multiplies the weights by factors (o,), one for each output of the layer.
+        None means that the structure of ``H`` does not determine the result.
         """
         return None
 
@@ -218,7 +219,7 @@ class Structure(FieldsOnly, ABC):
 
     @abstractmethod
     def project(self, jacobian: Jacobian) -> "Projection":
-        """Prepare a Jacobian for use with many prior precisions."""
+        """Prepare the Jacobian of a batch for use with many prior precisions."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ class Precision(FieldsOnly, ABC):
     structure : Structure
         Structure of ``H``.
     prior_precision : Tensor of shape (), (L,) or (P,)
-        ``δ``, for all weights, per parameter tensor or per weight.
+        ``δ``: one value for all weights, per parameter tensor or per weight.
     scale : Tensor of shape ()
         Factor of ``H``.
     """
@@ -262,9 +263,9 @@ class Precision(FieldsOnly, ABC):
     def sample(self, noise: Tensor) -> Tensor:
         """Draw samples of ``N(0, P⁻¹)``, (s, P), from standard-normal noise (s, P).
 
-        Under a scalar prior, samples are ``P^(-1/2) ε`` with the symmetric root. This
-        root is unique, while the signs and order of eigenvectors vary between devices
-        and with the last digit of ``H``.
+        Under a scalar prior, the samples are ``P^(-1/2) ε`` with the symmetric root.
+        This root is unique, whereas the signs and order of eigenvectors vary between
+        devices and with the last digit of ``H``.
         """
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
@@ -283,14 +284,14 @@ class Precision(FieldsOnly, ABC):
     def whiten(self, jacobian: Jacobian) -> Tensor:
         """Return ``J F`` with ``F Fᵀ = P⁻¹``, (b, c, P).
 
-        Products of two samples' rows are the covariances between their outputs.
+        Products of the rows of two samples are covariances between their outputs.
         """
 
     def effective_parameters(self) -> Tensor:
         """Return ``diag(P⁻¹ scale·H) = 1 - δ diag(P⁻¹)``, (P,), between zero and one.
 
-        The sum is MacKay's γ, the effective number of parameters (MacKay 1992,
-        "Bayesian interpolation", eq. 4.9).
+        The sum of these values is MacKay's γ, the effective number of parameters
+        (MacKay 1992, "Bayesian interpolation", eq. 4.9).
         """
         return 1 - self.delta * self.variance()
 
@@ -305,7 +306,7 @@ class Precision(FieldsOnly, ABC):
         return of(jacobian)
 
     def trace_correction(self) -> Tensor:
-        """Return `logdet` minus ``log det P``, (): a bound's trace term or zero."""
+        """Return `logdet` minus ``log det P``, (); zero unless `logdet` is a bound."""
         return torch.zeros_like(self.scale)
 
 
@@ -348,7 +349,7 @@ class BlockProjection(Projection):
 
 
 def projected(structure: Structure, jacobian: Jacobian, n_blocks: int) -> Projection:
-    """Project outputs in ``n_blocks`` groups of equal size by `Structure.project`."""
+    """Apply `Structure.project` to ``n_blocks`` groups of outputs of equal size."""
     if n_blocks == 1:
         return structure.project(jacobian)
     n = jacobian.n_columns // n_blocks
@@ -367,8 +368,8 @@ class Diagonalised(Structure):
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return ``w F`` for each row ``w`` of (..., P) and a function ``F`` of ``Q``.
 
-        The function is a transpose or acts multiplicatively on entries, so it can be
-        applied to the factors of a Kronecker product.
+        The function transposes ``Q`` or acts multiplicatively on its entries, so it can
+        be applied to each factor of a Kronecker product.
         """
 
     def from_basis(self, weights: Tensor) -> Tensor:
@@ -400,7 +401,7 @@ class Diagonalised(Structure):
         return EigenPrecision(self, prior_precision, scale)
 
     def project(self, jacobian: Jacobian) -> Projection:
-        """Prepare ``J Q``, which is computed once."""
+        """Prepare ``J Q``, which is computed only once."""
         return RotatedProjection(self, jacobian)
 
 
@@ -437,7 +438,7 @@ class EigenPrecision(Precision):
     def relative_variances(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return ``v / max v``, (P,), and ``max v``, (), for ``v = 1/(scale·e + δ)``.
 
-        The ratio is in ``dtype``; ``v`` itself may exceed 1e38, the range of float32.
+        The ratio has the given dtype, but ``v`` may exceed 1e38, the range of float32.
         """
         v = 1 / self.eigenvalues
         largest = v.detach().amax()
@@ -448,7 +449,7 @@ class EigenPrecision(Precision):
         return self.structure.project(jacobian).covariance(self)
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
-        """Return the diagonal, (b, c), without forming all of ``JQ``."""
+        """Return the diagonal of `functional_covariance`, (b, c), block by block."""
         v, largest = self.relative_variances(jacobian.dtype)
         pieces = v.split(self.structure.layout.sizes)
         blocks = self.structure.rotated_blocks(jacobian)
@@ -473,7 +474,7 @@ class EigenPrecision(Precision):
         return [input_weights(block.outputs, piece) for block, piece in pairs]
 
     def between_samples(self, jacobian: Jacobian, *, across_outputs: bool) -> Tensor:
-        """Return covariances between samples, (b, b, c) for each output.
+        """Return covariances between samples for each output, (b, b, c).
 
         With ``across_outputs``, the shape is (b, c, b, c). `Jacobian.is_shared` and
         `Structure.keeps_factors` must be true. If the layer has i inputs, the cost is
@@ -509,7 +510,7 @@ class EigenPrecision(Precision):
 
 
 def input_weights(g: Tensor | SharedColumns, v: Tensor) -> Tensor:
-    """Return ``Σₒ g² v``, (k, i), the coefficients of squared inputs in variances.
+    """Return ``Σₒ g² v``, (k, i), the coefficients of the squared inputs in variances.
 
     All samples share the gradients ``g`` (1, k, 1, o); ``v`` has shape (o·i,).
     """
@@ -533,8 +534,8 @@ def _between_outputs(weights: Tensor, g: Tensor) -> Tensor:
 class RotatedProjection(Projection):
     """``J Q`` of a batch.
 
-    Products use the network's dtype, because the features are already rounded to this
-    precision, and the sums have no terms of opposite sign.
+    Products use the network's dtype, because the features have already been rounded to
+    this precision and all terms of the sums have the same sign.
     """
 
     structure: Diagonalised

@@ -63,11 +63,11 @@ class Diag(base.Diagonalised):
 
 
 class DiagAccumulator(base.SumAccumulator):
-    """Sum of the squares of ``SᵀJ``, in O(P) memory."""
+    """Sum of the squared rows of ``SᵀJ``, which needs O(P) memory."""
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
-        """Return eight bytes per parameter."""
+        """Return the bytes of the diagonal, eight per parameter."""
         return 8 * layout.n_parameters
 
     def update(self, jacobian: Jacobian) -> None:

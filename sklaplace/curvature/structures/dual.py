@@ -1,4 +1,4 @@
-"""Dual form ``H = RᵀR`` of a structure, with fewer rows n than parameters P.
+"""Dual form ``H = RᵀR`` of a structure, for a root ``R`` (n, P) with n < P.
 
 With ``D = diag δ`` and ``B = (scale·D⁻¹)^½ Rᵀ``, the posterior precision is
 ``P = D^½ (I + BBᵀ) D^½``. By Woodbury's identity, all results follow from the Cholesky
@@ -47,7 +47,7 @@ class DualForm(base.Structure):
 
     @cached_property
     def layer_grams(self) -> Tensor | None:
-        """``R Rᵀ`` of each parameter tensor, (L, n, n), if small and constant."""
+        """``R Rᵀ`` per parameter tensor, (L, n, n); None if large or differentiable."""
         n_layers, n = len(self.layout.blocks), self.root.n_rows
         if 3 * 8 * n_layers * n**2 > KEPT_BUDGET or self.gram.requires_grad:
             return None
@@ -61,7 +61,7 @@ class DualForm(base.Structure):
 
     @cached_property
     def eigenvalues(self) -> Tensor:
-        """Eigenvalues of ``H``, (P,), ascending: zeros, and eigenvalues of ``R Rᵀ``."""
+        """Eigenvalues of ``H``, (P,), ascending: zeros, then those of ``R Rᵀ``."""
         p = self.layout.n_parameters
         found = torch.linalg.eigvalsh(self.gram).clamp(min=0)[-p:]
         return torch.cat([found.new_zeros(p - len(found)), found])
@@ -95,7 +95,7 @@ class DualForm(base.Structure):
         return _squares(self.root, identity(self.gram))
 
     def rounding(self, eps: float) -> float:
-        """Return the rounding error, which is smaller if ``R`` can be decomposed."""
+        """Return the rounding error of ``H``, smaller if ``R`` can be decomposed."""
         own = torch.finfo(torch.float64).eps
         return max(eps**2, own**2 if self._is_decomposable else own)
 
@@ -107,7 +107,7 @@ class DualForm(base.Structure):
         return DualPrecision(self, prior_precision, scale)
 
     def project(self, jacobian: Jacobian) -> base.Projection:
-        """Prepare ``J Jᵀ`` and ``J Rᵀ U``, each computed once."""
+        """Prepare ``J Jᵀ`` and ``J Rᵀ U``, which are computed only once."""
         return DualProjection(self, jacobian.double())
 
 
@@ -161,11 +161,11 @@ class DualPrecision(base.Precision):
         return self.delta.log().sum() + value
 
     def _expansion(self, grams: Tensor) -> Tensor:
-        """Return a zero that has the first two derivatives of ``log det L Lᵀ``.
+        """Return zero with the first two derivatives of ``log det L Lᵀ``.
 
         For ``L Lᵀ = I + Σ aᵢ Gᵢ`` with ``a = scale/δ``, and ``M = (L Lᵀ)⁻¹``, the
-        gradient in ``a`` is ``tr M Gᵢ`` and the Hessian is ``-tr M Gᵢ M Gⱼ``. This
-        Taylor series is cheaper than the derivatives of ``L``.
+        gradient in ``a`` is ``tr M Gᵢ`` and the Hessian is ``-tr M Gᵢ M Gⱼ``. The
+        second-order Taylor series is cheaper than derivatives of ``L``.
         """
         products = torch.cholesky_inverse(self._cholesky.detach()) @ grams
         gradient = products.diagonal(dim1=1, dim2=2).sum(1)
@@ -192,7 +192,7 @@ class DualPrecision(base.Precision):
     def sample(self, noise: Tensor) -> Tensor:
         """Return ``D^-½ (I - B M Bᵀ) ε``, (s, P), with ``M`` as in `_half`.
 
-        Under a scalar prior, ``M`` is symmetric instead.
+        Under a scalar prior, a symmetric ``M`` is used instead.
         """
         root, inverse_sd = self.structure.root, self.delta.rsqrt()
         products = root.matmul(noise * inverse_sd) * self.scale
@@ -206,7 +206,7 @@ class DualPrecision(base.Precision):
         return (noise - root.rmatmul(products) * inverse_sd) * inverse_sd
 
     def _explained(self, jacobian: Jacobian) -> Tensor:
-        """Return ``J D⁻¹ Wᵀ``, (b, c, n), whose square reduces the prior covariance."""
+        """Return ``J D⁻¹ Wᵀ``, (b, c, n), the root of the reduction in covariance."""
         return self._whitened_root.cross(jacobian, self.prior_precision)
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
@@ -272,7 +272,7 @@ class DualProjection(base.Projection):
 
 @dataclass(frozen=True)
 class Dual(DualForm):
-    """Full ``H``, represented by the rows ``R = SᵀJ`` of the training samples."""
+    """Full matrix ``H``, represented by the rows ``R = SᵀJ`` of all samples."""
 
     root: DenseRoot
     kind = "full"
@@ -295,7 +295,7 @@ class Dual(DualForm):
 
 
 def _squares(root: Root, factor: Tensor) -> Tensor:
-    """Return the diagonal (P,) of ``(F R)ᵀ F R`` for ``F`` (m, n), in chunks."""
+    """Return the diagonal (P,) of ``(F R)ᵀ F R`` for ``F`` (m, n), chunk by chunk."""
     p = root.layout.n_parameters
     found = factor.new_zeros(p)
     for some in factor.split(max(1, CHUNK_ELEMENTS // p)):
@@ -304,5 +304,5 @@ def _squares(root: Root, factor: Tensor) -> Tensor:
 
 
 def _difference(prior: Tensor, explained: Tensor) -> Tensor:
-    """Return posterior variances, at least ``eps`` times the prior variances."""
+    """Return posterior variances of at least ``eps`` times the prior variances."""
     return (prior - explained).maximum(torch.finfo(prior.dtype).eps * prior)

@@ -44,16 +44,16 @@ INDEFINITE = (
 class Full(base.Diagonalised):
     """Full matrix ``H``.
 
-    `eigh` and the Cholesky factor of ``P`` cost O(P³) each. Both are computed when
-    first needed.
+    `eigh` and the Cholesky factor of ``P`` cost O(P³) each, and are computed when first
+    needed.
 
     Attributes
     ----------
     hessian : Tensor of shape (P, P)
         ``H``, float64.
     is_semidefinite : bool
-        Whether negative eigenvalues are only rounding errors. Otherwise, the prior must
-        make ``P`` positive definite.
+        Whether negative eigenvalues of ``H`` are only rounding errors. If they are not,
+        the prior must make ``P`` positive definite.
     """
 
     hessian: Tensor
@@ -82,7 +82,7 @@ class Full(base.Diagonalised):
         yield Block(rows.unsqueeze(2))
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``w F`` for each row ``w`` of (..., P), with ``F`` based on ``Q``."""
+        """Return ``w F`` for each row ``w`` of (..., P), where ``F = function(Q)``."""
         return weights @ function(self.eigh[1])
 
     def trace(self) -> Tensor:
@@ -177,8 +177,8 @@ class FullPrecision(base.EigenPrecision):
         """Return `logdet` as a Taylor series whose first two derivatives are exact.
 
         For ``C = P⁻¹``, the gradient with respect to ``δ`` is ``diag C``, and the
-        Hessian is ``-C²`` entry by entry. A common factor of ``δ`` and ``scale`` is a
-        factor of ``P``.
+        Hessian is ``-C²`` entry by entry. Multiplying both ``δ`` and ``scale`` by a
+        factor multiplies ``P`` by this factor.
         """
         lower = self._cholesky().detach()
         cov = torch.cholesky_inverse(lower)
@@ -209,7 +209,7 @@ class FullPrecision(base.EigenPrecision):
         return jacobian.double().matmul(self._root)
 
     def _narrow_whiten(self, jacobian: Jacobian) -> Tensor:
-        """Return ``J F``, in the dtype of ``J`` if it is precise enough."""
+        """Return ``J F``, in the dtype of ``J`` if this dtype is precise enough."""
         if jacobian.dtype != torch.float64 and self._condition <= MAX_CONDITION:
             rows = jacobian.matmul(self._narrow_root(jacobian.dtype))
             if all_finite(rows):
@@ -253,8 +253,8 @@ class FullPrecision(base.EigenPrecision):
     def _input_covariances(self, g: Tensor) -> Tensor:
         """Return covariances of ``Σₒ gₖₒ Wₒᵢ`` over inputs i, (i, k(k + 1)/2, i).
 
-        All samples share ``g``, and each pair of outputs occurs once. The cost per
-        sample is then i² operations per pair, or P²/2 for all pairs.
+        All samples share ``g``, and each pair of outputs occurs once. With these
+        covariances, a sample takes i² operations per pair, or P²/2 for all pairs.
         """
         outputs = g.double().reshape(g.shape[1], -1)  # (k, o)
         split = self._root.split(self.structure.layout.sizes)
@@ -269,7 +269,7 @@ class FullPrecision(base.EigenPrecision):
 class FullAccumulator(base.Accumulator):
     """Sum of ``(SᵀJ)ᵀ SᵀJ``, block by block.
 
-    The rows ``SᵀJ`` are kept until there are too many rows for the dual form.
+    The rows ``SᵀJ`` are stored until there are too many of them for the dual form.
     """
 
     takes_matrices = True
@@ -282,7 +282,7 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
-        """Return the memory for ``H`` and four temporary matrices, in bytes.
+        """Return the bytes of ``H`` and four temporary matrices, or of the dual form.
 
         The dual form stores ``R``, scaled and solved copies of ``R``, and ``R Rᵀ``.
         """
@@ -293,7 +293,7 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def row_elements(cls, layout: Layout, n_columns: int, **_: object) -> int:
-        """Count the numbers in two copies of dense rows, or in last-layer pairs."""
+        """Count numbers in two copies of dense rows, or in output and input pairs."""
         shapes = [block.factor_shape for block in layout.blocks]
         pairs = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2
         if layout.head is not None:
@@ -319,13 +319,13 @@ class FullAccumulator(base.Accumulator):
         self._settle()
 
     def summands(self) -> list[Tensor] | None:
-        """Return the sum; None if rows are kept or the Hessian is exact."""
+        """Return the sum; None if rows are stored or the exact Hessian is used."""
         if self.kept or self.hessian is None or not self.is_semidefinite:
             return None
         return [self.hessian]
 
     def decompose(self) -> base.Structure:
-        """Return the matrix, or its root if the root has few rows; not factorised."""
+        """Return ``H``, or its root if the root has few rows; neither is factorised."""
         if self.hessian is None:
             kept = [some.dense().flatten(0, 1).double() for some in self.kept]
             return Dual(self.layout, DenseRoot(self.layout, torch.cat(kept)))
@@ -340,7 +340,7 @@ class FullAccumulator(base.Accumulator):
         return self.hessian
 
     def _settle(self) -> None:
-        """Replace kept rows with their products once the products are smaller."""
+        """Replace the stored rows with their products once these need less memory."""
         n_rows = sum(kept.n_rows * kept.n_columns for kept in self.kept)
         fraction = n_rows / self.layout.n_parameters
         if self.hessian is None and fraction < DUAL_FRACTION:
@@ -357,7 +357,7 @@ class FullAccumulator(base.Accumulator):
 
 
 def _is_psd(hessian: Tensor) -> bool:
-    """Return whether negative eigenvalues can be rounding errors."""
+    """Return whether all negative eigenvalues can be rounding errors."""
     eigenvalues = torch.linalg.eigvalsh(hessian)
     return bool(eigenvalues[0] >= -ROUNDING * eigenvalues[-1].abs())
 
@@ -365,9 +365,10 @@ def _is_psd(hessian: Tensor) -> bool:
 def _add_products(total: Tensor, left: Block | HeadBlock, right: BaseBlock) -> None:
     """Add ``Σ leftᵀ right`` over samples and outputs, for blocks of ``SᵀJ``.
 
-    At one position, the k outputs are contracted first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)`` then
-    takes 2·b·p·p' operations instead of 2·b·k·p·p'. For the product of a block with
-    itself, only the lower triangle is added, which halves the number of operations.
+    For layers with one position, the products are summed over the k columns first:
+    ``(Σₖ g gᵀ) ⊗ (a aᵀ)`` then takes 2·b·p·p' operations instead of 2·b·k·p·p'. For the
+    product of a block with itself, only the lower triangle is added, which halves the
+    number of operations.
     """
     if (grams := left.grams(right)) is None:
         rows, columns = (block.dense().flatten(0, 1) for block in (left, right))
@@ -381,7 +382,7 @@ def _add_products(total: Tensor, left: Block | HeadBlock, right: BaseBlock) -> N
 
 
 def _places(n: int, like: Tensor) -> Tensor:
-    """Return the pair index of each entry of a symmetric matrix (n, n), (n²,)."""
+    """Return the lower-triangle index of each entry of an (n, n) matrix, (n²,)."""
     index = torch.arange(n, device=like.device)
     low, high = index.minimum(index[:, None]), index.maximum(index[:, None])
     return (high * (high + 1) // 2 + low).flatten()

@@ -6,8 +6,8 @@ conditioned on the points. Directions outside the span of the points keep the pr
 variance. The Jacobian of the points is stored as layer inputs and output gradients.
 Neither ``H`` nor a dense Jacobian is formed.
 
-``gp`` (subset of data) has ``F = I``. This structure uses only the curvature of the
-points, and is exact if all samples are points.
+``gp`` (subset of data) has ``F = I``. It uses only the curvature of the points, so it
+is exact if all samples are points.
 
 ``nystrom`` projects the curvature of all samples onto the span of the points:
 ``H ≈ U (UᵀHU) Uᵀ`` with an orthonormal basis ``U`` of the span. A first pass finds the
@@ -16,10 +16,10 @@ points, and a second pass sums ``UᵀHU``. With ``R Rᵀ = V diag(λ) Vᵀ``, th
 linearized Laplace approximation for Bayesian deep learning"), but keeps the prior
 variance outside the span.
 
-The relative error of products with ``U`` is up to ``ε √(λ_max/λ_min)``, since the
+The relative error of products with ``U`` is at most ``ε √(λ_max/λ_min)``, since the
 rounding error of products with ``R`` is divided by a small ``√λ``. The coordinates of
-the points have no such error, because they are the rows of ``V diag(λ)^½`` and are not
-computed as products.
+the points in the basis ``U`` have no such error, because they are the rows of
+``V diag(λ)^½`` and are not computed as products.
 
 ``variational`` derives the posterior of ``nystrom`` from a bound. Among all Gaussians
 with precision ``diag δ + RᵀAR``, this posterior has the smallest Kullback-Leibler
@@ -27,8 +27,8 @@ divergence from the Laplace posterior with the full ``H``, as in VaLLA (Ortega,
 Rodríguez-Santana and Hernández-Lobato 2024, "Variational linearized Laplace
 approximation for Bayesian deep learning"). The bound on the evidence is tight up to
 ``scale/δ tr(H - UUᵀH)`` (Titsias 2009, "Variational learning of inducing variables in
-sparse Gaussian processes"). The bound replaces the evidence. Points are chosen greedily
-to reduce this trace.
+sparse Gaussian processes"). This bound is used in place of the evidence. Points are
+chosen greedily to reduce the trace ``tr(H - UUᵀH)``.
 """
 
 from collections.abc import Iterable, Iterator
@@ -109,7 +109,7 @@ class Nystrom(FunctionSpace):
     Attributes
     ----------
     rest : Tensor of shape ()
-        ``tr(H - UUᵀH)``, the trace that the points do not explain.
+        ``tr(H - UUᵀH)``, the part of the trace that the points do not explain.
     """
 
     rest: Tensor
@@ -127,7 +127,7 @@ class Nystrom(FunctionSpace):
         return replace(self, points=self.points.scaled(factor), rest=factor * self.rest)
 
     def resume(self, accumulator: Accumulator) -> None:
-        """Add this to an empty accumulator; new samples get their own points."""
+        """Add ``H`` to an empty accumulator; new samples get their own points."""
         assert isinstance(accumulator, NystromAccumulator)
         accumulator.earlier.append(self)
 
@@ -149,7 +149,7 @@ class Variational(Nystrom):
 
 
 class BoundPrecision(DualPrecision):
-    """Precision whose log-determinant bounds the log-determinant for the full ``H``."""
+    """Precision whose `logdet` is an upper bound on `logdet` for the full ``H``."""
 
     structure: Variational
 
@@ -165,15 +165,15 @@ class BoundPrecision(DualPrecision):
 class PointsAccumulator(Accumulator):
     """Rows ``SᵀJ`` of the points: the samples with the smallest hashes.
 
-    Hashes depend on the content of samples, so batches and the order of samples do not
-    matter. Equal samples count as one point.
+    Hashes depend only on the content of a sample, so the points do not depend on the
+    batches or on the order of samples. Equal samples count as one point.
 
     Parameters
     ----------
     layout : Layout
         The selected parameters.
     n_points : int
-        Maximum number of distinct samples to keep.
+        Maximum number of distinct samples selected as points.
     """
 
     checks: ClassVar = {"n_points": check_count}
@@ -190,7 +190,7 @@ class PointsAccumulator(Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
-        """Return the bytes of the points' rows and of products of these rows."""
+        """Return the bytes of the rows of the points and of their products."""
         n_columns = options.get("n_columns", 1)
         n = cls.pool * options.get("n_points", N_POINTS) * n_columns
         n = n if n_rows is None else min(n, n_rows)
@@ -201,7 +201,7 @@ class PointsAccumulator(Accumulator):
     def row_elements(
         cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **_: object
     ) -> int:
-        """Count the numbers in dense rows and in products with all points' rows."""
+        """Count the numbers in dense rows and in products with rows of all points."""
         wide = [block.size for block in layout.blocks if len(block.shape) > 2]
         return 3 * n_points * n_columns**2 + 2 * n_columns * max(wide, default=0)
 
@@ -215,7 +215,7 @@ class PointsAccumulator(Accumulator):
             self.pieces = list(self._points())  # merge equal samples
 
     def _add_keys(self, keys: Tensor) -> None:
-        """Update the smallest hashes of all samples."""
+        """Update the list of the smallest hashes of all samples."""
         found = torch.cat([self.keys, keys]).unique()
         self.is_partial |= len(found) > self._capacity
         found = found[: self._capacity]
@@ -224,7 +224,7 @@ class PointsAccumulator(Accumulator):
             self.pieces = self._selected(self.pieces)
 
     def _selected(self, pieces: Iterable[Jacobian]) -> list[Jacobian]:
-        """Return the samples selected as points of the function space."""
+        """Return the rows of the samples that are still points."""
         found = []
         for piece in pieces:
             places = _places(_keys(piece), self.keys)
@@ -310,9 +310,10 @@ class NystromAccumulator(PointsAccumulator):
         self.rest += trace - (inside**2).sum()
 
     def merge(self, other: Self) -> None:
-        """Add another accumulator's points in the first pass, its sums in the second.
+        """Add the points of another accumulator, or its sums in the second pass.
 
-        If the bases differ, the other approximation is kept with its own points.
+        If the bases differ, the other accumulator's approximation is stored with its
+        own points.
         """
         if other.basis is None:
             super().merge(other)
@@ -327,11 +328,11 @@ class NystromAccumulator(PointsAccumulator):
             self.earlier += other.parts()
 
     def parts(self) -> list[Nystrom]:
-        """Return approximations of all samples so far, each with its own points."""
+        """Return the summands of the curvature so far, each with its own points."""
         return self.earlier + ([] if self.basis is None else [self._own(self.basis)])
 
     def decompose(self) -> Structure:
-        """Return the sum of the approximations."""
+        """Return the sum of all approximations."""
         parts = self.parts()
         points = tuple(point for part in parts for point in part.points.points)
         factors = [p.points.factor for p in parts if p.points.factor is not None]
@@ -382,7 +383,7 @@ class VariationalAccumulator(NystromAccumulator):
 
 
 def _width(block: BlockSpec, n_columns: int) -> int:
-    """Count the numbers per sample; for convolutions, no more than in dense rows."""
+    """Count the numbers stored per sample; for convolutions, at most the dense rows."""
     if block.layer is None or len(block.shape) > 2:
         return n_columns * block.size
     o, i = block.factor_shape
@@ -396,13 +397,13 @@ def _keys(rows: Jacobian) -> Tensor:
 
 
 def _row_keys(root: PointRoot) -> Tensor:
-    """Return the hash of the sample of each row of ``SᵀJ``, (m,)."""
+    """Return, for each row of ``SᵀJ``, the hash of its sample, (m,)."""
     keys = [_keys(rows).repeat_interleave(rows.n_columns) for rows in root.points]
     return torch.cat(keys)
 
 
 def _are_equal(one: PointRoot, other: PointRoot) -> bool:
-    """Return whether two bases have the same points and the same factor."""
+    """Return whether two bases have the same points and factors."""
     is_same = torch.equal(_row_keys(one), _row_keys(other))
     return is_same and torch.equal(one.factor, other.factor)  # type: ignore[arg-type]
 
@@ -413,16 +414,17 @@ def _places(keys: Tensor, points: Tensor) -> Tensor:
 
 
 def _shapes(rows: Jacobian) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes that must agree for Jacobians to be concatenated."""
+    """Return the shapes that must be equal if Jacobians are to be concatenated."""
     factors = [factor for block in rows.blocks for factor in (block.g, block.a)]
     return tuple(() if x is None else tuple(x.shape[1:]) for x in factors)
 
 
 def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
-    """Merge equal samples in Jacobians of one shape, and order samples by hash.
+    """Merge equal samples of Jacobians with one shape, and sort samples by hash.
 
     The rows of equal samples are multiples of each other, unless ``S`` depends on the
-    targets. In that case, the remaining copies follow in another Jacobian.
+    targets. If the rows are not multiples, the remaining copies follow in another
+    Jacobian.
     """
     rows = Jacobian.stacked(parts)
     rest: Jacobian | None = rows.take(_keys(rows).sort(stable=True).indices)
@@ -432,7 +434,7 @@ def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
 
 
 def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
-    """Merge multiples to one sample per hash, times ``√Σ ratio²``; return the rest."""
+    """Return one sample per hash, times ``√Σ ratio²``, and all samples not merged."""
     assert rows.keys is not None
     # hashes may be on the CPU, and rows on another device
     keys = rows.keys.to(rows.blocks[0].g.device)
@@ -456,7 +458,7 @@ def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
 
 
 def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
-    """Choose n samples greedily, each least explained by the previous samples.
+    """Choose n samples greedily, each the one least explained by the samples before.
 
     Return their hashes (n,). The method is a block Cholesky decomposition of ``gram``
     (m, m). Each pivot is the sample whose Schur complement has the largest trace.

@@ -2,10 +2,11 @@
 
 ``B`` is the sum of ``g gᵀ`` over samples, outputs and positions. ``A`` is the mean of
 ``a aᵀ`` over samples and positions ("expand" form for convolutions; Martens and Grosse
-2015; Grosse and Martens 2016). A bias, or a parameter of another type of layer, has
-only ``B``, which is exact within the block. Each group of a grouped convolution has its
-own factors. Both factors are diagonalised once, when first needed. The prior precision
-is added exactly to the products of eigenvalues (Ritter, Botev and Barber 2018).
+2015; Grosse and Martens 2016). Biases, and parameters of other layer types, have only a
+factor ``B``, which is exact within the block. Each group of a grouped convolution has
+its own factors. Both factors are diagonalised once, when first needed. The prior
+precision is added to the products of their eigenvalues, without approximation (Ritter,
+Botev and Barber 2018).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -57,9 +58,9 @@ class Factor(FieldsOnly):
     ----------
     state : Tensor of shape (n, n), (r, n) or (n,), or tuple of Tensor
         Factor in float64: the matrix (n, n), a root ``R`` (r, n) of the factor ``Rᵀ R``
-        with r < n, or the diagonal (n,). After `eigh`, eigenvalues (n,) and
-        eigenvectors (n, n), or None for the identity, replace the factor to save
-        memory. For G groups, all tensors have a first axis of length G.
+        with r < n, or the diagonal (n,). To save memory, `eigh` replaces the factor by
+        its eigenvalues (n,) and eigenvectors (n, n), or None for the identity. For G
+        groups, all tensors have a first axis of length G.
     """
 
     state: Tensor | tuple[Tensor, Tensor | None]
@@ -84,7 +85,7 @@ class Factor(FieldsOnly):
         return self.eigh()[0]
 
     def vectors(self, dtype: torch.dtype) -> Tensor | None:
-        """Return eigenvectors (n, n) in a dtype; small matrices are converted once."""
+        """Return eigenvectors (n, n) in a dtype; small ones are converted only once."""
         vectors = self.eigh()[1]
         if vectors is None or vectors.dtype == dtype:
             return vectors
@@ -111,7 +112,7 @@ class Factor(FieldsOnly):
         return _times(g, vectors)
 
     def total(self) -> Tensor:
-        """Copy the factor (n, n), or the diagonal (n,) if the rest is not kept."""
+        """Copy the factor (n, n), or its diagonal (n,) if only this is stored."""
         state = self.state
         if isinstance(state, Tensor):
             return gram(state) if _is_wide(state) else state.clone()
@@ -142,7 +143,7 @@ def _product(values: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _times(g: Tensor, vectors: Tensor) -> Tensor:
-    """Return ``g Q``, for each group if there are several."""
+    """Return ``g Q``, group by group if there are several."""
     return g @ vectors if vectors.ndim == 2 else group_products(g, vectors)
 
 
@@ -159,11 +160,12 @@ class Moment:
     n : Tensor of shape ()
         ``Σ w`` over samples and positions; for a bias, the number of batches.
     root : list of Tensor of shape (n, i)
-        Rows times the square roots of their weights, if there are fewer rows in total
-        than `ROOT_FRACTION` times i. The decomposition then costs O(n·i²) instead of
-        O(i³).
+        Rows times the square roots of their weights, used if there are fewer rows in
+        total than `ROOT_FRACTION` times i. A decomposition of the rows costs O(n·i²)
+        instead of O(i³).
     total : Tensor of shape (i, i), (G, i, i) or (i,), or None
-        Sum in float64, for each group if there are several, or the diagonal of the sum.
+        Sum in float64, or the diagonal of the sum; one sum per group if there are
+        several.
     """
 
     n: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
@@ -190,7 +192,7 @@ class Moment:
 
     @classmethod
     def of_outputs(cls, block: Block | HeadBlock) -> "Moment":
-        """Compute ``Σ g gᵀ`` of one batch, or only its diagonal if it is too wide."""
+        """Compute ``Σ g gᵀ`` of one batch, or only the diagonal of a large matrix."""
         if block.n_outputs > MAX_FACTOR and block.n_groups == 1:
             return cls(total=block.output_squares().double())
         if type(block) is Block:
@@ -201,7 +203,7 @@ class Moment:
 
     @classmethod
     def sum(cls, *moments: "Moment") -> "Moment":
-        """Return the sum without changing the moments, which blocks may share."""
+        """Return the sum of moments, which are not changed: blocks may share them."""
         total = cls()
         for moment in moments:
             total.add(moment)
@@ -242,7 +244,7 @@ class Kron(base.Diagonalised):
     factors : tuple of (output factor, input factor)
         ``(B, A)`` of each block.
     n_positions : tuple of Tensor of shape ()
-        Weighted number of inputs averaged in the ``A`` of each block.
+        Weighted number of inputs in the mean ``A`` of each block.
     """
 
     factors: tuple[tuple[Factor, Factor], ...]
@@ -318,7 +320,7 @@ class Kron(base.Diagonalised):
 
 
 class KronAccumulator(base.Accumulator):
-    """Sums of ``g gᵀ`` and ``a aᵀ``: Σ (o² + i²) numbers over layers and groups.
+    """Sums of ``g gᵀ`` and ``a aᵀ``, with Σ (o² + i²) numbers over layers and groups.
 
     Parameters
     ----------
@@ -345,7 +347,7 @@ class KronAccumulator(base.Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
-        """Return the bytes of factors, eigenvectors and the largest workspace."""
+        """Return the bytes of all factors, eigenvectors and the largest workspace."""
         widths = [(n, b.n_groups) for b in layout.blocks for n in b.factor_shape]
         dense = [(n, groups) for n, groups in widths if n <= MAX_FACTOR or groups > 1]
         largest = max([1, *(n for n, _ in dense)])
@@ -371,11 +373,11 @@ class KronAccumulator(base.Accumulator):
             moment.add(more)
 
     def _add_outputs(self, more: list[Moment]) -> None:
-        """Add the output factors of blocks, if there are any."""
+        """Add output factors, one per block, if there are any."""
         self.outputs = once(Moment.sum, *filter(None, (self.outputs, more)))
 
     def summands(self) -> list[Tensor] | None:
-        """Return both factors of each block, as sums; None if rows are kept."""
+        """Return both factors of each block, as sums; None if rows are stored."""
         outputs = {id(moment): moment for moment in self.outputs}  # without duplicates
         moments = [*self.inputs, *outputs.values()]
         totals = [moment.total for moment in moments if moment.total is not None]
@@ -396,7 +398,7 @@ def once(
     *arguments: Iterable[object],
     keys: Iterable[object] = (),
 ) -> list[T]:
-    """Map a function that is evaluated only once for identical arguments or ``keys``.
+    """Map a function, called only once for identical arguments or identical ``keys``.
 
     The weight and bias of a Linear layer share output gradients, and therefore share a
     factor.

@@ -1,8 +1,9 @@
 """Low-rank structure with the leading eigenvectors of ``H``, from a sketch of ``H``.
 
 The sketch ``Y = HΩ``, with a fixed random ``Ω`` (P, q), is a sum over the rows of
-``SᵀJ``, which are never dense. Sketches of batches and shards are added. The Nyström
-approximation ``H ≈ Y (ΩᵀY)⁻¹ Yᵀ`` is exact if the rank of ``H`` is at most q.
+``SᵀJ``, which are never stored as a dense matrix. Sketches of batches and shards can be
+added. The Nyström approximation ``H ≈ Y (ΩᵀY)⁻¹ Yᵀ`` is exact if the rank of ``H`` is
+at most q.
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ OVERSAMPLING = 10
 
 @dataclass(frozen=True)
 class LowRank(Dual):
-    """Leading eigenvectors ``H ≈ U diag(e) Uᵀ``, with the root ``√e Uᵀ``.
+    """Leading eigenvectors, with ``H ≈ U diag(e) Uᵀ`` and the root ``√e Uᵀ``.
 
     In all other directions, the posterior equals the prior.
 
@@ -101,12 +102,12 @@ class _RandomBasis:
         return self._found.to(device)
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state without ``Ω``, which is recomputed from its size."""
+        """Return the state without ``Ω``, which can be recomputed from its size."""
         return {**vars(self), "_found": None}
 
 
 class LowRankAccumulator(SumAccumulator):
-    """Sum of the sketch ``HΩ``, stored with ``Ω`` as 2·P·q numbers, q = rank + 10.
+    """Sketch ``HΩ``, stored together with ``Ω`` as 2·P·q numbers, for q = rank + 10.
 
     Parameters
     ----------
@@ -120,8 +121,8 @@ class LowRankAccumulator(SumAccumulator):
 
     Notes
     -----
-    Adding one of a sample's k rows takes ``4·P·q`` operations if all weights belong to
-    Linear layers, and fewer if rows are products.
+    For Linear layers, each of a sample's k rows takes ``4·P·q`` operations, and fewer
+    if the products can be computed from the factors of the rows.
 
     References
     ----------
@@ -140,7 +141,7 @@ class LowRankAccumulator(SumAccumulator):
 
     @property
     def shared_parts(self) -> list[object]:
-        """Shared parts, including ``Ω``, which all accumulators of this size share."""
+        """Shared parts, including ``Ω``, which depends only on its size."""
         return [*super().shared_parts, self.omega]
 
     @classmethod
@@ -151,7 +152,7 @@ class LowRankAccumulator(SumAccumulator):
         rank: int = RANK,
         **_: object,
     ) -> int:
-        """Return the bytes of the sketch and ``Ω``, plus twice as many for factors."""
+        """Return three times the bytes of the sketch and ``Ω``, to cover factors."""
         p = layout.n_parameters
         return 6 * 8 * p * min(p, rank + OVERSAMPLING)
 
@@ -159,7 +160,7 @@ class LowRankAccumulator(SumAccumulator):
     def row_elements(
         cls, layout: Layout, n_columns: int, rank: int = RANK, **_: object
     ) -> int:
-        """Count the products of a sample's gradients with ``Ω``."""
+        """Count the numbers in products of a sample's gradients with ``Ω``."""
         widest = max(o for o, _ in (block.factor_shape for block in layout.blocks))
         return (n_columns + widest) * (rank + OVERSAMPLING)
 
@@ -182,8 +183,8 @@ class LowRankAccumulator(SumAccumulator):
 def _nystrom(sketch: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
     """Return descending eigenvalues, and eigenvectors (P, q), of ``Y (ΩᵀY)⁻¹ Yᵀ``.
 
-    A shift keeps the inner matrix positive definite. The shift is then subtracted from
-    the eigenvalues.
+    A shift keeps the inner matrix positive definite, and is later subtracted from the
+    eigenvalues.
     """
     size = torch.linalg.matrix_norm(sketch)
     check_finite(size)

@@ -1,6 +1,6 @@
 """Roots ``R`` (n, P) of the curvature ``H = RᵀR``, in float64, and products with them.
 
-In products with ``D = diag δ``, a prior precision of None means ``D = I``.
+Products use ``D = diag δ``, or ``D = I`` if the prior precision is None.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from sklaplace.curvature.structures.base import cache_last_call
 
 
 def identity(like: Tensor) -> Tensor:
-    """Return ``I`` (n, n) for a tensor (..., n)."""
+    """Return ``I`` (n, n), in the dtype and on the device of a tensor (..., n)."""
     return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
@@ -89,7 +89,7 @@ class DenseRoot(FieldsOnly):
 
 @dataclass(frozen=True)
 class PointRoot:
-    """``R = F SᵀJ`` of some points, with their Jacobian in factored form.
+    """Root ``R = F SᵀJ`` of some points, whose Jacobian is in factored form.
 
     Attributes
     ----------

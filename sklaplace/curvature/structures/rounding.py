@@ -20,7 +20,7 @@ NOT_FINITE = (
 
 
 def check_finite(size: Tensor) -> None:
-    """Raise ValueError unless the size of the curvature is finite."""
+    """Raise ValueError if ``size``, such as a trace of the curvature, is not finite."""
     if not size.isfinite():
         raise ValueError(NOT_FINITE)
 
@@ -39,8 +39,9 @@ def variance_error(precision: Precision, eps: float) -> float:
     -----
     The error of a Cholesky decomposition depends on the condition number of ``P``
     scaled to a unit diagonal (Higham 2002, "Accuracy and stability of numerical
-    algorithms", section 10.1). The bound is ``Pᵢᵢ (P⁻¹)ᵢᵢ``. If the trace of ``H`` is
-    small enough, the cost is O(P). Otherwise, all variances are computed.
+    algorithms", section 10.1). The bound is the maximum of ``Pᵢᵢ (P⁻¹)ᵢᵢ`` times the
+    rounding error of ``H``. All variances are computed, unless the trace of ``H`` is so
+    small that an O(P) bound is enough.
     """
     structure = precision.structure
     rounding = structure.rounding(eps)

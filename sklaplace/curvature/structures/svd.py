@@ -1,4 +1,4 @@
-"""Posterior precision by singular value decomposition of the root ``R``, ``H = RᵀR``.
+"""Posterior precision from a singular value decomposition of ``R``, where ``H = RᵀR``.
 
 With ``√scale R D^-½ = U diag(√k) Vᵀ``, ``P = D^½ (I + V diag(k) Vᵀ) D^½``. The SVD
 costs several times as much as Woodbury's identity with ``R Rᵀ``. However, it resolves
