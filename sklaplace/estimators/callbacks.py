@@ -53,11 +53,11 @@ class _Best:
 class MarglikTraining(PriorCallback):
     """Callback that maximises the evidence over prior precision and noise.
 
-    The net is trained under its prior. At the end of an epoch, the callback updates
-    ``log prior_precision`` and ``log sigma_noise`` to increase the log marginal
-    likelihood. After training, the network has the weights of the epoch with the
-    highest evidence. Use this callback instead of hand-tuned weight decay, or if all
-    samples are needed for training. See Notes for the cost.
+    The net is trained with a Gaussian prior over its weights. At the end of an epoch,
+    the callback updates ``log prior_precision`` and ``log sigma_noise`` to increase the
+    log marginal likelihood. After training, the network has the weights of the epoch
+    with the highest evidence. Use this callback to replace hand-tuned weight decay, or
+    to train on all samples without holding any out. See Notes for the cost.
 
     Read more in the :ref:`User Guide <training>`.
 
@@ -65,7 +65,7 @@ class MarglikTraining(PriorCallback):
     ----------
     subset_of_weights : {"all", "last_layer", "trainable"} or list of str, \
             default="all"
-        Weights with a prior. Other weights are trained without a prior.
+        Weights with a prior. Weights that are not selected are trained without a prior.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
         Structure of the Hessian approximation. ``nystrom`` and ``variational`` require
@@ -75,33 +75,33 @@ class MarglikTraining(PriorCallback):
     prior_precision : float or array, default=1.0
         Initial prior precision.
     prior_structure : {"layerwise", "scalar", "diag"}, default="layerwise"
-        One precision per parameter tensor, one for all weights, or one per weight (for
-        ``full``, ``lowrank`` and ``diag``).
+        One precision per parameter tensor, one for all weights, or one per weight (only
+        for ``full``, ``lowrank`` and ``diag``).
     sigma_noise : float, default=1.0
         Initial standard deviation of the noise, in units of the targets. Only for the
         mean squared error.
     temperature : float, default=1.0
-        Divides the log-likelihood.
+        Divisor of the log-likelihood.
     n_burnin : int, default=0
         Number of epochs before the first update.
     every : int, default=1
         Number of epochs from one update to the next.
     damping : float, default=0.5
-        Fraction by which to shorten the log-scale step to the maximum, because the
-        weights have not yet converged under the new prior.
+        Fraction by which each step towards the maximum of the evidence is shortened on
+        the log scale, because the weights have not yet converged under the new prior.
 
     Attributes
     ----------
     prior_precision_ : float or ndarray
         Prior precision of the epoch with the highest evidence.
     sigma_noise_ : float
-        Standard deviation of the noise in that epoch.
+        Standard deviation of the noise in the epoch with the highest evidence.
     log_marginal_likelihood_ : float
-        Log marginal likelihood in that epoch, in nats.
+        Log marginal likelihood in the epoch with the highest evidence, in nats.
     best_epoch_ : int
         Epoch with the highest evidence, counted from one.
     precisions_ : dict of str to float
-        Prior precision of each parameter tensor: the geometric mean over its entries.
+        Geometric mean of the prior precision over the entries of each parameter tensor.
 
     Raises
     ------
@@ -118,12 +118,13 @@ class MarglikTraining(PriorCallback):
     -----
     Each update requires one pass over the training data, with k backpropagated columns
     per sample (k = c - 1 for c classes), and one decomposition of the Hessian
-    approximation. The update runs in evaluation mode and changes neither buffers nor
-    the global random state. The callback records ``log_marginal_likelihood`` in the
-    net's history (nan in epochs without an update). The history's ``train_loss`` is the
-    criterion without the prior. Optimizers that compare loss values, such as L-BFGS
-    with a line search, are not supported, because the loss does not contain the prior.
-    Place callbacks that clip gradients after this one.
+    approximation. The update runs in evaluation mode, and changes neither the network's
+    buffers nor the global random state. The callback records
+    ``log_marginal_likelihood`` in the net's history (nan in epochs without an update).
+    ``train_loss`` in the history is the value of the criterion without the prior.
+    Optimizers that compare loss values, such as L-BFGS with a line search, are not
+    supported, because the loss does not contain the prior. Place callbacks that clip
+    gradients after this one.
 
     References
     ----------
@@ -277,8 +278,8 @@ class PriorTraining(PriorCallback):
     """Callback that trains a net with an earlier task's posterior as its prior.
 
     Training starts at the mean of the earlier posterior. The callback adds the gradient
-    of the negative log-prior to the gradient of every batch. Use it for a new task if
-    the data of earlier tasks are no longer available (continual learning).
+    of the negative log-prior to the gradient of every batch. Use this callback for a
+    new task if the data of earlier tasks are no longer available (continual learning).
     `sklaplace.LaplaceClassifier` and `sklaplace.LaplaceRegressor` accept the same
     posterior as ``prior=``, and compute the posterior for the next task.
 
@@ -295,8 +296,8 @@ class PriorTraining(PriorCallback):
         Standard deviation of the noise, for the mean squared error. If None, use the
         noise of the earlier task.
     temperature : float, default=1.0
-        Divides the log-likelihood of the new data. Values above one give the prior more
-        weight.
+        Divisor of the log-likelihood of the new data. Values above one give the prior
+        more weight.
 
     Raises
     ------
@@ -310,12 +311,13 @@ class PriorTraining(PriorCallback):
 
     Notes
     -----
-    Each step multiplies a vector by the earlier posterior precision. The cost is O(P²)
-    for ``full``, a few products with the factors for ``kron``, and O(P) for ``diag``.
-    No (P, P) matrix is formed. ``diag`` corresponds to elastic weight consolidation
-    (Kirkpatrick et al.) with one penalty for all earlier tasks (Huszár). The prior has
-    the curvature of the loss over all earlier samples, so plain gradient descent needs
-    smaller steps. Optimizers that compare loss values are not supported.
+    Each training step multiplies a vector by the earlier posterior precision. This
+    product costs O(P²) for ``full``, a few products with the Kronecker factors for
+    ``kron``, and O(P) for ``diag``. No (P, P) matrix is formed. ``diag`` corresponds to
+    elastic weight consolidation (Kirkpatrick et al.) with one penalty for all earlier
+    tasks (Huszár). The negative log-prior has the curvature of the loss summed over all
+    earlier samples, so plain gradient descent requires smaller steps. Optimizers that
+    compare loss values are not supported.
 
     References
     ----------

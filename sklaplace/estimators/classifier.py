@@ -35,7 +35,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     The posterior over some or all of the network's weights is a Gaussian around their
     trained values. Class probabilities are averaged over the posterior, which makes
     them less confident far from the training data. Prefer this estimator to the plain
-    network if overconfident predictions are costly. The accuracy is about the same.
+    network if overconfident predictions are costly. Its accuracy is about that of the
+    plain network.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -58,7 +59,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         Options of ``"subnetwork"``: either ``n_weights`` (100) and ``by``, the score
         that selects the weights after training (``"magnitude"``, ``"swag"``,
         ``"variance"`` or ``"random"``), or ``indices`` of weights in the flattened
-        network. The options of ``"swag"`` are in the :ref:`User Guide <subset>`.
+        network. The options of ``"swag"`` are described in the :ref:`User Guide
+        <subset>`.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
         Structure of the Hessian approximation; see :ref:`structure`. The memory for
@@ -81,35 +83,37 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         Inverse prior variance of the weights. ``"marglik"`` maximises the marginal
         likelihood of the training data. ``"validation"`` maximises the score of
         held-out samples. ``"auto"`` also uses held-out samples. Without held-out
-        samples, ``"auto"`` keeps the network's own predictions near the data and warns.
-        With few samples or the default network, ``"auto"`` trains one network per
-        cross-validation fold; see :ref:`validation-samples`.
+        samples, ``"auto"`` preserves the network's own predictions near the data, and
+        issues a warning. With few samples or the default network, ``"auto"`` trains one
+        network per cross-validation fold; see :ref:`validation-samples`.
     prior_structure : {"scalar", "layerwise", "diag"} or list of str, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
         ``variational``), or one per weight (only for ``full``, ``lowrank`` and
-        ``diag``). With a list of module or parameter names, each name has its own
-        precision; see :ref:`prior-structure`.
+        ``diag``). With a list of module or parameter names, there is one precision per
+        name; see :ref:`prior-structure`.
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
     prior : GaussianPosterior, array of shape (P, P) or None, default=None
         ``posterior_`` of an estimator fitted to an earlier task, whose network has the
-        same layers; see :ref:`prior-task`. It replaces ``prior_precision``,
-        ``prior_structure`` and ``prior_mean``, which must keep their defaults, and
-        nothing is tuned. Not available for ``gp`` and ``lowrank``. An array is a prior
-        precision matrix and requires ``hessian_structure="full"``.
+        same layers; see :ref:`prior-task`. This posterior replaces ``prior_precision``,
+        ``prior_structure`` and ``prior_mean``, which must have their default values. No
+        hyperparameters are tuned. Not available for ``gp`` and ``lowrank``. An array is
+        interpreted as a prior precision matrix, and requires
+        ``hessian_structure="full"``.
     refine : bool or "auto", default="auto"
         Whether to refit the weights to the maximum a posteriori estimate of the
         linearised network; see :ref:`refine`. Only predictions use the refitted
-        weights. ``"auto"`` lets the tuner decide for a last layer, but means False if
-        nothing is tuned, other weights are selected, or the loss is not convex in the
-        outputs. True requires a convex loss, no ``prior``, and ``pred_type="glm"`` for
-        weights outside the last layer.
+        weights. With ``"auto"``, the tuner decides whether to refit a last layer.
+        ``"auto"`` means False if nothing is tuned, if weights outside the last layer
+        are selected, or if the loss is not convex in the outputs. True requires a
+        convex loss, no ``prior``, and ``pred_type="glm"`` for weights outside the last
+        layer.
     residual : float or {"auto", "none"}, default="auto"
         Variance of a Gaussian process that is added to the logits; see the :ref:`User
         Guide <far>`. The variance grows with the distance from the training data.
-        ``residual`` is the variance at the 99th percentile of the samples' distances.
-        ``"auto"`` means 0.5 with ``prior_precision="auto"``, and ``"none"`` otherwise.
-        The residual requires a network with features.
+        ``residual`` is the variance at a distance that 99 % of the samples do not
+        exceed. ``"auto"`` means 0.5 with ``prior_precision="auto"``, and ``"none"``
+        otherwise. The residual requires a network with features.
     temperature : float, default=1.0
         Divisor of the log-likelihood in the posterior. Values below one sharpen the
         posterior.
@@ -130,8 +134,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         to a fixed memory budget. Results do not depend on the batch size.
     n_shards : int or None, default=None
         Number of parts into which to split the training samples for parallel fits. If
-        None, use one part per four batches, and at most 32. The number of parts changes
-        only the last digits of results.
+        None, use one part per four batches, and at most 32. The number of parts affects
+        only the last digits of the results.
     n_jobs : int or None, default=None
         Number of joblib workers, each with one thread; see :doc:`/large_data`. If None,
         compute in the current process with all of torch's threads. If -1, use one
@@ -139,8 +143,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         including 1, and for all joblib backends.
     distributed : bool, default=False
         Whether the processes of the default ``torch.distributed`` group share the work
-        of ``fit``. All processes need the same data and parameters, and get the same
-        posterior.
+        of ``fit``. All processes require the same data and parameters, and obtain the
+        same posterior.
     memory : None, str, path or joblib.Memory, default=None
         Cache of the trained network and its curvature, for grid searches that train
         only once per fold; see :ref:`memory`. Requires a ``random_state``. If you edit
@@ -154,8 +158,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         times, the chosen values, and a note if an initialised net is trained again. 2
         adds progress bars for long loops, if tqdm is installed.
     class_weight : dict, "balanced" or None, default=None
-        Class weights by label. They multiply ``sample_weight``, for held-out samples as
-        well. ``"balanced"`` assigns the same total weight to each class.
+        Class weights by label, which multiply ``sample_weight``, also for held-out
+        samples. ``"balanced"`` assigns the same total weight to each class.
     link_approx : {"auto", "mean_field", "mc", "gumbel", "probit", \
             "probit_uncentred", "sodpp", "bridge", "bridge_norm"}, default="auto"
         Link approximation: the approximation of the class probabilities under Gaussian
@@ -185,7 +189,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     prior_precision_ : float or ndarray
         Prior precision in use. A given ``prior`` is stored in ``posterior_.earlier``.
     temperature_ : float
-        Temperature in use. It differs from ``temperature`` only after `tune`.
+        Temperature in use, which differs from ``temperature`` only after `tune`.
     log_marginal_likelihood_value_ : float
         Laplace approximation of the log marginal likelihood, in nats.
 
@@ -258,19 +262,19 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     ) -> "LaplaceClassifier":
         """Add samples to the posterior; the network keeps its weights.
 
-        The result equals that of one fit on all samples, in any order, with the same
-        network weights, prior and temperature. Before the first fit, this method is
-        equivalent to ``fit``.
+        The result is the same as that of a single fit to all samples, in any order,
+        with the same network weights, prior and temperature. Before the first fit, this
+        method is equivalent to ``fit``.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             New samples.
         y : array-like of shape (n,)
-            Labels of the new samples, from the classes in ``fit``.
+            Labels of the new samples, which must be among the classes from ``fit``.
         classes : array-like of shape (K,), optional
-            All classes, including future classes. Required in the first call if ``y``
-            does not contain all classes.
+            All classes, including those that appear only in later calls. Required in
+            the first call if ``y`` does not contain all classes.
         sample_weight : array-like of shape (n,), optional
             Non-negative sample weights, as in ``fit``.
 
@@ -291,9 +295,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
         Notes
         -----
-        The cost is one pass over the new samples. Neither the prior nor the noise is
-        tuned again, and the network is not retrained.
-        ``learning_curve(exploit_incremental_learning=True)`` calls this method, so the
+        This method requires one pass over the new samples. Neither the prior nor the
+        noise is tuned again, and the network is not retrained. scikit-learn's
+        ``learning_curve(exploit_incremental_learning=True)`` calls this method, so its
         learning curve is flat.
 
         Examples
@@ -316,7 +320,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         return self
 
     def _check_classes(self, classes: np.ndarray, y: ArrayLike) -> None:
-        """Raise ValueError if ``classes`` changed or lacks some labels."""
+        """Raise ValueError if ``classes`` has changed, or if it lacks some labels."""
         fitted = getattr(self, "classes_", classes)
         if not np.array_equal(fitted, classes):
             raise ValueError(
@@ -344,9 +348,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         Returns
         -------
         torch.nn.Module
-            Differentiable module on the network's device, in float64 from the last
-            layer on. For b samples, the module returns the mean and variance of
-            `latent_mean_and_variance`, (b, K), and the probabilities of
+            Differentiable module on the network's device. Its computations are in
+            float64 from the last layer on. For b samples, the module returns the mean
+            and variance of `latent_mean_and_variance`, (b, K), and the probabilities of
             `predict_proba`.
 
         Raises
@@ -411,7 +415,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         return LINKS[self._link_name()]
 
     def _link_name(self) -> str:
-        """Return the link in use; ``link_approx`` can change after fit."""
+        """Return the name of the link in use, which can be changed after ``fit``."""
         if self.link_approx == "auto":
             return choose_link(self._targets.n_classes, self.n_samples)
         return self.link_approx

@@ -84,7 +84,7 @@ def drawn_mask(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
 
 
 def mc_dropout_outputs(forward: Forward, x: Batch, seeds: list[int]) -> Tensor:
-    """Return outputs (b, c, s) of a frozen network, with one mask per seed."""
+    """Return the outputs (b, c, s) of a frozen network, with one mask per seed."""
     found = []
     with torch.no_grad():
         for seed in progress.tracked(seeds, "draws", len(seeds)):
@@ -100,7 +100,7 @@ class DropoutDraws(OutputModel):
     """Outputs of a network under random dropout masks."""
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
-        """Return outputs (b, c, s), with one mask per draw."""
+        """Return the outputs (b, c, s), with one mask per draw."""
         generator = np.random.default_rng(self.seed)
         seeds = generator.integers(2**63, size=self.n_samples).tolist()
         return mc_dropout_outputs(forward, x, seeds)
@@ -218,9 +218,9 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
         frozen net, or fewer than 50 distinct samples), ``"auto"`` uses the training
         targets.
     validation_fraction : float, default=0.2
-        Fraction of the samples to hold out for the noise, if the net is trained in
-        ``fit`` and holds out no samples itself, and if there are at least 50 distinct
-        samples.
+        Fraction of the samples to hold out for estimating the noise, if the net is
+        trained in ``fit`` and holds out no samples itself, and if there are at least 50
+        distinct samples.
     normalize_y : bool, default=False
         As in `LaplaceRegressor`.
     n_samples : int, default=100

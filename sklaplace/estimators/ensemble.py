@@ -35,7 +35,7 @@ def _shared_split(split: Any, seed: int, *args: Any, **kwargs: Any) -> Any:
 
 @dataclass(frozen=True)
 class EnsembleDraws(OutputModel):
-    """Outputs of each network, or of networks drawn with replacement.
+    """Outputs of all networks, or of networks drawn with replacement.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class EnsembleDraws(OutputModel):
     chosen: tuple[int, ...]
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
-        """Return outputs (b, c, s)."""
+        """Return the outputs (b, c, s), with one network per draw."""
         found: dict[int, Tensor] = {}
         for index in set(self.chosen):
             member = self.networks[index].forward()
@@ -58,13 +58,13 @@ class EnsembleDraws(OutputModel):
         return torch.stack([found[index] for index in self.chosen], -1)
 
     def redrawn(self, n_samples: int, seed: int) -> "EnsembleDraws":
-        """Return outputs of networks drawn with replacement."""
+        """Return the outputs of networks that are drawn with replacement."""
         generator = np.random.default_rng(seed)
         chosen = tuple(generator.integers(len(self.networks), size=n_samples).tolist())
         return replace(self, n_samples=n_samples, seed=seed, chosen=chosen)
 
     def check_variance(self) -> None:
-        """Accept a single network, which has zero variance."""
+        """Accept a single network, whose outputs have zero variance."""
 
 
 @dataclass(kw_only=True)
@@ -84,7 +84,7 @@ class EnsembleTrainer(Trainer):
     is_part: bool = True
 
     def train(self, encoded: EncodedData) -> TrainedNetwork:
-        """Train the networks, which share their held-out samples; return the first."""
+        """Train networks with the same held-out samples; return the first network."""
         net = inner_net(self.estimator)
         if encoded.validation is None and not getattr(net, "train_split", None):
             parts = self.hold_out(encoded.data)
@@ -99,13 +99,13 @@ class EnsembleTrainer(Trainer):
         return self.networks[0]
 
     def train_one(self, seed: int, encoded: EncodedData) -> TrainedNetwork:
-        """Return one network, initialised and trained with a seed."""
+        """Return one network, initialised and trained with the given seed."""
         device = getattr(inner_net(self.estimator), "device", "cpu")
         with private_rng(seed, device), torch.inference_mode(False):
             return super().train(encoded)
 
     def learn(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
-        """Train a net with a split that all networks share; return both parts."""
+        """Train a net with the split that all networks share; return both parts."""
         if net.train_split:
             net.train_split = partial(_shared_split, net.train_split, self.seed)
         return super().learn(net, encoded)
@@ -113,7 +113,7 @@ class EnsembleTrainer(Trainer):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseEnsemble(BaseSampling):
-    """Parameters and fit of the two ensemble estimators."""
+    """Parameters and fitting of the two ensemble estimators."""
 
     n_estimators: int = 5
     n_jobs: int | None = None
@@ -158,8 +158,8 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     """Class probabilities averaged over independently trained skorch nets.
 
     The networks differ in their seeds for initialisation and training. Deep ensembles
-    are the usual baseline for the uncertainty of networks, and cost several times as
-    much as `LaplaceClassifier`.
+    are the usual baseline for the uncertainty of neural networks. They cost several
+    times as much as `LaplaceClassifier`.
 
     Read more in the :doc:`User Guide </user_guide/other_methods>`.
 
@@ -170,9 +170,10 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
         initialisation. ``FrozenEstimator`` is not supported. If None, use a small
         network for tabular data, including data frames.
     n_estimators : int, default=5
-        Number of networks. With one network, the estimator is a plain network.
+        Number of networks. With a single network, predictions are those of a plain
+        network.
     n_jobs : int or None, default=None
-        Number of joblib processes for training. Results do not depend on it.
+        Number of joblib processes for training. Results do not depend on this number.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
         As in `LaplaceClassifier`.
 
@@ -234,8 +235,8 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
         ``train_split``, else from ``validation_fraction``. Without held-out targets
         (fewer than 50 distinct samples), ``"auto"`` uses the training targets.
     validation_fraction : float, default=0.2
-        Fraction of the samples to hold out for the noise, if the net itself holds out
-        no samples and there are at least 50 distinct samples.
+        Fraction of the samples to hold out for estimating the noise, if the net itself
+        holds out no samples and there are at least 50 distinct samples.
     normalize_y : bool, default=False
         As in `LaplaceRegressor`.
     estimator, n_estimators, n_jobs

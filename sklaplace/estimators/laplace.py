@@ -125,19 +125,21 @@ class BaseLaplace:
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Training samples. Arrays, sparse matrices and data frames are validated and
-            cast to the network's dtype; other inputs are passed to skorch unchanged.
-            Sparse matrices are converted to dense arrays in batches.
+            cast to the network's dtype. All other inputs are passed to skorch
+            unchanged. Sparse matrices are converted to dense arrays one batch at a
+            time.
         y : array-like of shape (n,) or (n, n_outputs)
             Targets. For a classifier, class labels of any type, a matrix of 0/1 labels,
             or one array of labels per sample.
         sample_weight : array-like of shape (n,), optional
             Non-negative sample weights for loss, curvature and evidence. Weights are
-            counts: a sample with weight two counts as two samples, and weights that sum
-            to one count as a single sample. Scale relative weights to a mean of one.
+            interpreted as counts: a sample with weight two counts as two samples, and
+            samples whose weights sum to one count as a single sample. If your weights
+            are relative, scale them to a mean of one.
         groups : array-like of shape (n,), optional
             Group labels (strings or integers), such as patient IDs. Splits for tuning
             keep the samples of a group together, but the folds of the noise model do
-            not. Copies of a sample in different groups may be separated.
+            not. Copies of a sample may be separated if they belong to different groups.
         X_val, y_val : optional
             Held-out samples for the ``"validation"`` and ``"auto"`` tuners. The network
             is not trained on these samples.
@@ -153,14 +155,14 @@ class BaseLaplace:
         Raises
         ------
         ValueError, TypeError
-            If an option, the data or the network is invalid. The estimator, the network
-            and the data are then unchanged.
+            If an option, the data or the network is invalid. The error leaves the
+            estimator, the network and the data unchanged.
 
         Warns
         -----
         UserWarning
-            If Ctrl-C ended the training of the network. The posterior then uses the
-            weights learned so far, and the fit is not stored in ``memory``.
+            If Ctrl-C ended the training of the network. In this case, the posterior
+            uses the weights learned so far, and the fit is not stored in ``memory``.
 
         See Also
         --------
@@ -169,8 +171,8 @@ class BaseLaplace:
 
         Notes
         -----
-        Besides training the network, fitting requires one pass over the samples, with k
-        backpropagated columns per sample (k = c - 1 for c classes), and one
+        In addition to training the network, ``fit`` requires one pass over the samples,
+        with k backpropagated columns per sample (k = c - 1 for c classes), and one
         decomposition of the Hessian approximation.
 
         Examples
@@ -205,12 +207,12 @@ class BaseLaplace:
         return self
 
     def _learn_noise(self, fit: LaplaceFit, score: HeldOutScore) -> None:
-        """Fit a model of the noise, if the estimator has one."""
+        """Fit a model of the noise, if the estimator has a noise model."""
 
     def _train_and_accumulate(
         self, options: LaplaceOptions, samples: Samples
     ) -> LaplaceFit:
-        """Train the network and sum up its curvature, or load both from ``memory``."""
+        """Train the network and accumulate its curvature, or load both from a cache."""
         group = Group.of(self.distributed)
         with group.together():
             check_memory(self.memory)
@@ -331,13 +333,13 @@ class BaseLaplace:
         return BatchedOutputs(*given, self.n_jobs, (type(self).__name__, self.verbose))
 
     def _residual(self) -> Residual | None:
-        """Return the residual of the outputs, or None if there is none."""
+        """Return the residual of the outputs, or None if there is no residual."""
         return self._residual_of(self._novelty, self.posterior_)
 
     def _residual_of(
         self, novelty: Novelty | None, posterior: GaussianPosterior
     ) -> Residual | None:
-        """Return the residual under another novelty or posterior."""
+        """Return the residual for the given novelty and posterior."""
         # the parameter can change after fit
         variance = self._options.residual_variance(self.residual)
         if novelty is None or not variance:
@@ -356,7 +358,7 @@ class BaseLaplace:
     def _add_samples(
         self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
     ) -> Any:
-        """Add curvature and loss of new samples; the network keeps its weights."""
+        """Add the curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
         group = Group.of(self.distributed)
         with members.reported(self):
@@ -377,7 +379,7 @@ class BaseLaplace:
         return self
 
     def score_samples(self, X: Inputs) -> np.ndarray:
-        """Score how similar samples are to the training data; higher is more normal.
+        """Score how similar samples are to the training data; higher is more similar.
 
         Read more in the :ref:`User Guide <novelty>`.
 
@@ -426,9 +428,9 @@ class BaseLaplace:
         Notes
         -----
         Use this value to compare models that were fitted with
-        ``prior_precision="marglik"``. A prior precision tuned on held-out samples can
-        be far from the maximum of the evidence, and the evidence is then not a useful
-        score.
+        ``prior_precision="marglik"``. A prior precision that was tuned on held-out
+        samples can be far from the maximum of the evidence. In this case, the evidence
+        is not a useful score.
 
         Examples
         --------
@@ -457,23 +459,24 @@ class BaseLaplace:
         Parameters
         ----------
         prior_precision : float, array or Tensor, optional
-            Prior precision to use instead of the fitted one.
+            Prior precision to use instead of the fitted prior precision.
         sigma_noise : float, array or Tensor of shape (n_outputs,), optional
-            Noise to use instead of the fitted noise; regression only. One number
+            Noise to use instead of the fitted noise; regression only. A single number
             applies to all columns of ``y``.
 
         Returns
         -------
         float or Tensor of shape ()
             Log marginal likelihood in nats. If an argument is a tensor, the result is a
-            float64 tensor with gradients. The posterior does not change: refitted
-            weights keep their values from the fitted prior.
+            differentiable float64 tensor. The posterior does not change: refitted
+            weights keep the values that they have under the fitted prior.
 
         Raises
         ------
         ValueError
-            If a value is not positive, does not match the shape of prior or targets, or
-            is not a multiple of ``sigma_noise_`` when columns share weights.
+            If a value is not positive, has a shape that does not match the prior or the
+            targets, or is not a multiple of ``sigma_noise_`` although columns share
+            weights.
 
         See Also
         --------
@@ -508,7 +511,7 @@ class BaseLaplace:
         *,
         parameters: object = None,
     ) -> Any:
-        """Tune prior precision, noise or temperature again without the training data.
+        """Tune prior precision, noise or temperature again, without the training data.
 
         The network, the curvature and the posterior mean do not change. This method
         also works for loaded estimators.
@@ -526,11 +529,11 @@ class BaseLaplace:
         parameters : str or sequence of str, optional
             Hyperparameters to tune: ``"prior_precision"``, ``"sigma_noise"`` or
             ``"temperature"``. If None, tune the prior precision, and the noise if the
-            likelihood has noise. Other hyperparameters keep their values, including a
-            temperature that was tuned earlier. Tuning the temperature requires samples,
-            because tempered likelihoods are not normalised. The temperature stays at
-            one unless another value increases the joint probability of all targets by
-            at least a factor of e.
+            likelihood has noise. All other hyperparameters keep their values, including
+            a temperature that was tuned earlier. Tuning the temperature requires
+            held-out samples, because tempered likelihoods are not normalised. The
+            temperature stays at one unless another value increases the joint
+            probability of all targets by at least a factor of e.
 
         Returns
         -------
@@ -543,7 +546,7 @@ class BaseLaplace:
         ------
         ValueError
             If a parameter name is unknown, samples are incomplete, or the prior is the
-            posterior of an earlier task. The estimator is then unchanged.
+            posterior of an earlier task. The error leaves the estimator unchanged.
 
         See Also
         --------
@@ -551,14 +554,15 @@ class BaseLaplace:
 
         Notes
         -----
-        Without samples, the cost is O(P), with no pass over data. With samples, the
-        cost is about twenty evaluations of the predictive distribution, and ten times
-        as many for the temperature. For the last layer, this requires one pass over the
-        samples, because features are kept; for other weights, it requires two or three
-        passes, or several dozen with the temperature. Without a refit, the result
-        equals that of `fit` with ``refine=False`` and ``prior_precision`` ``"marglik"``
-        or ``"validation"``. The results of a cross-validation search (``best_score_``,
-        ``best_index_``, ``cv_results_``) do not change.
+        Without samples, tuning costs O(P) and requires no pass over data. With samples,
+        tuning evaluates the predictive distribution about twenty times, or about two
+        hundred times for the temperature. For a last layer, one pass over the samples
+        is sufficient, because their features are stored. For all other weights, tuning
+        requires two or three passes, or several dozen for the temperature. Without a
+        refit, the result is the same as that of `fit` with ``refine=False`` and
+        ``prior_precision="marglik"`` or ``prior_precision="validation"``. The results
+        of a cross-validation search (``best_score_``, ``best_index_``, ``cv_results_``)
+        do not change.
 
         Examples
         --------
@@ -595,7 +599,7 @@ class BaseLaplace:
         return self
 
     def predictive(self, x: Tensor, joint: bool = False) -> tuple[Tensor, Tensor]:
-        """Return mean and covariance of the outputs, differentiable in ``x``.
+        """Return the mean and covariance of the outputs, differentiable in ``x``.
 
         Use this method for acquisition functions, or for gradients with respect to the
         inputs.
@@ -613,10 +617,10 @@ class BaseLaplace:
         Returns
         -------
         mean : Tensor of shape (b, c) or (b, q·c)
-            Means, float64; logits for a classifier.
+            Means of the outputs, float64. For a classifier, the outputs are logits.
         cov : Tensor of shape (b, c, c) or (b, q·c, q·c)
-            Covariances of the noise-free outputs of each sample or group, float64. In a
-            group, the c outputs of a sample are adjacent.
+            Covariances of the noise-free outputs of each sample or group, float64.
+            Within a group, the c outputs of a sample are adjacent.
 
         Raises
         ------
@@ -632,9 +636,10 @@ class BaseLaplace:
 
         Notes
         -----
-        The full Jacobian requires c backward passes and memory for c·P numbers per
-        sample. Without gradients, `latent_mean_and_variance` is much faster. To include
-        the observation noise, add ``sigma_noise_**2`` to the diagonal.
+        Computing the full Jacobian requires c backward passes, and memory for c·P
+        numbers per sample. Without gradients, `latent_mean_and_variance` is much
+        faster. To include the observation noise, add ``sigma_noise_**2`` to the
+        diagonal.
 
         Examples
         --------

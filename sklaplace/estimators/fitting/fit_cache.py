@@ -1,4 +1,4 @@
-"""Cache in ``memory`` for a trained network and its curvature."""
+"""Cache of trained networks and their curvature, in ``memory``."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from sklaplace.networks.trained import TrainedNetwork
 
 
 class UnfinishedFit(Exception):  # noqa: N818 - it is a result
-    """Fit of a network whose training was interrupted; such a fit is not stored."""
+    """Fit of a network whose training was interrupted. Such a fit is not cached."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class FitWork:
     def _accumulated(
         self, network: TrainedNetwork, folds: list[TrainedNetwork]
     ) -> LaplaceFit:
-        """Accumulate curvature; infer layouts again if layers are used in new ways.
+        """Accumulate the curvature; infer layouts again if layers are used in new ways.
 
-        Layouts are inferred from the first few samples, which may not show all the ways
-        in which layers are used.
+        The layouts of the weights are inferred from the first few samples, which may
+        not show all the ways in which layers are used.
         """
         shown: list[Any] = []
         while True:

@@ -30,7 +30,7 @@ def under_hyperparameters(
 ) -> GaussianPosterior:
     """Return the posterior with new prior precision or noise; None keeps the old value.
 
-    Tensors keep their autograd graph. The noise is in units of ``y``.
+    Tensors remain attached to their autograd graph. The noise is in units of ``y``.
     """
     values = {name: value for name, value in given.items() if value is not None}
     for name, value in values.items():
@@ -58,7 +58,7 @@ def under_hyperparameters(
 def _under_noise(
     posterior: GaussianPosterior, noise: Tensor, targets: Targets
 ) -> GaussianPosterior:
-    """Return the posterior with new noise in units of ``y``, () or (n_outputs,)."""
+    """Return the posterior with new noise, () or (n_outputs,), in units of ``y``."""
     assert isinstance(targets, NumberTargets)  # other targets have no noise
     n, scale = targets.n_outputs, targets.scaling.scale
     if noise.shape not in ((), (n,)):
@@ -108,7 +108,7 @@ def _check_noise(posterior: GaussianPosterior, event: str, hint: str) -> None:
 def check_evidence(
     free: frozenset[str], y: ArrayLike | None, sample_weight: ArrayLike | None
 ) -> None:
-    """Raise ValueError for y without X, or if the temperature would be tuned."""
+    """Raise ValueError if y lacks X, or if the temperature is to be tuned."""
     if y is not None or sample_weight is not None:
         raise ValueError("y or sample_weight was passed without X. Pass X and y.")
     if "temperature" in free:
@@ -124,7 +124,7 @@ def check_addable(
     old: LaplaceOptions,
     new: LaplaceOptions,
 ) -> None:
-    """Raise ValueError if samples cannot be added with the new options."""
+    """Raise ValueError if the new options do not allow samples to be added."""
     before, after = old.curvature_settings(), new.curvature_settings()
     changed = [k for k in after if fingerprint(before[k]) != fingerprint(after[k])]
     if changed:

@@ -1,8 +1,8 @@
 """LaplaceFit: a trained network, the curvature of its loss, and its posterior.
 
 A `LaplaceFit` does not depend on the prior, noise, temperature or link, so a single fit
-serves a whole search over these settings. `LaplaceSolver` accumulates the curvature,
-and computes the posterior for given or tuned hyperparameters:
+is sufficient for a whole search over these settings. `LaplaceSolver` accumulates the
+curvature, and computes the posterior for given or tuned hyperparameters:
 
     N(mean, (scale · H + diag(prior_precision))⁻¹).
 """
@@ -72,7 +72,7 @@ class LaplaceFit:
     Attributes
     ----------
     network : TrainedNetwork
-        Trained network, with its training samples if a refit needs them.
+        Trained network, with its training samples if they are required for a refit.
     structure : Structure
         Hessian approximation.
     data_fit : DataFit
@@ -80,12 +80,12 @@ class LaplaceFit:
     head_rows : LastLayerRecorder
         Samples for the linear model of the last layer.
     needs_rows : bool
-        Whether a refit linearises the training samples again.
+        Whether a refit linearises the network at the training samples again.
     novelty : Novelty or None
         Novelty relative to the training samples. None without features.
     folds : tuple of LaplaceFit
-        One fit per fold, with a network that holds out this fold. Empty if tuning uses
-        other held-out samples.
+        One fit per fold, whose network was not trained on this fold. Empty if tuning
+        does not use folds.
     """
 
     network: TrainedNetwork
@@ -122,7 +122,7 @@ class LaplaceSolver:
     options : LaplaceOptions
         Options of the approximation.
     seed : int
-        Seed for Monte Carlo curvature.
+        Seed for the draws of Monte Carlo curvature.
     """
 
     options: LaplaceOptions
@@ -139,7 +139,7 @@ class LaplaceSolver:
         network : TrainedNetwork
             Trained network.
         folds : iterable of TrainedNetwork
-            Networks that each hold out one fold of the samples.
+            Networks that were each trained without one fold of the samples.
         """
         networks = [network, *folds]
         if not self.options.tunes_on_held_out:
@@ -184,7 +184,7 @@ class LaplaceSolver:
     def add_novelty(
         self, novelty: Novelty | None, network: TrainedNetwork
     ) -> Novelty | None:
-        """Add the samples of a trained network to its novelty reference."""
+        """Add a network's training samples to the samples that define novelty."""
         if novelty is None:
             return None
         with NoveltyRecorder(network.spec, network.forward(), novelty) as recorder:
@@ -201,7 +201,7 @@ class LaplaceSolver:
         posterior : GaussianPosterior
             Posterior of the earlier samples.
         network : TrainedNetwork
-            Network whose weights are the posterior's mean, with the new samples.
+            Network with the posterior's mean as its weights, and with the new samples.
         """
         with progress.phase("curvature"):
             more = self._sums(network)
@@ -238,7 +238,7 @@ class LaplaceSolver:
             return head.refit(own)
 
     def untuned(self, fit: LaplaceFit) -> tuple[GaussianPosterior, LinearModel | None]:
-        """Return the posterior before tuning, and its linear model, if any."""
+        """Return the posterior before tuning, and its linear model if there is one."""
         options, network, sums = self.options, fit.network, fit.data_fit
         curvature = options.configured_curvature(self.seed)
         h = initial_hyperparameters(options, network, root_mean_square(sums))
@@ -273,7 +273,7 @@ class LaplaceSolver:
             return problem.model.refit(problem.posterior)
 
     def _problem(self, fit: LaplaceFit, score: HeldOutScore) -> TuningProblem:
-        """Return the tuning problem of a fit and its folds."""
+        """Return the tuning problem for a fit and its folds."""
         posterior, head = self.untuned(fit)
         return TuningProblem(
             posterior=posterior,
@@ -292,7 +292,7 @@ class LaplaceSolver:
     def _seen_noise(
         self, fit: LaplaceFit, posterior: GaussianPosterior
     ) -> Tensor | None:
-        """Estimate the noise from training samples; None if it is not needed."""
+        """Estimate the noise from training samples; return None if it is not needed."""
         is_alone = fit.network.held_out is None and not fit.folds
         is_used = is_alone and self.options.tuner == "auto"
         if not (is_used and posterior.likelihood.has_noise):
@@ -323,15 +323,15 @@ class LaplaceSolver:
         free: Collection[str],
         novelty: Novelty | None,
     ) -> GaussianPosterior:
-        """Tune the hyperparameters of a posterior again, and leave its mean unchanged.
+        """Tune the hyperparameters of a posterior again, without changing its mean.
 
         Parameters
         ----------
         posterior : GaussianPosterior
             Fitted posterior.
         network : TrainedNetwork
-            Network of the posterior, with any held-out samples for scoring. Without
-            held-out samples, the evidence is maximised.
+            Network of the posterior, with held-out samples for scoring if available.
+            Without held-out samples, the evidence is maximised.
         score : HeldOutScore
             Score of held-out samples.
         free : collection of str
@@ -365,9 +365,10 @@ class LaplaceSolver:
     def _held_out(
         self, network: TrainedNetwork, score: HeldOutScore, novelty: Novelty | None
     ) -> Iterable[LinearisedBatch] | None:
-        """Return linearised held-out samples, kept in memory for a last layer.
+        """Return linearised held-out samples, stored in memory for a last layer.
 
-        For other layers, or if memory is short, each pass linearises the samples again.
+        For weights outside the last layer, or if memory is short, each pass over the
+        samples linearises them again.
         """
         if network.held_out is None:
             return None
@@ -397,7 +398,7 @@ class LaplaceSolver:
 
 @dataclass(frozen=True)
 class LinearisedSamples:
-    """Batches of samples, linearised again in each pass to save memory.
+    """Batches of samples that are linearised again in each pass, to save memory.
 
     Attributes
     ----------
@@ -406,11 +407,11 @@ class LinearisedSamples:
     batches : Batches
         Samples to linearise.
     in_training : bool
-        Whether to hash the samples, as a refit requires.
+        Whether to hash the samples, which is required for a refit.
     is_centred : bool
         Whether to subtract the mean over outputs, which a softmax ignores.
     novelty : Novelty or None
-        Novelty with which each pass computes the samples' leverages, if given.
+        If given, each pass uses this novelty to compute the samples' leverages.
     leverages : list of Tensor
         List to which each pass appends leverages; see `HeldOutScore`.
     """
@@ -448,7 +449,8 @@ def initial_hyperparameters(
 ) -> Hyperparameters:
     """Return the hyperparameters at the start of tuning.
 
-    If tuned, the prior precision starts at one, and the noise starts at ``noise``.
+    The initial value of a tuned prior precision is one, and that of tuned noise is
+    ``noise``.
     """
     layout, device = network.spec.layout, network.device
     names = "prior_precision", "prior_mean", "sigma_noise", "temperature"
@@ -476,8 +478,8 @@ def prior_of_matrix(
 ) -> GaussianPosterior:
     """Return the Gaussian prior with the given precision matrix (P, P) and prior mean.
 
-    Half of the smallest eigenvalue becomes the diagonal of the prior. The rest of the
-    matrix is treated as the curvature of an earlier task.
+    Half of the smallest eigenvalue is used as a scalar prior precision. The remainder
+    of the matrix is treated as the curvature of an earlier task.
     """
     precision = torch.tensor(np.asarray(matrix, dtype=float)).to(posterior.mean)
     precision = (precision + precision.T) / 2
@@ -539,7 +541,7 @@ def _check_resolved(posterior: GaussianPosterior, network: TrainedNetwork) -> No
 def network_at_mean(
     posterior: GaussianPosterior, network: TrainedNetwork, data: TrainingData
 ) -> TrainedNetwork:
-    """Return the network, or a copy at the posterior's mean after a refit.
+    """Return the network or, after a refit, a copy with the refitted weights.
 
     ``data`` contains the training samples of the returned network.
     """
@@ -553,8 +555,9 @@ def network_at_mean(
 def are_certain(posterior: GaussianPosterior) -> bool:
     """Return whether the prior leaves almost no uncertainty about the weights.
 
-    The effective number of parameters (MacKay 1992) is then less than one. The trace of
-    the curvature divided by the prior precision is an upper bound on this number.
+    In this case, the effective number of parameters (MacKay 1992) is less than one. An
+    upper bound on this number is the trace of the curvature divided by the prior
+    precision.
     """
     size = posterior.scale * posterior.structure.trace()
     return bool(size < posterior.prior_precision.min())
@@ -563,7 +566,7 @@ def are_certain(posterior: GaussianPosterior) -> bool:
 def warn_without_residual(
     posterior: GaussianPosterior, options: LaplaceOptions
 ) -> None:
-    """Warn if the network cannot have a residual that is requested or needed."""
+    """Warn if a residual is requested or needed, but not available for this network."""
     if options.residual != "auto":
         warn_user(
             f"residual={options.residual} has no effect: the network has no features "

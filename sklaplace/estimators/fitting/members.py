@@ -1,6 +1,6 @@
 """Members that several base classes of estimators share without inheritance.
 
-The classes assign these functions as methods.
+The classes use these functions as their methods.
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ _PREDICTING = (
 def reported(self: Any) -> Iterator[None]:
     """Report progress and a summary; restore all attributes after an error.
 
-    Conformity scores for earlier predictions are removed.
+    Conformity scores are removed, because they refer to the earlier predictions.
     """
     before = dict(vars(self))
     vars(self).pop("_conformal", None)
@@ -108,7 +108,7 @@ def new_trainer(
 
 # ------------------------------------------------------------------------- samples
 def encode(self: Any, samples: Samples) -> EncodedData:
-    """Check and encode samples, and set the encoding of later samples."""
+    """Check and encode samples, and store the encoding for later samples."""
     self._input_type = InputForm.of(inner_net(self.estimator), samples.X)
     if (samples.X_val is None) != (samples.y_val is None):
         missing = "y_val" if samples.y_val is None else "X_val"
@@ -166,24 +166,25 @@ def new_data(
 def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     """Calibrate conformal intervals and sets, which have guaranteed coverage.
 
-    ``method="conformal"`` of `predict_interval` and `predict_set` uses the conformity
-    scores of X. Other predictions do not change. `fit`, `partial_fit`, `tune` and
-    `recalibrate` remove the scores. Call `conformalize` again afterwards, and after
-    changing parameters that affect predictions.
+    With ``method="conformal"``, `predict_interval` and `predict_set` use the conformity
+    scores of X. Predictions by other methods do not change. `fit`, `partial_fit`,
+    `tune` and `recalibrate` remove the conformity scores. Call `conformalize` again
+    afterwards, and after changing parameters that affect predictions.
 
     Parameters
     ----------
     X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-        With ``cv=None``, samples that were not used for training or tuning. Otherwise,
+        With ``cv=None``, samples that were not used for training or tuning. With folds,
         all available samples, including the training samples.
     y : array-like of shape (n,) or (n, n_outputs)
         Targets of the samples.
     cv : int, splitter, iterable or None, default=None
-        If None, use the fitted model (split conformal prediction). With a number of
-        folds, one clone per fold is trained on the other folds (CV+), so all samples
-        can be used for training. Copies of a sample are kept in the same fold. For
-        groups, pass ``list(splitter.split(X, y, groups))``. Clones are fitted only to X
-        and y, without sample weights, groups or other arguments of ``fit``.
+        If None, use the fitted model (split conformal prediction). Otherwise, one clone
+        per fold is trained on the other folds (CV+), so that all samples can be used
+        for training. With an integer, copies of a sample are kept in the same fold. If
+        the samples have groups, pass ``list(splitter.split(X, y, groups))``. Clones are
+        fitted only to X and y, without sample weights, groups or other arguments of
+        ``fit``.
 
     Returns
     -------
@@ -206,13 +207,15 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     contains the target with a probability of at least ``coverage``, on average over
     calibration samples. With ``cv`` and folds of equal size, the guaranteed probability
     is ``2 * coverage - 1 - √(2/n)``, and the actual probability is usually close to
-    ``coverage``. There is no guarantee for specific inputs or groups, or if the data
-    shift. For several outputs at once, only the method ``"joint"`` has a guarantee.
+    ``coverage``. There is no guarantee for specific inputs or groups, or if the
+    distribution of the data shifts. Only the method ``"joint"`` guarantees the coverage
+    of several outputs at once.
 
-    The score of a number is its distance from the mean in predictive standard
-    deviations. If the noise depends on the inputs, the score is the absolute normal
-    score under the predictive distribution. The score of a label is one minus its
-    probability. The cost is one prediction of X, or one fit per fold.
+    The conformity score of a real-valued target is its distance from the mean in
+    predictive standard deviations. If the noise depends on the inputs, the score is the
+    absolute normal score under the predictive distribution. The conformity score of a
+    label is one minus its probability. Calibration requires one prediction for X, or
+    one fit per fold.
 
     References
     ----------
@@ -294,7 +297,7 @@ def _new(kind: type, version: int) -> Any:
 
 
 def _check_version(version: int) -> None:
-    """Raise ValueError for a file from a newer version of this package."""
+    """Raise ValueError if a newer version of this package wrote the file."""
     if version > FORMAT:
         raise ValueError(
             f"The file has format {version}, from a newer version of sklaplace. This "
@@ -308,7 +311,7 @@ def getstate(self: object) -> dict[str, Any]:
 
 
 def _to_store(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state without the copy of a frozen network that has not changed."""
+    """Return the state, without the copy of a frozen network if it is unchanged."""
     estimator, fitted = state.get("estimator"), state.get("estimator_")
     if fitted is None or not is_frozen(estimator):
         return state
@@ -366,9 +369,9 @@ def summary(self: Any) -> str:
 
 @available_if(lambda self: hasattr(self, "estimator_"))  # type: ignore[untyped-decorator]
 def visual_block(self: Any) -> Any:
-    """Return the notebook block of a fitted estimator, with its summary.
+    """Return the diagram of a fitted estimator for notebooks, with its summary.
 
-    Unfitted estimators have scikit-learn's default block.
+    Unfitted estimators have scikit-learn's default diagram.
     """
     from sklearn.utils._repr_html.estimator import _VisualBlock
 
@@ -383,7 +386,7 @@ def visual_block(self: Any) -> Any:
 
 
 def fitted_attributes(self: object, doc_link: str = "") -> Any:
-    """Return scikit-learn's table of fitted attributes, without misleading ones.
+    """Return scikit-learn's table of fitted attributes, without misleading attributes.
 
     If the prior was not chosen by the evidence and the weights were not refitted, the
     evidence says little about the model.

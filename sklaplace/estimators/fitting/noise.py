@@ -87,15 +87,16 @@ NOTABLE_CHANGE = 2.0
 def with_column_noises(networks: Sequence[TrainedNetwork]) -> list[TrainedNetwork]:
     """Set the relative noise level of each target column.
 
-    Levels are proportional to the root mean square residuals of the columns, on
-    held-out samples if available, and otherwise on training samples. The tuner chooses
-    a common factor.
+    The noise levels are proportional to the root mean square residuals of the columns,
+    computed on held-out samples if available, and on training samples otherwise. The
+    tuner then chooses a factor for all levels.
 
     Parameters
     ----------
     networks : sequence of TrainedNetwork
-        The network, followed by the networks of any folds. The likelihood stays
-        unchanged if it is not Gaussian, has one column, or already has noise levels.
+        The network, followed by the networks of the folds, if any. The likelihood
+        remains unchanged if it is not Gaussian, has one column, or already has noise
+        levels.
     """
     likelihood = networks[0].spec.likelihood
     is_shared = isinstance(likelihood, Gaussian) and likelihood.relative is None
@@ -137,24 +138,25 @@ def held_out_residuals(
     Parameters
     ----------
     outputs : BatchedOutputs
-        Outputs of the network for predictions, which provides features.
+        Outputs of the network that is used for predictions. This network provides the
+        features.
     parts : iterable of BatchedOutputs
-        Outputs of networks with held-out samples, which provide moments. May include
-        ``outputs``. Samples beyond `MOST_RESIDUALS` are ignored.
+        Outputs of networks with held-out samples. These outputs provide the moments,
+        and may include ``outputs``. Samples beyond `MOST_RESIDUALS` are ignored.
     levels : ndarray of shape (c,)
         Constant noise levels.
 
     Notes
     -----
-    The network of a fold has larger variances than the network for predictions, because
-    it was trained on fewer samples. For a linear model with variance v and noise level
-    s, leaving a sample out raises its variance to v / (1 - v / s²). Each column of
-    variances is divided by the median ratio of the variances to this value, if the
-    ratio exceeds one.
+    The outputs of a fold's network have larger variances than those of the network for
+    predictions, because a fold's network was trained on fewer samples. In a linear
+    model with noise level s, leaving a sample with variance v out of the training
+    increases its variance to v / (1 - v / s²). The variances in each column are divided
+    by the median of their ratios to this value, if the median exceeds one.
 
     Copies of a sample with the same target count as one residual, with the sum of their
-    weights. Weights are scaled to sum to the effective number of residuals (Kish 1965),
-    because copies are not independent.
+    weights. The sum of the weights is then scaled to the effective number of residuals
+    (Kish 1965), because copies are not independent.
     """
     forward, spec = outputs.network.forward(), outputs.network.spec
     found: list[list[np.ndarray]] = []
@@ -204,9 +206,9 @@ def with_residual_noise(
 ) -> GaussianPosterior:
     """Set initial noise levels of a posterior, which the tuner then scales.
 
-    Like `with_column_noises`, but with residuals at the posterior's mean. They come
-    from held-out samples if given, and otherwise from training samples. If outputs
-    share weights, levels keep their proportions.
+    This function is like `with_column_noises`, but uses residuals at the posterior's
+    mean. The residuals are those of held-out samples if given, and of training samples
+    otherwise. If outputs share weights, the proportions of the levels do not change.
     """
     losses = posterior.data_fit.by_output
     if losses is not None:
@@ -232,9 +234,10 @@ def seen_noise(
         σ² = min(mean r² / (1 - mean h)^{2L}, variance of the targets).
 
     For L = 1, the first term is the generalised cross-validation score of the last
-    layer, which estimates the mean square of leave-one-out residuals. The features were
-    trained on the same samples, so each of the L layers counts like the last layer. If
-    the network predicts worse than the mean of the targets, σ² is ``mean r²``.
+    layer, which estimates the mean square of leave-one-out residuals. Because the
+    features were trained on the same samples, the factor of the last layer is applied
+    once for each of the L layers. If the network predicts worse than the mean of the
+    targets, σ² is ``mean r²``.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""PriorSearch: prior precision by cross-validation, with one training per fold.
+"""PriorSearch: prior precision by cross-validation, with one training run per fold.
 
 Neither the trained network nor its curvature depends on the prior. Each fold therefore
-requires one training run, and one linearisation of its held-out samples, for all prior
-precisions:
+requires only one training run, and one linearisation at its held-out samples, for all
+prior precisions:
 
     score(δ) = mean over folds k of mean over samples n of fold k of
                log p(yₙ | xₙ, samples of the other folds, δ).
@@ -79,7 +79,7 @@ class Fold:
     held_out: TrainingData
 
     def trained(self) -> "Fold":
-        """Train the model and accumulate its curvature, in any process."""
+        """Train the model and accumulate its curvature; can run in any process."""
         self.options = self.model._check_options()
         fit = self.model._train_and_accumulate(self.options, self.samples)
         self.fit: LaplaceFit = fit.stored()
@@ -117,10 +117,10 @@ class Fold:
     def scores(
         self, candidates: list[Params], scorer: Any, *, in_pieces: bool = False
     ) -> list[float]:
-        """Return the scores of candidates, or mean log-likelihoods without a scorer.
+        """Return the scores of candidates: mean log-likelihoods if there is no scorer.
 
-        With ``in_pieces``, log-likelihoods are computed in several pieces if
-        linearising all samples at once would require a lot of memory.
+        With ``in_pieces``, the held-out samples are processed in several pieces if
+        linearising all of them at once would require a lot of memory.
         """
         data = self.held_out
         if scorer is not None:
@@ -143,7 +143,7 @@ class Fold:
         )
 
     def targets_and_residuals(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return targets and residuals of the trained network, (n, c) each."""
+        """Return the targets and the residuals of the trained network, (n, c) each."""
         self.model._set_fitted(self.options, self.fit.network, self.template)
         mean, _ = self.model.latent_mean_and_variance(self.held_out.X)
         targets = self.held_out.y.reshape(mean.shape).astype(np.float64)
@@ -165,7 +165,7 @@ class Fold:
 
 
 def _row_weights(data: TrainingData) -> np.ndarray:
-    """Return the sample weights, or ones without weights."""
+    """Return the sample weights, or ones if there are no weights."""
     return np.ones(len(data.y)) if data.sample_weight is None else data.sample_weight
 
 
@@ -204,7 +204,7 @@ def _best_noise(
     bounds: tuple[float, float],
     near: float | None,
 ) -> float:
-    """Return the best log σ within bounds, preferably near a guess."""
+    """Return the best log σ within bounds, searching near a guess first."""
 
     def loss(log_sigma: float) -> float:
         params = {**candidate, "sigma_noise": math.exp(log_sigma)}
@@ -339,7 +339,7 @@ class PriorSearch:
 
     # -------------------------------------------------------------------- checks
     def _checked(self, samples: Samples) -> tuple[TrainingData, list[Split], Any]:
-        """Return samples, splits and scorer, after all checks that need no network."""
+        """Return samples, splits and scorer, after the checks that need no network."""
         estimator = self.estimator
         estimator._validate_params()
         self.model = self._unfitted(estimator.verbose)
@@ -366,7 +366,7 @@ class PriorSearch:
         return data, splits, scorer
 
     def _splits(self, targets: Any, data: TrainingData) -> list[Split]:
-        """Return the indices of training and of scored samples for each fold."""
+        """Return the indices of each fold's training samples and scored samples."""
         by_class = is_classifier(self.estimator)
         known = np.arange(len(data.y))
         if by_class:  # labels that the criterion ignores have no score
@@ -413,7 +413,7 @@ def _check_split(number: int, split: Split, weights: np.ndarray | None) -> None:
 
 
 def _check_score(searched: Any, scorer: Any, y: np.ndarray, split: Split) -> None:
-    """Score constant predictions before training, and raise an error if this fails."""
+    """Score constant predictions before training; raise an error if scoring fails."""
     kind = DummyClassifier if is_classifier(searched) else DummyRegressor
     train, test = (np.zeros((len(rows), 1)) for rows in split)
     with warnings.catch_warnings(action="ignore"):
@@ -428,7 +428,7 @@ def _check_score(searched: Any, scorer: Any, y: np.ndarray, split: Split) -> Non
 
 
 def _check_scores_columns(scorer: object) -> None:
-    """Raise ValueError for scores that would read several labels as one-hot classes."""
+    """Raise ValueError for scores that mistake several labels for one-hot classes."""
     score = getattr(scorer, "_score_func", None)
     if score in (log_loss, brier_score_loss):
         raise ValueError(

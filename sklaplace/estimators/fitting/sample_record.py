@@ -33,7 +33,7 @@ class NoveltyRecorder(FeatureRecorder):
     forward : Forward
         Network as a function whose forward passes are recorded.
     earlier : Novelty, optional
-        Novelty of earlier samples, to which new samples are added.
+        Novelty relative to earlier samples, to which new samples are added.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class NoveltyRecorder(FeatureRecorder):
         self._novelty, self._is_known, self.has_compared = earlier, True, False
 
     def add(self, x: Batch, f: Tensor, targets: Any, weights: Tensor | None) -> None:
-        """Add a batch after its forward pass with outputs (b, c)."""
+        """Add a batch, after a forward pass that returned the outputs (b, c)."""
         features = self.take(len(f))
         if features is None or not self._is_known:
             self._is_known = False
@@ -58,13 +58,13 @@ class NoveltyRecorder(FeatureRecorder):
         self._novelty = new if self._novelty is None else self._novelty.merged(new)
 
     def _are_of_samples(self, features: Tensor, x: Batch, f: Tensor) -> bool:
-        """Return whether samples have the same features when passed separately."""
+        """Return whether samples have the same features in a smaller batch."""
         some = compare_alone(self._forward, x, f, self._rounding)
         alone = self.take(len(some))
         return alone is not None and agree(alone, features[some], self._rounding)
 
     def add_all(self, batches: Batches) -> None:
-        """Pass batches through the network, and add each batch."""
+        """Pass batches through the network, and record each batch."""
         with self._forward.frozen(), torch.no_grad():
             for x, y, weights in batches:
                 f = self._forward(x)
@@ -78,7 +78,7 @@ class NoveltyRecorder(FeatureRecorder):
 def novelty_scores(
     outputs: BatchedOutputs, X: Inputs, novelty: Novelty | None
 ) -> np.ndarray:
-    """Return the novelty scores (n,) of samples that have been checked.
+    """Return the novelty scores (n,) of samples that have already been checked.
 
     Raises
     ------
@@ -114,7 +114,7 @@ class SampleRecord:
     novelty: Novelty | None
 
     def merge(self, other: "SampleRecord") -> None:
-        """Add the record of additional samples."""
+        """Merge with the record of additional samples."""
         self.head_rows.merge(other.head_rows)
         if self.novelty is None or other.novelty is None:
             self.novelty = None

@@ -1,1 +1,1 @@
-"""Options: check constructor parameters before training."""
+"""Options: checks of constructor parameters before training."""

@@ -1,7 +1,7 @@
 """Constraints on constructor parameters, validated by scikit-learn.
 
-A parameter has the same meaning in all estimators. Each estimator sets
-``_parameter_constraints`` to this table, with some changes.
+A parameter has the same meaning in all estimators. Each estimator uses `CONSTRAINTS`,
+with some changes, as its ``_parameter_constraints``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +36,8 @@ class Number(Interval):
 class Finite(Interval):
     """Finite number above a bound, or an array of such numbers.
 
-    ``ndims`` lists the allowed numbers of axes. A number, or an array or tensor of
-    shape (), has zero axes. An array of shape (1,) counts as a number.
+    ``ndims`` lists the allowed numbers of axes. Numbers, and arrays or tensors of shape
+    (), have zero axes. An array of shape (1,) counts as a number.
     """
 
     def __init__(

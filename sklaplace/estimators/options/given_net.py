@@ -10,7 +10,7 @@ from sklaplace.networks.net_checks import check_device, check_scripted, check_wr
 
 
 def inner_net(estimator: Any) -> Any:
-    """Return the net without its `FrozenEstimator`; None means the default net."""
+    """Return the net without its `FrozenEstimator`, or None for the default net."""
     return estimator.estimator if is_frozen(estimator) else estimator
 
 
@@ -27,7 +27,8 @@ def check_net(estimator: Any, example: str) -> None:
     estimator : object
         Value of the constructor parameter.
     example : str
-        Code of a skorch net with a torch module ``{}``, for messages.
+        Code that creates a skorch net, for messages. ``{}`` is replaced by the torch
+        module.
     """
     net = inner_net(estimator)
     if net is None:

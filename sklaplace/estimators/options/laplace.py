@@ -2,7 +2,7 @@
 
 `CONSTRAINTS` declares the valid values of each parameter. This module checks
 combinations of values before training. Checks that depend on the layers of the network
-run as soon as the layers are known, which is still before training.
+run as soon as these layers are known, but still before training.
 """
 
 import copy
@@ -52,8 +52,8 @@ class LaplaceOptions:
 
     The attributes are the parameters of `LaplaceClassifier` and `LaplaceRegressor` for
     training, curvature and tuning. ``refine`` is True, False or "auto". ``sigma_noise``
-    is a number or the name of a tuner. Attributes with defaults are not parameters of
-    callbacks.
+    is a number or the name of a tuner. Attributes that are not parameters of
+    `MarglikTraining` have default values.
     """
 
     likelihood: Likelihood | None = None
@@ -105,7 +105,7 @@ class LaplaceOptions:
         return options
 
     def check_structure(self) -> None:
-        """Raise an error for invalid or incompatible structure and curvature."""
+        """Raise an error if structure and curvature are invalid or incompatible."""
         accumulator, structure = STRUCTURES[self.hessian_structure]
         curvature = CURVATURES[self.curvature]
         of = f"hessian_structure={self.hessian_structure!r}"
@@ -204,17 +204,17 @@ class LaplaceOptions:
 
     @property
     def noise_on_held_out(self) -> bool:
-        """Whether the noise level is tuned on held-out samples, if available."""
+        """Whether the noise level is tuned on any available held-out samples."""
         return self.free_noise and self.sigma_noise != "marglik"
 
     @property
     def tunes_on_held_out(self) -> bool:
-        """Whether tuning uses held-out samples, if available."""
+        """Whether tuning uses any available held-out samples."""
         return self.tuner in ("auto", "validation") or self.noise_on_held_out
 
     @property
     def holds_out(self) -> bool:
-        """Whether to hold out samples if the net itself holds out none."""
+        """Whether to hold out samples if the net itself does not hold out any."""
         is_marglik = self.free_prior and self.prior_precision == "marglik"
         only_if_there = is_marglik and self.sigma_noise != "validation"
         return self.tunes_on_held_out and not only_if_there
@@ -227,13 +227,13 @@ class LaplaceOptions:
 
     @property
     def may_refit(self) -> bool:
-        """Whether the last layer may be refitted with the prior."""
+        """Whether the last layer may be refitted under the prior."""
         return self.refine is True or (self.refine == "auto" and self.tuner is not None)
 
     def refits(self, spec: NetworkSpec, n_samples: int) -> bool:
         """Return whether the last layer may be refitted on ``n_samples`` samples.
 
-        Unless ``refine`` is True, the refit may only use a fixed amount of memory.
+        Unless ``refine`` is True, the refit must fit into a fixed amount of memory.
         """
         if spec.head_map is None or not self.may_refit:
             return False
@@ -241,7 +241,7 @@ class LaplaceOptions:
         return self.refine is True or needed <= KEPT_BUDGET
 
     def configured_curvature(self, seed: int) -> Curvature:
-        """Return the curvature with its options."""
+        """Return the curvature, configured with its options."""
         return CURVATURES[self.curvature].configured(self.curvature_params, seed)
 
     def accumulator(self, layout: Layout) -> Accumulator:
@@ -254,7 +254,7 @@ class LaplaceOptions:
         return kind.row_elements(spec.layout, spec.n_outputs, **given)
 
     def check_bytes(self, spec: NetworkSpec, device: torch.device, n: int) -> None:
-        """Raise ValueError if the structure does not fit into memory, for n samples."""
+        """Raise ValueError if the structure for n samples does not fit into memory."""
         name, p = self.hessian_structure, spec.layout.n_parameters
         cheaper = {"diag": "use fewer weights", "kron": "use 'diag'"}
         advice = cheaper.get(name, "use 'kron' or 'diag'")
@@ -281,7 +281,7 @@ def sibling(name: str, is_classifier: bool) -> str:
 
 
 def check_likelihood(given: Any, is_classification: bool, other: str) -> None:
-    """Raise ValueError for the wrong class of likelihood, or noise that is not normal.
+    """Raise an error for the wrong class of likelihood, or noise that is not normal.
 
     ``other`` is the name of the estimator for the other kind of targets.
     """
@@ -300,7 +300,7 @@ def check_likelihood(given: Any, is_classification: bool, other: str) -> None:
 
 
 def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
-    """Raise an error for list entries that are not names, and for invalid options."""
+    """Raise an error for list entries that are not names, or for invalid options."""
     if not isinstance(subset, str):
         if not subset or not all(isinstance(name, str) for name in subset):
             raise ValueError(

@@ -1,7 +1,8 @@
 """Group: processes of ``torch.distributed`` that fit one estimator together.
 
-Each process sums the curvature over some of the shards. Then one all-reduce sends the
-sums over all shards to every process. Without a group, there is a single process.
+Each process sums the curvature over some of the shards. An all-reduce operation then
+sends the sum over all shards to every process. Without a group, there is only one
+process.
 """
 
 import io
@@ -43,7 +44,7 @@ class Group:
 
     @classmethod
     def of(cls, distributed: bool) -> "Group":
-        """Return the group of ``torch.distributed``, or a group of this process alone.
+        """Return the group of ``torch.distributed``, or a group of only this process.
 
         Raises
         ------
@@ -66,7 +67,7 @@ class Group:
         function: Callable[[Any], CurvatureSums],
         parts: Sequence[Any],
     ) -> Iterator[CurvatureSums]:
-        """Yield the sums over each part, or the total with several processes.
+        """Yield the sums over each part or, with several processes, over all parts.
 
         Each process receives an equal share of consecutive parts.
 
@@ -82,7 +83,8 @@ class Group:
         Raises
         ------
         OtherProcessError
-            If another process failed. This process would otherwise wait forever.
+            If another process failed. Without the error, this process would wait
+            forever.
         """
         if self.size == 1:
             yield from own_map(function, parts)
@@ -94,10 +96,10 @@ class Group:
         yield self._reduced(own)
 
     def _reduced(self, own: CurvatureSums | None) -> CurvatureSums:
-        """Return the total over all processes; a process may have no parts.
+        """Return the total over all processes, some of which may have no parts.
 
-        Reductions add tensors of equal shapes. Each process sends its other sums, such
-        as stored samples, to all processes.
+        Tensors of equal shapes are added by all-reduce operations. Each process sends
+        all other sums, such as stored samples, to all processes.
         """
         summands = None if own is None else own.accumulator.summands()
         form = None if summands is None else [some.shape for some in summands]
@@ -115,7 +117,7 @@ class Group:
         return sums
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes, ordered by rank."""
+        """Return the values from all processes, ordered by rank."""
         if self.size == 1:
             return [value]
         file = io.BytesIO()
@@ -131,12 +133,12 @@ class Group:
     def together(self) -> Iterator[None]:
         """Raise an error in all processes if any process fails.
 
-        The other processes would otherwise wait forever for the failed process.
+        Otherwise, the remaining processes would wait forever for the failed process.
 
         Raises
         ------
         OtherProcessError
-            If another process failed and this one did not.
+            If another process failed, but this process did not.
         """
         error = None
         try:
@@ -154,14 +156,14 @@ class Group:
                 )
 
     def agree(self, values: Mapping[str, Any]) -> None:
-        """Raise an error in all processes if their values differ.
+        """Raise an error in all processes if the values of the processes differ.
 
         Parameters
         ----------
         values : mapping
             Values by name. The error message contains the names. Parameters in ``_OWN``
-            are not compared, because they can be arbitrary objects or do not affect
-            results.
+            are not compared, because they do not affect results, or can be arbitrary
+            objects.
 
         Raises
         ------
@@ -181,7 +183,7 @@ class Group:
             )
 
     def agree_on_network(self, network: TrainedNetwork) -> None:
-        """Raise ValueError if processes differ in weights or number of samples.
+        """Raise ValueError if processes differ in their weights or number of samples.
 
         Buffers, such as running means, are copied from the first process, because each
         process was trained on different batches.
@@ -210,7 +212,8 @@ def check_workers(distributed: bool, memory: Any) -> None:
 def data_to_agree_on(data: TrainingData) -> dict[str, Any]:
     """Return a dict of the data that `Group.agree` compares across processes.
 
-    Inputs are left out, because they may be too large to compare, or not yet read.
+    The inputs are left out, because they may be too large to compare, or not yet
+    loaded.
     """
     own = {"targets": data.y, "sample_weight": data.sample_weight}
     return {"number of samples": len(data.y)} | own

@@ -1,9 +1,9 @@
 """Closed forms of predictions, as functions of the features of a last Linear layer.
 
 If the weights of the layer are uncertain, output means are linear in the features, and
-output covariances are linear in products of two features. All quantities that depend
-only on the posterior are computed in advance. The functions therefore use only
-operators that `torch.export` and ONNX support.
+output covariances are linear in products of two features. Because all quantities that
+depend only on the posterior are computed in advance, the functions use only operators
+that `torch.export` and ONNX support.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ from sklaplace.posterior.residual import LARGEST, Residual
 
 @dataclass(frozen=True)
 class Affine:
-    """Affine function of features (b, i), with values (b, c)."""
+    """Affine function of features (b, i) that returns values (b, c)."""
 
     weight: Tensor
     bias: Tensor
@@ -47,16 +47,17 @@ class Affine:
 
 @dataclass(frozen=True)
 class QuadraticForm:
-    """Function of features (b, i) that is linear in products of two features.
+    """Function of features (b, i) that is linear in the products of two features.
 
     Attributes
     ----------
     rotation : Tensor of shape (i, i), or None
-        Basis in which only squares of features matter, or None if all products matter.
+        Basis in which the function depends only on squares of features, or None if it
+        depends on all products.
     coefficients : Tensor of shape (i + 1, m) or (i + 1, (i + 1) m)
         Coefficients of the squares, or of all products.
     shape : tuple of int
-        Shape of one value, which contains m numbers.
+        Shape of the function's value for one sample, which contains m numbers.
     """
 
     rotation: Tensor | None
@@ -110,7 +111,7 @@ class QuadraticForm:
 
 @dataclass(frozen=True)
 class RelativeLeverage:
-    """Relative leverage of features or inputs (b, i), with samples in groups.
+    """Relative leverage of features or inputs (b, i), for samples in groups.
 
     Attributes
     ----------
@@ -119,7 +120,7 @@ class RelativeLeverage:
     matrix : Tensor of shape (i, r)
         Linear map of these values.
     origins : Tensor of shape (K, r)
-        Value to subtract for each group.
+        Origin of each group, to subtract from the mapped values.
     """
 
     name: str
@@ -137,7 +138,7 @@ class RelativeLeverage:
     ) -> "list[RelativeLeverage]":
         """Return the leverages for the residual of c outputs.
 
-        ``sizes`` contains the numbers i of features and of inputs.
+        ``sizes`` contains the number of features and the number of inputs.
         """
         novelty, found = residual.novelty, []
         k = len(novelty.moments.counts)
@@ -164,13 +165,14 @@ class Classes:
     likelihood : ClassificationLikelihood
         Likelihood of the classes.
     link : callable
-        Function of the means and covariances of logits, and of points; see `Link`.
+        Function of the means and covariances of logits, and of standard-normal points;
+        see `Link`.
     points : Tensor of shape (s, K)
-        Points for the link.
+        Standard-normal points for the link.
     target_type : TargetType
         Kind of targets.
     n_classes : int
-        Number K of classes in fit.
+        Number K of classes passed to ``fit``.
     """
 
     likelihood: ClassificationLikelihood
@@ -180,7 +182,7 @@ class Classes:
     n_classes: int
 
     def __call__(self, given: Predictions, cov: Tensor) -> tuple[Tensor, ...]:
-        """Return moments of the logits (b, K), and class probabilities."""
+        """Return the moments of the logits, (b, K), and the class probabilities."""
         moments = given.mean, given.variance
         latent = self.target_type.latent_moments(self.likelihood, *moments)
         logits = self.likelihood.class_logits(given.mean, cov)
@@ -204,7 +206,7 @@ class Interval:
     scaling : Tensor of shape (c,)
         Factors for the standard deviations.
     model : NoiseModel or None
-        Noise relative to the constant noise.
+        Model of the noise, relative to the constant noise.
     at_ends : list of Interpolation
         Ends of the interval under the noise model, for each column.
     """
@@ -251,7 +253,7 @@ class Numbers:
     has_axis: bool
 
     def __call__(self, given: Predictions, _: Tensor) -> tuple[Tensor, ...]:
-        """Return moments of outputs (b, c), and the interval, in the units of ``y``."""
+        """Return moments of outputs (b, c) and the interval, in the units of ``y``."""
         mean = self.shift + self.factor * given.mean
         moments = mean, given.variance * self.factor**2
         if self.interval is None:

@@ -1,8 +1,8 @@
 """Conformal: intervals and sets with guaranteed coverage, from conformity scores.
 
 A score measures how unlikely a target is under the predictions of a model. The model
-has not seen the calibration samples. The interval or set of a new sample contains a
-value unless the score of the value exceeds too many calibration scores.
+has not seen the calibration samples. The interval or set for a new sample contains a
+value unless the score of this value exceeds too many calibration scores.
 """
 
 import reprlib
@@ -27,7 +27,7 @@ Indices = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 @dataclass(frozen=True)
 class Conformal:
-    """Conformity scores of calibration samples, and the models that predicted them.
+    """Conformity scores of calibration samples, and the models behind these scores.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Conformal:
     settings: dict[str, Any]
 
     def ranks(self, coverage: Array) -> NDArray[np.intp]:
-        """Return the rank (from 1) among all scores that each coverage requires."""
+        """Return the rank (from 1) of the score that each coverage requires."""
         n = sum(map(len, self.scores))
         # differences within rounding errors count as equal
         ranks = np.ceil((n + 1) * coverage - 1e-9).astype(np.intp)
@@ -64,7 +64,7 @@ class Conformal:
         return np.maximum(ranks, 1)
 
     def interval(self, model: Any, X: Inputs, coverage: Array, joint: bool) -> Array:
-        """Return ends (n, c, 2, n_levels), jointly over columns if ``joint``."""
+        """Return interval ends (n, c, 2, n_levels), joint over columns if ``joint``."""
         ranks, parts = self.ranks(coverage), self.scores
         if joint:
             parts = [s.max(axis=1, keepdims=True) for s in parts]
@@ -100,8 +100,9 @@ def folds_of(
 ) -> list[Indices]:
     """Return the training and held-out samples of each fold.
 
-    Each sample is held out once. ``y`` contains the targets of ``data``, as passed by
-    the user. With ``stratify``, classes are spread evenly over the folds.
+    Each sample is held out exactly once. ``y`` contains the targets of ``data``, as
+    passed by the user. With ``stratify``, samples of each class are spread evenly over
+    the folds.
     """
     if isinstance(cv, int):
         check_count("cv", cv, 2)
@@ -120,6 +121,6 @@ def folds_of(
 
 
 def _signed(scores: Array) -> Array:
-    """Return scores with both signs, (c, 2 s), so that ties lie inside."""
+    """Return scores with both signs, (c, 2 s), slightly enlarged to include ties."""
     scores = scores * (1 + 1e-9)
     return np.concatenate([-scores, scores], axis=1)

@@ -92,7 +92,7 @@ class GLMOutputs(WeightDraws):
     def in_graph(
         self, forward: Forward, x: Batch, n_joint: int
     ) -> tuple[Tensor, Tensor]:
-        """Return means and covariances in the autograd graph of ``x``."""
+        """Return means and covariances that are differentiable in ``x``."""
         return in_graph(self.posterior, forward, x, n_joint)
 
 
@@ -104,8 +104,8 @@ OUTPUT_MODELS: dict[str, type[WeightDraws]] = {"glm": GLMOutputs, "nn": WeightDr
 class LinearisationCache:
     """Cache of checked and linearised samples, shared by many prior precisions.
 
-    The cache keeps the inputs as well as their results, so that ids of inputs stay
-    valid.
+    The cache stores the inputs as well as their results, so that the ids of the inputs
+    remain valid.
     """
 
     _inputs: dict[int, tuple[Any, Any]] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class LinearisationCache:
     )
 
     def inputs(self, X: Inputs, check: Callable[[Any], Any]) -> Any:
-        """Return ``check(X)``, computed only once for each X."""
+        """Return ``check(X)``, which is computed only once for each X."""
         if id(X) not in self._inputs:
             self._inputs[id(X)] = X, check(X)
         return self._inputs[id(X)][1]
@@ -157,7 +157,7 @@ class CachedOutputs(BatchedOutputs):
         diagonal: bool,
         centred: bool = False,
     ) -> list[np.ndarray]:
-        """Apply a function to each sample's Gaussian over outputs."""
+        """Apply a function to the Gaussian over outputs of each sample."""
         model: OutputModel = self.model
         if not isinstance(model, GLMOutputs):
             return super().map_gaussian(X, function, diagonal=diagonal, centred=centred)

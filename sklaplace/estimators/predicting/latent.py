@@ -1,4 +1,4 @@
-"""Latent values: outputs in the user's terms, joint over samples and outputs.
+"""Latent values: outputs in the user's units, with covariances if requested.
 
 Latent values are class logits for classifiers, and noise-free targets in the units of
 ``y`` for regressors.
@@ -34,7 +34,7 @@ def moments(
     offset = values(latent, torch.zeros_like(center[:1]))
 
     def on_last_axis(matrix: Tensor) -> Tensor:
-        """Apply the map without its offset to rows (m, n·c), and return (m, n·L)."""
+        """Apply the linear part of the map to rows (m, n·c), and return (m, n·L)."""
         found = values(latent, matrix.reshape(-1, n_outputs))
         return (found - offset).reshape(len(matrix), -1)
 

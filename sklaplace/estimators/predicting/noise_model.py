@@ -7,7 +7,7 @@ The model has three parts for each column of targets:
    is the scale of the noise.
 2. A forest predicts quantiles of residuals in units of this scale. The residuals
    include the uncertainty of the weights.
-3. A correction of the quantile levels ensures the right coverage over all residuals.
+3. A correction of the quantile levels ensures the nominal coverage over all residuals.
 
 Predicted means do not change, because the quantiles are centred.
 """
@@ -64,9 +64,9 @@ class Predictions:
     Attributes
     ----------
     features : Tensor of shape (n, i)
-        Features from the network, with i = 0 if the network has no features.
+        Features from the network. If the network has no features, i is 0.
     inputs : Tensor of shape (n, p)
-        Inputs of the network, with p = 0 unless the inputs are a single table.
+        Inputs of the network. Unless the inputs are a single table, p is 0.
     mean, variance : Tensor of shape (n, c)
         Moments of the noise-free outputs.
     """
@@ -113,14 +113,14 @@ class Residuals:
 
 @dataclass(frozen=True)
 class Interpolation:
-    """Values at s normal scores, as a linear function of quantiles at `LEVELS`.
+    """Values at s normal scores, as an affine function of the quantiles at `LEVELS`.
 
     Attributes
     ----------
     weights : Tensor of shape (n_levels, s)
         Weights of the quantiles.
     shifts : Tensor of shape (s,)
-        Distances of the scores from the outer levels.
+        Signed distances of the scores from the range of normal scores at `LEVELS`.
     """
 
     weights: Tensor
@@ -128,7 +128,7 @@ class Interpolation:
 
     @classmethod
     def at(cls, scores: Array) -> "Interpolation":
-        """Return the interpolation at scores (s,)."""
+        """Return the interpolation at the given normal scores (s,)."""
         identity = np.eye(len(LEVELS))
         weights = _values_at(np.tile(scores, (len(LEVELS), 1)), identity)
         shifts = _beyond(scores, SCORES[0], SCORES[-1])
@@ -139,7 +139,7 @@ class Interpolation:
         return rows @ self.weights + self.shifts
 
     def moments(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means and standard deviations (n,), if the scores are `NODES`."""
+        """Return means and standard deviations (n,); the scores must be `NODES`."""
         values, weights = self(rows), rows.new_tensor(WEIGHTS)
         mean = values @ weights
         return mean, ((values - mean.unsqueeze(1)) ** 2 @ weights).sqrt()
@@ -157,7 +157,7 @@ class LogScale:
 
     @classmethod
     def fit(cls, inputs: Array, target: Array, weights: Array) -> "LogScale":
-        """Fit the function to targets (n,); the evidence sets the prior precision."""
+        """Fit the function to targets (n,), with priors that maximise the evidence."""
         center, scale = _standardisation(inputs, weights)
         clipped = ((inputs - center) / scale).clip(-CLIP, CLIP)
         line = BayesianRidge().fit(clipped, target, weights)
@@ -179,14 +179,14 @@ class QuantileForest:
     roots : Tensor of shape (n_trees,)
         First node of each tree.
     below, above : Tensor of shape (n_nodes,)
-        Next node for inputs up to the threshold, and for larger inputs. The next node
-        of a leaf is the leaf itself.
+        Next node for inputs up to the threshold, and next node for larger inputs. The
+        next node of a leaf is the leaf itself.
     feature, threshold : Tensor of shape (n_nodes,)
-        Input that a node compares with a threshold, and the threshold.
+        Index of the input that a node compares with its threshold, and this threshold.
     quantiles : Tensor of shape (n_nodes, n_levels)
         Quantiles at `LEVELS` for each leaf.
     depth : int
-        Maximum number of comparisons in a tree.
+        Maximum number of comparisons per sample in a tree.
     center, scale : Tensor of shape (k,)
         Standardisation of the inputs. Trees compare inputs in single precision.
 
@@ -208,7 +208,7 @@ class QuantileForest:
 
     @classmethod
     def fit(cls, inputs: Array, z: Array, weights: Array) -> "QuantileForest":
-        """Fit trees to standardised residuals ``z`` (n,) and to their sizes."""
+        """Fit trees to standardised residuals ``z`` (n,) and their absolute values."""
         bounded = z.clip(-OUTLYING, OUTLYING)
         forest = ExtraTreesRegressor(
             N_TREES,
@@ -278,9 +278,9 @@ class ColumnNoise:
     origin, unit : float
         Mean and standard deviation of predicted means.
     log_scale : LogScale
-        Function for the logarithm of the noise, without ``log_factor``.
+        Function that predicts the logarithm of the noise, without ``log_factor``.
     log_factor : float
-        Logarithm of the factor for the noise.
+        Logarithm of the factor by which the noise is multiplied.
     forest : QuantileForest
         Quantiles of standardised residuals.
     normal_scores, corrected : ndarray of shape (m,)
@@ -388,7 +388,8 @@ class NoiseModel:
 
         Notes
         -----
-        The cost is O(n k min(n, k)) for n residuals and k features, plus six forests.
+        For each column, fitting costs O(n k min(n, k)) for n residuals and k features,
+        plus the fits of six forests.
         """
         if (
             residuals.weights.sum() < MIN_RESIDUALS
@@ -400,7 +401,7 @@ class NoiseModel:
     def of_batch(self, *batch: Any) -> tuple[Tensor, ...]:
         """Return the noise (b, c) relative to the levels, and quantiles (b, c, q).
 
-        The arguments are those of `Predictions.of`.
+        The arguments are the same as those of `Predictions.of`.
         """
         given = Predictions.of(*batch)
         return self.distributions(Predictions(*(t.cpu() for t in vars(given).values())))
@@ -420,7 +421,7 @@ class NoiseModel:
         return self._by_column(ColumnNoise.scores, rows, standardised)
 
     def _by_column(self, of: Callable[..., Array], *given: Array) -> Array:
-        """Apply a method of `ColumnNoise` to the second axis of arrays."""
+        """Apply a method of `ColumnNoise` to each column (second axis) of arrays."""
         columns = zip(self.columns, *(a.swapaxes(0, 1) for a in given), strict=True)
         return np.stack([of(*column) for column in columns], axis=1)
 
@@ -443,7 +444,7 @@ def _forest_inputs(given: Predictions, column: int, logs: Tensor) -> Tensor:
 
 
 def _standardisation(inputs: Array, weights: Array) -> tuple[Array, Array]:
-    """Return the weighted mean and standard deviation (1 if constant) per column."""
+    """Return each column's weighted mean and standard deviation (1 if constant)."""
     center, scale = center_and_scale(inputs, weights)
     return center, np.where(scale > 1e-9 * np.abs(center), scale, 1.0)
 
@@ -459,7 +460,7 @@ def _across_groups(
     target: Array,
     residuals: Residuals,
 ) -> Array:
-    """Return predictions for each group of samples from a fit to the other groups."""
+    """Return predictions for each group of samples, from a fit to all other groups."""
     group = np.unique(residuals.keys, return_inverse=True)[1] % N_GROUPS
     parts, rows = [], []
     for k in range(N_GROUPS):
@@ -473,8 +474,8 @@ def _across_groups(
 def _ranked(values: Array, weights: Array) -> tuple[Array, Array, float]:
     """Return probabilities (2n,), sorted values (2n,) and the sum of weights.
 
-    The i-th of n values has the probability i / (n + 1). A value of weight two is
-    equivalent to two values.
+    The i-th smallest of n values has the probability i / (n + 1). A value of weight two
+    is equivalent to two values.
     """
     order = np.argsort(values, kind="stable")
     values, weights = values[order], weights[order]
@@ -491,7 +492,7 @@ def _interpolated(values: Array, x: Array, y: Array) -> Array:
 
 
 def _beyond(values: Array, low: Any, high: Any) -> Array:
-    """Return the signed distance of values to an interval."""
+    """Return the signed distances of values from an interval."""
     return np.asarray(np.minimum(values - low, 0) + np.maximum(values - high, 0))
 
 

@@ -2,7 +2,8 @@
 
 A model draws weights, dropout masks or networks. Each draw yields outputs. For a
 linearised network with a Gaussian posterior over weights, the outputs are Gaussian with
-closed-form moments. `BatchedOutputs` evaluates both kinds of model batch by batch.
+closed-form moments. `BatchedOutputs` evaluates models with and without closed forms,
+batch by batch.
 """
 
 from abc import ABC, abstractmethod
@@ -46,7 +47,7 @@ class OutputModel(ABC):
     n_samples : int
         Number of draws.
     seed : int
-        Seed of the draws, the same for all samples and calls.
+        Seed of the draws. All samples and calls use the same seed.
     """
 
     n_samples: int
@@ -136,7 +137,7 @@ class WeightDraws(OutputModel):
 
 @dataclass(frozen=True)
 class PointOutputs(OutputModel):
-    """Outputs of the network with its current weights, as a single draw."""
+    """Outputs of the network with its current weights, treated as a single draw."""
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return outputs (b, c, 1)."""
@@ -158,9 +159,10 @@ class BatchedOutputs:
     network : TrainedNetwork
         Trained network.
     model : OutputModel
-        Distribution of its outputs.
+        Distribution of the network's outputs.
     batch_size : int or None
-        Samples per batch. If None, choose a number that fits into the memory budget.
+        Number of samples per batch. If None, choose a number that fits into the memory
+        budget.
     row_elements : int
         Number of float64 values computed per sample.
     n_jobs : int or None
@@ -168,7 +170,7 @@ class BatchedOutputs:
     scope : tuple of str and int
         Name of the estimator, and its ``verbose``; see `progress.reporting`.
     in_worker : bool
-        Whether this object is in a worker. Workers do not start other workers.
+        Whether this object is in a worker. A worker does not start further workers.
     """
 
     network: TrainedNetwork
@@ -231,9 +233,10 @@ class BatchedOutputs:
     def map_predictions(
         self, X: Inputs, function: Callable[..., tuple[Tensor, ...]]
     ) -> list[np.ndarray]:
-        """Return means and variances (n, c), and a function's values for each batch.
+        """Return means and variances (n, c), and the values of a function of batches.
 
-        The arguments of the function are features or None, inputs, means and variances.
+        The arguments of the function are the features (or None), inputs, means and
+        variances.
         """
         layers, n_draws = self.network.spec.feature_layers, self._n_draws()
 
@@ -279,10 +282,10 @@ class BatchedOutputs:
     def joint(
         self, X: Inputs, across_outputs: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return means (n, c), and covariances (n, n, c) of each output across samples.
+        """Return means (n, c), and covariances between samples, (n, n, c), per output.
 
         With ``across_outputs``, the covariance has the shape (n·c, n·c), and the
-        outputs of a sample are next to each other.
+        outputs of a sample are adjacent.
         """
         mean, cov = self.model.joint(self, X, across_outputs)
         return mean.cpu().numpy(), cov.cpu().numpy()
@@ -332,7 +335,7 @@ class BatchedOutputs:
             yield x, self.variances(forward, x), y, weights
 
     def losses_of(self, dataset: object) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """Yield losses (b, s), weights (b,) and targets per sample of each batch.
+        """Yield losses (b, s), weights (b,) and the number of targets per sample.
 
         The caller must freeze the network.
         """
@@ -383,7 +386,7 @@ class BatchedOutputs:
     def evaluation(self, X: Inputs, **sizes: object) -> Iterator[tuple[Forward, Any]]:
         """Yield the network in evaluation mode, and batches of inputs or a dataset.
 
-        Modes and hooks of the network are restored even after an error.
+        The modes and hooks of the network are restored, even after an error.
         """
         batches = self._batches(self._dataset(X), **sizes)
         forward = self.network.forward()

@@ -49,7 +49,8 @@ class Parts:
     variance : QuadraticForm
         Variances of the outputs under the posterior.
     covariance : QuadraticForm or None
-        Covariances, or variances of centred outputs, if the result needs them.
+        Covariances, or variances of centred outputs; None if ``variance`` is
+        sufficient.
     leverages : list of RelativeLeverage
         Leverages that determine the residual. Empty without a residual.
     amplitudes, bounds : Tensor of shape (c,) or (1,), and Tensor of shape (c,) or None
@@ -82,9 +83,9 @@ class PredictiveModule(nn.Module):
     network : nn.Module
         Trained network.
     layer : str
-        Name of the network's last layer.
+        Name of the last layer of the network.
     parts : Parts
-        Functions of the layer's inputs. Their tensors become buffers.
+        Functions of the layer's inputs. The tensors of these functions become buffers.
     """
 
     def __init__(self, network: nn.Module, layer: str, parts: Parts) -> None:
@@ -105,7 +106,7 @@ class PredictiveModule(nn.Module):
         super().train(False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "PredictiveModule":
-        """Apply a conversion, but keep the closed forms in float64."""
+        """Apply a conversion, but keep the tensors of the closed forms in float64."""
         before = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in before.items():
@@ -135,7 +136,7 @@ class PredictiveModule(nn.Module):
         return parts.result(Predictions.of(features, x, mean, variance), cov)
 
     def _features(self, x: Batch) -> tuple[Tensor, Tensor]:
-        """Return the last layer's inputs (b, i), and any table of network inputs."""
+        """Return the last layer's inputs (b, i), and the table of inputs, if any."""
         noted: list[Tensor] = []
         token = _INPUTS.set(noted)
         try:
@@ -168,7 +169,7 @@ class PredictiveModule(nn.Module):
         diagonal: bool,
         is_centred: bool,
     ) -> "PredictiveModule":
-        """Return the module for outputs with closed forms; otherwise raise ValueError.
+        """Return the module, or raise ValueError if the outputs have no closed form.
 
         ``n_inputs`` is the number of columns of X.
         """

@@ -39,7 +39,7 @@ class ResidualOutputs(WeightDraws):
     residual : Residual
         Gaussian process to add.
     layers : sequence of str
-        Layers whose inputs are the residual's features.
+        Layers whose inputs are the features for the residual.
     """
 
     inner: OutputModel
@@ -98,13 +98,13 @@ class ResidualOutputs(WeightDraws):
         return mean, self.residual.added_jointly(cov, rows, c, across_outputs)
 
     def _rows(self, features: Tensor | None, f: Tensor, x: Batch) -> Tensor:
-        """Return the residual's rows; raise ValueError if there are no features."""
+        """Return `Residual.rows` of a batch, or raise ValueError without features."""
         return self.residual.rows(_known(features), f, x)
 
     def in_graph(
         self, forward: Forward, x: Batch, n_joint: int
     ) -> tuple[Tensor, Tensor]:
-        """Return moments in the autograd graph of ``x``; see `GLMOutputs`."""
+        """Return moments that are differentiable in ``x``; see `GLMOutputs`."""
         assert isinstance(self.inner, GLMOutputs)
         mean, cov = self.inner.in_graph(forward, x, n_joint)
         rows = self.residual.rows(*self._features(forward, x, keeps_graph=True), x)
@@ -130,7 +130,7 @@ def _recorded(recorder: FeatureRecorder, n_samples: int) -> tuple[Tensor, Tensor
 
 
 def _known(features: Tensor | None) -> Tensor:
-    """Return features, or raise ValueError if there are none."""
+    """Return the features, or raise ValueError if there are no features."""
     if features is None:
         raise ValueError(
             "The network's last layer has no features per sample for these rows, "

@@ -23,9 +23,9 @@ def iter_predictions(
 ) -> Iterator[Any]:
     """Iterate over predictions of consecutive samples, block by block.
 
-    Use this function for streams of samples, and for results that do not fit into
-    memory. Write each block to its destination, then discard it. The predictions are
-    the same as if all samples were passed at once.
+    Use this function for streams of samples, or if the results do not fit into memory.
+    Write the results of each block to their destination, and then discard them. The
+    predictions are the same as those for all samples at once.
 
     Read more in the :doc:`User Guide </large_data>`.
 
@@ -34,13 +34,13 @@ def iter_predictions(
     estimator : estimator
         Fitted estimator, from this package or scikit-learn, such as a Pipeline.
     X : array-like, dict of arrays, torch Dataset, IterableDataset or DataLoader
-        Samples. Arrays, including memory maps and zarr arrays, are read one slice per
-        block. Items of an IterableDataset and batches of a DataLoader are ``x`` or
+        Samples. Arrays, including memory maps and zarr arrays, are read one block at a
+        time. Items of an IterableDataset and batches of a DataLoader are ``x`` or
         ``(x, y)``. Each batch of a DataLoader is one block.
     method : str, default="predict_proba"
         Name of the method to call for each block.
     block_size : int, default=10_000
-        Samples per block. The last block can be smaller.
+        Number of samples per block. The last block can be smaller.
     **params : dict
         Keyword arguments for the method.
 
@@ -67,8 +67,8 @@ def iter_predictions(
 
     Notes
     -----
-    The function calls the method once per block. With ``n_jobs``, each call runs in
-    parallel.
+    The function calls the method once per block. If the estimator's ``n_jobs`` is set,
+    the predictions within each block are computed in parallel.
 
     Examples
     --------
