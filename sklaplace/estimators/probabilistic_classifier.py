@@ -59,7 +59,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: ArrayLike, samples: Samples) -> ClassTargets:
-        """Return the classes of the targets in fit, and set ``classes_``."""
+        """Return the classes of the targets passed to ``fit``, and set ``classes_``."""
         self._targets = self._targets_kind.infer(
             y,
             inner_net(self.estimator),
@@ -96,9 +96,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         function: Callable[[Tensor, Tensor], Tensor],
         kind: dirichlet.Approximation | Link,
     ) -> dict[str, Any]:
-        """Return arguments of `map_gaussian` for a function of Gaussian logits.
+        """Return the arguments of `map_gaussian` for a function of Gaussian logits.
 
-        The function accepts the same logits as an approximation of this ``kind``.
+        ``kind`` states whether the function requires covariances, and centred logits.
         """
         likelihood = self._likelihood
         return {
@@ -114,7 +114,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return method_needs_variances_only or is_matrix
 
     def _proba_of_draws(self, draws: Tensor) -> Tensor:
-        """Return probabilities (b·r, K, s) of drawn outputs (b, c, s)."""
+        """Return the probabilities (b·r, K, s) for drawn outputs (b, c, s)."""
         proba = self._likelihood.probabilities(draws.mT)  # (b, s, K) or (b, s, r, K)
         by_label = proba.movedim(1, -1)
         return by_label.reshape(-1, *by_label.shape[-2:])
@@ -124,7 +124,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     ) -> np.ndarray:
         """Return probabilities (n·r, K) of r labels per sample; rows sum to one.
 
-        With ``reduce``, return its values for the probabilities (b·r, K) of each batch.
+        ``reduce`` is applied to the probabilities (b·r, K) of each batch.
         """
         X, of = self._check_inputs(X), self._proba_of_draws
         of_draws = self._outputs().map_draws(
@@ -133,7 +133,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return of_draws.numpy()
 
     def _normalised(self, proba: Tensor) -> Tensor:
-        """Normalise probabilities (b·r, K) over the classes in fit."""
+        """Normalise probabilities (b·r, K) over the classes seen in ``fit``."""
         # a network with one logit has two columns, even if fit had a single class
         proba = proba[:, : self._targets.n_classes]
         return proba / proba.sum(1, keepdim=True)
@@ -158,7 +158,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return found if self._targets.n_classes > 1 else np.zeros_like(found)
 
     def _entropies_of_draws(self, X: Inputs) -> np.ndarray:
-        """Return the same entropies as `_entropies`, from draws of the logits."""
+        """Return the entropies of `_entropies`, estimated from draws of the logits."""
         outputs = self._outputs()
         outputs.model.check_variance()
         if outputs.model.is_gaussian:
@@ -175,7 +175,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return self._targets.log_proba_of(y, self._map_proba(X))
 
     def _conformity(self, model: Any, X: Inputs, y: Any) -> np.ndarray:
-        """Return scores (n, c) of targets under a model; larger is less likely."""
+        """Return a model's conformity scores (n, c); larger for less likely targets."""
         labels = self._check_samples(X, y, reset=False)[1]
         codes = self._targets.encode(labels).reshape(-1, 1).astype(np.intp)
         found = np.take_along_axis(self._class_scores(model, X), codes, axis=1)
@@ -200,9 +200,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         Returns
         -------
         ndarray of shape (n, K), (n, n_labels) or (n, K, ...)
-            Class probabilities. Rows sum to one, and columns are in the order of
-            ``classes_``. For a matrix of labels, the probability that each label is
-            one.
+            Class probabilities. Each row sums to one, and the columns are in the order
+            of ``classes_``. For a matrix of labels, each column contains the
+            probability that a label is one.
 
         See Also
         --------
@@ -254,7 +254,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     def predict(self, X: Inputs) -> np.ndarray:
         """Predict the most probable class under `predict_proba`.
 
-        The ``threshold`` of a net (``skorch.NeuralNetBinaryClassifier``) still applies.
+        The ``threshold`` of a ``skorch.NeuralNetBinaryClassifier`` is applied.
 
         Parameters
         ----------
@@ -293,27 +293,29 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         """Predict the most probable classes and their probabilities.
 
         Predictions are made batch by batch, so the probabilities of all classes are
-        never stored for all samples. This saves memory with many classes, such as the
-        words of a language model.
+        never stored for all samples. This saves memory if there are many classes, such
+        as the vocabulary of a language model.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         k : int, default=5
-            Number of classes. If there are fewer classes, all are returned.
+            Number of classes. If there are fewer than ``k`` classes, all classes are
+            returned.
 
         Returns
         -------
         classes : ndarray of shape (n, k) or (n, k, ...)
-            Labels, most probable first. Ties follow the order of ``classes_``.
+            Labels, most probable first. Equally probable labels are in the order of
+            ``classes_``.
         proba : ndarray of shape (n, k) or (n, k, ...)
             Probabilities of these classes.
 
         Raises
         ------
         ValueError
-            If ``y`` in ``fit`` was a matrix of labels.
+            If the ``y`` passed to ``fit`` was a matrix of labels.
 
         See Also
         --------
@@ -363,13 +365,13 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         -------
         float
             Fraction of samples with all labels correct; for dense labels, the fraction
-            of correct positions. Labels that the criterion ignores do not count.
+            of correct positions. Labels that the criterion ignores are not counted.
 
         Raises
         ------
         ValueError
-            If the criterion ignores all labels, or the label type of ``y`` differs from
-            that in ``fit``.
+            If the criterion ignores all labels, or if the label type of ``y`` differs
+            from that in ``fit``.
 
         See Also
         --------
@@ -406,7 +408,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         -------
         ndarray of shape (n, K, n_samples)
             Class probabilities. The shape is (n, n_labels, n_samples) for a matrix of
-            labels, and (n, K, ..., n_samples) for maps.
+            labels, and (n, K, ..., n_samples) for dense labels.
 
         See Also
         --------
@@ -439,7 +441,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     def latent_mean_and_variance(
         self, X: Inputs, full_cov: bool = False, joint: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance of the class logits.
+        """Return the mean and variance of the class logits.
 
         Parameters
         ----------
@@ -456,8 +458,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             Means.
         variance : ndarray of shape (n, K), (n, K, K) or, if joint, (n·K, n·K)
             Variances or covariances. For a matrix of labels, each label has one logit.
-            For maps, positions are the last axes. Joint covariances follow the order of
-            ``mean.ravel()``.
+            For dense labels, the last axes are the positions. Joint covariances are in
+            the order of ``mean.ravel()``.
 
         See Also
         --------
@@ -490,13 +492,13 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         n_samples : int, default=1
             Number of draws. Each draw is one function, evaluated at all samples.
         random_state : int, RandomState or None, default=0
-            Seed of the draws. With equal seeds, `sample_proba` uses the same draws.
+            Seed of the draws. With the same seed, `sample_proba` uses the same draws.
 
         Returns
         -------
         ndarray of shape (n, K, n_samples)
-            Class logits, shaped like the mean of `latent_mean_and_variance` plus an
-            axis of draws.
+            Class logits. The shape is that of the mean of `latent_mean_and_variance`,
+            followed by an axis of draws.
 
         See Also
         --------
@@ -517,27 +519,28 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     @property
     def _latent(self) -> latent.Latent:
-        """Map from moments of the outputs to moments of the class logits."""
+        """Function that maps moments of the outputs to moments of the class logits."""
         return partial(self._targets.target_type.latent_moments, self._likelihood)
 
     def predict_dirichlet(self, X: Inputs, method: str | None = None) -> np.ndarray:
         """Predict a Dirichlet distribution over class probabilities.
 
-        Functions of `sklaplace.dirichlet` compute the mean, variances, intervals and
-        draws of the distribution.
+        The functions in `sklaplace.dirichlet` compute the mean, variances, intervals
+        and draws of this distribution.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         method : str, optional
-            Overrides ``dirichlet_approx``, and accepts the same values.
+            Approximation to use instead of ``dirichlet_approx``. The same values are
+            allowed.
 
         Returns
         -------
         ndarray of shape (n, K), (n, n_labels, 2) or (n, K, ...)
-            Positive concentrations. A matrix of labels has two concentrations per label
-            (a Beta distribution).
+            Positive concentrations. For a matrix of labels, there are two
+            concentrations per label, which define a Beta distribution.
 
         Raises
         ------
@@ -557,11 +560,13 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
         ``"projection"`` needs covariances between classes and costs O(K³) per sample:
         about 10 microseconds for 10 classes, half a millisecond for 100, and 40
-        milliseconds for 1,000. The bridges need only variances and cost O(K).
+        milliseconds for 1,000. ``"bridge"``, ``"bridge_norm"`` and
+        ``"bridge_norm_published"`` need only variances, and cost O(K) per sample.
 
-        The concentrations of the bridges grow with the confidence and with the size of
-        the logits, so their sum does not detect out-of-distribution samples. The mean
-        of a bridge hardly depends on the size of the variances.
+        The concentrations from a Laplace bridge grow with the confidence and with the
+        size of the logits, so their sum does not detect out-of-distribution samples.
+        The mean of the Dirichlet distribution from a bridge hardly depends on the size
+        of the variances of the logits.
 
         References
         ----------
@@ -583,7 +588,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return self._targets.target_type.unflatten(alpha)
 
     def predict_uncertainty(self, X: Inputs, method: str | None = None) -> np.ndarray:
-        """Compute total, aleatoric and epistemic uncertainty of the label.
+        """Compute the total, aleatoric and epistemic uncertainty of the label.
 
         Parameters
         ----------
@@ -591,15 +596,17 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             Samples to predict.
         method : str, optional
             Distribution over class probabilities. The values of ``dirichlet_approx``
-            use a Dirichlet in closed form, and ``"mc"`` uses ``n_samples`` draws. If
-            None, use ``dirichlet_approx``, or draws with ``pred_type="nn"``.
+            select a Dirichlet distribution in closed form, and ``"mc"`` selects
+            ``n_samples`` draws. If None, use ``dirichlet_approx``, or ``"mc"`` if all
+            predictions use draws (as with ``pred_type="nn"``).
 
         Returns
         -------
         ndarray of shape (n, 3), (n, n_labels, 3) or (n, 3, ...)
-            Entropies in nats: total, aleatoric (expected entropy for known
-            probabilities) and epistemic (mutual information of label and weights). The
-            total is the sum of the other two, and at most ``log K``.
+            Entropies in nats: total, aleatoric (expected entropy if the probabilities
+            were known) and epistemic (mutual information of label and weights). The
+            total entropy is the sum of the aleatoric and the epistemic entropy, and is
+            at most ``log K``.
 
         Raises
         ------
@@ -679,10 +686,11 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
         A set has one class for confident predictions, and several classes for uncertain
         predictions (uncertainty-aware top-k). A set contains a class if an upper
-        quantile of its probability is at least a lower quantile of the top class's
-        probability. Only ``method="conformal"``, which requires a call to
-        `conformalize`, guarantees coverage. A conformal set contains the top class and
-        all classes that are probable enough; ``k_max`` and ``reference`` do not apply.
+        quantile of its probability is at least as large as a lower quantile of the
+        probability of the top class. Only ``method="conformal"``, which requires a call
+        to `conformalize`, guarantees coverage. A conformal set contains the top class,
+        and all other classes that are sufficiently probable. For conformal sets,
+        ``k_max`` and ``reference`` are ignored.
 
         Parameters
         ----------
@@ -692,13 +700,14 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             Tail probability of both quantiles. Larger values lead to smaller sets. For
             conformal sets, ``1 - q`` is the guaranteed coverage.
         k_max : int, default=10
-            Largest number of classes in a set. Conformal sets have no limit.
+            Maximum number of classes in a set. There is no maximum for conformal sets.
         reference : {"top", "previous"}, default="top"
-            Whether to compare a class with the top class, or with the previous class in
-            descending order ("next class"), which leads to larger sets.
+            Class to compare each class with: the top class (``"top"``), or the
+            preceding class in descending order of probability (``"previous"``, also
+            called "next class"), which leads to larger sets.
         method : str, optional
-            Overrides ``dirichlet_approx``. In addition to the same values,
-            ``"conformal"`` is allowed.
+            Method to use instead of ``dirichlet_approx``: one of its values, or
+            ``"conformal"``.
 
         Returns
         -------
@@ -709,7 +718,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         Raises
         ------
         ValueError
-            If an option is invalid, or conformity scores are missing or too few.
+            If an option is invalid, or if conformity scores are missing or too few for
+            the coverage.
 
         See Also
         --------
@@ -754,9 +764,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
 
 def _largest(proba: Tensor, k: int) -> Tensor:
-    """Return columns and values of the k largest entries of each row, (b, k, 2).
+    """Return the columns and values of the k largest entries of each row, (b, k, 2).
 
-    Entries are in descending order. Ties are in the order of the columns.
+    The entries are sorted in descending order, and tied entries by column.
     """
     values = np.ascontiguousarray(proba.cpu().numpy())
     lowest = torch.from_numpy(values).topk(k, -1).values[:, -1].numpy()

@@ -52,7 +52,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: ArrayLike, samples: Samples) -> NumberTargets:
-        """Return shape, mean and standard deviation of the targets in fit."""
+        """Return shape, mean and standard deviation of the targets in ``fit``."""
         self._targets = self._targets_kind.infer(
             y,
             self._input_type,
@@ -65,7 +65,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return self._targets
 
     def _check_loss(self, loss: float, rate: str = "") -> None:
-        """Warn if the network has not learned targets far from unit scale."""
+        """Warn if the network has not learned targets whose scale is far from one."""
         net = self.estimator
         if net is not None and not is_frozen(net):
             self._targets.check_loss(self._likelihood, loss)
@@ -92,12 +92,12 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         self.sigma_scaling_ = np.ones(self._targets.n_outputs)
 
     def _latent(self, X: Inputs, *, is_checked: bool = False) -> tuple[Any, ...]:
-        """Return mean and variance (n, c) of the outputs, noise, and quantiles.
+        """Return the outputs' mean and variance (n, c), the noise and its quantiles.
 
         All values are in the network's units. Without a noise model, the noise is a
-        number, and there are no quantiles. With a noise model, noise and quantiles
-        depend on the inputs. If ``is_checked``, the inputs are already in the network's
-        format.
+        single number, and the quantiles are None. With a noise model, the noise and its
+        quantiles depend on the inputs. If ``is_checked``, the inputs are already in the
+        network's format.
         """
         X, outputs = X if is_checked else self._check_inputs(X), self._outputs()
         if self._noise_model is None:
@@ -107,11 +107,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return mean, variance, self._noise * noise, rows
 
     def _reshaped(self, X: Inputs, normal: Callable[..., np.ndarray]) -> np.ndarray:
-        """Return values of targets, such as quantiles or draws.
+        """Return values of the targets, such as quantiles or draws.
 
         ``normal(mean, variance, noise)`` returns the values (n, c, s) for normal
-        targets. A noise model maps the values to its own distribution. The factors of
-        `recalibrate` then scale the deviations.
+        targets. A noise model maps the values to its own distribution. The factors from
+        `recalibrate` then scale the deviations from the mean.
         """
         *given, rows = self._latent(X)
         values = normal(*given)
@@ -125,7 +125,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return center + deviations * self.sigma_scaling_[:, None]
 
     def _at_scores(self, X: Inputs, scores: np.ndarray) -> np.ndarray:
-        """Return values of targets (n, c, s) with normal scores (c or 1, s)."""
+        """Return the target values (n, c, s) at the given normal scores (c or 1, s)."""
 
         def normal(*given: Any) -> np.ndarray:
             mean, variance = self._likelihood.moments(*given)
@@ -134,11 +134,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return self._targets.scaling.restored(self._reshaped(X, normal))
 
     def _conformity(self, model: Any, X: Inputs, y: Any) -> np.ndarray:
-        """Return scores (n, c) of targets under a model; larger is less likely."""
+        """Return a model's conformity scores (n, c); larger for less likely targets."""
         return np.abs(model._normal_scores(X, y))
 
     def _normal_scores(self, X: Inputs, y: Any) -> np.ndarray:
-        """Return normal scores of targets under the predictive distribution, (n, c)."""
+        """Return the normal scores (n, c) of targets in the predictive distribution."""
         data = members.new_data(self, X, y, None)
         *given, rows = self._latent(data.X, is_checked=True)
         mean, variance = self._likelihood.moments(*given)
@@ -150,7 +150,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
     @property
     def _is_normal(self) -> bool:
-        """Whether targets follow the likelihood without a noise model or scaling."""
+        """Whether the likelihood is used without a noise model and without scaling."""
         return self._noise_model is None and bool((self.sigma_scaling_ == 1).all())
 
     def _mean_and_variance(self, X: Inputs) -> tuple[np.ndarray, np.ndarray]:
@@ -177,10 +177,10 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     ) -> "ProbabilisticRegressor":
         """Scale predictive standard deviations to match held-out residuals.
 
-        The standard deviations of each output, including noise, are multiplied by one
-        factor: the square root of the mean of ``(y - mean)² / variance``. This factor
-        maximises the likelihood of the samples. Means do not change, and ``fit`` resets
-        the factor.
+        For each output, the standard deviations of predictions, including noise, are
+        multiplied by one factor, the square root of the mean of
+        ``(y - mean)² / variance``. This factor maximises the likelihood of the samples.
+        The means do not change. ``fit`` resets the factor to one.
 
         Parameters
         ----------
@@ -199,7 +199,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         Raises
         ------
         ValueError
-            If all residuals of a target are zero, or there are fewer than two samples.
+            If all residuals of a target are zero, or if there are fewer than two
+            samples.
 
         See Also
         --------
@@ -208,8 +209,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
         Notes
         -----
-        The cost is one prediction. The relative standard error of the factor is
-        ``1/√(2n)``.
+        Recalibration requires one prediction for ``X``. The relative standard error of
+        the factor is ``1/√(2n)``.
 
         References
         ----------
@@ -275,7 +276,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         See Also
         --------
         predict : The predicted means.
-        sklaplace.metrics.gaussian_nll : Score that includes standard deviations.
+        sklaplace.metrics.gaussian_nll : Score of means and standard deviations.
 
         Examples
         --------
@@ -308,7 +309,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             Whether to also return the joint covariance over samples, including noise.
         coverage : float or array-like of shape (n_coverages,), default=None
             If given, also return the intervals of `predict_interval` with this
-            coverage. A Pipeline passes this option on.
+            coverage. A ``Pipeline`` passes this parameter to its final estimator.
 
         Returns
         -------
@@ -378,9 +379,9 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         Returns
         -------
         ndarray of shape (n,)
-            Negative variance of the outputs, averaged over columns of y. If
-            ``sigma_noise_`` is the noise's standard deviation, the variance is divided
-            by the noise variance. Outputs that parametrise the noise are left out.
+            Negative variance of the outputs, averaged over columns of y. If the
+            likelihood has a noise level ``sigma_noise_``, the variance is divided by
+            the noise variance. Outputs that parametrise the noise are excluded.
 
         See Also
         --------
@@ -416,7 +417,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         Returns
         -------
         ndarray of shape (n,), (n, n_alpha) or with an axis of outputs after n
-            Quantiles. The last axis exists only if ``alpha`` has an axis.
+            Quantiles. The last axis exists only if ``alpha`` is an array.
 
         See Also
         --------
@@ -449,20 +450,21 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         coverage : float or array-like of shape (n_levels,), default=0.9
             Probabilities in (0, 1).
         method : {"predictive", "conformal", "joint"}, default="predictive"
-            Intervals of the predictive distribution, or conformal intervals with
-            guaranteed coverage for each output (``"conformal"``) or for all outputs of
-            a sample together (``"joint"``). Conformal intervals require a call to
-            `conformalize`.
+            Intervals of the predictive distribution (``"predictive"``), or conformal
+            intervals with guaranteed coverage for each output (``"conformal"``) or for
+            all outputs of a sample together (``"joint"``). Conformal intervals require
+            a call to `conformalize`.
 
         Returns
         -------
         ndarray of shape (n, 2) or (n, 2, n_levels)
-            Lower and upper ends. If ``y`` has an axis of outputs, this axis follows n.
+            Lower and upper ends. If ``y`` has an axis of outputs, the result has the
+            same axis after the axis of samples.
 
         Raises
         ------
         ValueError
-            If conformity scores are missing or too few for a coverage.
+            If conformity scores are missing, or too few for one of the coverages.
 
         See Also
         --------
@@ -500,7 +502,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     def sample_y(
         self, X: Inputs, n_samples: int = 1, random_state: RandomState = 0
     ) -> np.ndarray:
-        """Draw new targets jointly: each column is one function plus noise.
+        """Draw new targets jointly over samples, as draws of the function plus noise.
 
         Parameters
         ----------
@@ -543,7 +545,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     def latent_mean_and_variance(
         self, X: Inputs, full_cov: bool = False, joint: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance of the noise-free function.
+        """Return the mean and variance of the noise-free function.
 
         Parameters
         ----------
@@ -560,7 +562,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             Means.
         variance : ndarray of shape (n, n_outputs), (n, n_outputs, n_outputs) or, if \
                 joint, (n·n_outputs, n·n_outputs)
-            Variances or covariances. Joint covariances follow the order of
+            Variances or covariances. Joint covariances are in the order of
             ``mean.ravel()``.
 
         See Also
@@ -599,8 +601,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         Returns
         -------
         ndarray of shape (n, n_outputs, n_samples)
-            Draws. `sample_y` adds noise, and omits the axis of outputs if ``y`` has
-            none.
+            Draws without noise. In contrast, `sample_y` adds noise, and omits the axis
+            of outputs if ``y`` has no such axis.
 
         See Also
         --------
@@ -621,7 +623,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
     @property
     def _in_units(self) -> latent.Latent:
-        """Map from moments of the outputs to moments in the units of ``y``."""
+        """Function that maps moments of the outputs to moments in units of ``y``."""
         return partial(self._targets.restored_outputs, self._likelihood)
 
     def __sklearn_tags__(self) -> Any:

@@ -93,8 +93,8 @@ class BradleyTerry(nn.Module):
         X : Tensor of shape (b, 2, ...) or (b, 1, ...)
             Pairs of items, or single items.
         **named : Tensor of shape (b, 2, ...) or (b, 1, ...)
-            Named inputs of the scorer, with or without ``X``. skorch passes a dict as
-            named inputs.
+            Named inputs of the scorer, instead of ``X`` or in addition to it. skorch
+            passes the entries of a dict as named inputs.
 
         Returns
         -------
@@ -104,8 +104,8 @@ class BradleyTerry(nn.Module):
         Raises
         ------
         ValueError
-            If ``X`` has a different shape, or the scorer does not return one number per
-            item.
+            If ``X`` has a different shape, or if the scorer does not return one number
+            per item.
 
         See Also
         --------
@@ -217,7 +217,7 @@ class PairTrainer(LaplaceTrainer):
     """Trainer of networks whose logit is a difference of two scores."""
 
     def infer_spec(self, net: NeuralNet, dataset: Any, **options: Any) -> NetworkSpec:
-        """Return the network specification; raise if the logit is not a difference."""
+        """Return the specification; raise an error if the logit is not a difference."""
         spec = super().infer_spec(net, dataset, **options)
         forward = as_forward(net, spec)
         with forward.frozen():
@@ -229,18 +229,18 @@ class PairTrainer(LaplaceTrainer):
 class LaplaceRanker(LaplaceClassifier):
     """Item scores with uncertainty, learned from pairwise preferences.
 
-    This `LaplaceClassifier` of pairs also returns the scores of single items. Use this
-    estimator if the data are comparisons (which answer is better, who won) rather than
-    ratings of single items.
+    This estimator is a `LaplaceClassifier` of pairs that also predicts the scores of
+    single items. Use this estimator if the data are comparisons (which answer is
+    better, who won) rather than ratings of single items.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network. The module is a `BradleyTerry` around a scorer, or another module
-        that accepts (b, 2, ...) and (b, 1, ...). If None, use a small network for
-        tabular data.
+        The network. The module of the net is a `BradleyTerry` with a scorer, or another
+        module that accepts inputs of shape (b, 2, ...) and (b, 1, ...). If None, use a
+        small network for tabular data.
     subset_of_weights : str or list of str, default="all"
         Weights with a posterior, as in `LaplaceClassifier`.
     hessian_structure : str, default="full"
@@ -248,7 +248,7 @@ class LaplaceRanker(LaplaceClassifier):
         for ``"kron"``.
     prior_precision : float, array or {"auto", "validation", "marglik"}, \
             default="marglik"
-        Inverse prior variance of a weight, or the name of its tuner, as in
+        Inverse prior variance of the weights, or the name of its tuner, as in
         `LaplaceClassifier`.
     likelihood, subset_params, structure_params, curvature, curvature_params, \
             prior_structure, prior_mean, prior, refine, temperature, class_weight, \
@@ -278,11 +278,11 @@ class LaplaceRanker(LaplaceClassifier):
 
     The defaults differ from those of `LaplaceClassifier` to improve the scores. The
     prior precision maximises the evidence of all pairs, because held-out labels contain
-    little information about the variance of a score. The full covariance requires
-    memory quadratic in the number of weights, and ``fit`` raises an error for networks
-    that are too large. ``"kron"`` ignores the opposite signs of the two items of a
-    pair. Its standard deviations of single scores are too small, by factors of two to
-    three in our measurements.
+    little information about the variance of a score. The memory for the full covariance
+    is quadratic in the number of weights, so ``fit`` raises an error for networks that
+    are too large. ``"kron"`` ignores that the scores of the two items of a pair have
+    opposite signs in the difference. With ``"kron"``, the standard deviations of single
+    scores are too small, by factors of two to three in our measurements.
 
     References
     ----------
@@ -321,7 +321,7 @@ class LaplaceRanker(LaplaceClassifier):
         return options
 
     def _residual_of(self, *_: object) -> None:
-        """Raise ValueError for a residual: it is not a difference of two scores."""
+        """Raise ValueError for a residual, which is not a difference of two scores."""
         if self.residual != "none":
             raise ValueError(
                 f"residual={self.residual!r} cannot be used for pairs. Use "
@@ -352,7 +352,7 @@ class LaplaceRanker(LaplaceClassifier):
         return pairs
 
     def _check_items(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise ValueError if the shape of items differs from that in fit."""
+        """Raise ValueError if the shape of items differs from that in ``fit``."""
         known = getattr(self, "_item_shape", shape)
         if shape != known:
             raise ValueError(
@@ -377,19 +377,20 @@ class LaplaceRanker(LaplaceClassifier):
         Returns
         -------
         mean : ndarray of shape (n,)
-            Posterior means, in nats. Pairs determine only differences of scores. A
-            constant shared by all scores depends on the network and the prior.
+            Posterior means, in nats. Pairs determine only differences of scores. The
+            constant that all scores have in common depends on the network and the
+            prior.
         std : ndarray of shape (n,)
-            Posterior standard deviations, in nats; only if ``return_std``. They include
-            the variance of the shared constant. For differences of scores, use the
-            covariance.
+            Posterior standard deviations, in nats; only if ``return_std``. The standard
+            deviations include the uncertainty of the constant that all scores have in
+            common. For standard deviations of differences, use the covariance.
         cov : ndarray of shape (n, n)
             Joint posterior covariance; only if ``return_cov``.
 
         Raises
         ------
         ValueError
-            If both ``return_std`` and ``return_cov`` are True, or the shape of items
+            If both ``return_std`` and ``return_cov`` are True, or if the shape of items
             differs from that in ``fit``.
         NotFittedError
             If called before ``fit``.
@@ -400,8 +401,9 @@ class LaplaceRanker(LaplaceClassifier):
 
         Notes
         -----
-        The network is linearised at the trained weights, as in `predict_proba`. Memory
-        for the covariance is proportional to n times the number of selected weights.
+        The network is linearised at the trained weights, as in `predict_proba`. The
+        memory for the covariance is proportional to n times the number of selected
+        weights.
 
         Examples
         --------

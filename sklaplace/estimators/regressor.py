@@ -64,7 +64,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Options of ``"subnetwork"``: either ``n_weights`` (100) and ``by``, the score
         that selects the weights after training (``"magnitude"``, ``"swag"``,
         ``"variance"`` or ``"random"``), or ``indices`` of weights in the flattened
-        network. The options of ``"swag"`` are in the :ref:`User Guide <subset>`.
+        network. The options of ``"swag"`` are described in the :ref:`User Guide
+        <subset>`.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
         Structure of the Hessian approximation; see :ref:`structure`. The memory for
@@ -87,36 +88,37 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Inverse prior variance of the weights. ``"marglik"`` maximises the marginal
         likelihood of the training data. ``"validation"`` maximises the score of
         held-out samples. ``"auto"`` also uses held-out samples. Without held-out
-        samples, ``"auto"`` keeps the network's own predictions near the data and warns.
-        With the default network, or with fewer than 1,000 samples and no ``X_val``,
-        ``"auto"`` trains one network per cross-validation fold; see
+        samples, ``"auto"`` preserves the network's own predictions near the data, and
+        issues a warning. With the default network, or with fewer than 1,000 samples and
+        no ``X_val``, ``"auto"`` trains one network per cross-validation fold; see
         :ref:`validation-samples`.
     prior_structure : {"scalar", "layerwise", "diag"} or list of str, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
         ``variational``), or one per weight (only for ``full``, ``lowrank`` and
-        ``diag``). With a list of module or parameter names, each name has its own
-        precision; see :ref:`prior-structure`.
+        ``diag``). With a list of module or parameter names, there is one precision per
+        name; see :ref:`prior-structure`.
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
     prior : GaussianPosterior, array of shape (P, P) or None, default=None
         ``posterior_`` of an estimator fitted to an earlier task, whose network has the
-        same layers; see :ref:`prior-task`. It replaces ``prior_precision``,
-        ``prior_structure`` and ``prior_mean``, which must keep their defaults, and
-        nothing is tuned. ``sigma_noise`` must be a number or an array. Not available
-        for ``gp`` and ``lowrank``. An array is a prior precision matrix and requires
-        ``hessian_structure="full"``.
+        same layers; see :ref:`prior-task`. This posterior replaces ``prior_precision``,
+        ``prior_structure`` and ``prior_mean``, which must have their default values. No
+        hyperparameters are tuned. ``sigma_noise`` must be a number or an array. Not
+        available for ``gp`` and ``lowrank``. An array is interpreted as a prior
+        precision matrix, and requires ``hessian_structure="full"``.
     refine : bool or "auto", default="auto"
         Whether to refit the weights to the maximum a posteriori estimate of the
         linearised network; see :ref:`refine`. Only predictions use the refitted
-        weights. ``"auto"`` lets the tuner decide for a last layer, but means False if
-        nothing is tuned, other weights are selected, or the loss is not convex in the
-        outputs. True requires a convex loss, no ``prior``, and ``pred_type="glm"`` for
-        weights outside the last layer.
+        weights. With ``"auto"``, the tuner decides whether to refit a last layer.
+        ``"auto"`` means False if nothing is tuned, if weights outside the last layer
+        are selected, or if the loss is not convex in the outputs. True requires a
+        convex loss, no ``prior``, and ``pred_type="glm"`` for weights outside the last
+        layer.
     residual : float or {"auto", "none"}, default="auto"
         Variance of a Gaussian process that is added to the outputs, in units of the
         noise variance; see the :ref:`User Guide <far>`. The variance grows with the
-        distance from the training data. ``residual`` is the variance at the 99th
-        percentile of the samples' distances. ``"auto"`` means 0.5 with
+        distance from the training data. ``residual`` is the variance at a distance that
+        99 % of the samples do not exceed. ``"auto"`` means 0.5 with
         ``prior_precision="auto"``, and ``"none"`` otherwise. The residual requires a
         network with features and a normal likelihood with a noise level.
     temperature : float, default=1.0
@@ -139,8 +141,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         to a fixed memory budget. Results do not depend on the batch size.
     n_shards : int or None, default=None
         Number of parts into which to split the training samples for parallel fits. If
-        None, use one part per four batches, and at most 32. The number of parts changes
-        only the last digits of results.
+        None, use one part per four batches, and at most 32. The number of parts affects
+        only the last digits of the results.
     n_jobs : int or None, default=None
         Number of joblib workers, each with one thread; see :doc:`/large_data`. If None,
         compute in the current process with all of torch's threads. If -1, use one
@@ -148,8 +150,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         including 1, and for all joblib backends.
     distributed : bool, default=False
         Whether the processes of the default ``torch.distributed`` group share the work
-        of ``fit``. All processes need the same data and parameters, and get the same
-        posterior.
+        of ``fit``. All processes require the same data and parameters, and obtain the
+        same posterior.
     memory : None, str, path or joblib.Memory, default=None
         Cache of the trained network and its curvature, for grid searches that train
         only once per fold; see :ref:`memory`. Requires a ``random_state``. If you edit
@@ -163,20 +165,20 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     sigma_noise : float, array or {"auto", "homoscedastic", "validation", "marglik"}, \
             default="auto"
         Standard deviation of the observation noise, for nets with ``MSELoss``; see
-        :ref:`noise`. One number applies to all outputs, and an array has one value per
-        column of ``y``. A name tunes one noise level per column together with
-        ``prior_precision``. With ``"auto"`` and at least 30 held-out residuals, the
-        noise is heteroscedastic: its standard deviation and quantiles depend on the
-        inputs. All other values mean normal noise at a constant level. If
-        ``sigma_noise`` and ``prior_precision`` are both names, they must be equal,
-        unless one of them is ``"auto"``, or ``sigma_noise="validation"`` is combined
-        with ``prior_precision="marglik"``.
+        :ref:`noise`. A single number applies to all outputs, and an array contains one
+        value per column of ``y``. With a name, one noise level per column is tuned
+        together with ``prior_precision``. With ``"auto"`` and at least 30 held-out
+        residuals, the noise is heteroscedastic: its standard deviation and quantiles
+        depend on the inputs. With all other values, the noise is normal and has a
+        constant level. If ``sigma_noise`` and ``prior_precision`` are both names, they
+        must be equal, unless one of them is ``"auto"``, or ``sigma_noise="validation"``
+        is combined with ``prior_precision="marglik"``.
     normalize_y : bool, default=False
         Whether to centre each column of ``y`` and divide it by its standard deviation
-        before training; see :ref:`normalize-y`. Results and ``sigma_noise`` stay in
+        before training; see :ref:`normalize-y`. Results and ``sigma_noise`` remain in
         units of ``y``. The net's own outputs, its history and ``posterior_`` are in
-        units of the normalised targets. Not supported for frozen nets, counts and
-        ``prior``. The default network always normalises its targets.
+        units of the normalised targets. Not supported for frozen nets, for counts, or
+        together with ``prior``. The default network always normalises its targets.
 
     Attributes
     ----------
@@ -185,8 +187,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     posterior_ : GaussianPosterior
         Gaussian over the selected weights.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of constant observation noise, or 1 without noise.
-        Heteroscedastic noise is relative to ``sigma_noise_``.
+        Standard deviation of constant observation noise, or 1 without noise. The
+        standard deviation of heteroscedastic noise is expressed relative to
+        ``sigma_noise_``.
     sigma_scaling_ : ndarray of shape (n_outputs,)
         Scaling factors for standard deviations, equal to one before `recalibrate`.
     n_features_in_ : int
@@ -198,7 +201,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     prior_precision_ : float or ndarray
         Prior precision in use. A given ``prior`` is stored in ``posterior_.earlier``.
     temperature_ : float
-        Temperature in use. It differs from ``temperature`` only after `tune`.
+        Temperature in use. The temperature in use differs from ``temperature`` only
+        after `tune`.
     log_marginal_likelihood_value_ : float
         Laplace approximation of the log marginal likelihood in nats, for targets in
         units of ``y`` and constant noise.
@@ -210,10 +214,10 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
 
     Notes
     -----
-    The posterior is exact for constant noise and a network that is linear in the
-    selected weights. Noise tuned on training data is too small if the network overfits.
-    ``fit`` therefore prefers held-out samples, and warns if there are none. See
-    `LaplaceClassifier` for references.
+    The posterior is exact if the noise is constant and the network is linear in the
+    selected weights. A noise level that was tuned on training data is too small if the
+    network overfits. ``fit`` therefore tunes the noise on held-out samples if possible,
+    and warns if there are none. See `LaplaceClassifier` for references.
 
     Examples
     --------
@@ -263,7 +267,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         return options
 
     def _resolved_noise(self) -> Any:
-        """Return one number or the name of a tuner; 1.0 if there is no noise."""
+        """Return the noise level or the name of its tuner; 1.0 if there is no noise."""
         if np.ndim(self.sigma_noise):
             return geometric_mean(np.asarray(self.sigma_noise, dtype=float))
         if not isinstance(self.sigma_noise, str):
@@ -335,15 +339,15 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Parameters
         ----------
         coverage : float or None, default=0.9
-            Coverage of the interval. If None, only mean and variance are predicted.
+            Coverage of the interval. If None, only the mean and variance are predicted.
 
         Returns
         -------
         torch.nn.Module
-            Differentiable module on the network's device, in float64 from the last
-            layer on. For b samples, the module returns the mean and variance of
-            `latent_mean_and_variance`, (b, n_outputs), and the interval of
-            `predict_interval`, (b, 2) or (b, n_outputs, 2).
+            Differentiable module on the network's device. Its computations are in
+            float64 from the last layer on. For b samples, the module returns the mean
+            and variance of `latent_mean_and_variance`, (b, n_outputs), and the interval
+            of `predict_interval`, (b, 2) or (b, n_outputs, 2).
 
         Raises
         ------
@@ -405,9 +409,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     ) -> "LaplaceRegressor":
         """Add samples to the posterior; the network keeps its weights.
 
-        The result equals that of one fit on all samples, in any order, with the same
-        network weights, prior, noise and temperature. Before the first fit, this method
-        is equivalent to ``fit``.
+        The result is the same as that of a single fit to all samples, in any order,
+        with the same network weights, prior, noise and temperature. Before the first
+        fit, this method is equivalent to ``fit``.
 
         Parameters
         ----------
@@ -426,7 +430,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Raises
         ------
         ValueError
-            If the samples do not match earlier samples. The estimator is then
+            If the samples do not match earlier samples. The error leaves the estimator
             unchanged.
 
         See Also
@@ -436,9 +440,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
 
         Notes
         -----
-        The cost is one pass over the new samples. Neither the prior nor the noise is
-        tuned again, and the network is not retrained.
-        ``learning_curve(exploit_incremental_learning=True)`` calls this method, so the
+        This method requires one pass over the new samples. Neither the prior nor the
+        noise is tuned again, and the network is not retrained. scikit-learn's
+        ``learning_curve(exploit_incremental_learning=True)`` calls this method, so its
         learning curve is flat.
 
         Examples

@@ -35,7 +35,7 @@ from sklaplace.networks.trained import TrainedNetwork, n_epochs
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseSampling(ABC):
-    """Parameters and fit of estimators that predict from draws."""
+    """Parameters and ``fit`` method of estimators that predict from draws."""
 
     estimator: Any = field(default=None, kw_only=False)
     likelihood: Any = None
@@ -83,21 +83,24 @@ class BaseSampling(ABC):
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Training samples. Arrays, sparse matrices and data frames are validated and
-            cast to the network's dtype; other inputs are passed to skorch unchanged.
-            Sparse matrices are converted to dense arrays in batches.
+            cast to the network's dtype. All other inputs are passed to skorch
+            unchanged. Sparse matrices are converted to dense arrays one batch at a
+            time.
         y : array-like of shape (n,) or (n, n_outputs)
             Targets. For a classifier, class labels of any type, a matrix of 0/1 labels,
             or one array of labels per sample.
         sample_weight : array-like of shape (n,), optional
-            Non-negative sample weights. Weights are counts: a sample with weight two
-            counts as two samples. Scale relative weights to a mean of one.
+            Non-negative sample weights. Weights are interpreted as counts: a sample
+            with weight two counts as two samples. If your weights are relative, scale
+            them to a mean of one.
         groups : array-like of shape (n,), optional
             Group labels (strings or integers), such as patient IDs. The samples of a
-            group are either all used for training, or all held out for the noise.
+            group are either all used for training, or all held out for estimating the
+            noise.
         X_val, y_val : optional
             Held-out samples that the network is not trained on. Regressors estimate the
-            observation noise from these samples. Other uses are described in the
-            documentation of the estimator.
+            observation noise from these samples. Other uses of these samples are
+            described in the documentation of each estimator.
         **fit_params : dict
             Arguments for the ``fit`` method of the skorch net. Predictions do not use
             these arguments, so they must not change the module's outputs.
@@ -110,8 +113,8 @@ class BaseSampling(ABC):
         Raises
         ------
         ValueError, TypeError
-            If an option, the data or the network is invalid. The estimator, the network
-            and the data are then unchanged.
+            If an option, the data or the network is invalid. The error leaves the
+            estimator, the network and the data unchanged.
 
         See Also
         --------
@@ -191,7 +194,7 @@ class BaseSampling(ABC):
     # ----------------------------------------------------------------- predictions
     @abstractmethod
     def _output_model(self) -> OutputModel:
-        """Return the distribution of outputs."""
+        """Return the distribution of the outputs."""
 
     def _outputs_of(self, network: TrainedNetwork) -> BatchedOutputs:
         scope = type(self).__name__, self.verbose

@@ -1,7 +1,7 @@
 """LaplaceClassifierCV, LaplaceRegressorCV: prior precision by cross-validation.
 
-They extend the Laplace estimators as `RidgeCV` extends `Ridge`. The network is trained
-once per fold, whatever the number of prior precisions.
+These classes extend the Laplace estimators as `RidgeCV` extends `Ridge`. The network is
+trained once per fold, regardless of the number of prior precisions.
 """
 
 from dataclasses import dataclass, field
@@ -27,19 +27,20 @@ from sklaplace.estimators.training.samples import Samples
 class LaplaceClassifierCV(LaplaceClassifier):
     """`LaplaceClassifier` with built-in cross-validation of the prior precision.
 
-    The search is equivalent to ``GridSearchCV`` over ``prior_precision``, but trains
-    the network once per fold, instead of once per fold and prior precision. Prefer this
-    estimator if there are too few samples to hold some out. `LaplaceClassifier` trains
-    once and tunes on one set of held-out samples.
+    The search is equivalent to ``GridSearchCV`` over ``prior_precision``, but the
+    network is trained only once per fold, instead of once per fold and prior precision.
+    Prefer this estimator if there are too few samples to hold some out. If there are
+    enough samples, `LaplaceClassifier` trains your net once, and tunes on a single set
+    of held-out samples.
 
     Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network, as in `LaplaceClassifier`. A frozen network is not trained; only
-        its curvature is computed per fold. It must have been trained on other samples:
-        otherwise, the scores are training scores.
+        The network, as in `LaplaceClassifier`. A frozen network is not retrained; only
+        its curvature is computed for each fold. The network must have been trained on
+        other samples, because the scores would otherwise be training scores.
     prior_precisions : array-like of shape (G,) or None, default=None
         Prior precisions to try. If None, use 20 values from 1e-3 to 1e3, evenly spaced
         on a log scale. If the best value is the first or last, try a wider range.
@@ -49,33 +50,36 @@ class LaplaceClassifierCV(LaplaceClassifier):
     scoring : str, callable or None, default=None
         Score of a prior precision; higher is better. If None, use the mean
         log-probability of the held-out labels. Unlike ``"neg_log_loss"``, this score is
-        finite for all predictions, uses weights, and supports several labels per
-        sample. Scores of predicted labels (``"accuracy"``) hardly depend on the prior
-        precision.
+        finite for all predictions, uses the sample weights, and supports several labels
+        per sample. Scores of predicted labels (``"accuracy"``) hardly depend on the
+        prior precision.
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
             prior_mean, refine, residual, temperature, class_weight, pred_type, \
             link_approx, dirichlet_approx, n_samples, batch_size, n_shards, distributed
         As in `LaplaceClassifier`. With a ``prior_structure`` other than ``"scalar"``,
-        all precisions are equal. ``refine=True`` refits the selected weights for each
-        prior precision, and ``"auto"`` means False.
+        all precisions have the same value. ``refine=True`` refits the selected weights
+        for each prior precision, and ``"auto"`` means False.
     memory : None, str, path or joblib.Memory, default=None
-        Cache of the networks and their curvature, including the folds. Later fits,
-        including those in ``GridSearchCV``, reuse the cache without training. Requires
-        a ``random_state``, and a folder that only you can write to; see :ref:`memory`.
+        Cache of the networks and their curvature, including those of the folds. Later
+        fits, also within ``GridSearchCV``, use the cache instead of training again.
+        Requires a ``random_state``, and a folder that only you can write to; see
+        :ref:`memory`.
     n_jobs : int or None, default=None
-        Number of processes for training folds and for prediction. None means one unless
-        in a ``joblib.parallel_config`` context; -1 means one per core.
+        Number of processes for training on the folds and for prediction. None means one
+        process, unless in a ``joblib.parallel_config`` context. -1 means one process
+        per core.
     random_state : int, RandomState or None, default=None
         Seed for training and draws in each fold and in the final fit. The final fit
-        uses it as `LaplaceClassifier` does. With None, results differ between fits.
+        uses the seed in the same way as `LaplaceClassifier`. With None, results differ
+        between fits.
     verbose : int, default=0
-        As in `LaplaceClassifier`, with all folds as one phase.
+        As in `LaplaceClassifier`, with all folds reported as one phase.
 
     Attributes
     ----------
     prior_precision_ : float or ndarray
-        The best prior precision. `tune` changes it, but not ``best_score_``,
+        The best prior precision. `tune` changes this value, but not ``best_score_``,
         ``best_index_`` and ``cv_results_``, which describe the search.
     best_score_ : float
         Mean score of the best prior precision over the folds.
@@ -97,10 +101,11 @@ class LaplaceClassifierCV(LaplaceClassifier):
 
     Notes
     -----
-    With F folds and G prior precisions, fitting requires F + 1 training runs and
+    With F folds and G prior precisions, ``fit`` requires F + 1 training runs and
     curvature passes, F passes over held-out samples, and G repetitions of the
-    subsequent algebra. A scorer keeps the Jacobians of a fold in memory; they are large
-    with ``subset_of_weights="all"``. ``scoring=None`` keeps only one batch.
+    subsequent linear algebra. If ``scoring`` is given, the Jacobians of a fold are kept
+    in memory; these are large with ``subset_of_weights="all"``. Otherwise, only the
+    Jacobians of one batch are kept.
 
     Examples
     --------
@@ -144,16 +149,17 @@ class LaplaceClassifierCV(LaplaceClassifier):
         y : array-like of shape (n,) or (n, n_outputs)
             Targets. For a classifier, class labels of any type.
         sample_weight : array-like of shape (n,), optional
-            Non-negative sample weights for training and scores. Weights are counts, as
-            in `LaplaceClassifier`. The weights are passed to a scorer that accepts
-            weights. The mean over folds is not weighted.
+            Non-negative sample weights for training and scores. Weights are interpreted
+            as counts, as in `LaplaceClassifier`. The weights are passed to ``scoring``
+            if it accepts weights. The mean of the scores over folds is not weighted.
         groups : array-like of shape (n,), optional
-            Group labels (strings or integers), such as patient IDs. They are passed to
-            ``cv.split``. If ``cv`` is None or a number, each group is in one fold, as
-            with ``StratifiedGroupKFold`` or ``GroupKFold``.
+            Group labels (strings or integers), such as patient IDs. The groups are
+            passed to ``cv.split``. If ``cv`` is None or a number, all samples of a
+            group are in the same fold, as with ``StratifiedGroupKFold`` or
+            ``GroupKFold``.
         **fit_params : dict
             Arguments for the ``fit`` method of the skorch net. Arrays with n entries
-            are split by fold.
+            are split into folds.
 
         Returns
         -------
@@ -163,8 +169,9 @@ class LaplaceClassifierCV(LaplaceClassifier):
         Raises
         ------
         ValueError, TypeError
-            If an option, the data or the network is invalid, or no prior precision has
-            a finite score. The estimator, the network and the data are then unchanged.
+            If an option, the data or the network is invalid, or if no prior precision
+            has a finite score. The error leaves the estimator, the network and the data
+            unchanged.
 
         See Also
         --------
@@ -173,11 +180,11 @@ class LaplaceClassifierCV(LaplaceClassifier):
 
         Notes
         -----
-        The network is trained once per fold and once on all samples, each time with one
-        pass for the curvature. The held-out samples of each fold require one more pass.
-        For k outputs and P weights, each prior precision adds O(n k P), plus a refit of
-        the last layer with ``refine=True``; choosing the noise multiplies this cost by
-        about ten.
+        The network is trained once per fold and once on all samples, each time followed
+        by one pass for the curvature. The held-out samples of each fold require one
+        more pass. For k outputs and P weights, each prior precision adds O(n k P), plus
+        a refit of the selected weights with ``refine=True``. Choosing the noise
+        multiplies this cost by about ten.
 
         Examples
         --------
@@ -202,20 +209,21 @@ class LaplaceClassifierCV(LaplaceClassifier):
 class LaplaceRegressorCV(LaplaceRegressor):
     """`LaplaceRegressor` with built-in cross-validation of the prior precision.
 
-    The search is equivalent to ``GridSearchCV`` over ``prior_precision``, but trains
-    the network once per fold, instead of once per fold and prior precision. The search
-    can also choose the noise from held-out samples. Prefer this estimator if there are
-    too few samples to hold some out. `LaplaceRegressor` trains once and tunes on one
-    set of held-out samples.
+    The search is equivalent to ``GridSearchCV`` over ``prior_precision``, but the
+    network is trained only once per fold, instead of once per fold and prior precision.
+    The search can also choose the noise from held-out samples. Prefer this estimator if
+    there are too few samples to hold some out. If there are enough samples,
+    `LaplaceRegressor` trains your net once, and tunes on a single set of held-out
+    samples.
 
     Read more in the :doc:`User Guide </user_guide/pipelines>`.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network, as in `LaplaceRegressor`. A frozen network is not trained; only its
-        curvature is computed per fold. It must have been trained on other samples:
-        otherwise, the scores are training scores.
+        The network, as in `LaplaceRegressor`. A frozen network is not retrained; only
+        its curvature is computed for each fold. The network must have been trained on
+        other samples, because the scores would otherwise be training scores.
     prior_precisions : array-like of shape (G,) or None, default=None
         Prior precisions to try. If None, use 20 values from 1e-3 to 1e3, evenly spaced
         on a log scale. If the best value is the first or last, try a wider range.
@@ -224,15 +232,16 @@ class LaplaceRegressorCV(LaplaceRegressor):
         Folds, as in scikit-learn. If None, use five folds.
     scoring : str, callable or None, default=None
         Score of a prior precision; higher is better. If None, use the mean log-density
-        of the held-out targets, noise included, in nats per sample. Scores of predicted
-        means (``"r2"``) depend on the prior precision only with ``refine=True``.
+        of the held-out targets, including noise, in nats per sample. Scores of
+        predicted means (``"r2"``) depend on the prior precision only with
+        ``refine=True``.
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
             prior_mean, refine, residual, temperature, pred_type, n_samples, \
             batch_size, n_shards, distributed
         As in `LaplaceRegressor`. With a ``prior_structure`` other than ``"scalar"``,
-        all precisions are equal. ``refine=True`` refits the selected weights for each
-        prior precision, and ``"auto"`` means False.
+        all precisions have the same value. ``refine=True`` refits the selected weights
+        for each prior precision, and ``"auto"`` means False.
     sigma_noise : float or "auto", default="auto"
         Standard deviation of the observation noise, equal for all outputs. ``"auto"``
         chooses one noise level per prior precision by maximising the likelihood of the
@@ -241,29 +250,33 @@ class LaplaceRegressorCV(LaplaceRegressor):
         `LaplaceRegressor` chooses one level per column, and so does `tune`.
     normalize_y : bool, default=False
         As in `LaplaceRegressor`, with the mean and standard deviation of each fold's
-        training samples. The chosen noise is then the geometric mean of noise levels
-        proportional to the standard deviations of the columns of ``y``.
+        training samples. The chosen noise level is then the geometric mean of the noise
+        levels of all columns, which are proportional to the standard deviations of the
+        columns of ``y``.
     memory : None, str, path or joblib.Memory, default=None
-        Cache of the networks and their curvature, including the folds. Later fits,
-        including those in ``GridSearchCV``, reuse the cache without training. Requires
-        a ``random_state``, and a folder that only you can write to; see :ref:`memory`.
+        Cache of the networks and their curvature, including those of the folds. Later
+        fits, also within ``GridSearchCV``, use the cache instead of training again.
+        Requires a ``random_state``, and a folder that only you can write to; see
+        :ref:`memory`.
     n_jobs : int or None, default=None
-        Number of processes for training folds and for prediction. None means one unless
-        in a ``joblib.parallel_config`` context; -1 means one per core.
+        Number of processes for training on the folds and for prediction. None means one
+        process, unless in a ``joblib.parallel_config`` context. -1 means one process
+        per core.
     random_state : int, RandomState or None, default=None
-        Seed for training in each fold and in the final fit. The final fit uses it as
-        `LaplaceRegressor` does. With None, results differ between fits.
+        Seed for training in each fold and in the final fit. The final fit uses the seed
+        in the same way as `LaplaceRegressor`. With None, results differ between fits.
     verbose : int, default=0
-        As in `LaplaceClassifier`, with all folds as one phase.
+        As in `LaplaceClassifier`, with all folds reported as one phase.
 
     Attributes
     ----------
     prior_precision_ : float or ndarray
-        The best prior precision. `tune` changes it, but not ``best_score_``,
+        The best prior precision. `tune` changes this value, but not ``best_score_``,
         ``best_index_`` and ``cv_results_``, which describe the search.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise, given or chosen with the best prior
-        precision. With ``normalize_y`` and several columns, one value per column.
+        Standard deviation of the observation noise, either given, or chosen together
+        with the best prior precision. With ``normalize_y`` and several columns, there
+        is one value per column.
     best_score_ : float
         Mean score of the best prior precision over the folds.
     best_index_ : int
@@ -271,8 +284,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
     cv_results_ : dict
         Results in the format of ``GridSearchCV``: ``"param_prior_precision"``,
         ``"params"``, ``"split0_test_score"`` and so on, ``"mean_test_score"``,
-        ``"std_test_score"``, ``"rank_test_score"``. If the noise is chosen,
-        ``"param_sigma_noise"`` and ``"params"`` contain it.
+        ``"std_test_score"``, ``"rank_test_score"``. If the search also chooses the
+        noise, ``"param_sigma_noise"`` and ``"params"`` contain the noise levels.
     n_splits_ : int
         Number of folds.
     estimator_, posterior_, n_features_in_, feature_names_in_, n_iter_, temperature_, \
@@ -285,16 +298,17 @@ class LaplaceRegressorCV(LaplaceRegressor):
 
     Notes
     -----
-    With F folds and G prior precisions, fitting requires F + 1 training runs and
+    With F folds and G prior precisions, ``fit`` requires F + 1 training runs and
     curvature passes, F passes over held-out samples, and G repetitions of the
-    subsequent algebra. With ``sigma_noise="auto"``, the algebra is repeated about 10 G
-    times, and all folds stay in memory until the noise is chosen. A scorer also keeps
-    the Jacobians of a fold in memory.
+    subsequent linear algebra. With ``sigma_noise="auto"``, the linear algebra is
+    repeated about 10 G times, and all folds stay in memory until the noise is chosen.
+    If ``scoring`` is given, the Jacobians of a fold are kept in memory, too.
 
     Residuals of training samples underestimate the noise if the network overfits.
     Held-out residuals contain both noise and weight uncertainty. The search therefore
     maximises the log-density of the pooled held-out samples over σ > 0 and the given
-    prior precisions. The optimism due to one fitted number is 1/(2 n) nats per sample.
+    prior precisions. Because one number is fitted to the held-out samples, the scores
+    are optimistic by 1/(2 n) nats per sample.
 
     Examples
     --------

@@ -42,7 +42,7 @@ class SWAGTrainer(Trainer):
     max_rank : int
         Number of iterates whose deviations are kept.
     n_samples : int
-        Number of draws in prediction.
+        Number of weight draws for predictions.
     """
 
     schedule: Schedule
@@ -60,12 +60,12 @@ class SWAGTrainer(Trainer):
     def infer_spec(
         self, net: NeuralNet, dataset: object, *, is_trained: bool
     ) -> OutputSpec:
-        """Return the output specification; raise if the net is not supported."""
+        """Return the output specification; raise an error for unsupported nets."""
         self._random_weights(net)
         return super().infer_spec(net, dataset, is_trained=is_trained)
 
     def _random_weights(self, net: NeuralNet) -> Layout:
-        """Return the random weights; raise for unsupported weights or draws."""
+        """Return the layout of the random weights; raise an error if unsupported."""
         refuse_callbacks(net, PriorCallback)
         module = as_forward(net).module
         complex_ = [n for n, p in module.named_parameters() if p.is_complex()]
@@ -107,7 +107,7 @@ class SWAGTrainer(Trainer):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseSWAG(BaseSampling):
-    """Parameters and fit of `SWAGClassifier` and `SWAGRegressor`."""
+    """Parameters and ``fit`` method of `SWAGClassifier` and `SWAGRegressor`."""
 
     n_snapshots: int = 100
     steps_per_snapshot: int = 10
@@ -145,9 +145,10 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
 
     Stochastic gradient descent continues from the trained weights at a constant
     learning rate. The mean and covariance of its iterates define a Gaussian over all
-    weights, and probabilities are averaged over networks drawn from this Gaussian. This
-    estimator is a baseline for `LaplaceClassifier`, which needs no extra training, and
-    derives the variance from the curvature of the loss instead of from a learning rate.
+    weights that require gradients. Probabilities are averaged over networks drawn from
+    this Gaussian. This estimator is a baseline for `LaplaceClassifier`, which needs no
+    extra training, and derives the variance from the curvature of the loss instead of
+    from a learning rate.
 
     Read more in the :ref:`User Guide <swag>`.
 
@@ -163,13 +164,13 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
     steps_per_snapshot : int, default=10
         Number of gradient descent steps from one collected iterate to the next.
     lr : float, default=0.01
-        Learning rate of the descent, in units of the net's criterion. Larger values
-        increase the variance of the weights.
+        Learning rate of gradient descent on the net's criterion. Larger values increase
+        the variance of the weights.
     max_rank : int, default=20
         Number of final iterates whose deviations form the low-rank part of the
         covariance; at least two.
     n_samples : int, default=100
-        Number of weight draws that predictions are averaged over. Every call uses the
+        Number of weight draws over which predictions are averaged. Every call uses the
         same draws.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
         As in `LaplaceClassifier`.
@@ -191,14 +192,15 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
     Notes
     -----
     The mean number of samples per step is the net's ``batch_size``, but at most a tenth
-    of all samples. Hashes of the inputs select the samples, so the order of the samples
-    does not matter. The descent uses the net's own loss and the weight decay of its
-    optimizer. The network is in evaluation mode: dropout is inactive, and batch
-    normalisation keeps its trained statistics, which are not recomputed for draws.
+    of all samples. The samples of each step are selected by hashes of the inputs, so
+    the order of the samples does not matter. The descent uses the net's own loss and
+    the weight decay of its optimizer. The network is in evaluation mode: dropout is
+    inactive, and batch normalisation keeps its trained statistics, which are not
+    recomputed for draws.
 
-    After training, fitting requires ``n_snapshots * steps_per_snapshot`` steps, and one
+    After training, ``fit`` requires ``n_snapshots * steps_per_snapshot`` steps, and one
     pass over the samples for the loss at the mean of the iterates. ``fit`` warns if
-    this loss is more than twice that of random guessing. Fitting stores
+    this loss is more than twice that of random guessing. ``fit`` stores
     ``max_rank + 2`` copies of the weights. Prediction stores ``n_samples`` copies of
     the weights and requires ``n_samples`` forward passes.
 
@@ -226,8 +228,8 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
 class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
     """Regressor with stochastic weight averaging-Gaussian (SWAG).
 
-    The counterpart of `SWAGClassifier` for real-valued targets. See `SWAGClassifier`
-    for the method and its uses.
+    This estimator is the counterpart of `SWAGClassifier` for real-valued targets. See
+    `SWAGClassifier` for the method and its uses.
 
     Read more in the :ref:`User Guide <swag>`.
 
@@ -235,17 +237,18 @@ class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
     ----------
     sigma_noise : float, array or "auto", default="auto"
         Standard deviation of the observation noise, in units of ``y``, for nets with
-        ``MSELoss``. An array has one value per column of ``y``. ``"auto"`` maximises
-        the likelihood of held-out targets from ``y_val``, else from the net's
-        ``train_split``, else from ``validation_fraction``. Without held-out targets (a
-        frozen net, or fewer than 50 distinct samples), ``"auto"`` uses the training
-        targets.
+        ``MSELoss``. An array has one value per column of ``y``. With ``"auto"``, the
+        noise maximises the likelihood of held-out targets: from ``y_val``, else from
+        the net's ``train_split``, else from ``validation_fraction``. Without held-out
+        targets (a frozen net, or fewer than 50 distinct samples), ``"auto"`` uses the
+        training targets.
     validation_fraction : float, default=0.2
-        Fraction of the samples to hold out for the noise, if the net is trained in
-        ``fit`` and holds out no samples itself, and if there are at least 50 distinct
-        samples.
+        Fraction of the samples to hold out for estimating the noise, if the net is
+        trained in ``fit`` and holds out no samples itself, and if there are at least 50
+        distinct samples.
     normalize_y : bool, default=False
-        As in `LaplaceRegressor`. The learning rate then suits targets in any units.
+        As in `LaplaceRegressor`. If True, the same learning rate suits targets in any
+        units.
     estimator, n_snapshots, steps_per_snapshot, lr, max_rank, n_samples
         As in `SWAGClassifier`; ``n_samples`` must be at least two.
     likelihood, batch_size, random_state, verbose

@@ -151,7 +151,7 @@ class BaseVariational(BaseSampling):
 def _held_out_nll(outputs: BatchedOutputs, dataset: Any, sigma: Any) -> np.ndarray:
     """Return the negative log-likelihood of samples, averaged over draws, (n,).
 
-    Without ``sigma``, the noise is estimated from the residuals.
+    If ``sigma`` is None, the noise is estimated from the residuals.
     """
     likelihood = outputs.network.spec.likelihood
     parts, _, (n_targets, *_) = zip(*outputs.losses_of(dataset), strict=True)
@@ -185,14 +185,15 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
             default="gaussian"
         Family of the weight distributions. All families except ``"gaussian"`` are
         experimental. A custom family is a subclass of
-        `sklaplace.posterior.variational.WeightPosterior`. With an instance, such as
-        ``posterior_.distribution`` of an earlier fit, training starts at a copy of it
-        instead of at the network's weights.
+        `sklaplace.posterior.variational.WeightPosterior`. If an instance is passed,
+        such as ``posterior_.distribution`` of an earlier fit, training starts at a copy
+        of this instance instead of at the network's weights.
     posterior_params : dict, default=None
         Options of the family. ``quantile`` accepts ``n_units`` (4), the number of units
-        in each hidden layer of its network, and ``n_layers`` (1). ``density`` accepts
-        ``n_units`` (6), ``n_layers`` (1) and ``n_nodes`` (16), the number of grid
-        nodes. A class accepts the options in its ``checks``.
+        in each hidden layer, and ``n_layers`` (1), the number of hidden layers.
+        ``density`` accepts ``n_units`` (6), ``n_layers`` (1) and ``n_nodes`` (16), the
+        number of grid nodes. A custom class accepts the options that are listed in its
+        ``checks`` attribute.
     prior : {"gaussian", "scale_mixture", "uniform"}, default="gaussian"
         Prior distribution of each weight.
     prior_scale : float, default=1.0
@@ -202,10 +203,11 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
         the wide component, and ``narrow`` (exp(-6)), the standard deviation of the
         narrow component.
     kl_weight : float, default=0.1
-        Factor of the KL divergence from the prior in the objective. A value of one
-        corresponds to the evidence lower bound, which underfits if there are few
-        samples per weight. Values below one lead to a cold posterior, which is narrower
-        than the posterior under Bayes' rule. ``elbo_`` always uses a factor of one.
+        Factor that multiplies the KL divergence from the prior in the objective. A
+        value of one corresponds to the evidence lower bound, which underfits if there
+        are few samples per weight. Values below one lead to a cold posterior, which is
+        narrower than the posterior under Bayes' rule. ``elbo_`` is always computed with
+        a factor of one.
     kl_schedule : {"uniform", "blundell"}, default="uniform"
         Distribution of the KL divergence over the batches of an epoch: equal parts, or
         half for the first batch, a quarter for the second batch, and so on.
@@ -213,7 +215,7 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
         Largest magnitude of weights with ``posterior="kumaraswamy"`` or
         ``prior="uniform"``.
     n_samples : int, default=100
-        Number of weight draws that predictions are averaged over. Every call uses the
+        Number of weight draws over which predictions are averaged. Every call uses the
         same draws.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
         As in `LaplaceClassifier`.
@@ -230,9 +232,9 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
         draws.
     kl_ : float
         KL divergence from the prior, in nats. The value is exact for families with a
-        ``closed_form``, such as ``"gaussian"`` and ``"kumaraswamy"``, under priors
-        other than the mixture. Otherwise, the divergence is estimated from the draws of
-        ``elbo_``.
+        ``closed_form``, such as ``"gaussian"`` and ``"kumaraswamy"``, combined with
+        priors other than ``"scale_mixture"``. Otherwise, the divergence is estimated
+        from the draws of ``elbo_``.
     classes_, n_features_in_, feature_names_in_, n_iter_
         As in `LaplaceClassifier`.
 
@@ -243,20 +245,21 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
 
     Notes
     -----
-    Every parameter that requires gradients has an independent distribution. Other
-    parameters and buffers are not random. skorch's training loop runs unchanged, with
-    the net's callbacks, validation and device. In the history, ``train_loss`` is the
-    objective in nats per sample, and ``valid_loss`` is the loss at the medians. Losses
-    follow the likelihood of the criterion.
+    All parameters that require gradients have independent distributions. Buffers and
+    all other parameters are not random. skorch's training loop runs unchanged, with the
+    net's callbacks, validation and device. In the history, ``train_loss`` is the
+    objective in nats per sample, and ``valid_loss`` is the loss at the medians. The
+    losses are those of the criterion's likelihood.
 
-    A training step takes about as long as one of the plain network, or several times as
-    long with many weights and little work per batch. The distributions need more epochs
-    to converge than plain weights. Prediction requires ``n_samples`` forward passes and
-    stores ``n_samples`` copies of the weights. A Laplace approximation around a trained
-    network trains and predicts faster; the user guide compares both.
+    A training step takes about as long as a training step of the plain network. With
+    many weights and little work per batch, it takes several times as long. The
+    distributions need more epochs to converge than plain weights. Prediction requires
+    ``n_samples`` forward passes and stores ``n_samples`` copies of the weights. A
+    Laplace approximation around a trained network trains and predicts faster; the user
+    guide compares both.
 
     With a frozen net, ``fit`` warns if the posterior predicts held-out samples (from
-    ``X_val``, else from the net's ``train_split``) worse than the net.
+    ``X_val``, else from the net's ``train_split``) worse than the frozen net does.
 
     References
     ----------
@@ -282,9 +285,9 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
 class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     """Predictive intervals from a skorch net with distributions over its weights.
 
-    The counterpart of `VariationalClassifier` for real-valued targets. The observation
-    noise is estimated during training. Prefer `LaplaceRegressor` for a network that is
-    already trained.
+    This estimator is the counterpart of `VariationalClassifier` for real-valued
+    targets. The observation noise is estimated during training. Prefer
+    `LaplaceRegressor` for a network that is already trained.
 
     Read more in the :doc:`User Guide </user_guide/other_methods>`.
 
@@ -292,14 +295,15 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     ----------
     sigma_noise : float, array or {"auto", "learned"}, default="auto"
         Standard deviation of the observation noise, in units of ``y``, for nets with
-        ``MSELoss``. An array has one value per column of ``y``. ``"learned"`` maximises
-        the objective. ``"auto"`` estimates the noise during and after training from
-        held-out samples: from ``X_val``, else from the net's ``train_split``, else from
-        ``validation_fraction``. Without held-out samples, ``"auto"`` means
-        ``"learned"``.
+        ``MSELoss``. An array has one value per column of ``y``. With ``"learned"``, the
+        noise maximises the objective. With ``"auto"``, the noise is estimated during
+        and after training from held-out samples: from ``X_val``, else from the net's
+        ``train_split``, else from ``validation_fraction``. Without held-out samples,
+        ``"auto"`` means ``"learned"``.
     validation_fraction : float, default=0.2
-        Fraction of the samples to hold out for the noise, if the net is not frozen and
-        holds out no samples itself, and if there are at least 50 distinct samples.
+        Fraction of the samples to hold out for estimating the noise, if the net is not
+        frozen and holds out no samples itself, and if there are at least 50 distinct
+        samples.
     normalize_y : bool, default=False
         As in `LaplaceRegressor`. In the history, ``elbo`` refers to the normalised
         targets.

@@ -49,7 +49,7 @@ class Targets(ABC):
 
     @property
     def noise_unit(self) -> float:
-        """Noise in units of ``y``, divided by the noise of the likelihood."""
+        """Noise level in units of ``y``, divided by that of the likelihood."""
         return 1.0
 
     def restored_outputs(

@@ -1,7 +1,7 @@
 """ClassTargets: class labels, encoded for the criterion of the network.
 
-Labels of any type are encoded as codes from zero. Samples are weighted by class. Labels
-that the criterion ignores have zero weight.
+Labels of any type are encoded as whole numbers from zero. Samples can be weighted by
+class. Labels that the criterion ignores have zero weight.
 """
 
 from collections.abc import Mapping
@@ -89,7 +89,7 @@ class ClassTargets(Targets):
         class_weight : dict, "balanced" or None
             Class weights.
         is_frozen : bool
-            Whether to use the classes that the net was trained on, if any.
+            Whether to use the classes that the net was trained on, if they are known.
         classes : ndarray, optional
             All classes, including classes that do not occur in ``y``.
 
@@ -125,7 +125,7 @@ class ClassTargets(Targets):
         return targets.weighted(y, class_weight)
 
     def weighted(self, y: ArrayLike, class_weight: Weights) -> "ClassTargets":
-        """Return a copy with class weights, and weight one for empty classes."""
+        """Return a copy with class weights; classes without samples have weight one."""
         if class_weight is None:
             return self
         if not self.target_type.is_single:
@@ -191,7 +191,7 @@ class ClassTargets(Targets):
         return found.reshape(len(labels), -1).sum(1)
 
     def encode(self, y: ArrayLike, name: str = "y") -> np.ndarray:
-        """Return codes 0 … K-1 in the criterion's dtype, negative if ignored."""
+        """Return codes 0 … K-1 in the criterion's dtype, or negative if ignored."""
         labels = self.check(y, name)
         ignored = self.is_ignored(labels)
         unknown = np.setdiff1d(labels[~ignored], self.classes)
@@ -215,7 +215,7 @@ class ClassTargets(Targets):
         return np.float32 if is_real else np.int64
 
     def sample_weight(self, codes: np.ndarray) -> np.ndarray | None:
-        """Return class weights (n,), zero if all labels are ignored, or None."""
+        """Return weights (n,) by class, zero if all labels are ignored, or None."""
         codes = codes.astype(np.int64)
         weights = None if self.class_weights is None else self.class_weights[codes]
         known: np.ndarray = (codes >= 0).reshape(len(codes), -1).max(1)
@@ -224,7 +224,7 @@ class ClassTargets(Targets):
         return known.astype(np.float64) if weights is None else weights * known
 
     def missing_classes(self, labels: np.ndarray) -> np.ndarray:
-        """Return the classes missing from a part of the training targets."""
+        """Return the classes that are missing from a part of the training targets."""
         if not self.are_of_labels:
             return self.classes[:0]
         found = self.target_type.classes(labels[~self.is_ignored(labels)])

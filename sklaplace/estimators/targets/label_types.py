@@ -34,7 +34,7 @@ ENOUGH_ROWS = 10
 
 
 class TargetType(ABC):
-    """Kind of classification targets. Default methods are for class labels."""
+    """Kind of classification targets. The default methods are for class labels."""
 
     has_class_names: ClassVar[bool] = True
     """Whether ``classes_`` contains the distinct targets rather than column numbers."""
@@ -54,7 +54,7 @@ class TargetType(ABC):
         return np.asarray(np.unique(labels))
 
     def encode(self, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        """Return class codes from zero, with the shape of the labels."""
+        """Return class codes, starting from zero, in the shape of the labels."""
         codes: np.ndarray = LabelEncoder().fit(classes).transform(labels.ravel())
         return codes.reshape(labels.shape)
 
@@ -67,7 +67,7 @@ class TargetType(ABC):
         return likelihood
 
     def unflatten(self, values: np.ndarray) -> np.ndarray:
-        """Reshape values (n·r, k), for example class values, to the output shape."""
+        """Reshape values (n·r, k), such as one value per class, to the output shape."""
         return values
 
     def probabilities(self, values: np.ndarray) -> np.ndarray:
@@ -77,7 +77,7 @@ class TargetType(ABC):
     def predict(
         self, proba: np.ndarray, classes: np.ndarray, threshold: float | None
     ) -> np.ndarray:
-        """Return the most probable classes, or threshold the second of two classes."""
+        """Return the most probable classes, or apply a threshold to two classes."""
         indices = proba.argmax(1)
         if threshold is not None and proba.shape[1] == 2:
             indices = (proba[:, 1] > threshold).astype(int)
@@ -86,7 +86,7 @@ class TargetType(ABC):
     def latent_moments(
         self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return means and (co)variances of the logits, in the estimator's shape."""
+        """Return the logits' means and (co)variances in the estimator's format."""
         return likelihood.class_logits(mean, cov)
 
 
@@ -218,7 +218,7 @@ class DenseLabel(TargetType):
         return likelihood.dense(self.positions)
 
     def _positions_last(self, values: Any, n_axes: int) -> Any:
-        """Move positions from the first axis to after the ``n_axes`` class axes."""
+        """Move positions from the first axis to behind the ``n_axes`` class axes."""
         shape = values.shape[-n_axes:]
         rows = values.reshape(-1, math.prod(self.positions), *shape)
         moved = rows.swapaxes(1, 2) if n_axes == 1 else rows.movedim(1, -1)
@@ -248,13 +248,13 @@ def infer_target_type(y: Any, likelihood: Any) -> TargetType:
     y : array-like of shape (n,), (n, 1) or (n, ...)
         Targets.
     likelihood : ClassificationLikelihood or None
-        Likelihood of the criterion or the constructor, or None if unknown.
+        Likelihood from the constructor or the criterion, or None if unknown.
 
     Raises
     ------
     ValueError
-        If ``y`` has several labels per sample, or more axes, and the likelihood does
-        not support them.
+        If ``y`` has several labels per sample, or more than two axes, and the
+        likelihood does not support such targets.
     """
     shape = y.shape[1:] if issparse(y) else np.shape(y)[1:]
     if shape in ((), (1,)):

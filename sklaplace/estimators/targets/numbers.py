@@ -30,7 +30,8 @@ Array = np.ndarray
 class TargetScaling:
     """Map ``y = center + scale · z`` for each column of targets.
 
-    ``z`` contains the targets of the network, and ``y`` the targets passed to fit.
+    ``y`` contains the targets passed to ``fit``, and ``z`` the targets that the network
+    is trained on.
 
     Attributes
     ----------
@@ -43,7 +44,7 @@ class TargetScaling:
 
     @classmethod
     def of(cls, y: Array, weights: Array | None) -> "TargetScaling":
-        """Return the mean and standard deviation of the columns of ``y``.
+        """Return the scaling with the mean and standard deviation of each column.
 
         ``y`` has the shape (n, n_outputs). The scale of a constant column is one.
         ``weights`` must be positive.
@@ -93,7 +94,7 @@ class NumberTargets(Targets):
     sigma_noise : float, array or str
         Parameter of the estimator.
     classifier : str
-        Name of the classifier that messages suggest for labels.
+        Name of the classifier that messages suggest if the targets are labels.
     distribution : TargetScaling
         Mean and standard deviation of the columns of the training targets.
     normalizes : bool
@@ -157,22 +158,22 @@ class NumberTargets(Targets):
     # ------------------------------------------------------------------- units of y
     @property
     def scaling(self) -> TargetScaling:
-        """Map from the targets of the network to the targets passed to fit."""
+        """Map from the network's targets to the targets passed to ``fit``."""
         return self.distribution if self.normalizes else TargetScaling()
 
     @property
     def noise_unit(self) -> float:
-        """Noise in units of ``y``, divided by the noise of the likelihood.
+        """Noise level in units of ``y``, divided by that of the likelihood.
 
-        The ratio is a geometric mean over columns, as is the noise level.
+        The noise level of several columns is their geometric mean.
         """
         return geometric_mean(self.scaling.scale)
 
     @property
     def noise_proportions(self) -> float | np.ndarray:
-        """Noise of each column, divided by the geometric mean over columns.
+        """Noise level of each column, divided by the geometric mean over columns.
 
-        The ratios assume that all columns have the same noise in the network's units.
+        All columns are assumed to have the same noise level in the network's units.
         """
         return self.scaling.scale / self.noise_unit
 
@@ -217,7 +218,7 @@ class NumberTargets(Targets):
         return _as_numbers(y, name, self.classifier)
 
     def drop_axis(self, values: np.ndarray) -> np.ndarray:
-        """Drop the second axis, over outputs, if the training targets were 1D."""
+        """Drop the second axis (of the outputs) if the training targets were 1D."""
         return values[:, 0] if self.ndim == 1 else values
 
     # ----------------------------------------------------------------- the network
@@ -261,7 +262,7 @@ class NumberTargets(Targets):
             )
 
     def check_loss(self, likelihood: RegressionLikelihood, loss: float) -> None:
-        """Warn if the network explains nothing and the targets are far from unit size.
+        """Warn if the network learned nothing and the targets are far from unit size.
 
         ``loss`` is the mean of `Likelihood.loss` over the training targets.
         """

@@ -1,7 +1,8 @@
 """LaplaceTrainer: train a network for a Laplace approximation.
 
 The trainer holds out samples if tuning uses held-out samples. The specification of the
-network includes its Jacobian. Individual weights are selected after training.
+network also describes its Jacobian. The weights of a subnetwork are selected after
+training.
 """
 
 import math
@@ -111,7 +112,7 @@ class LaplaceTrainer(Trainer):
     def train_with_folds(
         self, encoded: EncodedData
     ) -> tuple[TrainedNetwork, list[TrainedNetwork]]:
-        """Return the trained network, and networks of folds if tuning needs folds."""
+        """Return the trained network, and one network per fold if tuning uses folds."""
         trained = self.train(encoded)
         on_folds = self.options.uses_folds and not is_stream(encoded.data.X)
         if encoded.validation is not None or not on_folds or self.is_interrupted:
@@ -121,11 +122,11 @@ class LaplaceTrainer(Trainer):
     def _train_on_folds(
         self, trained: TrainedNetwork, encoded: EncodedData
     ) -> list[TrainedNetwork]:
-        """Return networks that each hold out one fold and are trained on the others.
+        """Return networks that are each trained on all folds but one.
 
-        The list is empty in these cases: the net is frozen, there are enough samples to
-        hold some out, ``trained`` has samples for tuning, or callbacks may write files.
-        With many samples, only some of the folds are used.
+        The list is empty if the net is frozen, if there are enough samples to hold some
+        out, if ``trained`` has held-out samples for tuning, or if callbacks may write
+        files. With many samples, only some of the folds are used.
         """
         net, data = self.estimator, encoded.data
         can_train = not self.is_frozen and _is_silent(net)
@@ -142,10 +143,10 @@ class LaplaceTrainer(Trainer):
         return self._train_each(folds, encoded)
 
     def _takes_folds(self, data: TrainingData) -> bool:
-        """Return whether networks of folds replace held-out samples.
+        """Return whether to train networks on folds instead of holding out samples.
 
         Folds require more training, but the network can then be trained on all samples.
-        The default network is fast to train.
+        The default network, which is fast to train, always uses folds.
         """
         replaces = self.models_noise and self.options.holds_out
         replaces = replaces and self.options.free_prior  # not in searches over priors
@@ -156,7 +157,7 @@ class LaplaceTrainer(Trainer):
     def _train_each(
         self, folds: list[Any], encoded: EncodedData
     ) -> list[TrainedNetwork]:
-        """Return one network per fold, with the fold held out.
+        """Return one network per fold, trained without the samples of this fold.
 
         Folds whose training fails are skipped. For example, batch normalisation fails
         if the last batch has a single sample.
@@ -174,10 +175,10 @@ class LaplaceTrainer(Trainer):
         return networks
 
     def _quiet(self, encoded: EncodedData, size: Size | None) -> "LaplaceTrainer":
-        """Return a trainer of the same net that prints nothing.
+        """Return a trainer that trains the same net without printing anything.
 
-        A net with a ``train_split`` validates on the held-out samples, for example for
-        early stopping.
+        A net with a ``train_split`` uses the held-out samples for validation, for
+        example for early stopping.
         """
         if self.estimator is None:
             return replace(self, is_part=True, size=size)

@@ -55,8 +55,8 @@ class _Training:
 class PriorCallback(Callback, ABC):
     """Base class of callbacks that train a net with a Gaussian prior.
 
-    Subclasses are dataclasses with the settings as fields. Each weight has a single
-    prior, so two callbacks of a net must select weights of different parameters.
+    Subclasses are dataclasses whose fields are the settings. Each weight has only one
+    prior, so two callbacks of a net must not select weights of the same parameter.
     """
 
     def on_train_begin(
@@ -113,7 +113,7 @@ class PriorCallback(Callback, ABC):
 
     @abstractmethod
     def _subset(self, net: NeuralNet) -> Any:
-        """Return the weights with a prior, in the form of `infer_network_spec`."""
+        """Return the weights with a prior, in the format of `infer_network_spec`."""
 
     @abstractmethod
     def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
@@ -129,7 +129,7 @@ class PriorCallback(Callback, ABC):
 
 
 def given_callbacks(net: NeuralNet) -> list[Callback | type[Callback]]:
-    """Return the callbacks passed to a skorch net, without names."""
+    """Return the callbacks passed to a skorch net, without their names."""
     given = getattr(net, "callbacks", None)
     entries = given if isinstance(given, list | tuple) else []
     return [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
@@ -152,9 +152,9 @@ def criterion_scale(
 ) -> Tensor:
     """Return the scale of the criterion relative to the loss summed over N samples.
 
-    The criterion of a batch is ``u · Σ w · loss`` plus a constant. The sum over a batch
-    of b samples, multiplied by ``N / b``, estimates the sum over all N samples. The
-    criterion is ``u b / N`` times this estimate.
+    The criterion of a batch is ``u · Σ w · loss`` plus a constant. The weighted sum
+    over a batch of b samples, multiplied by ``N / b``, estimates the sum over all N
+    samples. The criterion is ``u b / N`` times this estimate.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def _adapted(raw: Tensor, likelihood: Any) -> Any:
 
 
 def _check_labels(net: NeuralNet, data: Any, spec: NetworkSpec) -> None:
-    """Raise ValueError for samples that only the criterion would ignore."""
+    """Raise ValueError for negative labels, which only the criterion would ignore."""
     if spec.likelihood.noun != "class":
         return
     batches = Batches(net, data, spec.batch_size())
@@ -248,7 +248,7 @@ def _check_labels(net: NeuralNet, data: Any, spec: NetworkSpec) -> None:
 
 
 def _check_single(net: NeuralNet, layout: Layout) -> None:
-    """Raise ValueError if two callbacks have a prior over the same parameters."""
+    """Raise ValueError if two callbacks define priors over the same parameters."""
     names = {block.name for block in layout.blocks}
     for _, other in net.callbacks_:
         training = vars(other).get("training_")
@@ -262,7 +262,7 @@ def _check_single(net: NeuralNet, layout: Layout) -> None:
 
 
 def check_optimizer(net: NeuralNet, names: Collection[str] | None = None) -> None:
-    """Raise ValueError for line searches, and for weight decay of given parameters."""
+    """Raise ValueError for line searches, or weight decay of the given parameters."""
     parameters = dict(unwrapped(net.module_).named_parameters())
     selected = {id(p) for n, p in parameters.items() if names is None or n in names}
     for group in net.optimizer_.param_groups:

@@ -1,7 +1,7 @@
 """Samples: inputs, targets and weights, checked and cast for the network.
 
-Arrays are validated as in scikit-learn. Dicts of arrays and torch datasets reach skorch
-unchanged.
+Arrays are validated as in scikit-learn. Dicts of arrays and torch datasets are passed
+to skorch unchanged.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class Samples:
     classes : ndarray or None
         All classes, including classes that do not occur in ``y``.
     is_part : bool
-        Whether this is one of several fits. Ctrl-C then raises an error.
+        Whether this is one of several fits. If True, Ctrl-C raises an error.
     """
 
     X: Any
@@ -80,8 +80,8 @@ class Samples:
 def warn_of_other_ranges(X: Any, X_val: Any) -> None:
     """Warn if held-out and training samples seem to have different units.
 
-    This is assumed if the median of a held-out column is outside the range of the
-    training column by more than half the width of the range.
+    Different units are assumed if the median of a held-out column is outside the range
+    of the training column by more than half the width of this range.
     """
     if not all(isinstance(x, np.ndarray) and x.ndim == 2 for x in (X, X_val)):
         return
@@ -156,7 +156,7 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
     """Warn about weights with a mean far from one, unless they are whole numbers.
 
     The warning is shown only once, because AdaBoost fits its estimator many times with
-    these weights.
+    such weights.
     """
     if sample_weight is None:
         return
@@ -178,18 +178,21 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
 
 @dataclass(frozen=True)
 class InputForm(InputType):
-    """Dtype of the inputs, and their keys or number of axes in fit.
+    """Dtype of the inputs, and their keys or number of axes in ``fit``.
 
     Attributes
     ----------
     n_axes : int or None
-        Number of axes in fit. None before fit, or if only the network can check inputs.
+        Number of axes of the inputs in ``fit``. None before ``fit``, or if only the
+        network can check the inputs.
     keys : frozenset of str or None
-        Keys in fit, if X was a dict. Many networks ignore missing or unknown keys.
+        Keys of the inputs in ``fit``, if they were a dict. Many networks ignore missing
+        or unknown keys.
     takes_arrays : bool
-        Whether all inputs are read into memory, as the default network requires.
+        Whether all inputs are read into memory, which the default network requires.
     table : Table or None
-        Encoding of data frames for the default network, if X in fit was a data frame.
+        Encoding of data frames for the default network, if it was fitted to a data
+        frame.
     """
 
     n_axes: int | None = None
@@ -200,12 +203,12 @@ class InputForm(InputType):
     @classmethod
     @naming(X="X")
     def of(cls, net: NeuralNet, X: Any) -> "InputForm":
-        """Return the form of training inputs of a skorch net, or of the default net."""
+        """Return the input form for a skorch net, or for the default net."""
         table = Table.of(X) if net is None and is_frame(X) else None
         return cls(**vars(input_type(net)), takes_arrays=net is None, table=table)
 
     def seen(self, X: Any) -> "InputForm":
-        """Return a copy with the keys or number of axes of training inputs."""
+        """Return a copy with the keys or number of axes of the training inputs."""
         keys = frozenset(X) if isinstance(X, dict) else None
         return replace(self, keys=keys, n_axes=None if is_opaque(X) else len(X.shape))
 
@@ -222,7 +225,7 @@ class InputForm(InputType):
         X, y
             Samples as passed by the user.
         reset : bool
-            Whether these are training samples.
+            Whether the samples are training samples.
         allow_nd : bool
             Whether targets may have more than two axes.
         """
@@ -312,7 +315,7 @@ class InputForm(InputType):
         return inputs
 
     def _check_axes(self, X: Any) -> None:
-        """Raise ValueError if the number of axes is known and differs from fit."""
+        """Raise ValueError if the number of axes differs from that in ``fit``."""
         if self.n_axes is not None and X.ndim != self.n_axes:
             raise ValueError(
                 f"X has shape {tuple(X.shape)} with {X.ndim} axes, but it had "
@@ -320,7 +323,7 @@ class InputForm(InputType):
             )
 
     def cast_tensors(self, x: Any, module: nn.Module) -> Any:
-        """Cast tensors to the dtype of a trained module, in their autograd graph."""
+        """Cast tensors to the dtype of a trained module, in a differentiable way."""
         parts = [] if issparse(x) else list(leaves(x))
         if not parts or not all(isinstance(part, Tensor) for part in parts):
             raise TypeError(
@@ -339,7 +342,7 @@ class InputForm(InputType):
 
 
 def check_loader(X: Any, method: str = "fit") -> None:
-    """Raise TypeError for a DataLoader, and say what to pass to ``method`` instead.
+    """Raise TypeError for a DataLoader, with advice on what to pass to ``method``.
 
     Datasets that must be converted also raise an error.
     """

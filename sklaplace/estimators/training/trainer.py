@@ -1,7 +1,7 @@
 """Trainer: from encoded samples to a `TrainedNetwork`.
 
-A trainer can hold out samples. It trains the network unless the network is frozen. It
-infers the meaning of the outputs from a few samples, before and after training.
+A trainer can hold out samples, and trains the network unless it is frozen. Before and
+after training, the trainer infers the meaning of the outputs from a few samples.
 """
 
 from contextlib import ExitStack
@@ -79,17 +79,18 @@ class Trainer:
     seed : int
         Seed of the split.
     validation_fraction : float or None
-        Fraction of the samples to hold out if the net holds out none. None if nothing
-        is tuned on held-out samples.
+        Fraction of the samples to hold out if the net itself does not hold out any.
+        None if nothing is tuned on held-out samples.
     alternative : str
-        Name of the estimator for the other kind of targets, for messages.
+        Name of the estimator for the other kind of targets (labels or numbers), for
+        messages.
     brings_encoded : bool
-        Whether any targets from ``train_split`` are already encoded.
+        Whether targets from ``train_split``, if any, are already encoded.
     size : Size or None
         Size of the default network. If None, derive the size from the number of
         samples.
     is_part : bool
-        Whether other networks are trained, too. Ctrl-C then raises an error.
+        Whether other networks are trained, too. If True, Ctrl-C raises an error.
     is_interrupted : bool
         Whether Ctrl-C ended the training.
     """
@@ -174,8 +175,8 @@ class Trainer:
     def _copies_cross(self, net: NeuralNet, data: TrainingData) -> bool:
         """Warn and return True if the net's random split separates groups or copies.
 
-        If only some samples of a group, or some copies, are held out, they say nothing
-        about new samples.
+        Held-out samples say nothing about new samples if the network is trained on
+        copies of them, or on other samples of their group.
         """
         has_groups = data.groups is not None
         is_random = isinstance(net.train_split, ValidSplit)
@@ -200,7 +201,7 @@ class Trainer:
         return None
 
     def descent(self, trained: TrainedNetwork) -> Descent:
-        """Return gradient descent on the net's loss, from the trained weights."""
+        """Return the gradient descent on the net's loss from the trained weights."""
         # the optimizer of a frozen net refers to the parameters of the original net
         source = inner_net(self.estimator) if self.is_frozen else trained.net
         decays = weight_decays(source)
@@ -320,7 +321,8 @@ def _check_validation(net: NeuralNet, validation: TrainingData | None) -> None:
 def _match_axes(net: NeuralNet, dataset: Dataset) -> None:
     """Reshape real-valued targets to the number of axes of the module's outputs.
 
-    Otherwise, a criterion broadcasts (n,) against (n, 1) to (n, n), or raises an error.
+    Without this reshaping, a criterion would broadcast (n,) against (n, 1) to (n, n),
+    or raise an error.
     """
     y = getattr(dataset, "y", None)
     if not isinstance(y, np.ndarray) or y.dtype.kind != "f":
@@ -334,7 +336,7 @@ def _match_axes(net: NeuralNet, dataset: Dataset) -> None:
 
 
 def _check_history(net: NeuralNet) -> None:
-    """Raise an error or warn if the training loss shows that training diverged."""
+    """Raise an error or warn if the training loss shows that training has diverged."""
     losses = [row["train_loss"] for row in net.history if "train_loss" in row]
     if not losses:
         return

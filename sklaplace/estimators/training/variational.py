@@ -47,7 +47,7 @@ class VariationalTrainer(Trainer):
         return without_penalty(net) if isinstance(net, PenalisedNet) else net
 
     def learn(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
-        """Train the distributions, starting at the weights of any frozen net."""
+        """Train the distributions, starting at the weights of a frozen net if given."""
         _check_net(net, has_likelihood=self.likelihood is not None)
         if self.is_frozen:
             self.elbo.start = copy.deepcopy(inner_net(self.estimator).module_)
