@@ -47,7 +47,7 @@ class Approximation:
     diagonal : bool
         Whether ``function`` also accepts variances (b, K) instead of covariances.
     centred : bool
-        Whether the logits are centred first.
+        Whether ``function`` centres the logits.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]

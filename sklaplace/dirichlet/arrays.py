@@ -22,7 +22,7 @@ _NEGATIVE = 1e-3
 
 
 def as_tensor(array: Tensor | np.ndarray) -> Tensor:
-    """Convert to a floating-point tensor; arrays are copied."""
+    """Convert values to a floating-point tensor; copy arrays."""
     if not isinstance(array, Tensor):
         # a writable copy with the byte order and strides that torch supports
         native = np.asarray(array).dtype.newbyteorder("=")
@@ -59,8 +59,8 @@ def check_finite(name: str, values: Tensor) -> None:
 def check_variances(variances: Tensor, largest: Tensor) -> None:
     """Raise ValueError for negative or non-finite variances.
 
-    Negative variances (..., K) that are small relative to ``largest`` (..., 1) are
-    allowed as rounding errors.
+    Negative variances (..., K) count as rounding errors, and are allowed, if they are
+    small relative to ``largest`` (..., 1).
     """
     check_finite("cov", variances)
     if bool((variances < -_NEGATIVE * largest.abs()).any()):

@@ -33,9 +33,10 @@ def laplace_bridge(
     The Laplace bridge is the fastest approximation. Use it if speed matters more than
     accuracy. The scale of the covariance changes the total concentration, but not the
     mean of the Dirichlet. For more than two classes, the mean does not converge to the
-    softmax, and the most probable class may change. If variances differ strongly
-    between classes, the bridge is overconfident in the class with the smallest
-    variance. `kl_projection` avoids these problems.
+    softmax of the mean logits as the covariance vanishes, and the most probable class
+    may change. If variances differ strongly between classes, the bridge is
+    overconfident in the class with the smallest variance. `kl_projection` avoids these
+    problems.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -47,7 +48,7 @@ def laplace_bridge(
         Symmetric positive semidefinite covariances of the logits. With
         ``project=False``, variances are also accepted.
     project : bool, default=True
-        Whether to first condition the logits to sum to zero, as in MacKay (1998). The
+        Whether to condition the logits on a sum of zero first, as in MacKay (1998). The
         bridge is exact for logits that sum to zero. Conditioning changes the
         distribution of the probabilities unless all logits have equal variances and
         covariances. Centring, as in ``predict_dirichlet``, does not change the
@@ -58,14 +59,14 @@ def laplace_bridge(
         Correction for large variances, which divides the covariance by
         ``c = mean_k Σ_kk / √(K/2)`` and the mean by ``√c``. ``'published'`` always
         applies the correction, which makes predictions more confident if ``c < 1``.
-        ``'guarded'`` applies it only if ``c > 1``.
+        ``'guarded'`` applies the correction only if ``c > 1``.
 
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        Positive float64 concentrations, as an array if ``mean`` is an array. Totals
-        above 1e9 are reduced to 1e9 without changing the mean. A single class has a
-        concentration of one.
+        Positive float64 concentrations, as an array if ``mean`` is an array. Total
+        concentrations above 1e9 are reduced to 1e9 without changing the mean. A single
+        class has a concentration of one.
 
     Raises
     ------
@@ -83,7 +84,7 @@ def laplace_bridge(
     The cost per sample is O(K²) for the row sums of ``cov``, or O(K) without
     ``project``. The bridge is computed in log space. The result is finite for all
     finite inputs below 1e300, including zero, singular and huge covariances. Variances
-    below the rounding error of ``cov`` are raised to this error.
+    below the rounding error of ``cov`` are replaced by this error.
 
     References
     ----------
@@ -179,7 +180,7 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
 
 
 def _project(mean: Tensor, cov: Tensor, rounding: float) -> tuple[Tensor, Tensor]:
-    """Condition logits to sum to zero; return means and variances, (..., K) each."""
+    """Condition logits on a sum of zero; return means and variances, (..., K) each."""
     row_sums = cov.sum(-1, dtype=torch.float64)  # Σ1
     total = row_sums.sum(-1, keepdim=True)  # 1ᵀΣ1
     variances = cov.diagonal(dim1=-2, dim2=-1).double()
@@ -191,7 +192,7 @@ def _project(mean: Tensor, cov: Tensor, rounding: float) -> tuple[Tensor, Tensor
 
 
 def _concentrations(mean: Tensor, variances: Tensor) -> Tensor:
-    """Compute the bridge for K > 1, and limit the total concentration."""
+    """Compute the bridge for K > 1 classes, and limit the total concentration."""
     n_classes = mean.shape[-1]
     mean = mean - mean.mean(-1, keepdim=True)
     constant = math.log1p(-2 / n_classes) if n_classes > 2 else -math.inf

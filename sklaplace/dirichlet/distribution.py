@@ -184,7 +184,7 @@ def log_density(alpha: Array, proba: Array) -> Array:
         Float64 log-densities with respect to the Lebesgue measure of the first K − 1
         probabilities. If a probability is zero, the value is ``-inf`` for a
         concentration above one, and ``inf`` for a concentration below one. If both
-        occur in a row, the value is ``nan``, because the density has no limit.
+        cases occur in a row, the value is ``nan``, because the density has no limit.
 
     Raises
     ------
@@ -289,7 +289,7 @@ def sample(
     Notes
     -----
     Draws are computed from logarithms of gamma variables. Small concentrations
-    therefore produce one-hot probabilities and not NaN (zero divided by zero).
+    therefore produce one-hot probabilities instead of NaN from zero divided by zero.
 
     Examples
     --------
@@ -378,13 +378,14 @@ def plausible_classes(
         Positive concentrations.
     q : float, default=0.05
         Tail probability of both quantiles. Larger values lead to smaller sets. With 0.5
-        or more, the set contains only the top class.
+        or more, the set contains only the most probable class.
     k_max : int, default=10
         Maximum number of classes in a set.
     reference : {"top", "previous"}, default="top"
-        Class to compare with: the most probable class (``"top"``) or the preceding
-        class in descending order of probability (``"previous"``, also called "next
-        class"). ``"previous"`` leads to larger sets, which end at the first clear gap.
+        Class with which each class is compared: the most probable class (``"top"``) or
+        the preceding class in descending order of probability (``"previous"``, also
+        called "next class"). ``"previous"`` leads to larger sets, which end at the
+        first clear gap between consecutive classes.
 
     Returns
     -------
@@ -400,13 +401,13 @@ def plausible_classes(
     See Also
     --------
     interval : Central intervals.
-    sklaplace.LaplaceClassifier.predict_set : Sets of classes for predictions.
+    sklaplace.LaplaceClassifier.predict_set : Set of plausible classes for each sample.
 
     Notes
     -----
     Each sample requires 2 k_max Beta quantiles. ``Beta(a, A − a)`` is stochastically
     increasing in ``a``, so the members of the set are the first classes in descending
-    order.
+    order of concentration.
 
     References
     ----------

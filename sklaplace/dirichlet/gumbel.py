@@ -47,7 +47,7 @@ _DERIVATIVES = np.array(
 
 
 def independent_variances(centred: Tensor) -> Tensor:
-    """Return variances ``d ≥ 0`` of independent logits, given centred variances.
+    """Return variances ``d ≥ 0`` of independent logits with given centred variances.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def independent_variances(centred: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Variances, which are exact unless one of them would be negative.
+        Variances, which are exact unless a negative variance is replaced by zero.
     """
     n_classes = centred.shape[-1]
     if n_classes == 2:  # only the sum is identifiable
@@ -92,18 +92,19 @@ def argmax_proba(
     ``∫ -(log F_k)(t) (exp(-S))'(t) dt``. This form requires one derivative per sample
     instead of one per class. The trapezoidal rule covers the interval in which the
     largest value probably lies. The derivative uses differences of ``log S``, which is
-    nearly linear. At the lower end, the smallest variance determines the spacing of the
-    nodes. Further up, the spacing is proportional to the distance from the lower end,
-    because only logits with large variances contribute there. A logit with a small
-    variance and a large mean would have raised the lower end. The number of nodes is
-    doubled for samples whose probabilities do not sum to one or whose nodes are too
-    coarse. Autograd treats the nodes as constants, because the integral does not depend
-    on the nodes. Small probabilities are bounded, because the tails of `NormalGumbel`
-    are too heavy.
+    nearly linear. At the lower end of this interval, the smallest variance determines
+    the spacing of the nodes. Farther up, the spacing is proportional to the distance
+    from the lower end, because only logits with large variances contribute there. If a
+    logit with a small variance had a large mean, the lower end would be higher. The
+    number of nodes is doubled for samples whose probabilities do not sum to one or
+    whose nodes are too far apart. Autograd treats the nodes as constants, because the
+    integral does not depend on the nodes. Small probabilities are limited by an upper
+    bound, because the tails of `NormalGumbel` are too heavy.
 
     The cost is one exponential and one polynomial of degree seven per class and node.
-    The additional memory is a few chunks of `logits.chunks`. If there are many classes,
-    most classes are improbable and cost only one exponential each; see `_by_leading`.
+    The additional memory is the size of a few chunks from `logits.chunks`. If there are
+    many classes, most of them are improbable and cost only one exponential each; see
+    `_by_leading`.
     """
     # relative to the largest mean, near which precision matters
     mean = mean - mean.detach().amax(-1, keepdim=True)
@@ -117,10 +118,10 @@ def _by_leading(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
     In the upper tail, ``-log F_j(t) = e^(m_j - t)`` up to a relative error of at most
     ``e^(m_j + v_j - t) / 2``, where ``m_j`` is the mean plus half the variance ``v_j``.
     Logits with a small error at the lower end of the quadrature are merged into one
-    logit with zero variance, the logsumexp of their ``m_j``. The probability of the
-    merged logit is split in proportion to ``e^m_j``. The other logits are integrated.
-    If too many logits have large errors, more logits are integrated, and finally all
-    logits.
+    logit with zero variance, whose mean is the logsumexp of their ``m_j``. The
+    probability of the merged logit is split in proportion to ``e^m_j``. The other
+    logits are integrated by quadrature. If too many logits have large errors, a second
+    attempt integrates more logits, and a third attempt all logits.
     """
     found, is_precise = _with_leading(_LEADING, mean, variances, n_nodes)
     left = (~is_precise).nonzero().squeeze(-1)
@@ -174,7 +175,7 @@ def _by_nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
 
 
 def _integrals(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
-    """Return the quadrature sums (b, K), and the ratios (b,) of `_nodes`."""
+    """Return the quadrature sums (b, K), and the ratios (b,) from `_nodes`."""
     # samples on the last axis, because operations on long rows are faster
     classes = NormalGumbel(mean.T.contiguous(), variances.T.contiguous())
     nodes, ratio = _nodes(classes, variances, n_nodes)
@@ -191,7 +192,7 @@ def _nodes(
 ) -> tuple[Tensor, Tensor]:
     """Return the quadrature nodes (t, b), and ratios (b,).
 
-    The classes have shape (K, b) and the variances (b, K). A ratio is the spacing of
+    The classes have shape (K, b) and the variances (b, K). Each ratio is the spacing of
     distant nodes divided by their distance from the lower end.
     """
     scale = (variances.amin(1) + _NOISE).sqrt()
@@ -208,7 +209,7 @@ def _nodes(
 
 
 def _spaced(low: Tensor, high: Tensor, scale: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return nodes (n, b), whose spacing grows beyond ``scale``, and ratios (b,)."""
+    """Return nodes (n, b), more widely spaced beyond ``scale``, and ratios (b,)."""
     even = torch.linspace(0, 1, n, dtype=low.dtype, device=low.device)
     end = ((high - low) / scale).asinh()
     return low + scale * (end * even.unsqueeze(1)).sinh(), end / (n - 1)

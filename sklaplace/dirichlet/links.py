@@ -2,7 +2,7 @@
 
 All links approximate ``p = E[softmax(f)]`` for ``f ~ N(μ, Σ)``. This expectation
 depends only on the centred Gaussian ``N(m, S)``; see `sklaplace.dirichlet.logits`. All
-links except `probit_uncentred`, which follows the literature, centre the logits. A
+links centre the logits, except `probit_uncentred`, which follows the literature. A
 `Link` also describes the inputs of the approximation.
 """
 
@@ -53,7 +53,7 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     For two classes, this link is nearly exact and equals MacKay's approximation to the
     logistic-Gaussian integral. For many classes with small variances, it can be less
-    accurate than the softmax of the mean.
+    accurate than the softmax of the mean logits.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -69,7 +69,7 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
@@ -107,9 +107,10 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Compute the softmax of the mean logits divided by ``√(1 + π/8 · variance)``.
 
-    This link is the most widely used, and the cheapest that depends on the variances.
-    It ignores covariances between logits. For tens of classes or more and standard
-    deviations up to about one, it is less accurate than the softmax of the mean.
+    This link is the most widely used one, and the cheapest link that depends on the
+    variances. It ignores covariances between logits. For dozens of classes or more, and
+    standard deviations up to about one, it is less accurate than the softmax of the
+    mean logits.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -125,7 +126,7 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
@@ -135,7 +136,7 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Notes
     -----
     The probabilities are ``softmax(m_k / √(1 + π S_kk / 8))`` for the centred ``m`` and
-    ``S``. The cost per sample is O(K) for variances, and O(K²) to centre covariances.
+    ``S``. The cost per sample is O(K) for variances, or O(K²) for covariances.
 
     References
     ----------
@@ -180,7 +181,7 @@ def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
@@ -231,7 +232,7 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
@@ -268,12 +269,12 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Compute probabilities of independent logits by one-dimensional quadrature.
 
     The softmax of a class is the probability that its logit is the largest after
-    independent Gumbel noise is added to each logit. For independent logits and any
-    number of classes, this probability is one integral over the largest value. Prefer
-    this link for weakly correlated logits, and for thirty or more classes with standard
-    deviations above two. Covariances are used only to find independent logits with the
-    same centred variances. If the logits depend on a few common factors, `mc` is far
-    more accurate.
+    independent Gumbel noise is added to each logit. If the logits are independent, this
+    probability is a one-dimensional integral over the largest value, whatever the
+    number of classes. Prefer this link for weakly correlated logits, and for thirty or
+    more classes with standard deviations above two. Covariances are used only to find
+    independent logits with the same centred variances. If the logits depend on a few
+    common factors, `mc` is far more accurate.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -289,7 +290,7 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
@@ -301,13 +302,14 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     The probabilities are ``p_k = ∫ F_k'(t) Π_{j≠k} F_j(t) dt``, where ``F_j`` is the
     distribution function of a normal plus a Gumbel variable. A polynomial approximates
     ``-log(-log F_j)``. The variances ``d`` of the independent logits are chosen so that
-    ``C diag(d) C`` has the same diagonal as ``S``. This choice is exact for two
-    classes, and for three classes unless a variance would be negative. For independent
-    logits, the error of the polynomial is about 0.0003 per class, and the error of the
-    quadrature is below 0.001 over all classes. If all variances of a sample are below
-    0.09, the expansion of `sodpp` for independent logits is used. The cost is O(K) per
-    sample: about 20 exponentials and polynomials of degree seven per class, and two to
-    four times more if variances differ by orders of magnitude.
+    ``C diag(d) C`` has the same diagonal as ``S``. The probabilities of the independent
+    logits are then exact for two classes, and also for three classes unless a variance
+    would be negative. For independent logits, the error of the polynomial is about
+    0.0003 per class, and the error of the quadrature is below 0.001 over all classes.
+    If all variances of a sample are below 0.09, the expansion of `sodpp` for
+    independent logits is used. The cost is O(K) per sample: about 20 exponentials and
+    polynomials of degree seven per class, and two to four times as many if variances
+    differ by orders of magnitude.
 
     References
     ----------
@@ -374,7 +376,7 @@ def mc(
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
@@ -444,9 +446,10 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Return the mean of the Dirichlet from the Laplace bridge.
 
     Use this link for comparisons with the literature. The probabilities do not depend
-    on the scale of the covariance. For two classes, the probabilities equal the
-    softmax. For more classes, they do not converge to the softmax. Only the
-    concentrations of ``dirichlet.laplace_bridge`` depend on the uncertainty.
+    on the scale of the covariance. For two classes, the probabilities equal the softmax
+    of the mean logits. For more classes, they differ from this softmax even if the
+    covariance is small. Only the concentrations of ``dirichlet.laplace_bridge`` depend
+    on the uncertainty.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -462,7 +465,7 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
@@ -471,7 +474,7 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     Notes
     -----
-    The cost per sample is O(K) for variances, and O(K²) to centre covariances.
+    The cost per sample is O(K) for variances, or O(K²) for covariances.
 
     References
     ----------
@@ -510,7 +513,7 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, K)
-        Float64 probabilities; rows sum to one.
+        Float64 probabilities. Each row sums to one.
 
     See Also
     --------
@@ -519,7 +522,7 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     Notes
     -----
-    The cost per sample is O(K) for variances, and O(K²) to centre covariances.
+    The cost per sample is O(K) for variances, or O(K²) for covariances.
 
     References
     ----------
@@ -548,11 +551,11 @@ class Link:
     diagonal : bool
         Whether ``function`` also accepts variances (b, K) instead of covariances.
     centred : bool
-        Whether the logits are centred first.
+        Whether ``function`` centres the logits.
     draws : bool
         Whether ``function`` uses the draws.
     cheap : bool
-        Whether ``function`` is no slower than computing the variances.
+        Whether ``function`` costs no more than computing the variances.
     single : callable or None
         Faster single-precision version of ``function``, if any.
     """
@@ -650,7 +653,7 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
 
 
 def _expanded(softmax: Tensor, variances: Tensor, products: Tensor) -> Tensor:
-    """Compute the second-order expansion from ``p``, ``diagΣ`` and ``Σp``."""
+    """Expand the softmax to second order, given ``p``, ``diagΣ`` and ``Σp``."""
     change = variances / 2 - products
     change = change - (softmax * change).sum(-1, keepdim=True)
     # larger changes are outside the range of the expansion, and could overflow

@@ -46,9 +46,9 @@ def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     Returns
     -------
     mean : Tensor of shape (b, K)
-        Float64 centred means ``Cμ``; rows sum to zero.
+        Float64 centred means ``Cμ``. Each row sums to zero.
     cov : Tensor of shape (b, K, K)
-        Float64 centred covariances ``CΣC``; rows and columns sum to zero.
+        Float64 centred covariances ``CΣC``. Each row and each column sums to zero.
 
     Notes
     -----
@@ -133,9 +133,9 @@ def centred_factor(cov: Tensor, given: Tensor | None = None) -> Tensor:
 
 
 def _semidefinite_cholesky(cov: Tensor, noise: Tensor) -> Tensor:
-    """Return the Cholesky factor (b, k, k) after clamping negative eigenvalues.
+    """Return the Cholesky factor (b, k, k) after setting negative eigenvalues to zero.
 
-    Negative eigenvalues of at most ``noise`` (b, 1) in size count as rounding errors.
+    Negative eigenvalues count as rounding errors if not below ``-noise``, (b, 1).
     """
     check_finite("cov", cov)
     values, vectors = torch.linalg.eigh(cov)
@@ -174,25 +174,25 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (b, 1)
-        Gap, which is non-negative up to rounding because logsumexp is convex.
+        Jensen gap, which is non-negative up to rounding because logsumexp is convex.
 
     Notes
     -----
     The gap is computed by a spherical-radial rule with points ``f = log p ± r_j F q``.
     The nodes ``r_j²/2`` come from Gauss-Laguerre quadrature, which is exact to degree
     three in ``r²`` for two radii, and to degree five for three radii. The directions
-    ``q`` are orthonormal. In few dimensions, several bases are used. The bases are
-    random with a fixed seed, because the axes of the factor would concentrate all
-    points on a few classes. Random directions rarely sample a logit whose variance far
-    exceeds all others, for example the logit of a class without training data.
-    Therefore, the terms ``log(1 − p + p exp(f_k − m_k))`` of the two largest variances
-    are integrated in one dimension, and the rule handles the remainder. The rule is
-    exact for quadratic functions. In many dimensions, it uses only some directions of a
-    basis, and the second-order term, whose expectation is known, serves as a control
-    variate.
+    ``q`` are orthonormal. In few dimensions, the directions come from several
+    orthonormal bases. The bases are random with a fixed seed, because the axes of the
+    factor would concentrate all points on a few classes. Random directions rarely reach
+    a logit whose variance far exceeds all other variances, for example the logit of a
+    class without training data. Therefore, the terms ``log(1 − p + p exp(f_k − m_k))``
+    for the two logits with the largest variances are integrated in one dimension, and
+    the rule handles the remainder. The rule is exact for quadratic functions. In many
+    dimensions, it uses only some directions of a basis, and the second-order term,
+    whose expectation is known, serves as a control variate.
 
-    The rule has 36 points for ten classes, and at most 256 points. Each point costs
-    O(K²).
+    The rule has 36 points for ten classes, and never more than 256 points. Each point
+    costs O(K²).
 
     References
     ----------
@@ -229,7 +229,7 @@ def _gap_of_one(log_proba: Tensor, shifts: Tensor) -> Tensor:
 
 
 def _expected_gaps_of_one(log_proba: Tensor, variances: Tensor) -> Tensor:
-    """Sum the expected changes due to r normal logits: (b, r), (b, r) -> (b, 1)."""
+    """Sum the expected changes in logsumexp due to r normal logits; return (b, 1)."""
     nodes = _NODES.to(variances)
     deviations = variances.clamp(min=MIN_VARIANCE).sqrt().unsqueeze(-1)
     mass = (-(nodes**2) / 2).softmax(-1)
@@ -239,7 +239,7 @@ def _expected_gaps_of_one(log_proba: Tensor, variances: Tensor) -> Tensor:
 def _correction(
     gaps: Tensor, variates: Tensor, expected: Tensor, weights: Tensor
 ) -> Tensor:
-    """Correct a weighted mean by control variates (b, s); return the change (b, 1)."""
+    """Return the change (b, 1) of a weighted mean due to control variates (b, s)."""
     # scaled so that squares and their derivatives neither overflow nor vanish
     unit = expected.clamp(min=_MIN_UNIT)
     expected, variates = expected / unit, variates / unit
@@ -287,7 +287,7 @@ def _centre_mean(mean: Tensor) -> Tensor:
 
 
 def _is_rounding(variances: Tensor, cov: Tensor) -> Tensor:
-    """Return whether centred variances are rounding errors of ``cov``, (b, 1)."""
+    """Return whether centred variances are only rounding errors of ``cov``, (b, 1)."""
     return variances.abs().amax(-1, keepdim=True) <= _rounding(cov)
 
 

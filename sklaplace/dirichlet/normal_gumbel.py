@@ -66,14 +66,15 @@ class NormalGumbel:
     Attributes
     ----------
     lower, upper : Tensor of shape (...)
-        Points at which ``-log F`` is ``exp(-LOWEST)`` and ``exp(-HIGHEST)``.
+        Points at which ``-log F`` is ``exp(-LOWEST)`` and ``exp(-HIGHEST)``,
+        respectively.
 
     Notes
     -----
-    The relative error of ``-log F`` is at most 0.0025 for values between 0.001 and 2,
-    and at most 0.01 up to the upper bound. Above the upper bound, the approximation has
-    an exponential tail. The exact tail becomes exponential only farther out, so the
-    approximate tail is too heavy for variances above 5.
+    The relative error of ``-log F`` is at most 0.0025 where ``-log F`` is between 0.001
+    and 2, and at most 0.01 up to the upper bound. Above the upper bound, the
+    approximation has an exponential tail. The exact tail becomes exponential only
+    farther out, so the approximate tail is too heavy for variances above 5.
     """
 
     def __init__(self, mean: Tensor, variances: Tensor) -> None:

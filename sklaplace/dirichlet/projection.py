@@ -47,9 +47,9 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        Positive float64 concentrations, as an array if ``mean`` is an array. Totals
-        above 1e9 are reduced to 1e9 without changing the mean. A single class has a
-        concentration of one.
+        Positive float64 concentrations, as an array if ``mean`` is an array. Total
+        concentrations above 1e9 are reduced to 1e9 without changing the mean. A single
+        class has a concentration of one.
 
     Raises
     ------
@@ -64,12 +64,13 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     -----
     Only ``E[logsumexp(f)]`` is approximated; see
     `sklaplace.dirichlet.logits.logsumexp_gap`. Newton's method solves the equations for
-    ``log α``. The Jacobian is a diagonal plus a rank-one matrix. Three or four steps
-    from ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})`` suffice. The Cholesky factor of the covariance
-    costs O(K³) per sample. The expectation uses 36 points for ten classes, and at most
-    256 points. Samples are processed in chunks, so the additional memory is a few MiB,
-    or a few covariance matrices of one sample. Read-only arrays are copied. The result
-    is finite for all finite inputs below 1e300.
+    ``log α``. The Jacobian is the sum of a diagonal matrix and a rank-one matrix. Three
+    or four steps from the initial value ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})`` suffice. The
+    Cholesky factor of the covariance costs O(K³) per sample. The expectation is
+    computed from 36 points for ten classes, and never from more than 256 points.
+    Samples are processed in chunks, so the additional memory is a few MiB, or a few
+    covariance matrices of one sample. Read-only arrays are copied. The result is finite
+    for all finite inputs below 1e300.
 
     References
     ----------

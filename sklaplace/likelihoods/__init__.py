@@ -2,8 +2,8 @@
 
 `CRITERIA` maps each criterion of a skorch net to its likelihood. Custom likelihoods
 derive from `DensityLikelihood`, or, to use closed forms, from `RegressionLikelihood` or
-`ClassificationLikelihood`. `output_hessian` implements closed forms of the Hessian with
-respect to the outputs.
+`ClassificationLikelihood`. `output_hessian` implements closed forms of the Hessian of
+the loss with respect to the outputs.
 """
 
 from torch import nn

@@ -1,9 +1,9 @@
-"""Base class of likelihoods, and sample weights implied by a criterion.
+"""Base class of likelihoods, and the sample weights that a criterion implies.
 
 Every likelihood has the form ``log p(y | f) = -scale · loss(f, y) - log_normalizer``
 per sample. Only ``scale`` and ``log_normalizer`` depend on the observation noise. The
 Hessian of ``loss`` with respect to the outputs, ``Λ = S Sᵀ``, does not depend on the
-noise, so the noise can be tuned after the curvature is computed.
+noise, so the noise can be tuned after the curvature has been computed.
 """
 
 from abc import ABC, abstractmethod
@@ -192,7 +192,7 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape (b,)
-            Losses. Multiplied by `scale`, losses are in nats.
+            Losses. The product of a loss and `scale` is in nats.
 
         See Also
         --------
@@ -269,7 +269,7 @@ class Likelihood(ABC):
         return gradient
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return the gradient without weights or smoothing, for targets from `draw`.
+        """Return the gradient for drawn targets, without weights or label smoothing.
 
         Parameters
         ----------
@@ -473,7 +473,7 @@ class Likelihood(ABC):
         Returns
         -------
         Tensor of shape ()
-            Term per observed value, in nats. Zero if `loss` is normalised.
+            Term per observed value, in nats. The term is zero if `loss` is normalised.
 
         See Also
         --------
@@ -672,7 +672,7 @@ class DataFit:
 
 
 def weighted(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weights:
-    """Return sample weights times the criterion's factors, (b,); None means one."""
+    """Return sample weights times the criterion's factors, (b,), or None for ones."""
     scale = likelihood.loss_scale(targets)
     if scale is None:
         return weights
@@ -680,7 +680,7 @@ def weighted(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weigh
 
 
 def output_weights(likelihood: Likelihood, targets: Tensor, n_outputs: int) -> Weights:
-    """Return the weight of each output's second derivative, (b, c); None means one."""
+    """Return weights (b, c) of the outputs' second derivatives, or None for ones."""
     weights = likelihood.label_weights(targets)
     if weights is None:
         return None

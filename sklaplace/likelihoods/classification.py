@@ -119,14 +119,14 @@ class ClassificationLikelihood(Likelihood):
 
     @abstractmethod
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Convert a Gaussian over the outputs to one logit per class.
+        """Convert a Gaussian over the outputs to a Gaussian over one logit per class.
 
         Parameters
         ----------
         mean : Tensor of shape (b, c)
             Means of the outputs.
         cov : Tensor of shape (b, c, c), (b, c) or (b, r, K, K)
-            Covariances of the outputs, their variances, or a covariance matrix for each
+            Covariances or variances of the outputs, or one covariance matrix for each
             of r labels.
 
         Returns
@@ -343,7 +343,7 @@ class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
         return f.sigmoid() - y
 
     def root_hessian(self, f: Tensor) -> Tensor:
-        """Return ``√(p (1 - p))``, a product of sigmoids that is exact near p = 1."""
+        """Compute ``√(p (1 - p))`` exactly near p = 1, as a product of sigmoids."""
         return (f.sigmoid() * (-f).sigmoid()).sqrt()
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
@@ -365,7 +365,7 @@ class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
 
 @dataclass(frozen=True)
 class Bernoulli(_Sigmoid):
-    """Likelihood of two classes, with one logit for the second class.
+    """Likelihood of two classes, with a single logit for the second class.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
@@ -533,7 +533,7 @@ class CategoricalMap(ClassificationLikelihood):
         return replace(self, categorical=self.categorical.configured(criterion))
 
     def dense(self, positions: tuple[int, ...]) -> "CategoricalMap":
-        """Return a copy for other positions."""
+        """Return a copy for a map of a different shape."""
         return replace(self, positions=positions)
 
     def n_targets(self, n_outputs: int) -> int:
@@ -557,7 +557,7 @@ class CategoricalMap(ClassificationLikelihood):
         return y.reshape(len(f), self.n_blocks).long()
 
     def label_weights(self, y: Tensor) -> Tensor | None:
-        """Return the weight of each position, (b, r), float64; None means one."""
+        """Return the weight of each position, (b, r), float64, or None for ones."""
         scale = self.categorical.loss_scale(y.clamp(min=0))
         if scale is None and bool((y >= 0).all()):
             return None

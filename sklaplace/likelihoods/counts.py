@@ -46,10 +46,10 @@ def cdf(y: Array, mean: Array, variance: Array) -> Array:
     Notes
     -----
     The probability of at most y events equals the probability that a gamma variable G
-    with y + 1 degrees of freedom exceeds the rate. If ``log G`` is wider than the
-    log-rate, ``P(G > exp f)`` is smooth in f, and the integral uses Gauss-Hermite
-    quadrature. Otherwise ``P(f < log G)`` is smooth in ``log G``, and the integral uses
-    the trapezoidal rule. Both integrals are accurate to 1e-8.
+    with the shape parameter y + 1 exceeds the rate. If the distribution of ``log G`` is
+    wider than that of the log-rate f, ``P(G > exp f)`` is smooth in f, and the integral
+    is computed by Gauss-Hermite quadrature. Otherwise ``P(f < log G)`` is smooth in
+    ``log G``, and the trapezoidal rule is used. Both integrals are accurate to 1e-8.
     """
     y, mean, std = np.broadcast_arrays(y, mean, np.sqrt(np.maximum(variance, 0)))
     found = np.zeros(y.shape)
@@ -93,7 +93,7 @@ def poisson_quantiles(rates: Array, levels: Array) -> Array:
 
 
 def draw(rates: Array, generator: np.random.Generator) -> Array:
-    """Draw Poisson variables, float64; huge rates use a normal approximation."""
+    """Draw Poisson variables, float64, from a normal approximation for huge rates."""
     is_large = rates > _LARGEST
     found = generator.poisson(np.where(is_large, 0.0, rates)).astype(np.float64)
     large = rates[is_large]
@@ -109,8 +109,8 @@ def log_mass(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     -----
     Let f* maximise the logarithm of the integrand, and let ``r = exp f*``. The
     integrand at ``f* + u`` is its maximum times ``exp(-r (exp(u) - 1 - u) - u²/2v)``.
-    Gauss-Legendre quadrature covers both sides of the maximum, until this factor is
-    below ``exp(-30)``. The result is accurate to 1e-8, and to 3e-7 for variances of
+    Gauss-Legendre quadrature covers the range around the maximum in which this factor
+    exceeds ``exp(-30)``. The result is accurate to 1e-8, and to 3e-7 for variances of
     10,000.
     """
     v = variance.clamp(min=1e-12)
@@ -132,8 +132,8 @@ def log_mass(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
     """Return a lower and an upper bound of each quantile.
 
-    Half of a tail's probability is used to bound the log-rate. The other half is used
-    to bound the Poisson variable at this rate, by Chernoff's inequality.
+    One half of a tail's probability determines a bound on the log-rate. The other half
+    determines a bound on the Poisson variable at this rate, by Chernoff's inequality.
     """
     ends = []
     for tail, sign in ((levels, -1), (1 - levels, 1)):
@@ -146,7 +146,7 @@ def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
 
 
 def _middle(low: Array, high: Array) -> Array:
-    """Return geometric means of distant and arithmetic means of close counts."""
+    """Return geometric means of distant counts and arithmetic means of close ones."""
     arithmetic = np.floor(low / 2 + high / 2)
     # shifted, because counts start at -1
     geometric = np.floor(np.sqrt(low + 2) * np.sqrt(high + 2) - 2)
@@ -180,8 +180,9 @@ def _mode(y: Tensor, size: Tensor, expected: Tensor, v: Tensor) -> Tensor:
 def _reach(rate: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return distances at which the integrand is below ``exp(-30)`` times its maximum.
 
-    The left distance uses ``exp(-u) - 1 + u ≥ u²/(2 + 2u/3)``. The right distance uses
-    ``exp(u) - 1 - u ≥ u²/2``, and ``exp(u) - 1 - u ≥ exp(u)/4`` for u above 1.5.
+    The left distance follows from ``exp(-u) - 1 + u ≥ u²/(2 + 2u/3)``. The right
+    distance follows from ``exp(u) - 1 - u ≥ u²/2``, and ``exp(u) - 1 - u ≥ exp(u)/4``
+    for u above 1.5.
     """
     half = _FALL / 3
     left = (half + (half**2 + 2 * _FALL * rate).sqrt()) / rate

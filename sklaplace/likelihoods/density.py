@@ -1,7 +1,7 @@
 """DensityLikelihood: a likelihood of numeric targets, defined by its log-density.
 
-Integrals over targets and outputs use the trapezoidal rule. The nodes are centred at
-the mode of the integrand and reach far into the tails.
+Integrals over targets and outputs are computed by the trapezoidal rule. The nodes are
+centred at the mode of the integrand and reach far into the tails.
 """
 
 import math
@@ -57,9 +57,9 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
     """Base class for continuous targets, defined by their log-density.
 
     A subclass implements only `log_prob`. Autograd computes derivatives, and quadrature
-    computes expectations, quantiles and draws. The density must be defined on all real
-    or all positive numbers, with a single maximum and no jumps. For more speed,
-    override other methods with closed forms.
+    computes expectations, quantiles and draws. The density must be defined for all real
+    numbers or all positive numbers, and have a single maximum and no jumps. For more
+    speed, override other methods with closed forms.
 
     Read more in the :ref:`User Guide <own-likelihood>`.
 
@@ -71,7 +71,8 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
     -----
     The output Hessian is the Fisher information, computed by quadrature with 801 nodes.
     Computing a moment requires about 50,000 evaluations of the density per target. If
-    the output variance is large, computing a quantile requires up to a million.
+    the output variance is large, computing a quantile requires up to a million
+    evaluations.
 
     Examples
     --------
@@ -140,7 +141,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         return -self.log_prob(f, y).sum(-1)
 
     def root_hessian(self, f: Tensor) -> Tensor:
-        """Return square roots of the Fisher information, (b, c)."""
+        """Return the square roots of the Fisher information, (b, c)."""
 
         def of_chunk(f: Tensor) -> Tensor:
             y, p = self._nodes(f)
@@ -241,8 +242,8 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
     ) -> Nodes:
         """Return the targets at nodes and their probabilities, (k, q) each.
 
-        The density is conditional on outputs (k,). Alternatively, ``log_density`` of
-        targets (k, q) defines the density.
+        The density is conditional on outputs (k,). If ``log_density`` is given, this
+        function of targets (k, q) defines the density instead.
         """
         of = log_density or partial(self.log_prob, f.unsqueeze(-1))
         if self.is_positive:

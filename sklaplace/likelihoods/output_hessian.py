@@ -2,7 +2,8 @@
 
 For a thousand classes, ``Λ`` occupies 8 MB per sample. If all samples share a linear
 map ``M`` (c, o) from a layer to the outputs, the layer's curvature depends only on
-``MᵀΛM``. Curvature structures need the sum of ``MᵀΛM`` over samples, or its diagonals.
+``MᵀΛM``. Curvature structures need the sum of ``MᵀΛM`` over samples, or the diagonal of
+each ``MᵀΛM``.
 """
 
 from abc import ABC, abstractmethod
@@ -78,7 +79,7 @@ class OutputHessian(ABC):
         return g.mT @ g
 
     def rows(self, m: Map) -> Tensor:
-        """Return rows of the scaled Jacobian, ``SᵀM``, (b, k, o)."""
+        """Return the rows of the scaled Jacobian, ``SᵀM``, (b, k, o)."""
         factor = self.factor().mT
         return factor if m is None else factor @ m
 
@@ -157,7 +158,7 @@ class Diagonal(_SquareRoot):
         return self.sqrt**2 if m is None else self.sqrt**2 @ m**2
 
     def rows(self, m: Map) -> Tensor:
-        """Return rows of the scaled Jacobian, ``SᵀM``, (b, k, o)."""
+        """Return the rows of the scaled Jacobian, ``SᵀM``, (b, k, o)."""
         return self.factor() if m is None else self.sqrt.unsqueeze(-1) * m
 
 
@@ -217,7 +218,7 @@ class BlockDiagonal(OutputHessian):
         return super().diagonals(m)
 
     def rows(self, m: Map) -> Tensor:
-        """Return rows of the scaled Jacobian, ``SᵀM``, (b, k, o)."""
+        """Return the rows of the scaled Jacobian, ``SᵀM``, (b, k, o)."""
         if m is None:
             return self.factor().mT
         groups = m.unflatten(0, (self.n_blocks, -1))  # (r, K, o)
@@ -236,7 +237,7 @@ class Softmax(OutputHessian):
     weights : Tensor of shape (b,)
         Weights ``w``.
     dtype : torch.dtype
-        Dtype of the outputs and of the large products.
+        Dtype of the outputs, in which large products are also computed.
     """
 
     p: Tensor
@@ -259,8 +260,8 @@ class Softmax(OutputHessian):
 
         With ``q = √p``, ``diag p - p pᵀ = diag(q) (I - q qᵀ) diag(q)``. A Householder
         reflection maps the first unit vector to ``-q``. Its last c - 1 columns are an
-        orthonormal basis of the complement of ``q``. For a single class, the factor is
-        a column of zeros.
+        orthonormal basis of the orthogonal complement of ``q``. For a single class, the
+        factor is a column of zeros.
         """
         if self.p.shape[-1] == 1:
             return torch.zeros_like(self.p, dtype=self.dtype).unsqueeze(-1)
@@ -313,7 +314,7 @@ class Softmax(OutputHessian):
 
         Adding a constant to ``u`` does not change ``Λ u``. For ``p`` close to one,
         ``p ∘ u - p pᵀu`` is a difference of large terms. To avoid this difference, the
-        most probable class's entry is subtracted from ``u``.
+        entry of the most probable class is first subtracted from ``u``.
         """
         u = u if m is None else m.to(u) @ u
         p = self.p.to(self.dtype).unsqueeze(2)

@@ -52,7 +52,7 @@ class RegressionLikelihood(Likelihood):
     noun = "column"
 
     def check_targets(self, y: Array) -> None:
-        """Raise ValueError for targets outside the support; accept all by default.
+        """Raise ValueError for invalid targets; by default, all targets are valid.
 
         Parameters
         ----------
@@ -84,7 +84,7 @@ class RegressionLikelihood(Likelihood):
         return n_outputs
 
     def rescaled_outputs(self, center: Array, scale: Array) -> Pair | None:
-        """Return the map of outputs that turns targets into ``center + scale · y``.
+        """Return the map of outputs that corresponds to targets ``center + scale · y``.
 
         Parameters
         ----------
@@ -149,14 +149,14 @@ class RegressionLikelihood(Likelihood):
 
     @abstractmethod
     def joint_moments(self, mean: Array, cov: Array, noise: Noise) -> Pair:
-        """Return the mean and covariance of new targets across samples.
+        """Return the means of new targets and their covariances between samples.
 
         Parameters
         ----------
         mean : ndarray of shape (n, c)
             Means of the outputs.
         cov : ndarray of shape (n, n, c)
-            Covariances of each output across samples.
+            Covariances of each output between samples.
         noise : float or ndarray of shape (n, t)
             Standard deviation ``σ``; ignored by likelihoods without noise.
 
@@ -198,7 +198,7 @@ class RegressionLikelihood(Likelihood):
         Returns
         -------
         ndarray of shape (n, t, q)
-            Quantiles, including the noise.
+            Quantiles of the targets, which include the noise.
 
         See Also
         --------
@@ -450,7 +450,7 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
 
 @dataclass(frozen=True)
 class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
-    """Likelihood of normal targets whose mean and variance the network predicts.
+    """Likelihood of normal targets with a mean and variance predicted by the network.
 
     The network has 2·t outputs: first the means μ, then the logarithms s of the
     variances. `hessian` is the expected Hessian of the loss, which is the Fisher

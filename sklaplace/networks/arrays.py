@@ -139,7 +139,7 @@ def _advice(name: str) -> str:
 
 
 def _one_of_each_type(values: np.ndarray) -> list[Any]:
-    """Return one entry of each type in an array, preferably a missing value."""
+    """Return one entry of each type in an array: a missing value if there is one."""
     if values.dtype.kind in "mM":
         absent = values[np.isnat(values)]
         return [*absent.flat[:1], *values.flat[:1]][:1]

@@ -1,7 +1,7 @@
 """Data sets: samples with targets and sample weights, their batches and dtypes.
 
-Estimators validate array-likes. Dicts of arrays, tuples and torch datasets reach skorch
-unchanged. The skorch net's own validation loader makes the batches.
+Estimators validate array-likes. Tuples, torch datasets and dicts of arrays reach skorch
+unchanged. The skorch net's own validation loader creates the batches.
 """
 
 import math
@@ -78,7 +78,7 @@ def sample_weights(dataset: object) -> np.ndarray | None:
 def collate_weighted(
     collate: Callable[[list[Any]], Any], items: list[Any]
 ) -> tuple[Any, Any]:
-    """Collate ``X, (y, weights)``; the loader's ``collate`` batches X and y."""
+    """Collate items ``X, (y, weight)``, with the loader's ``collate`` for X and y."""
     X, y = unpack_data(collate([(X, y) for X, (y, _) in items]))
     return X, (y, default_collate([weight for *_, (_, weight) in items]))
 
@@ -199,7 +199,7 @@ N_SPREAD = 16
 
 
 def spread_rows(net: NeuralNet, dataset: Samples, n: int = N_SPREAD) -> Any:
-    """Return inputs of up to n samples spread over a dataset, including the first."""
+    """Return up to n inputs, spread over a dataset and including the first sample."""
     m = min(n, len(dataset))
     even = np.linspace(0, len(dataset) - 1, m).round().astype(int)
     order = sorted(range(m), key=lambda place: place % 4)
@@ -256,7 +256,7 @@ def _is_dataset(X: object) -> bool:
 
 
 def is_opaque(X: object) -> bool:
-    """Return whether skorch receives X unchanged: a dict, dataset or tuple.
+    """Return whether X is a dict, dataset or tuple, which skorch receives unchanged.
 
     As in scikit-learn, a tuple of tuples of numbers counts as an array.
     """
@@ -383,7 +383,8 @@ class InputType:
     def floats(self, values: np.ndarray, name: str) -> np.ndarray:
         """Cast values to the network's dtype; raise ValueError if not finite.
 
-        Writable values of this dtype are not copied; `Batches` copies each batch.
+        Writable values of this dtype are not copied, because `Batches` copies each
+        batch.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             cast = np.require(values, self.dtype, "W")
@@ -412,7 +413,7 @@ def input_type(net: NeuralNet) -> InputType:
 
 
 def _module(net: NeuralNet) -> nn.Module:
-    """Return the module of a net or a clone; empty if building it requires data."""
+    """Return the module of a net or its clone, or an empty one if it requires data."""
     module = getattr(net, "module_", net.module)
     if isinstance(module, nn.Module):
         return module

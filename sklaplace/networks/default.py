@@ -1,13 +1,14 @@
-"""Default networks for tables, with no settings and deterministic training.
+"""Default networks for tables, without settings and with deterministic training.
 
 The weights of a `TabularNetwork` minimise, with ``lambda = strength * noise``,
 
     sum_n w_n loss_n + lambda / 2 * (||A||^2 + ||a||^2 + ||B||^2).
 
 ``noise`` is the fraction of the target variance that a linear model on the untrained
-features leaves unexplained. It maximises the evidence (the marginal likelihood) of this
-model (MacKay 1992). The penalty therefore adapts to the noise in the data without a
-validation set. `Size` holds all settings that depend on the number of samples.
+features leaves unexplained. This value maximises the evidence (the marginal likelihood)
+of the model (MacKay 1992). The penalty therefore adapts to the noise in the data
+without a validation set. `Size` holds all settings that depend on the number of
+samples.
 """
 
 from dataclasses import dataclass, field, replace
@@ -91,16 +92,16 @@ class Size:
     hidden_units : int
         Width of the hidden layer.
     n_pieces : int
-        Pieces per column; see `piecewise_linear`.
+        Maximum number of pieces per column; see `piecewise_linear`.
     regression_strength : float
         Factor of the penalty. With a factor of 1, half the squared error plus
         ``noise / 2 * ||weights||²`` is the negative log posterior under a standard
         normal prior, in units of the noise.
     classification_strength : float
         Factor of the penalty, chosen empirically because cross-entropy includes its own
-        noise model. The log loss of most small tables hardly changes between 0.2 and
-        0.5. However, 0.2 overfits pure noise, and 0.5 underfits a curved decision
-        boundary.
+        noise model. The log loss of most small tables hardly changes between factors of
+        0.2 and 0.5. However, a factor of 0.2 overfits pure noise, and 0.5 underfits a
+        curved decision boundary.
     training : dict
         Settings of the skorch net.
     """
@@ -164,7 +165,7 @@ class PenalisedNet(NeuralNet):
 
 
 class PenalisedClassifier(PenalisedNet, NeuralNetClassifier):
-    """Classifier with a penalty, with the parameters of `PenalisedNet`."""
+    """Classifier with a penalty and the parameters of `PenalisedNet`."""
 
 
 class PenalisedRegressor(PenalisedNet, NeuralNetRegressor):
@@ -253,7 +254,7 @@ def penalised_classifier(
     size : Size
         Capacity, regularisation and training.
     criterion : subclass of nn.Module
-        Loss of one logit per column.
+        Loss for outputs with one logit per column.
     factor : float, default=1.0
         Factor by which the criterion scales the sum of a sample's losses over columns.
     module : subclass of nn.Module
@@ -302,7 +303,7 @@ def with_dropout(net: PenalisedNet) -> PenalisedNet:
 
 
 def _architecture(net: NeuralNet) -> dict[str, Any]:
-    """Return the net parameters that concern its module and criterion."""
+    """Return the parameters of a net that concern its module and criterion."""
     return {
         name: value
         for name, value in net.get_params(deep=False).items()
@@ -387,7 +388,7 @@ def piecewise_linear(Z: Array, weight: Array, n_pieces: int) -> Array:
 
 
 def center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
-    """Return the weighted mean and scale per column; constant columns have scale 1."""
+    """Return the weighted mean and scale of each column, with scale 1 if constant."""
     # Dividing by the largest value avoids overflow. Subtracting the first row makes
     # constant columns exactly zero.
     largest = np.abs(values).max(axis=0)
@@ -404,7 +405,7 @@ def center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
 
 # -------------------------------------------------------------------- noise by evidence
 def _noise_fraction(X: Array, Y: Array, weight: Array, module: dict[str, Any]) -> float:
-    """Estimate the noise fraction of the variance, with untrained features."""
+    """Estimate the noise as a fraction of the variance, with untrained features."""
     target_center, target_scale = center_and_scale(Y, weight)
     Y = (Y - target_center) / target_scale
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -1,6 +1,6 @@
 """Forward: a network as a function from a batch to outputs (b, c).
 
-Modules return logits, log-probabilities or probabilities, and some drop an axis.
+Modules return logits, log-probabilities or probabilities, and some return shape (b,).
 `Forward` converts these outputs to parameters of the likelihood. The module stays
 unchanged.
 """
@@ -55,10 +55,10 @@ def agreeing(
 
 
 def read_logits(raw: Tensor, calls: list[Tensor], probability_map: str) -> Tensor:
-    """Return logits (b, ...) for probabilities ``raw``, given the calls of a layer.
+    """Return logits (b, ...) for probabilities ``raw``, given the outputs of a layer.
 
     If the layer was not called exactly once, or if the probabilities of a sample
-    disagree with it, the logits come from ``probability_map`` instead.
+    disagree with its output, the logits come from ``probability_map`` instead.
     """
     mapped = OUTPUT_MAPS[probability_map](at_least_single(raw))
     if len(calls) != 1 or calls[0].numel() != raw.numel():
@@ -165,9 +165,9 @@ class Forward(nn.Module):
     def frozen(self) -> Iterator[None]:
         """Enter evaluation mode without parameter gradients; always restore the state.
 
-        Only one thread may enter at a time. Inference mode and autocast are disabled
-        inside. Results are therefore independent of other threads and of the caller's
-        contexts.
+        Only one thread at a time may enter this mode, in which inference mode and
+        autocast are disabled. Results are therefore independent of other threads and of
+        the caller's contexts.
         """
         with _EVALUATION, torch.inference_mode(False), ExitStack() as stack:
             modules = list(self.module.modules())
@@ -215,7 +215,7 @@ def recorded_outputs(
     names: Iterable[str],
     kept: Callable[[Any], Any] = lambda out: out,
 ) -> Iterator[dict[str, list[Any]]]:
-    """Record a summary of each call of submodules, ordered by first call."""
+    """Record a summary of each call of the submodules, ordered by their first call."""
     recorded: dict[str, list[Any]] = {}
 
     def hook(name: str) -> Callable[..., None]:
@@ -236,7 +236,7 @@ def with_attributes(net: NeuralNet, **attributes: object) -> NeuralNet:
 
 
 def at_least_single(values: Tensor) -> Tensor:
-    """Convert values to float32 if less precise, for instance after autocast."""
+    """Convert less precise values to float32, for instance after autocast."""
     is_short = values.is_floating_point() and values.element_size() < 4
     return values.float() if is_short else values
 

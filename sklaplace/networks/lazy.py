@@ -21,7 +21,7 @@ def initialise_lazy_modules(net: NeuralNet, x: object) -> None:
 
 
 def check_no_lazy_modules(net: NeuralNet) -> None:
-    """Raise ValueError if parameters of a network have no shape.
+    """Raise ValueError if a parameter or buffer of a network has no shape.
 
     Raises
     ------

@@ -133,7 +133,7 @@ def _implied(raw: Tensor, likelihood: Likelihood) -> Tensor:
 
 
 def _are_equal(found: object, expected: Tensor) -> bool:
-    """Return whether predictions agree; for two classes, compare only the second."""
+    """Return whether predictions agree; ``found`` may omit the first of two classes."""
     if not isinstance(found, Tensor) or not found.is_floating_point():
         return False
     if expected.ndim == 2 and expected.shape[1] == 2 and found.numel() == len(expected):
@@ -149,7 +149,7 @@ def check_held_out_batches(net: NeuralNet, held_out: Sized | None) -> None:
     Raises
     ------
     ValueError
-        If ``drop_last`` is set and there are fewer held-out samples than one batch has.
+        If ``drop_last`` is set and the held-out samples do not fill one batch.
     """
     options = net.get_params_for("iterator_valid")
     size = options.get("batch_size", net.batch_size)

@@ -308,7 +308,7 @@ def raw_outputs(net: NeuralNet, x: object) -> Tensor:
 def _recorded(
     net: NeuralNet, x: object, kept: Callable[[Any], Any] = lambda out: out
 ) -> tuple[Tensor, dict[str, list[Any]]]:
-    """Return `raw_outputs`, and records of outputs of modules without children."""
+    """Return `raw_outputs`, and the recorded outputs of modules without children."""
     module = as_forward(net).module
     leaves = [name for name, m in module.named_modules() if not any(m.children())]
     with recorded_outputs(module, leaves, kept) as recorded:
@@ -356,9 +356,9 @@ def _logit_layer(
 ) -> str | None:
     """Return the name of the last submodule that outputs the network's logits.
 
-    Its probabilities must match the outputs for ``x`` and, if ``x`` is a float tensor,
-    for ``x`` scaled towards zero. Without the second comparison, probabilities near
-    zero and one would match many logits.
+    The probabilities for these logits must match the outputs for ``x`` and, if ``x`` is
+    a float tensor, for ``x`` scaled towards zero. Without the second comparison,
+    probabilities near zero and one would match many logits.
     """
     passes = [_recorded(net, x)]
     if isinstance(x, Tensor) and x.is_floating_point():
@@ -373,7 +373,7 @@ def _logit_layer(
 def _are_logits(
     calls: Sequence[Tensor], raw: Tensor, binary: bool, tolerance: float
 ) -> bool:
-    """Return whether a log-softmax or log-sigmoid of the only output equals log raw."""
+    """Return whether the logits of a single call match the probabilities ``raw``."""
     out = calls[0] if len(calls) == 1 else None
     if not isinstance(out, Tensor):
         return False

@@ -21,7 +21,7 @@ MAX_SHARDS = 32
 
 
 def shards_of(dataset: Samples, batch_size: int, n_shards: int | None) -> list[Any]:
-    """Split a dataset into shards of nearly equal size, each a dataset.
+    """Split a dataset into shards of nearly equal size, each of which is a dataset.
 
     With ``n_shards=None``, the number of shards depends only on the number of batches.
     There are never more shards than batches. A stream is a single shard. If there is

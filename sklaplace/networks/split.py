@@ -1,10 +1,11 @@
-"""Hash-based train/validation split: a key decides where each sample belongs.
+"""Hash-based train/validation split: a key assigns each sample to one side.
 
 A split by position changes with the order of the samples, and can put copies of a
 sample on both sides. The key of a sample is a hash of its inputs. Therefore, the split
-does not depend on the order, and copies stay together. A sample of weight two is
-equivalent to two samples. Samples of an array that are equal up to `TOLERANCE` count as
-copies. If the user passes groups, the key is a hash of the group instead.
+does not depend on the order of the samples, and copies stay together. A sample of
+weight two is equivalent to two copies of the sample. Samples of an array that are equal
+up to `TOLERANCE` count as copies. If the user passes groups, the key is a hash of the
+group instead.
 """
 
 from hashlib import blake2b
@@ -37,8 +38,9 @@ def row_keys(
     Parameters
     ----------
     X : ndarray of shape (n, ...), StoredArray or other data
-        Inputs. Copies in an array have the same key. In a stored array, only equal
-        samples have the same key. For other data, the key is a hash of the position.
+        Inputs. Copies in an array have the same key. In a stored array, only exactly
+        equal samples have the same key. For other data, the key is a hash of the
+        position.
     n_rows : int
         Number of samples n.
     seed : int
@@ -73,7 +75,7 @@ def hash_split(
     y : ndarray of shape (n,) or (n, c)
         Targets, used only for stratification.
     fraction : float
-        Fraction of distinct keys in the validation set.
+        Fraction of the distinct keys that are assigned to the validation set.
     stratify : bool
         Whether to hold out the same fraction of every class.
 
@@ -167,7 +169,7 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
 def _distinct(
     keys: np.ndarray, y: np.ndarray, stratify: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return strata of distinct keys, ordered by key, and the key index of each sample.
+    """Return the stratum of each distinct key, and the index of each sample's key.
 
     With ``stratify``, the strata are classes. Otherwise there is a single stratum. A
     key with several classes belongs to the class with the fewest keys.

@@ -1,7 +1,7 @@
 """StoredArray: an on-disk, distributed or sparse array that is read batch by batch.
 
 The array is a memory-mapped numpy file, a chunked array (for example from zarr, HDF5 or
-dask), or a sparse matrix. It has a shape and a dtype, and supports slices. Values are
+dask), or a sparse matrix. It has a shape and a dtype, and supports slicing. Values are
 cast and checked when they are read.
 """
 
@@ -25,7 +25,7 @@ Cast = Callable[[np.ndarray], np.ndarray]
 
 
 def is_stored(X: object) -> bool:
-    """Return whether an array is read in parts: a large memory map or chunks."""
+    """Return whether X is read in parts, as a large memory map or chunked array is."""
     if isinstance(X, np.memmap):
         # releasing the pages of a copy-on-write map would discard its changes
         return X.nbytes > MAX_LOADED and X.mode != "c"
@@ -49,7 +49,7 @@ class SparseRows:
 class StoredArray:
     """Samples of an array that is not loaded into memory.
 
-    Whole chunks are read, and the last chunk is kept in memory.
+    Small chunks are read whole, and the chunk that was read last is kept in memory.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class StoredArray:
         return self.part([chosen]).read()[0]
 
     def part(self, chosen: Any) -> "StoredArray":
-        """Return samples without reading them."""
+        """Select samples without reading them."""
         part = object.__new__(StoredArray)  # copying, like pickling, would read them
         vars(part).update(vars(self), rows=self.rows[chosen])
         return part
@@ -136,7 +136,7 @@ class StoredArray:
         return np.concatenate([self._group(rows) for rows in groups])[places]
 
     def _group(self, rows: np.ndarray) -> np.ndarray:
-        """Read samples of one chunk, or consecutive samples without chunks."""
+        """Read samples of one chunk, or consecutive samples if there are no chunks."""
         if size := self._chunk_rows:
             return self._chunk(int(rows[0]) // size)[rows % size]
         return np.asarray(self.source[int(rows[0]) : int(rows[-1]) + 1])

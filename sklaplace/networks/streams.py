@@ -1,7 +1,7 @@
 """RowStream: samples of an iterable dataset, read one after another, in order.
 
-Each pass over the stream can sum over the samples or train on them. Samples cannot be
-accessed individually, so they cannot be split, drawn or left out.
+A pass over the stream is used to sum over the samples or to train on them. Samples
+cannot be accessed individually, so they cannot be split, drawn or left out.
 """
 
 from collections.abc import Iterable, Iterator

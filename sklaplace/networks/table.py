@@ -5,10 +5,10 @@ column. If many numbers are missing from a column, an indicator column is added.
 frequent level of a category becomes a column of zeros and ones. The other levels share
 one column. A missing category counts as a level.
 
-A surprise is a level that did not occur in fit, or a missing number in a column that
-was complete in fit. The last column is the square root of the number of surprises of a
-row. It is zero for training samples, so a surprise has high leverage. The
-encoding of a new level is the mean of the encoded training samples.
+A surprise is a level that did not occur in the training samples, or a missing number in
+a column that was complete. The last column is proportional to the square root of the
+number of surprises in each row. It is zero for training samples, so a surprise has high
+leverage. The encoding of a new level is the mean of the encoded training samples.
 """
 
 from collections import Counter
@@ -55,11 +55,11 @@ class Numbers:
     Attributes
     ----------
     median : float
-        Median of the values in fit, which replaces missing values.
+        Median of the training values, which replaces missing values.
     is_complete : bool
-        Whether no value was missing in fit.
+        Whether no training value was missing.
     has_indicator : bool
-        Whether many values were missing in fit.
+        Whether many training values were missing.
     """
 
     median: float
@@ -87,9 +87,9 @@ class Levels:
     Attributes
     ----------
     encoder : OneHotEncoder
-        Encoder with a column per frequent level, and one column for any other levels.
+        Encoder with one column per frequent level, and one column for all other levels.
     known : frozenset or None
-        Levels in fit, or None if new levels are not surprises.
+        Levels of the training samples, or None if new levels are not surprises.
     mean : ndarray of shape (m,)
         Mean of the encoded training samples, used as the encoding of new levels.
     """
@@ -122,7 +122,7 @@ class Table:
     Attributes
     ----------
     contents : list of {"numbers", "categories", "strings", "missing values"}
-        Content of each column in fit.
+        Content of each column of the training samples.
     columns : list of Numbers or Levels
         Encoding of each column.
     """
@@ -142,17 +142,17 @@ class Table:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all columns in fit were numeric and had no missing values."""
+        """Whether all training columns were numeric and had no missing values."""
         return all(isinstance(c, Numbers) and c.is_complete for c in self.columns)
 
     def encoded(self, frame: Any) -> np.ndarray:
-        """Encode the rows of a frame with the same columns as in fit, float64.
+        """Encode the rows of a frame with the columns of the training samples, float64.
 
         Raises
         ------
         TypeError, ValueError
             If a column has values other than numbers, booleans, strings, categories and
-            missing values, or has changed between strings and numbers since fit.
+            missing values, or has changed between strings and numbers since ``fit``.
         """
         found = []
         parts = zip(_read(frame), self.contents, self.columns, strict=True)

@@ -73,8 +73,9 @@ class TabularNetwork(nn.Module):
 
     Notes
     -----
-    A pass costs O(b (features + n_outputs) hidden_units + b features n_outputs). The
-    weights are float64. torch's global generator initialises the weights.
+    A pass over b samples costs O(b (features + n_outputs) hidden_units + b features
+    n_outputs). The weights are float64. torch's global generator initialises the
+    weights.
     """
 
     center: torch.Tensor
@@ -125,7 +126,7 @@ class TabularNetwork(nn.Module):
         -------
         Tensor of shape (b, hidden_units + n_features + m)
             Features. At initialisation, the squared hidden activations of a sample sum
-            to about two, and its squared scaled inputs to about one.
+            to about two, and its squared scaled inputs sum to about one.
         """
         z = with_pieces((X - self.center) / self.scale, self.pieces)
         z = z / self.hidden.in_features**0.5
@@ -146,12 +147,12 @@ class TabularNetwork(nn.Module):
 class JointDropout(nn.Dropout):
     """Dropout with one mask for all samples of a batch.
 
-    Each step of full-batch training then trains one smaller network. The result does
-    not depend on the order of samples or on repeated samples.
+    Each step of full-batch training therefore trains a single smaller network. The
+    result does not depend on the order of samples or on repeated samples.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return units (b, ...); in training, some are set to zero."""
+        """Return the units (b, ...), some of which are set to zero during training."""
         return x * super().forward(torch.ones_like(x[:1]))
 
 

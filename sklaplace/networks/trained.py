@@ -56,7 +56,8 @@ class TrainedNetwork:
         dataset : Dataset
             Samples, with or without targets and weights.
         batch_size : int or None
-            Samples per batch. If None, the arguments below determine the number.
+            Samples per batch. With None, the number depends on the memory budget and
+            the arguments below.
         row_elements : int
             Number of float64 numbers computed per sample.
         with_covariance : bool

@@ -2,7 +2,7 @@
 
 During one ``fit``, a net uses sample weights, checks the data before the first step,
 and records the train/validation split. The weighted loss of a batch is
-``Σ w · loss / (b · mean(w))``, with the mean over all training data.
+``Σ w · loss / (b · mean(w))``, where the mean is over all training data.
 """
 
 import copy
@@ -50,10 +50,10 @@ def train(
         Samples in any form that skorch accepts. If X is a dataset, y replaces the
         targets of the dataset.
     check : callable
-        Function to call before the first step. Its arguments are the dataset and the
-        validation part (or None). The function may raise an error.
+        Function that is called before the first step. Its arguments are the dataset and
+        the validation part (or None). The function may raise an error.
     changes : tuple of types
-        Mixins to put before the net's class during training.
+        Mixins that precede the net's class during training.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def _overrides(net: NeuralNet, *names: str) -> bool:
 
 
 def _takes_logits(net: NeuralNet, x: object) -> bool:
-    """Return whether the criterion expects a tensor but outputs are not tensors.
+    """Return whether the criterion expects a tensor but the outputs are not tensors.
 
     skorch passes tuples unchanged, so custom criteria or training steps can use them.
     """
@@ -129,7 +129,7 @@ class _TrainingState:
 def _training_class(
     net: NeuralNet, state: _TrainingState, changes: tuple[type, ...]
 ) -> Iterator[None]:
-    """Temporarily add mixins before the class of a net.
+    """Temporarily put mixins before the class of a net.
 
     The state is a class attribute, because skorch turns attributes of a net into
     parameters.
@@ -147,7 +147,7 @@ def _training_class(
 
 
 class _ForTraining:
-    """Mixin for nets that change their class during training."""
+    """Mixin for nets whose class is changed during training."""
 
     _original: type
     _training_state: _TrainingState
@@ -292,7 +292,7 @@ def weighted_loss(
 
 
 def _class_weights(criterion: nn.Module, y: Tensor, losses: Tensor) -> Tensor:
-    """Return class weights of labels, (b,); torch divides a mean loss by their sum."""
+    """Return class weights (b,) of labels; torch divides a mean loss by their sum."""
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss):
         return torch.ones_like(losses)
     labelled, weight = (y >= 0).to(losses), criterion.weight
