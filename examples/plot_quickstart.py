@@ -105,9 +105,9 @@ marglik = make_pipeline(
 marglik.fit(X_train, y_train)
 
 # %%
-# A grid search works as with any estimator. The trained network is frozen, so each
-# value costs only one pass over the data. Most of these samples were used in training,
-# however. A search on held-out samples is better.
+# A grid search works as with any other estimator. The trained network is frozen, so
+# each candidate costs only one pass over the data. However, most samples of this search
+# were also used for training. A search on held-out samples is better.
 
 trained = model[-1].estimator_
 search = GridSearchCV(
@@ -174,11 +174,12 @@ for name, classifier in rows.items():
 
 # %%
 # The default chooses the prior precision that predicts the held-out samples best. The
-# test samples resemble the held-out samples, so the test scores stay good. The default
-# is uncertain about noise, because it adds a residual that grows with the distance from
-# the data. The digits 8 and 9 are close to the known digits, so the confidence in them
-# hardly falls. Use ``score_samples`` to detect them. Empirical Bayes is less confident
-# about known and unknown digits, but remains rather confident about noise.
+# test samples resemble the held-out samples, so the test scores are also good. The
+# default is uncertain about noise, because it adds a residual variance that grows with
+# the distance from the data. The digits 8 and 9 are close to the known digits, so the
+# confidence in them hardly falls. Use ``score_samples`` to detect such digits.
+# Empirical Bayes is less confident about known and unknown digits, but remains rather
+# confident about noise.
 
 # %%
 # The picture

@@ -111,10 +111,11 @@ for name, rows in {"cheap": ~is_expensive, "expensive": is_expensive}.items():
 # Unknown rows
 # ------------
 #
-# The intervals hold for cars that resemble the training data. ``score_samples``
-# measures this similarity, and a low score flags a row. The threshold is the score that
-# 99 % of the test cars exceed. We copy one car four times and change three copies: a
-# new brand, an age of 80 years, and a power entered in watts.
+# The intervals are valid only for cars that resemble the training data.
+# ``score_samples`` measures this similarity, and rows with a low score are flagged. The
+# threshold is the score that 99 % of the test cars exceed. We copy one car four times
+# and change three copies: a new brand, an age of 80 years, and a power entered in
+# watts.
 
 threshold = np.quantile(model.score_samples(X_test), 0.01)
 unknown = pd.concat([X_test[:1]] * 4, ignore_index=True)
@@ -212,6 +213,7 @@ print(f"pipeline: interval {expected[0]:.3f} to {expected[1]:.3f}")
 
 # %%
 # A single call to ``fit`` handled the categories and the missing values. The intervals
-# cover about 90 % of the test prices in both halves, and all three changed rows are
-# flagged. Recalibration on 200 cars of the second dealer raises the coverage from 66 %
-# to 92 %. The exported program returns the same interval as the pipeline.
+# cover about 90 % of the test prices in the cheap and in the expensive half, and all
+# three changed rows are flagged. Recalibration on 200 cars of the second dealer raises
+# the coverage from 66 % to 92 %. The exported program returns the same interval as the
+# pipeline.

@@ -6,7 +6,7 @@ from the lowest to the highest level:
 * ``core``: linear algebra, Newton's method, option checks, random numbers, memory
   budget, cache
 * ``metrics``: scores that are not in scikit-learn
-* ``dirichlet``: Gaussians over logits, links, Dirichlet distributions
+* ``dirichlet``: Gaussians over logits, link approximations, Dirichlet distributions
 * ``likelihoods``: distributions of targets given the outputs of a network
 * ``networks``: skorch nets as functions, their training and their data
 * ``curvature``: layouts, Jacobians, subsets of weights, structures of the Hessian

@@ -15,9 +15,10 @@ cores.
 # Digits
 # ------
 #
-# The digits 0 to 7 are known. The digits 8 and 9 are unknown, and so are inverted test
-# images. Of the known digits, 40 % are used for training, 10 % are held out, and 50 %
-# are used for testing. Each of several seeds has its own split and initial weights.
+# The known images are the digits 0 to 7. The unknown images are the digits 8 and 9, and
+# inverted test images. Of the known digits, 40 % are used for training, 10 % are held
+# out, and 50 % are used for testing. The study is repeated for several seeds, each with
+# its own split and initial weights.
 
 import warnings
 from time import process_time
@@ -86,8 +87,8 @@ def split_digits(seed):
 
 
 # %%
-# All methods use one architecture. Only the network of Monte-Carlo dropout is trained
-# with dropout.
+# All methods use the same architecture. Only the network of Monte-Carlo dropout is
+# trained with dropout.
 
 
 def mlp(n_inputs, width, n_outputs, activation, rate):
@@ -124,17 +125,19 @@ def digits_net(val, epochs, rate=0.0):
 # The methods
 # -----------
 #
-# * *Laplace* starts from the trained network. The prior precision is chosen on the
-#   held-out samples, and in a third version by the marginal likelihood ("marglik").
-# * *Bayes by Backprop* is trained from scratch for four times as many epochs, because
-#   it needs more of them. A second version starts from the trained network and uses the
-#   same number of epochs. The weight of the divergence (``kl_weight``) is set by hand,
-#   below the default; this tends to favour the method.
+# * *Laplace* starts from the trained network. Two versions choose the prior precision
+#   on the held-out samples. A third version, "marglik", chooses it by the marginal
+#   likelihood.
+# * *Bayes by Backprop* is trained from scratch for four times as many epochs as the
+#   network, because it converges more slowly. A second version starts from the trained
+#   network, and is trained for as many epochs as this network. The weight of the
+#   divergence (``kl_weight``) is smaller than the default, which tends to favour the
+#   method.
 # * *SWAG* continues from a trained network with a thousand steps of gradient descent.
 # * The *deep ensemble* has five networks.
 #
-# Methods that draw weights or units use a hundred draws. The fit times include the
-# training of the initial network.
+# Methods that draw weights or dropout masks use a hundred draws. The fit times include
+# the training of the initial network.
 
 
 def seconds(function, *args):
@@ -223,7 +226,7 @@ COSTS = "fit", "predict"
 # ------
 #
 # For the negative log-likelihood (NLL) and the expected calibration error (ECE), lower
-# is better. The AUROC measures how well the confidence, the largest probability,
+# is better. The AUROC measures how well the confidence (the largest probability)
 # separates known digits from unknown images: 0.5 is chance and 1 is perfect. Costs are
 # relative to the network alone.
 
@@ -271,22 +274,23 @@ for seed in SEEDS:
 show("digits", digits_runs)
 
 # %%
-# The accuracies hardly differ. The deep ensemble has the lowest NLL. Its predictions
-# are the fastest among the methods that average networks or draws, but its training is
-# expensive. Laplace with held-out samples predicts almost like the network alone,
-# because these samples favour a large prior precision. Laplace adds little to the
-# training time, and predicts faster than the methods that use draws.
+# The accuracies hardly differ. The deep ensemble has the lowest NLL. It predicts faster
+# than the other methods that average networks or draws, but its training is expensive.
+# Laplace with held-out samples predicts almost like the network alone, because these
+# samples favour a large prior precision. Laplace adds little to the training time, and
+# predicts faster than the methods that use draws.
 #
-# The two AUROC columns disagree. For the digits 8 and 9, all methods are
-# similar. On inverted images, the methods differ:
+# The two AUROC columns lead to different conclusions. For the digits 8 and 9, all
+# methods are similar. On inverted images, the methods differ:
 #
-# * Laplace with held-out samples improves least. Dropout and the ensemble are better.
+# * Laplace with held-out samples improves the AUROC least. Dropout and the ensemble
+#   improve it more.
 # * Bayes by Backprop from scratch detects the most inverted images, with about the same
 #   NLL as the network alone, but its training takes longest.
 # * Laplace with the marginal likelihood detects just as many inverted images, and
-#   slightly more of the digits 8 and 9 than all other methods. It adds almost nothing
-#   to the training time. It is far too underconfident on known digits, with by far the
-#   highest NLL and ECE.
+#   slightly more of the digits 8 and 9 than all other methods. This version adds almost
+#   nothing to the training time. However, it is strongly underconfident on known
+#   digits, with by far the highest NLL and ECE.
 # * Bayes by Backprop from the trained network stays close to this network, and so does
 #   SWAG with its default learning rate.
 
@@ -341,8 +345,8 @@ plt.show()
 # The test samples are near the training samples. ``coverage`` is the fraction of test
 # targets inside the 90 % intervals, and ``in the gap`` is the fraction of the curve
 # inside the 90 % intervals in the gap. ``std, gap/data`` is the standard deviation due
-# to the weights in the gap, divided by its value at the data. Read it together with the
-# figure.
+# to the weights: its mean in the gap, divided by its mean at the data. Read this ratio
+# together with the figure.
 
 
 def curve(x):
@@ -430,13 +434,13 @@ show("curve", curve_runs)
 # In the gap, Laplace with held-out samples often misses the curve: the held-out samples
 # lie near the data, and do not determine how wide the bands should be in the gap. With
 # the marginal likelihood, the bands of Laplace cover the curve, but are wider than
-# necessary. The bands of the ensemble and of Bayes by Backprop are about as wide as the
-# error. The bands of dropout cover the curve, but are just as wide at the data. The
-# bands of SWAG are narrow in both places. The bands of dropout and SWAG do not show
-# where the gap is.
+# necessary. The widths of the bands of the ensemble and of Bayes by Backprop roughly
+# match the errors. The bands of dropout cover the curve, but are just as wide at the
+# data. The bands of SWAG are narrow both in the gap and at the data. The bands of
+# dropout and SWAG do not show where the gap is.
 #
 # If training is cheap, use an ensemble: other methods are clearly better only on
-# inverted images. For a network that is already trained, use Laplace. Use the marginal
+# inverted images. If the network is already trained, use Laplace. Use the marginal
 # likelihood if out-of-distribution inputs matter more than calibration on known inputs.
 
 models, train = curve_models[0]

@@ -3,9 +3,10 @@ The weight of the prior: ``kl_weight``
 ======================================
 
 Bayes by Backprop minimises the loss of the samples plus ``kl_weight`` times the
-divergence of the posterior from the prior. A weight of one corresponds to Bayes' rule,
-and maximises the evidence lower bound (ELBO). This study varies the weight and the
-number of epochs on a small data set, and compares the ELBO with the accuracy.
+divergence of the posterior from the prior. Training with ``kl_weight=1`` corresponds to
+Bayes' rule, and maximises the evidence lower bound (ELBO). This study varies
+``kl_weight`` and the number of epochs on a small data set, and compares the ELBO with
+the accuracy.
 
 The script takes about half a minute on two idle cores, and several minutes on slow or
 busy cores.
@@ -15,8 +16,8 @@ busy cores.
 # The samples and the network
 # ---------------------------
 #
-# The samples are a hundred points from two moons. The network has five times as many
-# weights.
+# The samples are a hundred points from two moons. The network has about five weights
+# for each point.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -68,9 +69,9 @@ def variational(kl_weight, epochs, seed):
 # ------------------------
 #
 # The accuracy and the negative log-likelihood (NLL, lower is better) are measured on
-# new samples. The ELBO is computed on the training samples, always with a weight of
-# one. The prior has a standard deviation of one. A weight of the network that keeps
-# this standard deviation has learned nothing from the data.
+# new samples. The ELBO is computed on the training samples, always with
+# ``kl_weight=1``. The prior has a standard deviation of one. If the posterior of a
+# weight keeps this standard deviation, the weight has learned nothing from the data.
 
 X_test, y_test = moons(2000, 1000)
 NAMES = "accuracy", "NLL", "ELBO", "KL", "weight std"
@@ -105,21 +106,23 @@ for epochs in EPOCHS:
         print(line)
 
 # %%
-# *A weight of one underfits.* A hundred samples cannot determine five hundred weights.
-# After the longest training with ``kl_weight=1``, the posteriors are nearly as wide as
-# the prior. Accuracy and NLL of new samples are worse than with ``kl_weight=0.1``.
+# *Training with* ``kl_weight=1`` *underfits.* A hundred samples cannot determine five
+# hundred weights. After the longest training with ``kl_weight=1``, the posteriors are
+# nearly as wide as the prior. The accuracy and the NLL on new samples are worse than
+# with ``kl_weight=0.1``.
 #
 # *The ELBO does not reveal underfitting.* For each number of epochs, the ELBO is
-# highest at a weight of one. The ELBO measures how close a posterior is to Bayes' rule
-# under this prior, and not how well the posterior predicts.
+# highest with ``kl_weight=1``. The ELBO measures how close a posterior is to the exact
+# posterior under this prior, and not how well it predicts.
 #
 # *A short training can look better.* After the shortest training, the standard
 # deviations are near their initial values, and the ELBO is far from its final value.
-# With a weight of one, accuracy and NLL are nevertheless better than after the longest
-# training. With the smallest weights, the NLL is also better, because longer training
-# overfits. Only with a weight of 0.1 is the NLL about the same after all three numbers
-# of epochs. Compare weights after the same number of epochs, and check in the ELBO of
-# ``model.estimator_.history`` whether the training has converged.
+# With ``kl_weight=1``, the accuracy and the NLL are nevertheless better than after the
+# longest training. With the smallest values of ``kl_weight``, the NLL is also better
+# after the shortest training, because longer training overfits. Only with
+# ``kl_weight=0.1`` is the NLL about the same after all three numbers of epochs. Compare
+# values of ``kl_weight`` after the same number of epochs, and use the ELBO in
+# ``model.estimator_.history`` to check whether the training has converged.
 
 figure, axes = plt.subplots(1, 4, figsize=(10, 2.9), layout="constrained")
 COLORS = dict(zip(EPOCHS, ("#56B4E9", "#0072B2", "#000000"), strict=True))
@@ -182,8 +185,8 @@ plt.show()
 # How to choose the weight
 # ------------------------
 #
-# Choose the weight by the predictions on held-out samples, and not by the ELBO. Use the
-# same number of epochs as in the final training.
+# Choose ``kl_weight`` by the predictions on held-out samples, and not by the ELBO. Use
+# the same number of epochs as in the final training.
 
 X, y = moons(ROWS, SEEDS[0])
 search = GridSearchCV(

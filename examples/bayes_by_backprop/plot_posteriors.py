@@ -4,7 +4,7 @@ Four families of weight posteriors
 
 In Bayes by Backprop, each weight has its own distribution. The distribution is a
 Gaussian, or belongs to one of three flexible families that can be skewed, flat or
-bimodal. On the curve below, some weights use this flexibility, but the predictions do
+bimodal. In the example below, some weights use this flexibility, but the predictions do
 not improve. All families except the Gaussian are therefore experimental.
 
 The script takes about half a minute on two idle cores, and several minutes on slow or
@@ -123,10 +123,10 @@ for family in FAMILIES:
     print(line)
 
 # %%
-# No flexible family predicts better than the Gaussian by more than the variation
-# between seeds. The results of the quantile family are almost the same as those of the
-# Gaussian. The Kumaraswamy family predicts slightly worse. The bands of all families
-# are wider in the gap, and no flexible family is faster to train.
+# No flexible family improves on the predictions of the Gaussian by more than the
+# variation between seeds. The results of the quantile family are almost the same as
+# those of the Gaussian. The Kumaraswamy family predicts slightly worse. The bands of
+# all families are wider in the gap, and no flexible family is faster to train.
 #
 # The figure shows the first seed. In this run, the density family has smoothed out the
 # bump on the left, which explains most of its higher NLL.
@@ -161,10 +161,10 @@ plt.show()
 # With shape parameters ``a`` and ``b``, a weight ``w`` between the bounds -3 and 3 has
 # ``P(w <= 6 u - 3) = 1 - (1 - u**a)**b``. The left panel shows five densities, with a
 # mode inside the interval, at one bound or at both bounds. The trained parameters are
-# the median and ``log a``, because these converge better. In the right panel, ``a``
-# grows while the median stays at 1. As the density narrows, it does not approach a
-# Gaussian: its shape approaches the density of the logarithm of an exponential
-# variable, which is skewed.
+# the median and ``log a``, with which training converges better. In the right panel,
+# ``a`` varies and the median is fixed at 1. As the density narrows, it does not
+# approach a Gaussian: its shape approaches the density of the logarithm of an
+# exponential variable, which is skewed.
 
 BOUND = 3.0
 SHAPES = (0.5, 0.5), (1.0, 3.0), (2.0, 2.0), (5.0, 1.0), (2.0, 5.0)

@@ -2,10 +2,10 @@
 Width and depth under a mean-field posterior
 ============================================
 
-The posterior of Bayes by Backprop is fully factorised. On the curve below, this
-posterior is worse in wider and deeper networks, if the number of epochs is the same and
-the divergence has its full weight. The effect of the width is larger: in a wide
-network, the bands are hardly wider in a gap than at the data.
+The posterior of Bayes by Backprop is fully factorised. In the example below, this
+posterior gets worse as the network becomes wider or deeper, if the number of epochs is
+the same and the divergence has its full weight. The effect of the width is larger: in a
+wide network, the bands are hardly wider in a gap than at the data.
 
 The script trains 30 networks in one to two minutes.
 """
@@ -119,16 +119,17 @@ for weight in KL_WEIGHTS:
 
 # %%
 # With the full divergence, wider and deeper networks have a lower ELBO: each additional
-# weight adds its divergence from the prior, but the data determine no additional
-# weights. The network with 80 units predicts worst. Its standard deviation at the data
-# is several times as large as for five units, while the values in the gap differ
-# little. The reason is that the noise of many independent weights adds up at the data.
-# Depth does less harm: from one layer to four layers, the ELBO falls and the errors at
-# the data grow, but less than with four times the width.
+# weight adds its divergence from the prior, but the data do not determine additional
+# weights. The network with 80 units predicts worst. The standard deviation of its curve
+# at the data is several times as large as with five units, while the standard
+# deviations in the gap differ little. The reason is that the noise of many independent
+# weights adds up at the data. Depth does less harm: from one layer to four layers, the
+# ELBO falls and the errors at the data grow, but by less than if the width is
+# quadrupled.
 #
-# A smaller ``kl_weight`` lowers the RMSE of all networks and keeps the order of the
-# widths. The order of the depths changes. The NLL depends on the seed, because
-# individual points have a large effect if the bands are narrow.
+# A smaller ``kl_weight`` lowers the RMSE of all networks. The ranking of the widths
+# stays the same, but the ranking of the depths changes. The NLL depends on the seed,
+# because individual points have a large effect if the bands are narrow.
 
 BLUE, ORANGE = "#0072B2", "#E69F00"
 STYLES = dict(zip(KL_WEIGHTS, ((BLUE, "-", "o"), (ORANGE, "--", "s")), strict=True))
@@ -171,9 +172,10 @@ plt.show()
 
 # %%
 # All networks are trained for the same number of epochs. A low ELBO can also mean that
-# a large posterior needs more epochs. For priors that are scaled with the width, Coker
-# et al. (2022), "Wide mean-field Bayesian neural networks ignore the data", prove that
-# the optimum itself tends to the prior. Farquhar, Smith and Gal (2020), "Liberty or
-# depth", argue that depth compensates for independent weights in large networks. In
-# this small network, it does not. Use the smallest network that fits the data, or
-# `LaplaceRegressor`, whose posterior has dependent weights.
+# the posterior of a large network needs more epochs. For priors that are scaled with
+# the width, Coker et al. (2022), "Wide mean-field Bayesian neural networks ignore the
+# data", prove that the optimum itself tends to the prior. Farquhar, Smith and Gal
+# (2020), "Liberty or depth", argue that depth compensates for independent weights in
+# large networks. In this small network, depth does not have this effect. Use the
+# smallest network that fits the data, or `LaplaceRegressor`, whose posterior has
+# dependent weights.

@@ -4,10 +4,10 @@ The two bases of the Laplace bridge
 
 A Dirichlet distribution is far from normal in the basis of the probabilities, and close
 to normal in the basis of the logits. The Laplace bridge is a Laplace approximation in
-the basis of the logits: it matches a Dirichlet with a Gaussian. This page first shows
-both bases for two classes, for which the Dirichlet is a Beta distribution. It then
-shows five Gaussians from the published code, which demonstrate the limits of the bridge
-(Hobbhahn, Kristiadi and Hennig, 2022).
+the basis of the logits: it matches a Dirichlet distribution with a Gaussian. This page
+first shows both bases for two classes, where the Dirichlet distribution is a Beta
+distribution. It then shows five Gaussians from the published code, which demonstrate
+the limits of the bridge (Hobbhahn, Kristiadi and Hennig, 2022).
 """
 
 # %%
@@ -77,17 +77,18 @@ left.legend(frameon=False)
 plt.show()
 
 # %%
-# The bridge identifies each Beta distribution on the right with its dashed Gaussian, in
-# both directions.
+# The bridge maps each Beta distribution on the right to its dashed Gaussian, and each
+# of these Gaussians back to its Beta distribution.
 #
 # Five Gaussians
 # --------------
 #
-# There are three Gaussians for two classes: a simple one, one from a known image, and
-# one from an unknown image with large variances. The other two have three classes with
-# unequal variances, and five classes with large variances. The published code prints
-# the mean of 10,000 samples, and the mean of the corrected bridge,
-# ``norm="published"``. The code conditions the logits on a sum of zero.
+# Three of the Gaussians are for two classes: a simple one, one from a known image, and
+# one from an unknown image with large variances. The fourth Gaussian has three classes
+# with unequal variances, and the fifth has five classes with large variances. The
+# published code prints the mean of 10,000 samples, and the mean of the corrected
+# bridge, ``norm="published"``. The published code conditions the logits on a sum of
+# zero.
 
 GAUSSIANS = {
     "simple": ([0.2, -0.2], [1, 1]),
@@ -150,12 +151,12 @@ for name, by_method in found.items():
 # %%
 # The published numbers of the corrected bridge are reproduced to all digits. The mean
 # of the bridge does not depend on the size of the variances, so the bridge can be
-# nearly certain of a class when the true mean is not. The correction helps if the
-# variances are large. If they are small, the correction makes the prediction sharper,
-# as with the first Gaussian. The guarded norm avoids this. The corrected bridge is too
-# certain for unequal variances, and too uncertain for five classes with large
-# variances. The mean of the projection is closest to the truth for four of the five
-# Gaussians.
+# nearly certain of a class even if the true mean is not. The correction helps if the
+# variances are large. If the variances are small, the correction makes the prediction
+# sharper, as with the first Gaussian. The guarded correction never sharpens a
+# prediction. The corrected bridge is too certain for unequal variances, and too
+# uncertain for five classes with large variances. The mean of the projection is closest
+# to the truth for four of the five Gaussians.
 #
 # The effect of the correction is visible in the basis of the logit. The tail of a Beta
 # distribution falls like ``exp(-α |logit|)``. A wide Gaussian needs a small

@@ -3,19 +3,19 @@ The cost of a prediction
 ========================
 
 A network predicts logits, and a Laplace approximation predicts a Gaussian over the
-logits. This study measures the time from this Gaussian to probabilities, for 10,000
-images of ten classes. It repeats section 5 of Hobbhahn, Kristiadi and Hennig, "Fast
-Predictive Uncertainty for Classification with Bayesian Deep Networks" (UAI 2022). In
-the published experiment, sampling takes most of the time of a prediction, and the
-Laplace bridge takes almost none.
+logits. This study measures how long it takes to compute probabilities from this
+Gaussian, for 10,000 images of ten classes. It repeats section 5 of Hobbhahn, Kristiadi
+and Hennig, "Fast Predictive Uncertainty for Classification with Bayesian Deep Networks"
+(UAI 2022). In the published experiment, sampling takes most of the time of a
+prediction, and the Laplace bridge takes almost none.
 """
 
 # %%
 # The Gaussians
 # -------------
 #
-# The Gaussians have random means and full covariances. The time depends on their
-# shapes, but hardly on their values.
+# The Gaussians have random means and full covariances. The time depends on the shapes
+# of these arrays, but hardly on their values.
 
 import time
 
@@ -51,10 +51,11 @@ cov = root @ root.mT / CLASSES + 0.01 * torch.eye(CLASSES)
 #
 # * *Plain sampling* is straightforward torch code: draw logits, compute the softmax,
 #   and average. Samples are processed in chunks, so that a thousand draws fit into
-#   memory. All versions except one use single precision. This library always computes
-#   in double precision.
-# * *The link* ``"mc"`` also averages over points. It is faster, because all samples
-#   share the points, and because the order of the axes suits the processor.
+#   memory. All versions of plain sampling except one use single precision. This library
+#   always computes in double precision.
+# * *The link* ``"mc"`` also averages over points. It is faster than plain sampling,
+#   because all samples share the points, and because the order of the axes suits the
+#   processor.
 # * *The other candidates* are closed forms, or need only a few iterations.
 
 
@@ -85,9 +86,9 @@ candidates |= {
 }
 
 # %%
-# The forward pass comes first. Here, the network is a small convolutional network
-# instead of the paper's ResNet-18. The larger the network, the smaller the share of
-# sampling in the total time.
+# A prediction starts with the forward pass. Here, the network is a small convolutional
+# network instead of the paper's ResNet-18. The larger the network, the smaller the
+# share of sampling in the total time.
 
 network = nn.Sequential(
     nn.Conv2d(1, 32, 3, padding=1),
@@ -110,7 +111,7 @@ def forward():
 # ---------------
 #
 # All candidates run on one thread in several rounds. The fastest round of each
-# candidate counts, so that other programs have little influence.
+# candidate counts, so that other programs have little influence on the times.
 
 
 def seconds(function):
@@ -148,16 +149,17 @@ for name, value in best.items():
 
 # %%
 # The bridge, including its projection to logits that sum to zero, takes a small
-# fraction of the time of a hundred plain draws. The closest Dirichlet
-# (``kl_projection``) is computed iteratively. It takes about ten times as long as the
-# bridge, and is still several times faster than a hundred plain draws. Much of this
-# difference is due to the implementation of plain sampling. With a hundred points, the
-# link ``"mc"`` takes about as long as the KL projection. With ten points, it takes a
-# few times as long as the bridge. However, the link returns only probabilities, while a
-# Dirichlet distribution also describes their uncertainty.
+# fraction of the time of a hundred plain draws. The closest Dirichlet distribution
+# (``kl_projection``) is computed iteratively. This projection takes about ten times as
+# long as the bridge, and is still several times faster than a hundred plain draws.
+# Plain sampling is slow in large part because of its implementation. With a hundred
+# points, the link ``"mc"`` takes about as long as the KL projection. With ten points,
+# this link takes a few times as long as the bridge. However, the link returns only
+# probabilities, while a Dirichlet distribution also describes their uncertainty.
 #
 # In the published experiment, the bridge takes 0.013 seconds. A thousand samples take
-# 4.71 seconds, about 400 times as long. The column "/ bridge" shows this ratio here.
+# 4.71 seconds, about 400 times as long. The column "/ bridge" shows the ratios to the
+# bridge.
 #
 # This study does not measure accuracy; the other examples do. The mean and the
 # uncertainty of the bridge can be far from the truth.
@@ -189,8 +191,9 @@ plt.show()
 #
 # Before the first prediction, the network is trained and the Laplace approximation is
 # fitted. The training of the published network, a ResNet-18 on CIFAR-10, took 71
-# minutes. The fit of its last layer with Kronecker factors took 29 seconds. Here, we
-# time a small network on the digits, with the same structure of the curvature.
+# minutes. Fitting the Laplace approximation of its last layer with Kronecker factors
+# took 29 seconds. Here, we time a small network on the digits, with the same structure
+# of the curvature.
 
 
 def digits_net():

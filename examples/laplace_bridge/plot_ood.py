@@ -2,12 +2,12 @@
 Out-of-distribution detection
 =============================
 
-A network learns the digits 0 to 6. It should be less confident about other digits,
-noise, and inverted test images. This study repeats an experiment of Hobbhahn, Kristiadi
-and Hennig, "Fast Predictive Uncertainty for Classification with Bayesian Deep Networks"
-(UAI 2022), on a small scale and with the protocol of the published code. The question
-is whether the Laplace bridge, a Dirichlet distribution in closed form, detects unknown
-images as well as sampling.
+A network that has learned the digits 0 to 6 should be less confident about other
+digits, noise, and inverted test images. This study repeats an experiment of Hobbhahn,
+Kristiadi and Hennig, "Fast Predictive Uncertainty for Classification with Bayesian Deep
+Networks" (UAI 2022), on a small scale and with the protocol of the published code. The
+question is whether the Laplace bridge, a Dirichlet distribution in closed form, detects
+unknown images as well as sampling.
 """
 
 # %%
@@ -17,8 +17,8 @@ images as well as sampling.
 # Half of the known digits are used for training. There are five runs, each with its own
 # split and its own two networks. The first network is for the Laplace approximation.
 # The second network is a Prior Network (Malinin and Gales, 2018), as in the paper. Its
-# outputs are trained as concentrations of a Dirichlet distribution, only on known
-# digits, with the loss and the weight decay of the paper's code.
+# outputs are the concentrations of a Dirichlet distribution. This network is trained
+# only on known digits, with the loss and the weight decay of the paper's code.
 
 from functools import partial
 
@@ -172,11 +172,11 @@ def scores(predict, test, unknown):
 #
 # There are four settings: the last layer or all weights, with a Kronecker-factored or a
 # diagonal curvature. With the same prior, the variances of these settings differ by
-# orders of magnitude. The paper therefore chooses a prior variance for each setting:
-# the mean confidence of sampling on known images should be about five percent below the
-# confidence of the network. This rule needs no unknown images. Here, we choose the
-# precision that comes closest to this target on average over the networks, from a grid
-# of half decades.
+# orders of magnitude. The paper therefore chooses a prior variance for each setting,
+# such that the mean confidence of sampling on known images is about five percent below
+# the confidence of the network. This rule needs no unknown images. Here, from a grid of
+# half decades, we choose the prior precision that comes closest to this target on
+# average over the networks.
 
 SETTINGS = {
     "last layer, kron": ("last_layer", "kron"),
@@ -240,7 +240,7 @@ means = {
 # With a suitable prior, the corrected bridge detects best
 # --------------------------------------------------------
 #
-# The AUROC measures how well the confidence, the largest probability, separates known
+# The AUROC measures how well the confidence (the largest probability) separates known
 # from unknown samples: 0.5 is chance and 1 is perfect.
 
 
@@ -272,11 +272,12 @@ table("NLL", ("NLL",), SHOWN, OWN)
 
 # %%
 # In all four settings, the corrected bridge separates inverted from known images better
-# than sampling, as published. It is about as accurate as the network. The gain in AUROC
-# is 0.06 with Kronecker factors, and 0.03 with a diagonal curvature, for which all
-# methods are closer to the network. The bridge alone is as confident as the network,
-# because its mean does not depend on the size of the variances. The second-order
-# expansion (``sodpp``) is meant for smaller variances, and loses accuracy.
+# than sampling, as published. The accuracy of the bridge is about the same as that of
+# the network. The gain in AUROC is 0.06 with Kronecker factors and 0.03 with a diagonal
+# curvature. With a diagonal curvature, all methods are closer to the network. The
+# bridge alone is as confident as the network, because its mean does not depend on the
+# size of the variances. The second-order expansion (``sodpp``) is meant for smaller
+# variances, and loses accuracy.
 #
 # The softmax depends only on centred logits. The published form of MacKay's
 # approximation uses variances without centring, so a common shift of all logits changes
@@ -288,8 +289,8 @@ table("NLL, probit", ("NLL",), PROBITS, OWN, 18)
 
 # %%
 # The next tables show all unknown sets for the first setting. The published numbers are
-# for MNIST, also with a Kronecker-factored last layer. The unknown images there are
-# from FMNIST, notMNIST and KMNIST.
+# for MNIST, also with a Kronecker-factored last layer. In the paper, the unknown images
+# are from FMNIST, notMNIST and KMNIST.
 
 UNKNOWN = "inverted", "7 to 9", "uniform", "gaussian"
 PUBLISHED = {
@@ -313,7 +314,7 @@ for method in ("Prior Network", "Prior Network, mean"):
 
 # %%
 # The Prior Network needs its own training. It detects noise and the digits 7 to 9
-# better than all methods around the ordinary network. If its confidence is computed
+# better than all methods that use the ordinary network. If its confidence is computed
 # from the mean of its Dirichlet distribution, it also detects inverted images better.
 # However, it is underconfident on known digits, and has the largest NLL of all methods.
 #
@@ -325,7 +326,7 @@ for method in ("Prior Network", "Prior Network, mean"):
 # weights, the variances are then so large that even sampling is uncertain about known
 # digits. The correction divides the logits by the square root of the mean variance,
 # which makes them almost zero. The class with the smallest variance then determines the
-# mean of the bridge. For half of the known digits, this class differs from the one
+# mean of the bridge. For half of the known digits, this class differs from the class
 # predicted by the network, and the confidence contains little information. The cause is
 # the unsuitable prior, and not the curvature.
 
@@ -340,17 +341,17 @@ for title, key in {
 
 # %%
 # The projection keeps the most probable class of the network for every prior. In all of
-# these settings, it separates inverted images better than the network.
+# these settings, the projection detects inverted images better than the network.
 #
 # Narrow priors
 # -------------
 #
 # With a narrower prior, sampling approaches the network alone, and ``bridge_norm``
-# approaches the bridge, which is close to the network. The published norm also divides
-# by small variances, which makes it more confident than the network. Its AUROC stays
-# higher, but its NLL becomes worse than the NLL of the network. The paper also reports
-# such a failure: on CIFAR-100, its confidence is 0.94, compared with 0.81 for the
-# network alone.
+# approaches the bridge, which is close to the network. The published correction also
+# divides by small variances, which makes the bridge more confident than the network.
+# Its AUROC is still higher than the AUROC of the network, but its NLL is worse. The
+# paper also reports such a failure: on CIFAR-100, the confidence of the corrected
+# bridge is 0.94, compared with 0.81 for the network alone.
 
 BY_PRECISION = {f"precision {p:g}": f"precision {p:g}" for p in PRECISIONS}
 NORMS = "MAP", "mc", "bridge_norm", "bridge_norm_published"

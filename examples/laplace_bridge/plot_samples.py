@@ -5,10 +5,10 @@ How many samples is a Dirichlet worth?
 The softmax of Gaussian logits is a distribution over class probabilities. We can draw
 samples from this distribution, or replace it by a Dirichlet distribution in closed
 form. This study measures how many samples are needed to be as close to the true
-distribution as the Dirichlet. For three Gaussians over three logits, the paper reports
-that the Laplace bridge is worth 750 to 10,000 samples (Hobbhahn et al., 2022). The
-number depends on how the samples are counted, especially for the third Gaussian. We
-report two counts, one of which is the count of the published code.
+distribution as the Dirichlet distribution is. For three Gaussians over three logits,
+the paper reports that the Laplace bridge is worth 750 to 10,000 samples (Hobbhahn et
+al., 2022). The number depends on how the samples are counted, especially for the third
+Gaussian. We report two counts, one of which is the count of the published code.
 """
 
 # %%
@@ -86,12 +86,13 @@ inside = cell(centres(SIDE))
 # Five Dirichlet distributions
 # ----------------------------
 #
-# There are three versions of the bridge. In this published experiment, the bridge uses
-# the Gaussian without changes. By default, ``laplace_bridge`` conditions the logits on
-# a sum of zero. If the logits are correlated or have unequal variances, this changes
-# the distribution of the softmax. ``predict_dirichlet`` centres the logits, which does
-# not change the softmax. The correction ``bridge_norm`` is applied to centred logits.
-# It is guarded against sharpening, and has no effect with variances as small as these.
+# There are three versions of the bridge. In this published experiment, the bridge is
+# applied to the unchanged Gaussian. By default, ``laplace_bridge`` conditions the
+# logits on a sum of zero. If the logits are correlated or have unequal variances, this
+# changes the distribution of the softmax. ``predict_dirichlet`` centres the logits,
+# which does not change the softmax. The correction ``bridge_norm`` is applied to
+# centred logits. This correction never sharpens a prediction, and has no effect if the
+# variances are as small as here.
 
 CENTRE = np.eye(3) - 1 / 3
 METHODS = {
@@ -116,21 +117,23 @@ for name, found in alphas.items():
 # ---------------------
 #
 # We compute the KL divergence of the histogram from the truth in nats, as a mean over
-# runs. The divergence is infinite if an empty cell has a positive true probability.
-# Something must therefore be added to the cells, and the result depends on the choice:
+# runs. The divergence is infinite if an empty cell has a positive true probability. A
+# small number must therefore be added to every cell, and the result depends on this
+# number:
 #
-# * A tenth of a sample is added to every cell. This is a slightly smoothed estimate of
-#   the density, as is usual with few samples.
+# * A tenth of a sample is added to every cell. The histogram is then a slightly
+#   smoothed estimate of the density, as is usual with few samples.
 # * A share of 1e-20 is added to every cell, as in the published code. The true
 #   probability of empty cells is then multiplied by 46 nats, the logarithm of 1e20. If
-#   the truth is spread over the simplex, many samples are needed until few cells are
+#   the truth is spread over the simplex, many samples are needed to leave few cells
 #   empty.
 #
 # The published code estimates the truth from 100,000 samples on a grid of 561 cells.
 # Here, the truth is exact on 400 cells.
 #
-# The times are per Gaussian, for many Gaussians at once. They include drawing the
-# samples and computing their softmax, or computing the closed form.
+# The times are measured for many Gaussians at once, and divided by the number of
+# Gaussians. They include drawing the samples and computing their softmax, or computing
+# the closed form.
 
 counts = np.unique(np.geomspace(1, MOST, 51).round().astype(int))
 
@@ -170,9 +173,9 @@ per_sample = seconds(lambda: draw(mean, cov, MOST, rng)) / MOST
 # ---------
 #
 # The table shows the smallest number of samples whose histogram is at least as close to
-# the truth as the Dirichlet, by both counts. The column ``time`` is the time to draw
-# these samples (first count), divided by the time of the closed form. "Flat" is the
-# uniform density.
+# the truth as the Dirichlet distribution, by both counts. The column ``time`` is the
+# time to draw these samples (first count), divided by the time of the closed form.
+# "Flat" is the uniform density.
 
 
 def enough(curve, value):
@@ -211,10 +214,10 @@ print("Published: the bridge is worth 750 to 10,000 samples; correlated, 250 to 
 # depend on the grid. With a hundred cells instead of four hundred, the numbers of the
 # first count are two to three times smaller, and the smallest number is below 250. A
 # grid also hides differences within its cells. The exact divergences are larger, and
-# for the off-centre Gaussian, the projection is closest, and not the published bridge.
-# The numbers are largest for small variances, because the truth is then nearly a
-# Dirichlet distribution. In this case, the published bridge also loses the most,
-# because it does not centre the logits.
+# for the off-centre Gaussian, the projection, and not the published bridge, is closest
+# to the truth. The numbers are largest for small variances, because the truth is then
+# nearly a Dirichlet distribution. The published bridge also loses the most accuracy for
+# small variances, because it does not centre the logits.
 #
 # For the third Gaussian, the counts differ. By the published count, the bridge is worth
 # a few hundred samples, as in the paper's code. By the other count, the bridge is worth
@@ -225,9 +228,9 @@ print("Published: the bridge is worth 750 to 10,000 samples; correlated, 250 to 
 # projection is worth fewer than 250 smoothed samples, because this truth does not
 # resemble a Dirichlet distribution.
 #
-# In the figure, grey lines are histograms of an increasing number of samples. They are
-# dashed for the published count. Markers are the closed forms. In the upper row, the
-# horizontal axis is the number of samples. In the lower row, it is the time.
+# In the figure, grey lines are histograms of an increasing number of samples. Dashed
+# lines show the published count. Markers show the closed forms. The horizontal axis is
+# the number of samples in the upper row, and the time in the lower row.
 
 COLOURS = dict(
     zip(METHODS, ["#0072B2", "#56B4E9", "#009E73", "black", "#D55E00"], strict=True)

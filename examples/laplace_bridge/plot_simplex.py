@@ -55,8 +55,8 @@ alphas = {
 # Exact divergences
 # -----------------
 #
-# The divergence needs no samples here. The truth is a normal distribution of two
-# differences of logits, so its entropy is known. Expectations are sums over
+# Here, the divergences are computed without samples. The truth is a normal distribution
+# of two differences of logits, so its entropy is known. Expectations are sums over
 # Gauss-Hermite nodes.
 
 differences = np.array([[1, 0, -1], [0, 1, -1]])
@@ -138,21 +138,22 @@ plt.show()
 # Results
 # -------
 #
-# *Small variance.* If the variances vanish, the truth and the projection approach the
+# *Small variance.* As the variances vanish, the truth and the projection approach the
 # softmax of the mean logits. For more than two classes, the mean of the bridge differs
-# from it at any scale. Here, its probability of the first class is too small. The error
-# is larger for the off-centre Gaussian.
+# from this softmax, however small the variances are. Here, the bridge underestimates
+# the probability of the first class. The error is larger for the off-centre Gaussian.
 #
 # *Large variance.* The bridge has the same mean as for small variances, because the
 # mean logits are the same. Only its total concentration is lower. The correction is
-# meant for this case. It helps, but the projection is better. The correction has no
-# effect on the other Gaussians in this figure.
+# meant for this case. The correction helps here, but the projection is better. The
+# correction has no effect on the other Gaussians in this figure.
 #
 # *Correlated.* The bridge uses only the variances of the logits. The third class has
 # the largest variance and therefore the lowest concentration. Its true probability is
-# about three times as large.
+# about three times as large as its probability under the bridge.
 #
 # *Nearly singular.* The first two logits are opposites and uncertain, and the third
 # logit lies between them with little uncertainty. Because of this small variance, the
-# bridge is confident in the third class. No Dirichlet distribution can follow a curve,
-# but the projection assigns the same probability to all three classes.
+# bridge is confident in the third class. The true distribution lies along a curve,
+# which no Dirichlet distribution can follow. However, the projection assigns the same
+# probability to all three classes.

@@ -2,12 +2,12 @@
 Uncertainty-aware top-k: sets of variable size
 ==============================================
 
-A top-five set always has five classes, even if one class is certain. ``predict_set``
-returns a set of variable size for each sample. The set contains all classes that could
-be the most probable class, according to a Dirichlet distribution over the class
-probabilities. This study repeats an experiment of Hobbhahn, Kristiadi and Hennig, "Fast
-Predictive Uncertainty for Classification with Bayesian Deep Networks" (UAI 2022), on a
-small scale. In the paper, the distribution is the Laplace bridge.
+A top-five set always contains five classes, even if one class is certain.
+``predict_set`` returns a set of variable size for each sample. The set contains all
+classes that could be the most probable class, according to a Dirichlet distribution
+over the class probabilities. This study repeats an experiment of Hobbhahn, Kristiadi
+and Hennig, "Fast Predictive Uncertainty for Classification with Bayesian Deep Networks"
+(UAI 2022), on a small scale. In the paper, the distribution is the Laplace bridge.
 """
 
 # %%
@@ -15,9 +15,9 @@ small scale. In the paper, the distribution is the Laplace bridge.
 # --------------------
 #
 # There are only 150 training samples, so that predictions are uncertain. The network
-# has one hidden layer. Each seed has its own split and initial weights. The posterior
-# of the last layer is Kronecker-factored. No samples are held out, so the prior
-# precision maximises the marginal likelihood.
+# has one hidden layer. The study has several seeds, each with its own split and initial
+# weights. The posterior of the last layer is Kronecker-factored. No samples are held
+# out, so the prior precision maximises the marginal likelihood.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -81,8 +81,8 @@ def laplace(net, train, precision="marglik"):
 # A class belongs to the set if the ``1 - q`` quantile of its probability is at least
 # the ``q`` quantile of the probability of a reference class. The reference is the top
 # class (``reference="top"``) or the preceding class (``"previous"``). Every set
-# contains the most probable class of the Dirichlet distribution. A sample is "right" if
-# this class is the true class.
+# contains the most probable class of the Dirichlet distribution. A sample is called
+# "right" if this class is its true class.
 
 OPTIONS = [(m, r) for m in ("bridge", "projection") for r in ("top", "previous")]
 
@@ -153,7 +153,7 @@ print("k = 1 for about 40,000 of 50,000 images")
 # The sets grow as ``q`` falls, and they are larger if the network is wrong. The sets of
 # the bridge at ``q = 0.1`` have about the same coverage as the top two classes of the
 # network, with about one and a half classes on average. Most of these sets contain a
-# single class. The projection returns larger sets with more coverage for the same
+# single class. The projection returns larger sets with a higher coverage for the same
 # ``q``, because its Dirichlet distribution is wider. With ``reference="previous"``, the
 # sets are even larger. The parameter ``q`` does not determine the coverage.
 #
@@ -162,9 +162,10 @@ print("k = 1 for about 40,000 of 50,000 images")
 #
 # The size of the sets depends on the prior as much as on ``q``. If the prior precision
 # is tuned, ``fit`` also refits the last layer, which makes the logits smaller. If the
-# prior precision is set by hand, the weights do not change. The concentrations of the
+# prior precision is a number, the weights do not change. The concentrations of the
 # bridge grow with the logits, so its sets are then small for every precision, and miss
-# the true class more often. The sets of the projection follow the prior precision.
+# the true class more often. The sizes of the sets of the projection change with the
+# prior precision.
 
 header("q = 0.1, top")
 for method in ("bridge", "projection"):

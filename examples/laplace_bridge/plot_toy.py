@@ -4,8 +4,9 @@ Two moons, and confidence far from the data
 
 Far from its data, a network should not be confident. Laplace achieves this if the
 predictions are averaged over draws. The Laplace bridge needs no draws. This study
-checks whether it keeps the uncertainty. According to the paper (Hobbhahn et al., 2022),
-the bridge is overconfident, and its correction, ``bridge_norm``, is close to draws.
+checks whether the bridge preserves the uncertainty. According to the paper (Hobbhahn et
+al., 2022), the bridge is overconfident, and its correction, ``bridge_norm``, is close
+to the average over draws.
 """
 
 # %%
@@ -61,8 +62,8 @@ net.fit(X, y)
 #
 # The number 5e-4 can have two meanings. Weight decay is added to the *mean* loss over
 # the samples, and the prior precision is added to the *sum*. The first setting uses
-# 5e-4 as the prior precision. The second setting is the prior of the training: 5e-4
-# times the number of samples.
+# 5e-4 as the prior precision. The second setting uses the prior precision that matches
+# the weight decay: 5e-4 times the number of samples.
 
 precisions = {
     "prior 5e-4": WEIGHT_DECAY,
@@ -120,16 +121,16 @@ for label in columns:
 # is the softmax of the mean logits. The bridge is therefore as confident as the network
 # for every covariance. The correction divides the mean logits by their standard
 # deviation, and is as uncertain as the draws. Far from the data, the variances are
-# large, so the published correction equals the guarded correction, which never
-# sharpens.
+# large, so the published correction equals the guarded correction, which never sharpens
+# a prediction.
 #
-# The draws and the correction are also less confident than the network at the data.
+# At the data, the draws and the correction are also less confident than the network.
 # With such a weak prior, a hundred points do not determine 522 weights.
 #
 # The projection is the closest Dirichlet distribution, but its mean is not the true
 # mean. With such large variances, the probabilities concentrate at zero and one. No
-# Dirichlet distribution fits them well, and the mean of the projection is less
-# confident than the draws. Use ``predict_proba`` for probabilities, and
+# Dirichlet distribution fits such probabilities well, and the mean of the projection is
+# less confident than the draws. Use ``predict_proba`` for probabilities, and
 # ``predict_dirichlet`` for a distribution over the probabilities.
 
 shown = ["network", "draws", "bridge", "bridge_norm", "projection"]

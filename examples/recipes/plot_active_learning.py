@@ -2,7 +2,7 @@
 Active learning: which sample to label next
 ===========================================
 
-The mutual information between label and weights (BALD) shows which labels help most.
+The mutual information of a label and the weights (BALD) shows which labels help most.
 """
 
 import matplotlib.pyplot as plt

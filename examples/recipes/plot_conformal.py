@@ -2,8 +2,8 @@
 Intervals with guaranteed coverage
 ==================================
 
-``conformalize`` corrects intervals on held-out samples. At least 90 % of new targets
-then lie inside the intervals on average.
+``conformalize`` corrects intervals on held-out samples. On average, at least 90 % of
+new targets then lie inside the intervals.
 """
 
 import matplotlib.pyplot as plt

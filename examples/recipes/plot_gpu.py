@@ -29,8 +29,8 @@ def cnn():
 
 
 # %%
-# The script also runs on a machine without a GPU. It times a posterior over the last
-# layer and a posterior over all weights.
+# The script also runs on a machine without a GPU. The script measures the times for a
+# posterior over the last layer and a posterior over all weights.
 device = "cuda" if torch.cuda.is_available() else "cpu"
 net = NeuralNetClassifier(cnn, criterion=nn.CrossEntropyLoss, lr=0.1, device=device)
 net.set_params(verbose=0)
@@ -53,5 +53,5 @@ ax.set(title=f"device={device!r}")
 ax.legend(loc="upper left")
 plt.show()
 # %%
-# Predictions with the last layer are faster. An estimator that was fitted on a GPU can
-# be loaded and used on a machine without a GPU.
+# Predictions are faster with a posterior over the last layer only. An estimator that
+# was fitted on a GPU can be loaded and used on a machine without a GPU.

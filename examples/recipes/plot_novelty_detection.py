@@ -47,6 +47,7 @@ NoveltyDisplay.from_estimator(model, X_known, X_unknown, ax=axes[1])
 plt.show()
 # %%
 # The scores reject all rotated images and accept 94 % of the known images. The largest
-# probability does not separate them: it is higher for rotated images. For classes that
-# were left out of training, the largest probability works equally well:
+# probability does not separate the two kinds of images: it is higher for rotated
+# images. For classes that were left out of training, the largest probability works
+# equally well:
 # :doc:`/auto_examples/studies/plot_novelty`.

@@ -31,7 +31,8 @@ def mlp():
 net = NeuralNetClassifier(mlp, criterion=nn.CrossEntropyLoss, lr=0.01, max_epochs=100)
 net.set_params(optimizer=torch.optim.Adam, train_split=None, verbose=0)
 # %%
-# ``transform_input`` names the held-out samples, and metadata routing passes them on.
+# ``transform_input`` names the held-out samples, and metadata routing passes them to
+# the classifier.
 with sklearn.config_context(enable_metadata_routing=True):
     laplace = LaplaceClassifier(net, random_state=0)
     laplace.set_fit_request(X_val=True, y_val=True)

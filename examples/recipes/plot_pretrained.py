@@ -34,8 +34,8 @@ for _ in range(500):
 
 # %%
 # Pass the module to a skorch net, and freeze the net. ``fit`` then uses the trained
-# network. Pass the training samples of the module to ``fit``, and a few other samples
-# for the choice of the prior precision.
+# network as it is. Pass the training samples of the module to ``fit``, and a few other
+# samples for the choice of the prior precision.
 net = NeuralNetClassifier(module, criterion=nn.CrossEntropyLoss).initialize()
 model = LaplaceClassifier(FrozenEstimator(net), random_state=0)
 model.fit(X_train, y_train, X_val=X_val, y_val=y_val)

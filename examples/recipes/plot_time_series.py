@@ -56,5 +56,5 @@ ax.set(xlabel="time (years)", ylabel="level")
 ax.legend(loc="upper left")
 plt.show()
 # %%
-# After the last measurement, the standard deviation is more than twice as large as at
-# the measurements. In the gap it is only slightly larger: the network knows the period.
+# After the last measurement, the standard deviation is over twice as large as at the
+# measurements. In the gap, it is only slightly larger: the network knows the period.

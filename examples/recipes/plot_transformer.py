@@ -2,7 +2,7 @@
 A fine-tuned transformer head
 =============================
 
-A small BERT learns to rate reviews. A new head then learns from only 100 reviews.
+A small BERT learns to rate reviews. A new head then learns a new task from 100 reviews.
 """
 
 import matplotlib.pyplot as plt
@@ -18,7 +18,8 @@ from sklaplace import LaplaceClassifier
 
 
 # %%
-# Nine of 49 words are good and nine are bad. Buyers come back after good reviews.
+# Nine of 49 words are good and nine are bad. Buyers who write good reviews come back
+# more often.
 def reviews(n, seed):
     rng = np.random.default_rng(seed)
     ids = rng.integers(1, 50, (n, 16)) * (np.arange(16) < rng.integers(4, 17, (n, 1)))

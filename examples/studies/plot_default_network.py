@@ -5,13 +5,15 @@ The default network, from a hundred rows to thousands
 ``LaplaceClassifier()`` and ``LaplaceRegressor()`` train a default network of one of two
 sizes. The small network has one hidden layer and linear inputs. The large network also
 has piecewise linear functions of each column, a wider hidden layer and a stronger
-penalty. It is used for 500 distinct rows or more. This script fits both sizes to tables
-of 100 to 2,000 rows, and compares them with scikit-learn's gradient boosting.
+penalty. It is used for tables with at least 500 distinct rows. This script fits both
+sizes to tables of 100 to 2,000 rows, and compares them with scikit-learn's gradient
+boosting.
 
 In the full run, the mean change of the negative log-likelihood (NLL) from the small to
 the large network is 0.022 with 100 rows, -0.015 with 200, -0.074 with 500 and -0.145
 with 2,000. The large network has the lower NLL on 6 of 11 tables with 200 rows, and on
-8 with 500. It is worse on digits, and slightly worse on the linear table and friedman2.
+8 of 11 tables with 500 rows. The large network is worse on digits, and slightly worse
+on the linear table and friedman2.
 
 .. code-block:: bash
 
@@ -27,7 +29,7 @@ with 2,000. The large network has the lower NLL on 6 of 11 tables with 200 rows,
 # All tables except ``linear`` and ``classification`` are nonlinear. ``map`` simulates
 # prices around three towns. Its inputs are two coordinates and six other columns, and
 # only one of these six affects the price. There are 2,000 test samples. For digits, the
-# rest of the 1,797 images is used for testing.
+# test samples are those of the 1,797 images that are not used for training.
 
 import argparse
 import sys
@@ -89,8 +91,8 @@ ROWS = 100, 200, 500, 1000, 2000
 # The fits
 # --------
 #
-# ``MANY_ROWS`` is the threshold between the sizes. A huge threshold makes every network
-# small, and a threshold of one makes every network large. The seconds include the
+# ``MANY_ROWS`` is the threshold between the sizes. With a huge threshold, every network
+# is small, and with a threshold of one, every network is large. The times include the
 # training on folds and the tuning of the prior precision.
 
 SIZES = {"small": 10**9, "large": 1}
@@ -179,7 +181,8 @@ for n in rows:
     print(f"{n:6}{nll:10.3f}{rmse:10.3f}{better:>14}")
 
 # %%
-# The figure shows the same changes. Below zero, the large network is better.
+# The figure shows the same changes. Where the change is negative, the large network is
+# better.
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
 for ax, kind in zip(axes, (REGRESSION, CLASSIFICATION), strict=True):

@@ -180,8 +180,8 @@ of_epistemic = [[auroc for _, auroc in runs] for runs in results.values()]
 print(f"AUROC of the default's epistemic part, mean: {np.mean(of_epistemic):.3f}")
 
 # %%
-# In some runs on moons, the network classifies all held-out samples correctly. Any
-# small temperature then suits these samples, and temperature scaling increases the NLL
+# In some runs on moons, the network classifies all held-out samples correctly. Every
+# small temperature then fits these samples, and temperature scaling increases the NLL
 # of the test samples.
 
 # %%
@@ -220,8 +220,8 @@ plt.show()
 #
 # A sine is observed on both sides of a gap. Without the residual, the band stays narrow
 # in some runs. With the residual, it becomes wider in the gap and beyond the data, up
-# to about twice the standard deviation of the targets. A Gaussian process returns to
-# its prior.
+# to about twice the standard deviation of the targets. Far from the data, a Gaussian
+# process returns to its prior.
 
 
 def waves(seed, n=150):

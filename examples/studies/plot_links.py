@@ -12,7 +12,8 @@ approximates it. This page measures the error and the time of each link. The cho
 # Gaussians and the reference
 # ---------------------------
 #
-# The means are standard normal draws times two. There are three kinds of covariances:
+# The mean logits are standard normal draws multiplied by two. There are three kinds of
+# covariances:
 #
 # * random matrices;
 # * the posterior of a last layer under a weak prior: logits are weakly correlated, and
@@ -86,7 +87,7 @@ kinds = {
 # The error is the sum of absolute errors over the classes, averaged over the samples.
 # Its maximum is two. A star marks the link that ``"auto"`` chooses for this number of
 # classes. With very many classes and large deviations, the reference is too coarse for
-# the last digit.
+# the last digit to be correct.
 
 errors = {}
 for kind, make in kinds.items():
@@ -116,10 +117,10 @@ for kind in kinds:
 #
 # ``probit_uncentred`` is the published form of ``probit``. It uses the variances of the
 # logits without centring, while all other links centre the logits. The table shows the
-# errors of both for independent logits of equal variance. We then add a random shift
-# that all logits of a sample share, with one and ten times this variance. The softmax
-# does not depend on the shift. Kronecker-factored posteriors, for example, contain a
-# common shift.
+# errors of both links for independent logits of equal variance. We then add a random
+# shift that all logits of a sample share. The variance of the shift is one or ten times
+# the variance of the logits. The softmax does not depend on the shift.
+# Kronecker-factored posteriors, for example, contain a common shift.
 
 COMMON = (0, 1, 10)
 of_common_shift = {}
@@ -142,8 +143,8 @@ for n_classes in (2, 3, 4, 10, 30):
 # %%
 # For independent logits of few classes, the uncentred form is better, because centring
 # removes a part of their variance. With a common shift of the same variance as the
-# logits, centring is better for ten or more classes. With ten times this variance,
-# centring is better for any number of classes.
+# logits, centring is better for ten or more classes. With a shift of ten times this
+# variance, centring is better for every number of classes.
 #
 # Time
 # ----
@@ -191,7 +192,7 @@ for n_classes in CLASSES:
 #   0.072). For a hundred classes, ``gumbel`` is also better at a deviation of 1 (0.015
 #   and 0.056), in a quarter of the time.
 # * *A last layer.* The logits are weakly correlated. For deviations of 1 and more,
-#   ``gumbel`` is better for any number of classes: 0.001 and 0.006 for ten classes,
+#   ``gumbel`` is better for every number of classes: 0.001 and 0.006 for ten classes,
 #   0.005 and 0.041 for three hundred.
 # * *Low rank.* The points of ``mc`` cover only two directions, and the logits are far
 #   from independent. For a hundred classes and a deviation of 4, the error of ``mc`` is
@@ -203,10 +204,11 @@ for n_classes in CLASSES:
 # ``probit``, the usual closed form, is the cheapest link. For many classes and moderate
 # deviations, its error is larger than the error of the softmax of the mean (random
 # matrices, three hundred classes, deviation 1: 0.163 and 0.082). For large deviations,
-# its error is smaller (deviation 4: 0.431 and 0.650). ``sodpp`` is the best closed form
-# up to a deviation of 0.3. Do not use it above 1: for two classes and a deviation of 2,
-# its error is 0.502, and the error of the softmax of the mean is 0.304. The figure does
-# not show the two bridges, because they are approximations of a Dirichlet distribution.
+# the error of ``probit`` is smaller than that of the softmax (deviation 4: 0.431 and
+# 0.650). ``sodpp`` is the best closed form up to a deviation of 0.3. Do not use
+# ``sodpp`` for deviations above 1: for two classes and a deviation of 2, its error is
+# 0.502, and the error of the softmax of the mean is 0.304. The figure does not show the
+# two bridges, because they are approximations of a Dirichlet distribution.
 
 shown = {
     "softmax": ("#6e6e6e", ":"),

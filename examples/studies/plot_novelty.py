@@ -250,8 +250,9 @@ for seed in range(options.seeds):
 # The results
 # -----------
 #
-# Shifts with a star have a separate mean. ``score_samples`` is not the best score for
-# mixed images, because the features of a mixture lie between the classes.
+# Shifts whose names begin with a star are averaged separately. ``score_samples`` is not
+# the best score for mixed images, because the features of a mixture lie between the
+# classes.
 #
 # The formula of ``score_samples`` was chosen among a dozen variants on these five data
 # sets, and so were its ridge parameters. Results on other data sets may differ.
@@ -275,7 +276,7 @@ for label, row in {
 
 # %%
 # The figure shows the scores of test samples of known digits and of other samples. The
-# dashed threshold is the 5 % quantile of the scores of the test samples.
+# dashed line is the 5 % quantile of the scores of the test samples.
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6e6e6e"
 near_digits = next(shift for shift in shown if shift.startswith("near"))

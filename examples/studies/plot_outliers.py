@@ -14,7 +14,8 @@ begin, and no method can estimate it well.
 
 In the full run, the widths grow by a factor of 1.40 to 1.77 with the default noise, and
 by 2.41 to 2.65 with constant noise. With ``--one-sided``, the factors are 2.18 to 2.58
-and 2.33 to 2.52. In all cases, the intervals cover at least 96 % of the clean samples.
+with the default noise and 2.33 to 2.52 with constant noise. In all cases, the intervals
+cover at least 96 % of the clean samples.
 
 .. code-block:: bash
 
@@ -30,7 +31,8 @@ and 2.33 to 2.52. In all cases, the intervals cover at least 96 % of the clean s
 #
 # Two tables come from scikit-learn's loaders, and three from generators with a known
 # noise level. One third of the samples are used for testing. The size of the outliers
-# is relative to the noise that a fit with constant noise finds in clean targets.
+# is relative to the noise level that a model with constant noise estimates from clean
+# targets.
 
 import argparse
 import sys

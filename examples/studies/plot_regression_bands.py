@@ -73,11 +73,11 @@ net.fit(X_train, y_train[:, None])
 # Five kinds of error bars
 # ------------------------
 #
-# The first kind contains only noise. Its standard deviation is the error of the network
-# on the held-out samples in ``X_val``, and a very large prior precision fixes the
-# weights. The other kinds differ in two choices: whether the last layer or all weights
-# are uncertain, and whether the prior precision and the noise are chosen on ``X_val``
-# or by the marginal likelihood of the training samples.
+# The first kind of error bar shows only the noise. Its standard deviation is the error
+# of the network on the held-out samples in ``X_val``, and a very large prior precision
+# fixes the weights. The other four kinds differ in two choices: whether the last layer
+# or all weights are uncertain, and whether the prior precision and the noise are chosen
+# on ``X_val`` or by the marginal likelihood of the training samples.
 
 errors = net.predict(X_val).ravel() - y_val
 noise_only = {"prior_precision": 1e9, "sigma_noise": np.sqrt(np.mean(errors**2))}
@@ -121,8 +121,8 @@ for name, model in models.items():
 # Near the data, all five kinds agree. Away from the data, they disagree: neither the
 # training samples nor ``X_val`` determine how wide the bands should be. The widths
 # there depend on the prior precision and on which weights are uncertain. With the
-# marginal likelihood, the bands of all weights are the widest. The bands of the last
-# layer are then hardly wider than the noise.
+# marginal likelihood, the bands are the widest if all weights are uncertain. If only
+# the last layer is uncertain, the bands are then hardly wider than the noise.
 
 figure, axes = plt.subplots(
     1, 3, figsize=(10, 3.6), sharex=True, sharey=True, layout="constrained"

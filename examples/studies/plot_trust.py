@@ -9,15 +9,15 @@ the negative log-likelihood (NLL), the Brier score and the expected calibration 
 interval score, and the continuous ranked probability score (CRPS).
 
 The results are means over test samples and seeds. Each seed has its own samples and
-initial weights. Data sets with at most 150 training samples have 15 seeds, because
-their coverage varies most, and the others have 5. At the end, the script prints which
-claims hold, and lists the data sets that violate a claim.
+initial weights. There are 15 seeds for data sets with at most 150 training samples,
+because their coverage varies most, and 5 seeds for larger data sets. At the end, the
+script prints which claims hold, and lists the data sets that violate a claim.
 
 In the full run, the 90 % intervals of the default cover between 85 and 95 % for all 15
-targets with at least 50 samples. The ratio of their interval score to the score of
-split conformal intervals is 0.89 on average, and at most 1.00 for each target. The mean
-NLL is 0.235, compared with 0.340 for the network. On each data set, the NLL is at most
-0.01 above the NLL of the network.
+targets with at least 50 samples. The ratio of the interval score of the default to that
+of split conformal intervals is 0.89 on average, and at most 1.00 for each target. The
+mean NLL of the default is 0.235, compared with 0.340 for the network alone. On each
+data set, the NLL of the default is at most 0.01 above that of the network.
 
 .. code-block:: bash
 
@@ -161,9 +161,9 @@ def samples(name, seed, make, options):
 # -----------
 #
 # The network has two hidden layers of 64 units and is trained with Adam. By default,
-# skorch holds out one fifth of the samples. Laplace is tuned on these samples. They
-# also determine the temperature, the noise of the network alone, and the split
-# conformal intervals.
+# skorch holds out one fifth of the samples. Laplace is tuned on these samples. The
+# held-out samples also determine the temperature, the noise of the network alone, and
+# the split conformal intervals.
 
 
 def mlp(n_inputs, n_outputs):
@@ -413,7 +413,7 @@ class_runs, number_runs = (
 # * ``process``: a Gaussian process of at most 500 samples
 # * ``ridge``: ``BayesianRidge``
 #
-# The seconds include training and fit on one thread.
+# The times, in seconds, include training and fit on one thread.
 
 
 def table(title, rows, heads, value):
@@ -487,13 +487,14 @@ title = "Interval score divided by the score of conformal intervals (lower is be
 table(title, names, methods, score_ratio)
 
 # %%
-# The script now checks claims. The first claims are about probabilities; fits of a
-# frozen network are left out if they warn. The next claims are about coverage, with
-# wider bounds for fewer than 50 samples, and about interval scores. The last claims
-# repeat a published result of laplace-torch for a trained WideResNet on CIFAR-10. Its
-# ECE fell from 2.0 to 0.8 percent, its accuracy stayed at 94.8, and its NLL fell from
-# 0.172 to 0.157 (`documentation of laplace-torch
-# <https://aleximmer.github.io/Laplace/calibration_example/>`_; Daxberger et al. 2021).
+# The script now checks several claims about these results. The first claims are about
+# probabilities; fits of a frozen network are left out if they warn. The next claims are
+# about coverage, with wider bounds for fewer than 50 samples, and about interval
+# scores. The last claims repeat a published result of laplace-torch for a trained
+# WideResNet on CIFAR-10. Laplace lowered its ECE from 2.0 to 0.8 percent and its NLL
+# from 0.172 to 0.157, and its accuracy stayed at 94.8 percent (`documentation of
+# laplace-torch <https://aleximmer.github.io/Laplace/calibration_example/>`_; Daxberger
+# et al. 2021).
 
 
 def verdict(method, what, names, value, low=-np.inf, high=np.inf):
@@ -528,8 +529,8 @@ for method in "default", "frozen all":
     verdict(method, "accuracy minus the network's", classes, accuracy, -0.005, 1)
 
 # %%
-# The figure shows both results. Left of zero, a method is better than the network.
-# Coverages should lie in the grey band.
+# The figure shows the results for classification and regression. Left of zero, a method
+# is better than the network. Coverages should lie in the grey band.
 
 COLORS = {
     "scaled": "#9a9a9a",

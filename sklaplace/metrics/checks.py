@@ -19,15 +19,16 @@ _SUM_TOLERANCE = 1e-4
 
 
 def average(values: np.ndarray, sample_weight: Given) -> float:
-    """Return the weighted mean over samples."""
+    """Return the weighted mean of the values over the samples."""
     return float(np.average(values, weights=check_weights(sample_weight, values)))
 
 
 def last_step(estimator: Any, X: Any = None) -> tuple[Any, Any]:
     """Return the last step of a fitted pipeline, and X transformed by the other steps.
 
-    Pipelines and searches lack methods such as ``predict_interval``. Other estimators
-    are returned unchanged. If ``X`` is None, None is returned instead of samples.
+    Pipelines and searches lack methods such as ``predict_interval``. All other
+    estimators are returned unchanged. If ``X`` is None, the second return value is
+    None.
     """
     estimator = getattr(estimator, "best_estimator_", estimator)
     while isinstance(estimator, Pipeline) and len(estimator) > 0:
@@ -38,7 +39,7 @@ def last_step(estimator: Any, X: Any = None) -> tuple[Any, Any]:
 
 
 def check_weights(sample_weight: Given, values: np.ndarray) -> Floats:
-    """Return weights, ones by default; raise ValueError unless the sum is positive."""
+    """Return weights (by default, ones); raise ValueError if their sum is zero."""
     if sample_weight is None:
         return np.ones(len(values))
     weights = as_vector(sample_weight, "sample_weight", ensure_non_negative=True)
@@ -96,7 +97,7 @@ def _encode(truth: np.ndarray, labels: Given, n_columns: int) -> NDArray[np.intp
 def check_gaussian(
     y_true: Values, y_mean: Values, y_std: Values
 ) -> tuple[Floats, Floats]:
-    """Return residuals and standard deviations, (n, C) each."""
+    """Return residuals and standard deviations, each of shape (n, C)."""
     given = {"y_true": y_true, "y_mean": y_mean, "y_std": y_std}
     arrays = [as_floats(values, name) for name, values in given.items()]
     truth, mean, std = (a.reshape(-1, 1) if a.ndim == 1 else a for a in arrays)
@@ -121,14 +122,14 @@ def check_std(std: Floats) -> None:
 
 
 def as_floats(values: Values, name: str, **options: object) -> Floats:
-    """Return finite numbers as a float64 array."""
+    """Return values as a float64 array; raise ValueError unless all are finite."""
     options = {"ensure_2d": False, "input_name": name} | options
     with config_context(array_api_dispatch=False):  # tensors become arrays
         return check_array(values, dtype=np.float64, **options)
 
 
 def as_vector(values: Values, name: str, **options: object) -> Floats:
-    """Return finite numbers as a float64 vector."""
+    """Return values as a float64 vector; raise ValueError unless all are finite."""
     return as_column(as_floats(values, name, **options))
 
 

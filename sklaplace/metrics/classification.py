@@ -30,7 +30,8 @@ def reliability_curve(
     """Compute the empirical frequency and mean predicted probability per bin.
 
     A reliability diagram plots the two values against each other, for two or more
-    classes. For a calibrated classifier and many samples, both values are equal.
+    classes. For a calibrated classifier, the two values are almost equal in bins with
+    many samples.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -40,7 +41,7 @@ def reliability_curve(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. For two classes,
-        probabilities of the second class suffice.
+        the probabilities of the second class suffice.
     kind : {"top_label", "per_class"}, default="top_label"
         ``"top_label"`` evaluates only the most probable class. ``"per_class"``
         evaluates each class against all others.
@@ -51,7 +52,7 @@ def reliability_curve(
         bins have equal weight. Samples with equal probability share a bin.
     labels : array-like of shape (K,), default=None
         Classes in the order of the columns, such as ``classes_``. Defaults to the
-        sorted values of ``y_true``, which must contain all classes.
+        sorted unique values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -139,12 +140,12 @@ def expected_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. For two classes,
-        probabilities of the second class suffice.
+        the probabilities of the second class suffice.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
         Classes in the order of the columns, such as ``classes_``. Defaults to the
-        sorted values of ``y_true``, which must contain all classes.
+        sorted unique values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -204,12 +205,12 @@ def maximum_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. For two classes,
-        probabilities of the second class suffice.
+        the probabilities of the second class suffice.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
         Classes in the order of the columns, such as ``classes_``. Defaults to the
-        sorted values of ``y_true``, which must contain all classes.
+        sorted unique values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights. Bins with zero weight are ignored.
 
@@ -257,9 +258,9 @@ def adaptive_calibration_error(
 ) -> float:
     """Compute the mean calibration error over all classes and bins of equal weight.
 
-    If most probabilities are close to zero or one, the other bins of equal width are
-    nearly empty, and the expected calibration error depends on few samples. The
-    adaptive calibration error uses bins of equal weight, and includes all classes.
+    If most probabilities are close to zero or one, most bins of equal width are nearly
+    empty, and the expected calibration error depends on few samples. The adaptive
+    calibration error uses bins of equal weight, and includes all classes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -269,21 +270,22 @@ def adaptive_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. For two classes,
-        probabilities of the second class suffice.
+        the probabilities of the second class suffice.
     n_bins : int, default=15
         Number of bins per class. Samples with equal probability share a bin, so the
         result does not depend on the order of the samples.
     labels : array-like of shape (K,), default=None
         Classes in the order of the columns, such as ``classes_``. Defaults to the
-        sorted values of ``y_true``, which must contain all classes.
+        sorted unique values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
     Returns
     -------
     float
-        Error between 0 (best) and 1. Bins are weighted by their sample weights, which
-        can differ if there are ties or if n is not a multiple of ``n_bins``.
+        Error between 0 (best) and 1. Each bin is weighted by the total weight of its
+        samples. These totals can differ if there are ties or if n is not a multiple of
+        ``n_bins``.
 
     Raises
     ------
@@ -331,7 +333,7 @@ def class_sharpness(
     labels: Given = None,
     sample_weight: Given = None,
 ) -> Floats:
-    """Compute the mean predicted probability of each class over its own samples.
+    """Compute the mean predicted probability of each class over samples of this class.
 
     The sharpness is one for a classifier that is certain and correct. Also check the
     calibration: of two calibrated classifiers, the sharper one is better.
@@ -344,10 +346,10 @@ def class_sharpness(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. For two classes,
-        probabilities of the second class suffice.
+        the probabilities of the second class suffice.
     labels : array-like of shape (K,), default=None
         Classes in the order of the columns, such as ``classes_``. Defaults to the
-        sorted values of ``y_true``, which must contain all classes.
+        sorted unique values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -397,9 +399,9 @@ def brier_score(
     """Compute the squared error of the probabilities, summed over classes.
 
     The Brier score is a proper scoring rule. Unlike the log loss, it is bounded even
-    for confident errors. For two classes, it is twice the Brier score of one class. It
-    equals ``sklearn.metrics.brier_score_loss`` with ``scale_by_half=False``. Unlike
-    scikit-learn, this function accepts columns in any order.
+    for confident errors. For two classes, it is twice the Brier score of a single
+    class. It equals ``sklearn.metrics.brier_score_loss`` with ``scale_by_half=False``.
+    Unlike ``brier_score_loss``, this function accepts columns in any order.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -409,10 +411,10 @@ def brier_score(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``. For two classes,
-        probabilities of the second class suffice.
+        the probabilities of the second class suffice.
     labels : array-like of shape (K,), default=None
         Classes in the order of the columns, such as ``classes_``. Defaults to the
-        sorted values of ``y_true``, which must contain all classes.
+        sorted unique values of ``y_true``, which must contain all classes.
     sample_weight : array-like of shape (n,), default=None
         Sample weights.
 
@@ -453,7 +455,7 @@ def brier_score(
 def _bins_of_equal_weight(
     values: Floats, weights: Floats, n_bins: int
 ) -> NDArray[np.intp]:
-    """Assign each value to a bin by its midpoint in cumulative weight."""
+    """Assign each value to a bin by the midpoint of its cumulative weight."""
     _, groups = np.unique(values, return_inverse=True)  # equal values share a bin
     totals = np.bincount(groups, weights)
     middles = (totals.cumsum() - totals / 2) / totals.sum()

@@ -120,8 +120,9 @@ def risk_coverage_curve(
 ) -> tuple[Floats, Floats]:
     """Compute the mean loss of the most confident samples at each coverage.
 
-    Selective prediction answers only if the confidence exceeds a threshold. With a good
-    confidence score, the risk is small if only the most confident samples are answered.
+    In selective prediction, a model answers only if its confidence exceeds a threshold.
+    With a good confidence score, the loss is small if only the most confident samples
+    are answered.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -138,8 +139,8 @@ def risk_coverage_curve(
     Returns
     -------
     coverage : ndarray of shape (m,)
-        Fraction of answered samples, in ascending order up to 1, with one entry per
-        distinct confidence with positive weight.
+        Fraction of answered samples, in ascending order up to 1. There is one entry for
+        each distinct confidence with positive weight.
     risk : ndarray of shape (m,)
         Mean loss of the answered samples.
 
@@ -181,8 +182,8 @@ def area_under_risk_coverage(
     """Compute the mean risk of selective prediction over all thresholds (AURC).
 
     Each sample's confidence serves as a threshold once. The result depends on the loss
-    and on the order of the confidences. Therefore, compare only results of the same
-    model, or also report the risk over all samples.
+    and on the order of the confidences. Therefore, compare results only for the same
+    model, or also report the mean loss over all samples.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 

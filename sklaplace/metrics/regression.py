@@ -130,8 +130,8 @@ def interval_coverage(
 ) -> float:
     """Compute the fraction of targets inside their predicted intervals.
 
-    Compare this fraction with the nominal coverage. Wide intervals also have a high
-    coverage, so also report a proper scoring rule.
+    Compare this fraction with the nominal coverage. Intervals that are too wide have a
+    high coverage, so also report a proper scoring rule.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -266,7 +266,7 @@ def empirical_frequency(
     --------
     interval_coverage : Fraction of targets inside predicted intervals.
     sharpness : Mean predicted variance.
-    sklaplace.plotting.RegressionCalibrationDisplay : Plot against the levels.
+    sklaplace.plotting.RegressionCalibrationDisplay : Plot of the fractions.
 
     References
     ----------

@@ -13,8 +13,8 @@ def neg_gaussian_nll_scorer(
 ) -> float:
     """Compute the mean log density of held-out targets, for use as ``scoring``.
 
-    To choose a prior precision, prefer this scorer to R², because only the standard
-    deviation of linearised predictions depends on the prior.
+    To choose a prior precision, prefer this scorer to R², because the prior affects
+    only the standard deviation of linearised predictions, and not their mean.
 
     Read more in the :doc:`User Guide </user_guide/pipelines>`.
 

@@ -2,7 +2,7 @@
 
 The displays work as in scikit-learn: ``from_estimator`` predicts and plots,
 ``from_predictions`` plots given predictions, and ``plot`` plots the stored data again.
-matplotlib is imported at the first plot.
+matplotlib is imported when a display is first plotted.
 """
 
 from sklaplace.plotting.bands import PredictiveBandDisplay

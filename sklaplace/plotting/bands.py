@@ -1,6 +1,6 @@
 """PredictiveBandDisplay: mean and intervals of a regressor over one feature.
 
-A band with coverage ``q`` comes from ``predict_interval``. If the regressor does not
+``predict_interval`` computes the band with coverage ``q``. If the regressor does not
 have this method, the band is ``mean ± z std``, where ``z`` is the normal quantile at
 ``(1 + q) / 2``.
 """
@@ -43,7 +43,7 @@ class PredictiveBandDisplay(Display):
     coverage : float or sequence of float, default=(0.5, 0.9)
         Coverages of the bands, each in (0, 1).
     points : tuple of two ndarrays of shape (m,), default=None
-        Features and targets of data points.
+        Features and targets of the data points to plot.
     feature_name : str, default=None
         Label of the horizontal axis.
     intervals : ndarray of shape (n, 2, n_levels), default=None

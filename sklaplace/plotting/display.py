@@ -17,9 +17,9 @@ Style = Mapping[str, object] | None
 class Display:
     """Base class of displays, as in scikit-learn.
 
-    Subclasses become dataclasses. Their fields store the data, and their class methods
-    compute the data. `_draw` draws on `axes_` and stores the matplotlib artists as
-    attributes. `ax_` is the first entry of `axes_`.
+    Subclasses become dataclasses. Their fields store the data to plot, and their class
+    methods compute these data. `_draw` draws on `axes_` and stores the matplotlib
+    artists as attributes. `ax_` is the first entry of `axes_`.
     """
 
     n_axes: ClassVar[int] = 1
@@ -39,7 +39,7 @@ class Display:
         Parameters
         ----------
         ax : matplotlib Axes or sequence of Axes, default=None
-            Axes to plot on, one for each part of the display. If None, create a figure.
+            Axes to plot on, one for each part of the display. By default, a new figure.
         **options : dict
             Drawing options of the display, described under `from_estimator`.
 

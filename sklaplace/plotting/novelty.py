@@ -19,8 +19,8 @@ _TAILS = 0.005, 0.995
 class NoveltyDisplay(Display):
     """Histograms and ROC curve of a confidence score for known and unknown samples.
 
-    The confidence is any score that should be larger for samples similar to the
-    training data. Use `from_estimator` or `from_predictions` to create the display.
+    Any score that should be larger for samples similar to the training data can be used
+    as the confidence. Use `from_estimator` or `from_predictions` to create the display.
     Parameters are stored as attributes.
 
     Read more in the :ref:`User Guide <novelty>`.
@@ -181,7 +181,8 @@ class NoveltyDisplay(Display):
         Parameters
         ----------
         confidence_in : array-like of shape (n,)
-            Confidence of known samples. It should be larger than for unknown samples.
+            Confidence of known samples, which should be larger than that of unknown
+            samples.
         confidence_out : array-like of shape (m,)
             Confidence of unknown samples.
         name : str, default=None

@@ -17,8 +17,8 @@ class PriorPathDisplay(Display):
     """Cross-validation score and log evidence for several prior precisions.
 
     The display shows how much the choice of the prior precision matters, and whether
-    both criteria agree. The evidence is the marginal likelihood. Use `from_estimator`
-    to create the display. Parameters are stored as attributes.
+    the two criteria agree. The evidence is the marginal likelihood. Use
+    `from_estimator` to create the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/prior>`.
 
@@ -96,7 +96,7 @@ class PriorPathDisplay(Display):
     ) -> Self:
         """Compute the evidence of each prior precision, and plot it with the scores.
 
-        The evidence uses the fitted network and curvature, so no network is trained.
+        The evidence is computed from the fitted curvature, so no network is retrained.
 
         Parameters
         ----------
@@ -137,8 +137,8 @@ class PriorPathDisplay(Display):
 
         Notes
         -----
-        The evidence uses the fitted noise, temperature and posterior mean for every
-        prior precision. The scores use the noise chosen for each prior precision.
+        Each evidence is computed with the fitted noise, temperature and posterior mean.
+        Each score was computed with the noise chosen for its prior precision.
 
         Examples
         --------

@@ -25,9 +25,9 @@ _LABELS = {
 class RegressionCalibrationDisplay(Display):
     """Empirical versus nominal coverage of a regressor, with its sharpness.
 
-    Below the diagonal, intervals are too narrow; above it, they are too wide. The
-    regressor must have one target. Use `from_estimator` or `from_predictions` to create
-    the display. Parameters are stored as attributes.
+    Intervals are too narrow if the curve is below the diagonal, and too wide if it is
+    above the diagonal. The regressor must have one target. Use `from_estimator` or
+    `from_predictions` to create the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -36,7 +36,7 @@ class RegressionCalibrationDisplay(Display):
     levels : ndarray of shape (n_levels,)
         Nominal coverages or quantile levels, in ascending order.
     frequency : ndarray of shape (n_levels,)
-        Fraction of targets inside each interval, or not above each quantile.
+        Fraction of targets inside the intervals, or not above the quantiles, per level.
     sharpness : float
         Mean predicted variance.
     kind : {"interval", "quantile"}, default="interval"
@@ -96,7 +96,8 @@ class RegressionCalibrationDisplay(Display):
         ----------
         regressor : object
             Fitted regressor with ``predict(X, return_std=True)``. Quantiles come from
-            ``predict_quantiles`` if available, otherwise from a Gaussian distribution.
+            ``predict_quantiles`` if this method exists, otherwise from a normal
+            distribution.
         X : array-like of shape (n, ...)
             Held-out samples.
         y : array-like of shape (n,)

@@ -169,9 +169,9 @@ class ReliabilityDisplay(Display):
             Class labels.
         y_proba : array-like of shape (n, K) or (n,)
             Probabilities, one column per class in the order of ``labels``. For two
-            classes, probabilities of the second class suffice.
+            classes, the probabilities of the second class suffice.
         labels : array-like of shape (K,), default=None
-            Classes in the order of the columns. Defaults to the sorted values of
+            Classes in the order of the columns. Defaults to the sorted unique values of
             ``y_true``.
         kind : {"top_label", "per_class"}, default="top_label"
             Diagram of the most probable class, or of each class against all others.
@@ -275,7 +275,7 @@ class ReliabilityDisplay(Display):
         axes.draw_legend(ax)
 
     def _errors(self) -> np.ndarray:
-        """Return the sum of weighted differences, (K,) or (), for each curve."""
+        """Return the sum of weighted differences for each curve, (K,) or ()."""
         gaps = np.nan_to_num(np.subtract(self.frequency, self.mean_proba))
         return np.asarray((np.abs(gaps) * self.weight).sum(axis=-1))
 

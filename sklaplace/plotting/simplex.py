@@ -1,4 +1,4 @@
-"""DirichletDisplay: density of a Dirichlet over three class probabilities."""
+"""DirichletDisplay: density of a Dirichlet distribution over three probabilities."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -18,7 +18,7 @@ _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 
 
 class DirichletDisplay(Display):
-    """Density of a Dirichlet over the probabilities of three classes.
+    """Density of a Dirichlet distribution over the probabilities of three classes.
 
     Each point of the triangle represents three probabilities. The corners represent
     certainty, and the centre represents ``(1/3, 1/3, 1/3)``. Use `from_estimator` or
@@ -31,8 +31,8 @@ class DirichletDisplay(Display):
     proba : ndarray of shape (n, 3)
         Points on the simplex.
     log_density : ndarray of shape (n,)
-        Logarithm of the density at these points, with respect to the Lebesgue measure
-        of the first two probabilities.
+        Logarithm of the density at the points `proba`, with respect to the Lebesgue
+        measure of the first two probabilities.
     mean : ndarray of shape (3,)
         Mean of the Dirichlet.
     class_names : sequence of three str, default=("0", "1", "2")
@@ -91,7 +91,7 @@ class DirichletDisplay(Display):
         method: str | None = None,
         **options: Any,
     ) -> Self:
-        """Predict and plot the Dirichlet of one sample.
+        """Predict and plot the Dirichlet distribution of one sample.
 
         Parameters
         ----------

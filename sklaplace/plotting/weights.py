@@ -85,7 +85,7 @@ class WeightPosteriorDisplay(Display):
             variances of weights.
         weights : sequence of int, default=None
             Positions of the weights in the posterior. Defaults to eight evenly spaced
-            positions, or all if there are fewer.
+            positions, or to all positions if there are fewer.
         **options : dict
             `ax`: axes to plot on; a new figure by default. `density_kw`: keyword
             arguments for matplotlib's ``fill_between``.
