@@ -100,7 +100,7 @@ class TestAxes:
         "method", ["predict", "predict_dirichlet", "latent_mean_and_variance"]
     )
     def test_more_than_in_fit(self, shape, method, fitted):
-        words = str(shape), "3 axes", "X in fit had 2"
+        words = str(shape), "3 axes", "had 2 in fit"
         rows = np.ones(shape)
         refused(ValueError, words, lambda: getattr(fitted, method)(rows), fitted)
         refused(ValueError, words, lambda: fitted.partial_fit(rows, Y[:3]), fitted)

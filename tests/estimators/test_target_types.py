@@ -185,7 +185,7 @@ def test_scores_that_take_columns_for_classes_are_refused(scoring):
     recording = net(callbacks=[RecordTraining()])
     for given in (scoring, get_scorer(scoring)):
         model = LaplaceClassifierCV(recording, scoring=given, random_state=0)
-        refused_fit(model, "one label", "scoring=None", data=(X, Y))
+        refused_fit(model, "single label", "scoring=None", data=(X, Y))
 
 
 @pytest.mark.parametrize("kind", [object, bool, float, sparse.csr_matrix, list])

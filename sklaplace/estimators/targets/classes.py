@@ -198,7 +198,7 @@ class ClassTargets(Targets):
         if len(unknown):
             raise ValueError(
                 f"{name} has labels that y in fit does not have: "
-                f"{unknown[:5].tolist()}. Pass only rows with labels from fit."
+                f"{unknown[:5].tolist()}. Pass only rows with classes from fit."
             )
         # the criterion skips this index if other labels of the sample are not ignored
         index = _ignore_index(self.net)

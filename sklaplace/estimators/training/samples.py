@@ -318,8 +318,8 @@ class InputForm(InputType):
         """Raise ValueError if the number of axes differs from that in ``fit``."""
         if self.n_axes is not None and X.ndim != self.n_axes:
             raise ValueError(
-                f"X has shape {tuple(X.shape)} with {X.ndim} axes, but it had "
-                f"{self.n_axes}. Pass samples of the same shape as in fit."
+                f"X has shape {tuple(X.shape)} with {X.ndim} axes, but had "
+                f"{self.n_axes} in fit. Pass samples of the same shape as in fit."
             )
 
     def cast_tensors(self, x: Any, module: nn.Module) -> Any:
