@@ -62,7 +62,7 @@ class BaseBlock:
 
     @property
     def n_outputs(self) -> int:
-        """Number o of layer outputs; p if the block has no inputs."""
+        """Number o of layer outputs, or p if the block has no inputs."""
         return self.g.shape[-1]
 
     @property
@@ -82,7 +82,7 @@ class BaseBlock:
 
     @property
     def inputs(self) -> Tensor:
-        """Dense layer inputs, (b, r, i); ones for a bias."""
+        """Dense layer inputs, (b, r, i), or ones for a bias."""
         a = self.a
         return self.g.new_ones(len(self.g), 1, 1) if a is None else unfolded(a)
 
@@ -244,7 +244,7 @@ class Block(BaseBlock):
         return Block((outputs * inputs.unsqueeze(1)).unsqueeze(2))
 
     def rotate(self, inputs: Tensor | None) -> "Block":
-        """Rotate inputs into a basis (i, i); None means the identity."""
+        """Rotate inputs into a basis (i, i), or keep them if it is None."""
         if inputs is None or self.a is None:
             return self
         if isinstance(self.a, Tensor):

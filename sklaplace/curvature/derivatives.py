@@ -39,7 +39,7 @@ def vectorised(
     columns: Tensor,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Apply a function to each column (k, ...); stack the results on a first axis."""
+    """Apply a function to each column (k, ...) and stack the results on a new axis."""
     try:
         with quiet_batching():
             return vmap(function, chunk_size=chunk_size)(columns)

@@ -95,7 +95,7 @@ class FeatureRecorder(ExitStack):
             self._is_complete, self.outputs = True, outputs.detach()
 
     def take(self, n_samples: int) -> Tensor | None:
-        """Return the features (b, i) of b samples; None if inputs do not match samples.
+        """Return the features (b, i) of b samples, or None if the samples do not match.
 
         Features are averaged over positions and over calls of a layer. The features of
         several layers are concatenated. An input shared by several layers is included

@@ -503,7 +503,7 @@ def of_head(
 def _through_head(
     forward: Forward, x: Batch, layout: Layout, head: Head, cotangents: Cotangents
 ) -> tuple[Tensor, Jacobian] | None:
-    """Compute outputs and rows in one forward pass; None if the `Head` does not fit.
+    """Return outputs and rows of one pass, or None if the `Head` does not fit.
 
     The version counters of tensors reveal in-place changes by the network.
     """

@@ -62,7 +62,7 @@ class BlockSpec:
 
     @property
     def factor_shape(self) -> tuple[int, int]:
-        """Shape ``(o, i)`` of the block as a matrix; i = 1 for blocks without inputs.
+        """Shape ``(o, i)`` of the block as a matrix, where i = 1 without inputs.
 
         For several groups, ``(o, i)`` is the shape of one group.
         """

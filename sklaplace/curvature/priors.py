@@ -25,7 +25,7 @@ PRIOR_STRUCTURES: dict[str, Callable[[Layout], tuple[int, ...]]] = {
 
 
 def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
-    """Expand a prior precision (), (L,) or (P,) to (P,); differentiable."""
+    """Expand a prior precision (), (L,) or (P,) to a differentiable tensor (P,)."""
     if prior_precision.shape == PRIOR_STRUCTURES["layerwise"](layout):
         sizes = torch.tensor(layout.sizes, device=prior_precision.device)
         return prior_precision.repeat_interleave(sizes, output_size=layout.n_parameters)
@@ -33,7 +33,7 @@ def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
 
 
 def kind(structure: str | Sequence[str]) -> str:
-    """Return the name of a prior structure; "layerwise" for a list of groups."""
+    """Return the name of a prior structure, or "layerwise" for a list of groups."""
     return structure if isinstance(structure, str) else "layerwise"
 
 
@@ -118,7 +118,7 @@ class Prior(Protocol):
 
 @dataclass(frozen=True)
 class Independent:
-    """Gaussian prior with a diagonal covariance; differentiable.
+    """Differentiable Gaussian prior with a diagonal covariance.
 
     Attributes
     ----------

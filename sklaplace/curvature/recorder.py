@@ -56,7 +56,7 @@ class _Call:
 
     @property
     def n_samples(self) -> int:
-        """Length of the first axis; one if the input has no sample axis."""
+        """Length of the first axis, or one if the input has no sample axis."""
         return len(self.x) if self.x.ndim >= self.n_axes else 1
 
 

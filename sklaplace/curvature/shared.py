@@ -130,7 +130,7 @@ class SharedBlock(BaseBlock):
         return SharedBlock(self.columns.doubled, a)
 
     def rotate(self, inputs: Tensor | None) -> "SharedBlock":
-        """Rotate rows into the basis ``1 ⊗ inputs``; None means the identity."""
+        """Rotate rows into the basis ``1 ⊗ inputs``, or keep them if it is None."""
         if inputs is None or self.a is None:
             return self
         return SharedBlock(self.columns, self.a @ inputs)

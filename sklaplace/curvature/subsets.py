@@ -234,7 +234,7 @@ def _with_head(forward: Forward, x: Batch, layout: Layout) -> Layout:
 def _affine_head(
     forward: Forward, x: Batch, layout: Layout, layer: nn.Module
 ) -> Head | None:
-    """Return the affine map from a layer to the outputs; None if the samples differ.
+    """Return the affine map from a layer to the outputs, or None if samples differ.
 
     Each later forward pass checks that its outputs agree with this map.
     """

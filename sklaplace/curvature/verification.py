@@ -40,11 +40,11 @@ def verified(forward: Forward, x: Batch, f: Tensor, specs: list[BlockSpec]) -> L
     forward : Forward
         The network, inside ``forward.frozen()``.
     x : batch
-        Samples from across the data. At most three of these samples are differentiated.
-        They are chosen so that their outputs differ, if possible, since zeros, equal
-        samples and inactive units do not show all uses of weights. The network
-        processes these samples one by one, and also within the whole batch in reverse
-        order.
+        Samples from across the data. Derivatives are computed for at most three of
+        these samples. Samples with different outputs are preferred, because zeros,
+        equal samples and inactive units do not show every use of the weights. The
+        network processes these samples one by one, and also within the whole batch in
+        reverse order.
     f : Tensor of shape (b, c)
         Outputs of the whole batch.
     specs : list of BlockSpec
@@ -154,7 +154,7 @@ def probe(f: Tensor, k: int = 1) -> Tensor:
 def _layer_rows(
     forward: Forward, x: Batch, specs: list[BlockSpec], columns: Tensor, at: Tensor
 ) -> _Rows:
-    """Return the factored rows of the samples with indices ``at``; None if missing."""
+    """Return the factored rows of the samples at indices ``at``, or None if missing."""
     if not specs:
         return {}
     try:

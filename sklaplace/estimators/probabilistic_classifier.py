@@ -175,7 +175,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return self._targets.log_proba_of(y, self._map_proba(X))
 
     def _conformity(self, model: Any, X: Inputs, y: Any) -> np.ndarray:
-        """Return a model's conformity scores (n, c); larger for less likely targets."""
+        """Return conformity scores (n, c), which are larger for less likely targets."""
         labels = self._check_samples(X, y, reset=False)[1]
         codes = self._targets.encode(labels).reshape(-1, 1).astype(np.intp)
         found = np.take_along_axis(self._class_scores(model, X), codes, axis=1)
@@ -642,7 +642,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return self._targets.target_type.unflatten(found)
 
     def score_samples(self, X: Inputs) -> np.ndarray:
-        """Return the negative epistemic uncertainty of labels; higher is more normal.
+        """Return the negative epistemic uncertainty, lower for unusual samples.
 
         Parameters
         ----------

@@ -134,7 +134,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return self._targets.scaling.restored(self._reshaped(X, normal))
 
     def _conformity(self, model: Any, X: Inputs, y: Any) -> np.ndarray:
-        """Return a model's conformity scores (n, c); larger for less likely targets."""
+        """Return conformity scores (n, c), which are larger for less likely targets."""
         return np.abs(model._normal_scores(X, y))
 
     def _normal_scores(self, X: Inputs, y: Any) -> np.ndarray:
@@ -369,7 +369,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return mean, np.sqrt(variance)
 
     def score_samples(self, X: Inputs) -> np.ndarray:
-        """Return the negative epistemic variance; higher is more normal.
+        """Return the negative epistemic variance, which is lower for unusual samples.
 
         Parameters
         ----------

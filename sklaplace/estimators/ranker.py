@@ -145,7 +145,7 @@ class BradleyTerry(nn.Module):
 
 
 def _n_items(samples: object) -> set[int]:
-    """Return the sizes of the arrays' second axes; zero for a missing axis."""
+    """Return the sizes of the arrays' second axes, or zero for a missing axis."""
     return {leaf.shape[1] if np.ndim(leaf) > 1 else 0 for leaf in leaves(samples)}
 
 

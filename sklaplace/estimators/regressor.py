@@ -267,7 +267,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         return options
 
     def _resolved_noise(self) -> Any:
-        """Return the noise level or the name of its tuner; 1.0 if there is no noise."""
+        """Return the noise level, the name of its tuner, or 1.0 without noise."""
         if np.ndim(self.sigma_noise):
             return geometric_mean(np.asarray(self.sigma_noise, dtype=float))
         if not isinstance(self.sigma_noise, str):

@@ -36,11 +36,11 @@ class OutputHessian(ABC):
     n_columns: int
 
     def weighted(self, weights: Tensor | None) -> "OutputHessian":
-        """Return ``wΛ`` for sample weights ``w`` (b,); None means weights of one."""
+        """Return ``wΛ`` for sample weights ``w`` (b,), or ``Λ`` without weights."""
         return self if weights is None else self._weighted(weights)
 
     def scaled(self, weights: Tensor | None) -> "OutputHessian":
-        """Return ``√D Λ √D`` for diagonal ``D`` (b, c); None means weights of one."""
+        """Return ``√D Λ √D`` for a diagonal ``D`` (b, c), or ``Λ`` if ``D`` is None."""
         return self if weights is None else self._scaled(weights)
 
     @abstractmethod

@@ -11,7 +11,7 @@ WEIGHTS = WEIGHTS / WEIGHTS.sum()
 
 
 def exp_at_nodes(mean: Array, variance: Array) -> Array:
-    """Return ``exp(f)`` at k nodes of each Gaussian, (..., k); inf on overflow."""
+    """Return ``exp(f)`` at k nodes of each Gaussian, (..., k), or inf on overflow."""
     std = np.sqrt(np.maximum(variance, 0))
     with np.errstate(over="ignore"):
         return np.asarray(np.exp(mean[..., None] + std[..., None] * NODES))

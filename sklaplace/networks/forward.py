@@ -157,7 +157,7 @@ class Forward(nn.Module):
         if is_map and shape != expected:
             raise ValueError(
                 f"The network returns maps of shape {shape} for these rows, but "
-                f"returned {expected} in fit. Pass inputs of one size."
+                f"returned {expected} in fit. Pass inputs of equal size."
             )
         return as_columns(at_least_single(outputs))
 

@@ -347,7 +347,7 @@ class GaussianPosterior:
 
     @property
     def noise_proportions(self) -> Tensor:
-        """Ratios ``r`` (c,) of the noise levels ``σ r``; (1,) if all levels are equal.
+        """Ratios ``r`` of the noise levels ``σ r``, (c,), or (1,) if all are equal.
 
         See Also
         --------

@@ -117,7 +117,7 @@ class Leverage(FieldsOnly):
 
     @cached_property
     def means(self) -> Tensor:
-        """Mean features (K, i) of the groups; the overall mean for an empty group."""
+        """Mean features (K, i) of the groups, or the overall mean for empty groups."""
         counts, sums = self.moments.counts, self.moments.sums
         means = sums / counts.clamp(min=_SMALLEST).unsqueeze(1)
         overall = sums.sum(0) / counts.sum()

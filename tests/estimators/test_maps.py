@@ -228,7 +228,7 @@ def test_maps_of_another_size_are_refused(size, softmax):
     sharp = {"criterion": nn.NLLLoss, "module__softmax": True} if softmax else {}
     model = fitted(seeded(net(max_epochs=1, **sharp), X, Y))
     rows = np.ones((4, 2, *size)) if len(size) > 1 else np.ones((4, 2, *size, 1))
-    words = r"of shape .* but returned \(3, 2, 3\) in fit\. Pass inputs of one size"
+    words = r"of shape .* but returned \(3, 2, 3\) in fit\. Pass inputs of equal size"
     calls = [
         lambda: model.predict(rows),
         lambda: model.predict_proba(rows),
@@ -246,5 +246,5 @@ def test_maps_of_another_size_are_refused(size, softmax):
 def test_rows_to_tune_on_have_the_size_of_the_others():
     frozen = FrozenEstimator(seeded(net(max_epochs=1), X, Y))
     model = LaplaceClassifier(frozen, subset_of_weights="all", random_state=0)
-    with pytest.raises(ValueError, match="Pass inputs of one size"):
+    with pytest.raises(ValueError, match="Pass inputs of equal size"):
         model.fit(X, Y, X_val=X.swapaxes(2, 3), y_val=Y)

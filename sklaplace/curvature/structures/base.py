@@ -78,7 +78,7 @@ class Accumulator(ABC):
 
     @classmethod
     def row_elements(cls, layout: Layout, n_columns: int, **options: Any) -> int:
-        """Return how many numbers a sample needs besides its Jacobian factors."""
+        """Return how many values are stored per sample besides its Jacobian factors."""
         return 0
 
     def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
@@ -278,7 +278,7 @@ class Precision(FieldsOnly, ABC):
 
     @abstractmethod
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
-        """Return ``J P⁻¹ Jᵀ``, (b, c, c), of dense ``J`` (b, c, P); differentiable."""
+        """Return ``J P⁻¹ Jᵀ``, (b, c, c), for dense ``J`` (b, c, P), differentiably."""
 
     @abstractmethod
     def whiten(self, jacobian: Jacobian) -> Tensor:

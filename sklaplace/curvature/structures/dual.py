@@ -47,7 +47,7 @@ class DualForm(base.Structure):
 
     @cached_property
     def layer_grams(self) -> Tensor | None:
-        """``R Rᵀ`` per parameter tensor, (L, n, n); None if large or differentiable."""
+        """``R Rᵀ`` per tensor, (L, n, n), or None if too large or differentiable."""
         n_layers, n = len(self.layout.blocks), self.root.n_rows
         if 3 * 8 * n_layers * n**2 > KEPT_BUDGET or self.gram.requires_grad:
             return None

@@ -319,7 +319,7 @@ class FullAccumulator(base.Accumulator):
         self._settle()
 
     def summands(self) -> list[Tensor] | None:
-        """Return the sum; None if rows are stored or the exact Hessian is used."""
+        """Return the sum, or None if rows are stored or the exact Hessian is used."""
         if self.kept or self.hessian is None or not self.is_semidefinite:
             return None
         return [self.hessian]
@@ -333,7 +333,7 @@ class FullAccumulator(base.Accumulator):
         return Full(self.layout, hessian, self.is_semidefinite or _is_psd(hessian))
 
     def _sum(self, device: torch.device) -> Tensor:
-        """Return the sum (P, P), float64; zeros if nothing has been added."""
+        """Return the float64 sum (P, P), or zeros if nothing has been added."""
         if self.hessian is None:
             size = self.layout.n_parameters, self.layout.n_parameters
             self.hessian = torch.zeros(size, dtype=torch.float64, device=device)

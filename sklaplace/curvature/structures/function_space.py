@@ -383,7 +383,7 @@ class VariationalAccumulator(NystromAccumulator):
 
 
 def _width(block: BlockSpec, n_columns: int) -> int:
-    """Count the numbers stored per sample; for convolutions, at most the dense rows."""
+    """Count the numbers stored per sample, at most those of the dense rows."""
     if block.layer is None or len(block.shape) > 2:
         return n_columns * block.size
     o, i = block.factor_shape

@@ -377,7 +377,7 @@ class KronAccumulator(base.Accumulator):
         self.outputs = once(Moment.sum, *filter(None, (self.outputs, more)))
 
     def summands(self) -> list[Tensor] | None:
-        """Return both factors of each block, as sums; None if rows are stored."""
+        """Return both factors of each block, as sums, or None if rows are stored."""
         outputs = {id(moment): moment for moment in self.outputs}  # without duplicates
         moments = [*self.inputs, *outputs.values()]
         totals = [moment.total for moment in moments if moment.total is not None]

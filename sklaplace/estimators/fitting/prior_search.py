@@ -79,7 +79,7 @@ class Fold:
     held_out: TrainingData
 
     def trained(self) -> "Fold":
-        """Train the model and accumulate its curvature; can run in any process."""
+        """Train the model and accumulate its curvature, in any process."""
         self.options = self.model._check_options()
         fit = self.model._train_and_accumulate(self.options, self.samples)
         self.fit: LaplaceFit = fit.stored()

@@ -307,7 +307,7 @@ def _as_numbers(y: ArrayLike, name: str, classifier: str) -> np.ndarray:
 
 
 def has_noise(likelihood: Any, net: NeuralNet) -> bool:
-    """Return whether the noise can be tuned; True if the likelihood is unknown."""
+    """Return whether the noise can be tuned, or True if the likelihood is unknown."""
     known = likelihood or likelihood_of(net)
     return known is None or bool(known.has_noise)
 

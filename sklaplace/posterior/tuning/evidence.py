@@ -308,8 +308,8 @@ def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
         if n > MAX_FIXED_POINT // 3:  # convergence is not certain
             best = max(best, posterior, key=GaussianPosterior.log_marginal_likelihood)
     warn_user(
-        "The fixed point of the evidence was not reached. prior_precision is the best "
-        "value found. prior_precision='validation' does not need a fixed point.",
+        "The fixed point of the evidence was not reached, so prior_precision is the "
+        "best value found. prior_precision='validation' needs no fixed point.",
         ConvergenceWarning,
     )
     return model.refit(best)

@@ -462,7 +462,7 @@ def inverse_softplus(x: Tensor) -> Tensor:
 
 
 def spread(n: int, outermost: float) -> Tensor:
-    """Return ``n`` evenly spaced values within ``±outermost``; zero if ``n`` is one."""
+    """Return ``n`` evenly spaced values within ``±outermost``, or zero if n = 1."""
     if n == 1:
         return torch.zeros(1, dtype=torch.float64)
     return torch.linspace(-outermost, outermost, n, dtype=torch.float64)

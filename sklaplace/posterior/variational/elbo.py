@@ -131,7 +131,7 @@ class Elbo:
     def loss(
         self, net: NeuralNet, returned: object, y: Tensor, *, training: bool
     ) -> Tensor:
-        """Return a batch's loss in nats per sample; in evaluation, the mean nll."""
+        """Return a batch's loss in nats per sample, or the mean NLL in evaluation."""
         likelihood, module = self.spec.likelihood, net.module_
         f = OUTPUT_MAPS[self.spec.output_map](as_columns(module.outputs(returned)))
         targets = likelihood.targets(y, f)

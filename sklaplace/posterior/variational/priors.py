@@ -257,7 +257,7 @@ class UniformPrior(WeightPrior):
         check_positive("bound", self.bound)
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """Return the log density of each weight, in nats; −inf beyond the bound."""
+        """Return the log density of each weight in nats, or −inf beyond the bound."""
         # a weight that rounds to the bound is within the support
         return self.expected_log_prob(w).masked_fill(w.abs() > self.bound, -math.inf)
 
