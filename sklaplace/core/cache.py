@@ -3,7 +3,7 @@
 joblib hashes arrays by value, and classes and functions by name. This module also
 hashes tensors and networks by value, and the user's classes and functions by source
 code. Changes to functions that are called by this source code are not detected. The
-``memory`` of a scikit-learn ``Pipeline`` has the same limit.
+``memory`` of a scikit-learn ``Pipeline`` has the same limitation.
 """
 
 import functools
@@ -71,7 +71,7 @@ def cached(memory: Any, key: str, work: Callable[[], T]) -> T:
     key : str
         Hash of everything that the result depends on, from `fingerprint`.
     work : callable
-        Computes the result. It is called without arguments, at most once.
+        Computes the result. This function is called without arguments, at most once.
 
     Returns
     -------

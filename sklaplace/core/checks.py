@@ -204,10 +204,10 @@ def warn_user(
 ) -> None:
     """Warn at the user's line that called this package, possibly through scikit-learn.
 
-    Python's default filters show a warning once per line. But whenever the filters are
-    changed, Python forgets which warnings it has shown, and scikit-learn changes the
-    filters for every fit of a search. This function therefore keeps its own record.
-    With ``once``, a message is not repeated even under the filter "always".
+    Python's default filters show a warning once per line. However, Python forgets these
+    warnings when the filters change, and scikit-learn changes the filters for every fit
+    of a search. This function therefore keeps its own record. With ``once``, a message
+    is not repeated even under the filter "always".
     """
     frame = sys._getframe(1)
     while (

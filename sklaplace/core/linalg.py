@@ -18,12 +18,12 @@ MANY_ROUNDINGS = 8
 
 
 def gram(x: Tensor) -> Tensor:
-    """Return ``xᵀ x``, (p, p), of a matrix (n, p).
+    """Return ``xᵀ x``, (p, p), for a matrix (n, p).
 
     Notes
     -----
-    For wide matrices, blocks above the diagonal are copied from blocks below. This
-    takes slightly more than half of the 2·n·p² operations.
+    For wide matrices, blocks above the diagonal are copied from blocks below. The
+    product then takes slightly more than half of the 2·n·p² operations.
     """
     p = x.shape[1]
     if p <= GRAM_COLUMNS:
@@ -172,7 +172,7 @@ def conjugate_gradients(
     x : Tensor of shape (n,)
         The last iterate.
     n_iterations : int or None
-        Number of iterations; None without convergence.
+        Number of iterations, or None without convergence.
     """
     x, residual = torch.zeros_like(b), b
     direction = precondition(residual)

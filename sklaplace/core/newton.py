@@ -147,11 +147,11 @@ class _Steps:
         self._is_dense = False
 
     def refine(self, decrease: float) -> None:
-        """Set the precision of the next step from the relative decrease of the last.
+        """Set the precision of the next step from the loss decrease of the last step.
 
-        After a step, a fraction of the decrease remains. This fraction is the square of
-        the step's precision. Close to the minimum, the next step decreases the loss by
-        this remainder, which may be far below the tolerance.
+        After a step, a fraction of the possible decrease remains. This fraction is the
+        square of the step's precision. Close to the minimum, the next step decreases
+        the loss by this remainder, which may be far below the tolerance.
         """
         left = max(decrease * self._precision**2, SMALLEST)
         enough = (LAST * self._tolerance / left) ** 0.5

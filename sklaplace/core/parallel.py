@@ -47,7 +47,7 @@ def dumps(value: object, left_out: Sequence[str] = ()) -> bytes:
     Parameters
     ----------
     value : object
-        Value to pickle. It may contain skorch nets.
+        Value to pickle. The value may contain skorch nets.
     left_out : sequence of str, default=()
         Attributes of the nets to replace with None.
     """

@@ -6,8 +6,8 @@ reads the graph. The loader calls only the few functions named in this module. C
 and functions of torch, skorch and sklaplace are stored by name. skops stores the user's
 classes and functions, and asks whether to trust them.
 
-A file can name only functions of tensors, and classes that run only library code when
-their objects are rebuilt from attributes.
+A file can name two kinds of objects: functions of tensors, and classes that run only
+library code when their objects are rebuilt from attributes.
 """
 
 import copyreg

@@ -117,7 +117,7 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _input_factors(self) -> tuple[tuple[Factor, Tensor], ...]:
-        """Each block's Kronecker factor of the inputs, and number of averaged samples.
+        """Kronecker factor of each block's inputs, and the number of averaged samples.
 
         The factors do not depend on the weights.
         """
@@ -244,7 +244,7 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _input_eigenbasis(self) -> tuple[Tensor, Tensor]:
-        """Eigenbasis (i, i) of the inputs, and their squares (n, i) in the basis."""
+        """Eigenbasis (i, i) of the inputs, and squared inputs (n, i) in this basis."""
         some = self._some_inputs(self.dtype)
         basis = symmetric_eigh(some.T @ some)[1].to(some)
         return basis, (some @ basis) ** 2

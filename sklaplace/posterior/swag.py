@@ -30,7 +30,7 @@ class SWAGPosterior:
     diagonal : Tensor of shape (P,)
         Variances of the iterates.
     deviations : Tensor of shape (K, P)
-        Each of the last K iterates minus the running mean at that iterate.
+        Differences of the last K iterates from the running mean at each iterate.
     layout : Layout
         Names and shapes of the weights.
 

@@ -76,7 +76,7 @@ _NOISE_OF_TRAINING = (
 
 
 def by_evidence(problem: TuningProblem) -> GaussianPosterior:
-    """Choose the prior by evidence, and the noise on held-out samples, if any."""
+    """Choose the prior by the evidence, and the noise on any held-out samples."""
     is_asked = problem.free_noise and problem.noise_on_held_out
     if not (is_asked and problem.has_held_out):
         if is_asked:

@@ -73,8 +73,8 @@ def marglik(
     Parameters
     ----------
     posterior : GaussianPosterior
-        Initial posterior. The search starts at its noise level and keeps the shape of
-        its prior precision.
+        Initial posterior. The search starts at the noise level of this posterior and
+        keeps the ratios between its prior precisions.
     free_prior, free_noise : bool, default=True
         Whether to optimise the prior precision and the noise. ``free_noise`` is ignored
         if the likelihood has no noise.
@@ -96,10 +96,10 @@ def marglik(
 
     Notes
     -----
-    Newton's method in the logarithms rarely needs more than ten evaluations. Each takes
-    O(P) time, or O(P³) time for ``full`` with several prior precisions. Eigenvalues are
-    computed once. The result is unreliable at weights trained under a different prior;
-    see `LinearModel`.
+    Newton's method in the logarithms rarely needs more than ten evaluations. Each
+    evaluation takes O(P) time, or O(P³) time for ``full`` with several prior
+    precisions. Eigenvalues are computed once. The result is unreliable at weights
+    trained under a different prior; see `LinearModel`.
 
     Examples
     --------

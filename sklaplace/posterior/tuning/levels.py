@@ -27,8 +27,8 @@ SMALLEST_RATIO = 1e-3
 def maximise_with_levels(problem: TuningProblem) -> GaussianPosterior:
     """Maximise the evidence, also with respect to the noise level of each output.
 
-    Rounds alternate between the levels and the other hyperparameters. Each round costs
-    as much as `maximise_evidence` and requires no pass over the data.
+    The search alternates between the levels and the other hyperparameters. Each round
+    costs as much as `maximise_evidence` and requires no pass over the data.
     """
     posterior = maximise_evidence(problem)
     losses = posterior.data_fit.by_output

@@ -47,7 +47,7 @@ class HeldOutScore:
     diagonal : bool
         Whether ``log_proba`` accepts variances (b, c) instead of covariances.
     is_given : bool
-        Whether the user passed the held-out samples; False if they were split off.
+        Whether the user passed the held-out samples; False if ``fit`` split them off.
     is_cheap : bool
         Whether ``log_proba`` takes no longer than computing the variances.
     is_centred : bool

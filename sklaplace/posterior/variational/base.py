@@ -52,7 +52,7 @@ class WeightPosterior(nn.Module, ABC):
     is_bounded : bool
         Whether the support is ``(-bound, bound)``.
     is_experimental : bool
-        Whether the family has so far shown no advantage over a Gaussian.
+        Whether the family has not yet shown an advantage over a Gaussian.
     is_closed_form_cheap : bool
         Whether `closed_form` costs less than a draw. If so, training uses the closed
         form.

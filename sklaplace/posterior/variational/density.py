@@ -45,7 +45,7 @@ class Density(LocationScale):
     scale : Tensor of shape (P,)
         Initial standard deviations, positive.
     bound : float, default=3.0
-        Ignored: location and scale determine the support.
+        Ignored, because location and scale determine the support.
     n_units : int, default=6
         Number of units per hidden layer, K.
     n_layers : int, default=1

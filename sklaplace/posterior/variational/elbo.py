@@ -52,7 +52,7 @@ def uniform(batch: int, n_batches: int) -> float:
 
 
 def blundell(batch: int, n_batches: int) -> float:
-    """Assign half of the divergence to the first batch, a quarter to the second, etc.
+    """Halve the share of the divergence from each batch to the next, starting at 1/2.
 
     The factor is ``M 2^(M-i) / (2^M - 1)`` for batch i of M, counted from one (Blundell
     et al. 2015, section 3.4). The computation avoids powers that overflow.

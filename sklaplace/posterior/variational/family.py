@@ -91,7 +91,7 @@ class PosteriorFamily:
 
 @torch.enable_grad()
 def _fault(posterior: WeightPosterior, location: Tensor, scale: Tensor) -> str | None:
-    """Describe a result that prevents training; return None if there is none."""
+    """Return a description of a result that prevents training, or None."""
 
     def drawn(n_draws: int) -> tuple[Tensor, Tensor]:
         return posterior.sample(n_draws, torch.Generator().manual_seed(0))

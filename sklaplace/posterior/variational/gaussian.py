@@ -26,7 +26,7 @@ class MeanFieldGaussian(LocationScale):
     scale : Tensor of shape (P,)
         Initial standard deviations, positive.
     bound : float, default=3.0
-        Ignored: the support is unbounded.
+        Ignored, because the support is unbounded.
 
     Raises
     ------

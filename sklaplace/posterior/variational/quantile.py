@@ -50,7 +50,7 @@ class Quantile(LocationScale):
     scale : Tensor of shape (P,)
         Initial standard deviations, positive.
     bound : float, default=3.0
-        Ignored: the support is unbounded.
+        Ignored, because the support is unbounded.
     n_units : int, default=4
         Number of units per hidden layer, K.
     n_layers : int, default=1
