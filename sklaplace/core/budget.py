@@ -66,13 +66,13 @@ FEW_ROWS = 8
 
 
 def batch_rows(row_bytes: int) -> int:
-    """Return the batch size for samples of ``row_bytes`` bytes, at least one."""
+    """Return the batch size, at least one, for samples of ``row_bytes`` bytes."""
     row_bytes = max(1, row_bytes)
     return max(1, min(max(FEW_ROWS, CACHE // row_bytes), BUDGET // row_bytes))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the number of bytes that a device can allocate, estimated for the CPU."""
+    """Return the number of free bytes on a device, estimated if it is the CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_cpu_bytes()
@@ -121,6 +121,6 @@ def move(value: object, device: torch.device | str) -> Any:
 def moved_entries(
     state: dict[str, Any], names: Iterable[str], device: torch.device | str
 ) -> dict[str, Any]:
-    """Return a dict with the named entries, if present, moved to a device."""
+    """Move the named entries of a dict, if present, to a device; return a new dict."""
     moved = {name: move(state[name], device) for name in names if name in state}
     return {**state, **moved}

@@ -110,7 +110,7 @@ def warn_without_memory(error: Exception) -> None:
 
 
 def fingerprint(value: object) -> str:
-    """Return a hexadecimal hash of a value, which is the same in all processes.
+    """Return a hexadecimal hash of a value, reproducible across processes.
 
     The hash includes the versions of libraries, and torch's default dtype, device and
     precision.
@@ -127,9 +127,9 @@ def fingerprint(value: object) -> str:
 
     Notes
     -----
-    The cost is a SHA-256 hash of all arrays and about 20 µs per object. The hash can
-    depend on whether objects are shared: a list of two equal objects and a list that
-    contains one object twice have different hashes.
+    The cost is that of a SHA-256 hash of all arrays, plus about 20 µs per object. The
+    hash can depend on whether objects are shared: a list of two equal objects and a
+    list that contains one object twice have different hashes.
     """
     world = (
         _VERSIONS,
@@ -147,14 +147,14 @@ def fingerprint(value: object) -> str:
 
 
 class _Hasher(NumpyHasher):
-    """Hasher that uses values for tensors and nets, and source for the user's code."""
+    """Hasher of tensors and nets by value, and of the user's code by source code."""
 
     def __init__(self) -> None:
         super().__init__("sha256", coerce_mmap=True)
         self.storages: dict[int, tuple[int, Any]] = {}
 
     def reducer_override(self, value: Any) -> Any:
-        """Return the class and the content of tensors, nets and stored arrays."""
+        """Return the class and content to hash for tensors, nets and stored arrays."""
         is_dense = isinstance(value, Tensor) and value.layout == torch.strided
         if is_dense and not (value.is_meta or nn.parameter.is_lazy(value)):
             return type, (type(value),), self._content(value)
@@ -165,7 +165,7 @@ class _Hasher(NumpyHasher):
         return NotImplemented
 
     def _content(self, tensor: Tensor) -> tuple[Any, ...]:
-        """Return values, metadata and the storage, which other tensors can share."""
+        """Return a tensor's values, metadata and storage, which may be shared."""
         storage = tensor.untyped_storage()
         number, _ = self.storages.setdefault(
             storage.data_ptr() or id(tensor), (len(self.storages), tensor)
@@ -214,7 +214,7 @@ def _code(value: Any) -> tuple[str, list[bytes]]:
     """Return the source and the loaded bytecode of a class or function.
 
     Source and bytecode differ if the file was edited after its import. A notebook has
-    no file, so the source of a class is its whole cell.
+    no source file, so the source of a class is the whole cell that defines it.
     """
     functions = [value, *vars(value).values()]
     codes = [f.__code__ for f in functions if isinstance(f, types.FunctionType)]

@@ -114,7 +114,7 @@ def check_unmasked(values: Any, name: str) -> None:
 
 
 def check_arrays(**arrays: object) -> None:
-    """Raise an error for masked arrays, and for non-numpy arrays under dispatch.
+    """Raise an error for masked entries, or non-numpy arrays under array API dispatch.
 
     Under array API dispatch, scikit-learn expects results from the library of the
     inputs, but this package returns numpy arrays. Without dispatch, tensors are
@@ -161,12 +161,12 @@ def naming(**arguments: str) -> Iterator[None]:
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """Return a pattern that matches any name as a word, but not as an attribute."""
+    """Return a pattern that matches each name as a word, but not as an attribute."""
     return rf"(?<![\w.])(?:{'|'.join(map(re.escape, names))})(?!\w)"
 
 
 def as_seed(name: str, value: Any) -> int:
-    """Return a seed for a private generator; None means a new seed each time.
+    """Return a seed for a private generator; if None, each call returns a new seed.
 
     Raises
     ------
@@ -202,12 +202,12 @@ _SHOWN: set[tuple[str | int, ...]] = set()
 def warn_user(
     message: str, category: type[Warning] = UserWarning, *, once: bool = False
 ) -> None:
-    """Warn at the user's line that called this package, possibly through scikit-learn.
+    """Warn at the user's line that called this package, directly or via scikit-learn.
 
     Python's default filters show a warning once per line. However, Python forgets these
     warnings when the filters change, and scikit-learn changes the filters for every fit
-    of a search. This function therefore keeps its own record. With ``once``, a message
-    is not repeated even under the filter "always".
+    of a search. This function therefore keeps its own record. If ``once`` is True, a
+    message is not repeated, even under the filter "always".
     """
     frame = sys._getframe(1)
     while (
@@ -224,7 +224,7 @@ def warn_user(
 
 
 def _action(message: str, category: type[Warning]) -> str:
-    """Return the action of the active filters for a warning."""
+    """Return the action that the active filters specify for a warning."""
     for action, pattern, kind, module, line in warnings.filters:
         is_meant = issubclass(category, kind) and module is None and not line
         if is_meant and (pattern is None or pattern.match(message)):

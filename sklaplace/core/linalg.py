@@ -80,8 +80,8 @@ def wide_root_eigh(root: Tensor) -> tuple[Tensor, Tensor]:
 
     Notes
     -----
-    The cost is O(n·p²). The product is not formed, so the error of eigenvalues relative
-    to the largest eigenvalue is ``eps²`` instead of ``eps``.
+    The cost is O(n·p²). The product is not formed. Relative to the largest eigenvalue,
+    eigenvalues therefore have errors of ``eps²`` instead of ``eps``.
     """
     n, p = root.shape
     basis, corner = torch.linalg.qr(root.double().mT, mode="complete")
@@ -114,7 +114,7 @@ def group_rows(g: Tensor, a: Tensor, basis: Tensor | None) -> Tensor:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Return whether all entries are finite; if so, the cost is one sum."""
+    """Return whether all entries are finite, at the cost of one sum if they are."""
     # a Python float is checked in one operation instead of five
     return math.isfinite(values.sum().item()) or bool(values.isfinite().all())
 
@@ -122,7 +122,7 @@ def all_finite(values: Tensor) -> bool:
 def agree(found: Tensor, expected: Tensor, precision: float = 0.0) -> bool:
     """Return whether two tensors are equal up to rounding of the largest entry.
 
-    ``precision`` is the relative rounding error of their computation, if known.
+    ``precision`` is the relative rounding error of the tensors, if known.
     """
     if found.shape != expected.shape:
         return False

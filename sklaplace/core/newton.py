@@ -1,9 +1,9 @@
 """Inexact Newton method for a regularised, convex loss of a linear model.
 
 Governing formula: ``θ ← θ - t (H + diag ρ)⁻¹ ∇L(θ)``. Backtracking selects the step
-size t. Conjugate gradients compute the steps and need only products with the curvature.
-Steps far from the minimum are less precise (Dembo, Eisenstat and Steihaug 1982,
-"Inexact Newton methods").
+size t. The steps are computed by conjugate gradients, which need only products with the
+curvature. Steps far from the minimum are less precise (Dembo, Eisenstat and Steihaug
+1982, "Inexact Newton methods").
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ SMALLEST = torch.finfo(torch.float64).tiny
 
 
 class Regularised(Protocol):
-    """A convex loss of outputs that are affine in the weights, plus a prior."""
+    """A convex loss of outputs that are affine in the weights, plus a prior term."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -58,7 +58,7 @@ class Regularised(Protocol):
     def objective(
         self, theta: Tensor, rho: Tensor, prior_mean: Tensor, dtype: torch.dtype
     ) -> Loss:
-        """Return the regularised loss, gradient (P,) and outputs (N, c) in a dtype."""
+        """Return the objective, its gradient (P,) and outputs (N, c) in ``dtype``."""
 
     def curvature_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """Return the function ``v -> (H + diag ρ) v``."""
@@ -72,7 +72,7 @@ class Regularised(Protocol):
     def quick_preconditioner_at(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
     ) -> Operator | None:
-        """Return a preconditioner that is cheaper to build than a product, or None."""
+        """Return a preconditioner that costs less than a product to build, or None."""
 
 
 def minimum(
@@ -136,7 +136,7 @@ def minimum(
 
 
 class _Steps:
-    """Newton steps that reuse a preconditioner while it needs few iterations."""
+    """Newton steps that reuse a preconditioner as long as few iterations suffice."""
 
     def __init__(self, model: Regularised, rho: Tensor, tolerance: float) -> None:
         self._model, self._rho = model, rho
@@ -235,8 +235,8 @@ def first_where(
     Parameters
     ----------
     is_reached : callable
-        Returns a boolean array that tells whether the condition holds at each value. If
-        the condition holds at a value, it holds at all larger values.
+        Returns whether the condition holds at each value, as a boolean array. If the
+        condition holds at a value, it holds at all larger values.
     low, high : ndarray of one shape
         Values at which the condition fails and holds, respectively.
     middle : callable
@@ -249,8 +249,8 @@ def first_where(
 
     Notes
     -----
-    The search stops when `middle` finds no value between any two bounds. For the mean,
-    the bounds are then neighbouring floating-point numbers.
+    The search stops when `middle` finds no value between any two bounds. If `middle` is
+    the mean, the bounds are then neighbouring floating-point numbers.
     """
     while True:
         between = middle(low, high)

@@ -1,6 +1,6 @@
 """Apply functions to parts of the data in joblib workers.
 
-Results are in the order of the parts. Each part is computed on one thread, so results
+Results are in the order of the parts. Each part is processed on one thread, so results
 do not depend on the number of workers or cores.
 """
 
@@ -49,7 +49,7 @@ def dumps(value: object, left_out: Sequence[str] = ()) -> bytes:
     value : object
         Value to pickle. The value may contain skorch nets.
     left_out : sequence of str, default=()
-        Attributes of the nets to replace with None.
+        Attributes of the nets that are replaced with None.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -98,7 +98,7 @@ def in_parallel(
     n_jobs: int | None,
     label: str,
 ) -> list[T]:
-    """Return the results of a function for each tuple of arguments, in order.
+    """Call a function with each tuple of arguments, and return the results in order.
 
     Workers use the current scikit-learn settings. A progress bar, if shown, counts the
     results.
@@ -120,7 +120,7 @@ def ordered_map(
     n_jobs: int | None = None,
     label: str = "",
 ) -> Iterator[T]:
-    """Yield the results of a function for each part, in order.
+    """Apply a function to each part, and yield the results in order.
 
     Parameters
     ----------

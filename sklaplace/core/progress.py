@@ -26,7 +26,7 @@ class Reporter:
         Name of the estimator, at the start of each line.
     verbose : int or bool
         0 prints nothing, 1 prints phases with their durations, and 2 also shows
-        progress bars. Invalid values print nothing here, and raise an error later.
+        progress bars. Invalid values are treated as 0 here, and raise an error later.
     """
 
     def __init__(self, title: str, verbose: Any) -> None:
@@ -106,7 +106,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def line(text: str) -> None:
-    """Print a line, except within a phase, which prints one line at the end."""
+    """Print a line, except within a phase, where one line is printed at the end."""
     if not (reporter := _scopes.current).in_phase:
         reporter.line(text)
 
@@ -119,7 +119,7 @@ def shows_bars() -> bool:
 def tracked(items: Iterable[T], label: str, total: int) -> Iterator[T]:
     """Yield items, with a progress bar if bars are shown.
 
-    Inner loops show no bar, unless this loop has a single step.
+    A nested loop shows a bar only if the outer loop has a single step.
     """
     reporter = _scopes.current
     bar = reporter.open_bar(label, total) if total > 1 else None

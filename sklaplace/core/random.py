@@ -1,4 +1,4 @@
-"""Random numbers: per sample, quasi-Monte Carlo, and from seeded global generators.
+"""Random numbers per sample, quasi-Monte Carlo points, and seeded global generators.
 
 `counter_uniforms` is a counter-based generator: its n-th number for a sample with
 hash k is ``mix(k ^ mix(seed) + n·γ)``, where ``mix`` is the finaliser of splitmix64
@@ -157,13 +157,13 @@ def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
     seed : int or None
         Seed. If None, continue from the global state, which is also restored.
     device : str or torch.device, default="cpu"
-        Device of the network. Its generator is also seeded and restored.
+        Device of the network. The generator of this device is also seeded and restored.
 
     Notes
     -----
     Training needs this context, because skorch and torch draw from the global
-    generators. Only one thread can enter at a time, but other threads that draw from
-    the global generators share their state. Predictions do not use this context.
+    generators. Only one thread can enter the context at a time, but other threads can
+    still draw from the same global generators. Predictions do not use this context.
     """
     on_gpu = torch.device(device or "cpu").type == "cuda"
     if on_gpu:
@@ -185,7 +185,7 @@ def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
 
 
 def _renew_lock() -> None:
-    """Replace the lock, because its holder may be a thread that was not copied."""
+    """Replace the lock after a fork, because its holder may not exist in the child."""
     global _training
     _training = RLock()
 

@@ -1,6 +1,6 @@
 """Serialise object graphs as arrays and types; loading runs no code from the file.
 
-skops does not store tensors, and asks which types in a file to trust. Therefore,
+skops cannot store tensors, and asks the user which types in a file to trust. Therefore,
 `torch.save` writes the object graph of an estimator, and torch's weights-only loader
 reads the graph. The loader calls only the few functions named in this module. Classes
 and functions of torch, skorch and sklaplace are stored by name. skops stores the user's
@@ -69,7 +69,7 @@ _LOCK = Lock()
 
 
 def to_portable(state: dict[str, Any]) -> dict[str, Any]:
-    """Convert a state to an array, and a list of types and objects for skops.
+    """Convert a state to an array and to a list of types and objects for skops.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def from_portable(state: dict[str, Any]) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If the state is damaged, or from another version.
+        If the state is damaged or was written by another version.
     """
     if _KEY not in state:
         return state
@@ -195,7 +195,7 @@ def _by_name() -> dict[str, Any]:
 
 
 def trusted_name(value: object) -> str | None:
-    """Return a value's name if a file may name the value, or None otherwise."""
+    """Return the name of a value that a file may name, or None for other values."""
     if not isinstance(value, type):
         return next((name for name, v in _by_name().items() if v is value), None)
     name = f"{value.__module__}.{value.__name__}"

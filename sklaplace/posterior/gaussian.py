@@ -1,8 +1,8 @@
 """GaussianPosterior: the Laplace approximation, a Gaussian over weights.
 
 The posterior is ``N(mean, (scale·H + diag δ)⁻¹)`` (MacKay 1992, "A practical Bayesian
-framework for backpropagation networks"). ``H`` is the curvature of the loss and δ the
-prior precision. At temperature T, ``scale`` is 1/(σ²T) for Gaussian noise and 1/T
+framework for backpropagation networks"). ``H`` is the curvature of the loss, and δ is
+the prior precision. At temperature T, ``scale`` is 1/(σ²T) for Gaussian noise and 1/T
 otherwise. `GaussianPosterior` is immutable and supports all structures, subsets of
 weights and likelihoods.
 """
@@ -56,7 +56,7 @@ class Hyperparameters:
     temperature : Tensor of shape ()
         Divisor of the log-likelihood. Values below one sharpen the posterior.
     groups : Tensor of shape (L,) or None
-        Group index of each parameter tensor. Tensors of a group share their prior
+        Group index of each parameter tensor. Tensors in the same group share one prior
         precision.
 
     See Also
@@ -91,8 +91,8 @@ class GaussianPosterior:
     mean : Tensor of shape (P,)
         Most probable weights (MAP).
     weights : Tensor of shape (P,)
-        Weights at which the network is linearised. They differ from ``mean`` if the
-        linear model was refitted.
+        Weights at which the network is linearised. These weights differ from ``mean``
+        if the linear model was refitted.
     structure : Structure
         Curvature ``H`` at ``mean``.
     layout : Layout
@@ -104,12 +104,12 @@ class GaussianPosterior:
     hyperparameters : Hyperparameters
         Prior, noise and temperature.
     curvature_order : int
-        Exponent of the likelihood's scale in the factor of ``structure``.
+        Exponent of the likelihood's scale in the factor that multiplies ``structure``.
     earlier : GaussianPosterior or None
-        The prior, if it is the posterior of an earlier task or has a precision matrix;
-        see `under`. In this case, ``structure`` contains the curvature of all tasks and
-        is only valid for these hyperparameters. ``prior_precision`` is the prior
-        precision of the first task.
+        Prior that is the posterior of an earlier task or has a precision matrix; see
+        `under`. With such a prior, ``structure`` contains the curvature of all tasks
+        and is valid only for the given ``hyperparameters``. ``prior_precision`` is the
+        prior precision of the first task.
 
     See Also
     --------
@@ -309,7 +309,7 @@ class GaussianPosterior:
         Parameters
         ----------
         **hyperparameters : Tensor
-            New values of fields of `Hyperparameters`.
+            New values for fields of `Hyperparameters`.
 
         Returns
         -------
@@ -567,7 +567,7 @@ class GaussianPosterior:
         1992, "Bayesian interpolation", eq. 4.2). It is differentiable with respect to
         the hyperparameters. If the prior is an earlier posterior, the value is
         ``log p(new data | old data)``. The log evidence of all tasks is then the sum of
-        these values.
+        the values of the tasks.
 
         Returns
         -------

@@ -1,8 +1,8 @@
 """LastLayerModel: a linear model in the last layer's weights.
 
-If the network's outputs are an affine map of the last layer's outputs,
-``f(θ) = f* + J (θ - θ*)`` is exact. ``J`` then depends only on the features, which are
-the inputs of the last layer.
+If the network's outputs are an affine map of the last layer's outputs, the
+linearisation ``f(θ) = f* + J (θ - θ*)`` is exact. ``J`` then depends only on the
+features, which are the inputs of the last layer.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,8 +47,8 @@ class LastLayerModel(LinearModel):
     features : Tensor of shape (N, i)
         Inputs of the last layer, float64.
     head_map : Tensor of shape (c, o), or IdentityMap
-        Jacobian of the network's outputs with respect to the last layer's outputs,
-        which is the same for all samples.
+        Jacobian of the network's outputs with respect to the last layer's outputs. All
+        samples have the same Jacobian.
     """
 
     features: Tensor
@@ -96,7 +96,7 @@ class LastLayerModel(LinearModel):
         )
 
     def _in_weights(self, hidden: Tensor) -> Tensor:
-        """Backpropagate gradients (N, o) of the layer's outputs to weights (P,)."""
+        """Backpropagate gradients (N, o) from the layer's outputs to weights (P,)."""
         weight = (hidden.T @ self.features).flatten()
         return torch.cat([weight, hidden.sum(0)]) if self._has_bias else weight
 
@@ -135,7 +135,7 @@ class LastLayerModel(LinearModel):
         return Kron(self.layout, tuple((outputs, a) for a in inputs), counts)
 
     def structure_at(self, f: Tensor) -> Structure:
-        """Return the curvature at outputs ``f``, reusing Kronecker input factors."""
+        """Return the curvature at outputs ``f``, reusing factors of the inputs."""
         if isinstance(self.accumulator(self.layout), KronAccumulator):
             return self._kron(f, self.curvature)
         return super().structure_at(f)
@@ -176,7 +176,7 @@ class LastLayerModel(LinearModel):
         In this basis, ``M`` is the diagonal of ``H + ρ`` (George et al. 2018, "Fast
         approximate natural gradient descent in a Kronecker-factored eigenbasis"). All
         weights must have the same precision ``ρ``. The basis is computed once. The
-        diagonal is computed as a matrix product with few rows.
+        diagonal is computed as a matrix product over a subsample.
         """
         n, i = self.features.shape
         low, high = rho.aminmax()
@@ -200,12 +200,12 @@ class LastLayerModel(LinearModel):
     def _with_null_space(
         self, rows: Operator, rho: Tensor, dtype: torch.dtype
     ) -> Operator:
-        """Combine an operator on rows with the prior on weights common to all classes.
+        """Apply the prior alone to means over classes, and the operator to deviations.
 
         A softmax ignores a constant that is added to all logits. ``H`` is zero in the
-        corresponding directions. With one preconditioner block per output, each of
-        these directions would take one iteration. If all classes have the same prior
-        precisions, no other directions are affected.
+        corresponding directions. With one preconditioner block per output, each
+        direction in which ``H`` is zero would require one iteration. If all classes
+        have the same prior precisions, no other directions are affected.
         """
         if self._map is not None or not self.likelihood.is_shift_invariant:
             return rows
@@ -228,7 +228,7 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _largest_curvature(self) -> float:
-        """Curvature of the loss in one weight, for two equally probable classes."""
+        """Curvature of the loss along one weight, for two equally probable classes."""
         return float(self.sample_weight @ self.features.square().mean(1)) / 4
 
     @property
@@ -325,7 +325,7 @@ class LastLayerModel(LinearModel):
 
 
 def refit_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
-    """Return the bytes needed to refit a last layer on ``n_rows`` samples."""
+    """Return the number of bytes needed to refit a last layer on ``n_rows`` samples."""
     i = layout.blocks[0].factor_shape[1]
     # inputs in float64 and in the dtype of the network; outputs, gradients and
     # intermediate results of a step
@@ -349,8 +349,8 @@ class LastLayerRecorder:
     ----------
     head_map : Tensor of shape (c, o), IdentityMap or None
         Jacobian of the network's outputs with respect to the last layer's outputs, if
-        it is the same for a few samples. Recording stops at the first sample with a
-        different Jacobian.
+        the Jacobians of a few samples are equal; otherwise None. Recording stops at the
+        first sample with a different Jacobian.
     """
 
     def __init__(self, head_map: Tensor | IdentityMap | None) -> None:
@@ -384,14 +384,14 @@ class LastLayerRecorder:
             self.batches.append((block.a.squeeze(1), f, targets, w, k))
 
     def merge(self, other: "LastLayerRecorder") -> None:
-        """Append another recorder's samples; drop all samples if either has stopped."""
+        """Append another recorder's samples; drop all if a recorder has stopped."""
         if self.head_map is None or other.head_map is None:
             self.head_map, self.batches = None, []
         else:
             self.batches += other.batches
 
     def _agrees(self, block: Block, hessian: OutputHessian, jacobian: Jacobian) -> bool:
-        """Return whether the gradients of a combination of outputs agree with the map.
+        """Return whether ``head_map`` predicts gradients of a combination of outputs.
 
         This check costs 1/c as much as checking all c outputs. `HeadBlock` rows are not
         checked.

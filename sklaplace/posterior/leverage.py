@@ -48,7 +48,7 @@ def _hashing(i: int, most: int) -> tuple[Tensor, Tensor]:
 
 
 def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
-    """Return features (b, i), hashed to ``most`` columns if there are more columns.
+    """Return features (b, i), hashed to ``most`` columns if i exceeds ``most``.
 
     Inner products of hashed features are unbiased estimates of the original inner
     products.
@@ -188,10 +188,10 @@ class Leverage(FieldsOnly):
     ) -> Tensor:
         """Return leave-one-out leverages (b, R) of training samples.
 
-        They follow from the Sherman-Morrison formula, which is ``h / (1 - h)`` without
-        a ridge and is exact for a constant ridge. If a sample's weight (b,) exceeds
-        one, only one unit of the weight is left out. The leverage of a sample that is
-        alone in its group is infinite.
+        The leverages follow from the Sherman-Morrison formula, which is ``h / (1 - h)``
+        without a ridge and is exact for a constant ridge. If a sample's weight (b,)
+        exceeds one, only one unit of the weight is left out. The leverage of a sample
+        that is alone in its group is infinite.
         """
         features = features.double()
         counts = self.moments.counts[groups].unsqueeze(1)

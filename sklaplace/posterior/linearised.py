@@ -117,7 +117,7 @@ class LinearisedNetwork(LinearModel):
 
 
 def _supported_prior(rho: Tensor, structure: Structure) -> Tensor:
-    """Return geometric means of ``rho`` (P,) at the finest level that is supported."""
+    """Average ``rho`` (P,) geometrically at the finest level ``structure`` supports."""
     if "diag" in structure.priors:
         return rho
     if "layerwise" not in structure.priors:

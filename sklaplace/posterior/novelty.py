@@ -6,8 +6,9 @@ relative to the training samples of the predicted class. A normal distribution i
 to the logarithm of each quantity on the training samples, with leave-one-out leverages.
 The score is the sum of the logarithms of the tail probabilities.
 
-In regression, there is a single leverage, relative to all training samples. The same
-holds in classification if the mean features of all classes take up too much memory.
+In regression, there is a single leverage, relative to all training samples.
+Classification also uses a single leverage if the mean features of all classes take up
+too much memory.
 
 References: Mukhoti, Kirsch, van Amersfoort, Torr and Gal (2023), "Deep deterministic
 uncertainty: a new simple baseline" (feature density and entropy of the classes); Fisher
@@ -100,7 +101,7 @@ def _table(x: object) -> Tensor | None:
 
 @dataclass(frozen=True)
 class FeatureBatch:
-    """Features of samples and other data that determine the samples' novelty.
+    """Features of samples, and other values that determine the samples' novelty.
 
     Attributes
     ----------
@@ -274,7 +275,7 @@ class Novelty(FieldsOnly):
         return replace(self, input_moments=moments, samples=samples)
 
     def merged(self, other: "Novelty") -> "Novelty":
-        """Merge with the novelty of other training samples."""
+        """Merge this novelty with the novelty of other training samples."""
         own, others = self.samples.inputs, other.samples.inputs
         self, other = self.beside(others), other.beside(own)
         moments = self.moments.merged(other.moments)
@@ -286,8 +287,8 @@ class Novelty(FieldsOnly):
     def leverage(self) -> Leverage:
         """Leverage of features relative to the training samples.
 
-        With a single group, only the small ridge is used: if classes surround the
-        overall mean, the distance from this mean does not indicate novelty.
+        With a single group, only the small ridge is used, because the distance from the
+        overall mean does not indicate novelty if the classes surround this mean.
         """
         n_groups = len(self.moments.counts)
         return Leverage(self.moments, RIDGES if n_groups > 1 else RIDGES[:1])
@@ -316,8 +317,8 @@ class Novelty(FieldsOnly):
         Held-out samples can have larger leverages than training samples, because the
         network was fitted to the training samples. Each entry of ``compared`` has shape
         (b, 2) or (b, 3). The columns are the values of `Distance.compared` for held-out
-        samples, followed by the sample weights. The values may come from similar
-        networks.
+        samples, followed by the sample weights. The values may have been computed with
+        other, similar networks.
         """
         n = len(self.distances) + 1 if compared else 0  # avoids slow decompositions
         compared = [values for values in compared if values.shape[1] == n]

@@ -96,7 +96,7 @@ def linearise(
     diagonal: bool,
     centring: Centring | None,
 ) -> Iterator[Linearisation]:
-    """Linearise a batch; with ``diagonal`` and a large c, yield the outputs in parts.
+    """Linearise a batch, in parts of the outputs if ``diagonal`` is set and c is large.
 
     ``centring`` subtracts the mean over outputs.
     """
@@ -138,8 +138,8 @@ def glm(
 
     Notes
     -----
-    The cost is one forward pass, plus a backward pass with c columns, down to the
-    selected weights, unless only the last layer is selected.
+    The cost is one forward pass. Unless only the last layer is selected, a backward
+    pass with c columns, down to the selected weights, is also required.
     """
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
     precision, parts = posterior.precision, []
@@ -174,8 +174,8 @@ def network_draws(
 ) -> Tensor:
     """Return outputs (b, c, s) of the network itself at weights (s, P), float64.
 
-    Each forward pass evaluates one weight sample, or as many samples as fit in the
-    cache. The network's own weights do not change.
+    Each forward pass evaluates one weight sample, or as many weight samples as fit in
+    the cache. The network's own weights do not change.
     """
     own = dict(forward.module.named_parameters())
     jac.require_seen_paths(forward, x, posterior.layout)
@@ -250,7 +250,7 @@ def in_graph(
 
     Notes
     -----
-    The dense Jacobian has b·c·P elements and takes c backward passes per sample.
+    The dense Jacobian has b·c·P elements and requires c backward passes per sample.
     """
     own = {name: p.detach() for name, p in forward.module.named_parameters()}
     layout = posterior.layout

@@ -7,13 +7,13 @@ the weights. For output k, its variance is
 
 ``h`` is the leverage of the features; see `leverage`. ``h₀`` is chosen so that 99 % of
 the training samples (leave-one-out) and 99 % of any held-out samples have at most this
-leverage. If the inputs are a table, a second term of this form uses the leverage of the
-inputs.
+leverage. If the inputs are a table, a second term of the same form uses the leverage of
+the inputs.
 
-Far from the data, the leverage grows quadratically with the distance. Logits and their
-standard deviations grow linearly (Hein, Andriushchenko and Bitterwolf 2019). The
-standard deviation of ``g`` grows with the fourth power, so all classes become equally
-probable.
+Far from the data, the leverage grows quadratically with the distance. The logits and
+their standard deviations grow only linearly (Hein, Andriushchenko and Bitterwolf 2019).
+The standard deviation of ``g`` grows with the fourth power of the distance, so all
+classes become equally probable.
 
 With whitened features ``ψ`` such that ``h = ψᵀψ``, the process is linear in a random
 direction ω_k ~ N(0, I): ``g_k = s_k h₀⁻² h^{3/2} ψᵀω_k``. Draws and covariances between

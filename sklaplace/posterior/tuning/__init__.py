@@ -2,9 +2,9 @@
 
 A tuner is a function ``(TuningProblem) -> GaussianPosterior``. ``marglik`` maximises
 the evidence. ``validation`` scores the predictive distribution on held-out samples.
-``auto`` also scores held-out samples if there are any. Otherwise, ``auto`` leaves the
-network's predictions near the data unchanged. At weights that do not minimise the
-regularised loss, the evidence prefers a prior that is far too weak.
+``auto`` also scores held-out samples if there are any. Without held-out samples,
+``auto`` leaves the network's predictions near the data unchanged. At weights that do
+not minimise the regularised loss, the evidence favours a prior that is far too weak.
 """
 
 from collections.abc import Callable

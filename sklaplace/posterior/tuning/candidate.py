@@ -82,8 +82,8 @@ def _losses(
     With ``u = J (H + ρ)⁻¹ Jᵀ`` and ``ρ = δ/scale``, the functional covariance is
     ``u/scale``. For Gaussian noise, ``scale = 1/(σ²T)``. The predictive variance
     ``σ²(1 + T u)`` is then proportional to σ², and the best σ² has a closed form. For a
-    curvature of order two, the predictive variance is ``σ²(1 + T σ² u)``, and a search
-    finds σ².
+    curvature of order two, the predictive variance is ``σ²(1 + T σ² u)``, and σ² is
+    found by a numerical search.
     """
     posterior = problem.posterior
     if problem.score.log_density is not None:
@@ -99,7 +99,7 @@ def _losses(
 def _candidate(
     problem: TuningProblem, ratio: Tensor, weights: Tensor, *losses: Tensor
 ) -> Candidate:
-    """Return the posterior at a ratio ``ρ = δ/scale`` with its score."""
+    """Return the posterior at a ratio ``ρ = δ/scale``, and its score."""
     posterior, n_rows = problem.posterior, float(weights.sum())
     if posterior.likelihood.has_noise:
         variance, loss = _with_noise(problem, ratio, weights / n_rows, *losses)

@@ -96,10 +96,10 @@ def marglik(
 
     Notes
     -----
-    Newton's method in the logarithms rarely needs more than ten evaluations. Each
-    evaluation takes O(P) time, or O(P³) time for ``full`` with several prior
-    precisions. Eigenvalues are computed once. The result is unreliable at weights
-    trained under a different prior; see `LinearModel`.
+    Newton's method in the logarithms of the hyperparameters rarely needs more than ten
+    evaluations. Each evaluation takes O(P) time, or O(P³) time for ``full`` with
+    several prior precisions. Eigenvalues are computed once. The result is unreliable at
+    weights trained under a different prior; see `LinearModel`.
 
     Examples
     --------
@@ -254,7 +254,7 @@ def _newton(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
 
 
 def _newton_step(gradient: ndarray, hessian: ndarray, at_bound: ndarray) -> ndarray:
-    """Return a descent step, at most three in each logarithm and zero at bounds."""
+    """Return a descent step, limited to three in each logarithm and zero at bounds."""
     values, vectors = np.linalg.eigh(hessian * np.outer(~at_bound, ~at_bound))
     sizes = np.abs(values).clip(1e-8 * max(np.abs(values).max(), 1e-300))
     step = -vectors @ ((vectors.T @ gradient) / sizes)
@@ -316,7 +316,7 @@ def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
 
 
 def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparameters:
-    """Return MacKay's updates of prior precision and noise."""
+    """Return MacKay's updates of the prior precision and the noise."""
     h = posterior.hyperparameters
     delta, order = h.prior_precision, posterior.curvature_order
     of_weights = _effective_parameters(posterior)
@@ -358,9 +358,9 @@ def _may_accelerate(history: list[Tensor]) -> bool:
 def _accelerated(history: list[Tensor]) -> Tensor:
     """Return the next point, by a secant step from pairs (point, image), (2, n) each.
 
-    Earlier points bracket the fixed point of a single hyperparameter: the image is
-    larger than the point on one side and smaller on the other. Bisection replaces steps
-    that leave the bracket.
+    For a single hyperparameter, earlier points bracket the fixed point, because the
+    image is larger than the point on one side of it and smaller on the other side.
+    Bisection replaces steps that leave the bracket.
     """
     now, then = history[-1].unbind()
     if len(history) == 1:

@@ -25,7 +25,7 @@ SMALLEST_RATIO = 1e-3
 
 
 def maximise_with_levels(problem: TuningProblem) -> GaussianPosterior:
-    """Maximise the evidence, also with respect to the noise level of each output.
+    """Maximise the evidence with a separate noise level for each output.
 
     The search alternates between the levels and the other hyperparameters. Each round
     costs as much as `maximise_evidence` and requires no pass over the data.

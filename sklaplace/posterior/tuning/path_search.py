@@ -30,9 +30,10 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     """Return the best candidate that keeps the network's weights.
 
     If class probabilities are expensive to compute, the score is assumed to have a
-    single minimum: every fourth point is scored, then the points around the best point.
-    The weakest priors are the most expensive, and are skipped once the score rises. If
-    every pass would linearise the data again, a single pass scores all points.
+    single minimum. Every fourth point is scored first, then the points around the best
+    one. The weakest priors are the most expensive, and are skipped once the score
+    rises. If every pass would linearise the data again, a single pass scores all
+    points.
     """
     is_cheap = problem.score.log_proba is None or problem.score.is_cheap
     is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
@@ -57,16 +58,16 @@ def best_refitted(
 ) -> Candidate | None:
     """Return the best candidate with a refitted model.
 
-    Return None if ``below`` is finite and no score is lower.
+    Return None if ``below`` is finite and no score is lower than ``below``.
 
-    If a refit comes within ``MARGIN`` of the limit, the best point and its neighbours
+    If the best score is less than ``below + MARGIN``, the best point and its neighbours
     are refitted precisely and compared. All refits are precise if there is noise,
-    because a single model determines the noise level, or if there are several prior
-    precisions, because the models then differ more.
+    because a single model determines the noise level. Several prior precisions also
+    require precise refits, because the models then differ more.
 
     In regression, the result has the strongest prior that is not clearly worse than the
     best prior. Held-out samples do not show how much outputs vary far from the data.
-    Under a weak prior, outputs vary a lot there.
+    Under a weak prior, outputs far from the data vary a lot.
     """
     posterior = problem.posterior
     is_exact = posterior.likelihood.has_noise or posterior.prior_precision.ndim > 0

@@ -131,7 +131,7 @@ class TuningProblem:
 
     @property
     def model(self) -> LinearModel:
-        """The linear model, for callers that know that it exists."""
+        """The linear model; callers must ensure that it exists."""
         assert self.linear_model is not None  # otherwise, tuners do not refit
         return self.linear_model
 

@@ -44,13 +44,13 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
     log-likelihood for regression. Each point of the path is scored at the network's
     weights (``refine=False``), at the weights of the refitted linear model
     (``refine=True``), or at both (``refine="auto"``). With "auto", the refitted model
-    is chosen if it makes the held-out samples ``exp(MARGIN)`` times as probable.
-    Smaller gains are within the sampling noise of a hundred samples. In regression, a
-    refitted model has the strongest prior whose score is within ``MARGIN`` of the best
-    score.
+    is chosen if the held-out samples are ``exp(MARGIN)`` times as probable as at the
+    network's weights. Smaller gains are within the sampling noise of a hundred samples.
+    In regression, a refitted model has the strongest prior whose score is within
+    ``MARGIN`` of the best score.
 
     Layerwise and diagonal priors keep the ratios that maximise the evidence. Only a
-    common factor varies along the path.
+    common factor of the prior precisions varies along the path.
 
     If there is noise and the curvature is of order two, a point on the path does not
     determine the refitted model, so the network's weights are kept.
@@ -153,7 +153,7 @@ def _path(problem: TuningProblem) -> list[Tensor]:
 
 
 def _noise_path(problem: TuningProblem) -> list[Tensor]:
-    """Return ratios under a fixed prior, for noise levels near the residuals' size."""
+    """Return ratios ``δ/scale`` for a fixed δ and noise levels near the residual."""
     posterior, h = problem.posterior, problem.posterior.hyperparameters
     if not problem.free_noise:
         return [h.prior_precision / posterior.scale]

@@ -30,7 +30,8 @@ class WeightPosterior(nn.Module, ABC):
     This is the base class for custom families, which `VariationalClassifier` accepts as
     ``posterior``. The constructor of a subclass accepts ``location``, ``scale`` and
     ``bound``, and creates the parameters. A subclass defines `transform`, `log_prob`,
-    `median`, `mean` and `variance`. It also defines `noise` unless the noise is normal.
+    `median`, `mean` and `variance`. A subclass with non-normal noise also defines
+    `noise`.
 
     Read more in the :doc:`User Guide </research/weight_posteriors>`.
 
@@ -201,8 +202,8 @@ class WeightPosterior(nn.Module, ABC):
         n : int
             Number of draws, s.
         generator : torch.Generator or None
-            Source of randomness. The noise is drawn on its device. By default, the
-            global generator.
+            Source of randomness. The noise is drawn on the generator's device. By
+            default, the global generator.
 
         Returns
         -------
@@ -377,7 +378,7 @@ class WeightPosterior(nn.Module, ABC):
 
 
 class LocationScale(WeightPosterior):
-    """Weights ``w = μ + σ z`` with a standard variable ``z`` per weight.
+    """Weights ``w = μ + σ z`` with a random variable ``z`` for each weight.
 
     Subclasses define the distribution of ``z``. `_start_shape` initialises the
     parameters of this distribution, with the sizes in ``options``.
@@ -396,7 +397,7 @@ class LocationScale(WeightPosterior):
             self.raw_scale = nn.Parameter(inverse_softplus(sigma).to(self.location))
 
     def _start_shape(self, like: Tensor, **options: int) -> None:
-        """Set initial parameters of ``z``, with dtype and device of ``like`` (P,)."""
+        """Initialise ``z``'s parameters with the dtype and device of ``like`` (P,)."""
 
     @property
     def scale(self) -> Tensor:

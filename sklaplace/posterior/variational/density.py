@@ -3,10 +3,10 @@
 A weight is ``w = μ + σ z``, where ``z ∈ [−4, 4]`` has a density proportional to
 ``p(z)``. At G nodes ``z_j``, ``p_j = exp(−z_j²/2 + Σ_k v_k φ_k(z_j))`` with Gaussian
 basis functions ``φ_k``. Between the nodes, ``p`` is linear. The trapezoidal rule
-normalises ``p`` exactly. A draw solves a quadratic equation to invert the distribution
-function. Deeper networks have layers ``φ^l = tanh(φ^{l−1} A^l + c^l)`` at the nodes,
-and ``v`` contains the coefficients of the last layer. All weights share ``A`` and
-``c``.
+normalises ``p`` exactly. To draw a weight, the distribution function is inverted by
+solving a quadratic equation. Deeper networks have layers
+``φ^l = tanh(φ^{l−1} A^l + c^l)`` at the nodes, and ``v`` contains the coefficients of
+the last layer. All weights share ``A`` and ``c``.
 """
 
 import math
@@ -70,7 +70,7 @@ class Density(LocationScale):
     Each weight has ``2 + K`` parameters: ``μ``, ``σ`` and the heights ``v_k``, in nats.
     The first layer has K Gaussian basis functions with centres from −2.5 to 2.5. The
     width of a basis function is the distance between centres, but at most one. All
-    weights share the basis. Drawing s samples takes O((G K + s) P) time and
+    weights share these basis functions. Drawing s samples takes O((G K + s) P) time and
     O((G + s) P) memory. Log densities at s other points take O(s G P) memory. A
     training step for 85,000 weights takes nine times as long as with Gaussians.
 

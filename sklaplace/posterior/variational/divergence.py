@@ -54,8 +54,8 @@ def divergence(
 def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor | None:
     """Return the closed-form divergence of a posterior from a prior, if there is one.
 
-    The closed form has no sampling noise. It is used to report and compare models. For
-    a Kumaraswamy posterior, it takes ten times as long as a draw.
+    The closed form has no sampling noise, so it is used to report and compare models.
+    For a Kumaraswamy posterior, the closed form takes ten times as long as a draw.
 
     Parameters
     ----------
@@ -86,14 +86,15 @@ def check_support(
     Parameters
     ----------
     posterior : WeightPosterior or subclass of it
-        The distribution ``q``. Bounds are compared only for instances.
+        The distribution ``q``. The bounds are compared only if the posterior is an
+        instance.
     prior : WeightPrior
         The distribution ``p``.
 
     Raises
     ------
     ValueError
-        If the prior is bounded and the posterior is not, or has a larger bound.
+        If the prior is bounded, and the posterior is unbounded or has a larger bound.
     """
     if not prior.is_bounded:
         return

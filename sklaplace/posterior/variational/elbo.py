@@ -47,7 +47,7 @@ LEAST_VARIANCE = 0.1
 
 
 def uniform(batch: int, n_batches: int) -> float:
-    """Return one: all batches have equal shares of the divergence."""
+    """Return one, so that all batches have equal shares of the divergence."""
     return 1.0
 
 

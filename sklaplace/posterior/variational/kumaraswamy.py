@@ -62,18 +62,18 @@ class Kumaraswamy(WeightPosterior):
 
     Notes
     -----
-    Each weight has two parameters. One of them changes only the median, because
-    training on ``log a`` and ``log b`` converged far more slowly. Drawing s
-    samples takes O(s P) time and memory. A training step for 85,000 weights takes twice
-    as long as with Gaussians.
+    Each weight has two parameters. One parameter changes only the median, because
+    training converged far more slowly with ``log a`` and ``log b`` as the parameters.
+    Drawing s samples takes O(s P) time and memory. A training step for 85,000 weights
+    takes twice as long as with Gaussians.
 
     The entropy and the moments have closed forms in gamma and digamma functions,
     computed in float64. The closed forms cost ten times as much as a draw, so they are
     used in reports but not in training.
 
-    Log densities of draws are computed from the noise. They are finite in float32 even
-    if ``w`` rounds to a bound, unlike in ``torch.distributions.Kumaraswamy`` (see
-    pytorch issues 95548 and 139019).
+    Log densities of draws are computed from the noise. These log densities are finite
+    in float32 even if ``w`` rounds to a bound, unlike in
+    ``torch.distributions.Kumaraswamy`` (see pytorch issues 95548 and 139019).
 
     References
     ----------

@@ -51,7 +51,7 @@ def random_weights(module: nn.Module) -> Layout:
 
 
 def initial_scales(values: Sequence[Tensor]) -> Tensor:
-    """Return initial standard deviations (P,) for tensors of weights; never zero."""
+    """Return positive initial standard deviations (P,) for tensors of weights."""
     flat = [value.reshape(-1) for value in values]
     overall = _root_mean_square(torch.cat(flat)) or 1.0
     sizes = ((x, _root_mean_square(x) or overall) for x in flat)
@@ -68,7 +68,7 @@ class StochasticModule(nn.Module):
     Parameters
     ----------
     base : nn.Module
-        The network. Its random parameters no longer require gradients.
+        The network. The random parameters of this network no longer require gradients.
     layout : Layout
         Layout of the random weights.
     posterior : WeightPosterior
@@ -82,8 +82,8 @@ class StochasticModule(nn.Module):
     drawn : tuple of Tensor
         Weights (1, P) of the last training pass, and their log densities.
     noise_variance : Tensor of shape ()
-        Estimated variance of the observation noise. It is a buffer, so it is restored
-        together with the weights of an earlier epoch.
+        Estimated variance of the observation noise. The tensor is a buffer and is
+        therefore restored together with the weights of an earlier epoch.
     """
 
     noise_variance: Tensor
@@ -210,7 +210,8 @@ class VariationalPosterior:
 
         See Also
         --------
-        sklaplace.posterior.variational.WeightPosterior.sample : With log densities.
+        sklaplace.posterior.variational.WeightPosterior.sample :
+            Draws with their log densities.
 
         Notes
         -----

@@ -1,7 +1,7 @@
 """Priors over weights: all weights are independent and identically distributed.
 
-A prior computes ``log p(w)`` of each weight. It also computes ``E_q[log p(w)]`` if this
-expectation is a function of ``E_q[w²]``.
+A prior computes ``log p(w)`` of each weight. A prior also computes ``E_q[log p(w)]`` if
+this expectation is a function of ``E_q[w²]``.
 """
 
 import math
