@@ -117,8 +117,8 @@ for label in columns:
     print(f"{label:23}{numbers}  {published.get(label, '')}".rstrip())
 
 # %%
-# The published statements hold for both priors. For two classes, the mean of the bridge
-# is the softmax of the mean logits. The bridge is therefore as confident as the network
+# The published claims hold for both priors. For two classes, the mean of the bridge is
+# the softmax of the mean logits. The bridge is therefore as confident as the network
 # for every covariance. The correction divides the mean logits by their standard
 # deviation, and is as uncertain as the draws. Far from the data, the variances are
 # large, so the published correction equals the guarded correction, which never sharpens

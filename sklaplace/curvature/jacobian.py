@@ -370,7 +370,7 @@ def require_seen_paths(forward: Forward, x: Batch, layout: Layout) -> None:
 
 
 def _narrowed(forward: Forward, x: Batch, layout: Layout, few: int = 4) -> Batch:
-    """Narrow a batch down to ``few`` samples, at least one with the unseen use."""
+    """Reduce a batch to ``few`` samples, of which at least one has the unseen use."""
     n = n_samples(x)
     for half in (slice(n // 2), slice(n // 2, n)) if n > few else ():
         try:

@@ -28,7 +28,7 @@ class Uses:
     Attributes
     ----------
     called : tuple of str
-        Layers with parameters that the network calls.
+        Layers that have parameters and are called by the network.
     beside : tuple of str or None
         Parameters that reach the outputs without passing through the last layers; None
         if the selection is not restricted to the last layers.

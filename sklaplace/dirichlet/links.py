@@ -300,16 +300,16 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Notes
     -----
     The probabilities are ``p_k = ∫ F_k'(t) Π_{j≠k} F_j(t) dt``, where ``F_j`` is the
-    distribution function of a normal plus a Gumbel variable. A polynomial approximates
-    ``-log(-log F_j)``. The variances ``d`` of the independent logits are chosen so that
-    ``C diag(d) C`` has the same diagonal as ``S``. The probabilities of the independent
-    logits are then exact for two classes, and also for three classes unless a variance
-    would be negative. For independent logits, the error of the polynomial is about
-    0.0003 per class, and the error of the quadrature is below 0.001 over all classes.
-    If all variances of a sample are below 0.09, the expansion of `sodpp` for
-    independent logits is used. The cost is O(K) per sample: about 20 exponentials and
-    polynomials of degree seven per class, and two to four times as many if variances
-    differ by orders of magnitude.
+    distribution function of the sum of a normal and a Gumbel variable. A polynomial
+    approximates ``-log(-log F_j)``. The variances ``d`` of the independent logits are
+    chosen so that ``C diag(d) C`` has the same diagonal as ``S``. The probabilities of
+    the independent logits are then exact for two classes, and also for three classes
+    unless a variance would be negative. For independent logits, the error of the
+    polynomial is about 0.0003 per class, and the error of the quadrature is below 0.001
+    over all classes. If all variances of a sample are below 0.09, the expansion of
+    `sodpp` for independent logits is used. The cost is O(K) per sample: about 20
+    exponentials and polynomials of degree seven per class, and two to four times as
+    many if variances differ by orders of magnitude.
 
     References
     ----------

@@ -35,8 +35,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     The posterior over some or all of the network's weights is a Gaussian around their
     trained values. Class probabilities are averaged over the posterior, which makes
     them less confident far from the training data. Prefer this estimator to the plain
-    network if overconfident predictions are costly. Its accuracy is about that of the
-    plain network.
+    network if overconfident predictions are costly. Its accuracy is about the same as
+    that of the plain network.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 

@@ -52,7 +52,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: ArrayLike, samples: Samples) -> NumberTargets:
-        """Return shape, mean and standard deviation of the targets in ``fit``."""
+        """Return the shape, mean and standard deviation of the targets in ``fit``."""
         self._targets = self._targets_kind.infer(
             y,
             self._input_type,

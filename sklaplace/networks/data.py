@@ -277,7 +277,7 @@ def as_given(X: object, dtype: np.dtype) -> Any:
     ------
     ValueError
         If a subset has a boolean mask, if the arrays of a mapping have different
-        numbers of samples, or if its lists have different lengths.
+        numbers of samples, or if the lists of a mapping have different lengths.
     """
     if isinstance(X, Mapping):
         X = _as_dict(X, dtype)

@@ -133,7 +133,7 @@ def _implied(raw: Tensor, likelihood: Likelihood) -> Tensor:
 
 
 def _are_equal(found: object, expected: Tensor) -> bool:
-    """Return whether predictions agree; ``found`` may omit the first of two classes."""
+    """Return whether predictions agree; ``found`` may lack the first of two classes."""
     if not isinstance(found, Tensor) or not found.is_floating_point():
         return False
     if expected.ndim == 2 and expected.shape[1] == 2 and found.numel() == len(expected):

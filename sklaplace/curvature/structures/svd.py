@@ -68,7 +68,7 @@ class SVDPrecision(base.Precision):
         return self._shrunk(noise) * self.delta.rsqrt()
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
-        """Return ``J P⁻¹ Jᵀ`` of a dense ``J``, (b, c, c)."""
+        """Return ``J P⁻¹ Jᵀ``, (b, c, c), for a dense ``J``."""
         whitened = self._shrunk(rows * self.delta.rsqrt())
         return whitened @ whitened.mT
 

@@ -196,7 +196,7 @@ class LaplaceOptions:
         return min(names, key=lambda name: name == "auto", default=None)
 
     def residual_variance(self, residual: str | float) -> float:
-        """Return the variance of the residual, or zero without a residual."""
+        """Return the variance of the residual, or zero if there is no residual."""
         if not isinstance(residual, str):
             return float(np.asarray(residual).item())
         is_on = residual == "auto" and self.free_prior
