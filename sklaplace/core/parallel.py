@@ -42,7 +42,7 @@ class cached_property(functools.cached_property[T]):  # noqa: N801
 
 
 def dumps(value: object, left_out: Sequence[str] = ()) -> bytes:
-    """Pickle a value; classes and functions of a script are pickled by value.
+    """Pickle an object; classes and functions defined in a script go by value.
 
     Parameters
     ----------
