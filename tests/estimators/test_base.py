@@ -198,7 +198,8 @@ def test_rows_in_the_graph_that_cannot_be(wrong, error, words):
         model.predictive(wrong(X))
     assert model.predictive(torch.tensor(X).float())[0].dtype == torch.float64
     model.set_params(pred_type="nn")
-    with pytest.raises(ValueError, match=r"does not yield Gaussian.*'glm'"):
+    words = r"pred_type='nn' does not yield Gaussian outputs.*'glm'"
+    with pytest.raises(ValueError, match=words):
         model.predictive(torch.tensor(X))
 
 

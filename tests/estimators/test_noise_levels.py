@@ -188,7 +188,8 @@ def test_later_samples_enter_with_the_levels_that_were_tuned():
 
 def test_columns_that_share_weights_keep_their_proportions_with_a_warning():
     found = fitted(**ALL)
-    with pytest.warns(UserWarning, match="not proportional.*sigma_noise=.auto"):
+    words = "not proportional.*Fit again with sigma_noise"
+    with pytest.warns(UserWarning, match=words):
         found.tune(*problem()[1])
     assert np.ndim(found.sigma_noise_) == 0
 
