@@ -117,6 +117,7 @@ class BaseLaplace:
         groups: ArrayLike | None = None,
         X_val: Inputs | None = None,
         y_val: ArrayLike | None = None,
+        groups_val: ArrayLike | None = None,
         **fit_params: object,
     ) -> Any:
         """Train the network, unless it is frozen, and fit the posterior.
@@ -137,12 +138,15 @@ class BaseLaplace:
             samples whose weights sum to one count as a single sample. If your weights
             are relative, scale them to a mean of one.
         groups : array-like of shape (n,), optional
-            Group labels (strings or integers), such as patient IDs. Splits for tuning
-            keep the samples of a group together, but the folds of the noise model do
-            not. Copies of a sample may be separated if they belong to different groups.
+            Group labels (strings or integers), such as patient IDs. Splits keep the
+            samples of a group together, so that prior and noise are those of new
+            groups. Copies of a sample may be separated if they belong to different
+            groups.
         X_val, y_val : optional
             Held-out samples for the ``"validation"`` and ``"auto"`` tuners. The network
             is not trained on these samples.
+        groups_val : array-like of shape (n_val,), optional
+            Group labels of ``X_val``. In a noise model, all groups have equal weights.
         **fit_params : dict
             Arguments for the ``fit`` method of the skorch net. Predictions do not use
             these arguments, so they must not change the module's outputs.
@@ -185,7 +189,11 @@ class BaseLaplace:
         torch.Size([111])
         """
         samples = Samples(
-            X, y, sample_weight, groups, X_val=X_val, y_val=y_val, fit_params=fit_params
+            *(X, y, sample_weight, groups),
+            X_val=X_val,
+            y_val=y_val,
+            groups_val=groups_val,
+            fit_params=fit_params,
         )
         with members.reported(self):
             return self._fit(samples)

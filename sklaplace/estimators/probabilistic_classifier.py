@@ -55,6 +55,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     # conformity scores, removed by methods that change predictions
     _conformal = cast(Conformal | None, None)
+    _has_groups = False
     conformalize = members.conformalize
 
     # ----------------------------------------------------------------- targets
@@ -175,11 +176,14 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return self._targets.log_proba_of(y, self._map_proba(X))
 
     def _conformity(self, model: Any, X: Inputs, y: Any) -> np.ndarray:
-        """Return conformity scores (n, c), which are larger for less likely targets."""
+        """Return conformity scores (n, 1), which are larger for less likely labels.
+
+        The score of a label that the criterion ignores is NaN.
+        """
         labels = self._check_samples(X, y, reset=False)[1]
         codes = self._targets.encode(labels).reshape(-1, 1).astype(np.intp)
         found = np.take_along_axis(self._class_scores(model, X), codes, axis=1)
-        return found[codes[:, 0] >= 0]  # the criterion ignores negative codes
+        return np.where(codes >= 0, found, np.nan)
 
     def _class_scores(self, model: Any, X: Inputs) -> np.ndarray:
         """Return the conformity scores of all classes under a model, (n, K)."""

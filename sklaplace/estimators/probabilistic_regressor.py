@@ -48,6 +48,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
     # conformity scores, removed by methods that change predictions
     _conformal = cast(Conformal | None, None)
+    _has_groups = False
     conformalize = members.conformalize
 
     # ----------------------------------------------------------------- targets

@@ -1,7 +1,7 @@
 """BaseSampling: estimators that predict from draws of a network's outputs."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -133,19 +133,22 @@ class BaseSampling(ABC):
             X, y, sample_weight, groups, X_val=X_val, y_val=y_val, fit_params=fit_params
         )
         with members.reported(self):
-            self._check_options()
-            if self.estimator is None or self._trainer_kind.has_prior:
-                samples.warn_of_weight_scale(sample_weight)
-            encoded = members.encode(self, given)
-            self._seed = samples.draw_seed(self.random_state)
-            device = getattr(inner_net(self.estimator), "device", "cpu")
-            trainer = self._trainer()
-            with private_rng(self._seed, device), torch.inference_mode(False):
-                network = trainer.train(encoded)
-                self.estimator_, self.network_spec_ = network.net, network.spec
-                self.n_iter_ = n_epochs(network.net)
-                with network.forward().frozen():
-                    self._set_fitted(trainer, network)
+            return self._fit(given)
+
+    def _fit(self, given: samples.Samples) -> Any:
+        self._check_options()
+        if self.estimator is None or self._trainer_kind.has_prior:
+            samples.warn_of_weight_scale(given.sample_weight)
+        encoded = members.encode(self, given)
+        self._seed = samples.draw_seed(self.random_state)
+        device = getattr(inner_net(self.estimator), "device", "cpu")
+        trainer = replace(self._trainer(), is_part=given.is_part)
+        with private_rng(self._seed, device), torch.inference_mode(False):
+            network = trainer.train(encoded)
+            self.estimator_, self.network_spec_ = network.net, network.spec
+            self.n_iter_ = n_epochs(network.net)
+            with network.forward().frozen():
+                self._set_fitted(trainer, network)
         return self
 
     def _fit_summary(self) -> list[str]:

@@ -229,7 +229,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
         on a log scale. If the best value is the first or last, try a wider range.
         Suitable values depend on the units of ``y``.
     cv : int, splitter, iterable or None, default=None
-        Folds, as in scikit-learn. If None, use five folds.
+        Folds, as in scikit-learn. If None, use five folds that do not depend on the
+        order of the rows. Copies of a row of an array are then in the same fold.
     scoring : str, callable or None, default=None
         Score of a prior precision; higher is better. If None, use the mean log-density
         of the held-out targets, including noise, in nats per sample. Scores of

@@ -1,13 +1,14 @@
 """Hash-based train/validation split: a key assigns each sample to one side.
 
 A split by position changes with the order of the samples, and can put copies of a
-sample on both sides. The key of a sample is a hash of its inputs. Therefore, the split
-does not depend on the order of the samples, and copies stay together. A sample of
-weight two is equivalent to two copies of the sample. Samples of an array that are equal
-up to `TOLERANCE` count as copies. If the user passes groups, the key is a hash of the
-group instead.
+sample on both sides. The key of a sample is a hash of its inputs and, if other samples
+have the same inputs, of its targets. Therefore, the split does not depend on the order
+of the samples, and copies stay together. A sample of weight two is equivalent to two
+copies of the sample. Samples of an array that are equal up to `TOLERANCE` count as
+copies. If the user passes groups, the key is a hash of the group instead.
 """
 
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
 
@@ -24,6 +25,9 @@ from sklaplace.networks.stored import StoredArray
 TOLERANCE = 1e-5
 # Number of neighbours to compare with each sample.
 N_NEIGHBOURS = 8
+# Equal targets of equal inputs can be coincidences if the number of distinct targets is
+# below this fraction of the number of distinct pairs of inputs and targets.
+FEW_TARGETS = 0.9
 # Minimum number of distinct samples for a split. With fewer, all are training samples.
 MIN_ROWS = 50
 # Number of values that the search for copies converts to float64 at a time.
@@ -56,11 +60,56 @@ def row_keys(
         blocks = [X] if isinstance(X, np.ndarray) else blocks
         # -0.0 and 0.0 are equal but differ in bytes; adding zero turns -0.0 into 0.0
         rows = ((row + 0).tobytes() for block in blocks for row in block)
-    key = seed.to_bytes(8, "little")
-    hashes = [blake2b(row, digest_size=8, key=key).digest() for row in rows]
-    keys = np.frombuffer(b"".join(hashes), dtype=np.uint64)
+    keys = _hashes(rows, seed)
     is_array = groups is None and isinstance(X, np.ndarray)
     return shared_keys(X, keys) if is_array else keys
+
+
+def sample_keys(
+    X: Any, y: np.ndarray, seed: int, groups: np.ndarray | None
+) -> np.ndarray:
+    """Return keys (n,) that copies of a sample, or samples of a group, share.
+
+    The parameters are described in `row_keys` and `separate_replicates`.
+    """
+    keys = row_keys(X, len(y), seed, groups)
+    return keys if groups is not None else separate_replicates(keys, y)
+
+
+def separate_replicates(keys: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return keys (n,) that differ between replicates.
+
+    Replicates are independent samples with equal inputs. Usually, their targets differ,
+    and samples with equal inputs and targets are copies. If targets have few distinct
+    values (labels, counts), equal targets can be coincidences. In this case, samples
+    with equal inputs are replicates if most of them have several targets, and copies
+    otherwise.
+
+    Parameters
+    ----------
+    keys : ndarray of shape (n,)
+        Keys of the inputs, from `row_keys`.
+    y : ndarray of shape (n, ...)
+        Targets.
+    """
+    _, cell, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+    rows = np.flatnonzero(sizes[cell] > 1)
+    if len(rows) == 0:
+        return keys
+    cell, y = cell[rows], y[rows].reshape(len(rows), -1).astype(np.float64)
+    copies = groups_of_copies(np.column_stack([cell, y]))
+    distinct = np.unique(copies, return_index=True)[1]
+    has_several = np.bincount(cell[distinct])[cell] > 1
+    shift = np.where(has_several, _smallest(_hashes(y + 0.0, 0), copies), 0)
+    if groups_of_copies(y).max() + 1 < FEW_TARGETS * len(distinct):
+        if has_several.mean() <= 0.5:
+            return keys
+        order = np.argsort(copies, kind="stable")
+        places = np.arange(len(order)) - np.searchsorted(copies[order], copies[order])
+        shift[order] += _hashes(places[:, np.newaxis], 0)
+    keys = keys.copy()
+    keys[rows] += shift
+    return keys
 
 
 def hash_split(
@@ -71,7 +120,7 @@ def hash_split(
     Parameters
     ----------
     keys : ndarray of shape (n,)
-        Keys from `row_keys`. Samples with the same key stay on the same side.
+        Keys from `sample_keys`. Samples with the same key stay on the same side.
     y : ndarray of shape (n,) or (n, c)
         Targets, used only for stratification.
     fraction : float
@@ -184,7 +233,18 @@ def _distinct(
 
 def shared_keys(X: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Return the smallest key among the copies of each sample, (n,)."""
-    groups = groups_of_copies(X)
+    return _smallest(keys, groups_of_copies(X))
+
+
+def _smallest(keys: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return the smallest key in the group of each sample, (n,)."""
     smallest = np.full(groups.max() + 1, np.iinfo(keys.dtype).max, dtype=keys.dtype)
     np.minimum.at(smallest, groups, keys)
     return smallest[groups]
+
+
+def _hashes(rows: Iterable[Any], seed: int) -> np.ndarray:
+    """Return a hash of the bytes of each row, (n,), uint64."""
+    key = seed.to_bytes(8, "little")
+    hashes = [blake2b(bytes(row), digest_size=8, key=key).digest() for row in rows]
+    return np.frombuffer(b"".join(hashes), dtype=np.uint64)

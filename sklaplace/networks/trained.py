@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from skorch import NeuralNet
 
@@ -24,12 +25,15 @@ class TrainedNetwork:
         Specification of its outputs.
     train, held_out : Dataset or None
         Training samples and held-out samples, or None if missing or no longer needed.
+    held_out_groups : ndarray of shape (n_held_out,) or None
+        Group labels of the held-out samples, if the user passed groups.
     """
 
     net: NeuralNet
     spec: Any
     train: Any = None
     held_out: Any = None
+    held_out_groups: np.ndarray | None = None
 
     @property
     def device(self) -> torch.device:

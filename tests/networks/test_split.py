@@ -9,6 +9,7 @@ from sklaplace.networks.split import (
     hash_folds,
     hash_split,
     row_keys,
+    sample_keys,
 )
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
@@ -182,3 +183,37 @@ def test_memory_for_copies_does_not_grow_with_columns():
     tracemalloc.stop()
     np.testing.assert_array_equal(found, np.arange(500) // 2)
     assert peak < 2 * X.nbytes
+
+
+# --------------------------------------------------------------------- replicates
+def test_replicates_have_keys_of_their_own_and_copies_share_them():
+    rng = np.random.default_rng(0)
+    X = np.eye(4)[np.repeat(np.arange(4), 20)]
+    y = rng.normal(size=80)
+    assert len(np.unique(sample_keys(X, y, 0, None))) == 80
+    copies = rng.permutation(np.repeat(np.arange(80), 3))
+    keys = sample_keys(X[copies], y[copies], 0, None)
+    assert len(np.unique(keys)) == 80
+    np.testing.assert_array_equal(keys, sample_keys(X, y, 0, None)[copies])
+    jitter = 1e-9 * rng.normal(size=240)
+    assert len(np.unique(sample_keys(X[copies], y[copies] + jitter, 0, None))) == 80
+
+
+def test_equal_labels_of_replicates_are_no_copies():
+    rng = np.random.default_rng(0)
+    X = np.eye(4)[np.repeat(np.arange(4), 20)]
+    y = rng.integers(2, size=80)
+    order = rng.permutation(80)
+    keys = sample_keys(X, y, 0, None)
+    assert len(np.unique(keys)) == 80
+    assert set(keys) == set(sample_keys(X[order], y[order], 0, None))
+    for seen, held_out in hash_folds(keys, y, 5, stratify=True):
+        assert {*map(tuple, X[held_out])} <= {*map(tuple, X[seen])}
+
+
+def test_copies_with_a_few_wrong_labels_are_copies():
+    X, y = data(100)
+    X, y = np.repeat(X, 3, axis=0), np.repeat(y, 3)
+    y[::30] = (y[::30] + 1) % 3
+    keys = sample_keys(X, y, 0, None)
+    np.testing.assert_array_equal(keys, row_keys(X, 300, 0))

@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import fingerprint
-from sklaplace.core.checks import check_arrays, naming
+from sklaplace.core.checks import check_arrays, naming, warn_user
 from sklaplace.core.serialise import from_portable, pickled, to_portable, worker_state
 from sklaplace.core.trees import Inputs
 from sklaplace.estimators.options.given_net import check_net, inner_net, is_frozen
@@ -115,6 +115,8 @@ def encode(self: Any, samples: Samples) -> EncodedData:
         raise ValueError(
             f"{missing} is missing. Pass both X_val and y_val, or neither."
         )
+    if samples.X_val is None and samples.groups_val is not None:
+        raise ValueError("groups_val has no samples. Pass X_val and y_val, too.")
     check_arrays(X_val=samples.X_val, y_val=samples.y_val)
     check_loader(samples.X)
     if samples.y is None:
@@ -130,12 +132,14 @@ def encode(self: Any, samples: Samples) -> EncodedData:
     with naming(y="y"):
         targets = self._infer_targets(y, samples)
     groups = as_groups(samples.groups, y.shape[0])
+    self._has_groups = groups is not None
     data = weighted_data(targets, X, y, samples.sample_weight, groups)
     if samples.X_val is None:
         return EncodedData(data, None, samples.fit_params)
     with naming(X="X_val", y="y_val"):
         X, y = self._check_samples(samples.X_val, samples.y_val, reset=False)
-        validation = weighted_data(targets, X, y, None, name="y_val")
+        groups = as_groups(samples.groups_val, y.shape[0], "groups_val")
+        validation = weighted_data(targets, X, y, None, groups, name="y_val")
     warn_of_other_ranges(data.X, validation.X)
     return EncodedData(data, validation, samples.fit_params)
 
@@ -163,7 +167,14 @@ def new_data(
 
 
 # ---------------------------------------------------------------------- conformal
-def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
+def conformalize(
+    self: Any,
+    X: Inputs,
+    y: ArrayLike,
+    *,
+    cv: Any = None,
+    groups: ArrayLike | None = None,
+) -> Any:
     """Calibrate conformal intervals and sets, which have guaranteed coverage.
 
     With ``method="conformal"``, `predict_interval` and `predict_set` use the conformity
@@ -181,10 +192,12 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     cv : int, splitter, iterable or None, default=None
         If None, use the fitted model (split conformal prediction). Otherwise, one clone
         per fold is trained on the other folds (CV+), so that all samples can be used
-        for training. With an integer, copies of a sample are kept in the same fold. If
-        the samples have groups, pass ``list(splitter.split(X, y, groups))``. Clones are
-        fitted only to X and y, without sample weights, groups or other arguments of
-        ``fit``.
+        for training. With an integer, copies of a sample, and all samples of a group,
+        are kept in the same fold. Clones are fitted only to X, y and groups, without
+        sample weights or other arguments of ``fit``.
+    groups : array-like of shape (n,), optional
+        Group labels of the samples. The guarantee then holds for samples of new groups.
+        All groups have the same weight, so the number of groups limits the coverage.
 
     Returns
     -------
@@ -195,7 +208,7 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     ------
     ValueError
         If a network is frozen and ``cv`` is not None, if folds do not hold out each
-        sample exactly once, or if a sample has several labels.
+        sample exactly once, if folds split groups, or if a sample has several labels.
 
     See Also
     --------
@@ -222,7 +235,8 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
     Chernozhukov, Wüthrich and Zhu (2021), "Distributional conformal prediction";
     Sadinle, Lei and Wasserman (2019), "Least ambiguous set-valued classifiers with
     bounded error levels"; Barber, Candès, Ramdas and Tibshirani (2021), "Predictive
-    inference with the jackknife+" (CV+).
+    inference with the jackknife+" (CV+); Lee, Barber and Willett (2023),
+    "Distribution-free inference with hierarchical data" (groups).
 
     Examples
     --------
@@ -240,8 +254,16 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
         raise ValueError(
             "conformalize needs one label per row. Fit one estimator per label."
         )
+    if groups is None and self._has_groups:
+        warn_user(
+            "fit received groups, but conformalize did not, so the coverage holds for "
+            "the groups of X only. Pass groups=."
+        )
     if cv is None:
-        self._conformal = Conformal([], [self._conformity(self, X, y)], settings)
+        scores = [self._conformity(self, X, y)]
+        labels = as_groups(groups, len(scores[0]))
+        parts = None if labels is None else [labels]
+        self._conformal = Conformal.of([], scores, settings, parts)
         return self
     if is_frozen(self.estimator):
         raise ValueError(
@@ -249,13 +271,20 @@ def conformalize(self: Any, X: Inputs, y: ArrayLike, *, cv: Any = None) -> Any:
             "with rows that the network was not trained on."
         )
     inputs, labels = self._check_samples(X, y, reset=False)
-    data = TrainingData(inputs, self._targets.encode(labels), None)
+    codes = self._targets.encode(labels)
+    data = TrainingData(inputs, codes, None, as_groups(groups, len(codes)))
     take, models, scores = take_rows if is_opaque(X) else _safe_indexing, [], []
-    for fold in folds_of(data, y, cv, self._seed, self._targets.stratify):
-        seen, held_out = ((take(X, k), _safe_indexing(y, k)) for k in fold)
-        models.append(clone(self).fit(*seen))
-        scores.append(self._conformity(models[-1], *held_out))
-    self._conformal = Conformal(models, scores, settings)
+    folds = folds_of(data, y, cv, self._seed, self._targets.stratify)
+    for seen, held_out in folds:
+        own = None if data.groups is None else data.groups[seen]
+        samples = Samples(
+            take(X, seen), _safe_indexing(y, seen), None, own, is_part=True
+        )
+        models.append(clone(self)._fit(samples))
+        pair = take(X, held_out), _safe_indexing(y, held_out)
+        scores.append(self._conformity(models[-1], *pair))
+    parts = None if data.groups is None else [data.groups[test] for _, test in folds]
+    self._conformal = Conformal.of(models, scores, settings, parts)
     return self
 
 

@@ -17,7 +17,12 @@ from sklaplace.estimators.predicting.noise_model import Predictions, Residuals
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.likelihoods import Gaussian
 from sklaplace.likelihoods.base import DataFit
-from sklaplace.networks.split import groups_of_copies, shared_keys
+from sklaplace.networks.split import (
+    groups_of_copies,
+    row_keys,
+    separate_replicates,
+    shared_keys,
+)
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.novelty import Novelty
@@ -152,16 +157,20 @@ def held_out_residuals(
     predictions, because a fold's network was trained on fewer samples. In a linear
     model with noise level s, leaving a sample with variance v out of the training
     increases its variance to v / (1 - v / s²). The variances in each column are divided
-    by the median of their ratios to this value, if the median exceeds one.
+    by the weighted median of their ratios to this value, if the median exceeds one.
 
-    Copies of a sample with the same target count as one residual, with the sum of their
-    weights. The sum of the weights is then scaled to the effective number of residuals
-    (Kish 1965), because copies are not independent.
+    Copies of a sample count as one residual, with the sum of their weights. Weights are
+    divided by the number of residuals of the group, so that all groups count equally.
+    The sum of the weights is then scaled to the effective number of groups or, without
+    groups, of distinct inputs (Kish 1965). More residuals at the same inputs do not
+    show how the noise depends on the inputs.
     """
     forward, spec = outputs.network.forward(), outputs.network.spec
     found: list[list[np.ndarray]] = []
     for part in parts:
         batches = part.gaussians_of(part.network.held_out)
+        labels, start = part.network.held_out_groups, 0
+        groups = None if labels is None else row_keys(None, len(labels), 0, labels)
         is_fold = part.network.net is not outputs.network.net
         with forward.frozen(), part.network.forward().frozen(), torch.no_grad():
             for x, (mean, variance), y, weights in batches:
@@ -171,34 +180,47 @@ def held_out_residuals(
                     features = recorder.take(len(forward(x)))
                 own = outputs.variances(forward, x)[1] if is_fold else variance
                 given = Predictions.of(features, x, mean, variance)
-                values = spec.likelihood.targets(y, mean) - mean
+                targets = spec.likelihood.targets(y, mean)
                 w = torch.ones_like(mean[:, 0]) if weights is None else weights
-                tensors = (
-                    own.double(),
-                    *vars(given).values(),
-                    values.double(),
-                    w.double(),
-                    row_hash(x),
-                )
-                found.append([t.cpu().numpy() for t in tensors])
-    own, *columns = (np.concatenate(c) for c in zip(*found, strict=True))
+                tensors = own.double(), *vars(given).values(), targets.double(), w
+                keys = row_hash(x).numpy().view(np.uint64)
+                start += len(keys)
+                units = keys if groups is None else groups[start - len(keys) : start]
+                found.append([*(t.cpu().numpy() for t in tensors), keys, units])
+    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+    kept = columns[-3] > 0
+    own, *moments, targets, w, keys, units = (column[kept] for column in columns)
+    w = w.astype(np.float64)
     without = own / (1 - np.minimum(own / levels**2, MOST_LEVERAGE))
-    excess = columns[3] / np.maximum(without, np.finfo(float).tiny)
-    columns[3] /= np.maximum(1, np.median(excess, axis=0))
-    kept = columns[5] > 0
-    *moments, values, w, keys = (column[kept] for column in columns)
-    inputs = moments[1]
-    if inputs.size:
-        keys = shared_keys(inputs, keys)
-    else:
-        inputs = np.unique(keys, return_inverse=True)[1]
-    groups = groups_of_copies(np.column_stack([inputs, values]))
-    order = np.argsort(keys, kind="stable")
-    rows = order[np.sort(np.unique(groups[order], return_index=True)[1])]
-    w = np.bincount(groups, weights=w)[groups[rows]]
-    moments, values, keys = [m[rows] for m in moments], values[rows], keys[rows]
-    w = w * w.sum() / (w**2).sum()  # the sum is the effective number of residuals
-    return Residuals(Predictions(*map(torch.from_numpy, moments)), values, w, keys)
+    excess = moments[3] / np.maximum(without, np.finfo(float).tiny)
+    moments[3] /= np.maximum(1, weighted_median(excess, w))
+    values, inputs = targets - moments[2], moments[1]
+    keys = shared_keys(inputs, keys) if inputs.size else keys
+    units = keys if labels is None else units
+    keys = separate_replicates(keys, targets)
+    # copies may have different predictions, from different folds
+    codes = (np.unique(k, return_inverse=True)[1] for k in (keys, units))
+    copies = groups_of_copies(np.column_stack([*codes, values]))
+    order = np.lexsort((keys, units))
+    rows = order[np.sort(np.unique(copies[order], return_index=True)[1])]
+    w = np.bincount(copies, weights=w)[copies[rows]]
+    moments, values, units = [m[rows] for m in moments], values[rows], units[rows]
+    _, unit, sizes = np.unique(units, return_inverse=True, return_counts=True)
+    w = w if labels is None else w / sizes[unit]
+    totals = np.bincount(unit, weights=w)
+    w = w * w.sum() / (totals**2).sum()  # the sum is the effective number of units
+    return Residuals(Predictions(*map(torch.from_numpy, moments)), values, w, units)
+
+
+def weighted_median(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the weighted median of each column, (c,)."""
+    # the lower and the upper median
+    pair = [
+        sign
+        * np.quantile(sign * values, 0.5, 0, weights=weights, method="inverted_cdf")
+        for sign in (1, -1)
+    ]
+    return np.mean(pair, axis=0)
 
 
 def with_residual_noise(

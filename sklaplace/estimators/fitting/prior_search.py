@@ -42,6 +42,7 @@ from sklaplace.estimators.fitting.members import encode
 from sklaplace.estimators.predicting.glm_outputs import LinearisationCache
 from sklaplace.estimators.training.samples import Samples, as_groups, as_weights
 from sklaplace.networks.data import TrainingData, is_opaque, take_rows
+from sklaplace.networks.split import hash_folds, sample_keys
 
 # Smallest noise, as a fraction of the targets' standard deviation, and tolerance for
 # the logarithm of the noise.
@@ -259,7 +260,7 @@ class PriorSearch:
     def fit(self, samples: Samples) -> Any:
         """Search, fit the plain estimator with the best prior, and copy its state."""
         estimator = self.estimator
-        if held_out := {"X_val", "y_val"} & set(samples.fit_params):
+        if held_out := {"X_val", "y_val", "groups_val"} & set(samples.fit_params):
             raise TypeError(
                 f"fit got {listed(held_out)}, but cv selects the held-out rows. Leave "
                 f"them out, or use {self.plain.__name__}, which tunes on these rows."
@@ -372,9 +373,13 @@ class PriorSearch:
         if by_class:  # labels that the criterion ignores have no score
             ignored = targets.is_ignored(data.y).reshape(len(known), -1).all(1)
             known = known[~ignored]
-        part = select(data, known)
+        part, cv = select(data, known), self.estimator.cv
+        if cv is None and part.groups is None and not by_class:
+            cv = hash_folds(
+                sample_keys(part.X, part.y, 0, None), part.y, 5, stratify=False
+            )
         with naming(cv="cv"):
-            cv = check_cv(self.estimator.cv, part.y, classifier=by_class)
+            cv = check_cv(cv, part.y, classifier=by_class)
         if part.groups is not None and isinstance(self.estimator.cv, Integral | None):
             kind = GroupKFold if isinstance(cv, KFold) else StratifiedGroupKFold
             cv = kind(cv.n_splits)

@@ -8,6 +8,7 @@ value unless the score of this value exceeds too many calibration scores.
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from sklaplace.core.checks import check_count
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import Inputs
 from sklaplace.networks.data import TrainingData, count_rows
-from sklaplace.networks.split import hash_folds, row_keys
+from sklaplace.networks.split import hash_folds, sample_keys
 
 Array = NDArray[np.float64]
 Indices = tuple[NDArray[np.intp], NDArray[np.intp]]
@@ -37,62 +38,101 @@ class Conformal:
         Scores of the samples that each model was not trained on.
     settings : dict
         Parameters of the predictions.
+    weights : sequence of ndarray of shape (n_k,) or None
+        One over the number of samples in the group of each sample. None without groups.
 
     References
     ----------
     Vovk, Gammerman and Shafer (2005), "Algorithmic learning in a random world"; Barber,
     Candès, Ramdas and Tibshirani (2021), "Predictive inference with the jackknife+"
-    (CV+).
+    (CV+); Lee, Barber and Willett (2023), "Distribution-free inference with
+    hierarchical data" (groups).
     """
 
     models: Sequence[Any]
     scores: Sequence[Array]
     settings: dict[str, Any]
+    weights: Sequence[Array] | None = None
 
-    def ranks(self, coverage: Array) -> NDArray[np.intp]:
-        """Return the rank (from 1) of the score that each coverage requires."""
-        n = sum(map(len, self.scores))
+    @classmethod
+    def of(
+        cls,
+        models: Sequence[Any],
+        scores: Sequence[Array],
+        settings: dict[str, Any],
+        groups: Sequence[NDArray[Any]] | None,
+    ) -> "Conformal":
+        """Return the scores that are not NaN, with the weights of their groups."""
+        kept = [~np.isnan(s).any(axis=1) for s in scores]
+        scores = [s[rows] for s, rows in zip(scores, kept, strict=True)]
+        if groups is None:
+            return cls(models, scores, settings)
+        labels = np.concatenate([g[rows] for g, rows in zip(groups, kept, strict=True)])
+        _, group, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        ends = np.cumsum([len(s) for s in scores])[:-1]
+        return cls(models, scores, settings, np.split(1 / sizes[group], ends))
+
+    @property
+    def _weights(self) -> Sequence[Array]:
+        return self.weights or [np.ones(len(s)) for s in self.scores]
+
+    def _needed(self, coverage: Array) -> Array:
+        """Return the total weight of the scores within the limit of each coverage."""
+        n = round(sum(w.sum() for w in self._weights))
         # differences within rounding errors count as equal
-        ranks = np.ceil((n + 1) * coverage - 1e-9).astype(np.intp)
-        if (ranks > n).any():
-            level = float(coverage.max())
-            needed = int(np.ceil(level / (1 - level) - 1e-9))
+        needed = (n + 1) * coverage - 1e-9
+        if (needed > n).any():
+            level, units = float(coverage.max()), "groups" if self.weights else "rows"
+            n_needed = int(np.ceil(level / (1 - level) - 1e-9))
             raise ValueError(
-                f"A coverage of {level:g} cannot be guaranteed from {n} rows. Pass at "
-                f"least {needed} rows to conformalize, or choose a smaller coverage."
+                f"A coverage of {level:g} cannot be guaranteed from {n} {units}. Pass "
+                f"at least {n_needed} {units} to conformalize, or choose a smaller "
+                "coverage."
             )
-        return np.maximum(ranks, 1)
+        return np.maximum(needed, 1e-9)
 
     def interval(self, model: Any, X: Inputs, coverage: Array, joint: bool) -> Array:
         """Return interval ends (n, c, 2, n_levels), joint over columns if ``joint``."""
-        ranks, parts = self.ranks(coverage), self.scores
+        needed, parts = self._needed(coverage), self.scores
+        weights = np.concatenate(self._weights)
         if joint:
             parts = [s.max(axis=1, keepdims=True) for s in parts]
         if not self.models:
-            chosen = np.sort(parts[0], axis=0)[ranks - 1]
-            ends = model._at_scores(X, _signed(chosen.T))
+            chosen = _limits(parts[0].T, weights, needed)
+            ends = model._at_scores(X, _signed(chosen))
             return np.asarray(ends.reshape(*ends.shape[:2], 2, -1))
         n, (n_scores, c) = count_rows(X), np.concatenate(self.scores).shape
         require_bytes(
-            48 * n * c * n_scores,
+            64 * n * c * n_scores,
             "cpu",
             f"method='conformal' for {n:,} rows and {n_scores:,} scores of folds",
             "predict fewer rows at a time, or call conformalize with cv=None",
         )
         pairs = zip(self.models, parts, strict=True)
         ends = [np.split(m._at_scores(X, _signed(s.T)), 2, axis=-1) for m, s in pairs]
-        low, high = np.sort(np.concatenate(ends, axis=-1), axis=-1)
-        ends = np.stack([low[..., -ranks], high[..., ranks - 1]], axis=-2)
-        return np.asarray(np.sort(ends, axis=-2))
+        low, high = np.concatenate(ends, axis=-1)
+        limits = -_limits(-low, weights, needed), _limits(high, weights, needed)
+        return np.asarray(np.sort(np.stack(limits, axis=-2), axis=-2))
 
     def members(
         self, model: Any, scores: Callable[[Any], Array], coverage: float
     ) -> NDArray[np.bool_]:
         """Return whether sets contain each label, (n, K), given ``scores(model)``."""
-        (rank,) = self.ranks(np.array([coverage]))
-        pairs = zip(self.models or [model], self.scores, strict=True)
-        n_below = sum(np.searchsorted(np.sort(s[:, 0]), scores(m)) for m, s in pairs)
-        return np.asarray(n_below < rank)
+        needed, below = self._needed(np.array([coverage])), np.zeros(1)
+        parts = zip(self.models or [model], self.scores, self._weights, strict=True)
+        for part, found, weights in parts:
+            order = np.argsort(found[:, 0])
+            totals = np.concatenate([[0], np.cumsum(weights[order])])
+            below = below + totals[np.searchsorted(found[order, 0], scores(part))]
+        return np.asarray(below < needed)
+
+
+def _limits(scores: Array, weights: Array, needed: Array) -> Array:
+    """Return the smallest scores (..., L) that include given weights of scores (L,)."""
+    order = np.argsort(scores, axis=-1)
+    totals = np.cumsum(weights[order], axis=-1)
+    places = np.stack([(totals < total).sum(-1) for total in needed], axis=-1)
+    return np.take_along_axis(np.take_along_axis(scores, order, -1), places, -1)
 
 
 def folds_of(
@@ -100,22 +140,29 @@ def folds_of(
 ) -> list[Indices]:
     """Return the training and held-out samples of each fold.
 
-    Each sample is held out exactly once. ``y`` contains the targets of ``data``, as
-    passed by the user. With ``stratify``, samples of each class are spread evenly over
-    the folds.
+    Each sample is held out exactly once, and all samples of a group together. ``y``
+    contains the targets of ``data``, as passed by the user. With ``stratify``, samples
+    of each class are spread evenly over the folds.
     """
-    if isinstance(cv, int):
+    if isinstance(cv, Integral):
         check_count("cv", cv, 2)
-        keys = row_keys(data.X, len(data.y), seed)
-        return hash_folds(keys, data.y, cv, stratify=stratify)
-    splitter = check_cv(cv, y, classifier=stratify)
+        keys = sample_keys(data.X, data.y, seed, data.groups)
+        return hash_folds(keys, data.y, int(cv), stratify=stratify)
+    splitter, rows = check_cv(cv, y, classifier=stratify), np.arange(len(data.y))
     with private_rng(None):
-        folds = list(splitter.split(np.empty(len(data.y)), y))
+        pairs = list(splitter.split(np.empty(len(rows)), y, data.groups))
+    folds = [(rows[seen], rows[held_out]) for seen, held_out in pairs]
     held_out = np.sort(np.concatenate([[], *(test for _, test in folds)]))
-    if not np.array_equal(held_out, np.arange(len(data.y))):
+    if not np.array_equal(held_out, rows):
         raise ValueError(
             f"cv={reprlib.repr(cv)} must hold out each row exactly once. Use an "
             "integer, or folds such as KFold."
+        )
+    units = rows if data.groups is None else data.groups
+    if any(np.isin(units[seen], units[test]).any() for seen, test in folds):
+        raise ValueError(
+            f"cv={reprlib.repr(cv)} trains a fold on its own held-out rows or groups. "
+            "Use an integer, or folds such as KFold or GroupKFold."
         )
     return folds
 

@@ -102,13 +102,13 @@ class Residuals:
     weights : ndarray of shape (n,)
         Positive sample weights.
     keys : ndarray of shape (n,)
-        Hashes of the samples; copies have the same hash.
+        Hashes of the groups or, without groups, of the inputs.
     """
 
     predictions: Predictions
     values: Array
     weights: Array
-    keys: NDArray[np.int64]
+    keys: NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -392,7 +392,7 @@ class NoiseModel:
         plus the fits of six forests.
         """
         if (
-            residuals.weights.sum() < MIN_RESIDUALS
+            len(residuals.values) < MIN_RESIDUALS
             or not residuals.values.any(axis=0).all()
         ):
             return None

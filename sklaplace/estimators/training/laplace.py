@@ -8,7 +8,6 @@ training.
 import math
 import warnings
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
+from sklaplace.core.checks import warn_user
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import joined_rows
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
@@ -159,10 +159,10 @@ class LaplaceTrainer(Trainer):
     ) -> list[TrainedNetwork]:
         """Return one network per fold, trained without the samples of this fold.
 
-        Folds whose training fails are skipped. For example, batch normalisation fails
-        if the last batch has a single sample.
+        Folds whose training fails are skipped with a warning.
         """
         networks, device = [], getattr(self.estimator, "device", "cpu")
+        failures: list[Exception] = []
         size = self.size_for(encoded.data) if self.estimator is None else None
         for n, fold in enumerate(progress.tracked(folds, "folds", len(folds))):
             given = encoded.split(fold)
@@ -170,8 +170,16 @@ class LaplaceTrainer(Trainer):
             ignored = warnings.catch_warnings(action="ignore")
             with private_rng((self.seed + n) % 2**32, device), ignored:
                 trainer = self._quiet(given, size)
-                with suppress(Exception):
+                try:
                     networks.append(trainer.train(given))
+                except Exception as error:
+                    failures.append(error)
+        if failures:
+            warn_user(
+                f"The training failed on {len(failures)} of {len(folds)} folds, so "
+                f"tuning uses {len(networks) or 'no'} folds. The first error was: "
+                f"{failures[0]}"
+            )
         return networks
 
     def _quiet(self, encoded: EncodedData, size: Size | None) -> "LaplaceTrainer":

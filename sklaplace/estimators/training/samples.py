@@ -55,7 +55,7 @@ class Samples:
     ----------
     X, y, sample_weight, groups
         Training samples.
-    X_val, y_val
+    X_val, y_val, groups_val
         Held-out samples that the network is not trained on, or None.
     fit_params : dict
         Arguments for ``fit`` of the skorch net.
@@ -72,6 +72,7 @@ class Samples:
     _: KW_ONLY
     X_val: Any = None
     y_val: Any = None
+    groups_val: Any = None
     fit_params: dict[str, Any] = field(default_factory=dict)
     classes: np.ndarray | None = None
     is_part: bool = False
@@ -142,13 +143,13 @@ def as_weights(sample_weight: Any, n: int) -> np.ndarray:
     return cast(np.ndarray, weights)
 
 
-def as_groups(groups: Any, n: int) -> np.ndarray | None:
+def as_groups(groups: Any, n: int, name: str = "groups") -> np.ndarray | None:
     """Return the group labels of n samples; raise ValueError for missing labels."""
     if groups is None:
         return None
-    labels = as_labels(groups, "groups")
+    labels = as_labels(groups, name)
     if labels.shape != (n,):
-        raise ValueError(f"groups has shape {labels.shape}. Pass one per row: ({n},).")
+        raise ValueError(f"{name} has shape {labels.shape}. Pass one per row: ({n},).")
     return labels
 
 

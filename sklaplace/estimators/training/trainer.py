@@ -16,6 +16,7 @@ from torch.utils.data import Subset
 
 from sklaplace.core import progress
 from sklaplace.core.checks import listed, naming, warn_user
+from sklaplace.core.random import private_rng
 from sklaplace.curvature.descent import Descent, weight_decays
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.targets.base import Targets
@@ -30,7 +31,7 @@ from sklaplace.networks.outputs import (
     raw_outputs,
     warn_if_double_softmax,
 )
-from sklaplace.networks.split import hash_split, row_keys
+from sklaplace.networks.split import MIN_ROWS, hash_split, row_keys, sample_keys
 from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied, logits_alone, noting_interrupts, train
@@ -38,6 +39,8 @@ from sklaplace.networks.training import copied, logits_alone, noting_interrupts,
 # If more than this fraction of samples has copies, a random split is not used for
 # tuning.
 NOTABLE_COPIES = 0.05
+# Fraction of samples that replace held-out samples of a net, as in skorch.
+FRACTION = 0.2
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,11 @@ class Trainer:
         """Return the trained network with its training and held-out samples."""
         data, validation = encoded.data, encoded.validation
         net = self.new_net(data)
+        train_split, parts, groups = net.train_split, None, None
         if not self.is_frozen:
             self.targets.check_net(net)
+            self._split_within_inputs(net, encoded)
         own = self.own_split(net, data) if validation is None else None
-        train_split, parts = net.train_split, None
         splits = own or (train_split and not self.is_frozen)
         crosses = validation is None and splits and self._copies_cross(net, data)
         own = None if crosses else own
@@ -132,6 +136,7 @@ class Trainer:
                 self.require_no_held_out()
             elif splits:
                 net.train_split = ValidSplit([parts])
+                groups = None if data.groups is None else data.groups[parts[1]]
             else:
                 encoded = encoded.split(parts)
                 validation = encoded.validation
@@ -139,19 +144,19 @@ class Trainer:
         net.train_split = train_split
         seen, held_out = own or learned
         if validation is not None:
-            held_out = validation.dataset(net)
+            held_out, groups = validation.dataset(net), validation.groups
         elif crosses and parts is None:
             held_out = None
         spec = self.infer_spec(net, seen, is_trained=True)
         if self.is_frozen:  # other nets are checked before training
             _check_validation(net, validation)
             warn_if_double_softmax(net, spec)
-        return TrainedNetwork(net, spec, seen, held_out)
+        return TrainedNetwork(net, spec, seen, held_out, groups)
 
     def keys(self, data: TrainingData) -> np.ndarray:
-        """Return the keys of samples from `row_keys`, and cache the last result."""
+        """Return the keys of samples from `sample_keys`, and cache the last result."""
         if self._keyed is None or self._keyed[0] is not data:
-            keys = row_keys(data.X, len(data.y), self.seed, data.groups)
+            keys = sample_keys(data.X, data.y, self.seed, data.groups)
             self._keyed = data, keys
         return self._keyed[1]
 
@@ -195,6 +200,35 @@ class Trainer:
             "on other rows, if there are any. Use train_split=None."
         )
         return True
+
+    def _split_within_inputs(self, net: NeuralNet, encoded: EncodedData) -> None:
+        """Replace a split that holds out all samples of repeated inputs, and warn.
+
+        Without shuffling, skorch holds out the first samples. If the samples are sorted
+        by their inputs, the network would never see some of these inputs.
+        """
+        data = encoded.data
+        is_random = isinstance(net.train_split, ValidSplit)
+        is_known = data.groups is None and not (is_opaque(data.X) or is_stream(data.X))
+        if not (is_random and is_known and encoded.validation is None):
+            return
+        keys = self.keys(data)
+        cells = row_keys(data.X, len(data.y), self.seed)
+        _, cell, sizes = np.unique(cells, return_inverse=True, return_counts=True)
+        if (keys == cells).all() or len(np.unique(keys)) < MIN_ROWS:
+            return
+        with private_rng(None):
+            seen = net.train_split(Dataset(np.arange(len(cell)), data.y), data.y)[0]
+        is_seen = np.bincount(cell[seen.indices], minlength=len(sizes)) > 0
+        if (~is_seen & (sizes > 1))[cell].mean() < NOTABLE_COPIES:
+            return
+        parts = hash_split(keys, data.y, FRACTION, stratify=self.targets.stratify)
+        net.train_split = ValidSplit([parts])
+        warn_user(
+            "The net's train_split holds out all rows of some repeated inputs, so the "
+            "network would never see these inputs. fit holds out other rows. Shuffle "
+            "the rows of X and y, or use train_split=None."
+        )
 
     def own_split(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any] | None:
         """Return a frozen net's training and held-out samples, or None if unknown."""

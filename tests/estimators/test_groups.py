@@ -1,0 +1,245 @@
+"""Rows that belong together: replicates, copies, and groups such as patients."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from nets import regressor
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.model_selection import GroupKFold, KFold
+from skorch import NeuralNetRegressor
+from torch import nn
+
+from sklaplace import LaplaceClassifier, LaplaceRegressor, LaplaceRegressorCV
+from sklaplace.estimators.predicting.conformal import Conformal
+
+LEVELS, ROWS = 6, 15
+
+
+def mlp(d):
+    return nn.Sequential(nn.Linear(d, 50), nn.ReLU(), nn.Linear(50, 1))
+
+
+def net(d, **params):
+    settings = {"optimizer": torch.optim.Adam, "lr": 0.01, "max_epochs": 60}
+    return NeuralNetRegressor(mlp, module__d=d, verbose=0, **settings | params)
+
+
+# ---------------------------------------------------------------------- replicates
+def arms(seed, step=None):
+    """Return levels of a factor and targets with noise 1; rows are sorted by level."""
+    rng = np.random.default_rng(seed)
+    level = np.repeat(np.arange(LEVELS), ROWS)
+    y = 2.8 * rng.normal(size=LEVELS)[level] + rng.normal(size=len(level))
+    return level, y if step is None else step * np.round(y / step)
+
+
+def as_table(level):
+    return pd.DataFrame({"arm": pd.Categorical([f"arm {k}" for k in level])})
+
+
+def one_hot(level):
+    return np.eye(LEVELS, dtype=np.float32)[level]
+
+
+MODELS = {
+    "table": lambda: (LaplaceRegressor(random_state=0), as_table),
+    "net": lambda: (LaplaceRegressor(net(LEVELS), random_state=0), one_hot),
+    "cv": lambda: (LaplaceRegressorCV(random_state=0), one_hot),
+    "cv net": lambda: (LaplaceRegressorCV(net(LEVELS), random_state=0), one_hot),
+}
+
+
+@pytest.mark.parametrize("step", [None, 1.0])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 10))]
+)
+@pytest.mark.filterwarnings("ignore:The net's train_split holds out all rows of")
+def test_noise_of_replicates_is_the_deviation_within_levels(name, seed, step):
+    level, y = arms(seed, step)
+    model, inputs = MODELS[name]()
+    model.fit(inputs(level), y.astype(np.float32))
+    _, std = model.predict(inputs(np.arange(LEVELS)), return_std=True)
+    within = np.sqrt(np.mean([y[level == k].var(ddof=1) for k in range(LEVELS)]))
+    assert (std > 0.7 * within).all()
+    assert (std < 1.5 * within).all()
+
+
+def test_a_split_that_hides_replicates_is_replaced_for_training_only():
+    level, y = arms(0)
+    model = LaplaceRegressor(net(LEVELS), prior_precision=1.0, sigma_noise=1.0)
+    with pytest.warns(UserWarning, match="Shuffle the rows of X and y"):
+        model.fit(one_hot(level), y.astype(np.float32))
+    assert model.estimator_.train_split.cv == 5
+    means = [y[level == k].mean() for k in range(LEVELS)]
+    assert_allclose(model.predict(one_hot(np.arange(LEVELS))), means, atol=1.0)
+    order = np.random.default_rng(0).permutation(len(y))
+    model.fit(one_hot(level)[order], y[order].astype(np.float32))  # without a warning
+
+
+def test_the_default_folds_do_not_depend_on_the_order_of_rows():
+    level, y = arms(0)
+    order = np.random.default_rng(0).permutation(len(y))
+    found = [
+        LaplaceRegressorCV(prior_precisions=[0.1, 10.0], random_state=0)
+        .fit(one_hot(level[rows]), y[rows])
+        .cv_results_["mean_test_score"]
+        for rows in (np.arange(len(y)), order)
+    ]
+    assert_allclose(*found, rtol=1e-4)
+
+
+# -------------------------------------------------------------------------- groups
+def patients(seed, n_groups=40, n_rows=8, first=0):
+    """Return samples with an intercept of deviation 1 per patient, and noise 0.5."""
+    rng, weights = np.random.default_rng(seed), np.random.default_rng(99).normal(size=5)
+    group = np.repeat(np.arange(n_groups), n_rows)
+    own = rng.normal(size=(n_groups, 3))[group]
+    X = np.hstack([own, rng.normal(size=(len(group), 2))])
+    y = X @ weights + rng.normal(size=n_groups)[group] + 0.5 * rng.normal(size=len(X))
+    return X.astype(np.float32), y.astype(np.float32), group + first
+
+
+def of_groups(kind, seed):
+    X, y, groups = patients(seed)
+    if kind == "X_val":
+        X_val, y_val, groups_val = patients(seed + 500, first=1000)
+        held_out = {"X_val": X_val, "y_val": y_val, "groups_val": groups_val}
+        return LaplaceRegressor(net(5), random_state=0).fit(
+            X, y, groups=groups, **held_out
+        )
+    models = {"default": LaplaceRegressor, "cv": LaplaceRegressorCV}
+    if kind == "net":
+        model = LaplaceRegressor(net(5, train_split=None), random_state=0)
+    else:
+        model = models[kind](random_state=0)
+    return model.fit(X, y, groups=groups)
+
+
+def covered(model, seed, **options):
+    X, y, _ = patients(seed + 1000, n_groups=300)
+    low, high = model.predict_interval(X, **options).T
+    return np.mean((low <= y) & (y <= high)), np.mean(high - low)
+
+
+@pytest.mark.parametrize("kind", ["default", "net", "cv", "X_val"])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 10))]
+)
+def test_intervals_cover_new_groups(kind, seed):
+    coverage, width = covered(of_groups(kind, seed), seed)
+    assert coverage >= 0.8
+    # the deviation of a new target around the linear mean is √(1² + 0.5²)
+    assert width < 1.5 * 2 * 1.645 * np.sqrt(1.25)
+
+
+def test_groups_of_held_out_samples_are_checked():
+    X, y, groups = patients(0)
+    model = LaplaceRegressor(net(5), random_state=0)
+    with pytest.raises(ValueError, match=r"groups_val has no samples\. Pass X_val and"):
+        model.fit(X, y, groups_val=groups)
+    with pytest.raises(ValueError, match=r"groups_val has shape \(3,\)"):
+        model.fit(X, y, X_val=X, y_val=y, groups_val=groups[:3])
+
+
+# ----------------------------------------------------------------------- conformal
+class Uniform:
+    """A model whose score for a target is the target itself."""
+
+    def _at_scores(self, X, scores):
+        return np.broadcast_to(scores, (len(X), *scores.shape)).copy()
+
+
+def test_conformal_coverage_of_new_groups_is_the_rank_by_the_number_of_groups():
+    rng, runs, n_groups = np.random.default_rng(0), 4000, 19
+    sizes, inside = rng.integers(1, 9, size=n_groups + 1), []
+    labels = np.repeat(np.arange(n_groups + 1), sizes)
+    for _ in range(runs):
+        rng.shuffle(labels)
+        scores = rng.normal(size=n_groups + 1)[labels] + rng.normal(size=len(labels))
+        scores = np.exp(scores)[:, None]
+        known = labels < n_groups
+        conformal = Conformal.of([], [scores[known]], {}, [labels[known]])
+        ends = conformal.interval(Uniform(), np.empty(1), np.array([0.8]), joint=False)
+        inside.append(np.mean(scores[~known] <= ends[0, 0, 1, 0]))
+    assert abs(np.mean(inside) - 0.8) < 4 * np.std(inside) / np.sqrt(runs) + 1 / 20
+
+
+@pytest.mark.parametrize("cv", [None, 4, "groups"])
+def test_conformal_intervals_cover_new_groups(cv):
+    X, y, groups = patients(0)
+    model = LaplaceRegressor(regressor(nn.Linear(5, 1)), random_state=0)
+    if cv is None:
+        model.fit(X[:160], y[:160], groups=groups[:160])
+        model.conformalize(X[160:], y[160:], groups=groups[160:])
+    else:
+        folds = GroupKFold(4) if cv == "groups" else cv
+        model.fit(X, y, groups=groups).conformalize(X, y, cv=folds, groups=groups)
+    coverage, _ = covered(model, 0, method="conformal")
+    assert 0.82 < coverage < 0.99
+
+
+def test_conformal_refusals():
+    X, y, groups = patients(0, 19)
+    model = LaplaceRegressor(regressor(nn.Linear(5, 1)), random_state=0)
+    model.set_params(prior_precision=1.0, sigma_noise=1.0).fit(X, y, groups=groups)
+    model.conformalize(X, y, groups=groups)
+    assert np.isfinite(model.predict_interval(X, 0.95, method="conformal")).all()
+    with pytest.raises(
+        ValueError, match=r"from 19 groups\. Pass at least 99 groups to conform"
+    ):
+        model.predict_interval(X, 0.99, method="conformal")
+    with pytest.raises(ValueError, match="its own held-out rows or groups"):
+        model.conformalize(X, y, cv=[*KFold(3).split(X)], groups=groups)
+    everything = np.arange(len(y))
+    with pytest.raises(ValueError, match="its own held-out rows or groups"):
+        model.conformalize(X, y, cv=[(everything, everything)], groups=groups)
+    with pytest.warns(UserWarning, match="fit received groups, but conformalize did"):
+        model.conformalize(X, y)
+
+
+def test_folds_can_be_masks():
+    X, y, _ = patients(0)
+    model = LaplaceRegressor(regressor(nn.Linear(5, 1)), random_state=0)
+    model.set_params(prior_precision=1.0, sigma_noise=1.0).fit(X, y)
+    is_first = np.arange(len(y)) < 100
+    ends = []
+    for folds in (
+        [(~is_first, is_first), (is_first, ~is_first)],
+        [(np.arange(100, 320), np.arange(100)), (np.arange(100), np.arange(100, 320))],
+    ):
+        model.conformalize(X, y, cv=folds)
+        ends.append(model.predict_interval(X, method="conformal"))
+    assert_array_equal(*ends)
+
+
+def test_interrupted_folds_store_no_scores():
+    class Interrupted(nn.Linear):
+        def forward(self, x):
+            if self.training and 1 < len(x) < 300 and self.interrupts:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    Interrupted.interrupts = False
+    X, y, _ = patients(0)
+    params = {"train_split": None, "max_epochs": 3, "batch_size": -1}
+    model = LaplaceRegressor(regressor(Interrupted(5, 1), **params), random_state=0)
+    model.set_params(prior_precision=1.0, sigma_noise=1.0).fit(X, y)
+    Interrupted.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        model.conformalize(X, y, cv=2)
+    with pytest.raises(ValueError, match="Call conformalize first"):
+        model.predict_interval(X, method="conformal")
+
+
+def test_labels_of_replicates_are_split_within_inputs():
+    """A factor with both labels in most cells has probabilities of its frequencies."""
+    rng = np.random.default_rng(0)
+    level = np.repeat(np.arange(LEVELS), 40)
+    p = np.linspace(0.1, 0.9, LEVELS)
+    y = (rng.uniform(size=len(level)) < p[level]).astype(int)
+    model = LaplaceClassifier(random_state=0).fit(as_table(level), y)
+    found = model.predict_proba(as_table(np.arange(LEVELS)))[:, 1]
+    frequencies = [y[level == k].mean() for k in range(LEVELS)]
+    assert_allclose(found, frequencies, atol=0.2)
