@@ -328,7 +328,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
                 f"call, {fitted.tolist()}. Omit classes, or fit again."
             )
         labels = np.asarray(y)
-        ignored = is_ignored(labels, inner_net(self.estimator))
+        ignored = is_ignored(labels, inner_net(self.estimator), classes)
         unknown = np.setdiff1d(labels[~ignored], classes)
         if len(unknown):
             raise ValueError(

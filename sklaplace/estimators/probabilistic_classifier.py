@@ -182,7 +182,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         """
         labels = self._check_samples(X, y, reset=False)[1]
         codes = self._targets.encode(labels).reshape(-1, 1).astype(np.intp)
-        found = np.take_along_axis(self._class_scores(model, X), codes, axis=1)
+        scores = self._class_scores(model, X)
+        found = np.take_along_axis(scores, codes.clip(min=0), axis=1)
         return np.where(codes >= 0, found, np.nan)
 
     def _class_scores(self, model: Any, X: Inputs) -> np.ndarray:

@@ -259,7 +259,7 @@ class Categorical(ClassificationLikelihood):
         """Return a copy with a criterion's ``weight`` and ``label_smoothing``."""
         weight = getattr(criterion, "weight", None)
         smoothing = float(getattr(criterion, "label_smoothing", 0.0))
-        weights = None if weight is None else tuple(weight.tolist())
+        weights = None if weight is None else tuple(weight.reshape(-1).tolist())
         return Categorical(weights, smoothing)
 
     def loss_scale(self, y: Tensor) -> Tensor | None:

@@ -172,6 +172,7 @@ def measure_outputs(
     raw, leaves = _recorded(net, x, _without_values)
     check_one_module(net, x)
     _check_finite(raw, is_trained)
+    _check_ignored(net, raw)
     if n_targets is not None:
         _check_width(raw, likelihood, n_targets)
     if has_criterion:
@@ -251,11 +252,6 @@ def _likelihood(
                 f"criterion__{option} has negative or non-finite entries. Choose "
                 "finite numbers of at least zero."
             )
-    if getattr(criterion, "ignore_index", -1) >= 0:
-        raise ValueError(
-            f"criterion__ignore_index={criterion.ignore_index} is the number of a "
-            "class. Use a negative number, such as -1, to label the rows to ignore."
-        )
     return likelihood.configured(criterion), convention
 
 
@@ -338,6 +334,17 @@ def _check_finite(raw: Tensor, is_trained: bool) -> None:
         "The outputs of the untrained network are not finite for the first rows of X. "
         "Scale the inputs (StandardScaler in a Pipeline)."
     )
+
+
+def _check_ignored(net: NeuralNet, raw: Tensor) -> None:
+    """Raise ValueError if the criterion ignores the number of an output."""
+    index = getattr(unwrapped(net.criterion_), "ignore_index", -1)
+    if raw.ndim > 1 and 0 <= index < raw.shape[1]:
+        raise ValueError(
+            f"criterion__ignore_index={index} is the number of a class, because the "
+            f"network returns {raw.shape[1]} outputs. Use a negative number, such as "
+            "-1, to label the rows to ignore."
+        )
 
 
 def _is_distribution(raw: Tensor, sums_to_one: bool, tolerance: float) -> bool:

@@ -450,6 +450,8 @@ def test_maps_are_refused():
 def test_rows_that_are_ignored_are_left_out_or_refused():
     y = np.where(np.arange(len(Y)) % 7 == 0, -1, Y)
     refused("Some labels are negative", data=(X, y), criterion__ignore_index=-1)
+    above = np.where(y < 0, 9, y)
+    refused("ignored by the criterion", data=(X, above), criterion__ignore_index=9)
     net = classifier(callbacks=[MarglikTraining()], criterion__ignore_index=-1)
     model = LaplaceClassifier(net, prior_precision=1.0, random_state=0).fit(X, y)
     assert model.posterior_.data_fit.n_targets == (y >= 0).sum()

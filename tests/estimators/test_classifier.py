@@ -1,6 +1,7 @@
 """Classification: output conventions, labels, kinds of inputs, probabilities."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import torch
 from nets import (
     MLP,
     CompilingClassifier,
+    DropoutMLP,
     FunctionalSoftmaxMLP,
     SharpMLP,
     SharpSigmoidMLP,
@@ -34,8 +36,16 @@ from skorch import NeuralNetBinaryClassifier
 from skorch.helper import SliceDict
 from torch import nn
 
-from sklaplace import LaplaceClassifier
+from sklaplace import (
+    DeepEnsembleClassifier,
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    MCDropoutClassifier,
+    SWAGClassifier,
+    VariationalClassifier,
+)
 from sklaplace.dirichlet.links import LINKS
+from sklaplace.likelihoods import Categorical
 
 FLOAT64 = {"module__dtype": torch.float64}
 FIXED = {"prior_precision": 1.0, "random_state": 0}
@@ -527,3 +537,114 @@ class TestClassesThatWeigh:
             net = model.fit(X, y, sample_weight=sample_weight).estimator_
             outputs.append(net.forward(X).numpy())
         assert_allclose(*outputs, rtol=1e-3, atol=1e-4)
+
+
+def with_index(kind, index):
+    """Return a net whose criterion has the index, as an instance, class or partial."""
+    if kind == "instance":
+        return classifier(criterion=nn.CrossEntropyLoss(ignore_index=index))
+    if kind == "partial":
+        return classifier(criterion=partial(nn.CrossEntropyLoss, ignore_index=index))
+    options = {} if index == -100 else {"criterion__ignore_index": index}
+    return classifier(**options)
+
+
+IGNORED = [("instance", -100), ("class", -100), ("instance", 255), ("class", 255)]
+QUICK_FITS = {"random_state": 0, "n_samples": 5}
+
+
+class TestLabelsThatTheCriterionIgnores:
+    """The label -100 is ignored if all other labels are whole numbers from zero."""
+
+    def rows(self, index, n=60):
+        X, y = blobs(n=n)
+        return X, np.where(np.arange(n) % 5, y, index)
+
+    @pytest.mark.parametrize(("kind", "index"), IGNORED)
+    def test_ignored_rows_change_nothing(self, kind, index):
+        (X, y), net = self.rows(index), with_index(kind, index)
+        kept = y != index
+        model = LaplaceClassifier(net, **FIXED).fit(X, y)
+        other = LaplaceClassifier(classifier(), **FIXED).fit(X[kept], y[kept])
+        assert model.classes_.tolist() == [0, 1, 2]
+        assert_allclose(model.predict_proba(X), other.predict_proba(X), atol=1e-6)
+        assert model.score(X, y) == other.score(X[kept], y[kept])
+        sets = [
+            m.conformalize(X[rows], y[rows]).predict_set(X, method="conformal")
+            for m, rows in ((model, slice(None)), (other, kept))
+        ]
+        assert_array_equal(*sets)
+        model.tune(X, y)
+        other.tune(X[kept], y[kept])
+        assert_allclose(model.prior_precision_, other.prior_precision_)
+        model.partial_fit(X, y)
+        assert model.posterior_.data_fit.n_targets == 2 * kept.sum()
+        model.fit(X[kept], y[kept], X_val=X, y_val=y)
+        fresh = LaplaceClassifier(net, **FIXED).partial_fit(X, y, classes=[0, 1, 2])
+        assert fresh.classes_.tolist() == [0, 1, 2]
+        if isinstance(net.criterion, nn.Module):
+            assert net.criterion.ignore_index == index
+
+    @pytest.mark.parametrize(("kind", "index"), IGNORED)
+    def test_frozen_nets(self, kind, index):
+        X, y = self.rows(index)
+        net = seeded(with_index(kind, index), X, y)
+        model = LaplaceClassifier(FrozenEstimator(net), **FIXED).fit(X, y)
+        assert model.classes_.tolist() == [0, 1, 2]
+        assert_array_equal(model.predict(X), net.forward(X).argmax(1))
+        assert net.criterion_.ignore_index == index
+
+    @pytest.mark.parametrize(("kind", "index"), [*IGNORED, ("partial", -7)])
+    def test_every_classifier(self, kind, index):
+        X, y = self.rows(index)
+        for model in (
+            LaplaceClassifierCV(prior_precisions=[1.0], cv=2),
+            DeepEnsembleClassifier(n_estimators=2),
+            MCDropoutClassifier(),
+            VariationalClassifier(),
+            SWAGClassifier(),
+        ):
+            module = DropoutMLP if isinstance(model, MCDropoutClassifier) else MLP
+            net = with_index(kind, index).set_params(module=module)
+            known = {"likelihood": Categorical()} if kind == "partial" else {}
+            params = {k: v for k, v in QUICK_FITS.items() if hasattr(model, k)}
+            model.set_params(estimator=net, **params, **known).fit(X, y)
+            assert model.classes_.tolist() == [0, 1, 2]
+            assert model.score(X, y) == model.score(X[y != index], y[y != index])
+
+    @pytest.mark.parametrize(
+        ("labels", "classes"),
+        [
+            ([-100, -50, 0], [-100, -50, 0]),
+            ([-100.0, 0.0, 1.0], [-100.0, 0.0, 1.0]),
+            (["-100", "0", "1"], ["-100", "0", "1"]),
+        ],
+    )
+    def test_labels_that_are_classes(self, labels, classes):
+        X, y = blobs()
+        model = LaplaceClassifier(with_index("instance", -100), **FIXED)
+        y = np.array(labels)[y]
+        assert model.fit(X, y).classes_.tolist() == classes
+        first = y == y[0]  # without the other classes
+        assert model.score(X[first], y[first]) > 0
+        model.partial_fit(X[first], y[first])
+        assert model.posterior_.data_fit.n_targets == len(y) + first.sum()
+
+    def test_the_default_network_ignores_no_label(self):
+        X, y = self.rows(-100)
+        assert LaplaceClassifier(**FIXED).fit(X, y).classes_.tolist() == [-100, 0, 1, 2]
+
+    def test_named_classes_are_not_ignored(self):
+        X, y = blobs()
+        model = LaplaceClassifier(classifier(), **FIXED)
+        y = np.array([-100, 0, 1])[y]
+        model.partial_fit(X, y, classes=[-100, 0, 1])
+        assert model.classes_.tolist() == [-100, 0, 1]
+        assert model.posterior_.data_fit.n_targets == len(y)
+
+    def test_labels_to_ignore_only_after_fit(self):
+        X, y = blobs()
+        model = LaplaceClassifier(classifier(), **FIXED).fit(X, y)
+        other = np.where(np.arange(len(y)) % 3, y, -100)
+        assert model.score(X, other) == model.score(X[other >= 0], other[other >= 0])
+        assert model.fit(X, y, X_val=X, y_val=other).classes_.tolist() == [0, 1, 2]

@@ -136,6 +136,28 @@ def test_training_and_rows_without_labels():
     assert model.classes_.tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("index", [-100, 255])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_positions_that_an_instance_of_the_criterion_ignores(index, frozen):
+    y, some = Y.copy(), Y.copy()
+    y[:, 0, 0], some[:, 0, 0] = index, -1
+    found = []
+    for criterion, labels in (
+        (nn.CrossEntropyLoss(ignore_index=index), y),
+        (nn.CrossEntropyLoss(ignore_index=-1), some),
+    ):
+        estimator = net(criterion=criterion)
+        if frozen:
+            estimator = FrozenEstimator(seeded(estimator, X, labels))
+        settings = {"prior_precision": 1.0, "subset_of_weights": ["head"]}
+        model = LaplaceClassifier(estimator, random_state=0, **settings)
+        model.fit(X, labels, sample_weight=np.linspace(0.5, 2, len(X)))
+        assert model.classes_.tolist() == [0, 1, 2]
+        found.append([model.predict_proba(X), model.score(X, labels)])
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-6)
+    assert found[0][1] == found[1][1]
+
+
 def test_cross_validation(trained):
     search = {"prior_precisions": [0.1, 10.0], "cv": 2, "random_state": 0}
     frozen = FrozenEstimator(trained)

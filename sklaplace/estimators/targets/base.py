@@ -61,8 +61,11 @@ class Targets(ABC):
     def check_net(self, net: NeuralNet) -> None:  # noqa: B027
         """Raise an error if a net cannot be trained on these targets."""
 
-    def check_values(self, net: NeuralNet, y: np.ndarray) -> None:  # noqa: B027
-        """Raise an error for encoded targets that the criterion does not support."""
+    def match(self, net: NeuralNet, y: np.ndarray) -> None:  # noqa: B027
+        """Prepare the criterion of a copied net for encoded targets.
+
+        Raise an error for targets that the criterion does not support.
+        """
 
     @property
     @abstractmethod

@@ -4,6 +4,7 @@ Labels of any type are encoded as whole numbers from zero. Samples can be weight
 class. Labels that the criterion ignores have zero weight.
 """
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -33,8 +34,8 @@ from sklaplace.networks.outputs import unwrapped
 # class weights
 Weights = Mapping[object, float] | str | None
 
-# torch's default ``ignore_index``, which is an ordinary label unless set explicitly
-_NO_INDEX = -100
+# torch's default ``ignore_index``; a criterion does not show whether it was set
+_DEFAULT_INDEX = -100
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class ClassTargets(Targets):
         y = y if issparse(y) else as_labels(y, "y")
         target_type = infer_target_type(y, likelihood or likelihood_of(net))
         labels = target_type.check(y, "y")
-        ignored = is_ignored(labels, net)
+        ignored = is_ignored(labels, net, classes)
         if ignored.all():
             raise ValueError(
                 "All rows have the label that the criterion ignores. Pass some rows "
@@ -158,7 +159,7 @@ class ClassTargets(Targets):
 
     def is_ignored(self, labels: np.ndarray) -> np.ndarray:
         """Return a mask of ignored labels, with the shape of the labels."""
-        return is_ignored(labels, self.net)
+        return is_ignored(labels, self.net, self.classes)
 
     def accuracy(
         self, y: ArrayLike, predicted: np.ndarray, sample_weight: ArrayLike | None
@@ -254,9 +255,14 @@ class ClassTargets(Targets):
         """Return the default skorch net."""
         return self.target_type.default_net(data, size, self.n_outputs)
 
-    def check_values(self, net: NeuralNet, y: np.ndarray) -> None:
-        """Raise an error for class weights that the criterion cannot apply."""
-        criterion = unwrapped(net.criterion_)
+    def match(self, net: NeuralNet, y: np.ndarray) -> None:
+        """Make the criterion of a copied net ignore the code of ignored labels.
+
+        Raise an error for class weights that the criterion cannot apply.
+        """
+        criterion: Any = unwrapped(net.criterion_)
+        if getattr(criterion, "ignore_index", -1) >= 0:
+            criterion.ignore_index = -1  # the code of ignored labels
         weight = getattr(criterion, "weight", None)
         of_classes = torch.nn.CrossEntropyLoss, torch.nn.NLLLoss
         if weight is None or not isinstance(criterion, of_classes):
@@ -285,25 +291,36 @@ class ClassTargets(Targets):
 
     @property
     def are_plain(self) -> bool:
-        """Whether the classes are 0 … K-1."""
-        return np.array_equal(self.classes, np.arange(len(self.classes)))
+        """Whether the classes are 0 … K-1, and ignored labels are their own codes."""
+        is_code = (_ignore_index(self.net) or -1) < 0
+        return is_code and np.array_equal(self.classes, np.arange(len(self.classes)))
 
 
 def _ignore_index(net: NeuralNet) -> int | None:
-    """Return the criterion's ``ignore_index`` if it is set, or None."""
-    criterion = getattr(net, "criterion", None)
+    """Return the ``ignore_index`` of a net's criterion, or None."""
+    if net is None:
+        return None
+    criterion = unwrapped(vars(net).get("criterion_") or net.criterion)
     if isinstance(criterion, torch.nn.Module):
-        index = getattr(criterion, "ignore_index", _NO_INDEX)
-        return None if index == _NO_INDEX else int(index)
-    return vars(net).get("criterion__ignore_index") if net is not None else None
+        return getattr(criterion, "ignore_index", None)
+    default = inspect.signature(criterion).parameters.get("ignore_index")
+    return vars(net).get("criterion__ignore_index", default and default.default)
 
 
-def is_ignored(labels: np.ndarray, net: NeuralNet) -> np.ndarray:
-    """Return a mask of labels that the criterion ignores, with the labels' shape."""
-    index = _ignore_index(net)
-    if index is None or labels.dtype.kind not in "iuf":
-        return np.zeros(labels.shape, dtype=bool)
-    return np.asarray(labels == index)
+def is_ignored(
+    labels: np.ndarray, net: NeuralNet, classes: np.ndarray | None = None
+) -> np.ndarray:
+    """Return a mask of labels that the criterion ignores, with the labels' shape.
+
+    torch's default index is ignored only if all other labels (or all classes, if they
+    are known) are whole numbers from zero.
+    """
+    index, known = _ignore_index(net), labels if classes is None else classes
+    is_class = index is None or labels.dtype.kind not in "iuf"
+    if index == _DEFAULT_INDEX and not is_class:
+        others = known[known != index] if classes is None else known
+        is_class = known.dtype.kind not in "iu" or bool((others < 0).any())
+    return np.zeros(labels.shape, dtype=bool) if is_class else labels == index
 
 
 def _classes_of_net(net: NeuralNet, found: np.ndarray) -> np.ndarray | None:

@@ -235,7 +235,7 @@ class NumberTargets(Targets):
         """Return the default skorch net."""
         return default_regressor(data, size)
 
-    def check_values(self, net: NeuralNet, y: np.ndarray) -> None:
+    def match(self, net: NeuralNet, y: np.ndarray) -> None:
         """Raise an error for targets or noise that the likelihood does not support."""
         likelihood = self.likelihood or likelihood_of(net)
         if not isinstance(likelihood, RegressionLikelihood):

@@ -236,14 +236,15 @@ def _adapted(raw: Tensor, likelihood: Any) -> Any:
 
 
 def _check_labels(net: NeuralNet, data: Any, spec: NetworkSpec) -> None:
-    """Raise ValueError for negative labels, which only the criterion would ignore."""
+    """Raise ValueError for labels that only the criterion would ignore."""
     if spec.likelihood.noun != "class":
         return
     batches = Batches(net, data, spec.batch_size())
-    if any(bool((y < 0).any()) for _, y, _ in batches):
+    index = getattr(unwrapped(net.criterion_), "ignore_index", -1)
+    if any(bool(((y < 0) | (y == index)).any()) for _, y, _ in batches):
         raise ValueError(
-            "Some labels are negative. Leave out rows to ignore, or train the net in "
-            "LaplaceClassifier, which ignores these rows."
+            "Some labels are negative or ignored by the criterion. Leave out rows to "
+            "ignore, or train the net in LaplaceClassifier, which ignores these rows."
         )
 
 

@@ -149,6 +149,7 @@ class Trainer:
             held_out = None
         spec = self.infer_spec(net, seen, is_trained=True)
         if self.is_frozen:  # other nets are checked before training
+            self.targets.match(net, encoded.data.y)
             _check_validation(net, validation)
             warn_if_double_softmax(net, spec)
         return TrainedNetwork(net, spec, seen, held_out, groups)
@@ -277,7 +278,6 @@ class Trainer:
                 f"fit got the unknown arguments {listed(encoded.fit_params)}. They "
                 "would be passed to the training, but this network is frozen."
             )
-        self.targets.check_values(net, encoded.data.y)
         check_no_lazy_modules(net)
         return encoded.data.dataset(net), None
 
@@ -294,10 +294,10 @@ class Trainer:
                 self.targets.check_held_out(dataset, held_out)
             check_scripted(net)
             check_held_out_batches(net, held_out)
-            self.targets.check_values(net, data.y)
             initialise_lazy_modules(net, first_rows(net, dataset))
             _match_axes(net, dataset)
             spec = self.infer_spec(net, dataset, is_trained=False)
+            self.targets.match(net, data.y)
             _check_validation(net, validation)
             warn_if_double_softmax(net, spec)
             kept = held_out if validation is None else validation.dataset(net)
