@@ -57,6 +57,13 @@ class SharpSoftmaxMLP(MLP):
         return functional.softmax(2 * super().forward(X), dim=-1)
 
 
+class SharpLogSoftmaxMLP(MLP):
+    """The logarithms of the outputs of `SharpSoftmaxMLP`."""
+
+    def forward(self, X):
+        return functional.log_softmax(2 * super().forward(X), dim=-1)
+
+
 class SharpMLP(MLP):
     """The logits of `SharpSoftmaxMLP`."""
 
@@ -72,7 +79,7 @@ class SharpSigmoidMLP(MLP):
 
 
 class LogSoftmaxMLP(MLP):
-    """Log-probabilities, which skorch's NLLLoss does not accept."""
+    """Log-probabilities, to which NeuralNetClassifier would apply a logarithm."""
 
     def forward(self, X):
         return functional.log_softmax(super().forward(X), dim=-1)

@@ -18,15 +18,15 @@ WEIGHT = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
 class Segmenter(nn.Module):
     """A network from (b, 2, h, w) to (b, K, h, w)."""
 
-    def __init__(self, n_out=K, softmax=False):
+    def __init__(self, n_out=K, log_softmax=False):
         super().__init__()
         self.first = nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64)
         self.head = nn.Conv2d(3, n_out, 1, dtype=torch.float64)
-        self.softmax = softmax
+        self.log_softmax = log_softmax
 
     def forward(self, X):
         f = self.head(torch.tanh(self.first(X)))
-        return f.softmax(1) if self.softmax else f
+        return f.log_softmax(1) if self.log_softmax else f
 
 
 def pictures(n=30):

@@ -32,9 +32,15 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 _SMALLEST = torch.finfo(torch.float32).tiny
 
 
+def _logs(outputs: Tensor) -> Tensor:
+    """Return log-probabilities; only these have negative entries."""
+    logs = outputs.clamp(min=_SMALLEST).log()
+    return torch.where((outputs < 0).any(), outputs, logs)
+
+
 OUTPUT_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda outputs: outputs,
-    "log": lambda probabilities: probabilities.clamp(min=_SMALLEST).log(),
+    "log": _logs,
     "logit": lambda p: p.logit(eps=torch.finfo(p.dtype).eps / 2),
 }
 
@@ -44,11 +50,13 @@ def agreeing(
 ) -> Tensor:
     """Return whether each sample's probabilities (b, ...) match its logits, (b,).
 
-    The relative ``tolerance`` of log-probabilities is at least a few rounding errors.
-    The comparison ignores probabilities close to zero.
+    ``raw`` contains probabilities or their logarithms. The relative ``tolerance`` of
+    log-probabilities is at least a few rounding errors. The comparison ignores
+    probabilities close to zero.
     """
     tolerance = max(1e-4, 4 * rounding([raw, logits]), tolerance)
     log = nn.functional.logsigmoid(logits) if is_binary else logits.log_softmax(1)
+    raw = torch.where((raw < 0).any(), raw.exp(), raw)
     is_normal = raw > min(torch.finfo(raw.dtype).tiny * 1e6, 0.01)
     is_near = (log - raw.log()).abs() <= tolerance * (1 + log.abs())
     return (is_near | ~is_normal).reshape(len(raw), -1).all(1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from skorch import NeuralNet
+from skorch import NeuralNet, NeuralNetClassifier
 from torch import Tensor, nn
 
 from sklaplace.core.budget import batch_rows
@@ -181,11 +181,15 @@ def measure_outputs(
     computed = [out for calls in leaves.values() for out in calls]
     # a few rounding errors of probabilities and of their logarithms
     tolerance = max(1e-4, 4 * rounding([raw, *computed]))
-    is_distribution = _is_distribution(raw, sums_to_one, tolerance)
+    has_logs = convention == "probabilities" and sums_to_one
+    has_logs = has_logs and not takes_logarithm(net, raw, x)
+    p = raw.exp() if has_logs else raw
+    is_distribution = _is_distribution(p, sums_to_one, tolerance)
     output_map, logit_layer = "identity", None
     if convention == "probabilities":
         if not is_distribution:
-            raise ValueError(_NO_PROBABILITIES.format(type(net.criterion_).__name__))
+            message = _NO_LOGARITHMS if has_logs else _NO_PROBABILITIES
+            raise ValueError(message.format(type(net.criterion_).__name__))
         binary = not sums_to_one
         logit_layer = _logit_layer(net, x, binary, tolerance)
         if logit_layer is None:
@@ -215,13 +219,35 @@ _NO_PROBABILITIES = (
 )
 
 
+_NO_LOGARITHMS = (
+    "criterion={} needs a module that returns log-probabilities, because this net does "
+    "not take the logarithm, unlike skorch.NeuralNetClassifier. End the module with "
+    "log_softmax, or return logits with criterion=torch.nn.CrossEntropyLoss."
+)
+
+
+def takes_logarithm(net: NeuralNet, raw: Tensor, x: object = None) -> bool:
+    """Return whether the loss of a net is linear in the logarithm of its outputs.
+
+    The alternative is a loss that is linear in the outputs. ``raw`` are outputs for a
+    batch ``x``, of which only the shape matters. Mixins for training are left out.
+    """
+    loss, y = getattr(net, "_original", type(net)).get_loss, raw.argmax(1)
+    equal = (torch.full_like(raw, value) for value in (1, 2, 4))
+    try:
+        one, two, four = (loss(net, outputs, y, X=x) for outputs in equal)
+    except Exception:  # the user's method needs other outputs or targets
+        return isinstance(net, NeuralNetClassifier)
+    return bool(four - one > 2.5 * (two - one))
+
+
 def warn_if_double_softmax(net: NeuralNet, spec: OutputSpec) -> None:
     """Warn if the module returns probabilities but the criterion expects logits."""
     if spec.has_two_softmaxes:
         warn_user(
             "The module returns probabilities, but criterion="
             f"{type(net.criterion_).__name__} applies a second softmax. Remove the "
-            "softmax from the module, or use criterion=torch.nn.NLLLoss.",
+            "softmax from the module.",
         )
 
 

@@ -7,8 +7,10 @@ from cases import DOUBLE
 from contracts import accumulate
 from nets import (
     MLP,
+    QUICK,
     BatchNormMLP,
     LinearModel,
+    LogSoftmaxMLP,
     SigmoidMLP,
     SoftmaxMLP,
     SqueezedMLP,
@@ -25,6 +27,7 @@ from sklearn.base import clone
 from sklearn.datasets import make_moons
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import BayesianRidge
+from skorch import NeuralNet
 from skorch.callbacks import Callback
 from skorch.dataset import unpack_data
 from torch import nn
@@ -107,6 +110,11 @@ VARIANCES = {"module__n_out": 4, "criterion": HeteroscedasticNLLLoss}
 KINDS = {
     "cross_entropy": (classifier(**WIDE), LABELS, "categorical"),
     "nll": (classifier(**SOFTMAX, **WIDE), LABELS, "categorical"),
+    "nll_of_logarithms": (
+        NeuralNet(LogSoftmaxMLP, nn.NLLLoss, **QUICK | WIDE),
+        LABELS,
+        "categorical",
+    ),
     "bce": (binary_classifier(**WIDE), BINARY, "bernoulli"),
     "bce_squeezed": (binary_classifier(SqueezedMLP, **WIDE), BINARY, "bernoulli"),
     "bce_probabilities": (binary_classifier(**SIGMOID, **WIDE), BINARY, "bernoulli"),

@@ -10,9 +10,12 @@ import pytest
 import torch
 from nets import (
     MLP,
+    QUICK,
     CompilingClassifier,
     DropoutMLP,
     FunctionalSoftmaxMLP,
+    LogSoftmaxMLP,
+    SharpLogSoftmaxMLP,
     SharpMLP,
     SharpSigmoidMLP,
     SharpSoftmaxMLP,
@@ -32,7 +35,7 @@ from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import log_loss
 from sklearn.utils.class_weight import compute_sample_weight
-from skorch import NeuralNetBinaryClassifier
+from skorch import NeuralNet, NeuralNetBinaryClassifier, NeuralNetClassifier
 from skorch.helper import SliceDict
 from torch import nn
 
@@ -119,11 +122,26 @@ def of_probabilities(module, make=classifier, criterion=nn.NLLLoss):
     return make(module, criterion=criterion, **FLOAT64)
 
 
+class TakesLogarithm(NeuralNet):
+    """A net that takes the logarithm of the outputs itself."""
+
+    def get_loss(self, y_pred, y_true, *args, **kwargs):
+        return super().get_loss(torch.log(y_pred), y_true, *args, **kwargs)
+
+
+class TakesNoLogarithm(NeuralNetClassifier):
+    """A classifier that passes the outputs to the criterion unchanged."""
+
+    def get_loss(self, y_pred, y_true, X=None, training=False):
+        return self.criterion_(y_pred, y_true)
+
+
 LOGITS, LOGIT = classifier(**FLOAT64), binary_classifier(**FLOAT64)
 # each with the net of logits that it must agree with
 CONVENTIONS = {
     "softmax": (of_probabilities(SoftmaxMLP), LOGITS),
     "softmax by a function": (of_probabilities(FunctionalSoftmaxMLP), LOGITS),
+    "log-softmax": (NeuralNet(LogSoftmaxMLP, nn.NLLLoss, **FLOAT64, **QUICK), LOGITS),
     "compiled": (
         CompilingClassifier(
             MLP, criterion=nn.CrossEntropyLoss, callbacks="disable", **FLOAT64
@@ -158,9 +176,11 @@ def test_every_convention_agrees_with_logits(
 @pytest.mark.parametrize(
     "settings", [{}, {**ALL, **FULL}, {"hessian_structure": "diag"}], ids=str
 )
-def test_log_of_probabilities_agrees_with_logits(settings, rows, logits_net):
+@pytest.mark.parametrize("module", [SharpSoftmaxMLP, SharpLogSoftmaxMLP])
+def test_log_of_probabilities_agrees_with_logits(settings, module, rows, logits_net):
     """No layer returns the logits; they are log p up to a shift."""
-    nets = of_probabilities(SharpSoftmaxMLP), classifier(SharpMLP, **FLOAT64)
+    kind = classifier if module is SharpSoftmaxMLP else partial(NeuralNet, **QUICK)
+    nets = of_probabilities(module, kind), classifier(SharpMLP, **FLOAT64)
     models = (fitted(same_weights(n, logits_net), *rows, **settings) for n in nets)
     assert_same(*models, rows[0])
 
@@ -185,6 +205,35 @@ class TestTrainedConventions:
         model = trained(net, X, labels)
         assert model.predict_proba(X).shape == (60, 2)
         assert model.score(X, labels) > 0.9
+
+    @pytest.mark.parametrize(
+        ("kind", "module"),
+        [
+            (NeuralNet, LogSoftmaxMLP),
+            (TakesLogarithm, SoftmaxMLP),
+            (TakesNoLogarithm, LogSoftmaxMLP),
+        ],
+    )
+    @pytest.mark.parametrize("weights", [None, np.ones(60)])
+    def test_what_the_net_does_to_the_output_decides(self, kind, module, weights):
+        X, y = blobs(dtype=np.float64)
+        net = kind(module, criterion=nn.NLLLoss, **FLOAT64, **QUICK)
+        model = trained(net, X, y, weights, prior_precision=1.0)
+        logits = NeuralNet(MLP, nn.CrossEntropyLoss, **FLOAT64, **QUICK)
+        other = trained(logits, X, y, weights, prior_precision=1.0)
+        assert_allclose(model.predict_proba(X), other.predict_proba(X), rtol=1e-4)
+
+    @pytest.mark.parametrize("frozen", [False, True])
+    @pytest.mark.parametrize("kind", [NeuralNet, TakesNoLogarithm])
+    @pytest.mark.parametrize("module", [SoftmaxMLP, MLP])
+    def test_nets_without_a_logarithm_need_one_in_the_module(
+        self, kind, module, frozen
+    ):
+        net = kind(module, criterion=nn.NLLLoss, **QUICK)
+        net = FrozenEstimator(initialised(net)) if frozen else net
+        words = "NLLLoss needs a module that returns log-probabilities.*log_softmax"
+        with pytest.raises(ValueError, match=words):
+            LaplaceClassifier(net).fit(*blobs())
 
     def test_module_instance_is_trained_as_a_copy(self, rows):
         module = MLP()

@@ -111,8 +111,8 @@ def test_a_position_is_a_problem_of_its_own(trained, link, subset):
     np.testing.assert_allclose(proba.reshape(-1, K), alone, **EXACT)
 
 
-def test_softmax_and_logits_agree(trained):
-    other = twin(net(criterion=nn.NLLLoss, module__softmax=True), trained)
+def test_log_probabilities_and_logits_agree(trained):
+    other = twin(net(criterion=nn.NLLLoss, module__log_softmax=True), trained)
     np.testing.assert_allclose(
         fitted(other).predict_proba(X), fitted(trained).predict_proba(X), rtol=1e-8
     )
@@ -243,12 +243,13 @@ def test_other_positions_to_tune_on_are_refused():
     refused_fit(recorded(), "y_val has shape", data=(X, Y), **rows)
 
 
-@pytest.mark.parametrize("softmax", [False, True])
+@pytest.mark.parametrize("log_softmax", [False, True])
 @pytest.mark.parametrize("size", [(WIDTH, HEIGHT), (HEIGHT, WIDTH + 1), (R,)])
-def test_maps_of_another_size_are_refused(size, softmax):
+def test_maps_of_another_size_are_refused(size, log_softmax):
     """Maps with an equal number of positions but another shape are refused too."""
-    sharp = {"criterion": nn.NLLLoss, "module__softmax": True} if softmax else {}
-    model = fitted(seeded(net(max_epochs=1, **sharp), X, Y))
+    known = {"criterion": nn.NLLLoss, "module__log_softmax": True}
+    params = known if log_softmax else {}
+    model = fitted(seeded(net(max_epochs=1, **params), X, Y))
     rows = np.ones((4, 2, *size)) if len(size) > 1 else np.ones((4, 2, *size, 1))
     words = r"of shape .* but returned \(3, 2, 3\) in fit\. Pass inputs of equal size"
     calls = [

@@ -24,7 +24,7 @@ from sklaplace.likelihoods import CRITERIA
 from sklaplace.likelihoods.base import weighted
 from sklaplace.networks.data import Batches, spread_rows
 from sklaplace.networks.net_checks import check_device
-from sklaplace.networks.outputs import raw_outputs, unwrapped
+from sklaplace.networks.outputs import raw_outputs, takes_logarithm, unwrapped
 from sklaplace.networks.trained import device_of
 from sklaplace.networks.training import batch_weights
 
@@ -180,7 +180,7 @@ def criterion_scale(
         # outputs differ from the targets, because gradients are zero at the targets
         f = torch.full((n, spec.n_outputs), 0.37, dtype=dtype, device=y.device)
         f = (f + torch.linspace(0, 1, f.shape[1]).to(f)).requires_grad_()
-        loss = net.get_loss(_module_outputs(spec, f, y), y, training=True)
+        loss = net.get_loss(_module_outputs(net, spec, f, y), y, training=True)
         (found,) = torch.autograd.grad(loss, f)
     f = f.detach().double()
     likelihood, w = spec.likelihood, batch_weights(net)
@@ -195,10 +195,13 @@ def criterion_scale(
     return torch.where(square > 0, ratio, torch.zeros_like(ratio)) * (n / n_rows)
 
 
-def _module_outputs(spec: NetworkSpec, f: Tensor, y: Tensor) -> Tensor:
+def _module_outputs(net: NeuralNet, spec: NetworkSpec, f: Tensor, y: Tensor) -> Tensor:
     """Convert outputs (b, c) to the format and shape of the module's outputs."""
     if spec.output_map != "identity" or spec.logit_layer is not None:
-        f = f.softmax(-1) if f.shape[1] > 1 else f.sigmoid()
+        if not spec.likelihood.is_shift_invariant:
+            f = f.sigmoid()
+        else:
+            f = f.softmax(-1) if takes_logarithm(net, f) else f.log_softmax(-1)
     is_like_targets = y.is_floating_point() and y.numel() == f.numel()
     return f.reshape(y.shape) if is_like_targets else f
 

@@ -9,6 +9,7 @@ import torch
 from nets import (
     MLP,
     QUICK,
+    LogSoftmaxMLP,
     SharpSigmoidMLP,
     SharpSoftmaxMLP,
     SigmoidMLP,
@@ -164,6 +165,11 @@ CASES = {
     ),
     "softmax": of_simplex(SoftmaxMLP),
     "softmax_of_no_layer": of_simplex(SharpSoftmaxMLP),
+    "log_softmax": Case(
+        of_net(partial(NeuralNet, criterion=nn.NLLLoss, **QUICK), LogSoftmaxMLP),
+        LABELS,
+        entropy(),
+    ),
     "one_logit": Case(of_net(binary_classifier), BINARY, logits()),
     "pos_weight": Case(
         of_net(binary_classifier, criterion__pos_weight=torch.tensor(3.0)),
