@@ -28,6 +28,7 @@ from sklaplace.likelihoods import (
 from sklaplace.networks.forward import (
     Forward,
     agreeing,
+    as_columns,
     first_tensor,
     recorded_outputs,
     rounding,
@@ -248,6 +249,34 @@ def warn_if_double_softmax(net: NeuralNet, spec: OutputSpec) -> None:
             "The module returns probabilities, but criterion="
             f"{type(net.criterion_).__name__} applies a second softmax. Remove the "
             "softmax from the module.",
+        )
+
+
+def warn_of_other_loss(net: NeuralNet, likelihood: Any, batch: Any) -> None:
+    """Warn if a net's loss has gradients unlike those of the likelihood."""
+    (x, y, _), forward = batch, as_forward(net)
+    with forward.frozen(), torch.enable_grad():
+        returned = forward.returned(x)
+        raw = first_tensor(returned).requires_grad_()
+        y = y.reshape(raw.shape) if y.numel() == raw.numel() else y
+        f = as_columns(raw).double()
+        targets = likelihood.targets(y, f)
+        nats = likelihood.loss(f, targets)
+        w = likelihood.loss_scale(targets)
+        nats = (nats if w is None else nats * w).sum()
+        expected = torch.autograd.grad(nats, raw)[0].double().flatten()
+        try:
+            loss = net.get_loss(returned, y, X=x, training=True)
+            found = torch.autograd.grad(loss, raw)[0].double().flatten()
+        except Exception:  # the loss cannot be computed for these targets
+            found = torch.zeros_like(expected)
+    if not nn.functional.cosine_similarity(found, expected, 0) > 1 - 1e-4:
+        criterion = type(unwrapped(net.criterion_)).__name__
+        warn_user(
+            f"The loss of the net, criterion={criterion}, and likelihood="
+            f"{type(likelihood).__name__} have different gradients, so the trained "
+            "weights do not maximise this likelihood. Train with a criterion that is "
+            "proportional to the loss of the likelihood."
         )
 
 

@@ -254,6 +254,19 @@ class TestThreshold:
         assert 0 < predicted.mean() < 1
 
 
+@pytest.mark.parametrize("options", [{"label_smoothing": 0.2}, {"reduction": "sum"}])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_likelihood_is_compared_with_the_loss(options, frozen, rows):
+    net = classifier(criterion=nn.CrossEntropyLoss(**options), **FLOAT64)
+    net = FrozenEstimator(seeded(net, *rows)) if frozen else net
+    model = LaplaceClassifier(net, likelihood=Categorical(), **FIXED)
+    if "reduction" in options:
+        model.fit(*rows)
+    else:
+        with pytest.warns(UserWarning, match="CrossEntropyLoss.*Categorical"):
+            model.fit(*rows)
+
+
 # ------------------------------------------------------------------------ labels
 class TestLabels:
     @pytest.mark.parametrize(

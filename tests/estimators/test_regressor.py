@@ -1,12 +1,22 @@
 """Regression: closed forms, noise, intervals, joint samples, shapes."""
 
 import pickle
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from nets import MLP, LinearModel, SqueezedMLP, initialised, regressor, seeded, waves
+from nets import (
+    MLP,
+    QUICK,
+    LinearModel,
+    SqueezedMLP,
+    initialised,
+    regressor,
+    seeded,
+    waves,
+)
 from numpy.testing import assert_allclose
 from scipy import stats
 from scipy.stats import norm
@@ -16,9 +26,15 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, WhiteKernel
 from sklearn.linear_model import BayesianRidge, PoissonRegressor, Ridge
+from skorch import NeuralNetRegressor
 from torch import nn
 
-from sklaplace import LaplaceRegressor, LaplaceRegressorCV
+from sklaplace import (
+    DeepEnsembleRegressor,
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+    VariationalRegressor,
+)
 from sklaplace.likelihoods import (
     Categorical,
     HeteroscedasticNLLLoss,
@@ -549,7 +565,56 @@ class NoiseToChoose(StudentT):
     has_noise = True
 
 
+class HeavyTails(nn.Module):
+    """The loss of `StudentT`, in other units."""
+
+    def forward(self, outputs, y):
+        return 3 * StudentT().loss(outputs, y).sum()
+
+
+class OfTwo(NeuralNetRegressor):
+    """A net whose loss receives all outputs, and has a constant penalty."""
+
+    def get_loss(self, y_pred, y_true, X=None, training=False):
+        mean, _ = y_pred
+        return StudentT().loss(mean, y_true).mean() + X.abs().mean()
+
+
+class TwoOutputs(MLP):
+    def forward(self, X):
+        f = super().forward(X)
+        return f, f.exp()
+
+
 class TestLikelihoodsOfOnesOwn:
+    @pytest.mark.parametrize("frozen", [False, True])
+    @pytest.mark.parametrize("kind", [LaplaceRegressor, DeepEnsembleRegressor])
+    @pytest.mark.parametrize(
+        "criterion", [nn.L1Loss, nn.MSELoss, HeavyTails, None, CountsByHand]
+    )
+    def test_a_loss_with_other_gradients_warns(self, criterion, kind, frozen):
+        """The weights maximise the likelihood only if the gradients are the same."""
+        X, y = waves(dtype=np.float64)
+        if criterion is None:
+            net = OfTwo(TwoOutputs, module__n_out=1, **QUICK, **FLOAT64)
+        else:
+            net = regressor(criterion=criterion, **FLOAT64)
+        if frozen and kind is LaplaceRegressor:
+            net = FrozenEstimator(seeded(net, X, y[:, None]))
+        model = kind(net, likelihood=StudentT(), random_state=0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(X, y)
+        found = {str(w.message) for w in caught if "gradients" in str(w.message)}
+        assert len(found) == (criterion not in (HeavyTails, None))
+        if found:
+            assert f"criterion={criterion.__name__}" in found.pop()
+
+    def test_bayes_by_backprop_trains_the_likelihood_itself(self):
+        X, y = waves(dtype=np.float64)
+        net = regressor(criterion=nn.L1Loss, **FLOAT64)
+        VariationalRegressor(net, likelihood=StudentT(), random_state=0).fit(X, y)
+
     def test_is_the_same_as_a_known_one(self):
         X, y = counts()
         options = {"prior_precision": 15.0, "refine": True, "random_state": 0}
@@ -566,7 +631,7 @@ class TestLikelihoodsOfOnesOwn:
     def test_of_heavy_tails(self, prior):
         X, y = waves(n=120, dtype=np.float64)
         y[::20] += 5
-        net = regressor(MLP, criterion=nn.HuberLoss, max_epochs=60, **FLOAT64)
+        net = regressor(MLP, criterion=HeavyTails, max_epochs=60, **FLOAT64)
         settings = {"prior_precision": prior, "subset_of_weights": "all"}
         model = LaplaceRegressor(net, likelihood=StudentT(), random_state=0, **settings)
         # one that a search can clone, and a pickle keep

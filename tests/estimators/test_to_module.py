@@ -321,6 +321,7 @@ class Scaled(DensityLikelihood):
         return torch.distributions.StudentT(4.0, f, scale).log_prob(y)
 
 
+@pytest.mark.filterwarnings("ignore:The loss of the net:UserWarning")
 def test_likelihood_that_holds_a_module():
     layer = nn.Linear(1, 1)
     model = LaplaceRegressor(regressor(), likelihood=Scaled(layer), **QUICK)

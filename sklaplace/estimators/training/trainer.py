@@ -30,6 +30,7 @@ from sklaplace.networks.outputs import (
     measure_outputs,
     raw_outputs,
     warn_if_double_softmax,
+    warn_of_other_loss,
 )
 from sklaplace.networks.split import MIN_ROWS, hash_split, row_keys, sample_keys
 from sklaplace.networks.streams import is_stream, require_choice
@@ -152,7 +153,9 @@ class Trainer:
             self.targets.match(net, encoded.data.y)
             _check_validation(net, validation)
             warn_if_double_softmax(net, spec)
-        return TrainedNetwork(net, spec, seen, held_out, groups)
+        trained = TrainedNetwork(net, spec, seen, held_out, groups)
+        self._compare_loss(trained)
+        return trained
 
     def keys(self, data: TrainingData) -> np.ndarray:
         """Return the keys of samples from `sample_keys`, and cache the last result."""
@@ -314,6 +317,13 @@ class Trainer:
             self._accept_interrupt(net, fit_params.get("epochs") or net.max_epochs)
         _check_history(net)
         return seen, held_out
+
+    def _compare_loss(self, trained: TrainedNetwork) -> None:
+        """Compare the loss of a net with a given likelihood that is not its loss."""
+        if self.likelihood is not None and not self.has_prior:
+            batch = next(iter(trained.batches(trained.train, 16)))
+            with logits_alone(trained.net, batch[0]):
+                warn_of_other_loss(trained.net, trained.spec.likelihood, batch)
 
     def _accept_interrupt(self, net: NeuralNet, n_epochs: int) -> None:
         """Warn about partly trained weights, or raise KeyboardInterrupt."""
