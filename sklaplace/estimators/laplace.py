@@ -57,6 +57,7 @@ from sklaplace.posterior.residual import Residual
 from sklaplace.posterior.tuning.problem import HeldOutScore
 
 
+@members.without_class
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseLaplace:
     """Parameters, fit and posterior that all Laplace estimators share."""

@@ -37,6 +37,7 @@ MANY_CLASSES = 1024
 Reduction = Callable[[Tensor], Tensor]
 
 
+@members.without_class
 @dataclass(eq=False, repr=False, kw_only=True)
 class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     """Predictions of a classifier, from the distribution of its outputs.

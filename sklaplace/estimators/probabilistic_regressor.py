@@ -27,6 +27,7 @@ from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import RegressionLikelihood
 
 
+@members.without_class
 @dataclass(eq=False, repr=False, kw_only=True)
 class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     """Predictions of a regressor, from the distribution of its outputs.

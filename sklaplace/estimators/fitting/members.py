@@ -6,6 +6,7 @@ The classes use these functions as their methods.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import isfunction, unwrap
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -53,6 +54,14 @@ _PREDICTING = (
     *("pred_type", "n_samples", "batch_size", "n_jobs", "residual"),
     *("link_approx", "dirichlet_approx"),
 )
+
+
+def without_class(kind: type) -> type:
+    """Leave a base class, which users do not know, out of Python's error messages."""
+    for name, member in vars(kind).items():
+        if isfunction(member) and not name.startswith("_"):
+            unwrap(member).__qualname__ = name
+    return kind
 
 
 # ----------------------------------------------------------------------------- fit
