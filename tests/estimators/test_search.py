@@ -21,7 +21,16 @@ from refusals import refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, StratifiedKFold
+from sklearn.model_selection import (
+    GridSearchCV,
+    GroupKFold,
+    GroupShuffleSplit,
+    KFold,
+    LeaveOneGroupOut,
+    LeavePGroupsOut,
+    StratifiedGroupKFold,
+    StratifiedKFold,
+)
 
 from sklaplace import (
     LaplaceClassifier,
@@ -397,6 +406,33 @@ class TestBadInput:
         refused(for_classes(net, cv=KFold(3)), *words, data=(X, y))
         labels = np.array(["a", "b", "c"])[y]
         refused(for_classes(net, cv=KFold(3)), "['a']", data=(X, labels))
+
+    @pytest.mark.filterwarnings("ignore:The least populated class:UserWarning")
+    @pytest.mark.parametrize("cv", [3, StratifiedKFold(3), KFold(3)])
+    def test_a_class_with_one_row(self, net, cv):
+        """The advice is not the splitter that was used."""
+        y = np.where(np.arange(60) == 7, 9, Y)
+        model = for_classes(net, cv=cv)
+        message = refused_fit(model, "more than one row", "[9]", data=(X, y))
+        assert "Stratified" not in message
+
+    def test_a_class_with_one_group(self, net):
+        groups = np.where(Y == 2, 6, np.arange(60) % 6)
+        words = "[2]", "more than one group"
+        refused(for_classes(net, cv=GroupKFold(3)), *words, groups=groups)
+
+    @pytest.mark.parametrize(
+        "cv",
+        [
+            GroupKFold(3),
+            StratifiedGroupKFold(3),
+            LeaveOneGroupOut(),
+            LeavePGroupsOut(2),
+            GroupShuffleSplit(2),
+        ],
+    )
+    def test_splitters_of_groups_without_groups(self, net, cv):
+        refused(for_classes(net, cv=cv), "Pass groups= to fit")
 
     def test_a_frozen_network_knows_its_classes(self):
         order = np.argsort(Y)

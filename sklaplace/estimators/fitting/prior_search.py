@@ -389,10 +389,15 @@ class PriorSearch:
                 pairs = cv.split(X, part.y, part.groups)
                 splits = [(known[a], known[b]) for a, b in pairs]
         except (IndexError, TypeError, ValueError) as error:
+            advice = (
+                "Use fewer folds, leave out classes of y with few samples, or pass "
+                "pairs (train, test) of row indices."
+            )
+            if part.groups is None and "groups" in str(error):
+                advice = "Pass groups= to fit, with the group of each row."
             raise ValueError(
                 f"cv={self.estimator.cv!r} cannot split {len(known)} samples: "
-                f"{str(error).rstrip('.')}. Use fewer folds, leave out classes of y "
-                "with few samples, or pass pairs (train, test) of row indices."
+                f"{str(error).rstrip('.')}. {advice}"
             ) from error
         if not splits:
             raise ValueError("cv has no splits. Pass at least one pair (train, test).")
@@ -401,10 +406,20 @@ class PriorSearch:
             if by_class and len(lacking := targets.missing_classes(data.y[split[0]])):
                 raise ValueError(
                     f"Split {number} of cv has no rows of the classes "
-                    f"{lacking[:5].tolist()} to train on. Use fewer folds or "
-                    "StratifiedKFold, or leave these classes out."
+                    f"{lacking[:5].tolist()} to train on. {_advice(data, lacking)}, or "
+                    "leave these classes out."
                 )
         return splits
+
+
+def _advice(data: TrainingData, lacking: np.ndarray) -> str:
+    """Return what to do about classes that are missing from a part of the samples."""
+    noun = "row" if data.groups is None else "group"
+    rows = np.isin(data.y, lacking).reshape(len(data.y), -1).any(1)
+    units = np.arange(len(data.y)) if data.groups is None else data.groups
+    if len(np.unique(units[rows])) <= len(lacking):
+        return f"A class needs more than one {noun}. Pass more {noun}s"
+    return "Use shuffled or stratified folds (StratifiedKFold)"
 
 
 def _check_split(number: int, split: Split, weights: np.ndarray | None) -> None:
