@@ -45,10 +45,12 @@ _BUILT_IN |= {CategoricalMap, MultilabelBernoulli}
 # Number of copies of the outputs in memory at the same time, including the float64
 # means, variances and probabilities computed from the outputs.
 OUTPUT_COPIES = 14
-ONE_CLASS = (
-    "Pass samples of at least two classes. If other classes come later, begin with "
-    "partial_fit(X, y, classes=...) of LaplaceClassifier."
+LACKING = (
+    "In cross-validation, use shuffled or stratified folds (StratifiedKFold). If other "
+    "classes come later, begin with partial_fit(X, y, classes=...) of "
+    "LaplaceClassifier."
 )
+ONE_CLASS = f"Pass samples of at least two classes. {LACKING}"
 MEAN_AND_VARIANCE = "let the module return torch.cat([mean, variance.log()], 1)"
 
 
@@ -479,12 +481,19 @@ def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
             f"that returns logits.{move}."
         )
     if len(shape) > 1 and raw.shape[1:] != shape:
-        is_one_hot = raw.shape[1:] == shape[1:]
-        one_hot = " If y is one-hot, pass y.argmax(axis=1)." if is_one_hot else ""
+        positions, hint = tuple(raw.shape[2:]), ""
+        if raw.shape[1:] == shape[1:]:
+            hint = " If y is one-hot, pass y.argmax(axis=1)."
+        elif positions == shape[1:] and raw.shape[1] > shape[0]:
+            hint = f" {LACKING}"
+        elif [n for n in positions if n > 1] == [n for n in shape[1:] if n > 1]:
+            hint = (
+                f" Remove the axis of length one from y: y.reshape{(-1, *positions)}."
+            )
         raise ValueError(
             f"The network returns outputs of shape {tuple(raw.shape[1:])} per row, but "
             f"y has {shape[0]} classes at positions {shape[1:]}, which need {shape}."
-            f"{one_hot} For one label per row, y should be a 1d array. For a matrix of "
+            f"{hint} For one label per row, y should be a 1d array. For a matrix of "
             "labels that are 0 or 1, use skorch.NeuralNet with "
             "criterion=torch.nn.BCEWithLogitsLoss. For a label at each position, the "
             "module should return classes first and one logit for each position."
@@ -523,10 +532,7 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     elif likelihood.noun == "class" and n_targets == 1:
         advice = ONE_CLASS
     elif likelihood.noun == "class" and found > needed:
-        advice += (
-            " If y lacks some classes, name all of them in "
-            "partial_fit(X, y, classes=...) of LaplaceClassifier."
-        )
+        advice = f"{LACKING} Otherwise, set the size of its last layer to {needed}."
     raise ValueError(
         f"The network returns {found} output{'s' if found != 1 else ''}, but y has "
         f"{n_targets} {nouns}. {advice}"

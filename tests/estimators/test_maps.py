@@ -194,6 +194,13 @@ BAD = {
     "class_weight": (BALANCED, X, Y, "criterion__weight"),
     "no_network": (LaplaceClassifier(), X, Y, "matrix of labels"),
     "nothing_but_ignored_labels": (IGNORING, X, np.full_like(Y, -1), "ignores"),
+    "a_channel": (recorded(), X, Y[:, None], "length one", "y.reshape(-1, 2, 3)"),
+    "a_channel_last": (recorded(), X, Y[..., None], "y.reshape(-1, 2, 3)"),
+    "a_class_that_a_fold_lacks": (recorded(), X, Y % 2, "stratified folds"),
+    "labels_of_pixels": (
+        *(recorded(criterion=nn.BCEWithLogitsLoss, module__n_out=1), X, Y[:, None] > 0),
+        *("(30, 1, 2, 3)", "CrossEntropyLoss"),
+    ),
     "numbers_of_rows": (recorded(), X, Y[:-1], "inconsistent"),
 }
 

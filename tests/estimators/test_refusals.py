@@ -250,6 +250,31 @@ def test_networks_that_do_not_fit(name, frozen):
     refused_fit(kind(FrozenEstimator(initialised(net)) if frozen else net), *words)
 
 
+def test_classes_that_a_fold_lacks():
+    """Folds come first, because the network suits all samples."""
+    rows = Y < 2
+    message = refused_fit(for_classes(of_classes()), data=(X[rows], Y[rows]))
+    assert message.index("stratified folds") < message.index("to 2")
+    refused_fit(for_classes(), "1 class", "stratified folds", data=(X, 0 * Y))
+
+
+@pytest.mark.parametrize("kind", [LaplaceClassifier, LaplaceRegressor])
+def test_unknown_arguments_name_no_base_class(kind):
+    model = kind()
+    calls = [
+        lambda: model.predict_interval(X, unknown=1),
+        lambda: model.predict_proba(X, return_std=True),
+        lambda: model.predict(X, return_variance=True),
+        lambda: model.tune(X, Y, prior_precision=1.0),
+        lambda: model.score(X, Y, unknown=1),
+    ]
+    for call in calls:
+        with pytest.raises((TypeError, AttributeError)) as caught:
+            call()
+        assert "Probabilistic" not in str(caught.value)
+        assert "BaseLaplace" not in str(caught.value)
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 def test_networks_without_weights(frozen):
     net = FrozenEstimator(classifier())

@@ -268,6 +268,7 @@ def infer_target_type(y: Any, likelihood: Any) -> TargetType:
     if len(shape) > 1:
         raise ValueError(
             f"y has shape {(len(y), *shape)}. Pass one label per row, (n,), or a "
-            "matrix of labels that are 0 or 1, (n, n_labels)."
+            "matrix of labels that are 0 or 1, (n, n_labels). For a class at every "
+            "position, use criterion=torch.nn.CrossEntropyLoss."
         )
     return MultiLabel(*shape)
