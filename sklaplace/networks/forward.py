@@ -16,7 +16,7 @@ import torch
 from skorch import NeuralNet
 from torch import Tensor, nn
 
-from sklaplace.core.trees import copied
+from sklaplace.core.trees import copied, mapped
 
 # Threads share the modes, hooks and gradient flags of a network.
 _EVALUATION = RLock()
@@ -241,6 +241,34 @@ def with_attributes(net: NeuralNet, **attributes: object) -> NeuralNet:
     bare = object.__new__(type(net))
     vars(bare).update(vars(net), **attributes)
     return bare
+
+
+def accepted(forward: Forward, x: object) -> object:
+    """Apply a network; a network in bfloat16 that refuses ``x`` casts its inputs.
+
+    Batches have float32 inputs, because numpy has no bfloat16. The module keeps the
+    hook that casts its inputs, also in copies and files.
+    """
+    try:
+        return forward.returned(x)
+    except (RuntimeError, ValueError):
+        module = forward.module
+        if all(p.dtype != torch.bfloat16 for p in module.parameters()):
+            raise
+        hook = module.register_forward_pre_hook(_in_bfloat16, with_kwargs=True)
+        try:
+            return forward.returned(x)
+        except BaseException:
+            hook.remove()
+            raise
+
+
+def _in_bfloat16(_module: nn.Module, args: object, kwargs: object) -> Any:
+    def cast(leaf: Any) -> Any:
+        is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return leaf.bfloat16() if is_float else leaf
+
+    return mapped(cast, args), mapped(cast, kwargs)
 
 
 def at_least_single(values: Tensor) -> Tensor:

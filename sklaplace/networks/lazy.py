@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from sklaplace.core.checks import listed
-from sklaplace.networks.outputs import as_forward
+from sklaplace.networks.outputs import as_forward, raw_outputs
 
 
 def initialise_lazy_modules(net: NeuralNet, x: object) -> None:
@@ -15,9 +15,8 @@ def initialise_lazy_modules(net: NeuralNet, x: object) -> None:
     running means, does not change.
     """
     if _lazy_names(net.module_):
-        forward = as_forward(net)
-        with forward.frozen():
-            forward.returned(x)
+        with as_forward(net).frozen():
+            raw_outputs(net, x)
 
 
 def check_no_lazy_modules(net: NeuralNet) -> None:

@@ -27,6 +27,7 @@ from sklaplace.likelihoods import (
 )
 from sklaplace.networks.forward import (
     Forward,
+    accepted,
     agreeing,
     as_columns,
     first_tensor,
@@ -342,7 +343,7 @@ def raw_outputs(net: NeuralNet, x: object) -> Tensor:
     """Return the module's output for a few samples, (b,) or (b, c, ...)."""
     shape = f" of shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else ""
     try:
-        found = first_tensor(as_forward(net).returned(x))
+        found = first_tensor(accepted(as_forward(net), x))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ValueError(
             f"The network cannot be applied to rows{shape}: {str(error).rstrip('.')}. "
