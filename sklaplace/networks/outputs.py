@@ -359,6 +359,20 @@ def raw_outputs(net: NeuralNet, x: object) -> Tensor:
     return found.detach()
 
 
+def check_repeatable(net: NeuralNet, x: object) -> None:
+    """Raise ValueError if two passes over a few samples return other outputs."""
+    with as_forward(net).frozen():
+        raw, again = raw_outputs(net, x), raw_outputs(net, x)
+    gap, size = float((raw - again).abs().max()), float(raw.abs().max())
+    if gap > max(1e-4, 4 * rounding([raw])) * size:
+        raise ValueError(
+            "The network's outputs are random in evaluation mode: two passes over the "
+            f"same rows differ by up to {gap:.2g}. Draw random numbers only in training "
+            "mode, as torch.nn.functional.dropout(h, p, self.training) does. To draw "
+            "in predictions, use MCDropoutClassifier or MCDropoutRegressor."
+        )
+
+
 def _recorded(
     net: NeuralNet, x: object, kept: Callable[[Any], Any] = lambda out: out
 ) -> tuple[Tensor, dict[str, list[Any]]]:

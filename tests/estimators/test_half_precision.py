@@ -10,26 +10,13 @@ import numpy as np
 import pytest
 import torch
 from nets import blobs, classifier, regressor, seeded, waves
-from refusals import refused_fit
+from refusals import CLASSIFIERS, REGRESSORS, refused_fit
 from sklearn.base import clone, is_classifier
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNet
 from torch import nn
 
-from sklaplace import (
-    DeepEnsembleClassifier,
-    DeepEnsembleRegressor,
-    LaplaceClassifier,
-    LaplaceClassifierCV,
-    LaplaceRegressor,
-    LaplaceRegressorCV,
-    MCDropoutClassifier,
-    MCDropoutRegressor,
-    SWAGClassifier,
-    SWAGRegressor,
-    VariationalClassifier,
-    VariationalRegressor,
-)
+from sklaplace import LaplaceClassifier, LaplaceRegressor
 from sklaplace.likelihoods import HeteroscedasticNLLLoss
 
 X, Y = blobs(n=150)
@@ -160,14 +147,9 @@ class Casting(Plain):
 
 
 SMALL = {"n_estimators": 2, "n_snapshots": 3, "n_samples": 5}
-FITTED = [
-    *(LaplaceClassifier, LaplaceClassifierCV, DeepEnsembleClassifier, SWAGClassifier),
-    *(MCDropoutClassifier, VariationalClassifier, LaplaceRegressor, LaplaceRegressorCV),
-    *(DeepEnsembleRegressor, SWAGRegressor, MCDropoutRegressor, VariationalRegressor),
-]
 
 
-@pytest.mark.parametrize("kind", FITTED)
+@pytest.mark.parametrize("kind", CLASSIFIERS + REGRESSORS)
 def test_networks_in_bfloat16_take_numbers(kind):
     """As a network that casts its inputs does, bit by bit, also from a file."""
     made, (x, y) = (classifier, (X, Y)) if is_classifier(kind()) else (regressor, REG)

@@ -5,8 +5,16 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from nets import MLP, blobs, classifier, initialised, regressor, waves
-from refusals import refused, refused_fit
+from nets import (
+    MLP,
+    RecordTraining,
+    blobs,
+    classifier,
+    initialised,
+    regressor,
+    waves,
+)
+from refusals import CLASSIFIERS, REGRESSORS, refused, refused_fit
 from sklearn.frozen import FrozenEstimator
 from torch import nn
 from torch.func import grad, vmap
@@ -292,3 +300,35 @@ def test_predictive_says_which_derivatives_it_takes():
     net = FrozenEstimator(initialised(regressor(ForceOfTorchFunc)))
     model = LaplaceRegressor(net, **FIXED).fit(X_REG, Y_REG)
     assert model.predictive(torch.tensor(X_REG))[0].isfinite().all()
+
+
+# ------------------------------------------------------------------- random outputs
+class Dropping(MLP):
+    """Dropout in every mode."""
+
+    def forward(self, X):
+        hidden = torch.tanh(self.hidden(X))
+        return self.head(nn.functional.dropout(hidden, 0.5, True))
+
+
+class Noisy(MLP):
+    def forward(self, X):
+        hidden = torch.tanh(self.hidden(X))
+        return self.head(hidden + 0.1 * torch.randn_like(hidden))
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS + REGRESSORS)
+@pytest.mark.parametrize("module", [Dropping, Noisy])
+def test_networks_that_draw_in_evaluation_mode_are_refused(kind, module):
+    is_classifier = kind in CLASSIFIERS
+    net = (classifier if is_classifier else regressor)(
+        module, callbacks=[RecordTraining()]
+    )
+    data = (X, Y) if is_classifier else (X_REG, Y_REG)
+    words = "random in evaluation mode", "self.training", "MCDropout"
+    refused_fit(kind(net, random_state=0), *words, data=data)
+
+
+def test_a_frozen_network_that_draws_in_evaluation_mode_is_refused():
+    model = LaplaceClassifier(FrozenEstimator(initialised(classifier(Noisy))))
+    refused_fit(model, "random in evaluation mode", data=(X, Y))

@@ -23,6 +23,7 @@ from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import warn_user
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import joined_rows
+from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
 from sklaplace.curvature.subnetwork import SCORE_CHECKS, SelectionProblem, choose
 from sklaplace.curvature.subsets import CRITERION, select
@@ -40,6 +41,7 @@ from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
 from sklaplace.networks.default import Size
 from sklaplace.networks.history import recorded_split
+from sklaplace.networks.outputs import check_repeatable
 from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork, device_of
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -243,13 +245,19 @@ class LaplaceTrainer(Trainer):
         further: Iterable[Any] = (),
     ) -> NetworkSpec:
         """Return the network's specification; raise an error for unsuitable options."""
-        spec = infer_network_spec(
-            net,
-            reduce(joined_rows, [*further, spread_rows(net, dataset)]),
-            self.options.subset_of_weights,
-            options=options or self.options.subset_params,
-            **self.spec_options(is_trained),
-        )
+        samples = reduce(joined_rows, [*further, spread_rows(net, dataset)])
+        try:
+            spec = infer_network_spec(
+                net,
+                samples,
+                self.options.subset_of_weights,
+                options=options or self.options.subset_params,
+                **self.spec_options(is_trained),
+            )
+        except ValueError as error:
+            if DEPENDENT_SAMPLES in str(error):  # random outputs seem to be dependent
+                check_repeatable(net, samples)
+            raise
         self._check_spec(spec)
         device = device_of(net)
         self.options.check_bytes(spec, device, len(dataset))

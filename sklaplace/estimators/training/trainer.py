@@ -27,6 +27,7 @@ from sklaplace.networks.net_checks import check_held_out_batches, check_scripted
 from sklaplace.networks.outputs import (
     OutputSpec,
     as_forward,
+    check_repeatable,
     measure_outputs,
     raw_outputs,
     warn_if_double_softmax,
@@ -263,7 +264,9 @@ class Trainer:
         """Return the specification of a net's outputs; raise an error if invalid."""
         samples = spread_rows(net, dataset)
         with as_forward(net).frozen():
-            return measure_outputs(net, samples, **self.spec_options(is_trained))[0]
+            found = measure_outputs(net, samples, **self.spec_options(is_trained))[0]
+        check_repeatable(net, samples)
+        return found
 
     def before_training(self, net: NeuralNet, spec: OutputSpec, held_out: Any) -> None:
         """Check and prepare an initialised net before its first step."""
