@@ -267,8 +267,8 @@ MUTATIONS = [
     Mutation(
         "dropout masks drawn for each sample",
         "sklaplace/estimators/dropout.py",
-        "else x.shape[1:]",
-        "else x.shape",
+        "1 if rest else n",
+        "shape[0]",
         "estimators/test_dropout.py",
     ),
     Mutation(

@@ -5,7 +5,7 @@ samples. Each draw is thus a function of the inputs (a network with some units s
 zero), and does not depend on batches or the order of samples.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,73 +14,133 @@ import numpy as np
 import torch
 from skorch import NeuralNet
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sklaplace.core import progress
-from sklaplace.core.trees import Batch
+from sklaplace.core.checks import listed
+from sklaplace.core.trees import Batch, copied, tree_rows
+from sklaplace.curvature.recorder import n_samples
 from sklaplace.estimators.predicting.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
 from sklaplace.estimators.training.trainer import Trainer
-from sklaplace.networks.data import TrainingData
+from sklaplace.networks.data import TrainingData, spread_rows
 from sklaplace.networks.default import with_dropout
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import OutputSpec, as_forward
-
+from sklaplace.networks.training import copied as copied_net
 
 # ---------------------------------------------------------------------------- masks
-def _scaled(x: Tensor, kept: Tensor, p: float) -> Tensor:
-    """Set dropped units to zero and scale the others by ``1 / (1 - p)``."""
-    return x * kept / (1 - p) if p < 1 else torch.zeros_like(x)
+DROPOUTS = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
+# random operators of these layers, of functions, and within attention and recurrence
+OPERATORS = torch.ops.aten.bernoulli_.float, torch.ops.aten.native_dropout.default
+# layers that stay in evaluation mode; all others are searched for dropout
+_FIXED = nn.modules.batchnorm._NormBase, nn.RReLU
+# attribute of modules whose functions drop units; files keep it
+_MARK = "_drops_units"
 
 
-def _alpha(x: Tensor, kept: Tensor, p: float) -> Tensor:
-    """Set dropped units to SELU's lowest value, preserving mean and variance.
+class SharedMasks(TorchDispatchMode):
+    """Mode in which dropout drops the same units for all samples.
 
-    Klambauer, Unterthiner, Mayr and Hochreiter (2017), "Self-normalizing neural
-    networks", section 3.
+    Attributes
+    ----------
+    generator : torch.Generator
+        Generator of the masks.
+    n_samples : int or None
+        Number of samples, b. None if the length of the first axis is b.
+    running : list of nn.Module
+        Modules that are being called, the innermost last.
+    drawing : set of nn.Module
+        Modules that drew random numbers themselves.
     """
-    lowest = -1.7580993408473766
-    if p == 1:
-        return torch.zeros_like(x)
-    a = float(((1 - p) * (1 + p * lowest**2)) ** -0.5)
-    return a * torch.where(kept > 0, x, torch.full_like(x, lowest)) - a * p * lowest
+
+    def __init__(self, generator: torch.Generator, n_samples: int | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.generator, self.n_samples = generator, n_samples
+        self.running: list[nn.Module] = []
+        self.drawing: set[nn.Module] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.drawing.update(self.running[-1:])
+        if func not in OPERATORS:
+            return func(*args, **(kwargs or {}))
+        x, p = (*args, 0.5)[:2]
+        if func is OPERATORS[0]:
+            return x.copy_(self._kept(x, p))
+        kept = self._kept(x, 1 - p)  # fused on a GPU
+        return x * kept / (1 - p), kept.bool()
+
+    def _kept(self, x: Tensor, share: float) -> Tensor:
+        """Draw a mask for one sample, with ones for kept units, and repeat it."""
+        shape = list(x.shape)
+        if isinstance(self.running[-1], nn.RNNBase):
+            shape[-2] = 1  # after time, or the only axis of packed sequences
+        else:  # attention folds its heads into the axis of samples
+            n, rest = divmod(shape[0], self.n_samples or shape[0])
+            shape[0] = 1 if rest else n
+        kept = torch.rand(shape, generator=self.generator) >= 1 - share
+        return kept.to(x).repeat([n // m for n, m in zip(x.shape, shape, strict=True)])
 
 
-# layer -> (whether to mask channels instead of units, function (x, mask, p) that
-# applies the mask)
-Mask = Callable[[Tensor, Tensor, float], Tensor]
-DROPOUTS: dict[type[nn.Module], tuple[bool, Mask]] = {
-    nn.Dropout: (False, _scaled),
-    nn.Dropout1d: (True, _scaled),
-    nn.Dropout2d: (True, _scaled),
-    nn.Dropout3d: (True, _scaled),
-    nn.AlphaDropout: (False, _alpha),
-    nn.FeatureAlphaDropout: (True, _alpha),
-}
-
-
-def dropout_layers(module: nn.Module) -> list[Any]:
-    """Return the layers that drop units with positive probability."""
-    found: list[Any] = [m for m in module.modules() if isinstance(m, tuple(DROPOUTS))]
-    return [layer for layer in found if layer.p > 0]
+def dropping_modules(module: nn.Module) -> list[nn.Module]:
+    """Return dropout layers, and modules marked because their functions drop units."""
+    modules = module.modules()
+    return [m for m in modules if isinstance(m, DROPOUTS) or hasattr(m, _MARK)]
 
 
 @contextmanager
-def drawn_mask(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
-    """Drop the same units for all samples, with the network in evaluation mode."""
+def drawn_mask(
+    modules: nn.Module | list[nn.Module],
+    generator: torch.Generator,
+    n_samples: int | None = None,
+) -> Iterator[SharedMasks]:
+    """Drop the same units for all samples, with the network in evaluation mode.
 
-    def drop(layer: Any, _inputs: Any, x: Tensor) -> Tensor:
-        kind = next(kind for kind in DROPOUTS if isinstance(layer, kind))
-        by_channel, mask = DROPOUTS[kind]
-        shape = [*x.shape[1:2], *[1] * (x.ndim - 2)] if by_channel else x.shape[1:]
-        kept = torch.rand(shape, generator=generator) >= layer.p
-        return mask(x, kept.to(x), layer.p)
+    ``modules`` is a network, or a list of the modules that draw as in training.
+    """
+    masks = SharedMasks(generator, n_samples)
 
-    with ExitStack() as hooks:
-        for layer in dropout_layers(module):
-            hooks.enter_context(layer.register_forward_hook(drop))
-        yield
+    def enter(owner: nn.Module, inputs: Any) -> Any:
+        masks.running.append(owner)
+        return copied(inputs) if getattr(owner, "inplace", False) else None
+
+    def leave(*_call: object) -> None:
+        masks.running.pop()
+
+    with ExitStack() as stack:
+        if isinstance(modules, nn.Module):
+            modules = dropping_modules(modules)
+        for owner in modules:
+            stack.callback(setattr, owner, "training", owner.training)
+            owner.training = True
+            stack.enter_context(owner.register_forward_pre_hook(enter))
+            stack.enter_context(owner.register_forward_hook(leave))
+        yield stack.enter_context(masks)
+
+
+def mark_dropping_modules(net: NeuralNet, x: Batch) -> set[str]:
+    """Mark a net's modules that draw in training mode; return the names of their types.
+
+    A copy of the net is called once in training mode.
+    """
+    forward = as_forward(copied_net(net))
+    named = dict(forward.module.named_modules())
+    others = [m for m in named.values() if not isinstance(m, _FIXED)]
+    with forward.frozen(), drawn_mask(others, torch.Generator()) as masks:
+        forward.returned(x)
+    found = {name: owner for name, owner in named.items() if owner in masks.drawing}
+    for name, owner in found.items():
+        if not isinstance(owner, DROPOUTS):
+            setattr(as_forward(net).module.get_submodule(name), _MARK, True)
+    return {type(owner).__name__ for owner in found.values()}
 
 
 def mc_dropout_outputs(forward: Forward, x: Batch, seeds: list[int]) -> Tensor:
@@ -89,7 +149,7 @@ def mc_dropout_outputs(forward: Forward, x: Batch, seeds: list[int]) -> Tensor:
     with torch.no_grad():
         for seed in progress.tracked(seeds, "draws", len(seeds)):
             generator = torch.Generator().manual_seed(seed)
-            with drawn_mask(forward.module, generator):
+            with drawn_mask(forward.module, generator, n_samples(x)):
                 found.append(forward(x).double())
     return torch.stack(found, -1)
 
@@ -107,7 +167,7 @@ class DropoutDraws(OutputModel):
 
 
 class DropoutTrainer(Trainer):
-    """Trainer of networks with dropout layers."""
+    """Trainer of networks with dropout."""
 
     def new_net(self, data: TrainingData) -> Any:
         """Return the net to train, with dropout layers added to the default net."""
@@ -115,16 +175,28 @@ class DropoutTrainer(Trainer):
         return with_dropout(net) if self.estimator is None else net
 
     def infer_spec(
-        self, net: NeuralNet, dataset: object, *, is_trained: bool
+        self, net: NeuralNet, dataset: Any, *, is_trained: bool
     ) -> OutputSpec:
-        """Return the output specification; raise ValueError without dropout layers."""
+        """Return the output specification; raise ValueError without shared masks."""
         spec = super().infer_spec(net, dataset, is_trained=is_trained)
-        if not dropout_layers(as_forward(net).module):
+        forward, x = as_forward(net), spread_rows(net, dataset)
+        dropping = mark_dropping_modules(net, x)
+        if not dropping:
             known = ", ".join(kind.__name__ for kind in DROPOUTS)
             raise ValueError(
-                f"The network has no dropout layer with p > 0. Use one of {known} from "
-                "torch.nn. Functional dropout, and dropout within attention and "
-                "recurrent layers, are not supported."
+                "The network calls no dropout layer with p > 0. Use one of "
+                f"{known} from torch.nn."
+            )
+        order = torch.arange(n_samples(x)).flip(0)[:-1]
+        with forward.frozen():
+            first = mc_dropout_outputs(forward, x, [0])
+            again = mc_dropout_outputs(forward, tree_rows(x, order), [0])
+        if not torch.allclose(first[order], again, rtol=1e-3, atol=1e-3):
+            raise ValueError(
+                "The network draws other random numbers for each sample in training "
+                f"mode, in one of the modules {listed(dropping)}. Draw only with "
+                "dropout of torch.nn or torch.nn.functional, of tensors with samples "
+                "in the first axis, so that all samples share a mask."
             )
         return spec
 
@@ -176,10 +248,10 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
 
     Notes
     -----
-    Prediction requires ``n_samples`` forward passes. Masks apply to `torch.nn` layers
-    such as ``Dropout`` and ``Dropout2d``, but not to `torch.nn.functional.dropout` or
-    to dropout within attention and recurrent layers. All samples (the first axis of a
-    layer's input) share the same mask.
+    Prediction requires ``n_samples`` forward passes. Masks apply to layers of
+    `torch.nn` such as ``Dropout`` and ``Dropout2d``, to functions such as
+    `torch.nn.functional.dropout`, and within attention and recurrent layers. All
+    samples (the first axis of a layer's input) share the same mask.
 
     References
     ----------
@@ -243,10 +315,10 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
 
     Notes
     -----
-    Prediction requires ``n_samples`` forward passes. Masks apply to `torch.nn` layers
-    such as ``Dropout`` and ``Dropout2d``, but not to `torch.nn.functional.dropout` or
-    to dropout within attention and recurrent layers. All samples (the first axis of a
-    layer's input) share the same mask.
+    Prediction requires ``n_samples`` forward passes. Masks apply to layers of
+    `torch.nn` such as ``Dropout`` and ``Dropout2d``, to functions such as
+    `torch.nn.functional.dropout`, and within attention and recurrent layers. All
+    samples (the first axis of a layer's input) share the same mask.
 
     References
     ----------

@@ -367,9 +367,9 @@ def check_repeatable(net: NeuralNet, x: object) -> None:
     if gap > max(1e-4, 4 * rounding([raw])) * size:
         raise ValueError(
             "The network's outputs are random in evaluation mode: two passes over the "
-            f"same rows differ by up to {gap:.2g}. Draw random numbers only in training "
-            "mode, as torch.nn.functional.dropout(h, p, self.training) does. To draw "
-            "in predictions, use MCDropoutClassifier or MCDropoutRegressor."
+            f"same rows differ by up to {gap:.2g}. Draw numbers only in training mode, "
+            "as torch.nn.functional.dropout(h, p, self.training) does. To draw in "
+            "predictions, use MCDropoutClassifier or MCDropoutRegressor."
         )
 
 

@@ -1,5 +1,7 @@
 """Dropout in prediction: masks depend only on the draw; exact sums."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -26,6 +28,8 @@ from sklaplace.networks.tabular import JointDropout
 
 X, Y = blobs()
 N = 20_000
+# layers that drop whole channels
+CHANNELS = [nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout]
 
 
 def generator(seed=0):
@@ -62,11 +66,107 @@ class TwoUnits(nn.Module):
         return self.head(self.dropout(torch.tanh(self.hidden(X))))
 
 
-class Functional(MLP):
-    """Functional dropout, without a layer."""
+class Uncalled(MLP):
+    """A layer that is never called."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.dropout = nn.Dropout(0.5)
+
+
+class Sequences(nn.Module):
+    """A body on sequences (b, 6, 4), one small Dropout, and a linear head."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 8)
+        self.small, self.norm, self.head = (
+            nn.Dropout(0.01),
+            nn.BatchNorm1d(8),
+            nn.Linear(8, 2),
+        )
 
     def forward(self, X):
-        return nn.functional.dropout(super().forward(X), 0.5, self.training)
+        return self.head(self.norm(self.small(self.body(X))))
+
+
+class Functional(Sequences):
+    def body(self, X):
+        hidden = self.first(X).mean(1).tanh()
+        hidden = nn.functional.dropout(hidden, 0.5, self.training)
+        return self.second(hidden)
+
+
+class Channels(Sequences):
+    def body(self, X):
+        hidden = self.first(X).transpose(1, 2).tanh()
+        return nn.functional.dropout1d(hidden, 0.5, self.training).mean(-1)
+
+
+class Recurrent(Sequences):
+    def __init__(self, kind=nn.LSTM, **options):
+        super().__init__()
+        self.cell = kind(4, 8, 2, dropout=0.5, batch_first=True, **options)
+
+    def body(self, X):
+        return self.cell(X)[0][:, -1]
+
+
+class Gated(Recurrent):
+    """Packed sequences of the lengths that the inputs tell."""
+
+    def __init__(self):
+        super().__init__(nn.GRU)
+
+    def body(self, X):
+        lengths = 3 + (X[:, 0, 0] > 0).long() + (X[:, 0, 1] > 0).long()
+        packed = nn.utils.rnn.pack_padded_sequence(
+            X, lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        return self.cell(packed)[1][-1]
+
+
+class Attending(Sequences):
+    def __init__(self, need_weights=True):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+        self.options = {"need_weights": need_weights}
+
+    def body(self, X):
+        h = self.first(X)
+        return self.attention(h, h, h, **self.options)[0].mean(1)
+
+
+class AttendingFast(Attending):
+    def __init__(self):
+        super().__init__(need_weights=False)
+
+
+class Encoding(Sequences):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def body(self, X):
+        return self.encoder(self.first(X)).mean(1)
+
+
+class ByHand(Sequences):
+    """Masks that no function of torch knows to be dropout."""
+
+    def body(self, X):
+        hidden = self.first(X).mean(1)
+        kept = torch.rand_like(hidden) > 0.5 if self.training else 1.0
+        return hidden * kept
+
+
+class TimeFirst(Sequences):
+    """Masks of tensors with the samples in another axis."""
+
+    def body(self, X):
+        hidden = self.first(X.transpose(0, 1))
+        return nn.functional.dropout(hidden, 0.5, self.training).mean(0)
 
 
 class OwnDropout(nn.Dropout):
@@ -75,7 +175,7 @@ class OwnDropout(nn.Dropout):
 
 # ------------------------------------------------------------------------- masks
 class TestMasks:
-    @pytest.mark.parametrize("kind", [k for k, (by, _) in DROPOUTS.items() if by])
+    @pytest.mark.parametrize("kind", CHANNELS)
     def test_of_channels_are_the_same_at_all_positions(self, kind):
         found = masked(kind(0.5).eval(), ones(kind, 2, 50)).flatten(2)
         assert (found == found[..., :1]).all()
@@ -202,7 +302,7 @@ class TestEstimators:
             model.sample_proba(X, 4)
 
     @pytest.mark.parametrize("kind", [MCDropoutClassifier, MCDropoutRegressor])
-    @pytest.mark.parametrize("module", [MLP, Functional])
+    @pytest.mark.parametrize("module", [MLP, Uncalled])
     @pytest.mark.parametrize("frozen", [False, True])
     def test_networks_without_dropout_are_refused(self, kind, module, frozen):
         is_classifier = kind is MCDropoutClassifier
@@ -212,3 +312,50 @@ class TestEstimators:
         if frozen:
             net = FrozenEstimator(seeded(clone(net), *data))
         refused_fit(kind(net), "no dropout layer", "Use one of", data=data)
+
+
+# -------------------------------------------------------------- functions and layers
+ROWS = np.random.default_rng(0).normal(size=(90, 6, 4)).astype(np.float32)
+SIGNS = (ROWS.mean((1, 2)) > 0).astype(np.int64)
+WITHIN = [
+    *(Functional, Channels, Recurrent, Gated, Attending, AttendingFast, Encoding),
+]
+
+
+@pytest.mark.parametrize("module", WITHIN)
+def test_all_dropout_stays_active(module):
+    """The variance is that of the network in training mode, and rows share masks."""
+    net = seeded(classifier(module, max_epochs=2), ROWS, SIGNS)
+    state = {k: v.clone() for k, v in net.module_.state_dict().items()}
+    model = MCDropoutClassifier(FrozenEstimator(net), n_samples=400, random_state=0)
+    model.fit(ROWS, SIGNS)
+    found = model.latent_mean_and_variance(ROWS[:20])[1]
+    with private_rng(0), torch.no_grad():
+        net.module_.train().norm.eval()
+        draws = [net.module_(torch.from_numpy(ROWS[:20])) for _ in range(400)]
+    expected = torch.stack(draws).var(0).numpy()
+    # the steps of packed sequences share a mask as well
+    bound = 0.5 if module is Gated else 0.15
+    assert np.sqrt(found / expected).mean() == pytest.approx(1, abs=bound)
+    proba = model.predict_proba(ROWS)
+    alone = np.vstack([model.predict_proba(row[None]) for row in ROWS[:3]])
+    np.testing.assert_allclose(alone, proba[:3], atol=1e-6)
+    turned = model.predict_proba(ROWS[::-1].copy())[::-1]
+    np.testing.assert_allclose(turned, proba, atol=1e-6)
+    loaded = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(loaded.predict_proba(ROWS), proba)
+    for owner in (net.module_, model.estimator_.module_):
+        assert all(torch.equal(v, state[k]) for k, v in owner.state_dict().items())
+
+
+@pytest.mark.parametrize("module", [ByHand, TimeFirst])
+def test_masks_that_samples_do_not_share_are_refused(module):
+    net = classifier(module, callbacks=[RecordTraining()])
+    words = "training mode", f"'{module.__name__}'", "torch.nn.functional"
+    refused_fit(MCDropoutClassifier(net), *words, data=(ROWS, SIGNS))
+
+
+def test_dropout_within_layers_is_active_after_training_in_fit():
+    model = MCDropoutClassifier(classifier(Recurrent, max_epochs=2), random_state=0)
+    variance = model.fit(ROWS, SIGNS).latent_mean_and_variance(ROWS)[1]
+    assert (variance > 0).all()
