@@ -403,7 +403,7 @@ def input_type(net: NeuralNet) -> InputType:
     """Return the `InputType` of a skorch net, or of the default network for None."""
     if net is None:
         return InputType(np.dtype(np.float64), False)
-    module = _module(net)
+    module = module_of(net)
     floating = [p.dtype for p in module.parameters() if p.is_floating_point()]
     name = str([*floating, torch.float32][0]).removeprefix("torch.")
     kinds = nn.Embedding | nn.EmbeddingBag
@@ -412,7 +412,7 @@ def input_type(net: NeuralNet) -> InputType:
     return InputType(np.dtype(name if hasattr(np, name) else "float32"), embeds)
 
 
-def _module(net: NeuralNet) -> nn.Module:
+def module_of(net: NeuralNet) -> nn.Module:
     """Return the module of a net or its clone, or an empty one if it requires data."""
     module = getattr(net, "module_", net.module)
     if isinstance(module, nn.Module):

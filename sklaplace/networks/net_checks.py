@@ -1,8 +1,9 @@
 """Checks for skorch nets whose custom code or device is not supported."""
 
 from collections.abc import Sized
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
 from skorch import NeuralNet
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from sklaplace.likelihoods import (
     Likelihood,
     RegressionLikelihood,
 )
+from sklaplace.networks.data import module_of
 from sklaplace.networks.forward import recorded_outputs, with_attributes
 
 
@@ -141,6 +143,37 @@ def _are_equal(found: object, expected: Tensor) -> bool:
     atol = max(1e-5, MANY_ROUNDINGS * torch.finfo(found.dtype).eps)
     is_like = found.shape == expected.shape
     return is_like and torch.allclose(found.to(expected), expected, atol=atol)
+
+
+def check_sampler(net: Any) -> None:
+    """Raise ValueError if a net's loader chooses rows by their position in X."""
+    options = net.get_params_for("iterator_train") if isinstance(net, NeuralNet) else {}
+    for name in options.keys() & {"sampler", "batch_sampler"}:
+        raise ValueError(
+            f"iterator_train__{name} of the net chooses rows of X by position, but fit "
+            "holds out some rows, so positions change. Pass X_val and y_val to a fit "
+            "without folds, which then trains on all of X. Or pass sample_weight "
+            f"instead of the {name}."
+        )
+
+
+def leaves_one_sample(net: Any, n: int) -> bool:
+    """Return whether batch norm would get a single one of n samples as the last batch.
+
+    The samples are some of X, so a sampler raises an error; see `check_sampler`.
+    """
+    check_sampler(net)
+    options = net.get_params_for("iterator_train") if isinstance(net, NeuralNet) else {}
+    size = options.get("batch_size", getattr(net, "batch_size", -1))
+    if size < 2 or n % size != 1 or options.get("drop_last"):
+        return False
+    layers = module_of(net).modules()
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in layers)
+
+
+def whole_batches(net: Any, rows: np.ndarray) -> np.ndarray:
+    """Return the training samples of a fold, without a last batch of one sample."""
+    return rows[:-1] if leaves_one_sample(net, len(rows)) else rows
 
 
 def check_held_out_batches(net: NeuralNet, held_out: Sized | None) -> None:

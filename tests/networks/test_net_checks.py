@@ -2,11 +2,14 @@
 
 from functools import partial
 from types import SimpleNamespace
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from nets import (
     MLP,
+    BatchNormMLP,
     RecordTraining,
     binary_classifier,
     blobs,
@@ -14,13 +17,15 @@ from nets import (
     regressor,
     waves,
 )
-from refusals import refused, refused_fit
+from refusals import CLASSIFIERS, REGRESSORS, refused, refused_fit
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetClassifier
 from torch import nn
+from torch.utils.data import BatchSampler, SequentialSampler, WeightedRandomSampler
 
 from sklaplace import (
     DeepEnsembleClassifier,
+    DeepEnsembleRegressor,
     LaplaceClassifier,
     LaplaceRegressor,
     MarglikTraining,
@@ -191,3 +196,109 @@ def test_counts_whose_rate_is_the_exponential_of_the_output():
     X, y = waves()
     model = LaplaceRegressor(net, prior_precision=1.0).fit(X, (abs(y) * 3).round())
     assert (model.predict(X) > 0).all()
+
+
+# ------------------------------------------------------- batches of held-out splits
+class Recorded(BatchNormMLP):
+    """A network that records the sizes of its training batches."""
+
+    sizes: ClassVar[list] = []
+
+    def forward(self, X):
+        if self.training:
+            Recorded.sizes.append(len(X))
+        return super().forward(X)
+
+
+class RecordedAlone(MLP):
+    """The same records without batch norm."""
+
+    def forward(self, X):
+        if self.training:
+            Recorded.sizes.append(len(X))
+        return super().forward(X)
+
+
+def batches(kind, module, n, **params):
+    """Return the sizes of all training batches of a fit."""
+    is_classifier = kind in CLASSIFIERS
+    make, data = (classifier, blobs(n)) if is_classifier else (regressor, waves(n))
+    Recorded.sizes.clear()
+    net = make(module, max_epochs=1, **params)
+    model = kind(net, random_state=0)
+    if "cv" in model.get_params():
+        model.set_params(prior_precisions=[1.0, 10.0])
+    model.fit(*data)
+    return list(Recorded.sizes)
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS + REGRESSORS)
+def test_splits_leave_no_batch_of_one_sample_to_batch_norm(kind):
+    """A fifth of 161 samples leaves 129, which are two batches of 64 and a sample."""
+    found = batches(kind, Recorded, 161, batch_size=64)
+    assert 64 in found
+    assert 1 not in found
+
+
+def test_one_more_sample_is_held_out_only_where_batch_norm_needs_it():
+    kind = partial(DeepEnsembleRegressor, n_estimators=1)
+    assert sum(batches(kind, Recorded, 161, batch_size=64)) == 128
+    assert sum(batches(kind, RecordedAlone, 161, batch_size=64)) == 129
+    dropped = batches(
+        kind, Recorded, 161, batch_size=64, iterator_train__drop_last=True
+    )
+    assert dropped == [64, 64]
+    assert sum(batches(kind, Recorded, 160, batch_size=64)) == 128
+    assert sum(batches(kind, Recorded, 161, batch_size=-1)) == 129
+
+
+def test_classes_and_groups_stay_whole_if_more_samples_are_held_out():
+    x, y = blobs(161)
+    seen = []
+    net = classifier(Recorded, batch_size=64, callbacks=[RecordTraining()])
+    model = LaplaceClassifier(net, random_state=0)
+    groups = np.r_[0, np.repeat(np.arange(80), 2) + 1]
+    for given in (None, groups):
+        RecordTraining.steps.clear()
+        model.fit(x, y, groups=given)
+        seen.append(sum(RecordTraining.steps) / model.n_iter_)
+    assert all(n % 64 != 1 for n in seen)
+    assert all(100 < n < 130 for n in seen)
+
+
+def test_folds_leave_no_batch_of_one_sample_to_batch_norm():
+    """Folds of 82 samples leave 65 or 66, and batches have 16."""
+    found = batches(LaplaceRegressor, Recorded, 82, batch_size=16, callbacks=None)
+    assert 1 not in found
+    assert sum(found) == 82 + 2 * 64 + 3 * 66
+
+
+# -------------------------------------------------------------------------- samplers
+SAMPLERS = {
+    "sampler": WeightedRandomSampler(np.ones(160), 160),
+    "batch_sampler": BatchSampler(SequentialSampler(range(160)), 16, False),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("kind", CLASSIFIERS + REGRESSORS)
+def test_samplers_of_all_rows_are_refused_if_fit_holds_out_some(kind, name):
+    is_classifier = kind in CLASSIFIERS
+    make, data = (classifier, blobs(160)) if is_classifier else (regressor, waves(160))
+    options = {f"iterator_train__{name}": SAMPLERS[name], "max_epochs": 1}
+    net = make(BatchNormMLP, callbacks=[RecordTraining()], **options)
+    model = kind(net, random_state=0)
+    if is_classifier and not isinstance(model, LaplaceClassifier):
+        model.fit(*data)  # holds out no rows
+    else:
+        words = f"iterator_train__{name}", "X_val", "sample_weight"
+        refused_fit(model, *words, data=data)
+        if not hasattr(model, "cv"):
+            X_val, y_val = (values[:40] for values in data)
+            model.fit(*data, X_val=X_val, y_val=y_val)
+
+
+def test_a_sampler_is_refused_before_training_if_folds_follow():
+    sampler = WeightedRandomSampler(np.ones(60), 60)
+    net = classifier(iterator_train__sampler=sampler, max_epochs=1)
+    refused_fit(LaplaceClassifier(net), "iterator_train__sampler", data=(X, Y))

@@ -23,7 +23,11 @@ from sklaplace.estimators.targets.base import Targets
 from sklaplace.networks.data import TrainingData, first_rows, is_opaque, spread_rows
 from sklaplace.networks.default import Size
 from sklaplace.networks.lazy import check_no_lazy_modules, initialise_lazy_modules
-from sklaplace.networks.net_checks import check_held_out_batches, check_scripted
+from sklaplace.networks.net_checks import (
+    check_held_out_batches,
+    check_scripted,
+    leaves_one_sample,
+)
 from sklaplace.networks.outputs import (
     OutputSpec,
     as_forward,
@@ -179,8 +183,15 @@ class Trainer:
         """
         if self.validation_fraction is None or self.is_frozen or is_stream(data.X):
             return None
-        fraction, stratify = self.validation_fraction, self.targets.stratify
-        return hash_split(self.keys(data), data.y, fraction, stratify=stratify)
+        keys, stratify = self.keys(data), self.targets.stratify
+        # hold out more samples until the last training batch suits batch norm
+        for fraction in np.arange(self.validation_fraction, 1, 1 / len(keys)):
+            parts = hash_split(keys, data.y, fraction, stratify=stratify)
+            if parts is None:
+                break
+            if not leaves_one_sample(self.estimator, len(parts[0])):
+                return parts
+        return None
 
     def _copies_cross(self, net: NeuralNet, data: TrainingData) -> bool:
         """Warn and return True if the net's random split separates groups or copies.
