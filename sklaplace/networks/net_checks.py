@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from sklearn.base import clone
 from skorch import NeuralNet
 from torch import Tensor, nn
 
@@ -143,6 +144,18 @@ def _are_equal(found: object, expected: Tensor) -> bool:
     atol = max(1e-5, MANY_ROUNDINGS * torch.finfo(found.dtype).eps)
     is_like = found.shape == expected.shape
     return is_like and torch.allclose(found.to(expected), expected, atol=atol)
+
+
+def is_untouched(net: NeuralNet) -> bool:
+    """Return whether an initialised net has no history, and no weight was changed.
+
+    torch counts the changes of each tensor in place, such as updates and loading.
+    """
+    if isinstance(net.module, nn.Module) or net.history:
+        return False
+    modules = module_of(clone(net)), net.module_
+    fresh, own = ([p._version for p in module.parameters()] for module in modules)
+    return fresh == own
 
 
 def check_sampler(net: Any) -> None:

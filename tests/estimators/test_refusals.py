@@ -278,7 +278,7 @@ def test_unknown_arguments_name_no_base_class(kind):
 @pytest.mark.parametrize("frozen", [True, False])
 def test_networks_without_weights(frozen):
     net = FrozenEstimator(classifier())
-    refused_fit(for_classes(net), "no weights", "net.initialize()")
+    refused_fit(for_classes(net), "no weights", "Classifier(module,", "initialize()")
     net = seeded(classifier(), X, Y)
     net.trim_for_prediction()
     net = FrozenEstimator(net) if frozen else net

@@ -1,8 +1,12 @@
 """Estimators that predict from draws, beyond the general contracts."""
 
+import pickle
+import warnings
+
 import numpy as np
 import pytest
 import refusals
+import torch
 from nets import (
     MLP,
     DropoutMLP,
@@ -139,8 +143,36 @@ def test_arguments_for_the_training_of_frozen_nets(kind):
 @of_frozen_nets
 def test_frozen_nets_that_were_never_trained(kind):
     frozen = FrozenEstimator(classifier(DropoutMLP))
-    with pytest.raises(ValueError, match="frozen network has no weights yet"):
+    with pytest.raises(ValueError, match="frozen network has no weights yet") as error:
         kind(frozen).fit(X, Y)
+    with pytest.raises(TypeError, match="is a torch module") as another:
+        kind(FrozenEstimator(DropoutMLP())).fit(X, Y)
+    for text in map(str, (error.value, another.value)):
+        assert "NeuralNetClassifier(module, " in text
+        assert "initialize()" in text
+
+
+@of_frozen_nets
+def test_frozen_nets_with_the_weights_of_their_initialisation_raise_a_warning(kind):
+    def fitted(net):
+        kind(FrozenEstimator(net), random_state=0).fit(X, Y)
+
+    net = classifier(DropoutMLP).initialize()
+    for untouched in (net, pickle.loads(pickle.dumps(net))):
+        with pytest.warns(UserWarning, match=r"never trained.*Classifier\(module,"):
+            fitted(untouched)
+    trained = seeded(classifier(DropoutMLP), X, Y)
+    weights = trained.module_.state_dict()
+    loaded = classifier(DropoutMLP).initialize()
+    loaded.module_.load_state_dict(weights)
+    updated = classifier(DropoutMLP).initialize()
+    with torch.no_grad():
+        for parameter in updated.module_.parameters():
+            parameter.sub_(0.1)
+    instance = classifier(trained.module_).initialize()
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        for touched in (trained, loaded, updated, instance):
+            fitted(touched)
 
 
 # --------------------------------------------------------------------------- default

@@ -6,7 +6,13 @@ from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNet
 from torch import nn
 
-from sklaplace.networks.net_checks import check_device, check_scripted, check_wrapper
+from sklaplace.core.checks import warn_user
+from sklaplace.networks.net_checks import (
+    check_device,
+    check_scripted,
+    check_wrapper,
+    is_untouched,
+)
 
 
 def inner_net(estimator: Any) -> Any:
@@ -33,6 +39,12 @@ def check_net(estimator: Any, example: str) -> None:
     net = inner_net(estimator)
     if net is None:
         return
+    keeping = (
+        "To keep the weights of a module, pass the module itself, not its class: "
+        f"FrozenEstimator({example.format('module')}.initialize())."
+    )
+    if is_frozen(estimator) and isinstance(net, nn.Module):
+        raise TypeError(f"The frozen estimator is a torch module. {keeping}")
     if not isinstance(net, NeuralNet):
         kind = net if isinstance(net, type) else type(net)
         shown = f"the class {kind.__name__}" if kind is net else kind.__name__
@@ -53,6 +65,10 @@ def check_net(estimator: Any, example: str) -> None:
     check_wrapper(net)
     if is_frozen(estimator) and not getattr(net, "initialized_", False):
         raise ValueError(
-            "The frozen network has no weights yet. Fit it, or call "
-            "net.initialize() and load its weights, before freezing it."
+            f"The frozen network has no weights yet. Fit it first. {keeping}"
+        )
+    if is_frozen(estimator) and is_untouched(net):
+        warn_user(
+            "The frozen network was never trained: its weights are those of its "
+            f"initialisation. Fit it or load weights first. {keeping}"
         )
