@@ -6,6 +6,7 @@ import numpy as np
 from skorch import NeuralNet
 from skorch.dataset import unpack_data
 
+from sklaplace.core.checks import warn_user
 from sklaplace.core.random import private_rng
 from sklaplace.networks.streams import Samples
 
@@ -18,8 +19,9 @@ def recorded_split(
 ) -> tuple[Samples, Samples] | None:
     """Return a trained net's training and validation data, confirmed by its history.
 
-    The net's ``train_split`` is applied again. The split is confirmed if the validation
-    loss at the current weights matches the history at the last or the best epoch.
+    The net's ``get_split_datasets`` is called again. The split is confirmed if the
+    validation loss at the current weights matches the history at the last or the best
+    epoch. Otherwise, a warning says so.
 
     Parameters
     ----------
@@ -37,18 +39,22 @@ def recorded_split(
     This check costs one forward pass over the validation data. A split that changes
     with every call is not recognised.
     """
-    losses = list(_recorded_losses(net))
-    if not (losses and callable(net.train_split)):
+    if not (losses := list(_recorded_losses(net))):
         return None
-    dataset = net.get_dataset(X, y)
     with private_rng(None):
         try:
-            train, valid = net.train_split(dataset, y)
+            train, valid = net.get_split_datasets(X, y)
             loss = _validation_loss(net, valid)
-        except (IndexError, RuntimeError, TypeError, ValueError):
-            return None  # the net was trained on other samples or targets
-    is_close = np.isclose(losses, loss, rtol=_TOLERANCE, atol=0)
-    return (train, valid) if is_close.any() else None
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            loss = np.nan  # the net was trained on other samples or targets
+    if np.isclose(losses, loss, rtol=_TOLERANCE, atol=0).any():
+        return train, valid
+    warn_user(
+        "The frozen net held out samples in its training, but splitting X does not "
+        "repeat that split: its loss is not in the history. Pass X and y in the order "
+        "of the training, or better the samples that it held out as X_val and y_val."
+    )
+    return None
 
 
 def _recorded_losses(net: NeuralNet) -> Iterator[float]:

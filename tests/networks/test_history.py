@@ -7,8 +7,11 @@ import pytest
 import torch
 from nets import MLP, blobs, classifier, regressor, seeded, waves
 from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNetClassifier
 from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
+from torch import nn
+from torch.utils.data import Subset
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 from sklaplace.estimators.training.laplace import FEW
@@ -67,12 +70,17 @@ NOT_PROVEN = {
 }
 
 
+LOST = "ignore:The frozen net held out samples"
+
+
+@pytest.mark.filterwarnings(LOST)
 @pytest.mark.parametrize("case", NOT_PROVEN)
 def test_no_split_is_found_unless_the_losses_agree(case):
     net, *data = NOT_PROVEN[case]
     assert held_out(seeded(net, X, Y), *data) is None
 
 
+@pytest.mark.filterwarnings(LOST)
 def test_no_split_is_found_after_further_training():
     net = seeded(classifier(train_split=ValidSplit(5)), X, Y)
     net.set_params(train_split=None)
@@ -103,6 +111,43 @@ def test_frozen_nets_are_tuned_on_what_they_held_out(kind):
     np.testing.assert_allclose(found.predict(data[0]), expected.predict(data[0]))
     same = kind(FrozenEstimator(net), prior_precision="validation", random_state=0)
     assert same.fit(*data).prior_precision_ == found.prior_precision_
+
+
+@pytest.mark.parametrize("kind", ["rows", "dataset"])
+@pytest.mark.filterwarnings("ignore:There are no held-out samples")
+def test_a_split_that_is_lost_is_said_and_what_to_do(kind):
+    net, order = (
+        seeded(classifier(train_split=ValidSplit(5)), X, Y),
+        np.arange(60)[::-1],
+    )
+    x, y = X[order], Y[order]
+    model = LaplaceClassifier(FrozenEstimator(net), random_state=0)
+    with pytest.warns(UserWarning, match=r"does not repeat that split.*X_val"):
+        model.fit(Dataset(x, y) if kind == "dataset" else x, y)
+    model.fit(Dataset(X, Y) if kind == "dataset" else X, Y)  # no warning
+    model.fit(x, y, X_val=X[:12], y_val=Y[:12])
+
+
+class EveryFourth(NeuralNetClassifier):
+    """A net that overrides skorch's split."""
+
+    def get_split_datasets(self, X, y=None, **params):
+        dataset, rows = self.get_dataset(X, y), np.arange(len(X))
+        parts = rows[rows % 4 > 0], rows[rows % 4 == 0]
+        return tuple(Subset(dataset, part) for part in parts)
+
+
+def test_the_split_of_an_own_method_is_found():
+    net = EveryFourth(MLP, criterion=nn.CrossEntropyLoss, verbose=0)
+    np.testing.assert_array_equal(held_out(seeded(net, X, Y)), X[::4])
+    net.set_params(train_split=None)
+    np.testing.assert_array_equal(held_out(net), X[::4])
+
+
+@pytest.mark.filterwarnings(LOST)
+def test_a_split_that_was_removed_is_not_found():
+    net = seeded(classifier(train_split=ValidSplit(5)), X, Y)
+    assert held_out(net.set_params(train_split=None)) is None
 
 
 def test_samples_with_weights_are_not_recognised():
