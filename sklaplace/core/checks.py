@@ -17,7 +17,7 @@ from torch import Tensor
 from sklaplace.core.random import RandomState
 
 # Function of an option's name and value. Raises an error if the value is invalid.
-Check = Callable[[str, Any], None]
+Check = Callable[[str, Any], object]
 
 
 def listed(names: Iterable[str]) -> str:
@@ -47,13 +47,15 @@ def check_positive(name: str, value: object, *, scalar: bool = True) -> None:
         raise ValueError(f"{name}={value!r} is not positive and finite. Choose {kind}.")
 
 
-def check_count(name: str, value: Any, smallest: int = 1) -> None:
-    """Raise ValueError unless a value is an integer of at least ``smallest``."""
-    if not _is_number(value, Integral) or value < smallest:
+def check_count(name: str, value: Any, smallest: int = 1) -> int:
+    """Return an integer; raise ValueError unless it is at least ``smallest``."""
+    number = plain(value)
+    if not _is_number(number, Integral) or number < smallest:
         raise ValueError(
             f"{name}={value!r} is not an integer of at least {smallest}. "
             f"Choose {smallest} or more."
         )
+    return int(number)
 
 
 def check_params(
@@ -72,10 +74,12 @@ def check_params(
         checks[key](f"{name}[{key!r}]", setting)
 
 
-def check_fraction(name: str, value: Any, hint: str) -> None:
-    """Raise ValueError unless a value is strictly between zero and one."""
-    if not _is_number(value) or not 0 < float(value) < 1:
+def check_fraction(name: str, value: Any, hint: str) -> float:
+    """Return a number; raise ValueError unless it is strictly between zero and one."""
+    number = plain(value)
+    if not _is_number(number) or not 0 < float(number) < 1:
         raise ValueError(f"{name}={value!r} is not between 0 and 1. {hint}")
+    return float(number)
 
 
 def check_below_one(name: str, value: Any) -> None:
@@ -83,6 +87,18 @@ def check_below_one(name: str, value: Any) -> None:
     if not _is_number(value) or not 0 <= float(value) < 1:
         hint = "Choose a small number, such as 1e-6."
         raise ValueError(f"{name}={value!r} is not a number in [0, 1). {hint}")
+
+
+def plain(value: Any) -> Any:
+    """Return a Python number for a NumPy number, or an array or tensor of shape ().
+
+    Python numbers do not overflow, and torch accepts them everywhere. The values of a
+    dict are converted, and any other value is returned unchanged.
+    """
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    has_shape = isinstance(value, np.generic | np.ndarray | Tensor)
+    return value.item() if has_shape and value.ndim == 0 else value
 
 
 def _is_number(value: object, kind: type = Real) -> bool:
@@ -177,12 +193,13 @@ def as_seed(name: str, value: Any) -> int:
         return int.from_bytes(os.urandom(4), "little")
     if isinstance(value, np.random.RandomState):
         return int(value.randint(np.iinfo(np.int32).max))
-    if not _is_number(value, Integral) or not 0 <= int(value) < 2**32:
+    seed = plain(value)
+    if not _is_number(seed, Integral) or not 0 <= seed < 2**32:
         raise ValueError(
             f"{name}={value!r} cannot seed a generator. Choose None, an integer "
             "from 0 to 2**32 - 1, or a numpy.random.RandomState."
         )
-    return int(value)
+    return int(seed)
 
 
 def as_generator(random_state: RandomState | torch.Generator) -> torch.Generator:

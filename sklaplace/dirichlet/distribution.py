@@ -246,9 +246,9 @@ def interval(alpha: Array, coverage: float = 0.9) -> Array:
             [0.23, 0.38],
             [0.06, 0.15]]])
     """
-    checks.check_fraction("coverage", coverage, "Choose a probability, such as 0.9.")
+    hint = "Choose a probability, such as 0.9."
+    tail = (1 - checks.check_fraction("coverage", coverage, hint)) / 2
     a = check_alpha(alpha)
-    tail = (1 - float(coverage)) / 2
     ends = [_marginal_quantile(a, a.sum(-1, keepdim=True), q) for q in (tail, 1 - tail)]
     return like(torch.stack(ends, -1), alpha)
 
@@ -297,7 +297,7 @@ def sample(
     >>> sample([[6.0, 3.0, 1.0]], n_samples=5, random_state=0).shape
     (5, 1, 3)
     """
-    checks.check_count("n_samples", n_samples)
+    n_samples = checks.check_count("n_samples", n_samples)
     a = check_alpha(alpha)
     generator = checks.as_generator(random_state)
     shapes = a.detach().cpu().expand(n_samples, *a.shape).contiguous()
@@ -421,7 +421,7 @@ def plausible_classes(
     array([[ True,  True, False],
            [ True, False, False]])
     """
-    check_set(q, k_max, reference)
+    q, k_max = check_set(q, k_max, reference)
     a = check_alpha(alpha)
     order = a.argsort(dim=-1, descending=True, stable=True)[..., :k_max]
     leading, total = a.gather(-1, order), a.sum(-1, keepdim=True)
@@ -435,11 +435,11 @@ def plausible_classes(
     return like(members.scatter(-1, order[..., 1:], is_member), alpha)
 
 
-def check_set(q: float, k_max: int, reference: str) -> None:
-    """Raise ValueError for invalid options of `plausible_classes`."""
-    checks.check_fraction("q", q, "Choose a small tail probability, such as 0.05.")
-    checks.check_count("k_max", k_max)
+def check_set(q: float, k_max: int, reference: str) -> tuple[float, int]:
+    """Return ``q`` and ``k_max``; raise ValueError for invalid options."""
     checks.check_option("reference", reference, REFERENCES)
+    hint = "Choose a small tail probability, such as 0.05."
+    return checks.check_fraction("q", q, hint), checks.check_count("k_max", k_max)
 
 
 def _marginal_quantile(a: Tensor, total: Tensor, q: float) -> Tensor:

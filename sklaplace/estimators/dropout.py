@@ -210,7 +210,7 @@ class BaseDropout(BaseSampling):
     _trainer_kind = DropoutTrainer
 
     def _output_model(self) -> OutputModel:
-        return DropoutDraws(self.n_samples, self._seed)
+        return DropoutDraws(int(self.n_samples), self._seed)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

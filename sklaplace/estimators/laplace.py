@@ -330,7 +330,7 @@ class BaseLaplace:
     ) -> BatchedOutputs:
         """Distribution of a network's outputs under a posterior."""
         kind = OUTPUT_MODELS[self.pred_type]
-        draws = self.n_samples, self._seed, posterior
+        draws = int(self.n_samples), self._seed, posterior
         model, residual = kind(*draws), self._residual_of(novelty, posterior)
         if residual is not None:
             layers = network.spec.feature_layers

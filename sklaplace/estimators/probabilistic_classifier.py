@@ -339,14 +339,14 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
                [2, 1]])
         """
         check_is_fitted(self)
-        check_count("k", k)
+        k = check_count("k", k)
         target_type = self._targets.target_type
         if not target_type.has_class_names:
             raise ValueError(
                 "y was a matrix of labels in fit, and such labels have no order. Use "
                 "predict_proba, whose columns are the labels."
             )
-        k = min(int(k), self._targets.n_classes)
+        k = min(k, self._targets.n_classes)
         found = self._map_proba(X, lambda proba: _largest(proba, k))
         columns, proba = found[..., 0].astype(np.intp), found[..., 1]
         unflatten = target_type.unflatten
@@ -748,7 +748,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         array([[ True, False, False],
                [False,  True,  True]])
         """
-        check_set(q, k_max, reference)
+        q, k_max = check_set(q, k_max, reference)
         if method == "conformal":
             scores = partial(self._class_scores, X=X)
             is_member = members.calibrated(self).members(self, scores, 1 - q)

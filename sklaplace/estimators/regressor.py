@@ -374,8 +374,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         """
         outputs, interval = self._outputs(), None
         if coverage is not None:
-            check_fraction("coverage", coverage, "Pass a number such as 0.9, or None.")
-            interval = self._interval(coverage)
+            hint = "Pass a number such as 0.9, or None."
+            interval = self._interval(check_fraction("coverage", coverage, hint))
         zero = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
         shift, both = (self._in_units(zero + n, zero)[0][0] for n in (0, 1))
         result = Numbers(shift, both - shift, interval, self._targets.ndim > 1)

@@ -8,6 +8,7 @@ from skorch import NeuralNet
 
 from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
+from sklaplace.core.checks import plain
 from sklaplace.curvature.descent import SCHEDULE_CHECKS, Schedule
 from sklaplace.curvature.layout import Layout
 from sklaplace.estimators.predicting.output_model import (
@@ -118,10 +119,9 @@ class BaseSWAG(BaseSampling):
     _trainer_kind = SWAGTrainer
 
     def _trainer(self, **options: object) -> Trainer:
-        schedule = Schedule(**{name: getattr(self, name) for name in SCHEDULE_CHECKS})
-        return super()._trainer(
-            schedule=schedule, max_rank=self.max_rank, n_samples=self.n_samples
-        )
+        schedule = {name: getattr(self, name) for name in SCHEDULE_CHECKS}
+        counts = {"max_rank": self.max_rank, "n_samples": self.n_samples}
+        return super()._trainer(schedule=Schedule(**plain(schedule)), **plain(counts))
 
     def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
         self.posterior_ = trainer.posterior
@@ -136,7 +136,7 @@ class BaseSWAG(BaseSampling):
         self._check_loss(loss / n_targets, rate)
 
     def _output_model(self) -> OutputModel:
-        return WeightDraws(self.n_samples, self._seed, self.posterior_)
+        return WeightDraws(int(self.n_samples), self._seed, self.posterior_)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

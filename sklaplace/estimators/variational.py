@@ -97,10 +97,10 @@ class BaseVariational(BaseSampling):
             schedule=self.kl_schedule,
             sigma=self._given_noise,
         )
-        return super()._trainer(elbo=elbo, n_samples=self.n_samples)
+        return super()._trainer(elbo=elbo, n_samples=int(self.n_samples))
 
     def _output_model(self) -> OutputModel:
-        return WeightDraws(self.n_samples, self._seed, self.posterior_)
+        return WeightDraws(int(self.n_samples), self._seed, self.posterior_)
 
     # ------------------------------------------------------------------ after fit
     def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:

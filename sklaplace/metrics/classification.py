@@ -97,7 +97,7 @@ def reliability_curve(
     """
     check_option("kind", kind, KINDS)
     check_option("strategy", strategy, STRATEGIES)
-    check_count("n_bins", n_bins)
+    n_bins = check_count("n_bins", n_bins)
     proba, codes = check_proba(y_true, y_proba, labels)
     weights = check_weights(sample_weight, codes)
     hits = codes[:, None] == np.arange(proba.shape[1])

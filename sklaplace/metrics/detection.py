@@ -109,7 +109,7 @@ def ood_fpr(
     >>> ood_fpr([0.9, 0.8, 0.5], [0.7, 0.4])
     0.5
     """
-    check_fraction("tpr", tpr, "Choose a fraction, such as 0.95.")
+    tpr = check_fraction("tpr", tpr, "Choose a fraction, such as 0.95.")
     truth, confidence = _labelled(confidence_in, confidence_out)
     false, true, _ = roc_curve(truth, confidence, drop_intermediate=False)
     return float(false[true >= tpr][0])

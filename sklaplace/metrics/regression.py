@@ -227,7 +227,8 @@ def interval_score(
     >>> interval_score([0.5, 3.0], [[0.0, 1.0], [0.0, 2.0]], coverage=0.5)
     3.5
     """
-    check_fraction("coverage", coverage, "Choose a probability, such as 0.9.")
+    hint = "Choose a probability, such as 0.9."
+    coverage = check_fraction("coverage", coverage, hint)
     targets, lower, upper = _check_interval(y_true, y_interval)
     outside = np.maximum(lower - targets, 0) + np.maximum(targets - upper, 0)
     return average(upper - lower + 2 / (1 - coverage) * outside, sample_weight)

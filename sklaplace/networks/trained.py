@@ -74,7 +74,7 @@ class TrainedNetwork:
         batch_size = batch_size or self.spec.batch_size(
             row_elements=row_elements, with_covariance=with_covariance
         )
-        return Batches(self.net, dataset, batch_size)
+        return Batches(self.net, dataset, int(batch_size))
 
 
 def device_of(net: NeuralNet) -> torch.device:

@@ -40,8 +40,8 @@ def grid_over(
             f"X has {samples.shape[1]} features, but this display needs {n_features}. "
             "Fit and plot an estimator with that many features."
         )
-    check_count("grid_resolution", resolution, smallest=2)
-    low, high = samples.min(axis=0) - eps, samples.max(axis=0) + eps
+    resolution = check_count("grid_resolution", resolution, smallest=2)
+    low, high = samples.min(axis=0) - float(eps), samples.max(axis=0) + float(eps)
     values = np.linspace(low, high, resolution, dtype=samples.dtype, axis=1)
     mesh = list(np.meshgrid(*values))
     points = np.stack([values.ravel() for values in mesh], axis=1)

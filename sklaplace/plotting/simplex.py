@@ -189,14 +189,14 @@ class DirichletDisplay(Display):
         >>> DirichletDisplay.from_predictions([6.0, 3.0, 1.0]).mean
         array([0.6, 0.3, 0.1])
         """
-        check_count("grid_resolution", grid_resolution, smallest=2)
+        n = check_count("grid_resolution", grid_resolution, smallest=2)
         alpha = np.asarray(alpha, dtype=np.float64)
         if alpha.shape != (3,) or len(class_names) != 3:
             raise ValueError(
                 f"alpha has shape {alpha.shape} and class_names has {len(class_names)} "
                 "names. Pass three concentrations of one sample and three names."
             )
-        proba = _inner_points(grid_resolution)
+        proba = _inner_points(n)
         return cls(
             proba=proba,
             log_density=log_density(alpha, proba),

@@ -161,7 +161,7 @@ class Fold:
         n_rows = self.model.batch_size or spec.batch_size(
             with_covariance=with_covariance
         )
-        for rows in gen_batches(len(data.y), n_rows):
+        for rows in gen_batches(len(data.y), int(n_rows)):
             self.model._cache = LinearisationCache()
             yield select(data, np.arange(len(data.y))[rows])
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from sklaplace.core.budget import KEPT_BUDGET, require_bytes
-from sklaplace.core.checks import check_option, check_params, listed
+from sklaplace.core.checks import check_option, check_params, listed, plain
 from sklaplace.curvature.ggn import CURVATURES, Curvature
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.network import NetworkSpec
@@ -97,7 +97,7 @@ class LaplaceOptions:
         # NumPy booleans are not identical to True and False
         refine = "auto" if values["refine"] == "auto" else bool(values["refine"])
         given = {**values, **copied, "subset_of_weights": subset, "refine": refine}
-        options = cls(**given)
+        options = cls(**plain(given))
         check_subset(options.subset_of_weights, options.subset_params)
         options.check_structure()
         if options.prior is not None:

@@ -305,7 +305,7 @@ class BatchedOutputs:
 
     def sample(self, X: Inputs, n_samples: int, seed: int) -> np.ndarray:
         """Return joint draws of the outputs, (n, c, s)."""
-        check_count("n_samples", n_samples)
+        n_samples = check_count("n_samples", n_samples)
         n_values = count_rows(X) * self.network.spec.n_outputs
         require_bytes(
             16 * n_samples * n_values,

@@ -85,7 +85,7 @@ def iter_predictions(
     >>> start
     150
     """
-    check_count("block_size", block_size)
+    block_size = check_count("block_size", block_size)
     function = getattr(estimator, method)
     return (function(block, **params) for block in _blocks(X, block_size))
 
