@@ -56,6 +56,12 @@ OF_COUNTS = {
     "targets": lambda m, k: m["reg"].sample_y(X_REG, k),
     "members": lambda m, k: m["ensemble"].sample_y(X_REG, k),
     "seed": lambda m, k: m["clf"].sample_proba(X, 2, random_state=k),
+    "folds": lambda m, k: (
+        LaplaceRegressor(regressor(max_epochs=2), prior_precision=1.0, random_state=0)
+        .fit(X_REG, T)
+        .conformalize(X_REG, T, cv=k)
+        .predict_interval(X_REG, method="conformal")
+    ),
     "seed of y": lambda m, k: m["ensemble"].sample_y(X_REG, 2, random_state=k),
     "blocks": lambda m, k: next(iter_predictions(m["clf"], X, block_size=k)),
     "dirichlet": lambda m, k: dirichlet.sample(ALPHA, k, k),

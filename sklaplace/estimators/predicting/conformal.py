@@ -8,7 +8,6 @@ value unless the score of this value exceeds too many calibration scores.
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import check_cv
 
 from sklaplace.core.budget import require_bytes
-from sklaplace.core.checks import check_count
+from sklaplace.core.checks import check_count, plain
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import Inputs
 from sklaplace.networks.data import TrainingData, count_rows
@@ -144,10 +143,9 @@ def folds_of(
     contains the targets of ``data``, as passed by the user. With ``stratify``, samples
     of each class are spread evenly over the folds.
     """
-    if isinstance(cv, Integral):
-        check_count("cv", cv, 2)
+    if isinstance(plain(cv), int):
         keys = sample_keys(data.X, data.y, seed, data.groups)
-        return hash_folds(keys, data.y, int(cv), stratify=stratify)
+        return hash_folds(keys, data.y, check_count("cv", cv, 2), stratify=stratify)
     splitter, rows = check_cv(cv, y, classifier=stratify), np.arange(len(data.y))
     with private_rng(None):
         pairs = list(splitter.split(np.empty(len(rows)), y, data.groups))
