@@ -52,7 +52,9 @@ def check_columns(frame: object, name: str) -> None:
     # a Series has a single dtype
     dtypes = getattr(frame, "dtypes", ()) if hasattr(frame, "columns") else ()
     for column, dtype in zip(getattr(frame, "columns", ()), dtypes, strict=False):
-        kind = str(dtype).lower().split("(")[0]  # without the levels of an Enum
+        dtype = getattr(getattr(dtype, "categories", None), "dtype", dtype)
+        # without the levels of an Enum and the limits of an interval
+        kind = str(dtype).lower().replace("[", "(").split("(")[0]
         if any(part in kind for part in _DATE_DTYPES):
             raise _no_dates(name, f"in column {column!r} ({dtype})")
 

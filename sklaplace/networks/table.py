@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from sklearn.preprocessing import OneHotEncoder
 
-from sklaplace.networks.arrays import check_columns, check_finite, is_missing
+from sklaplace.networks import arrays
 
 # Maximum number of columns per category.
 MAX_LEVELS = 30
@@ -103,7 +103,9 @@ class Levels:
         """Learn the encoding of levels (n,), which are None if missing."""
         options: dict[str, Any] = {"max_categories": MAX_LEVELS, "min_frequency": 2}
         options |= {"handle_unknown": "infrequent_if_exist", "sparse_output": False}
-        encoder, counts = OneHotEncoder(**options), Counter(values.tolist())
+        # the setting of the user may ask for data frames
+        encoder = OneHotEncoder(**options).set_output(transform="default")
+        counts = Counter(values.tolist())
         mean = encoder.fit_transform(values[:, None]).mean(axis=0)
         is_expected = list(counts.values()).count(1) > FEW * len(values)
         return cls(encoder, None if is_expected else frozenset(counts), mean)
@@ -135,7 +137,9 @@ class Table:
         """Learn the encoding from a frame of training samples."""
         found = _read(frame)
         columns = [
-            Numbers.of(values) if content == NUMBERS else Levels.of(_levels(values))
+            Numbers.of(values.astype(np.float64))
+            if content == NUMBERS
+            else Levels.of(_levels(values))
             for _, content, values in found
         ]
         return cls([content for _, content, _ in found], columns)
@@ -162,13 +166,14 @@ class Table:
                     f"{name} has {content}, but in fit it had {known}. Convert the "
                     "column to the type that it had in fit."
                 )
-            levels = values if isinstance(column, Numbers) else _levels(values)
-            found.append(column.encoded(levels))
+            is_number = isinstance(column, Numbers)
+            values = values.astype(np.float64) if is_number else _levels(values)
+            found.append(column.encoded(values))
         blocks, surprises = zip(*found, strict=True)
         counts = np.sum(surprises, axis=0)
         if not self.is_plain:
             return np.column_stack([*blocks, SURPRISE * np.sqrt(counts)])
-        check_finite(np.where(counts, np.nan, 0.0), "X")
+        arrays.check_finite(np.where(counts, np.nan, 0.0), "X")
         return np.column_stack(blocks)
 
 
@@ -179,7 +184,7 @@ def _read(frame: Any) -> list[tuple[str, str, np.ndarray]]:
             f"X has the shape {frame.shape}, with 0 samples or features. Pass a data "
             "frame with rows and columns."
         )
-    check_columns(frame, "X")
+    arrays.check_columns(frame, "X")
     names, rows = list(frame.columns), getattr(frame, "iloc", frame)
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"X has several columns {twice[0]!r}. Give each its own name.")
@@ -190,14 +195,18 @@ def _read(frame: Any) -> list[tuple[str, str, np.ndarray]]:
 def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
     """Return the content of a column and its values (n,), numbers or strings.
 
-    Missing numbers are NaN, and missing strings are None.
+    Missing values are NaN or None. Numbers in categories may be identifiers, and are
+    never converted.
     """
-    is_category = str(series.dtype).lower().startswith(("categ", "enum"))
+    is_category = str(series.dtype).lower().startswith(("categ", "enum", "dictionary"))
+    # pandas would convert integers with missing values to float64
+    if is_category and hasattr(series, "astype"):
+        series = series.astype(object)
     values = np.asarray(series)
-    if values.dtype.kind not in "fiub" or values.ndim > 1:
-        entries = [None if is_missing(value) else value for value in values]
+    if is_category or values.dtype.kind not in "fiub" or values.ndim > 1:
+        entries = [None if arrays.is_missing(value) else value for value in values]
         if is_category:  # for example a category of intervals
-            kept = Real | date | None
+            kept = Real | Decimal | date | None
             entries = [v if isinstance(v, kept) else str(v) for v in entries]
         present = {type(value): value for value in entries if value is not None}
         values = np.fromiter(entries, object, len(entries))
@@ -210,13 +219,18 @@ def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
                 "or categories, all of one type, or missing values. Convert it, for "
                 "example with astype(str) or dates to days, or leave it out."
             )
-    numbers = values.astype(np.float64)
+        if is_category:
+            return LEVELS if present else MISSING, values
+    advice = "Convert the column to a category or to strings, or leave it out."
+    numbers = arrays.as_numbers(values, name, advice).astype(np.float64)
     if np.isnan(numbers).all():
         return MISSING, numbers
-    check_finite(numbers[~np.isnan(numbers)], name)
-    return LEVELS if is_category else NUMBERS, numbers
+    arrays.check_finite(numbers[~np.isnan(numbers)], name)
+    return NUMBERS, values
 
 
 def _levels(values: np.ndarray) -> np.ndarray:
     """Return levels as objects, with None for missing levels."""
-    return np.array([None if is_missing(v) else v for v in values.tolist()], object)
+    return np.array(
+        [None if arrays.is_missing(v) else v for v in values.tolist()], object
+    )

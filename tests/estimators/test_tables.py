@@ -2,6 +2,7 @@
 
 import datetime as dt
 import pickle
+from decimal import Decimal
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from nets import classifier, regressor
 from refusals import refused, refused_fit
 from scipy import sparse
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -192,6 +194,123 @@ def test_composition():
     assert list(steps.fit(TABLE, LABELS)[-1].feature_names_in_) == ["string"]
 
 
+IDS = [2**53, 2**53 + 1, 2**53 + 2]
+
+
+def arrow(values):
+    pa = pytest.importorskip("pyarrow")
+    codes = pa.array(
+        [values.index(v) if v is not None else None for v in spread(values)]
+    )
+    column = pa.DictionaryArray.from_arrays(codes, pa.array(values))
+    return pd.Series(pd.arrays.ArrowExtensionArray(column))
+
+
+def spread(values):
+    return [None if n % 4 == 3 else values[n % 3] for n in range(N)]
+
+
+# categories of identifiers, with missing values
+IDENTIFIERS = {
+    "int": lambda ids: pd.Categorical(pd.array(spread(ids), dtype="Int64")),
+    "objects": lambda ids: pd.Categorical(pd.Series(spread(ids), dtype=object)),
+    "beyond 64 bits": lambda ids: pd.Categorical(
+        pd.Series(spread([v * 2**40 for v in ids]), dtype=object)
+    ),
+    "unsigned": lambda ids: pd.Categorical(
+        pd.array(spread([v + 2**63 for v in ids]), dtype="UInt64")
+    ),
+    "decimal": lambda ids: pd.Categorical(spread([*map(Decimal, ids)])),
+    "arrow": arrow,
+}
+
+
+class TestIdentifiers:
+    @pytest.mark.parametrize("make", IDENTIFIERS.values(), ids=IDENTIFIERS)
+    def test_large_integers_stay_distinct(self, make):
+        rows = pd.DataFrame({"id": make(IDS)})
+        table = Table.of(rows)
+        assert table.contents == ["categories"]
+        assert len(np.unique(table.encoded(rows), axis=0)) == 4
+        assert (table.encoded(rows)[:, -1] == 0).all()
+        new = pd.DataFrame({"id": make([v + 3 for v in IDS])})
+        is_there = pd.isna(new["id"])
+        assert ((table.encoded(new)[:, -1] > 0) != is_there).all()
+
+    def test_values_of_arrow_dictionaries_are_levels(self):
+        rows = pd.DataFrame({"id": arrow([1, 2, 30])})
+        table = Table.of(rows)
+        assert table.contents == ["categories"]
+        category = pd.DataFrame({"id": pd.Categorical(spread([1, 2, 30]))})
+        np.testing.assert_array_equal(table.encoded(category), table.encoded(rows))
+
+    def test_numbers_may_lose_their_dtype(self):
+        """Levels that were a category in fit may come as integers."""
+        values = np.array(IDS)[np.arange(N) % 3]
+        table = Table.of(pd.DataFrame({"id": pd.Categorical(values)}))
+        found = table.encoded(pd.DataFrame({"id": values}))
+        assert (found[:, -1] == 0).all()
+        assert len(np.unique(found, axis=0)) == 3
+        numbers = Table.of(pd.DataFrame({"id": np.arange(N) % 3}))
+        category = pd.DataFrame({"id": pd.Categorical(np.arange(N) % 3)})
+        np.testing.assert_array_equal(numbers.encoded(category)[:, 0], np.arange(N) % 3)
+
+    def test_regression(self):
+        """Means of known identifiers differ, and unknown identifiers are novel."""
+        level = np.random.default_rng(0).integers(3, size=N)
+        rows = pd.DataFrame({"id": pd.Categorical(np.array(IDS)[level])})
+        y = 10.0 * level + np.random.default_rng(1).normal(size=N)
+        model = LaplaceRegressor(random_state=0).fit(rows, y)
+        assert model.score(rows, y) > 0.9
+        new = pd.DataFrame({"id": pd.Categorical([2**53 + 5] * N)})
+        assert model.score_samples(new).max() < model.score_samples(rows).min()
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+@pytest.mark.parametrize("model", MODELS[:2], ids=lambda model: type(model).__name__)
+def test_output_of_transformers_set_globally(model, library):
+    y = targets(model)
+    expected = clone(model).fit(TABLE, y).predict(NEW)
+    with config_context(transform_output=library):
+        np.testing.assert_array_equal(clone(model).fit(TABLE, y).predict(NEW), expected)
+
+
+DATES = pd.date_range("2020", periods=3, unit="s").to_numpy()
+OF_DATES = {
+    **{unit: pd.Categorical(DATES.astype(f"M8[{unit}]")) for unit in ("s", "us", "ns")},
+    "zoned": pd.Categorical(pd.DatetimeIndex(DATES).tz_localize("UTC")),
+    "durations": pd.Categorical(pd.to_timedelta([1, 2, 3], unit="D")),
+    "periods": pd.Categorical(pd.period_range("2020", periods=3, freq="Y")),
+    "dates": pd.Categorical([dt.date(2020, 1, n) for n in (1, 2, 3)]),
+    "and missing": pd.Categorical([*DATES[:2], None]),
+}
+
+
+@pytest.mark.parametrize("values", OF_DATES.values(), ids=OF_DATES)
+def test_categories_of_dates_are_refused(values):
+    bad = pd.Series(values).take([*range(3)] * (N // 3)).reset_index(drop=True)
+    rows = TABLE.assign(bad=bad)
+    words = "'bad'", "days"
+    refused_fit(LaplaceClassifier(), *words, error=TypeError, data=(rows, LABELS))
+
+
+def test_categories_of_intervals_do_not_depend_on_the_unit_of_dates():
+    days = pd.date_range("2020", periods=N, unit="s").to_series(index=range(N))
+    breaks = np.array(["2019", "2020-02", "2020-03", "2021"], "M8[s]")
+    rows, same = (
+        pd.DataFrame({"when": pd.cut(days.astype(unit), breaks.astype(unit))})
+        for unit in ("M8[s]", "M8[ns]")
+    )
+    table = Table.of(rows)
+    np.testing.assert_array_equal(table.encoded(rows), table.encoded(same))
+    assert len(np.unique(table.encoded(rows), axis=0)) == 3
+
+
+def test_integers_too_large_for_a_float_are_named():
+    rows = TABLE.assign(bad=pd.Series([10**400] * N, dtype=object))
+    refused_fit(LaplaceClassifier(), "'bad'", "too large", data=(rows, LABELS))
+
+
 BAD = {
     "lists": ([[1]] * N, TypeError, "'bad'"),
     "dicts": ([{"a": 1}] * N, TypeError, "'bad'"),
@@ -199,6 +318,11 @@ BAD = {
     "complex": ([1j] * N, TypeError, "complex"),
     "dates": (pd.date_range("2020", periods=N), TypeError, "'bad'"),
     "date objects": ([dt.date(2020, 1, 1)] * N, TypeError, "'bad'"),
+    "NumPy durations": (
+        pd.Series([np.timedelta64(1, "D")] * N, dtype=object),
+        TypeError,
+        "'bad' of X has dates",
+    ),
     "infinity": ([np.inf] * N, ValueError, "'bad' of X contains infinity"),
 }
 
