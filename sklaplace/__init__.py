@@ -65,5 +65,5 @@ TRUSTED_TYPES = [
 """Names of the estimators, for the ``trusted`` parameter of ``skops.io.load``.
 
 Loading these estimators does not run any code from the author of the file. Add the
-names of your own modules and functions that the file refers to.
+names of your own modules, functions and callbacks that the file refers to.
 """

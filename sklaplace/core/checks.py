@@ -97,8 +97,7 @@ def plain(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {key: plain(entry) for key, entry in value.items()}
-    has_shape = isinstance(value, np.generic | np.ndarray | Tensor)
-    return value.item() if has_shape and value.ndim == 0 else value
+    return value.item() if getattr(value, "shape", None) == () else value
 
 
 def _is_number(value: object, kind: type = Real) -> bool:

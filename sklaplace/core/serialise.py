@@ -3,8 +3,9 @@
 skops cannot store tensors, and asks the user which types in a file to trust. Therefore,
 `torch.save` writes the object graph of an estimator, and torch's weights-only loader
 reads the graph. The loader calls only the few functions named in this module. Classes
-and functions of torch, skorch and sklaplace are stored by name. skops stores the user's
-classes and functions, and asks whether to trust them.
+and functions of torch, skorch and sklaplace are stored by name. skops stores all other
+classes and functions, such as the user's and most callbacks, and asks whether to trust
+them.
 
 A file can name two kinds of objects: functions of tensors, and classes that run only
 library code when their objects are rebuilt from attributes.
@@ -31,6 +32,7 @@ from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from sklearn.base import BaseEstimator
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNet
+from skorch.callbacks import EpochTimer, PrintLog
 from skorch.helper import _make_split
 from skorch.setter import optimizer_setter
 from skorch.utils import get_map_location, to_numpy
@@ -46,9 +48,12 @@ _LOADED = (
     *("_codecs", "torch", "torch._tensor", "torch._utils", "torch.nn.parameter"),
     *("torch.storage", __name__),
 )
-# Modules whose classes a file may name. Other modules have classes that unpickle data.
+# Modules whose classes a file may name. Other modules have classes that unpickle data
+# or write files, such as `skorch.callbacks.Checkpoint`.
 _HOMES = (
-    *("sklaplace.", "sklearn.frozen.", "skorch.", "torch.nn.modules."),
+    *("sklaplace.", "sklearn.frozen.", "skorch.callbacks.scoring."),
+    *("skorch.classifier.", "skorch.dataset.", "skorch.helper.", "skorch.history."),
+    *("skorch.net.", "skorch.regressor.", "skorch.toy.", "torch.nn.modules."),
     *("torch.nn.utils.", "torch.optim.", "torch.utils.data.dataloader."),
     *("torch.utils.data.dataset.", "torch.utils.data.sampler."),
 )
@@ -61,7 +66,7 @@ _CALLED = (
 # Other objects that a file may name.
 _NAMED = (
     *(bool, bytearray, complex, dict, float, int, list, print, str, tuple),
-    *(_make_split, optimizer_setter, to_numpy),
+    *(_make_split, optimizer_setter, to_numpy, EpochTimer, PrintLog),
     # indexing functions of skorch datasets
     *(f for name, f in vars(skorch.utils).items() if name.startswith("_indexing_")),
 )
@@ -284,5 +289,5 @@ def pickled(value: object, state: dict[str, Any], make: Any, *args: object) -> A
     ``__getstate__`` of a user's subclass takes precedence.
     """
     if not type(value).__getstate__.__module__.startswith("sklaplace."):
-        return object.__reduce_ex__(value, 2)
+        return make, args, value.__getstate__()
     return make, args, state

@@ -68,12 +68,14 @@ class Numbers:
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Numbers":
-        """Learn the encoding of values (n,), which are NaN if missing."""
+        """Learn the encoding of values (n,), which are NaN or None if missing."""
+        values = values.astype(np.float64)
         missing = np.isnan(values).mean()
         return cls(float(np.nanmedian(values)), missing == 0, missing > FEW)
 
     def encoded(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return encoded values (n, m), and whether each value is a surprise, (n,)."""
+        values = values.astype(np.float64)
         missing = np.isnan(values)
         found = np.where(missing, self.median, values)
         parts = [found, missing] if self.has_indicator else [found]
@@ -137,9 +139,7 @@ class Table:
         """Learn the encoding from a frame of training samples."""
         found = _read(frame)
         columns = [
-            Numbers.of(values.astype(np.float64))
-            if content == NUMBERS
-            else Levels.of(_levels(values))
+            Numbers.of(values) if content == NUMBERS else Levels.of(_levels(values))
             for _, content, values in found
         ]
         return cls([content for _, content, _ in found], columns)
@@ -166,9 +166,8 @@ class Table:
                     f"{name} has {content}, but in fit it had {known}. Convert the "
                     "column to the type that it had in fit."
                 )
-            is_number = isinstance(column, Numbers)
-            values = values.astype(np.float64) if is_number else _levels(values)
-            found.append(column.encoded(values))
+            levels = values if isinstance(column, Numbers) else _levels(values)
+            found.append(column.encoded(levels))
         blocks, surprises = zip(*found, strict=True)
         counts = np.sum(surprises, axis=0)
         if not self.is_plain:

@@ -2,17 +2,21 @@
 
 import copy
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from files.write import FORMATS, check
+from joblib import Memory
 from nets import MLP, classifier, regressor
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from skorch import NeuralNetClassifier, NeuralNetRegressor
+from skorch.callbacks import Checkpoint, EarlyStopping, LoadInitState
+from skorch.dataset import ValidSplit
 from torch import nn
 
 import sklaplace
@@ -26,6 +30,7 @@ from sklaplace import (
     VariationalClassifier,
     VariationalRegressor,
 )
+from sklaplace.core import serialise
 
 sio = pytest.importorskip("skops.io")
 exceptions = pytest.importorskip("skops.io.exceptions")
@@ -130,6 +135,89 @@ def test_modules_of_the_user_have_to_be_trusted():
     data = sio.dumps(LaplaceClassifier(classifier(), random_state=0).fit(X, Y))
     with pytest.raises(exceptions.UntrustedTypesFoundException, match=r"nets\.MLP"):
         sio.loads(data, trusted=sklaplace.TRUSTED_TYPES)
+
+
+WRITES = "skorch.callbacks.training.Checkpoint"
+
+
+@pytest.mark.parametrize("as_class", [False, True])
+@pytest.mark.parametrize("is_fitted", [False, True])
+def test_callbacks_have_to_be_trusted(as_class, is_fitted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = {"callbacks__own__dirname": "made"} if as_class else {}
+    callback = Checkpoint if as_class else Checkpoint(dirname="made")
+    net = classifier(callbacks=[("own", callback)], train_split=ValidSplit(2), **made)
+    model = LaplaceClassifier(net, random_state=0)
+    model = model.fit(X, np.arange(60) % 3) if is_fitted else model
+    data = sio.dumps(model)
+    names = sio.get_untrusted_types(data=data)
+    assert WRITES in names
+    others = [name for name in names if name != WRITES]
+    with pytest.raises(exceptions.UntrustedTypesFoundException, match=WRITES):
+        sio.loads(data, trusted=others)
+    back = sio.loads(data, trusted=names)
+    assert back.get_params()["estimator__callbacks"][0][0] == "own"
+
+
+@pytest.mark.parametrize(
+    "callback", [Checkpoint, LoadInitState, EarlyStopping(sink=print)]
+)
+def test_a_manipulated_file_sets_no_callback(callback, monkeypatch):
+    """The graph names the class, so that skops does not ask for it."""
+    kind = callback if isinstance(callback, type) else type(callback)
+    named = serialise.trusted_name
+    path = f"{kind.__module__}.{kind.__name__}"
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            serialise, "trusted_name", lambda v: path if v is kind else named(v)
+        )
+        data = sio.dumps(LaplaceClassifier(classifier(callbacks=[callback])))
+    assert {*sio.get_untrusted_types(data=data)} <= {*TRUSTED}
+    with pytest.raises(ValueError, match="cannot be restored"):
+        sio.loads(data, trusted=TRUSTED)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_the_path_of_memory_is_not_taken_from_a_file(kind, tmp_path):
+    """Results in the folder are unpickled, and new results are written to it."""
+    model = LaplaceClassifier(memory=kind(tmp_path / "cache"), random_state=0)
+    data = sio.dumps(model)
+    names = sio.get_untrusted_types(data=data)
+    assert sio.loads(data, trusted=names).memory is None
+    for copied in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert copied.memory == model.memory
+
+
+def test_a_memory_has_to_be_trusted(tmp_path):
+    model = LaplaceClassifier(memory=Memory(tmp_path), random_state=0)
+    data = sio.dumps(model)
+    name = "joblib.memory.Memory"
+    with pytest.raises(exceptions.UntrustedTypesFoundException, match=name):
+        sio.loads(data, trusted=TRUSTED)
+    back = sio.loads(data, trusted=sio.get_untrusted_types(data=data))
+    assert back.memory.location == model.memory.location
+
+
+MANIPULATED = {
+    "entry": lambda state: {**state, "memory": "made"},
+    "no graph": lambda state: {"memory": "made", "random_state": 0},
+    "graph": lambda state: serialise.to_portable({"memory": "made", "random_state": 0}),
+}
+
+
+@pytest.mark.parametrize("change", MANIPULATED.values(), ids=MANIPULATED)
+def test_a_manipulated_file_sets_no_memory(change, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write = LaplaceClassifier.__getstate__
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            LaplaceClassifier, "__getstate__", lambda self: change(write(self))
+        )
+        data = sio.dumps(LaplaceClassifier(random_state=0))
+    assert {*sio.get_untrusted_types(data=data)} <= {*TRUSTED}
+    back = sio.loads(data, trusted=TRUSTED)
+    assert back.memory is None
+    assert back.random_state == 0
 
 
 def test_nets_of_skorch_which_unpickle_are_not_trusted():

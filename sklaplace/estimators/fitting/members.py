@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from inspect import isfunction, unwrap
+from os import PathLike
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -331,7 +332,9 @@ def reduce_ex(self: object, protocol: object) -> Any:
 def _new(kind: type, version: int) -> Any:
     """Check the version, and return an empty estimator to load the state into."""
     _check_version(version)
-    return object.__new__(kind)
+    made: Any = object.__new__(kind)
+    vars(made)[_FORMAT] = version  # until `setstate`, which skops calls without it
+    return made
 
 
 def _check_version(version: int) -> None:
@@ -364,14 +367,20 @@ def _to_store(state: dict[str, Any]) -> dict[str, Any]:
 def setstate(self: Any, state: dict[str, Any]) -> None:
     """Restore the state, with tensors on the network's device.
 
+    Results in the folder ``memory`` are unpickled. skops asks whether to trust a
+    `joblib.Memory`, but not about a path, which is not taken from a skops file.
+
     Raises
     ------
     ValueError
         If a newer version of this package wrote the state.
     """
     _check_version(state.get(_FORMAT, FORMAT))
+    is_pickle = _FORMAT in vars(self)
     vars(self).update(from_portable(state))
     vars(self).pop(_FORMAT, None)
+    if isinstance(vars(self).get("memory"), str | PathLike) and not is_pickle:
+        self.memory = None
     if "estimator_" in vars(self):
         if self.estimator_ is None:
             self.estimator_ = copied(inner_net(self.estimator))
