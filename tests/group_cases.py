@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from nets import blobs, classifier, regressor, seeded, waves
+from shared import HANGS
 from sklearn.frozen import FrozenEstimator
 from skorch.dataset import Dataset
 
@@ -189,7 +190,7 @@ def main(rank, size, folder, *names):
         init_method=(process.folder / "meeting").as_uri(),
         rank=process.rank,
         world_size=process.size,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=HANGS),
     )
     found = {name: outcome(name, process) for name in names}
     (process.folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))

@@ -1,6 +1,10 @@
-"""A dataset and seeded random numbers, shared by several tests."""
+"""A dataset, seeded random numbers and a time limit, shared by several tests."""
 
 import torch
+
+# Seconds after which a test fails that waits for another thread or process. Only a test
+# that would never end reaches it, however busy the machine is.
+HANGS = 600
 
 
 class Rows(torch.utils.data.Dataset):

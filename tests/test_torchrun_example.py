@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from shared import HANGS
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +19,7 @@ def printed(*options):
     """Return the printed numbers of the example by name."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *options, str(SCRIPT)]
-    run = {"check": True, "capture_output": True, "text": True, "timeout": 100}
+    run = {"check": True, "capture_output": True, "text": True, "timeout": HANGS}
     lines = subprocess.run(command, env=env, **run).stdout.splitlines()
     found = (line.rpartition(" ") for line in lines)
     return {name: float(number) for name, _, number in found}

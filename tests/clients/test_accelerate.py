@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nets import MLP, QUICK, blobs, classifier
+from shared import HANGS
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetClassifier
 from skorch.hf import AccelerateMixin
@@ -65,7 +66,7 @@ def test_two_processes_train_and_fit_together(tmp_path):
         for rank in range(2)
     ]
     try:
-        assert [process.wait(100) for process in processes] == [0, 0]
+        assert [process.wait(HANGS) for process in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()

@@ -3,6 +3,8 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from shared import HANGS
+
 from sklaplace.core.parallel import cached_property
 
 
@@ -16,7 +18,7 @@ class Slow:
         self.calls += 1
         if self.started:
             self.started.set()
-            assert self.ends.wait(60), "another instance waited"
+            assert self.ends.wait(HANGS), "another instance waited"
         return 3
 
 
@@ -31,7 +33,7 @@ def test_instances_do_not_wait_for_each_other():
     started, ends = threading.Event(), threading.Event()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(lambda: Slow(started, ends).value)
-        assert started.wait(60)
-        assert pool.submit(lambda: Slow().value).result(60) == 3
+        assert started.wait(HANGS)
+        assert pool.submit(lambda: Slow().value).result(HANGS) == 3
         ends.set()
-        assert first.result(60) == 3
+        assert first.result(HANGS) == 3

@@ -1,7 +1,6 @@
 """Ordered map: every backend has the same results, order and threads."""
 
 import threading
-import time
 from collections.abc import Sequence
 
 import joblib
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from joblib.parallel import ThreadingBackend
+from shared import HANGS
 
 from sklaplace.core.parallel import n_workers, ordered_map, torch_threads
 
@@ -67,18 +67,24 @@ class Counted(Sequence):
         return range(40)[index]
 
 
-def test_parts_are_read_one_after_another():
-    """Reading all parts at once would need memory for all of them."""
+class Waiting:
+    """A function that waits until `ends` for all parts but the first."""
 
-    def slow(part):
-        time.sleep(0.01)
+    ends = threading.Event()
+
+    def __call__(self, part):
+        assert part == 0 or self.ends.wait(HANGS)
         return part
 
+
+def test_parts_are_read_one_after_another():
+    """Reading all parts at once would need memory for all of them."""
     parts = Counted()
     with joblib.parallel_config(backend="threading"):
-        found = ordered_map(slow, parts, n_jobs=2)
+        found = ordered_map(Waiting(), parts, n_jobs=2)
         assert next(found) == 0
         assert parts.n_read < 40
+        Waiting.ends.set()
         assert list(found) == [*range(1, 40)]
 
 

@@ -14,14 +14,13 @@ import group_cases
 import numpy as np
 import pytest
 from group_cases import CASES, SUBSETS, Process
+from shared import HANGS
 
 from sklaplace.curvature.structures import STRUCTURES
 
 pytestmark = pytest.mark.slow
 
 TESTS = Path(group_cases.__file__).parent
-# Seconds for all cases of a group; one that hangs ends by a timeout of its own before.
-TIMEOUT = 150
 KINDS = [f"{kind}-{subset}" for kind in sorted(STRUCTURES) for subset in SUBSETS]
 EQUAL = [*KINDS, "monte-carlo", "trained", "regression"]
 EQUAL += ["further-samples", "two-workers"]
@@ -46,7 +45,7 @@ def run_group(size, folder, names):
         subprocess.Popen([*program, str(rank), str(size), str(folder), *names], env=env)
         for rank in range(size)
     ]
-    end = time.monotonic() + TIMEOUT
+    end = time.monotonic() + 2 * HANGS  # a case that hangs ends before
     try:
         codes = [process.wait(end - time.monotonic()) for process in processes]
     finally:

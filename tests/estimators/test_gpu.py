@@ -12,6 +12,7 @@ import torch
 from conftest import global_rng_states
 from device_matrix import ALL, CASES, FIXED, brief, fitted, trained_there
 from nets import MLP, blobs, classifier
+from shared import HANGS
 from sklearn.frozen import FrozenEstimator
 from torch import nn
 
@@ -87,7 +88,7 @@ def without_a_gpu(model, X, folder):
     subprocess.run(
         [sys.executable, "-c", PROGRAM, str(TESTS.parent), str(TESTS), str(folder)],
         check=True,
-        timeout=300,
+        timeout=HANGS,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
     )
     return np.load(folder / "latent.npy")
