@@ -6,6 +6,7 @@ do not depend on the number of workers or cores.
 
 import functools
 import io
+import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from joblib import Parallel, delayed, effective_n_jobs
 from joblib.externals.loky.backend.reduction import get_loky_pickler
 from joblib.parallel import get_active_backend
 from sklearn.utils.parallel import Parallel as ConfiguredParallel
+from sklearn.utils.parallel import ThreadpoolController
 from sklearn.utils.parallel import delayed as configured_delayed
 from skorch import NeuralNet
 
@@ -143,7 +145,7 @@ def ordered_map(
     if workers > 1 and len(parts) > 1:
         results = _in_workers(function, parts, n_jobs)
     else:
-        results = map(torch_threads(1)(function) if workers else function, parts)
+        results = map(one_thread()(function) if workers else function, parts)
     return progress.tracked(results, label, len(parts))
 
 
@@ -170,17 +172,64 @@ def _evaluated(function: bytes, part: bytes) -> Any:
     """
     if getattr(_last, "content", None) != function:
         _last.content = _last.function = None  # free its memory first
-        _last.function = torch_threads(1)(pickle.loads(function))
+        _last.function = one_thread()(pickle.loads(function))
         _last.content = function
     return _last.function(pickle.loads(part))
 
 
+# threads inside `one_thread`, and the number to restore when the last of them leaves
+_inside: set[int] = set()
+_n_before = 1
+_counting, _limiting = threading.Lock(), threading.RLock()
+_BLAS = ThreadpoolController().select(user_api="blas")
+
+
 @contextmanager
-def torch_threads(n: int) -> Iterator[None]:
-    """Limit torch to n threads, in a block of code or in each call of a function."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
+def one_thread() -> Iterator[None]:
+    """Limit torch to one thread, in a block of code or in each call of a function.
+
+    The limit applies to the process. If several Python threads enter, the last one to
+    leave restores the number that the first one found.
+    """
+    global _n_before
+    own = threading.get_ident()
+    if own in _inside:
+        yield
+        return
+    with _counting:
+        if not _inside:
+            _n_before = torch.get_num_threads()
+        _inside.add(own)
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        with _counting:
+            _inside.discard(own)
+            # OpenMP has a number for each thread; MKL and new threads share a number
+            torch.set_num_threads(_n_before)
+            if _inside:
+                other = threading.Thread(target=torch.set_num_threads, args=(1,))
+                other.start()
+                other.join()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Limit the BLAS of numpy and scipy to one thread, for one caller at a time.
+
+    If limits overlapped, the last thread to leave would restore the other's limit.
+    """
+    with _limiting, _BLAS.limit(limits=1):
+        yield
+
+
+def _forget_other_threads() -> None:
+    """Forget threads that do not exist in a forked process, and renew the locks."""
+    global _counting, _limiting
+    _counting, _limiting = threading.Lock(), threading.RLock()
+    _inside.intersection_update({threading.get_ident()})
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_other_threads)

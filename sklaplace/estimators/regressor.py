@@ -145,9 +145,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         only the last digits of the results.
     n_jobs : int or None, default=None
         Number of joblib workers, each with one thread; see :doc:`/large_data`. If None,
-        compute in the current process with all of torch's threads. If -1, use one
-        worker per core. Results are bitwise identical for all numbers of workers,
-        including 1, and for all joblib backends.
+        compute in the current process, with all of torch's threads, or with one thread
+        for the default network. If -1, use one worker per core. Results are bitwise
+        identical for all numbers of workers, including 1, and for all joblib backends.
     distributed : bool, default=False
         Whether the processes of the default ``torch.distributed`` group share the work
         of ``fit``. All processes require the same data and parameters, and obtain the

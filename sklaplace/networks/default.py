@@ -19,6 +19,7 @@ import torch
 from skorch import NeuralNet, NeuralNetClassifier, NeuralNetRegressor
 from torch import Tensor, nn
 
+from sklaplace.core.parallel import one_blas_thread
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.optimizer import CosineAdam
 from sklaplace.networks.tabular import (
@@ -404,6 +405,7 @@ def center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
 
 
 # -------------------------------------------------------------------- noise by evidence
+@one_blas_thread()
 def _noise_fraction(X: Array, Y: Array, weight: Array, module: dict[str, Any]) -> float:
     """Estimate the noise as a fraction of the variance, with untrained features."""
     target_center, target_scale = center_and_scale(Y, weight)

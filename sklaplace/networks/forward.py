@@ -8,7 +8,7 @@ unchanged.
 import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from threading import RLock
 from typing import Any
 
@@ -16,7 +16,9 @@ import torch
 from skorch import NeuralNet
 from torch import Tensor, nn
 
+from sklaplace.core.parallel import one_thread
 from sklaplace.core.trees import copied, mapped
+from sklaplace.networks.tabular import TabularNetwork
 
 # Threads share the modes, hooks and gradient flags of a network.
 _EVALUATION = RLock()
@@ -103,6 +105,9 @@ class Forward(nn.Module):
         Names of the parameters that had ``requires_grad`` at construction.
     rounding : float
         Relative rounding error of layer outputs, if known.
+    limit : callable
+        Returns a context for evaluation. The default network, which gains nothing from
+        several threads, is evaluated on one.
     takes_many : bool
         Whether ``torch.func.vmap`` over weights works; False once an operator fails.
     """
@@ -121,6 +126,8 @@ class Forward(nn.Module):
         self.rounding = 0.0
         self.output_map, self.logit_layer, self.shape = output_map, logit_layer, shape
         self.probability_map = probability_map
+        is_default = any(isinstance(m, TabularNetwork) for m in module.modules())
+        self.limit = one_thread if is_default else nullcontext
         named = module.named_parameters()
         self.trainable = frozenset(name for name, p in named if p.requires_grad)
 
@@ -177,7 +184,8 @@ class Forward(nn.Module):
         autocast are disabled. Results are therefore independent of other threads and of
         the caller's contexts.
         """
-        with _EVALUATION, torch.inference_mode(False), ExitStack() as stack:
+        limit, isolated = self.limit(), torch.inference_mode(False)
+        with _EVALUATION, limit, isolated, ExitStack() as stack:
             modules = list(self.module.modules())
             parameters = list(self.module.parameters())
             for device in {"cpu", *(p.device.type for p in parameters)}:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import joblib
 import numpy as np
@@ -9,8 +10,14 @@ import pytest
 import torch
 from joblib.parallel import ThreadingBackend
 from shared import HANGS
+from sklearn.utils.parallel import ThreadpoolController
 
-from sklaplace.core.parallel import n_workers, ordered_map, torch_threads
+from sklaplace.core.parallel import (
+    n_workers,
+    one_blas_thread,
+    one_thread,
+    ordered_map,
+)
 
 PARTS = range(7)
 
@@ -37,13 +44,70 @@ def test_results_are_in_order_and_computed_on_one_thread_elsewhere():
         assert threading.get_ident() not in idents
 
 
-def test_here_on_one_thread_or_on_all():
+@pytest.fixture
+def _two_threads():
+    """Let torch and BLAS use two threads."""
     before = torch.get_num_threads()
-    with torch_threads(2):
-        assert {threads for *_, threads in squares()} == {2}
-        assert {threads for *_, threads in squares(n_jobs=1)} == {1}
-        assert torch.get_num_threads() == 2
-    assert torch.get_num_threads() == before
+    torch.set_num_threads(2)
+    with ThreadpoolController().limit(limits=2, user_api="blas"):
+        yield
+    torch.set_num_threads(before)
+
+
+def torch_numbers():
+    """Return the number of threads of torch, here and in a new thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return torch.get_num_threads(), pool.submit(torch.get_num_threads).result()
+
+
+def blas_numbers():
+    """Return the different numbers of threads of the loaded BLAS libraries."""
+    libraries = ThreadpoolController().select(user_api="blas").info()
+    return {library["num_threads"] for library in libraries}
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_here_on_one_thread_or_on_all():
+    assert {threads for *_, threads in squares()} == {2}
+    assert {threads for *_, threads in squares(n_jobs=1)} == {1}
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_the_last_thread_that_leaves_restores_the_number_for_all():
+    """torch's number belongs to the process, but OpenMP has one for each thread."""
+    entered, may_leave = threading.Event(), threading.Event()
+
+    def work():
+        with one_thread():
+            entered.set()
+            assert may_leave.wait(60)
+            inside = torch_numbers()
+        return inside, torch_numbers()
+
+    with ThreadPoolExecutor(1) as pool:
+        with one_thread(), one_thread():
+            other = pool.submit(work)
+            assert entered.wait(60)
+            assert torch_numbers() == (1, 1)
+        assert torch_numbers() == (2, 1)  # the other is still inside
+        may_leave.set()
+        assert other.result(60) == ((1, 1), (2, 2))
+    assert torch_numbers() == (2, 2)
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_an_error_restores_the_numbers():
+    @one_thread()
+    @one_blas_thread()
+    def fails():
+        assert blas_numbers() == {1}
+        return 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert torch_numbers() == (2, 2)
+    assert blas_numbers() == {2}
 
 
 def test_number_of_workers():

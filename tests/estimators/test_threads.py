@@ -10,9 +10,21 @@ import pytest
 import torch
 from nets import MLP, BatchNormMLP, blobs, classifier, regressor, seeded, waves
 from shared import HANGS
+from sklearn.base import is_classifier
 from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import BayesianRidge
+from sklearn.utils.parallel import ThreadpoolController
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace import (
+    DeepEnsembleClassifier,
+    LaplaceClassifier,
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+    MCDropoutRegressor,
+    SWAGClassifier,
+    VariationalRegressor,
+)
+from sklaplace.networks.tabular import TabularNetwork
 
 # Calls of each thread in the longest test; set it to 1000 before a release.
 CALLS = int(os.environ.get("SKLAPLACE_TEST_CALLS", "8"))
@@ -171,3 +183,98 @@ def test_the_posterior_is_that_of_the_network_without_autocast():
         strict=True,
     ):
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.fixture
+def _two_threads():
+    """Let torch and BLAS use two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with ThreadpoolController().limit(limits=2, user_api="blas"):
+        yield
+    torch.set_num_threads(before)
+
+
+def noting(monkeypatch, owner, name, number):
+    """Let a method note the number of threads of its calls; return the numbers."""
+    numbers, original = set(), getattr(owner, name)
+
+    def noted(*args, **kwargs):
+        numbers.add(number())
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, noted)
+    return numbers
+
+
+def blas_number():
+    """Return the largest number of threads of the loaded BLAS libraries."""
+    libraries = ThreadpoolController().select(user_api="blas").info()
+    return max(library["num_threads"] for library in libraries)
+
+
+DEFAULTS = [
+    LaplaceClassifier(random_state=0),
+    LaplaceRegressor(random_state=0),
+    LaplaceRegressorCV(random_state=0, cv=2, prior_precisions=[0.1, 1.0]),
+    DeepEnsembleClassifier(n_estimators=2, random_state=0),
+    MCDropoutRegressor(n_samples=4, random_state=0),
+    SWAGClassifier(n_samples=4, random_state=0),
+    VariationalRegressor(n_samples=4, random_state=0),
+]
+
+
+@pytest.mark.usefixtures("_two_threads")
+@pytest.mark.parametrize("model", DEFAULTS, ids=lambda m: type(m).__name__)
+def test_the_default_network_uses_one_thread(model, monkeypatch):
+    """Regression test: two threads cost several times the CPU time of one."""
+    numbers = noting(monkeypatch, TabularNetwork, "features", torch.get_num_threads)
+    x, y = (X, Y) if is_classifier(model) else (R_X, R_Y.ravel())
+    model.fit(x, y)
+    assert numbers == {1}
+    numbers.clear()
+    model.predict(x)
+    assert numbers == {1}
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_another_network_keeps_its_threads_also_in_a_fit_that_fails(monkeypatch):
+    numbers = noting(monkeypatch, MLP, "forward", torch.get_num_threads)
+    LaplaceClassifier(classifier(max_epochs=1), random_state=0).fit(X, Y).predict(X)
+    assert numbers == {2}
+    with pytest.raises(ValueError, match="NaN"):
+        LaplaceClassifier(random_state=0).fit(X * np.nan, Y)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("_two_threads")
+@pytest.mark.parametrize("net", [None, regressor(max_epochs=3, train_split=None)])
+def test_the_noise_model_is_fitted_on_one_thread_of_blas(net, monkeypatch):
+    numbers = noting(monkeypatch, BayesianRidge, "fit", blas_number)
+    LaplaceRegressor(net, random_state=0).fit(R_X, R_Y)
+    assert numbers == {1}
+    assert blas_number() == 2
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_threads_that_fit_and_predict_at_once_leave_the_setting():
+    """The setting belongs to the process; the last thread restores it."""
+    fitted = LaplaceRegressor(random_state=0).fit(R_X, R_Y.ravel())
+    expected = fitted.predict(R_X, return_std=True)
+
+    def work(fits):
+        for _ in range(2):
+            model = fitted
+            if fits:
+                model = LaplaceRegressor(random_state=0).fit(R_X, R_Y.ravel())
+            found = model.predict(R_X, return_std=True)
+            np.testing.assert_array_equal(found, expected)
+        return torch.get_num_threads()
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(work, [True, True, False])) == [2] * 3
+    assert torch.get_num_threads() == 2
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == 2
+    assert blas_number() == 2

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sklaplace.core.checks import check_below_one, check_count
-from sklaplace.core.parallel import cached_property, torch_threads
+from sklaplace.core.parallel import cached_property, one_thread
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.base import Accumulator, SumAccumulator
@@ -97,7 +97,7 @@ class _RandomBasis:
             generator = torch.Generator().manual_seed(0)
             size = self.p, min(self.p, self.q)
             noise = torch.randn(size, dtype=torch.float64, generator=generator)
-            with torch_threads(1):  # the same in all processes
+            with one_thread():  # the same in all processes
                 self._found = torch.linalg.qr(noise.to(device)).Q
         return self._found.to(device)
 

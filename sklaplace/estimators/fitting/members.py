@@ -4,7 +4,7 @@ The classes use these functions as their methods.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from inspect import isfunction, unwrap
 from os import PathLike
@@ -22,6 +22,7 @@ from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import fingerprint
 from sklaplace.core.checks import check_arrays, naming, warn_user
+from sklaplace.core.parallel import one_thread
 from sklaplace.core.serialise import from_portable, pickled, to_portable, worker_state
 from sklaplace.core.trees import Inputs
 from sklaplace.estimators.options.given_net import check_net, inner_net, is_frozen
@@ -70,11 +71,13 @@ def without_class(kind: type) -> type:
 def reported(self: Any) -> Iterator[None]:
     """Report progress and a summary; restore all attributes after an error.
 
-    Conformity scores are removed, because they refer to the earlier predictions.
+    Conformity scores are removed, because they refer to the earlier predictions. The
+    default network gains nothing from several threads, and uses one.
     """
+    limit = one_thread() if self.estimator is None else nullcontext()
     before = dict(vars(self))
     vars(self).pop("_conformal", None)
-    with progress.reporting(type(self).__name__, self.verbose):
+    with progress.reporting(type(self).__name__, self.verbose), limit:
         try:
             yield
         except BaseException:

@@ -25,6 +25,7 @@ from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.linear_model import BayesianRidge
 from torch import Tensor
 
+from sklaplace.core.parallel import one_blas_thread
 from sklaplace.core.trees import Batch
 from sklaplace.likelihoods.quadrature import NODES, WEIGHTS
 from sklaplace.networks.default import center_and_scale
@@ -381,6 +382,7 @@ class NoiseModel:
     columns: Sequence[ColumnNoise]
 
     @classmethod
+    @one_blas_thread()
     def fit(cls, residuals: Residuals, levels: Array) -> "NoiseModel | None":
         """Fit a model to residuals, or return None if there are too few residuals.
 

@@ -24,8 +24,8 @@ from sklaplace.core.linalg import all_finite
 from sklaplace.core.parallel import (
     cached_property,
     n_workers,
+    one_thread,
     ordered_map,
-    torch_threads,
 )
 from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.features import FeatureRecorder
@@ -369,7 +369,7 @@ class BatchedOutputs:
         n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
         shards = shards_of(dataset, batch_size, n_shards)
         if len(shards) > 1:
-            with torch_threads(1):
+            with one_thread():
                 # The first batch is computed here, so that workers receive the values
                 # that the posterior caches between batches.
                 own(cut(dataset, slice(0, 1)))
