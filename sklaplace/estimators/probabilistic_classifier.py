@@ -74,13 +74,13 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return self._targets
 
     def _check_loss(self, loss: float, rate: str = "the learning rate") -> None:
-        """Warn if the training loss (nats per label) far exceeds that of guessing."""
-        guessing = np.log(self._targets.n_classes)
-        if guessing > 0 and loss > 2 * guessing:
+        """Warn if the training loss (nats per label) is that of guessing."""
+        if loss > self._notable_loss:
             warn_user(
-                f"The network's training loss, {loss:.3g} nats per label, is larger "
-                f"than the loss of guessing, {guessing:.3g}: training has diverged or "
-                f"has not begun. Lower {rate}, scale the inputs or train longer.",
+                f"The network's training loss, {loss:.3g} nats per label, is no better "
+                "than the loss of guessing: training has diverged or has not begun. "
+                f"Lower {rate}, train longer, or scale the inputs, for example with "
+                "sklearn.preprocessing.StandardScaler in a Pipeline."
             )
 
     # ------------------------------------------------------------ distributions

@@ -22,7 +22,11 @@ from sklaplace.estimators.options.constraints import (
     Constraints,
 )
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
-from sklaplace.estimators.predicting.output_model import BatchedOutputs, OutputModel
+from sklaplace.estimators.predicting.output_model import (
+    BatchedOutputs,
+    OutputModel,
+    PointOutputs,
+)
 from sklaplace.estimators.targets.numbers import (
     check_normalize_y,
     geometric_mean,
@@ -163,6 +167,11 @@ class BaseSampling(ABC):
         return [*parts, f"trained for {n:,} epoch{'' if n == 1 else 's'}"]
 
     # ------------------------------------------------------------- collaborators
+    @property
+    def _rate(self) -> str:
+        """Name of the learning rate, for a warning about training."""
+        return "the learning rate"
+
     def _check_options(self) -> None:
         """Raise an error for invalid values."""
         members.check_parameters(self)
@@ -183,6 +192,12 @@ class BaseSampling(ABC):
         """Set fitted attributes from the trained network, in evaluation mode."""
         if is_regressor(self):
             self._set_noise(self._chosen_noise(trainer, network))
+        at_mean = BatchedOutputs(network, PointOutputs(1, 0), self.batch_size)
+        loss, n_targets = 0.0, 0.0
+        for losses, w, n in at_mean.losses_of(network.train):
+            loss += float(w @ losses.mean(-1))
+            n_targets += float(w.sum()) * n
+        self._check_loss(loss / n_targets, self._rate)
 
     def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> float:
         """Return the given or the most probable noise, in the network's units."""

@@ -12,9 +12,7 @@ from sklaplace.core.checks import plain
 from sklaplace.curvature.descent import SCHEDULE_CHECKS, Schedule
 from sklaplace.curvature.layout import Layout
 from sklaplace.estimators.predicting.output_model import (
-    BatchedOutputs,
     OutputModel,
-    PointOutputs,
     WeightDraws,
     require_draws,
 )
@@ -126,14 +124,11 @@ class BaseSWAG(BaseSampling):
     def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
         self.posterior_ = trainer.posterior
         super()._set_fitted(trainer, network)
+
+    @property
+    def _rate(self) -> str:
         # with large steps, finite iterates can be far from any minimum
-        at_mean = BatchedOutputs(network, PointOutputs(1, 0), self.batch_size)
-        loss, n_targets = 0.0, 0.0
-        for losses, w, n in at_mean.losses_of(network.train):
-            loss += float(w @ losses.mean(-1))
-            n_targets += float(w.sum()) * n
-        rate = f"lr={self.lr:g}, or the learning rate of the net"
-        self._check_loss(loss / n_targets, rate)
+        return f"lr={self.lr:g}, or the learning rate of the net"
 
     def _output_model(self) -> OutputModel:
         return WeightDraws(int(self.n_samples), self._seed, self.posterior_)

@@ -116,14 +116,12 @@ class BaseVariational(BaseSampling):
         # use the objective's noise: ``sigma_noise_`` can be close to zero if draws vary
         sigma = torch.tensor(trainer.noise, dtype=torch.float64)
         likelihood, total = network.spec.likelihood, 0.0
-        loss, n_targets = 0.0, 0.0
+        n_targets = 0.0
         for losses, w, n in outputs.losses_of(network.train):
             total += float(w @ nats(likelihood, losses, sigma, n).mean(-1))
-            loss += float(w @ losses.mean(-1))
             n_targets += float(w.sum()) * n
         log_unit = math.log(self._targets.noise_unit)
         self.elbo_ = -total - self.kl_ - log_unit * n_targets
-        self._check_loss(loss / n_targets)
         if is_frozen(self.estimator) and network.held_out is not None:
             self._compare(network, outputs, sigma)
 

@@ -147,12 +147,19 @@ def encode(self: Any, samples: Samples) -> EncodedData:
     groups = as_groups(samples.groups, y.shape[0])
     self._has_groups = groups is not None
     data = weighted_data(targets, X, y, samples.sample_weight, groups)
+    if is_classifier(self):
+        self._notable_loss = targets.notable_loss(data)
     if samples.X_val is None:
         return EncodedData(data, None, samples.fit_params)
     with naming(X="X_val", y="y_val"):
         X, y = self._check_samples(samples.X_val, samples.y_val, reset=False)
         groups = as_groups(samples.groups_val, y.shape[0], "groups_val")
         validation = weighted_data(targets, X, y, None, groups, name="y_val")
+    if samples.X_val is samples.X and not is_frozen(self.estimator):
+        raise ValueError(
+            "X_val is X, so fit would tune on the rows that the network is trained on. "
+            "Pass other rows. Without X_val, fit holds out rows of X itself."
+        )
     warn_of_other_ranges(data.X, validation.X)
     return EncodedData(data, validation, samples.fit_params)
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from scipy.sparse import issparse
+from scipy.special import entr
 from sklearn.metrics import accuracy_score
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_consistent_length
@@ -25,6 +26,7 @@ from sklaplace.estimators.targets.base import (
     likelihood_of,
 )
 from sklaplace.estimators.targets.label_types import TargetType, infer_target_type
+from sklaplace.estimators.targets.numbers import LARGEST_UNIT, NOTABLE_LOSS
 from sklaplace.likelihoods import Bernoulli, Categorical, Likelihood
 from sklaplace.networks.arrays import as_labels
 from sklaplace.networks.data import TrainingData
@@ -223,6 +225,27 @@ class ClassTargets(Targets):
         if known.all():
             return weights
         return known.astype(np.float64) if weights is None else weights * known
+
+    def notable_loss(self, data: TrainingData) -> float:
+        """Return the training loss (nats per label) of a net that learned nothing.
+
+        The loss is that of the class frequencies if X is an array of numbers far from
+        unit size, and twice that of equal probabilities otherwise. The default network
+        scales X.
+        """
+        X, codes = data.X, data.y.reshape(len(data.y), -1).astype(np.int64)
+        has_size = isinstance(X, np.ndarray) and X.dtype.kind == "f"
+        is_raw = has_size and self.net is not None
+        size = np.linalg.norm(X.ravel()) / X.size**0.5 if is_raw else 1.0
+        if 1 / LARGEST_UNIT <= size <= LARGEST_UNIT:
+            return float(2 * np.log(self.n_classes)) or np.inf
+        w = 1 if data.sample_weight is None else data.sample_weight[:, None]
+        w = w * (codes >= 0)
+        shape = (-1, 1) if self.target_type.has_class_names else codes.shape
+        codes, w = codes.reshape(shape), w.reshape(shape)
+        classes = range(self.n_classes)
+        shares = [np.average(codes == k, axis=0, weights=w) for k in classes]
+        return NOTABLE_LOSS * float(entr(shares).sum(0).mean()) or np.inf
 
     def missing_classes(self, labels: np.ndarray) -> np.ndarray:
         """Return the classes that are missing from a part of the training targets."""

@@ -1,0 +1,82 @@
+"""A classifier that predicts no better than the class frequencies is warned of."""
+
+import numpy as np
+import pytest
+import torch
+from nets import MLP, blobs, classifier
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from skorch import NeuralNet
+from torch import nn
+
+from sklaplace import (
+    DeepEnsembleClassifier,
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    MCDropoutClassifier,
+    SWAGClassifier,
+    VariationalClassifier,
+)
+
+X, Y = blobs(90)
+WARNING = r"nats per label, is no better than the loss of guessing.*StandardScaler"
+
+
+class Dropped(MLP):
+    """A network with dropout."""
+
+    def forward(self, X):
+        hidden = nn.functional.relu(self.hidden(X))
+        return self.head(self.dropout(hidden))
+
+    def __init__(self, **params):
+        super().__init__(**params)
+        self.dropout = nn.Dropout(0.1)
+
+
+SGD = {"optimizer": torch.optim.SGD, "lr": 0.01, "max_epochs": 20, "batch_size": 32}
+NET = classifier(Dropped, **SGD)
+FEW = {"n_samples": 4, "random_state": 0}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LaplaceClassifier(NET, random_state=0),
+        LaplaceClassifierCV(NET, cv=2, prior_precisions=[1.0], random_state=0),
+        DeepEnsembleClassifier(NET, n_estimators=2, random_state=0),
+        MCDropoutClassifier(NET, **FEW),
+        SWAGClassifier(NET, **FEW),
+        VariationalClassifier(NET, **FEW),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_inputs_of_another_size_that_are_not_learned(model):
+    with pytest.warns(UserWarning, match=WARNING):
+        clone(model).fit(X * np.float32(1e-4), Y)
+
+
+def test_the_advice_helps_and_the_default_network_needs_none():
+    large = X * np.array([1, 3000], "f4") + 5000
+    net = classifier(Dropped, **SGD | {"lr": 0.1})
+    with pytest.warns(UserWarning, match=WARNING):
+        LaplaceClassifier(net, random_state=0).fit(large, Y)
+    for model in (make_pipeline(StandardScaler(), LaplaceClassifier(net)), None):
+        fitted = (model or LaplaceClassifier(random_state=0)).fit(large, Y)
+        assert fitted.score(large, Y) > 0.6
+    noise = np.random.default_rng(0).permutation(Y)
+    LaplaceClassifier(random_state=0).fit(large, noise)
+
+
+def test_weights_and_columns_of_labels_have_their_own_frequencies():
+    small, rare = X * np.float32(1e-4), np.arange(90) % 9 == 0
+    weights = np.where(rare, 8.0, 1.0)  # both classes weigh the same
+    net = classifier(module__n_out=2, **SGD)
+    for options in ({}, {"sample_weight": weights}):
+        with pytest.warns(UserWarning, match=WARNING):
+            LaplaceClassifier(net, random_state=0).fit(small, 2 - rare, **options)
+    matrix = np.column_stack([rare, Y == 0, Y > 0]).astype("f4")
+    net = NeuralNet(MLP, criterion=nn.BCEWithLogitsLoss, verbose=0, **SGD | {"lr": 1})
+    with pytest.warns(UserWarning, match=WARNING):
+        LaplaceClassifier(net, random_state=0).fit(small, matrix)
