@@ -35,8 +35,10 @@ def mapped(function: Callable[[Any], Any], x: object) -> Any:
     return function(x)
 
 
-def mapped_tensors(function: Callable[[Any], Any], value: object) -> Any:
-    """Apply a function to tensors and modules in sequences and dataclasses.
+def mapped_tensors(
+    function: Callable[[Any], Any], value: object, kinds: Any = (Tensor, nn.Module)
+) -> Any:
+    """Apply a function to objects of some kinds in sequences and dataclasses.
 
     Values without changed parts are returned unchanged; other values are copied. A
     value that several objects share is mapped once and stays shared.
@@ -49,7 +51,7 @@ def mapped_tensors(function: Callable[[Any], Any], value: object) -> Any:
         return known[id(value)]
 
     def rebuilt(value: object) -> Any:
-        if isinstance(value, Tensor | nn.Module):
+        if isinstance(value, kinds):
             return function(value)
         if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
             new = type(value)(map(found, value))

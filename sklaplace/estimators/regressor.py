@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import norm
 
 from sklaplace.core.checks import check_fraction
-from sklaplace.core.trees import Inputs
+from sklaplace.core.trees import Inputs, mapped_tensors
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.estimators.fitting.laplace_fit import (
     LaplaceFit,
@@ -395,7 +395,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
                 "Use a Gaussian likelihood, or to_module(coverage=None)."
             )
         scores = norm.ppf([(1 - coverage) / 2, (1 + coverage) / 2])
-        model = self._noise_model
+        # numbers become tensors, and then buffers of the module
+        number = partial(torch.tensor, dtype=torch.float64)
+        model = mapped_tensors(number, self._noise_model, float)
         return Interval(
             self._noise * self.posterior_.noise_proportions.cpu(),
             torch.from_numpy(scores),

@@ -113,15 +113,19 @@ def test_equals_other_targets():
 
 @pytest.mark.parametrize("column", ["levels", "numbers", "plain"])
 @pytest.mark.parametrize("kind", [LaplaceClassifier, LaplaceRegressor])
-def test_equals_estimator_of_data_frames(kind, column):
+def test_data_frames_need_numbers_without_missing_values(kind, column):
+    """Regression test: the module expected hidden columns of the encoding."""
     rows = pd.DataFrame({"a": X[:, 0], "b": X[:, 1]})
     if column == "levels":
         rows["b"] = pd.Categorical(np.array(list("xyz"))[LABELS])
     elif column == "numbers":
         rows.loc[3, "b"] = np.nan
     model = kind(random_state=0).fit(rows, LABELS)
-    module, encoded = model.to_module(), model._input_type.table.encoded(rows)
-    found = module(torch.from_numpy(encoded))[2]
+    if column != "plain":
+        with pytest.raises(ValueError, match="cannot encode the strings, categories"):
+            model.to_module()
+        return
+    found = model.to_module()(torch.tensor(rows.to_numpy(float)))[2]
     is_classifier = kind is LaplaceClassifier
     method = model.predict_proba if is_classifier else model.predict_interval
     np.testing.assert_allclose(found, method(rows), rtol=1e-6)
@@ -195,6 +199,22 @@ class TestModule:
         emptied.load_state_dict(module.state_dict())
         for found, value in zip(emptied(x), expected, strict=True):
             assert torch.equal(found, value)
+
+    def test_one_row_needs_an_axis(self, fitted):
+        for model in (fitted, LaplaceClassifier(classifier(), **QUICK).fit(X, LABELS)):
+            module = model.to_module()
+            dtype = next(module.parameters()).dtype
+            with pytest.raises(ValueError, match=r"x has shape \(2,\)\. .* x\[None\]"):
+                module(torch.tensor(X[0], dtype=dtype))
+            module(torch.tensor(X[:1], dtype=dtype))
+
+    @pytest.mark.parametrize("unit", [100.0, 0.01])
+    def test_state_contains_the_noise(self, fitted, unit):
+        """Regression test: numbers of the noise model stayed behind."""
+        other = LaplaceRegressor(random_state=0).fit(X, unit * TARGETS)
+        module = fitted.to_module()
+        module.load_state_dict(other.to_module().state_dict())
+        check(other, module)
 
     @pytest.mark.parametrize("name", ["kron", "full", "probit", "default"])
     def test_half_precision_is_for_the_network(self, name):

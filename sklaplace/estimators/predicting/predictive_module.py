@@ -61,6 +61,8 @@ class Parts:
         Likelihood of the network.
     is_centred : bool
         Whether ``covariance`` refers to centred outputs.
+    takes_rows : bool
+        Whether the inputs are an array of two or more axes.
     """
 
     outputs: Affine
@@ -73,6 +75,7 @@ class Parts:
     result: Classes | Numbers
     likelihood: Likelihood
     is_centred: bool
+    takes_rows: bool
 
 
 class PredictiveModule(nn.Module):
@@ -124,6 +127,10 @@ class PredictiveModule(nn.Module):
             lambda part: part if isinstance(part, nn.Module) else next(tensors),
             self.parts,
         )
+        if parts.takes_rows and isinstance(x, Tensor) and x.ndim == 1:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}. Pass rows (n, ...), such as x[None]."
+            )
         features, inputs = self._features(x)
         mean, variance = parts.mean(features), parts.variance(features)
         cov = variance if parts.covariance is None else parts.covariance(features)
@@ -191,8 +198,12 @@ class PredictiveModule(nn.Module):
                 "to_module would leave out. Move infer's code into the net's module."
             )
         network = unwrapped(copied(net).module_)
-        if isinstance(network, TabularNetwork):  # its inputs are encoded data frames
-            n_inputs = network.center.numel()
+        if isinstance(network, TabularNetwork) and len(network.center) != n_inputs:
+            raise ValueError(
+                "to_module cannot encode the strings, categories or missing values of "
+                "the data frame passed to fit. Encode the columns in a Pipeline, with "
+                "OneHotEncoder and SimpleImputer, and export its last step."
+            )
         name, c = str(layout.blocks[0].layer), len(layout.head.offset)
         outputs, mean = (
             _affine(layout, network.get_submodule(name), weights)
@@ -209,7 +220,7 @@ class PredictiveModule(nn.Module):
             sizes = {"features": mean.weight.shape[1], "inputs": n_inputs}
             leverages = RelativeLeverage.all_of(residual, sizes, c)
         moments = outputs, mean, variance, covariance
-        others = result, posterior.likelihood, is_centred
+        others = result, posterior.likelihood, is_centred, n_inputs > 0
         parts = Parts(*moments, leverages, amplitudes, bounds, *others)
         return cls(network, name, parts).to(predictions.network.device)
 
