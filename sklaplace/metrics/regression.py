@@ -336,13 +336,16 @@ def _check_interval(
     y_true: Values, y_interval: Values
 ) -> tuple[Floats, Floats, Floats]:
     """Return targets, lower bounds and upper bounds, each of shape (n,)."""
-    targets = as_vector(y_true, "y_true")
-    interval = as_floats(y_interval, "y_interval", ensure_2d=True)
-    check_consistent_length(targets, interval)
-    if interval.shape[1] != 2:
+    interval = as_floats(y_interval, "y_interval", allow_nd=True)
+    if interval.shape[1:] != (2,):
+        columns = f"{interval.shape[1]} columns" if interval.ndim == 2 else ""
         raise ValueError(
-            f"y_interval has {interval.shape[1]} columns. Pass lower and upper bounds."
+            f"y_interval has {columns or f'shape {interval.shape}'}. Pass lower and "
+            "upper bounds of one target and one coverage, (n, 2), such as "
+            "y_interval[:, 0] with y_true[:, 0]."
         )
+    targets = as_vector(y_true, "y_true")
+    check_consistent_length(targets, interval)
     lower, upper = interval.T
     if (lower > upper).any():
         row = int(np.argmax(lower > upper))

@@ -22,7 +22,8 @@ _DATE_DTYPES = "date", "time", "duration", "period"
 
 IMPUTE = (
     "Leave out these samples, or impute their values first (SimpleImputer in a "
-    "Pipeline)."
+    "Pipeline). With estimator=None, a pandas or polars data frame may have missing "
+    "values."
 )
 ENCODE = (
     "Encode strings and categories as numbers (OneHotEncoder or OrdinalEncoder in a "

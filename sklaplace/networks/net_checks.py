@@ -42,7 +42,7 @@ def check_one_module(net: NeuralNet, x: object) -> None:
 
 
 def check_device(net: NeuralNet) -> None:
-    """Raise ValueError for a net on an Apple GPU, which has no float64."""
+    """Raise ValueError for a net on a device that is missing or has no float64."""
     module = getattr(net, "module_", net.module)
     parameters = module.parameters() if isinstance(module, nn.Module) else ()
     devices = [net.device, *(parameter.device for parameter in parameters)]
@@ -52,6 +52,11 @@ def check_device(net: NeuralNet) -> None:
             "and predictions need float64 on the device of the net, so use 'cpu' or "
             "'cuda'. Train the net with device='cpu', or move a trained net with "
             "net.set_params(device='cpu') and net.module_.to('cpu')."
+        )
+    if str(net.device).startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f"The net has device={str(net.device)!r}, but torch finds no GPU. Use "
+            "net.set_params(device='cpu'), or install a driver and a torch for CUDA."
         )
 
 

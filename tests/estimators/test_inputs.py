@@ -160,3 +160,24 @@ def test_held_out_samples_that_the_loader_drops():
     net = classifier(callbacks=[RecordTraining()], train_split=ValidSplit(4), **options)
     refused_fit(LaplaceClassifier(net), "drop_last", "15 held-out", data=(X, Y))
     LaplaceClassifier(net.set_params(iterator_valid__batch_size=15)).fit(X, Y)
+
+
+class TestAdvice:
+    """Messages say what is allowed and what to do."""
+
+    def test_missing_values_are_for_data_frames(self):
+        missing = np.where(X > 1, np.nan, X)
+        with pytest.raises(ValueError, match=r"X contains NaN.* data frame may have"):
+            LaplaceClassifier(random_state=0).fit(missing, Y)
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="needs no GPU")
+    @pytest.mark.parametrize("kind", [LaplaceClassifier, DeepEnsembleClassifier])
+    def test_a_missing_gpu(self, kind):
+        net = classifier(device="cuda", **QUICK)
+        with pytest.raises(ValueError, match=r"device='cuda', but torch finds no GPU"):
+            kind(net, random_state=0).fit(X, Y)
+
+    @pytest.mark.parametrize("kind", [LaplaceClassifier, SWAGClassifier])
+    def test_the_training_rows_are_not_for_tuning(self, kind):
+        with pytest.raises(ValueError, match=r"X_val is X, so .* Pass other rows"):
+            kind(random_state=0).fit(X, Y, X_val=X, y_val=Y)

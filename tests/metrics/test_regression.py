@@ -80,6 +80,8 @@ def test_intervals_name_what_is_wrong(metric):
     crossed = r"bound 1.0 above the upper bound 0.0 in row 1"
     with pytest.raises(ValueError, match=crossed):
         metric([0, 0], [[0, 1], [1, 0]])
+    with pytest.raises(ValueError, match=r"shape \(1, 3, 2\)\. .*y_interval\[:, 0\]"):
+        metric([[0, 1, 2]], [[[0, 1], [1, 2], [2, 3]]])
     with pytest.raises(ValueError, match=r"has 3 columns\. Pass lower"):
         metric([0], [[0, 1, 2]])
     with pytest.raises(ValueError, match=r"inconsistent numbers of samples"):
