@@ -1,6 +1,10 @@
 """Modules from `to_module` run in onnxruntime, without torch or sklaplace."""
 
+import re
+import textwrap
 import time
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,3 +113,38 @@ def test_equals_estimator(name, tmp_path, figure):
         plain=1e6 * seconds(lambda: plain.run(None, {name: rows[:1]})),
     )
     assert max(errors) < 1e-5
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "user_guide" / "deployment.rst"
+BLOCKS = re.compile(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", re.MULTILINE)
+
+
+def test_the_guide_writes_one_file_that_loads(tmp_path):
+    names = {}
+    for block in BLOCKS.findall(GUIDE.read_text(encoding="utf-8")):
+        exec(compile(textwrap.dedent(block), GUIDE.name, "exec"), names)
+    path, rows = tmp_path / "model.onnx", names["X"][:5]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        names["to_onnx"](names["module"], names["rows"], path)
+    torch_warns = DeprecationWarning, FutureWarning  # of its own modules
+    assert [w for w in caught if not issubclass(w.category, torch_warns)] == []
+    assert [*tmp_path.iterdir()] == [path]
+    found = ort.InferenceSession(path)
+    outputs = [output.name for output in found.get_outputs()]
+    assert outputs == ["output_mean", "output_variance", "interval"]
+    (interval,) = found.run(["interval"], {found.get_inputs()[0].name: rows})
+    np.testing.assert_allclose(interval, names["reg"].predict_interval(rows), rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+def test_a_classifier_has_the_names_of_the_guide(tmp_path):
+    model = LaplaceClassifier(random_state=0).fit(X.astype(float), LABELS)
+    rows, path = torch.from_numpy(X[:3].astype(float)), tmp_path / "model.onnx"
+    names = ["output_mean", "output_variance", "proba"]
+    batch = ({0: torch.export.Dim.DYNAMIC},)
+    options = {"dynamo": True, "dynamic_shapes": batch, "external_data": False}
+    torch.onnx.export(model.to_module(), (rows,), path, output_names=names, **options)
+    found = ort.InferenceSession(path)
+    (proba,) = found.run(["proba"], {found.get_inputs()[0].name: rows.numpy()})
+    np.testing.assert_allclose(proba, model.predict_proba(rows.numpy()), rtol=1e-5)
