@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -43,6 +44,35 @@ def run(page, pattern):
 def test_the_readme_prints_what_it_says():
     text = README.read_text(encoding="utf-8")
     assert run(README, MARKDOWN) == "".join(PRINTED.findall(text))
+
+
+def test_the_first_command_has_the_code_of_the_readme():
+    block = MARKDOWN.findall(README.read_text(encoding="utf-8"))[0]
+    _, code = block.split("\n\n", 1)  # without imports
+    assert code in (ROOT / "examples" / "plot_quickstart.py").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_the_first_command_prints_the_figures_of_the_readme(monkeypatch, tmp_path):
+    """Regression test: it printed another table, and a picture with equal titles."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    text = README.read_text(encoding="utf-8")
+    (example,) = re.findall(r"python (examples/\S+\.py)", text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plt, "show", lambda: None)
+    printed, n_threads = io.StringIO(), torch.get_num_threads()
+    try:
+        with redirect_stdout(printed):
+            found = runpy.run_path(str(ROOT / example))
+    finally:
+        torch.set_num_threads(n_threads)
+        plt.close("all")
+    assert printed.getvalue().startswith(PRINTED.findall(text)[0])
+    assert (tmp_path / "quickstart.png").exists()
+    alone, laplace = (ax.get_title().split()[-1] for ax in found["axes"])
+    assert float(laplace) < 0.9 * float(alone)
+    falls = " from {:.2f} to {:.2f}".format(*found["all_nlls"].mean(axis=0))
+    assert falls in " ".join(text.split())
 
 
 def test_the_readme_is_short():
