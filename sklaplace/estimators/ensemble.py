@@ -230,10 +230,11 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
     ----------
     sigma_noise : float, array or "auto", default="auto"
         Standard deviation of the observation noise, in units of ``y``, for nets with
-        ``MSELoss``. An array has one value per column of ``y``. ``"auto"`` maximises
-        the likelihood of held-out targets from ``y_val``, else from the net's
-        ``train_split``, else from ``validation_fraction``. Without held-out targets
-        (fewer than 50 distinct samples), ``"auto"`` uses the training targets.
+        ``MSELoss``. An array has one value per column of ``y``. ``"auto"`` chooses one
+        level per column, which maximises the likelihood of held-out targets from
+        ``y_val``, else from the net's ``train_split``, else from
+        ``validation_fraction``. Without held-out targets (fewer than 50 distinct
+        samples), ``"auto"`` uses the training targets.
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for estimating the noise, if the net itself
         holds out no samples and there are at least 50 distinct samples.

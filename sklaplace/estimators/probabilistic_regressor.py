@@ -22,7 +22,7 @@ from sklaplace.estimators.predicting import latent
 from sklaplace.estimators.predicting.conformal import Conformal
 from sklaplace.estimators.predicting.noise_model import NoiseModel
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
-from sklaplace.estimators.targets.numbers import NumberTargets, geometric_mean
+from sklaplace.estimators.targets.numbers import NumberTargets
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import RegressionLikelihood
 
@@ -79,9 +79,10 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return cast(RegressionLikelihood, self.network_spec_.likelihood)
 
     @property
-    def _noise(self) -> float:
-        """Standard deviation of the noise, in the likelihood's units."""
-        return geometric_mean(self.sigma_noise_) / self._targets.noise_unit
+    def _noise(self) -> Any:
+        """Standard deviation of the noise, in the likelihood's units, () or (c,)."""
+        relative = np.array(getattr(self._likelihood, "relative", None) or 1.0)
+        return self.sigma_noise_ / self._targets.scaling.scale / relative
 
     def _set_noise(self, sigma: Any) -> None:
         """Set ``sigma_noise_`` from the noise in the likelihood's units."""

@@ -55,7 +55,7 @@ class BaseSampling(ABC):
         _targets: Any
 
         def _check_loss(self, loss: float, rate: str = ...) -> None: ...
-        def _set_noise(self, sigma: float) -> None: ...
+        def _set_noise(self, sigma: Any) -> None: ...
 
     _trainer_kind: ClassVar[type[Trainer]] = Trainer
     _parameter_constraints: ClassVar[Constraints] = {
@@ -195,12 +195,15 @@ class BaseSampling(ABC):
         at_mean = BatchedOutputs(network, PointOutputs(1, 0), self.batch_size)
         loss, n_targets = 0.0, 0.0
         for losses, w, n in at_mean.losses_of(network.train):
-            loss += float(w @ losses.mean(-1))
+            loss += float((w @ losses.mean(-1)).sum())
             n_targets += float(w.sum()) * n
         self._check_loss(loss / n_targets, self._rate)
 
-    def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> float:
-        """Return the given or the most probable noise, in the network's units."""
+    def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> ArrayLike:
+        """Return the given or the most probable noise, in the network's units.
+
+        The result is one number, or one level for each column.
+        """
         if not network.spec.likelihood.has_noise:
             return 1.0
         if not isinstance(self.sigma_noise, str):

@@ -7,9 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.utils._param_validation import StrOptions
 
 from sklaplace.core.checks import check_params, warn_user
+from sklaplace.core.linalg import as_number, plain
 from sklaplace.estimators.options.constraints import LEVELS, Constraints
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting.output_model import (
@@ -114,16 +116,15 @@ class BaseVariational(BaseSampling):
         self.kl_ = float(self.posterior_.kl(n_draws, generator))
         outputs = BatchedOutputs(network, model, self.batch_size)
         # use the objective's noise: ``sigma_noise_`` can be close to zero if draws vary
-        sigma = torch.tensor(trainer.noise, dtype=torch.float64)
         likelihood, total = network.spec.likelihood, 0.0
         n_targets = 0.0
         for losses, w, n in outputs.losses_of(network.train):
-            total += float(w @ nats(likelihood, losses, sigma, n).mean(-1))
+            total += float(w @ nats(likelihood, losses, trainer.noise, n).mean(-1))
             n_targets += float(w.sum()) * n
         log_unit = math.log(self._targets.noise_unit)
         self.elbo_ = -total - self.kl_ - log_unit * n_targets
         if is_frozen(self.estimator) and network.held_out is not None:
-            self._compare(network, outputs, sigma)
+            self._compare(network, outputs, trainer.noise)
 
     def _compare(
         self, network: TrainedNetwork, outputs: BatchedOutputs, sigma: torch.Tensor
@@ -156,7 +157,8 @@ def _held_out_nll(outputs: BatchedOutputs, dataset: Any, sigma: Any) -> np.ndarr
     losses = torch.cat(parts)
     if sigma is None:
         tiny = torch.finfo(torch.float32).tiny
-        sigma = (2 * losses.mean() / n_targets).clamp(min=tiny).sqrt()
+        mean = losses.mean((0, 2))
+        sigma = (2 * mean * len(mean) / n_targets).clamp(min=tiny).sqrt()
     nll = nats(likelihood, losses, sigma, n_targets)
     averaged = math.log(nll.shape[1]) - (-nll).logsumexp(1)
     return np.asarray(averaged.cpu().numpy())
@@ -293,11 +295,12 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     ----------
     sigma_noise : float, array or {"auto", "learned"}, default="auto"
         Standard deviation of the observation noise, in units of ``y``, for nets with
-        ``MSELoss``. An array has one value per column of ``y``. With ``"learned"``, the
-        noise maximises the objective. With ``"auto"``, the noise is estimated during
-        and after training from held-out samples: from ``X_val``, else from the net's
-        ``train_split``, else from ``validation_fraction``. Without held-out samples,
-        ``"auto"`` means ``"learned"``.
+        ``MSELoss``. An array has one value per column of ``y``, and a name chooses one
+        level per column. With ``"learned"``, the noise maximises the objective. With
+        ``"auto"``, the noise is estimated during and after training from held-out
+        samples: from ``X_val``, else from the net's ``train_split``, else from
+        ``validation_fraction``. Without held-out samples, ``"auto"`` means
+        ``"learned"``.
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for estimating the noise, if the net is not
         frozen and holds out no samples itself, and if there are at least 50 distinct
@@ -351,10 +354,10 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     ((2,), (2,))
     """
 
-    def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> float:
+    def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> ArrayLike:
         is_learned = self._given_noise is None and (
             self.sigma_noise == "learned" or network.held_out is None
         )
         if is_learned and network.spec.likelihood.has_noise:
-            return float(trainer.noise)
+            return plain(as_number(trainer.noise))
         return super()._chosen_noise(trainer, network)

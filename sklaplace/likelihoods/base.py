@@ -679,6 +679,12 @@ def weighted(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weigh
     return scale if weights is None else weights * scale.to(weights)
 
 
+def losses_by_output(likelihood: Likelihood, f: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each output, (b, c), or their sum, (b, 1); see `loss`."""
+    each = likelihood.output_losses(f, targets)
+    return likelihood.loss(f, targets).unsqueeze(1) if each is None else each
+
+
 def output_weights(likelihood: Likelihood, targets: Tensor, n_outputs: int) -> Weights:
     """Return weights (b, c) of the outputs' second derivatives, or None for ones."""
     weights = likelihood.label_weights(targets)

@@ -121,8 +121,10 @@ class TestNoise:
     @staticmethod
     def assert_best(model, X, y, weight=1.0):
         mean, variance = model.latent_mean_and_variance(X)
-        expected = best_noise(mean[:, 0], variance[:, 0], y, weight)
-        assert model.sigma_noise_ == pytest.approx(expected, rel=1e-3)
+        columns = zip(mean.T, variance.T, y.reshape(mean.shape).T, strict=True)
+        expected = [best_noise(*column, weight) for column in columns]
+        assert np.shape(model.sigma_noise_) == y.shape[1:]
+        np.testing.assert_allclose(np.atleast_1d(model.sigma_noise_), expected, 1e-3)
 
     def test_maximises_the_probability_of_rows_held_out(self):
         RowsSeen.trained.clear()
@@ -144,6 +146,19 @@ class TestNoise:
     def test_of_few_rows_is_that_of_training_rows(self):
         Z, y, weight = X_REG[:30], Y_REG[:30], np.linspace(0.5, 2, 30)
         self.assert_best(of_numbers(2, (Z, y, weight)), Z, y, weight)
+
+    def test_of_columns_maximises_the_probability_of_each(self):
+        Z, y = waves(80, n_targets=2)
+        y[:, 1] += np.random.default_rng(0).normal(size=80)
+        weight, given = np.linspace(0.5, 2, 40), (Z[40:], y[40:])
+        net = regressor(module__n_out=2, max_epochs=20)
+        model = DeepEnsembleRegressor(net, n_estimators=2, random_state=0)
+        self.assert_best(model.fit(*given, X_val=Z[:40], y_val=y[:40]), Z[:40], y[:40])
+        model.set_params(validation_fraction=0.2).fit(Z[:40], y[:40], weight)
+        self.assert_best(model, Z[:40], y[:40], weight)
+        plain = model.predict(Z, return_std=True)[1]
+        _, variance = model.latent_mean_and_variance(Z)
+        np.testing.assert_allclose(plain**2, variance + model.sigma_noise_**2)
 
     def test_given_noise_holds_nothing_out(self):
         RowsSeen.trained.clear()

@@ -17,6 +17,7 @@ from nets import (
     seeded,
     waves,
 )
+from scipy.stats import norm
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import GridSearchCV
 from skorch import NeuralNet
@@ -173,6 +174,50 @@ def test_frozen_nets_with_the_weights_of_their_initialisation_raise_a_warning(ki
     with warnings.catch_warnings(action="error", category=UserWarning):
         for touched in (trained, loaded, updated, instance):
             fitted(touched)
+
+
+# ------------------------------------------------------------------ several columns
+@pytest.mark.usefixtures("full_training")
+@pytest.mark.parametrize(
+    ("kind", "noise"),
+    [*((kind, "auto") for kind in REGRESSORS), (VariationalRegressor, "learned")],
+)
+def test_noise_of_each_column(kind, noise):
+    rng, levels = np.random.default_rng(0), np.array([0.1, 1.0])
+    Z = rng.normal(size=(600, 3))
+    y = Z[:, :2] - Z[:, [2]] + levels * rng.normal(size=(600, 2))
+    model = kind(sigma_noise=noise, random_state=0).fit(Z[:300], y[:300])
+    np.testing.assert_allclose(model.sigma_noise_, levels, rtol=0.3)
+    loaded = pickle.loads(pickle.dumps(model))
+    interval = loaded.predict_interval(Z[300:], 0.9)
+    covered = (interval[:, :, 0] < y[300:]) & (y[300:] < interval[:, :, 1])
+    assert (np.abs(covered.mean(axis=0) - 0.9) < 0.06).all()
+    # all methods use the same levels
+    mean, std = loaded.predict(Z[300:], return_std=True)
+    _, cov = loaded.predict(Z[300:310], return_cov=True)
+    np.testing.assert_allclose(np.einsum("nnc->nc", cov), std[:10] ** 2)
+    quantiles = loaded.predict_quantiles(Z[300:], [0.05, 0.95])
+    np.testing.assert_allclose(quantiles, interval)
+    draws = loaded.sample_y(Z[300:], 200, random_state=1)
+    np.testing.assert_allclose(draws.std(axis=2).mean(axis=0), std.mean(axis=0), 0.05)
+    scores = -loaded.score_samples(Z[300:])
+    _, variance = loaded.latent_mean_and_variance(Z[300:])
+    np.testing.assert_allclose(scores, (variance / model.sigma_noise_**2).mean(axis=1))
+    densities = norm.logpdf(y[300:], mean, std).sum(axis=1)
+    np.testing.assert_allclose(loaded._log_proba_of(Z[300:], y[300:]), densities)
+
+
+@pytest.mark.parametrize("kind", REGRESSORS)
+@pytest.mark.parametrize("options", [{}, {"normalize_y": True}])
+@pytest.mark.parametrize("noise", [0.3, [0.1, 0.4]])
+def test_given_noise_of_columns(kind, options, noise):
+    Z, y = waves(60, n_targets=2)
+    model = make(kind, module__n_out=2).set_params(sigma_noise=noise, **options)
+    model.fit(Z, y * [1, 5])
+    np.testing.assert_allclose(model.sigma_noise_, np.broadcast_to(noise, 2))
+    _, variance = model.latent_mean_and_variance(Z)
+    _, std = model.predict(Z, return_std=True)
+    np.testing.assert_allclose(std**2, variance + np.square(noise))
 
 
 # --------------------------------------------------------------------------- default

@@ -10,13 +10,13 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from sklaplace.core.checks import warn_user
-from sklaplace.core.linalg import all_finite
+from sklaplace.core.linalg import all_finite, as_number, plain
 from sklaplace.core.random import row_hash
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.estimators.predicting.noise_model import Predictions, Residuals
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.likelihoods import Gaussian
-from sklaplace.likelihoods.base import DataFit
+from sklaplace.likelihoods.base import DataFit, losses_by_output
 from sklaplace.networks.split import (
     groups_of_copies,
     row_keys,
@@ -33,8 +33,8 @@ from sklaplace.posterior.tuning.problem import LinearisedBatch
 _LOG_BOUNDS = math.log(1e-4), math.log(1e1)
 
 
-def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float:
-    """Return the noise that maximises the likelihood of a dataset's targets.
+def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float | np.ndarray:
+    """Return the noise levels that maximise the likelihood of a dataset's targets.
 
     The function maximises ``Σ w log N(y | mean, variance + σ²)`` over σ, with the mean
     and variance over draws of the outputs.
@@ -48,8 +48,9 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float:
 
     Returns
     -------
-    float
-        Standard deviation of the noise, in units of the targets.
+    float or ndarray of shape (c,)
+        Standard deviation of each column's noise, in units of the targets. A number if
+        there is one column, or if the likelihood has no losses by output.
 
     Notes
     -----
@@ -60,21 +61,27 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float:
         mean, variance = moments(draws, diagonal=True, centred=False)
         weights = torch.ones_like(mean[:, 0]) if w is None else w.to(mean)
         parts.append((mean, variance, likelihood.targets(y, mean), weights))
-    mean, variance, y, weights = (torch.cat(part) for part in zip(*parts, strict=True))
-    squares = weights @ likelihood.loss(mean, y) / weights.sum() / mean.shape[1]
-    if not (all_finite(squares) and all_finite(variance)):
-        raise ValueError(
-            "The noise cannot be estimated: errors on held-out samples are not finite. "
-            "Look for extreme values in X and X_val."
-        )
-    scale = math.sqrt(max(2 * float(squares), torch.finfo(torch.float32).tiny))
+    *given, weights = (torch.cat(part) for part in zip(*parts, strict=True))
 
-    def loss(log_ratio: float) -> float:
-        sigma = math.exp(log_ratio + math.log(scale))
-        return -float(weights @ likelihood.log_density(mean, variance, y, sigma))
+    def level(mean: Tensor, variance: Tensor, y: Tensor) -> float:
+        squares = weights @ likelihood.loss(mean, y) / weights.sum() / mean.shape[1]
+        if not (all_finite(squares) and all_finite(variance)):
+            raise ValueError(
+                "The noise cannot be estimated: errors on held-out samples are not "
+                "finite. Look for extreme values in X and X_val."
+            )
+        scale = math.sqrt(max(2 * float(squares), torch.finfo(torch.float32).tiny))
 
-    found = minimize_scalar(loss, bounds=_LOG_BOUNDS, method="bounded")
-    return scale * math.exp(float(found.x))
+        def loss(log_ratio: float) -> float:
+            sigma = math.exp(log_ratio + math.log(scale))
+            return -float(weights @ likelihood.log_density(mean, variance, y, sigma))
+
+        found = minimize_scalar(loss, bounds=_LOG_BOUNDS, method="bounded")
+        return scale * math.exp(float(found.x))
+
+    n_levels = losses_by_output(likelihood, given[0], given[2]).shape[1]
+    columns = zip(*(values.chunk(n_levels, 1) for values in given), strict=True)
+    return plain(as_number(torch.tensor([level(*column) for column in columns])))
 
 
 # Largest number of residuals for fitting a noise model.

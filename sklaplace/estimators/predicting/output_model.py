@@ -29,7 +29,7 @@ from sklaplace.core.parallel import (
 )
 from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.features import FeatureRecorder
-from sklaplace.likelihoods.base import weighted
+from sklaplace.likelihoods.base import losses_by_output, weighted
 from sklaplace.networks.data import Batches, count_rows
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import OutputSpec
@@ -335,17 +335,19 @@ class BatchedOutputs:
             yield x, self.variances(forward, x), y, weights
 
     def losses_of(self, dataset: object) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """Yield losses (b, s), weights (b,) and the number of targets per sample.
+        """Yield losses (b, c, s), weights (b,) and the number of targets per sample.
 
-        The caller must freeze the network.
+        The losses are those of `losses_by_output`. The caller must freeze the network.
         """
         likelihood = self.network.spec.likelihood
         for draws, y, w in self.draws_of(dataset):
             targets = likelihood.targets(y, draws[..., 0])
-            of_draws = [likelihood.loss(f, targets) for f in draws.unbind(-1)]
-            losses = torch.stack(of_draws, 1)
+            of_draws = [
+                losses_by_output(likelihood, f, targets) for f in draws.unbind(-1)
+            ]
+            losses = torch.stack(of_draws, -1)
             w = weighted(likelihood, targets, w)
-            weights = torch.ones_like(losses[:, 0]) if w is None else w.to(losses)
+            weights = torch.ones_like(losses[:, 0, 0]) if w is None else w.to(losses)
             yield losses, weights, likelihood.n_targets(draws.shape[1])
 
     # --------------------------------------------------------------------- batches

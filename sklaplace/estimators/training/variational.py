@@ -61,7 +61,7 @@ class VariationalTrainer(Trainer):
         prior, layout = self.elbo.prior, module.layout
         self.posterior = VariationalPosterior(distribution, prior, layout)
         distribution.zero_grad()
-        self.noise = float(self.elbo.noise(module))
+        self.noise = self.elbo.noise(module).cpu()
         net.module_ = module.at_medians()
         net.initialize_optimizer()  # for the new weights of the net
         return samples

@@ -22,7 +22,7 @@ from skorch.utils import to_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from sklaplace.likelihoods.base import Likelihood, weighted
+from sklaplace.likelihoods.base import Likelihood, losses_by_output, weighted
 from sklaplace.networks.data import Batches
 from sklaplace.networks.forward import OUTPUT_MAPS, Forward, as_columns
 from sklaplace.networks.outputs import OutputSpec, unwrapped
@@ -123,7 +123,11 @@ class Elbo:
             module.probability_map = "logit"
 
     def noise(self, module: StochasticModule) -> Tensor:
-        """Return the standard deviation of the observation noise, (), float64."""
+        """Return the standard deviation of the observation noise, float64.
+
+        The shape is () for given noise, and otherwise that of the columns of
+        `losses_by_output`.
+        """
         if self.sigma is not None:
             return torch.tensor(float(self.sigma), dtype=torch.float64)
         return module.noise_variance.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
@@ -135,14 +139,14 @@ class Elbo:
         likelihood, module = self.spec.likelihood, net.module_
         f = OUTPUT_MAPS[self.spec.output_map](as_columns(module.outputs(returned)))
         targets = likelihood.targets(y, f)
-        losses = likelihood.loss(f, targets)
+        losses = losses_by_output(likelihood, f, targets)
         weights = weighted(likelihood, targets, batch_weights(net))
-        weights = torch.ones_like(losses) if weights is None else weights.to(losses)
+        weights = losses.new_ones(len(f)) if weights is None else weights.to(losses)
         weights = weights / mean_weight(net)
         n_targets = likelihood.n_targets(f.shape[1])
         if training and likelihood.has_noise and self.sigma is None:
-            mean = (weights * losses.detach()).sum() / weights.sum()
-            self._update_noise(net, 2 * mean / n_targets)
+            mean = weights @ losses.detach() / weights.sum()
+            self._update_noise(net, 2 * mean * len(mean) / n_targets)
         nll = (weights * nats(likelihood, losses, self.noise(module), n_targets)).mean()
         if not training:
             return nll
@@ -153,34 +157,36 @@ class Elbo:
         return nll + (factor * self.kl_weight / self._total_weight) * kl
 
     def _update_noise(self, net: NeuralNet, variance: Tensor) -> None:
-        """Update the noise variance from the mean squared residual of a batch, ().
+        """Update the noise variances from the mean squared residuals of a batch, (c,).
 
         Estimates from held-out samples have a lower limit. If the targets are constant,
         the variance is near zero before the first step. Without the limit, the first
         gradients would be huge, and Adam's second moments would retain them.
         """
         current, self._n_updates = net.module_.noise_variance, self._n_updates + 1
+        if current.shape != variance.shape:
+            net.module_.noise_variance = current = torch.zeros_like(variance.double())
         if self.held_out is None:
             n_averaged = min(self._n_updates, max(NOISE_STEPS, self.n_batches))
             current.lerp_(variance.double(), 1 / n_averaged)
         elif (self._n_updates - 1) % max(HELD_OUT_STEPS, self.n_batches) == 0:
-            least = LEAST_VARIANCE * float(variance)
-            current.fill_(max(self._held_out_variance(net), least))
+            least = LEAST_VARIANCE * variance.double()
+            current.copy_(torch.maximum(self._held_out_variance(net), least))
 
     @torch.no_grad()
-    def _held_out_variance(self, net: NeuralNet) -> float:
-        """Return the held-out mean squared residual at the medians of the weights."""
+    def _held_out_variance(self, net: NeuralNet) -> Tensor:
+        """Return held-out mean squared residuals (c,) at the medians of the weights."""
         assert self.held_out is not None
         likelihood, module = self.spec.likelihood, net.module_
-        total, count = 0.0, 0.0
+        total, count = torch.zeros_like(module.noise_variance), 0.0
         with Forward(module, module).frozen(), torch.enable_grad():
             for x, y, w in Batches(net, self.held_out, self.spec.batch_size()):
                 f = as_columns(module.outputs(net.infer(x))).detach().double()
-                losses = likelihood.loss(f, likelihood.targets(y, f))
-                weights = torch.ones_like(losses) if w is None else w.to(losses)
-                total += float(weights @ losses)
+                losses = losses_by_output(likelihood, f, likelihood.targets(y, f))
+                weights = torch.ones_like(losses[:, 0]) if w is None else w.to(losses)
+                total += weights @ losses
                 count += float(weights.sum()) * likelihood.n_targets(f.shape[1])
-        return 2 * total / count
+        return 2 * total * len(total) / count
 
     def summary(self) -> dict[str, float]:
         """Return the past epoch's mean divergence and evidence lower bound, in nats."""
@@ -195,9 +201,14 @@ class Elbo:
 
 
 def nats(likelihood: Likelihood, losses: Tensor, sigma: Tensor, n: int) -> Tensor:
-    """Convert losses (b, ...) of samples with n targets to negative log-likelihoods."""
+    """Return negative log-likelihoods (b, ...) of samples with n targets.
+
+    ``losses`` (b, c, ...) is the result of `losses_by_output`, and ``sigma`` contains
+    one noise level, or one per column.
+    """
     s = sigma.to(losses)
-    return likelihood.scale(s) * losses + n * likelihood.log_normalizer(s)
+    scale = likelihood.scale(s).reshape(-1, *[1] * (losses.ndim - 2))
+    return (scale * losses).sum(1) + n * likelihood.log_normalizer(s).mean()
 
 
 class _ElboTraining:

@@ -81,9 +81,9 @@ class StochasticModule(nn.Module):
         the logits.
     drawn : tuple of Tensor
         Weights (1, P) of the last training pass, and their log densities.
-    noise_variance : Tensor of shape ()
-        Estimated variance of the observation noise. The tensor is a buffer and is
-        therefore restored together with the weights of an earlier epoch.
+    noise_variance : Tensor of shape (), or (c,) in training
+        Estimated variance of each column's observation noise. The tensor is a
+        buffer and is therefore restored together with the weights of an earlier epoch.
     """
 
     noise_variance: Tensor

@@ -52,6 +52,20 @@ class TestLearnedNoise:
         assert model.sigma_noise_ == pytest.approx(float(sigma))
         agrees(step, double(n_out=1), normal(NUMBERS, sigma), 0.5 / 20)
 
+    def test_each_column_has_its_own(self):
+        net = regressor(**DOUBLE, module__n_out=2, max_epochs=1, callbacks=[Steps()])
+        y = np.stack([NUMBERS, 5 * NUMBERS], 1)
+        model = learned(net, kl_weight=0.5).fit(X, y)
+        (step,) = Steps.seen
+        f = network(double(n_out=2), step["w"])(step["X"])
+        sigma = (f - torch.tensor(y)).square().mean(0).sqrt()
+        np.testing.assert_allclose(model.sigma_noise_, sigma)
+
+        def nll(f):
+            return -Normal(f, sigma).log_prob(torch.tensor(y)).sum(1).mean()
+
+        agrees(step, double(n_out=2), nll, 0.5 / 20)
+
     def test_weights_of_rows_count(self):
         weight = np.linspace(0.5, 2, 20)
         net = regressor(**DOUBLE, max_epochs=1, callbacks=[Steps()])
