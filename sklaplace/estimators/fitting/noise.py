@@ -27,6 +27,7 @@ from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.novelty import Novelty
 from sklaplace.posterior.predictive import linearised_mean, moments
+from sklaplace.posterior.tuning.levels import SMALLEST_RATIO
 from sklaplace.posterior.tuning.problem import LinearisedBatch
 
 # Logarithms of the smallest and largest ratio of noise to root mean square residual.
@@ -88,8 +89,6 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float | np.
 MOST_RESIDUALS = 10_000
 # Upper bound on the leverage of a sample when its leave-one-out variance is computed.
 MOST_LEVERAGE = 0.95
-# Smallest noise level of a target column, relative to the largest level.
-_SMALLEST_RATIO = 1e-3
 # With a larger mean leverage, residuals contain little information about the noise.
 _LARGEST_LEVERAGE = 0.99
 # A larger change in the proportions of noise levels, as a factor, triggers a warning.
@@ -138,7 +137,7 @@ def _squares(network: TrainedNetwork) -> Tensor:
 def _proportions(squares: Tensor) -> Tensor:
     """Return levels (c,) with a geometric mean of one, from squared residuals (c,)."""
     largest = squares.max().clamp(min=torch.finfo(squares.dtype).tiny)
-    levels = (squares / largest).sqrt().clamp(min=_SMALLEST_RATIO)
+    levels = (squares / largest).sqrt().clamp(min=SMALLEST_RATIO)
     return levels / levels.log().mean().exp()
 
 

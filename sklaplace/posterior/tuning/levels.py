@@ -20,8 +20,8 @@ MAX_ROUNDS = 20
 # The rounds end when the largest change in the logarithm of a level is this small.
 TOLERANCE = 1e-3
 # Smallest ratio of a level to the largest level. An output that is fitted exactly would
-# have zero noise.
-SMALLEST_RATIO = 1e-3
+# have zero noise. The units of the outputs can differ by many orders of magnitude.
+SMALLEST_RATIO = 1e-6
 
 
 def maximise_with_levels(problem: TuningProblem) -> GaussianPosterior:
