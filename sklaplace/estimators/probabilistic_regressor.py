@@ -53,8 +53,10 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     conformalize = members.conformalize
 
     # ----------------------------------------------------------------- targets
-    def _infer_targets(self, y: ArrayLike, samples: Samples) -> NumberTargets:
+    def _infer_targets(self, y: Any, samples: Samples) -> NumberTargets:
         """Return the shape, mean and standard deviation of the targets in ``fit``."""
+        # without a common unit, one noise level or prior would not suit all columns
+        several = np.prod(y.shape[1:]) > 1
         self._targets = self._targets_kind.infer(
             y,
             self._input_type,
@@ -62,7 +64,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             self.sigma_noise,
             sibling(type(self).__name__, is_classifier=False),
             sample_weight=samples.sample_weight,
-            normalizes=bool(self.normalize_y),
+            normalizes=bool(self.normalize_y) or (self.estimator is None and several),
         )
         return self._targets
 

@@ -178,7 +178,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         before training; see :ref:`normalize-y`. Results and ``sigma_noise`` remain in
         units of ``y``. The net's own outputs, its history and ``posterior_`` are in
         units of the normalised targets. Not supported for frozen nets, for counts, or
-        together with ``prior``. The default network always normalises its targets.
+        together with ``prior``. The default network normalises a single column itself,
+        and is always trained on normalised targets if there are several columns.
 
     Attributes
     ----------

@@ -248,7 +248,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
         chooses one noise level per prior precision by maximising the likelihood of the
         held-out samples of all folds together, regardless of ``scoring``. All columns
         of ``y`` share this level, even if their residuals differ. In contrast,
-        `LaplaceRegressor` chooses one level per column, and so does `tune`.
+        `LaplaceRegressor` chooses one level per column, and so does `tune`. For the
+        default network, the level is in units of the columns' standard deviations.
     normalize_y : bool, default=False
         As in `LaplaceRegressor`, with the mean and standard deviation of each fold's
         training samples. The chosen noise level is then the geometric mean of the noise
@@ -276,8 +277,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
         ``best_index_`` and ``cv_results_``, which describe the search.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
         Standard deviation of the observation noise, either given, or chosen together
-        with the best prior precision. With ``normalize_y`` and several columns, there
-        is one value per column.
+        with the best prior precision. There is one value per column if there are
+        several columns, and ``normalize_y`` is True or the network is the default.
     best_score_ : float
         Mean score of the best prior precision over the folds.
     best_index_ : int

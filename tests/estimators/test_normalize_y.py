@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from nets import MLP, DropoutMLP, initialised, regressor, seeded, waves
+from nets import MLP, DropoutMLP, initialised, regressor, seeded, twin, waves
 from numpy.testing import assert_allclose
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
@@ -272,6 +272,113 @@ def test_cache_and_pickle(tmp_path):
     assert_allclose(twice, 2 * np.array(first), rtol=1e-9)
     loaded = pickle.loads(pickle.dumps(again))
     np.testing.assert_array_equal(first, loaded.predict(X, return_std=True))
+
+
+# ------------------------------------------------------------- the default network
+UNITS = np.array([1e-3, 3e3, 1.0])
+DEFAULTS = {
+    "auto": LaplaceRegressor(),
+    "constant": LaplaceRegressor(sigma_noise="homoscedastic"),
+    "marglik": LaplaceRegressor(prior_precision="marglik", sigma_noise="marglik"),
+    "all": LaplaceRegressor(subset_of_weights="all", hessian_structure="diag"),
+    "refit": LaplaceRegressor(refine=True),
+    "search": LaplaceRegressorCV(prior_precisions=[0.1, 10.0], cv=2),
+    "ensemble": DeepEnsembleRegressor(n_estimators=2),
+    "dropout": MCDropoutRegressor(n_samples=10),
+    "swag": SWAGRegressor(n_snapshots=5, steps_per_snapshot=2, n_samples=10),
+    "variational": VariationalRegressor(n_samples=10),
+    "learned": VariationalRegressor(n_samples=10, sigma_noise="learned"),
+}
+
+
+def lines(n=150):
+    """Return inputs, and three columns of targets with standard deviations near one."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 3))
+    return X, X @ np.eye(3)[::-1] + 0.1 * rng.normal(size=(n, 3))
+
+
+def assert_same_in_units(found, truth, X):
+    """Compare predictions in units of the columns of y."""
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    for a, b in zip(
+        found.predict(X, return_std=True),
+        truth.predict(X, return_std=True),
+        strict=True,
+    ):
+        assert_allclose(a / UNITS, b, **close)
+    interval = found.predict_interval(X) / UNITS[:, None]
+    assert_allclose(interval, truth.predict_interval(X), **close)
+    assert_allclose(found.sigma_noise_ / UNITS, truth.sigma_noise_, **close)
+
+
+@pytest.mark.filterwarnings("ignore:sigma_noise is estimated from training")
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_default_network_learns_each_column_in_its_own_unit(name):
+    X, z = lines()
+    model = clone(DEFAULTS[name]).set_params(random_state=0)
+    found, truth = clone(model).fit(X, z * UNITS), model.fit(X, z)
+    assert_same_in_units(found, truth, X[:20])
+    mean, std = found.predict(X, return_std=True)
+    assert (np.std(mean / UNITS - z, axis=0) < 0.2).all()
+    assert (np.abs(np.log(std.mean(axis=0) / UNITS / 0.1)) < np.log(4)).all()
+
+
+def test_default_network_with_weights_held_out_and_later_samples():
+    X, z = lines()
+    weights = np.random.default_rng(1).uniform(0.2, 2, 100)
+    pair = []
+    for y in (z * UNITS, z):
+        held_out = {"X_val": X[100:], "y_val": y[100:]}
+        model = LaplaceRegressor(random_state=0).fit(X[:100], y[:100], **held_out)
+        model = model.fit(X[:100], y[:100], weights, **held_out)
+        model.partial_fit(X[100:], y[100:]).tune(X[100:], y[100:])
+        pair.append(pickle.loads(pickle.dumps(model.recalibrate(X[100:], y[100:]))))
+    assert_same_in_units(*pair, X[:20])
+    assert_allclose(pair[0].score(X, z * UNITS), pair[1].score(X, z), rtol=1e-5)
+
+
+def test_default_network_with_constant_column():
+    X, z = lines()
+    y = np.column_stack([z[:, 0] * 1e4, np.full(150, 5.0), z[:, 1] * 1e-2])
+    for kind in (LaplaceRegressor, DeepEnsembleRegressor):
+        with pytest.warns(UserWarning, match="one of its columns is constant"):
+            model = kind(random_state=0).fit(X, y)
+        mean, std = model.predict(X, return_std=True)
+        assert_allclose(mean[:, 1], 5)
+        assert std[:, 1].max() < 1e-3
+        assert model.score(X, y) > 0.95
+
+
+@pytest.mark.parametrize("n_targets", [1, 2])
+def test_default_network_is_exported(n_targets):
+    X, y = problem(n_targets)
+    model = LaplaceRegressor(normalize_y=True, random_state=0).fit(X, y)
+    mean, _, interval = model.to_module()(torch.from_numpy(X))
+    assert_allclose(mean, model.predict(X), rtol=1e-9)
+    assert_allclose(interval, model.predict_interval(X), rtol=1e-6)
+
+
+# --------------------------------------------------------------- other networks
+class Scaled(MLP):
+    """A network that was trained in the units of its targets."""
+
+    def forward(self, X):
+        return super().forward(X) * torch.tensor([1e-2, 1e3, 1.0])
+
+
+@pytest.mark.filterwarnings("ignore:The columns of y have standard deviations")
+@pytest.mark.filterwarnings("ignore:sigma_noise is estimated from training")
+@pytest.mark.parametrize("settings", [{}, {"prior_precision": "marglik"}])
+def test_noise_of_frozen_network_with_columns_in_other_units(settings):
+    X, z = lines()
+    plain = net(3, module__n_in=3, max_epochs=200, lr=0.2).fit(X, z)
+    y = z * [1e-2, 1e3, 1]
+    scaled = FrozenEstimator(twin(net(3, Scaled, module__n_in=3), plain))
+    model = LaplaceRegressor(scaled, **settings, random_state=0)
+    model.fit(X[:100], y[:100], X_val=X[100:], y_val=y[100:])
+    errors = (model.predict(X[100:]) - y[100:]).std(axis=0)
+    assert_allclose(model.sigma_noise_, errors, rtol=0.4)
 
 
 # ------------------------------------------------------------------------- refusals

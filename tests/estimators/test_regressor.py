@@ -207,8 +207,9 @@ class TestNoise:
 
     def test_columns_of_unequal_scale_are_warned_of(self):
         X, y = waves(60)
+        net = regressor(module__n_out=2, max_epochs=60)
         with pytest.warns(UserWarning, match="their errors have equal weight"):
-            LaplaceRegressor(random_state=0).fit(X, np.column_stack([y, 100 * y]))
+            LaplaceRegressor(net).fit(X, np.column_stack([y, 12 * y]))
 
 
 class TestJointCovariance:

@@ -229,7 +229,7 @@ def _noise_bounds(folds: list[Fold]) -> tuple[float, float]:
     parts = [np.hstack(fold.targets_and_residuals()) for fold in folds]
     values = np.concatenate(parts)
     n_targets = values.shape[1] // 2
-    std = math.sqrt(values[:, :n_targets].var(0).mean())
+    std = math.sqrt(values[:, :n_targets].var(0).min())
     high = 2 * max(math.sqrt((values**2).mean(0).max()), 1e-100)
     return math.log(max(SMALLEST_NOISE * std, 1e-12 * high)), math.log(high)
 

@@ -233,7 +233,10 @@ class NumberTargets(Targets):
 
     def default_net(self, data: TrainingData, size: Size) -> NeuralNet:
         """Return the default skorch net."""
-        return default_regressor(data, size)
+        net = default_regressor(data, size)
+        if self.normalizes:  # the head's outputs are exactly those of the network
+            net.set_params(module__target_center=0.0, module__target_scale=1.0)
+        return net
 
     def match(self, net: NeuralNet, y: np.ndarray) -> None:
         """Raise an error for targets or noise that the likelihood does not support."""
