@@ -375,16 +375,8 @@ class PriorSearch:
         if by_class:  # labels that the criterion ignores have no score
             ignored = targets.is_ignored(data.y).reshape(len(known), -1).all(1)
             known = known[~ignored]
-        part, cv = select(data, known), self.estimator.cv
-        if cv is None and part.groups is None and not by_class:
-            cv = hash_folds(
-                sample_keys(part.X, part.y, 0, None), part.y, 5, stratify=False
-            )
-        with naming(cv="cv"):
-            cv = check_cv(cv, part.y, classifier=by_class)
-        if part.groups is not None and isinstance(self.estimator.cv, Integral | None):
-            kind = GroupKFold if isinstance(cv, KFold) else StratifiedGroupKFold
-            cv = kind(cv.n_splits)
+        part = select(data, known)
+        cv = _splitter(self.estimator.cv, part, by_class)
         try:
             with private_rng(None):
                 X = known.reshape(-1, 1) if is_opaque(part.X) else part.X
@@ -412,6 +404,19 @@ class PriorSearch:
                     "leave these classes out."
                 )
         return splits
+
+
+def _splitter(cv: Any, data: TrainingData, by_class: bool) -> Any:
+    """Return the splitter for a value of ``cv`` and samples, which may have groups."""
+    has_number, has_groups = isinstance(cv, Integral | None), data.groups is not None
+    if cv is None and not (has_groups or by_class):
+        cv = hash_folds(sample_keys(data.X, data.y, 0, None), data.y, 5, stratify=False)
+    with naming(cv="cv"):
+        cv = check_cv(cv, data.y, classifier=by_class)
+    if not (has_groups and has_number):
+        return cv
+    kind = GroupKFold if isinstance(cv, KFold) else StratifiedGroupKFold
+    return kind(cv.n_splits)
 
 
 def _advice(data: TrainingData, lacking: np.ndarray) -> str:
