@@ -1,7 +1,7 @@
 """BaseSampling: estimators that predict from draws of a network's outputs."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -146,7 +146,8 @@ class BaseSampling(ABC):
         encoded = members.encode(self, given)
         self._seed = samples.draw_seed(self.random_state)
         device = getattr(inner_net(self.estimator), "device", "cpu")
-        trainer = replace(self._trainer(), is_part=given.is_part)
+        trainer = self._trainer()
+        trainer.is_part |= given.is_part
         with private_rng(self._seed, device), torch.inference_mode(False):
             network = trainer.train(encoded)
             self.estimator_, self.network_spec_ = network.net, network.spec

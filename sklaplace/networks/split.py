@@ -108,7 +108,7 @@ def separate_replicates(keys: np.ndarray, y: np.ndarray) -> np.ndarray:
         places = np.arange(len(order)) - np.searchsorted(copies[order], copies[order])
         shift[order] += _hashes(places[:, np.newaxis], 0)
     keys = keys.copy()
-    keys[rows] += shift
+    keys[rows] += shift.astype(keys.dtype)
     return keys
 
 

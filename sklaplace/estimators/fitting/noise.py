@@ -189,7 +189,7 @@ def held_out_residuals(
                 targets = spec.likelihood.targets(y, mean)
                 w = torch.ones_like(mean[:, 0]) if weights is None else weights
                 tensors = own.double(), *vars(given).values(), targets.double(), w
-                keys = row_hash(x).numpy().view(np.uint64)
+                keys = row_hash(x).numpy()
                 start += len(keys)
                 units = keys if groups is None else groups[start - len(keys) : start]
                 found.append([*(t.cpu().numpy() for t in tensors), keys, units])

@@ -109,7 +109,7 @@ class Residuals:
     predictions: Predictions
     values: Array
     weights: Array
-    keys: NDArray[np.uint64]
+    keys: NDArray[np.integer]
 
 
 @dataclass(frozen=True)
