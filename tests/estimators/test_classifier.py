@@ -709,4 +709,8 @@ class TestLabelsThatTheCriterionIgnores:
         model = LaplaceClassifier(classifier(), **FIXED).fit(X, y)
         other = np.where(np.arange(len(y)) % 3, y, -100)
         assert model.score(X, other) == model.score(X[other >= 0], other[other >= 0])
-        assert model.fit(X, y, X_val=X.copy(), y_val=other).classes_.tolist() == [0, 1, 2]
+        assert model.fit(X, y, X_val=X.copy(), y_val=other).classes_.tolist() == [
+            0,
+            1,
+            2,
+        ]
