@@ -242,6 +242,8 @@ def takes_logarithm(net: NeuralNet, raw: Tensor, x: object = None) -> bool:
         one, two, four = (loss(net, outputs, y, X=x) for outputs in equal)
     except Exception:  # the user's method needs other outputs or targets
         return isinstance(net, NeuralNetClassifier)
+    if not (four - one).isfinite():  # no weight for the class y
+        return isinstance(net, NeuralNetClassifier)
     return bool(four - one > 2.5 * (two - one))
 
 

@@ -223,6 +223,14 @@ class TestTrainedConventions:
         other = trained(logits, X, y, weights, prior_precision=1.0)
         assert_allclose(model.predict_proba(X), other.predict_proba(X), rtol=1e-4)
 
+    def test_a_class_without_weight_does_not_decide_about_the_logarithm(self):
+        weight = torch.tensor([0.0, 1.0, 1.0])
+        net = classifier(SoftmaxMLP, criterion=nn.NLLLoss, criterion__weight=weight)
+        X, y = blobs()
+        X, y = X[y > 0], y[y > 0]
+        model = LaplaceClassifier(net, **FIXED).partial_fit(X, y, classes=[0, 1, 2])
+        assert model.score(X, y) > 0.8
+
     @pytest.mark.parametrize("frozen", [False, True])
     @pytest.mark.parametrize("kind", [NeuralNet, TakesNoLogarithm])
     @pytest.mark.parametrize("module", [SoftmaxMLP, MLP])
@@ -641,6 +649,15 @@ class TestLabelsThatTheCriterionIgnores:
         assert_allclose(model.prior_precision_, other.prior_precision_)
         model.partial_fit(X, y)
         assert model.posterior_.data_fit.n_targets == 2 * kept.sum()
+
+    @pytest.mark.parametrize(("kind", "index"), IGNORED)
+    def test_ignored_rows_and_weights_of_classes(self, kind, index):
+        (X, y), net = self.rows(index), with_index(kind, index)
+        kept, weights = y != index, {0: 1, 1: 2, 2: 3}
+        model = LaplaceClassifier(net, class_weight=weights, **FIXED).fit(X, y)
+        other = LaplaceClassifier(classifier(), class_weight=weights, **FIXED)
+        other.fit(X[kept], y[kept])
+        assert_allclose(model.predict_proba(X), other.predict_proba(X), atol=1e-6)
         model.fit(X[kept], y[kept], X_val=X, y_val=y)
         fresh = LaplaceClassifier(net, **FIXED).partial_fit(X, y, classes=[0, 1, 2])
         assert fresh.classes_.tolist() == [0, 1, 2]

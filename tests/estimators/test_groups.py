@@ -143,6 +143,37 @@ def test_groups_of_held_out_samples_are_checked():
         model.fit(X, y, X_val=X, y_val=y, groups_val=groups[:3])
 
 
+def test_groups_and_batch_norm_leave_most_rows_for_training():
+    sizes = []
+
+    class Counted(nn.BatchNorm1d):
+        def forward(self, x):
+            if self.training:
+                sizes.append(len(x))
+            return super().forward(x)
+
+    rng = np.random.default_rng(0)
+    groups = np.r_[np.repeat(np.arange(120), 16), 120]
+    X = rng.normal(size=(len(groups), 2)).astype(np.float32)
+    params = {"train_split": None, "max_epochs": 1, "batch_size": 16}
+    module = nn.Sequential(Counted(2), nn.Linear(2, 1))
+    model = LaplaceRegressor(regressor(module, **params), random_state=0)
+    model.set_params(sigma_noise="homoscedastic").fit(X, X[:, 0], groups=groups)
+    assert sum(sizes) > 0.7 * len(X)
+
+
+@pytest.mark.parametrize("kind", ["constant X", "X_val of one group"])
+def test_residuals_of_one_unit_have_constant_noise(kind):
+    X, y, _ = patients(0)
+    if kind == "constant X":
+        model = LaplaceRegressor(random_state=0).fit(np.ones((len(y), 1)), y)
+    else:
+        held_out = {"X_val": X[:40], "y_val": y[:40], "groups_val": np.ones(40)}
+        model = LaplaceRegressor(net(5), random_state=0).fit(X, y, **held_out)
+    assert model._noise_model is None
+    assert 0 < model.sigma_noise_ < 2 * y.std()
+
+
 # ----------------------------------------------------------------------- conformal
 class Uniform:
     """A model whose score for a target is the target itself."""

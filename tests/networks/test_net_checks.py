@@ -240,7 +240,7 @@ def test_splits_leave_no_batch_of_one_sample_to_batch_norm(kind):
     assert 1 not in found
 
 
-def test_one_more_sample_is_held_out_only_where_batch_norm_needs_it():
+def test_a_sample_is_left_out_only_where_batch_norm_needs_it():
     kind = partial(DeepEnsembleRegressor, n_estimators=1)
     assert sum(batches(kind, Recorded, 161, batch_size=64)) == 128
     assert sum(batches(kind, RecordedAlone, 161, batch_size=64)) == 129

@@ -300,7 +300,9 @@ def conformalize(
         samples = Samples(
             take(X, seen), _safe_indexing(y, seen), None, own, is_part=True
         )
-        models.append(clone(self)._fit(samples))
+        model = clone(self)
+        with reported(model):
+            models.append(model._fit(samples))
         pair = take(X, held_out), _safe_indexing(y, held_out)
         scores.append(self._conformity(models[-1], *pair))
     parts = None if data.groups is None else [data.groups[test] for _, test in folds]

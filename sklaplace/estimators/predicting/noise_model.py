@@ -395,6 +395,7 @@ class NoiseModel:
         """
         if (
             len(residuals.values) < MIN_RESIDUALS
+            or len(np.unique(residuals.keys)) < 2
             or not residuals.values.any(axis=0).all()
         ):
             return None

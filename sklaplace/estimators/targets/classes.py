@@ -220,7 +220,8 @@ class ClassTargets(Targets):
     def sample_weight(self, codes: np.ndarray) -> np.ndarray | None:
         """Return weights (n,) by class, zero if all labels are ignored, or None."""
         codes = codes.astype(np.int64)
-        weights = None if self.class_weights is None else self.class_weights[codes]
+        weights = self.class_weights
+        weights = None if weights is None else weights[codes.clip(min=0)]
         known: np.ndarray = (codes >= 0).reshape(len(codes), -1).max(1)
         if known.all():
             return weights

@@ -184,14 +184,11 @@ class Trainer:
         if self.validation_fraction is None or self.is_frozen or is_stream(data.X):
             return None
         keys, stratify = self.keys(data), self.targets.stratify
-        # hold out more samples until the last training batch suits batch norm
-        for fraction in np.arange(self.validation_fraction, 1, 1 / len(keys)):
-            parts = hash_split(keys, data.y, fraction, stratify=stratify)
-            if parts is None:
-                break
-            if not leaves_one_sample(self.estimator, len(parts[0])):
-                return parts
-        return None
+        parts = hash_split(keys, data.y, self.validation_fraction, stratify=stratify)
+        if parts is None or not leaves_one_sample(self.estimator, len(parts[0])):
+            return parts
+        seen, held_out = parts  # batch norm needs more than one sample
+        return np.delete(seen, keys[seen].argmax()), held_out
 
     def _copies_cross(self, net: NeuralNet, data: TrainingData) -> bool:
         """Warn and return True if the net's random split separates groups or copies.
@@ -239,6 +236,8 @@ class Trainer:
         if (~is_seen & (sizes > 1))[cell].mean() < NOTABLE_COPIES:
             return
         parts = hash_split(keys, data.y, FRACTION, stratify=self.targets.stratify)
+        if parts is None:
+            return
         net.train_split = ValidSplit([parts])
         warn_user(
             "The net's train_split holds out all rows of some repeated inputs, so the "
