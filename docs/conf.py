@@ -95,7 +95,6 @@ sphinx_gallery_conf = {
             "../examples/studies",
             "../examples/bayes_by_backprop",
             "../examples/laplace_bridge",
-            "../examples/large_data",
         ]
     ),
     "within_subsection_order": ExplicitOrder([*RECIPES, *OTHER_EXAMPLES]),
@@ -134,7 +133,6 @@ html_sidebars = {
         "auto_examples/*",
         "auto_examples/bayes_by_backprop/*",
         "auto_examples/laplace_bridge/*",
-        "auto_examples/large_data/*",
         "auto_examples/recipes/*",
         "auto_examples/studies/*",
         "changelog",

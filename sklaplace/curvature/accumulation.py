@@ -1,7 +1,7 @@
 """Accumulate the curvature and loss of a trained network over samples.
 
 `accumulate` is the only function that sums curvature over samples. The samples are
-processed in parts, by the builtin ``map``, joblib workers or ``torch.distributed``.
+processed in parts, by the builtin ``map`` or by joblib workers.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -87,13 +87,9 @@ class CurvatureSums:
     def merge(self, other: "CurvatureSums") -> None:
         """Add the sums over the samples that follow."""
         self.accumulator.merge(other.accumulator)
-        self.add(other.data_fit, other.record)
-
-    def add(self, data_fit: DataFit, record: Any) -> None:
-        """Add the loss and the record of some samples, but not their curvature."""
-        self.data_fit = self.data_fit + data_fit
-        if record is not None:
-            self.record.merge(record)
+        self.data_fit = self.data_fit + other.data_fit
+        if other.record is not None:
+            self.record.merge(other.record)
 
 
 # ``map(function, parts)`` yields sums over the parts, in order
@@ -130,8 +126,7 @@ def accumulate(
     recorder : callable
         Creates the `Recorder` for one part from the network and its `Forward`.
     map : callable
-        Applies a function to the parts and yields the results in order. A map over
-        workers or processes may yield one sum for several consecutive parts.
+        Applies a function to the parts and yields the results in order.
 
     Returns
     -------

@@ -37,7 +37,6 @@ from sklaplace.estimators.fitting.noise import loss_per_target
 from sklaplace.estimators.fitting.sample_record import novelty_scores
 from sklaplace.estimators.options.constraints import CONSTRAINTS, Constraints
 from sklaplace.estimators.options.laplace import REPLACED, LaplaceOptions
-from sklaplace.estimators.options.workers import Group, check_workers, data_to_agree_on
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS, CachedOutputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, require_finite
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
@@ -83,7 +82,6 @@ class BaseLaplace:
     batch_size: int | None = None
     n_shards: int | None = None
     n_jobs: int | None = None
-    distributed: bool = False
     memory: Any = None
     random_state: Any = None
     verbose: int = 0
@@ -200,9 +198,8 @@ class BaseLaplace:
             return self._fit(samples)
 
     def _fit(self, samples: Samples) -> Any:
-        with Group.of(self.distributed).together():
-            options = self._check_options()
-            warn_of_weight_scale(samples.sample_weight)
+        options = self._check_options()
+        warn_of_weight_scale(samples.sample_weight)
         fit = self._train_and_accumulate(options, samples)
         score = self._score(fit.network.spec.likelihood)
         score = replace(score, is_given=samples.X_val is not None)
@@ -222,14 +219,9 @@ class BaseLaplace:
         self, options: LaplaceOptions, samples: Samples
     ) -> LaplaceFit:
         """Train the network and accumulate its curvature, or load both from a cache."""
-        group = Group.of(self.distributed)
-        with group.together():
-            check_memory(self.memory)
-            encoded = members.encode(self, samples)
-        group.agree(vars(options) | data_to_agree_on(encoded.data))
-        group.agree({"random_state": self.random_state})
-        # without a random state, all processes use the seed of the first
-        self._seed, *_ = group.gather(draw_seed(self.random_state))
+        check_memory(self.memory)
+        encoded = members.encode(self, samples)
+        self._seed = draw_seed(self.random_state)
         work = FitWork(
             trainer=replace(self._trainer(options), is_part=samples.is_part),
             solver=self._solver(options),
@@ -296,7 +288,6 @@ class BaseLaplace:
                 f"likelihood={self.likelihood!r} needs a network trained with the "
                 "same loss, unlike the default network. Pass a skorch net."
             )
-        check_workers(self.distributed, self.memory)
         defaults = {name: getattr(type(self), name) for name in REPLACED}
         return LaplaceOptions.of(values, defaults)
 
@@ -369,19 +360,14 @@ class BaseLaplace:
     ) -> Any:
         """Add the curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
-        group = Group.of(self.distributed)
         with members.reported(self):
-            with group.together():
-                options = self._check_options()
-                check_addable(
-                    self.posterior_, self.network_spec_, self._options, options
-                )
-                warn_of_weight_scale(sample_weight)
-                data = members.new_data(self, X, y, sample_weight)
-                samples, solver = data.dataset(self.estimator_), self._solver(options)
-                network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
-                novelty = solver.add_novelty(self._novelty, network)
-            group.agree(data_to_agree_on(data))
+            options = self._check_options()
+            check_addable(self.posterior_, self.network_spec_, self._options, options)
+            warn_of_weight_scale(sample_weight)
+            data = members.new_data(self, X, y, sample_weight)
+            samples, solver = data.dataset(self.estimator_), self._solver(options)
+            network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
+            novelty = solver.add_novelty(self._novelty, network)
             network = network_at_mean(self.posterior_, network, data)
             self.posterior_ = solver.add(self.posterior_, network)
             self._novelty = novelty

@@ -148,10 +148,6 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         compute in the current process, with all of torch's threads, or with one thread
         for the default network. If -1, use one worker per core. Results are bitwise
         identical for all numbers of workers, including 1, and for all joblib backends.
-    distributed : bool, default=False
-        Whether the processes of the default ``torch.distributed`` group share the work
-        of ``fit``. All processes require the same data and parameters, and obtain the
-        same posterior.
     memory : None, str, path or joblib.Memory, default=None
         Cache of the trained network and its curvature, for grid searches that train
         only once per fold; see :ref:`memory`. Requires a ``random_state``. If you edit

@@ -56,7 +56,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
             prior_mean, refine, residual, temperature, class_weight, pred_type, \
-            link_approx, dirichlet_approx, n_samples, batch_size, n_shards, distributed
+            link_approx, dirichlet_approx, n_samples, batch_size, n_shards
         As in `LaplaceClassifier`. With a ``prior_structure`` other than ``"scalar"``,
         all precisions have the same value. ``refine=True`` refits the selected weights
         for each prior precision, and ``"auto"`` means False.
@@ -239,7 +239,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
             prior_mean, refine, residual, temperature, pred_type, n_samples, \
-            batch_size, n_shards, distributed
+            batch_size, n_shards
         As in `LaplaceRegressor`. With a ``prior_structure`` other than ``"scalar"``,
         all precisions have the same value. ``refine=True`` refits the selected weights
         for each prior precision, and ``"auto"`` means False.

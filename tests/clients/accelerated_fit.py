@@ -42,7 +42,7 @@ def main(result):
     net = AcceleratedClassifier(
         MLP, accelerator=accelerator, batch_size=10, device=None, **options
     )
-    model = LaplaceClassifier(net, distributed=True, **SETTINGS).fit(X, Y)
+    model = LaplaceClassifier(net, **SETTINGS).fit(X, Y)
     frozen = FrozenEstimator(model.estimator_)
     alone = LaplaceClassifier(frozen, **SETTINGS).fit(X, Y)
     np.savez(

@@ -51,7 +51,7 @@ def test_pickles():
 
 
 @pytest.mark.slow
-def test_two_processes_train_and_fit_together(tmp_path):
+def test_two_processes_train_together(tmp_path):
     """Both processes have the posterior that one process has at the same weights."""
     port = str(free_port())
     env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

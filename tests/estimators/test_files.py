@@ -62,7 +62,9 @@ def fitted(net):
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.InconsistentVersionWarning")
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_files_of_earlier_versions_are_loaded(path):
-    check(joblib.load(path), path)
+    model = joblib.load(path)
+    check(model, path)
+    assert not hasattr(model, "distributed")  # a parameter that was removed
 
 
 def test_files_of_all_formats_are_there_and_small():

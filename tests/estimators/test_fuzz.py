@@ -87,7 +87,6 @@ USUAL = {
 # these run processes, write files or take as long as they say
 PLAIN = {
     "n_jobs": [1, None, 0, "two"],
-    "distributed": [False, None, "yes"],
     "memory": [None, 3, []],
     "verbose": [0, None, "yes"],
     **{name: [2, 0, -1, 1.5, "two"] for name in ("n_shards", *CHEAP) if name != "cv"},

@@ -7,9 +7,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from group_cases import METHODS, SUBSETS, numbers
 from nets import MLP, blobs, classifier
-from refusals import refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetClassifier
@@ -19,9 +17,24 @@ from torch import nn
 from sklaplace import LaplaceClassifier
 from sklaplace.curvature.structures import STRUCTURES
 
+METHODS = "predict_proba", "predict_dirichlet", "score_samples", "sample_latent"
+SUBSETS = "last_layer", "all"
 X, Y = blobs(45)
 NET = FrozenEstimator(classifier(module__dtype=torch.float64).fit(X.astype(float), Y))
 SMALL = {"batch_size": 8, "random_state": 0}
+
+
+def numbers(model, X, methods):
+    """Return the results of a fitted estimator, as arrays."""
+    posterior = model.posterior_
+    found = {"evidence": model.log_marginal_likelihood_value_}
+    found |= {"mean": posterior.mean, "dense": posterior.structure.dense()}
+    for name in methods:
+        result = getattr(model, name)(X)
+        parts = result if isinstance(result, tuple) else (result,)
+        for k, part in enumerate(parts):
+            found[f"{name} {k}"] = getattr(part, "concentration", part)
+    return {name: np.asarray(value) for name, value in found.items()}
 
 
 def computed(model, X, y, methods, n_jobs):
@@ -67,12 +80,6 @@ def test_a_thread_that_predicts_has_a_network_of_its_own():
         numbers(model, X, METHODS)
     assert hooks == [len(part._forward_hooks) for part in module.modules()]
     assert modes == [part.training for part in module.modules()]
-
-
-# ------------------------------------------------------------------- distributed
-def test_a_group_is_needed():
-    model = LaplaceClassifier(NET, distributed=True)
-    refused_fit(model, "distributed=True", "torchrun", data=(X, Y))
 
 
 class Scaling(NeuralNetClassifier):

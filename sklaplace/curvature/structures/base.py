@@ -106,13 +106,6 @@ class Accumulator(ABC):
         """Attributes that do not change when samples are added."""
         return [self.layout]
 
-    def summands(self) -> list[Tensor] | None:
-        """Return the tensors whose in-place addition is equivalent to `merge`.
-
-        Return None if there are no such tensors, or if no samples have been added.
-        """
-        return None
-
     def needs_another_pass(self) -> bool:
         """Return whether another pass over all batches is needed."""
         return False
@@ -135,10 +128,6 @@ class SumAccumulator(Accumulator):
         """Add the sum of another accumulator."""
         if other.sums is not None:
             self._add(other.sums.clone())
-
-    def summands(self) -> list[Tensor] | None:
-        """Return the current sum, if there is one."""
-        return None if self.sums is None else [self.sums]
 
 
 @dataclass(frozen=True)

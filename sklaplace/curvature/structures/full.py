@@ -318,12 +318,6 @@ class FullAccumulator(base.Accumulator):
             self._sum(other.hessian.device).add_(other.hessian)
         self._settle()
 
-    def summands(self) -> list[Tensor] | None:
-        """Return the sum, or None if rows are stored or the exact Hessian is used."""
-        if self.kept or self.hessian is None or not self.is_semidefinite:
-            return None
-        return [self.hessian]
-
     def decompose(self) -> base.Structure:
         """Return ``H``, or its root if the root has few rows; neither is factorised."""
         if self.hessian is None:

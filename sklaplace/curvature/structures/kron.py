@@ -376,15 +376,6 @@ class KronAccumulator(base.Accumulator):
         """Add output factors, one per block, if there are any."""
         self.outputs = once(Moment.sum, *filter(None, (self.outputs, more)))
 
-    def summands(self) -> list[Tensor] | None:
-        """Return both factors of each block, as sums, or None if rows are stored."""
-        outputs = {id(moment): moment for moment in self.outputs}  # without duplicates
-        moments = [*self.inputs, *outputs.values()]
-        totals = [moment.total for moment in moments if moment.total is not None]
-        if not outputs or len(totals) < len(moments):
-            return None
-        return [*(moment.n for moment in self.inputs), *totals]
-
     def decompose(self) -> Kron:
         """Return the factors, not yet diagonalised."""
         outputs = once(Moment.factor, self.outputs)

@@ -19,7 +19,6 @@ from sklaplace.curvature.structures.kron import Kron
 from sklaplace.curvature.uses import UnseenUseError
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit, LaplaceSolver
 from sklaplace.estimators.options.given_net import inner_net
-from sklaplace.estimators.options.workers import Group
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.trainer import EncodedData
 from sklaplace.networks.trained import TrainedNetwork
@@ -49,15 +48,13 @@ class FitWork:
 
     def done(self) -> LaplaceFit:
         """Train the network and accumulate its curvature."""
-        trainer, group = self.trainer, Group.of(self.solver.options.distributed)
+        trainer = self.trainer
         device = getattr(inner_net(trainer.estimator), "device", "cpu")
         with torch.inference_mode(False):
-            with group.together(), private_rng(trainer.seed, device):
+            with private_rng(trainer.seed, device):
                 networks = trainer.train_with_folds(self.data)
             # This call is outside `private_rng`, which admits one thread at a time.
             # Inside, the fit would wait for workers that wait for the fit.
-            if group.size > 1:
-                return self.solver.accumulate(*networks)
             return self._accumulated(*networks)
 
     def _accumulated(

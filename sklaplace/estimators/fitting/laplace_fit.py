@@ -44,7 +44,6 @@ from sklaplace.estimators.fitting.sample_record import (
     SampleRecorder,
 )
 from sklaplace.estimators.options.laplace import LaplaceOptions
-from sklaplace.estimators.options.workers import Group
 from sklaplace.likelihoods.base import DataFit, weighted
 from sklaplace.networks.data import Batches, TrainingData
 from sklaplace.networks.outputs import as_forward
@@ -168,16 +167,13 @@ class LaplaceSolver:
     def _sums(self, network: TrainedNetwork, **options: Any) -> CurvatureSums:
         """Sum curvature and loss over a network's training samples."""
         batch_size = self._batches(network, network.train).batch_size
-        group = Group.of(self.options.distributed)
-        group.agree_on_network(network)
-        in_workers = partial(ordered_map, n_jobs=self.options.n_jobs, label="curvature")
         return accumulate(
             replace(network, train=None, held_out=None),
             shards_of(network.train, batch_size, self.options.n_shards),
             self.options.configured_curvature(self.seed),
             self.options.accumulator(network.spec.layout),
             batch_size=batch_size,
-            map=partial(group.map, in_workers),
+            map=partial(ordered_map, n_jobs=self.options.n_jobs, label="curvature"),
             **options,
         )
 

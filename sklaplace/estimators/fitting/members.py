@@ -332,6 +332,8 @@ def _predicting(self: Any) -> dict[str, Any]:
 # version of the file format, increased if older versions cannot read newer files
 FORMAT = 1
 _FORMAT = "_sklaplace_format"
+# parameters of earlier versions, which files may contain
+_REMOVED = {"distributed"}
 
 
 def reduce_ex(self: object, protocol: object) -> Any:
@@ -390,7 +392,8 @@ def setstate(self: Any, state: dict[str, Any]) -> None:
     _check_version(state.get(_FORMAT, FORMAT))
     is_pickle = _FORMAT in vars(self)
     vars(self).update(from_portable(state))
-    vars(self).pop(_FORMAT, None)
+    for name in {_FORMAT, *_REMOVED}.difference(type(self)._get_param_names()):
+        vars(self).pop(name, None)
     if isinstance(vars(self).get("memory"), str | PathLike) and not is_pickle:
         self.memory = None
     if "estimator_" in vars(self):

@@ -97,7 +97,6 @@ CONSTRAINTS: Constraints = {
     "batch_size": [COUNT, None],
     "n_shards": [COUNT, None],
     "n_jobs": [COUNT, Number(Integral, None, -1, closed="right"), None],
-    "distributed": ["boolean"],
     "random_state": [
         Number(Integral, 0, 2**32 - 1, closed="both"),
         np.random.RandomState,

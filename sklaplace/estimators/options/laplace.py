@@ -75,7 +75,6 @@ class LaplaceOptions:
     batch_size: int | None = None
     n_shards: int | None = None
     n_jobs: int | None = None
-    distributed: bool = False
     sigma_noise: str | float = 1.0
 
     @classmethod
