@@ -300,9 +300,9 @@ def conformalize(
         samples = Samples(
             take(X, seen), _safe_indexing(y, seen), None, own, is_part=True
         )
-        model = clone(self)
-        with reported(model):
-            models.append(model._fit(samples))
+        models.append(clone(self))
+        with reported(models[-1]):
+            models[-1]._fit(samples)
         pair = take(X, held_out), _safe_indexing(y, held_out)
         scores.append(self._conformity(models[-1], *pair))
     parts = None if data.groups is None else [data.groups[test] for _, test in folds]
