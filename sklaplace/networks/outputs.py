@@ -264,18 +264,18 @@ def warn_of_other_loss(net: NeuralNet, likelihood: Any, batch: Any) -> None:
         returned = forward.returned(x)
         raw = first_tensor(returned).requires_grad_()
         y = y.reshape(raw.shape) if y.numel() == raw.numel() else y
-        f = as_columns(raw).double()
+        f = as_columns(raw.detach()).double()
         targets = likelihood.targets(y, f)
-        nats = likelihood.loss(f, targets)
         w = likelihood.loss_scale(targets)
-        nats = (nats if w is None else nats * w).sum()
-        expected = torch.autograd.grad(nats, raw)[0].double().flatten()
+        expected = likelihood.gradient(f, targets)
+        expected = expected if w is None else expected * w.unsqueeze(1)
         try:
             loss = net.get_loss(returned, y, X=x, training=True)
-            found = torch.autograd.grad(loss, raw)[0].double().flatten()
+            found = as_columns(torch.autograd.grad(loss, raw)[0]).to(f)
         except Exception:  # the loss cannot be computed for these targets
-            found = torch.zeros_like(expected)
-    if not nn.functional.cosine_similarity(found, expected, 0) > 1 - 1e-4:
+            found = torch.zeros_like(f)
+    cosine = nn.functional.cosine_similarity(found.flatten(), expected.flatten(), 0)
+    if expected.any() and not cosine > 1 - 1e-4:  # no gradient at a perfect fit
         criterion = type(unwrapped(net.criterion_)).__name__
         warn_user(
             f"The loss of the net, criterion={criterion}, and likelihood="

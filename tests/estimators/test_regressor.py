@@ -611,6 +611,19 @@ class TestLikelihoodsOfOnesOwn:
         if found:
             assert f"criterion={criterion.__name__}" in found.pop()
 
+    def test_a_perfect_fit_has_no_gradients_to_compare(self):
+        X, _ = waves(dtype=np.float64)
+        net = regressor(criterion=HeavyTails, **FLOAT64).initialize()
+        with torch.no_grad():
+            for parameter in net.module_.parameters():
+                parameter.zero_()
+        net, settings = FrozenEstimator(net), {"prior_precision": 1.0}
+        model = LaplaceRegressor(net, likelihood=StudentT(), **settings)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(X, np.zeros(len(X)))
+        assert not [w for w in caught if "gradients" in str(w.message)]
+
     def test_bayes_by_backprop_trains_the_likelihood_itself(self):
         X, y = waves(dtype=np.float64)
         net = regressor(criterion=nn.L1Loss, **FLOAT64)
