@@ -69,6 +69,6 @@ def check_net(estimator: Any, example: str) -> None:
         )
     if is_frozen(estimator) and is_untouched(net):
         warn_user(
-            "The frozen network was never trained: its weights are those of its "
-            f"initialisation. Fit it or load weights first. {keeping}"
+            "The frozen network has no history, and seems never trained. Fit it or "
+            f"load weights first. {keeping}"
         )
