@@ -48,11 +48,10 @@ class FitWork:
 
     def done(self) -> LaplaceFit:
         """Train the network and accumulate its curvature."""
-        trainer = self.trainer
-        device = getattr(inner_net(trainer.estimator), "device", "cpu")
+        device = getattr(inner_net(self.trainer.estimator), "device", "cpu")
         with torch.inference_mode(False):
-            with private_rng(trainer.seed, device):
-                networks = trainer.train_with_folds(self.data)
+            with private_rng(self.trainer.seed, device):
+                networks = self.trainer.train_with_folds(self.data)
             # This call is outside `private_rng`, which admits one thread at a time.
             # Inside, the fit would wait for workers that wait for the fit.
             return self._accumulated(*networks)

@@ -37,7 +37,7 @@ from sklaplace.networks.outputs import (
     warn_if_double_softmax,
     warn_of_other_loss,
 )
-from sklaplace.networks.split import MIN_ROWS, hash_split, row_keys, sample_keys
+from sklaplace.networks.split import hash_split, row_keys, sample_keys
 from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied, logits_alone, noting_interrupts, train
@@ -228,15 +228,13 @@ class Trainer:
         keys = self.keys(data)
         cells = row_keys(data.X, len(data.y), self.seed)
         _, cell, sizes = np.unique(cells, return_inverse=True, return_counts=True)
-        if (keys == cells).all() or len(np.unique(keys)) < MIN_ROWS:
+        parts = hash_split(keys, data.y, FRACTION, stratify=self.targets.stratify)
+        if (keys == cells).all() or parts is None:
             return
         with private_rng(None):
             seen = net.train_split(Dataset(np.arange(len(cell)), data.y), data.y)[0]
         is_seen = np.bincount(cell[seen.indices], minlength=len(sizes)) > 0
         if (~is_seen & (sizes > 1))[cell].mean() < NOTABLE_COPIES:
-            return
-        parts = hash_split(keys, data.y, FRACTION, stratify=self.targets.stratify)
-        if parts is None:
             return
         net.train_split = ValidSplit([parts])
         warn_user(
