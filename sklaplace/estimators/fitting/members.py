@@ -13,7 +13,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, clone, is_classifier
-from sklearn.utils import _safe_indexing
 from sklearn.utils._param_validation import validate_parameter_constraints
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
@@ -34,11 +33,12 @@ from sklaplace.estimators.training.samples import (
     as_groups,
     as_weights,
     check_loader,
+    select,
     warn_of_other_ranges,
     weighted_data,
 )
 from sklaplace.estimators.training.trainer import EncodedData, Trainer, check_applicable
-from sklaplace.networks.data import TrainingData, is_opaque, take_rows
+from sklaplace.networks.data import TrainingData, is_opaque
 from sklaplace.networks.trained import device_of
 from sklaplace.networks.training import copied
 
@@ -293,18 +293,14 @@ def conformalize(
     inputs, labels = self._check_samples(X, y, reset=False)
     codes = self._targets.encode(labels)
     data = TrainingData(inputs, codes, None, as_groups(groups, len(codes)))
-    take, models, scores = take_rows if is_opaque(X) else _safe_indexing, [], []
+    given, models, scores = replace(data, X=X, y=labels), [], []
     folds = folds_of(data, y, cv, self._seed, self._targets.stratify)
     for seen, held_out in folds:
-        own = None if data.groups is None else data.groups[seen]
-        samples = Samples(
-            take(X, seen), _safe_indexing(y, seen), None, own, is_part=True
-        )
+        part, rest = select(given, seen), select(given, held_out)
         models.append(clone(self))
         with reported(models[-1]):
-            models[-1]._fit(samples)
-        pair = take(X, held_out), _safe_indexing(y, held_out)
-        scores.append(self._conformity(models[-1], *pair))
+            models[-1]._fit(Samples(**vars(part), is_part=True))
+        scores.append(self._conformity(models[-1], rest.X, rest.y))
     parts = None if data.groups is None else [data.groups[test] for _, test in folds]
     self._conformal = Conformal.of(models, scores, settings, parts)
     return self

@@ -28,7 +28,7 @@ from sklearn.base import BaseEstimator, is_classifier
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.metrics import brier_score_loss, check_scoring, log_loss
 from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, check_cv
-from sklearn.utils import _safe_indexing, gen_batches, indexable
+from sklearn.utils import gen_batches, indexable
 from sklearn.utils.validation import _check_method_params
 from torch import Tensor
 
@@ -40,8 +40,8 @@ from sklaplace.core.random import RandomState, private_rng
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit
 from sklaplace.estimators.fitting.members import encode
 from sklaplace.estimators.predicting.glm_outputs import LinearisationCache
-from sklaplace.estimators.training.samples import Samples, as_groups, as_weights
-from sklaplace.networks.data import TrainingData, is_opaque, take_rows
+from sklaplace.estimators.training.samples import Samples, as_groups, as_weights, select
+from sklaplace.networks.data import TrainingData, is_opaque
 from sklaplace.networks.net_checks import whole_batches
 from sklaplace.networks.split import hash_folds, sample_keys
 
@@ -53,13 +53,6 @@ NOISE_TOLERANCE = 1e-3
 NOISE_STEP = 0.3
 
 Params = dict[str, float]
-
-
-def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
-    """Select samples in their original form, with their targets and weights."""
-    take = take_rows if is_opaque(data.X) else _safe_indexing
-    X, data = take(data.X, rows), replace(data, X=np.arange(len(data.y)))
-    return replace(data.take(rows), X=X)
 
 
 @dataclass

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
+from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.validation import (
     _check_sample_weight,
     check_array,
@@ -38,6 +38,7 @@ from sklaplace.networks.data import (
     count_rows,
     input_type,
     is_opaque,
+    take_rows,
 )
 from sklaplace.networks.stored import SparseRows, StoredArray, is_stored
 from sklaplace.networks.table import Table, is_frame
@@ -76,6 +77,13 @@ class Samples:
     fit_params: dict[str, Any] = field(default_factory=dict)
     classes: np.ndarray | None = None
     is_part: bool = False
+
+
+def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
+    """Select samples in their original form, with their targets and weights."""
+    take = take_rows if is_opaque(data.X) else _safe_indexing
+    X, data = take(data.X, rows), replace(data, X=np.arange(len(data.y)))
+    return replace(data.take(rows), X=X)
 
 
 def warn_of_other_ranges(X: Any, X_val: Any) -> None:
