@@ -168,11 +168,6 @@ class BaseSampling(ABC):
         return [*parts, f"trained for {n:,} epoch{'' if n == 1 else 's'}"]
 
     # ------------------------------------------------------------- collaborators
-    @property
-    def _rate(self) -> str:
-        """Name of the learning rate, for a warning about training."""
-        return "the learning rate"
-
     def _check_options(self) -> None:
         """Raise an error for invalid values."""
         members.check_parameters(self)
@@ -198,7 +193,7 @@ class BaseSampling(ABC):
         for losses, w, n in at_mean.losses_of(network.train):
             loss += float((w @ losses.mean(-1)).sum())
             n_targets += float(w.sum()) * n
-        self._check_loss(loss / n_targets, self._rate)
+        self._check_loss(loss / n_targets)
 
     def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> ArrayLike:
         """Return the given or the most probable noise, in the network's units.

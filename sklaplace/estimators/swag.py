@@ -125,10 +125,9 @@ class BaseSWAG(BaseSampling):
         self.posterior_ = trainer.posterior
         super()._set_fitted(trainer, network)
 
-    @property
-    def _rate(self) -> str:
+    def _check_loss(self, loss: float, rate: str = "the learning rate") -> None:
         # with large steps, finite iterates can be far from any minimum
-        return f"lr={self.lr:g}, or the learning rate of the net"
+        super()._check_loss(loss, f"lr={self.lr:g}, or {rate} of the net")
 
     def _output_model(self) -> OutputModel:
         return WeightDraws(int(self.n_samples), self._seed, self.posterior_)
