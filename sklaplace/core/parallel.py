@@ -177,9 +177,8 @@ def _evaluated(function: bytes, part: bytes) -> Any:
     return _last.function(pickle.loads(part))
 
 
-# threads inside `one_thread`, and the number to restore when the last of them leaves
-_inside: set[int] = set()
-_n_before = 1
+# threads inside `one_thread`, each with the number to restore when the last one leaves
+_inside: dict[int, int] = {}
 _counting, _limiting = threading.Lock(), threading.RLock()
 _BLAS = ThreadpoolController().select(user_api="blas")
 
@@ -191,23 +190,19 @@ def one_thread() -> Iterator[None]:
     The limit applies to the process. If several Python threads enter, the last one to
     leave restores the number that the first one found.
     """
-    global _n_before
     own = threading.get_ident()
     if own in _inside:
         yield
         return
     with _counting:
-        if not _inside:
-            _n_before = torch.get_num_threads()
-        _inside.add(own)
+        _inside[own] = next(iter(_inside.values()), torch.get_num_threads())
         torch.set_num_threads(1)
     try:
         yield
     finally:
         with _counting:
-            _inside.discard(own)
             # OpenMP has a number for each thread; MKL and new threads share a number
-            torch.set_num_threads(_n_before)
+            torch.set_num_threads(_inside.pop(own))
             if _inside:
                 other = threading.Thread(target=torch.set_num_threads, args=(1,))
                 other.start()
@@ -226,9 +221,9 @@ def one_blas_thread() -> Iterator[None]:
 
 def _forget_other_threads() -> None:
     """Forget threads that do not exist in a forked process, and renew the locks."""
-    global _counting, _limiting
+    global _counting, _inside, _limiting
     _counting, _limiting = threading.Lock(), threading.RLock()
-    _inside.intersection_update({threading.get_ident()})
+    _inside = {k: n for k, n in _inside.items() if k == threading.get_ident()}
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
