@@ -260,10 +260,9 @@ def accepted(forward: Forward, x: object) -> object:
     try:
         return forward.returned(x)
     except (RuntimeError, ValueError):
-        module = forward.module
-        if all(p.dtype != torch.bfloat16 for p in module.parameters()):
+        if all(p.dtype != torch.bfloat16 for p in forward.module.parameters()):
             raise
-        hook = module.register_forward_pre_hook(_in_bfloat16, with_kwargs=True)
+        hook = forward.module.register_forward_pre_hook(_in_bfloat16, with_kwargs=True)
         try:
             return forward.returned(x)
         except BaseException:
