@@ -709,6 +709,29 @@ class TestLabelsThatTheCriterionIgnores:
         model.partial_fit(X[first], y[first])
         assert model.posterior_.data_fit.n_targets == len(y) + first.sum()
 
+    @pytest.mark.parametrize("dtype", ["Int64", "Int8", "int16"])
+    @pytest.mark.parametrize("kind", [pd.Series, pd.array])
+    def test_whole_numbers_of_pandas(self, kind, dtype):
+        X, y = self.rows(-100)
+        labels = kind(y, dtype=dtype)
+        model = LaplaceClassifier(with_index("class", -100), **FIXED).fit(X, labels)
+        assert model.classes_.tolist() == [0, 1, 2]
+        assert model.predict(X).dtype.kind == "i"
+        assert model.score(X, labels) == model.score(X, y)
+
+    @pytest.mark.parametrize("dtype", [float, "Float64"])
+    def test_whole_floats_of_pandas_are_classes(self, dtype):
+        X, y = blobs()
+        labels = pd.Series(np.array([-100, 0, 1])[y], dtype=dtype)
+        model = LaplaceClassifier(with_index("class", -100), **FIXED).fit(X, labels)
+        assert model.classes_.tolist() == [-100, 0, 1]
+
+    def test_missing_labels_of_pandas_are_refused(self):
+        X, y = blobs()
+        labels = pd.Series(y, dtype="Int64").mask(y == 1)
+        with pytest.raises(ValueError, match="y contains NaN"):
+            LaplaceClassifier(**FIXED).fit(X, labels)
+
     def test_the_default_network_ignores_no_label(self):
         X, y = self.rows(-100)
         assert LaplaceClassifier(**FIXED).fit(X, y).classes_.tolist() == [-100, 0, 1, 2]
