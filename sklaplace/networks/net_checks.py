@@ -169,9 +169,9 @@ def check_sampler(net: Any) -> None:
     for name in options.keys() & {"sampler", "batch_sampler"}:
         raise ValueError(
             f"iterator_train__{name} of the net chooses rows of X by position, but fit "
-            "holds out some rows, so positions change. Pass X_val and y_val to a fit "
-            "without folds, which then trains on all of X. Or pass sample_weight "
-            f"instead of the {name}."
+            "holds out some rows, so positions change. Use train_split=None, and pass "
+            "X_val and y_val to a fit without folds, which then trains on all of X. Or "
+            f"pass sample_weight instead of the {name}."
         )
 
 

@@ -20,6 +20,8 @@ from nets import (
 from refusals import CLASSIFIERS, REGRESSORS, refused, refused_fit
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetClassifier
+from skorch.dataset import Dataset, ValidSplit
+from skorch.helper import predefined_split
 from torch import nn
 from torch.utils.data import BatchSampler, SequentialSampler, WeightedRandomSampler
 
@@ -296,6 +298,22 @@ def test_samplers_of_all_rows_are_refused_if_fit_holds_out_some(kind, name):
         if not hasattr(model, "cv"):
             X_val, y_val = (values[:40] for values in data)
             model.fit(*data, X_val=X_val, y_val=y_val)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("kind", CLASSIFIERS + REGRESSORS)
+def test_samplers_are_refused_if_the_train_split_of_the_net_holds_out_rows(kind, name):
+    is_classifier = kind in CLASSIFIERS
+    make, data = (classifier, blobs(160)) if is_classifier else (regressor, waves(160))
+    options = {f"iterator_train__{name}": SAMPLERS[name], "max_epochs": 1}
+    net = make(BatchNormMLP, train_split=ValidSplit(5), callbacks=[RecordTraining()])
+    model = kind(net.set_params(**options), random_state=0)
+    words = f"iterator_train__{name}", "train_split=None", "sample_weight"
+    refused_fit(model, *words, data=data)
+    X_val, y_val = (values[:40] for values in data)
+    net.set_params(train_split=predefined_split(Dataset(X_val, y_val)))
+    if is_classifier and not hasattr(model, "cv"):
+        model.fit(*data)  # trains on all rows
 
 
 def test_a_sampler_is_refused_before_training_if_folds_follow():

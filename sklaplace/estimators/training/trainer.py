@@ -25,6 +25,7 @@ from sklaplace.networks.default import Size
 from sklaplace.networks.lazy import check_no_lazy_modules, initialise_lazy_modules
 from sklaplace.networks.net_checks import (
     check_held_out_batches,
+    check_sampler,
     check_scripted,
     leaves_one_sample,
 )
@@ -304,6 +305,7 @@ class Trainer:
         def check(dataset: Dataset, held_out: Dataset | None) -> None:
             if isinstance(held_out, Subset) and held_out.dataset is dataset:
                 require_choice(dataset)
+                check_sampler(net)
             if not self.brings_encoded:
                 self.targets.check_held_out(dataset, held_out)
             check_scripted(net)
