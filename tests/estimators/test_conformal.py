@@ -12,7 +12,13 @@ from scipy.stats import norm
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes
 from sklearn.frozen import FrozenEstimator
-from sklearn.model_selection import KFold, LeaveOneOut, ShuffleSplit
+from sklearn.model_selection import (
+    GroupKFold,
+    KFold,
+    LeaveOneGroupOut,
+    LeaveOneOut,
+    ShuffleSplit,
+)
 
 from sklaplace import (
     DeepEnsembleClassifier,
@@ -321,6 +327,9 @@ def test_refusals():
         model.predict_interval(X, [0.5, 0.99], method="conformal")
     for cv in (ShuffleSplit(2), [(np.arange(50), np.arange(50, 90))]):
         with pytest.raises(ValueError, match="must hold out each row exactly once"):
+            model.conformalize(X, y, cv=cv)
+    for cv in (GroupKFold(3), LeaveOneGroupOut()):
+        with pytest.raises(ValueError, match=r"groups\. Pass groups= to conformalize"):
             model.conformalize(X, y, cv=cv)
     for cv in (1, True, 0):
         with pytest.raises(ValueError, match=r"cv=.* is not an integer of at least 2"):

@@ -147,8 +147,15 @@ def folds_of(
         keys = sample_keys(data.X, data.y, seed, data.groups)
         return hash_folds(keys, data.y, check_count("cv", cv, 2), stratify=stratify)
     splitter, rows = check_cv(cv, y, classifier=stratify), np.arange(len(data.y))
-    with private_rng(None):
-        pairs = list(splitter.split(np.empty(len(rows)), y, data.groups))
+    try:
+        with private_rng(None):
+            pairs = list(splitter.split(np.empty(len(rows)), y, data.groups))
+    except ValueError as error:
+        if data.groups is not None or "groups" not in str(error):
+            raise
+        raise ValueError(
+            f"cv={reprlib.repr(cv)} splits by groups. Pass groups= to conformalize."
+        ) from error
     folds = [(rows[seen], rows[held_out]) for seen, held_out in pairs]
     held_out = np.sort(np.concatenate([[], *(test for _, test in folds)]))
     if not np.array_equal(held_out, rows):
