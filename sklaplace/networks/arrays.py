@@ -138,7 +138,7 @@ def is_missing(value: object) -> bool:
 
 def _advice(name: str) -> str:
     """Return advice about missing values; only inputs X can be imputed."""
-    return "Leave out these samples." if name.startswith("y") else IMPUTE
+    return "Leave out these samples." if name.startswith(("y", "groups")) else IMPUTE
 
 
 def _one_of_each_type(values: np.ndarray) -> list[Any]:

@@ -143,6 +143,17 @@ def test_groups_of_held_out_samples_are_checked():
         model.fit(X, y, X_val=X, y_val=y, groups_val=groups[:3])
 
 
+@pytest.mark.parametrize("name", ["groups", "groups_val"])
+def test_missing_groups_are_refused_without_advice_to_impute(name):
+    X, y, groups = patients(0)
+    held_out = {"X_val": X + 0.1, "y_val": y}
+    held_out[name] = np.where(groups > 0, groups, np.nan)
+    with pytest.raises(
+        ValueError, match=f"{name} contains NaN. Leave out .* samples.$"
+    ):
+        LaplaceRegressor(net(5), random_state=0).fit(X, y, **held_out)
+
+
 def test_groups_and_batch_norm_leave_most_rows_for_training():
     sizes = []
 
