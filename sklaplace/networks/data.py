@@ -237,7 +237,8 @@ class TrainingData:
         kept = np.flatnonzero(sample_weight)
         if len(kept) == 0:
             raise ValueError(
-                "All entries of sample_weight are zero. At least one must be positive."
+                "The criterion ignores all labels of y, or their class_weight or "
+                "sample_weight is zero. Pass some rows with other labels."
             )
         data = replace(self, sample_weight=sample_weight)
         return data if len(kept) == len(sample_weight) else data.take(kept)

@@ -744,6 +744,15 @@ class TestLabelsThatTheCriterionIgnores:
         assert model.classes_.tolist() == [-100, 0, 1]
         assert model.posterior_.data_fit.n_targets == len(y)
 
+    def test_held_out_labels_that_are_all_ignored_are_refused(self):
+        X, y = blobs()
+        model = LaplaceClassifier(classifier(), **FIXED)
+        words = "ignores all labels of y_val, .* Pass some rows with other labels"
+        with pytest.raises(ValueError, match=words):
+            model.fit(X, y, X_val=X.copy(), y_val=np.full(len(y), -100))
+        with pytest.raises(ValueError, match="ignores all labels of y, "):
+            model.fit(X, y).tune(X, np.full(len(y), -100))
+
     def test_labels_to_ignore_only_after_fit(self):
         X, y = blobs()
         model = LaplaceClassifier(classifier(), **FIXED).fit(X, y)
