@@ -369,9 +369,9 @@ def _as_targets(y: Any, *, allow_nd: bool) -> Any:
     options: dict[str, Any] = {"ensure_2d": False, "ensure_all_finite": False}
     options |= {"accept_sparse": "csr", "allow_nd": allow_nd, "input_name": "y"}
     # scikit-learn would convert pandas' nullable integers and booleans to floats
-    dtypes = np.atleast_1d(getattr(y, "dtypes", getattr(y, "dtype", None)))
-    is_whole = all(getattr(dtype, "kind", "") in ("i", "u", "b") for dtype in dtypes)
-    y = np.asarray(y) if is_whole and not issparse(y) else detached(y)
+    dtypes: Any = getattr(y, "dtypes", getattr(y, "dtype", None))
+    kinds = [getattr(dtype, "kind", "") for dtype in np.atleast_1d(dtypes)]
+    y = np.asarray(y) if {*kinds} <= {*"iub"} and not issparse(y) else detached(y)
     return check_array(y, dtype=None, **options)
 
 
