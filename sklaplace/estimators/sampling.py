@@ -79,6 +79,7 @@ class BaseSampling(ABC):
         groups: ArrayLike | None = None,
         X_val: Inputs | None = None,
         y_val: ArrayLike | None = None,
+        groups_val: ArrayLike | None = None,
         **fit_params: object,
     ) -> Any:
         """Train the network, and estimate the noise unless it is given.
@@ -105,6 +106,9 @@ class BaseSampling(ABC):
             Held-out samples that the network is not trained on. Regressors estimate the
             observation noise from these samples. Other uses of these samples are
             described in the documentation of each estimator.
+        groups_val : array-like of shape (n_val,), optional
+            Group labels of ``X_val``, which are only checked: the noise has one level
+            per column, which does not depend on groups.
         **fit_params : dict
             Arguments for the ``fit`` method of the skorch net. Predictions do not use
             these arguments, so they must not change the module's outputs.
@@ -133,8 +137,9 @@ class BaseSampling(ABC):
         >>> model.classes_
         array([0, 1, 2])
         """
+        held_out: Any = {"X_val": X_val, "y_val": y_val, "groups_val": groups_val}
         given = samples.Samples(
-            X, y, sample_weight, groups, X_val=X_val, y_val=y_val, fit_params=fit_params
+            X, y, sample_weight, groups, **held_out, fit_params=fit_params
         )
         with members.reported(self):
             return self._fit(given)

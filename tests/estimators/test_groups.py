@@ -4,13 +4,22 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from nets import regressor
+from nets import MLP, DropoutMLP, regressor
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
 from sklearn.model_selection import GroupKFold, KFold
 from skorch import NeuralNetRegressor
 from torch import nn
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor, LaplaceRegressorCV
+from sklaplace import (
+    DeepEnsembleRegressor,
+    LaplaceClassifier,
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+    MCDropoutRegressor,
+    SWAGRegressor,
+    VariationalRegressor,
+)
 from sklaplace.estimators.predicting.conformal import Conformal
 
 LEVELS, ROWS = 6, 15
@@ -141,6 +150,22 @@ def test_groups_of_held_out_samples_are_checked():
         model.fit(X, y, groups_val=groups)
     with pytest.raises(ValueError, match=r"groups_val has shape \(3,\)"):
         model.fit(X, y, X_val=X, y_val=y, groups_val=groups[:3])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [DeepEnsembleRegressor, MCDropoutRegressor, SWAGRegressor, VariationalRegressor],
+)
+def test_estimators_that_draw_only_check_groups_of_held_out_samples(kind):
+    X, y, groups = patients(0)
+    module = DropoutMLP if "Dropout" in kind.__name__ else MLP
+    model = kind(regressor(module, module__n_in=5, max_epochs=1), random_state=0)
+    held_out = {"X_val": X + 0.1, "y_val": y}
+    plain = clone(model).fit(X, y, **held_out)
+    found = model.fit(X, y, **held_out, groups_val=groups)
+    assert_allclose(found.predict(X), plain.predict(X))
+    with pytest.raises(ValueError, match=r"groups_val has shape \(3,\)"):
+        model.fit(X, y, **held_out, groups_val=groups[:3])
 
 
 @pytest.mark.parametrize("name", ["groups", "groups_val"])

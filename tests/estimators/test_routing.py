@@ -12,7 +12,12 @@ from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, cross_valid
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor, LaplaceRegressorCV
+from sklaplace import (
+    LaplaceClassifier,
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+    SWAGClassifier,
+)
 
 X, Y = blobs()
 X_VAL, Y_VAL = X[:30] + np.float32(0.1), Y[:30]
@@ -84,6 +89,18 @@ def test_groups_through_a_pipeline_and_cross_validation():
         rows = StandardScaler().fit_transform(X[train])
         expected = clone(model).fit(rows, Y[train], groups=GROUPS[train])
         assert_same_fit(fitted[-1], expected, rows)
+
+
+@pytest.mark.parametrize("kind", [LaplaceClassifier, SWAGClassifier])
+def test_groups_of_held_out_samples_through_a_pipeline(kind):
+    held_out = {**HELD_OUT, "groups_val": np.arange(30) // 3}
+    model = kind(classifier(max_epochs=2)).set_fit_request(
+        **dict.fromkeys(held_out, True)
+    )
+    make_pipeline(StandardScaler(), model).fit(X, Y, **held_out)
+    held_out["groups_val"] = np.arange(3)
+    with pytest.raises(ValueError, match=r"groups_val has shape \(3,\)"):
+        make_pipeline(StandardScaler(), model).fit(X, Y, **held_out)
 
 
 @pytest.mark.parametrize("cv", [None, 4, GroupKFold(3)])
