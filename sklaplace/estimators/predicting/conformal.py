@@ -153,12 +153,9 @@ def folds_of(
     except ValueError as error:
         if data.groups is not None or "groups" not in str(error):
             raise
-        raise ValueError(
-            f"cv={reprlib.repr(cv)} splits by groups. Pass groups= to conformalize."
-        ) from error
+        raise ValueError(f"{cv} needs groups. Pass groups= to conformalize.") from error
     folds = [(rows[seen], rows[held_out]) for seen, held_out in pairs]
-    held_out = np.sort(np.concatenate([[], *(test for _, test in folds)]))
-    if not np.array_equal(held_out, rows):
+    if not np.array_equal(np.sort(np.concatenate([[], *(t for _, t in folds)])), rows):
         raise ValueError(
             f"cv={reprlib.repr(cv)} must hold out each row exactly once. Use an "
             "integer, or folds such as KFold."
