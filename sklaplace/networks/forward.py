@@ -262,12 +262,8 @@ def accepted(forward: Forward, x: object) -> object:
     except (RuntimeError, ValueError):
         if all(p.dtype != torch.bfloat16 for p in forward.module.parameters()):
             raise
-        hook = forward.module.register_forward_pre_hook(_in_bfloat16, with_kwargs=True)
-        try:
-            return forward.returned(x)
-        except BaseException:
-            hook.remove()
-            raise
+        forward.module.register_forward_pre_hook(_in_bfloat16, with_kwargs=True)
+        return forward.returned(x)
 
 
 def _in_bfloat16(_module: nn.Module, args: object, kwargs: object) -> Any:

@@ -87,7 +87,7 @@ def test_coverage_is_the_rank_by_the_number_of_scores(n, coverage):
     rng, runs = np.random.default_rng(0), 4000
     X, rank, inside = np.empty(1), np.ceil((n + 1) * coverage), 0
     for scores in rng.uniform(size=(runs, n + 1, 1)):
-        conformal = Conformal([], [scores[:-1]], {})
+        conformal = Conformal.of([], [scores[:-1]], {}, None)
         ends = conformal.interval(Uniform(), X, np.array([coverage]), joint=False)
         inside += ends[0, 0, 0, 0] <= scores[-1, 0] <= ends[0, 0, 1, 0]
         members = conformal.members(None, lambda _, s=scores: s[-1:], coverage)

@@ -129,14 +129,15 @@ def test_networks_are_trained_in_fit(kind):
 class Plain(nn.Module):
     """A network that computes in its own dtype and does not cast its inputs."""
 
-    def __init__(self, n_in=2, n_out=3, dtype="bfloat16"):
+    def __init__(self, n_in=2, n_out=3, dtype="bfloat16", returned="bfloat16"):
         super().__init__()
+        self.returned = getattr(torch, returned)
         self.first = nn.Linear(n_in, 8, dtype=getattr(torch, dtype))
         self.dropout = nn.Dropout(0.2)
         self.head = nn.Linear(8, n_out, dtype=getattr(torch, dtype))
 
     def forward(self, X):
-        return self.head(self.dropout(torch.tanh(self.first(X))))
+        return self.head(self.dropout(torch.tanh(self.first(X)))).to(self.returned)
 
 
 class Casting(Plain):
@@ -154,6 +155,9 @@ def test_networks_in_bfloat16_take_numbers(kind):
     """As a network that casts its inputs does, bit by bit, also from a file."""
     made, (x, y) = (classifier, (X, Y)) if is_classifier(kind()) else (regressor, REG)
     params = {"module__n_in": x.shape[1], "module__n_out": 3 if y is Y else 1}
+    if made is regressor:
+        # torch 2.6 has no gradient of MSELoss for bfloat16 outputs and float32 targets
+        params["module__returned"] = "float32"
     options = {k: v for k, v in SMALL.items() if k in kind().get_params()}
     if hasattr(kind(), "prior_precisions"):
         options |= {"prior_precisions": [1.0, 10.0], "cv": 2}

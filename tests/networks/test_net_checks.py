@@ -288,6 +288,8 @@ def test_samplers_of_all_rows_are_refused_if_fit_holds_out_some(kind, name):
     is_classifier = kind in CLASSIFIERS
     make, data = (classifier, blobs(160)) if is_classifier else (regressor, waves(160))
     options = {f"iterator_train__{name}": SAMPLERS[name], "max_epochs": 1}
+    if name == "batch_sampler":  # torch requires this size
+        options["iterator_train__batch_size"] = 1
     net = make(BatchNormMLP, callbacks=[RecordTraining()], **options)
     model = kind(net, random_state=0)
     if is_classifier and not isinstance(model, LaplaceClassifier):
@@ -306,6 +308,8 @@ def test_samplers_are_refused_if_the_train_split_of_the_net_holds_out_rows(kind,
     is_classifier = kind in CLASSIFIERS
     make, data = (classifier, blobs(160)) if is_classifier else (regressor, waves(160))
     options = {f"iterator_train__{name}": SAMPLERS[name], "max_epochs": 1}
+    if name == "batch_sampler":  # torch requires this size
+        options["iterator_train__batch_size"] = 1
     net = make(BatchNormMLP, train_split=ValidSplit(5), callbacks=[RecordTraining()])
     model = kind(net.set_params(**options), random_state=0)
     words = f"iterator_train__{name}", "train_split=None", "sample_weight"

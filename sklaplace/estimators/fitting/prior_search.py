@@ -42,7 +42,7 @@ from sklaplace.estimators.fitting.members import encode
 from sklaplace.estimators.predicting.glm_outputs import LinearisationCache
 from sklaplace.estimators.training.samples import Samples, as_groups, as_weights, select
 from sklaplace.networks.data import TrainingData, is_opaque
-from sklaplace.networks.net_checks import whole_batches
+from sklaplace.networks.net_checks import check_sampler
 from sklaplace.networks.split import hash_folds, sample_keys
 
 # Smallest noise, as a fraction of the targets' standard deviation, and tolerance for
@@ -303,8 +303,8 @@ class PriorSearch:
         """Return ``cv_results_`` and the number of folds."""
         data, splits, scorer = self._checked(samples)
         folds = []
+        check_sampler(self.estimator.estimator)
         for train, test in splits:
-            train = whole_batches(self.estimator.estimator, train)
             params = _check_method_params(data.X, samples.fit_params, indices=train)
             part = select(data, train)
             own = Samples(
@@ -380,7 +380,7 @@ class PriorSearch:
                 "Use fewer folds, leave out classes of y with few samples, or pass "
                 "pairs (train, test) of row indices."
             )
-            if part.groups is None and "groups" in str(error):
+            if part.groups is None and "group" in f"{cv}{error}".lower():
                 advice = "Pass groups= to fit, with the group of each row."
             raise ValueError(
                 f"cv={self.estimator.cv!r} cannot split {len(known)} samples: "

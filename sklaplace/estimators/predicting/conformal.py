@@ -37,8 +37,10 @@ class Conformal:
         Scores of the samples that each model was not trained on.
     settings : dict
         Parameters of the predictions.
-    weights : sequence of ndarray of shape (n_k,) or None
-        One over the number of samples in the group of each sample. None without groups.
+    weights : sequence of ndarray of shape (n_k,)
+        One over the number of samples in the group of each sample.
+    has_groups : bool
+        Whether the samples have groups. If not, each sample is a group.
 
     References
     ----------
@@ -51,7 +53,8 @@ class Conformal:
     models: Sequence[Any]
     scores: Sequence[Array]
     settings: dict[str, Any]
-    weights: Sequence[Array] | None = None
+    weights: Sequence[Array]
+    has_groups: bool
 
     @classmethod
     def of(
@@ -64,24 +67,25 @@ class Conformal:
         """Return the scores that are not NaN, with the weights of their groups."""
         kept = [~np.isnan(s).any(axis=1) for s in scores]
         scores = [s[rows] for s, rows in zip(scores, kept, strict=True)]
-        if groups is None:
-            return cls(models, scores, settings)
-        labels = np.concatenate([g[rows] for g, rows in zip(groups, kept, strict=True)])
+        ends = np.cumsum([len(s) for s in scores])
+        labels: Any = range(ends[-1])
+        if groups is not None:
+            parts = zip(groups, kept, strict=True)
+            labels = np.concatenate([g[rows] for g, rows in parts])
         _, group, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-        ends = np.cumsum([len(s) for s in scores])[:-1]
-        return cls(models, scores, settings, np.split(1 / sizes[group], ends))
-
-    @property
-    def _weights(self) -> Sequence[Array]:
-        return self.weights or [np.ones(len(s)) for s in self.scores]
+        weights = np.split(1 / sizes[group], ends[:-1])
+        return cls(models, scores, settings, weights, groups is not None)
 
     def _needed(self, coverage: Array) -> Array:
         """Return the total weight of the scores within the limit of each coverage."""
-        n = round(sum(w.sum() for w in self._weights))
+        n = round(sum(w.sum() for w in self.weights))
         # differences within rounding errors count as equal
         needed = (n + 1) * coverage - 1e-9
         if (needed > n).any():
-            level, units = float(coverage.max()), "groups" if self.weights else "rows"
+            level, units = (
+                float(coverage.max()),
+                "groups" if self.has_groups else "rows",
+            )
             n_needed = int(np.ceil(level / (1 - level) - 1e-9))
             raise ValueError(
                 f"A coverage of {level:g} cannot be guaranteed from {n} {units}. Pass "
@@ -93,7 +97,7 @@ class Conformal:
     def interval(self, model: Any, X: Inputs, coverage: Array, joint: bool) -> Array:
         """Return interval ends (n, c, 2, n_levels), joint over columns if ``joint``."""
         needed, parts = self._needed(coverage), self.scores
-        weights = np.concatenate(self._weights)
+        weights = np.concatenate(self.weights)
         if joint:
             parts = [s.max(axis=1, keepdims=True) for s in parts]
         if not self.models:
@@ -118,7 +122,7 @@ class Conformal:
     ) -> NDArray[np.bool_]:
         """Return whether sets contain each label, (n, K), given ``scores(model)``."""
         needed, below = self._needed(np.array([coverage])), np.zeros(1)
-        parts = zip(self.models or [model], self.scores, self._weights, strict=True)
+        parts = zip(self.models or [model], self.scores, self.weights, strict=True)
         for part, found, weights in parts:
             order = np.argsort(found[:, 0])
             totals = np.concatenate([[0], np.cumsum(weights[order])])
@@ -150,8 +154,8 @@ def folds_of(
     try:
         with private_rng(None):
             pairs = list(splitter.split(np.empty(len(rows)), y, data.groups))
-    except ValueError as error:
-        if data.groups is not None or "groups" not in str(error):
+    except (TypeError, ValueError) as error:
+        if data.groups is not None or "group" not in f"{cv}{error}".lower():
             raise
         raise ValueError(f"{cv} needs groups. Pass groups= to conformalize.") from error
     folds = [(rows[seen], rows[held_out]) for seen, held_out in pairs]

@@ -27,7 +27,6 @@ from sklaplace.networks.net_checks import (
     check_held_out_batches,
     check_sampler,
     check_scripted,
-    leaves_one_sample,
 )
 from sklaplace.networks.outputs import (
     OutputSpec,
@@ -38,7 +37,7 @@ from sklaplace.networks.outputs import (
     warn_if_double_softmax,
     warn_of_other_loss,
 )
-from sklaplace.networks.split import hash_split, row_keys, sample_keys
+from sklaplace.networks.split import hash_split, row_keys, separate_replicates
 from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied, logits_alone, noting_interrupts, train
@@ -115,7 +114,7 @@ class Trainer:
     size: Size | None = None
     is_part: bool = False
     is_interrupted: bool = False
-    _keyed: tuple[TrainingData, np.ndarray] | None = field(default=None, init=False)
+    _keyed: tuple[Any, np.ndarray, np.ndarray] | None = field(default=None, init=False)
 
     has_prior: ClassVar[bool] = False
     """Whether every net is trained with a prior, not only the default net."""
@@ -164,11 +163,20 @@ class Trainer:
         return trained
 
     def keys(self, data: TrainingData) -> np.ndarray:
-        """Return the keys of samples from `sample_keys`, and cache the last result."""
+        """Return keys that copies of a sample, or samples of a group, share."""
+        return self._keys_and_inputs(data)[0]
+
+    def _keys_and_inputs(self, data: TrainingData) -> tuple[np.ndarray, np.ndarray]:
+        """Return keys, and keys of the inputs alone; cache the last result.
+
+        Without replicates, or with groups, the keys are those of the inputs.
+        """
         if self._keyed is None or self._keyed[0] is not data:
-            keys = sample_keys(data.X, data.y, self.seed, data.groups)
-            self._keyed = data, keys
-        return self._keyed[1]
+            keys = inputs = row_keys(data.X, len(data.y), self.seed, data.groups)
+            if data.groups is None:
+                keys = separate_replicates(inputs, data.y)
+            self._keyed = data, keys, inputs
+        return self._keyed[1:]
 
     def size_for(self, data: TrainingData) -> Size:
         """Return the size of the default network for the given samples."""
@@ -184,12 +192,9 @@ class Trainer:
         """
         if self.validation_fraction is None or self.is_frozen or is_stream(data.X):
             return None
-        keys, stratify = self.keys(data), self.targets.stratify
-        parts = hash_split(keys, data.y, self.validation_fraction, stratify=stratify)
-        if parts is None or not leaves_one_sample(self.estimator, len(parts[0])):
-            return parts
-        seen, held_out = parts  # batch norm needs more than one sample
-        return np.delete(seen, keys[seen].argmax()), held_out
+        check_sampler(self.estimator)
+        fraction, stratify = self.validation_fraction, self.targets.stratify
+        return hash_split(self.keys(data), data.y, fraction, stratify=stratify)
 
     def _copies_cross(self, net: NeuralNet, data: TrainingData) -> bool:
         """Warn and return True if the net's random split separates groups or copies.
@@ -226,16 +231,18 @@ class Trainer:
         is_known = data.groups is None and not (is_opaque(data.X) or is_stream(data.X))
         if not (is_random and is_known and encoded.validation is None):
             return
-        keys = self.keys(data)
-        cells = row_keys(data.X, len(data.y), self.seed)
-        _, cell, sizes = np.unique(cells, return_inverse=True, return_counts=True)
-        parts = hash_split(keys, data.y, FRACTION, stratify=self.targets.stratify)
-        if (keys == cells).all() or parts is None:
+        keys, inputs = self._keys_and_inputs(data)
+        if keys is inputs:
             return
+        _, cell, sizes = np.unique(inputs, return_inverse=True, return_counts=True)
         with private_rng(None):
             seen = net.train_split(Dataset(np.arange(len(cell)), data.y), data.y)[0]
         is_seen = np.bincount(cell[seen.indices], minlength=len(sizes)) > 0
         if (~is_seen & (sizes > 1))[cell].mean() < NOTABLE_COPIES:
+            return
+        stratify = self.targets.stratify
+        parts = hash_split(keys, data.y, FRACTION, stratify=stratify)
+        if parts is None:
             return
         net.train_split = ValidSplit([parts])
         warn_user(
