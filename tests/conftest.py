@@ -12,6 +12,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from sklearn.utils.parallel import ThreadpoolController
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 
@@ -95,3 +96,13 @@ def rng_untouched():
     after = global_rng_states()
     changed = [name for name in before if before[name] != after[name]]
     assert not changed, f"The global random state of {changed} was changed."
+
+
+@pytest.fixture
+def _two_threads():
+    """Let torch and BLAS use two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with ThreadpoolController().limit(limits=2, user_api="blas"):
+        yield
+    torch.set_num_threads(before)

@@ -44,16 +44,6 @@ def test_results_are_in_order_and_computed_on_one_thread_elsewhere():
         assert threading.get_ident() not in idents
 
 
-@pytest.fixture
-def _two_threads():
-    """Let torch and BLAS use two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    with ThreadpoolController().limit(limits=2, user_api="blas"):
-        yield
-    torch.set_num_threads(before)
-
-
 def torch_numbers():
     """Return the number of threads of torch, here and in a new thread."""
     with ThreadPoolExecutor(1) as pool:

@@ -185,16 +185,6 @@ def test_the_posterior_is_that_of_the_network_without_autocast():
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.fixture
-def _two_threads():
-    """Let torch and BLAS use two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    with ThreadpoolController().limit(limits=2, user_api="blas"):
-        yield
-    torch.set_num_threads(before)
-
-
 def noting(monkeypatch, owner, name, number):
     """Let a method note the number of threads of its calls; return the numbers."""
     numbers, original = set(), getattr(owner, name)
