@@ -372,7 +372,7 @@ class Scaled(MLP):
 @pytest.mark.parametrize("settings", [{}, {"prior_precision": "marglik"}])
 def test_noise_of_frozen_network_with_columns_in_other_units(settings):
     X, z = lines()
-    plain = net(3, module__n_in=3, max_epochs=200, lr=0.2).fit(X, z)
+    plain = seeded(net(3, module__n_in=3, max_epochs=200, lr=0.2), X, z)
     y = z * [1e-2, 1e3, 1]
     scaled = FrozenEstimator(twin(net(3, Scaled, module__n_in=3), plain))
     model = LaplaceRegressor(scaled, **settings, random_state=0)
