@@ -139,7 +139,16 @@ def mark_dropping_modules(net: NeuralNet, x: Batch) -> set[str]:
     found = {name: owner for name, owner in named.items() if owner in masks.drawing}
     for name, owner in found.items():
         if not isinstance(owner, DROPOUTS):
-            setattr(as_forward(net).module.get_submodule(name), _MARK, True)
+            for module in (forward.module, as_forward(net).module):
+                setattr(module.get_submodule(name), _MARK, True)
+    with forward.frozen(), drawn_mask(forward.module, torch.Generator()) as masks:
+        forward.returned(x)
+    if skipped := [name for name in found if named[name] not in masks.drawing]:
+        raise ValueError(
+            f"The network calls {listed(skipped)} only if self.training of another "
+            "module is True. Call dropout layers in every forward pass; they do "
+            "nothing in evaluation mode."
+        )
     return {type(owner).__name__ for owner in found.values()}
 
 

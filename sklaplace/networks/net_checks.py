@@ -3,6 +3,7 @@
 from collections.abc import Sized
 from typing import Any, cast
 
+import numpy as np
 import torch
 from sklearn.base import clone
 from skorch import NeuralNet
@@ -172,6 +173,24 @@ def check_sampler(net: Any) -> None:
             "X_val and y_val to a fit without folds, which then trains on all of X. Or "
             f"pass sample_weight instead of the {name}."
         )
+
+
+def leaves_one_sample(net: Any, n: int) -> bool:
+    """Return whether batch norm would get a single one of n samples as the last batch.
+
+    ``net`` is a skorch net, or any other value for a default network.
+    """
+    options = net.get_params_for("iterator_train") if isinstance(net, NeuralNet) else {}
+    size = options.get("batch_size", getattr(net, "batch_size", -1))
+    if size < 2 or n % size != 1 or options.get("drop_last"):
+        return False
+    layers = module_of(net).modules()
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in layers)
+
+
+def whole_batches(net: Any, rows: np.ndarray) -> np.ndarray:
+    """Return the training samples of a fold, without a last batch of one sample."""
+    return rows[:-1] if leaves_one_sample(net, len(rows)) else rows
 
 
 def check_held_out_batches(net: NeuralNet, held_out: Sized | None) -> None:

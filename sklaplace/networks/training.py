@@ -6,7 +6,7 @@ and records the train/validation split. The weighted loss of a batch is
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,6 @@ from skorch import NeuralNet
 from skorch.dataset import unpack_data
 from skorch.utils import to_tensor
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader
 
 from sklaplace.core.random import private_rng
@@ -139,7 +138,7 @@ def _training_class(
     names = "__qualname__", "__module__"
     attributes: dict[str, object] = {name: getattr(original, name) for name in names}
     attributes |= {"_original": original, "_training_state": state}
-    bases = (_ForTraining, *changes, _WholeBatches, original)
+    bases = (_ForTraining, *changes, original)
     net.__class__ = type(original.__name__, bases, attributes)
     try:
         yield
@@ -184,25 +183,6 @@ class _ForTraining:
                 state.check(dataset, parts[1])
         state.parts = parts
         return parts
-
-
-class _WholeBatches:
-    """Mixin for nets with batch norm, which fails if the last batch has one sample."""
-
-    module_: nn.Module
-
-    def get_iterator(self, dataset: Samples, training: bool = False) -> Any:
-        loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
-        size = getattr(loader, "batch_size", None)  # None for the user's own batches
-        if training and size and isinstance(loader.sampler, Sized):
-            n, layers = len(loader.sampler), self.module_.modules()
-            if (
-                n > size > 1
-                and n % size == 1
-                and any(isinstance(m, _BatchNorm) for m in layers)
-            ):
-                loader.batch_sampler.drop_last = True
-        return loader
 
 
 def noting_interrupts(note: Callable[[], None]) -> type:

@@ -355,6 +355,24 @@ def test_masks_that_samples_do_not_share_are_refused(module):
     refused_fit(MCDropoutClassifier(net), *words, data=(ROWS, SIGNS))
 
 
+class InTrainingOnly(Sequences):
+    """A network that skips a layer of dropout in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.early, self.late = nn.Dropout(0.02), nn.Dropout(0.4)
+
+    def body(self, X):
+        hidden = self.early(self.first(X).mean(1).tanh())
+        return self.second(self.late(hidden) if self.training else hidden)
+
+
+def test_dropout_that_the_network_skips_is_refused():
+    net = classifier(InTrainingOnly, callbacks=[RecordTraining()])
+    words = "'late'", "only if self.training", "every forward pass"
+    refused_fit(MCDropoutClassifier(net), *words, data=(ROWS, SIGNS))
+
+
 def test_dropout_within_layers_is_active_after_training_in_fit():
     model = MCDropoutClassifier(classifier(Recurrent, max_epochs=2), random_state=0)
     variance = model.fit(ROWS, SIGNS).latent_mean_and_variance(ROWS)[1]

@@ -152,18 +152,35 @@ def test_groups_of_held_out_samples_are_checked():
         model.fit(X, y, X_val=X, y_val=y, groups_val=groups[:3])
 
 
+@pytest.mark.parametrize("groups_val", [None, np.arange(60) // 8])
+def test_held_out_samples_of_seen_groups_warn(groups_val):
+    X, y, groups = patients(0)
+    model = LaplaceRegressor(net(5, max_epochs=1), random_state=0)
+    held_out = {"X_val": X[:60] + 0.1, "y_val": y[:60], "groups_val": groups_val}
+    with pytest.warns(UserWarning, match="groups_val is missing or has groups of X"):
+        model.fit(X, y, groups=groups, **held_out)
+
+
 @pytest.mark.parametrize(
     "kind",
     [DeepEnsembleRegressor, MCDropoutRegressor, SWAGRegressor, VariationalRegressor],
 )
-def test_estimators_that_draw_only_check_groups_of_held_out_samples(kind):
+def test_held_out_groups_count_equally_in_estimators_that_draw(kind):
     X, y, groups = patients(0)
     module = DropoutMLP if "Dropout" in kind.__name__ else MLP
     model = kind(regressor(module, module__n_in=5, max_epochs=1), random_state=0)
+    once = {"X_val": X + 0.1, "y_val": y, "groups_val": groups}
+    rows = np.r_[np.arange(len(y)), np.repeat(np.flatnonzero(groups == groups[0]), 20)]
+    often = {name: values[rows] for name, values in once.items()}
+    found, expected = (clone(model).fit(X, y, **part) for part in (often, once))
+    assert_allclose(found.sigma_noise_, expected.sigma_noise_, rtol=1e-4)
+    assert_allclose(found.predict(X), expected.predict(X), atol=1e-5)
+    del often["groups_val"]
+    assert (
+        abs(clone(model).fit(X, y, **often).sigma_noise_ / found.sigma_noise_ - 1)
+        > 0.01
+    )
     held_out = {"X_val": X + 0.1, "y_val": y}
-    plain = clone(model).fit(X, y, **held_out)
-    found = model.fit(X, y, **held_out, groups_val=groups)
-    assert_allclose(found.predict(X), plain.predict(X))
     with pytest.raises(ValueError, match=r"groups_val has shape \(3,\)"):
         model.fit(X, y, **held_out, groups_val=groups[:3])
 

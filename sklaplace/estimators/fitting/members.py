@@ -35,6 +35,7 @@ from sklaplace.estimators.training.samples import (
     check_loader,
     select,
     warn_of_other_ranges,
+    warn_of_seen_groups,
     weighted_data,
 )
 from sklaplace.estimators.training.trainer import EncodedData, Trainer, check_applicable
@@ -161,6 +162,7 @@ def encode(self: Any, samples: Samples) -> EncodedData:
             "Pass other rows. Without X_val, fit holds out rows of X itself."
         )
     warn_of_other_ranges(data.X, validation.X)
+    warn_of_seen_groups(data.groups, groups)
     return EncodedData(data, validation, samples.fit_params)
 
 

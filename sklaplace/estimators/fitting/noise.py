@@ -45,7 +45,8 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float | np.
     outputs : BatchedOutputs
         Outputs of a network in evaluation mode.
     dataset : Dataset
-        Samples with targets.
+        Samples with targets. If these are held-out samples with groups, all groups
+        count equally.
 
     Returns
     -------
@@ -63,6 +64,10 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float | np.
         weights = torch.ones_like(mean[:, 0]) if w is None else w.to(mean)
         parts.append((mean, variance, likelihood.targets(y, mean), weights))
     *given, weights = (torch.cat(part) for part in zip(*parts, strict=True))
+    groups = outputs.network.held_out_groups
+    if groups is not None and dataset is outputs.network.held_out:
+        _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+        weights = weights / torch.from_numpy(sizes[group]).to(weights)
 
     def level(mean: Tensor, variance: Tensor, y: Tensor) -> float:
         squares = weights @ likelihood.loss(mean, y) / weights.sum() / mean.shape[1]

@@ -42,7 +42,7 @@ from sklaplace.estimators.fitting.members import encode
 from sklaplace.estimators.predicting.glm_outputs import LinearisationCache
 from sklaplace.estimators.training.samples import Samples, as_groups, as_weights, select
 from sklaplace.networks.data import TrainingData, is_opaque
-from sklaplace.networks.net_checks import check_sampler
+from sklaplace.networks.net_checks import check_sampler, whole_batches
 from sklaplace.networks.split import hash_folds, sample_keys
 
 # Smallest noise, as a fraction of the targets' standard deviation, and tolerance for
@@ -305,6 +305,7 @@ class PriorSearch:
         folds = []
         check_sampler(self.estimator.estimator)
         for train, test in splits:
+            train = whole_batches(self.estimator.estimator, train)
             params = _check_method_params(data.X, samples.fit_params, indices=train)
             part = select(data, train)
             own = Samples(

@@ -41,7 +41,7 @@ from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
 from sklaplace.networks.default import Size
 from sklaplace.networks.history import recorded_split
-from sklaplace.networks.net_checks import check_sampler
+from sklaplace.networks.net_checks import check_sampler, whole_batches
 from sklaplace.networks.outputs import check_repeatable
 from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork, device_of
@@ -144,6 +144,7 @@ class LaplaceTrainer(Trainer):
             return []
         enough = ENOUGH_FOR_NOISE if self.models_noise else ENOUGH
         folds = folds[: math.ceil(N_FOLDS * enough / len(data.y))]
+        folds = [(whole_batches(net, train), rest) for train, rest in folds]
         return self._train_each(folds, encoded)
 
     def _takes_folds(self, data: TrainingData) -> bool:

@@ -86,6 +86,16 @@ def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
     return replace(data.take(rows), X=X)
 
 
+def warn_of_seen_groups(seen: np.ndarray | None, held_out: np.ndarray | None) -> None:
+    """Warn if held-out samples may belong to the groups of training samples, (n,)."""
+    if seen is not None and (held_out is None or np.isin(held_out, seen).any()):
+        warn_user(
+            "fit received groups, but groups_val is missing or has groups of X, so the "
+            "uncertainty may be too small for new groups. Hold out whole groups, and "
+            "pass groups_val."
+        )
+
+
 def warn_of_other_ranges(X: Any, X_val: Any) -> None:
     """Warn if held-out and training samples seem to have different units.
 

@@ -27,6 +27,7 @@ from sklaplace.networks.net_checks import (
     check_held_out_batches,
     check_sampler,
     check_scripted,
+    leaves_one_sample,
 )
 from sklaplace.networks.outputs import (
     OutputSpec,
@@ -193,8 +194,12 @@ class Trainer:
         if self.validation_fraction is None or self.is_frozen or is_stream(data.X):
             return None
         check_sampler(self.estimator)
-        fraction, stratify = self.validation_fraction, self.targets.stratify
-        return hash_split(self.keys(data), data.y, fraction, stratify=stratify)
+        keys, stratify = self.keys(data), self.targets.stratify
+        parts = hash_split(keys, data.y, self.validation_fraction, stratify=stratify)
+        if parts is None or not leaves_one_sample(self.estimator, len(parts[0])):
+            return parts
+        seen, held_out = parts  # batch norm needs more than one sample
+        return np.delete(seen, keys[seen].argmax()), held_out
 
     def _copies_cross(self, net: NeuralNet, data: TrainingData) -> bool:
         """Warn and return True if the net's random split separates groups or copies.
