@@ -277,8 +277,13 @@ def test_folds_leave_no_batch_of_one_sample_to_batch_norm():
 
 # -------------------------------------------------------------------------- samplers
 SAMPLERS = {
-    "sampler": WeightedRandomSampler(np.ones(160), 160),
-    "batch_sampler": BatchSampler(SequentialSampler(range(160)), 16, False),
+    "sampler": {"iterator_train__sampler": WeightedRandomSampler(np.ones(160), 160)},
+    "batch_sampler": {
+        "iterator_train__batch_sampler": BatchSampler(
+            SequentialSampler(range(160)), 16, False
+        ),
+        "iterator_train__batch_size": 1,  # torch requires this size
+    },
 }
 
 
@@ -287,9 +292,7 @@ SAMPLERS = {
 def test_samplers_of_all_rows_are_refused_if_fit_holds_out_some(kind, name):
     is_classifier = kind in CLASSIFIERS
     make, data = (classifier, blobs(160)) if is_classifier else (regressor, waves(160))
-    options = {f"iterator_train__{name}": SAMPLERS[name], "max_epochs": 1}
-    if name == "batch_sampler":  # torch requires this size
-        options["iterator_train__batch_size"] = 1
+    options = {**SAMPLERS[name], "max_epochs": 1}
     net = make(BatchNormMLP, callbacks=[RecordTraining()], **options)
     model = kind(net, random_state=0)
     if is_classifier and not isinstance(model, LaplaceClassifier):
@@ -307,9 +310,7 @@ def test_samplers_of_all_rows_are_refused_if_fit_holds_out_some(kind, name):
 def test_samplers_are_refused_if_the_train_split_of_the_net_holds_out_rows(kind, name):
     is_classifier = kind in CLASSIFIERS
     make, data = (classifier, blobs(160)) if is_classifier else (regressor, waves(160))
-    options = {f"iterator_train__{name}": SAMPLERS[name], "max_epochs": 1}
-    if name == "batch_sampler":  # torch requires this size
-        options["iterator_train__batch_size"] = 1
+    options = {**SAMPLERS[name], "max_epochs": 1}
     net = make(BatchNormMLP, train_split=ValidSplit(5), callbacks=[RecordTraining()])
     model = kind(net.set_params(**options), random_state=0)
     words = f"iterator_train__{name}", "train_split=None", "sample_weight"
