@@ -67,7 +67,7 @@ def frozen_net(case):
 def fitted(case, samples, **options):
     net, forward = frozen_net(case)
     x, x_new = data(case, samples)
-    settings = {"prior_precision": 0.6, "sigma_noise": 0.8, "refine": False}
+    settings = {"prior_precision": 0.6, "sigma_noise": 0.8, "residual": "none"}
     model = LaplaceRegressor(FrozenEstimator(net), **settings, **options)
     y = np.linspace(-1, 1, N_TRAIN * N_OUTPUTS).reshape(N_TRAIN, -1)
     return model.fit(arrays(x), y), forward, x, x_new

@@ -179,7 +179,7 @@ class _Pass:
                 parts = forward, network.spec.likelihood, self.curvature, accumulator
                 batch = _Batch(*parts, *given)
                 f = batch.add(recorder)
-                recorder.observe_batch(batch.x, f, batch.targets, batch.given_weights)
+                recorder.observe_batch(batch.x, f, batch.targets, batch.weights)
                 layout = accumulator.layout
                 if layout.head is not None and not fits and not recorder.has_compared:
                     # head rows are not compared, but outputs may depend on the batch

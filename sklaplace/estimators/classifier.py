@@ -103,17 +103,19 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     refine : bool or "auto", default="auto"
         Whether to refit the weights to the maximum a posteriori estimate of the
         linearised network; see :ref:`refine`. Only predictions use the refitted
-        weights. With ``"auto"``, the tuner decides whether to refit a last layer.
-        ``"auto"`` means False if nothing is tuned, if weights outside the last layer
+        weights. With ``"auto"``, held-out samples decide whether to refit a last layer,
+        for every ``prior_precision``. Without held-out samples, only ``"marglik"``
+        refits. ``"auto"`` means False with ``prior``, if weights outside the last layer
         are selected, or if the loss is not convex in the outputs. True requires a
         convex loss, no ``prior``, and ``pred_type="glm"`` for weights outside the last
         layer.
     residual : float or {"auto", "none"}, default="auto"
-        Variance of a Gaussian process that is added to the logits; see the :ref:`User
-        Guide <far>`. The variance grows with the distance from the training data.
-        ``residual`` is the variance at a distance that 99 % of the samples do not
-        exceed. ``"auto"`` means 0.5 with ``prior_precision="auto"``, and ``"none"``
-        otherwise. The residual requires a network with features.
+        Variance s² of a Gaussian process that is added to the logits; see the
+        :ref:`User Guide <far>`. At x, the variance is s² (0.05 / p(x))ᵃ, where p(x) is
+        the share of samples from the data's distribution that are less similar to the
+        training samples than x. Held-out samples choose a; see
+        ``residual_steepness_``. ``"auto"`` means 0.5, or ``"none"`` with ``prior``. The
+        residual requires a network with features.
     temperature : float, default=1.0
         Divisor of the log-likelihood in the posterior. Values below one sharpen the
         posterior.
@@ -184,6 +186,10 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         Number of training epochs of the network.
     prior_precision_ : float or ndarray
         Prior precision in use. A given ``prior`` is stored in ``posterior_.earlier``.
+    residual_steepness_ : float
+        Power a of the residual's variance: the largest of 0.5, 0.75, ..., 2 whose
+        log-likelihood of the held-out samples is at most 0.0025 nats per sample below
+        the best. With fewer than 100 held-out samples, a is 2.
     temperature_ : float
         Temperature in use, which differs from ``temperature`` only after `tune`.
     log_marginal_likelihood_value_ : float

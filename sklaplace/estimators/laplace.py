@@ -35,6 +35,7 @@ from sklaplace.estimators.fitting.laplace_fit import (
 )
 from sklaplace.estimators.fitting.noise import loss_per_target
 from sklaplace.estimators.fitting.sample_record import novelty_scores
+from sklaplace.estimators.fitting.steepness import chosen_steepness, with_steepness
 from sklaplace.estimators.options.constraints import CONSTRAINTS, Constraints
 from sklaplace.estimators.options.laplace import REPLACED, LaplaceOptions
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS, CachedOutputs
@@ -52,7 +53,7 @@ from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.novelty import Novelty
-from sklaplace.posterior.residual import Residual
+from sklaplace.posterior.residual import Residual, steepnesses
 from sklaplace.posterior.tuning.problem import HeldOutScore
 
 
@@ -204,16 +205,48 @@ class BaseLaplace:
         score = self._score(fit.network.spec.likelihood)
         score = replace(score, is_given=samples.X_val is not None)
         posterior = self._solver(options).posterior(fit, score)
+        self.residual_steepness_ = steepnesses(posterior.likelihood)[-1]
         self._set_fitted(options, fit.network, posterior)
         self._check_loss(loss_per_target(fit.data_fit, fit.network, posterior))
-        self._novelty = fit.novelty and fit.novelty.inflated(score.leverages)
-        if options.residual_variance(self.residual) and self._residual() is None:
-            warn_without_residual(posterior, options)
-        self._learn_noise(fit, score)
+        self._novelty, scores = fit.novelty, []
+        if options.residual_variance(self.residual):
+            for fold in fit.folds or (fit,):
+                scores += self._solver(options).held_out_scores(
+                    fold.network, fold.novelty
+                )
+            self._novelty = fit.novelty and fit.novelty.scaled(scores)
+            if self._residual() is None:
+                warn_without_residual(posterior, options)
+        self._learn_from_held_out(fit, scores, score)
         return self
 
-    def _learn_noise(self, fit: LaplaceFit, score: HeldOutScore) -> None:
-        """Fit a model of the noise, if the estimator has a noise model."""
+    def _held_out_outputs(
+        self, fit: LaplaceFit, scores: list[Tensor]
+    ) -> list[BatchedOutputs]:
+        """Return the outputs of all networks that have held-out samples.
+
+        ``scores`` describes the novelty of these samples; see `Novelty.scaled`.
+        """
+        if not fit.folds:
+            has_held_out = fit.network.held_out is not None
+            return [replace(self._outputs(), network=fit.network)] * has_held_out
+        outputs = []
+        for fold in fit.folds:
+            posterior = self._solver(self._options).under(fold, self.posterior_)
+            novelty = fold.novelty and fold.novelty.scaled(scores)
+            outputs.append(self._outputs_of(fold.network, posterior, novelty))
+        return outputs
+
+    def _learn_from_held_out(
+        self, fit: LaplaceFit, scores: list[Tensor], score: HeldOutScore
+    ) -> list[BatchedOutputs]:
+        """Choose the residual's steepness; return the outputs for held-out samples."""
+        if self._residual() is None:
+            return []
+        outputs = self._held_out_outputs(fit, scores)
+        values = steepnesses(self.posterior_.likelihood)
+        self.residual_steepness_ = chosen_steepness(outputs, score, values)
+        return [with_steepness(o, self.residual_steepness_) for o in outputs]
 
     def _train_and_accumulate(
         self, options: LaplaceOptions, samples: Samples
@@ -269,7 +302,9 @@ class BaseLaplace:
                 parts.append("weights hardly uncertain")
         residual = self._residual()
         if residual is not None:
-            parts.append(f"residual {residual.variance:.3g}")
+            parts.append(
+                f"residual {residual.variance:.3g} (steepness {residual.steepness:g})"
+            )
         if self.temperature_ != 1:
             parts.append(f"temperature {self.temperature_:.3g}")
         if options.tuner == "marglik":
@@ -344,7 +379,7 @@ class BaseLaplace:
         variance = self._options.residual_variance(self.residual)
         if novelty is None or not variance:
             return None
-        return Residual.of(novelty, posterior, variance)
+        return Residual.of(novelty, posterior, variance, self.residual_steepness_)
 
     # ----------------------------------------------------------------------- samples
     def _check_inputs(self, X: Inputs) -> Any:
@@ -586,11 +621,14 @@ class BaseLaplace:
             score = replace(self._score(network.spec.likelihood), is_given=True)
             solver = self._solver(replace(self._options, residual=self.residual))
             with progress.phase("tune"), nullcontext() if X is None else naming(X="X"):
-                posterior = solver.retuned(
-                    self.posterior_, network, score, free, self._novelty
-                )
+                posterior = solver.retuned(self.posterior_, network, score, free)
             self._set_fitted(self._options, network, posterior)
-            self._novelty = self._novelty and self._novelty.inflated(score.leverages)
+            if network.held_out is not None and self._residual() is not None:
+                scores = solver.held_out_scores(network, self._novelty)
+                self._novelty = self._novelty and self._novelty.scaled(scores)
+                outputs = replace(self._outputs(), network=network)
+                values = steepnesses(posterior.likelihood)
+                self.residual_steepness_ = chosen_steepness([outputs], score, values)
         return self
 
     def predictive(self, x: Tensor, joint: bool = False) -> tuple[Tensor, Tensor]:

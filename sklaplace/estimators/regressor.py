@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from scipy.stats import norm
+from torch import Tensor
 
 from sklaplace.core.checks import check_fraction
 from sklaplace.core.trees import Inputs, mapped_tensors
@@ -22,6 +23,7 @@ from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.predicting.closed_forms import Interval, Numbers
 from sklaplace.estimators.predicting.noise_model import NoiseModel
+from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.predicting.predictive_module import PredictiveModule
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.targets.numbers import (
@@ -109,18 +111,20 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     refine : bool or "auto", default="auto"
         Whether to refit the weights to the maximum a posteriori estimate of the
         linearised network; see :ref:`refine`. Only predictions use the refitted
-        weights. With ``"auto"``, the tuner decides whether to refit a last layer.
-        ``"auto"`` means False if nothing is tuned, if weights outside the last layer
+        weights. With ``"auto"``, held-out samples decide whether to refit a last layer,
+        for every ``prior_precision``. Without held-out samples, only ``"marglik"``
+        refits. ``"auto"`` means False with ``prior``, if weights outside the last layer
         are selected, or if the loss is not convex in the outputs. True requires a
         convex loss, no ``prior``, and ``pred_type="glm"`` for weights outside the last
         layer.
     residual : float or {"auto", "none"}, default="auto"
-        Variance of a Gaussian process that is added to the outputs, in units of the
-        noise variance; see the :ref:`User Guide <far>`. The variance grows with the
-        distance from the training data. ``residual`` is the variance at a distance that
-        99 % of the samples do not exceed. ``"auto"`` means 0.5 with
-        ``prior_precision="auto"``, and ``"none"`` otherwise. The residual requires a
-        network with features and a normal likelihood with a noise level.
+        Variance s² of a Gaussian process that is added to the outputs, in units of the
+        noise variance; see the :ref:`User Guide <far>`. At x, the variance is
+        s² (0.01 / p(x))ᵃ, where p(x) is the share of samples from the data's
+        distribution that are less similar to the training samples than x. Held-out
+        samples choose a; see ``residual_steepness_``. ``"auto"`` means 0.5, or
+        ``"none"`` with ``prior``. The residual requires a network with features and a
+        normal likelihood with a noise level.
     temperature : float, default=1.0
         Divisor of the log-likelihood in the posterior. Values below one sharpen the
         posterior.
@@ -197,6 +201,10 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Number of training epochs of the network.
     prior_precision_ : float or ndarray
         Prior precision in use. A given ``prior`` is stored in ``posterior_.earlier``.
+    residual_steepness_ : float
+        Power a of the residual's variance: the largest of 0.5, 0.75 and 1 whose
+        log-likelihood of the held-out samples is at most 0.0025 nats per sample below
+        the best. With fewer than 100 held-out samples, a is 1.
     temperature_ : float
         Temperature in use. The temperature in use differs from ``temperature`` only
         after `tune`.
@@ -304,22 +312,19 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         return replace(super()._trainer(options), models_noise=self._models_noise)
 
-    def _learn_noise(self, fit: LaplaceFit, score: HeldOutScore) -> None:
-        """Fit the noise model to residuals of held-out samples, if there are any."""
+    def _learn_from_held_out(
+        self, fit: LaplaceFit, scores: list[Tensor], score: HeldOutScore
+    ) -> list[BatchedOutputs]:
+        """Also fit the noise model to residuals of held-out samples, if any."""
+        outputs = super()._learn_from_held_out(fit, scores, score)
         self._noise_model = None
-        if not (self._models_noise and isinstance(self._likelihood, Gaussian)):
-            return
-        outputs, parts = self._outputs(), []
-        for fold in fit.folds:
-            posterior = self._solver(self._options).under(fold, self.posterior_)
-            novelty = fold.novelty and fold.novelty.inflated(score.leverages)
-            parts.append(self._outputs_of(fold.network, posterior, novelty))
-        if not parts and fit.network.held_out is not None:
-            parts = [replace(outputs, network=fit.network)]
-        if parts:
+        if self._models_noise and isinstance(self._likelihood, Gaussian):
+            outputs = outputs or self._held_out_outputs(fit, scores)
             levels = self._noise * np.array(self._likelihood.relative or (1.0,))
-            residuals = held_out_residuals(outputs, parts, levels)
-            self._noise_model = NoiseModel.fit(residuals, levels)
+            if outputs:
+                residuals = held_out_residuals(self._outputs(), outputs, levels)
+                self._noise_model = NoiseModel.fit(residuals, levels)
+        return outputs
 
     @property
     def _noise(self) -> float:

@@ -31,7 +31,7 @@ from sklaplace.core.serialise import FieldsOnly
 # Maximum number of features; more features are hashed.
 MAX_FEATURES = 2048
 # Largest distance. Squares of large features overflow in float32.
-_LARGEST = 1e30
+LARGEST = 1e30
 _SMALLEST = 1e-30
 # Smallest ridge, as a fraction of the mean squared feature, for constant features.
 _ROUNDING = 1e-12
@@ -151,7 +151,7 @@ class Leverage(FieldsOnly):
         ridges = range(n_ridges or len(self.ridges))
         whitenings = [self._whitening(ridge, features.dtype) for ridge in ridges]
         found = [(deviations @ m).square().sum(1).double() for m in whitenings]
-        return torch.stack(found, 1).clamp(max=_LARGEST)
+        return torch.stack(found, 1).clamp(max=LARGEST)
 
     def __call__(
         self, features: Tensor, groups: Tensor, n_ridges: int | None = None
@@ -164,14 +164,13 @@ class Leverage(FieldsOnly):
         distances = self._distances(features, groups, n_ridges)
         return self._inverse(counts).unsqueeze(1) + distances
 
-    def whitened(self, features: Tensor, groups: Tensor) -> Tensor:
-        """Return ``ψ`` (b, i + 1), whose squared norm is the leverage.
+    def whitened(self, features: Tensor, groups: Tensor, ridge: int = 0) -> Tensor:
+        """Return ``ψ`` (b, i + 1), whose squared norm is the leverage for a ridge.
 
-        The leverage uses the first ridge. The result is float64 and differentiable with
-        respect to the features.
+        The result is float64 and differentiable with respect to the features.
         """
         deviations = features.double() - self.means[groups]
-        whitened = deviations @ self._whitening(0, torch.float64)
+        whitened = deviations @ self._whitening(ridge, torch.float64)
         constant = self._inverse(self.moments.counts[groups]).sqrt()
         return torch.cat([whitened, constant.unsqueeze(1)], 1)
 

@@ -16,7 +16,6 @@ uncertainty: a new simple baseline" (feature density and entropy of the classes)
 probabilities). `leverage` lists more references.
 """
 
-import math
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -37,8 +36,11 @@ from sklaplace.posterior.leverage import (
 # in directions where features hardly vary; the large ridge measures the distance to the
 # group's mean.
 RIDGES = 1e-3, 1.0
-# Fraction of the training samples whose leverage counts as usual.
-USUAL = 0.99
+# Fraction of the samples whose leverages count as usual, for classes and for numbers.
+# In regression, a residual near the data would widen all intervals.
+USUAL_CLASSES, USUAL_NUMBERS = 0.95, 0.99
+# Number of samples that the expected mean excess of `Scale` counts for.
+PRIOR_COUNT = 10
 # Maximum number of training samples kept for comparison.
 MAX_KEPT = 256
 # Smallest standard deviation of the logarithms, for identical training samples.
@@ -90,6 +92,12 @@ def _class_logits(
     _, n_labels, n_classes = logits.shape
     n_numbers = n_classes * max(min(features.shape[1], MAX_FEATURES), MAX_INPUTS)
     return logits, n_classes if n_labels == 1 and n_numbers <= MAX_SUMS else 1
+
+
+def indecision(logits: Tensor) -> Tensor:
+    """Return mean log-probabilities over all classes, (b, 1), for (b, labels, K)."""
+    log_proba = logits.mean(2) - logits.logsumexp(2)
+    return log_proba.mean(1, keepdim=True).double().clamp(min=-_LARGEST)
 
 
 def _table(x: object) -> Tensor | None:
@@ -151,8 +159,7 @@ class FeatureBatch:
             logits, n_groups = _class_logits(likelihood, f, features)
             if n_groups > 1:
                 groups = logits[:, 0].argmax(1)
-            log_proba = logits.mean(2) - logits.logsumexp(2)
-            undecided = log_proba.mean(1, keepdim=True).double().clamp(min=-_LARGEST)
+            undecided = indecision(logits)
         weights = torch.ones_like(groups) if weights is None else weights
         keys = torch.zeros_like(groups) if keys is None else keys.to(groups)
         found = sketched(features), groups, undecided, weights.double(), keys
@@ -180,7 +187,7 @@ class FeatureBatch:
 # -------------------------------------------------------------------------- novelty
 @dataclass(frozen=True)
 class Distance:
-    """Leverages of features or inputs, relative to a typical leverage.
+    """Leverages of features or inputs, for one or several ridges.
 
     Attributes
     ----------
@@ -188,30 +195,24 @@ class Distance:
         Attribute of a `FeatureBatch`.
     leverage : Leverage
         Leverage of this attribute.
-    usual : float
-        The `USUAL` quantile of the training samples' leave-one-out leverages. Groups
-        with a single sample are ignored.
-    inflation : float
-        See `Novelty`.
+    mean, std : Tensor of shape (r,)
+        Moments of the logarithms of the training samples' leave-one-out leverages, for
+        r ridges. Groups with a single sample are ignored.
     """
 
     name: str
     leverage: Leverage
-    usual: float
-    inflation: float
+    mean: Tensor
+    std: Tensor
 
-    def compared(self, batch: FeatureBatch) -> Tensor:
-        """Return leverages in units of ``usual``, (b,)."""
-        return self.leverage(self._values(batch), batch.groups, 1)[:, 0] / self.usual
+    def scores(self, batch: FeatureBatch) -> Tensor:
+        """Return standardised logarithms of leverages, (b, r)."""
+        logs = self.leverage(self._values(batch), batch.groups).log()
+        return (logs - self.mean) / self.std
 
-    def relative(self, batch: FeatureBatch) -> Tensor:
-        """Return leverages in units of ``usual * inflation``, (b,)."""
-        return self.compared(batch) / self.inflation
-
-    def whitened(self, batch: FeatureBatch) -> Tensor:
-        """Return vectors (b, i + 1) whose squared norms are `relative`."""
-        found = self.leverage.whitened(self._values(batch), batch.groups)
-        return found / (self.usual * self.inflation) ** 0.5
+    def whitened(self, batch: FeatureBatch, ridge: int = 0) -> Tensor:
+        """Return vectors (b, i + 1) whose squared norms are leverages."""
+        return self.leverage.whitened(self._values(batch), batch.groups, ridge)
 
     def _values(self, batch: FeatureBatch) -> Tensor:
         """Return features or inputs; raise ValueError if their width has changed."""
@@ -223,6 +224,58 @@ class Distance:
                 "X in the same format as in fit, or use residual='none'."
             )
         return values
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Distribution of the leverages of new samples from the data's distribution.
+
+    The logarithms of q leverages are normal. ``t`` is minus the sum of the logarithms
+    of their tail probabilities. The leverages are dependent, so ``t`` has a
+    distribution of its own. Its tail is exponential:
+
+        p(x) = P(t > t(x)) = p₀ exp(-(t(x) - t₀) / β),
+
+    where a share p₀ of the samples exceeds ``t₀``, and β is the mean excess over ``t₀``
+    (the "peaks over threshold" of Davison and Smith 1990, with a shape of zero). Few
+    samples exceed ``t₀``, so the mean excess is shrunk towards q. This is the value for
+    q equal leverages, for which ``t/q`` has an exponential distribution.
+
+    Attributes
+    ----------
+    mean, std : Tensor of shape (q,)
+        Moments of the standardised logarithms; see `Distance.scores`.
+    usual, excess : float
+        ``t₀`` and β.
+    """
+
+    mean: Tensor
+    std: Tensor
+    usual: float = 0.0
+    excess: float = 1.0
+
+    @classmethod
+    def of(cls, scores: Tensor, weights: Tensor, share: float) -> "Scale":
+        """Estimate the scale from samples (b, q) with weights (b,).
+
+        ``share`` of the samples do not exceed ``t₀``.
+        """
+        scale = cls(*finite_moments(scores, weights))
+        t = scale.tails(scores)
+        weights = weights * t.isfinite()
+        usual, q = weighted_quantile(t, weights, share), scores.shape[1]
+        above = weights * (t > usual)
+        total = above @ (t.nan_to_num() - usual).clamp(min=0) + PRIOR_COUNT * q
+        excess = float(total / (above.sum() + PRIOR_COUNT))
+        return replace(scale, usual=usual, excess=excess)
+
+    def tails(self, scores: Tensor) -> Tensor:
+        """Return ``t`` (b,)."""
+        return -torch.special.log_ndtr((self.mean - scores) / self.std).sum(1)
+
+    def log_ratios(self, scores: Tensor) -> Tensor:
+        """Return ``log p₀/p`` (b,), which is positive beyond ``t₀``."""
+        return (self.tails(scores) - self.usual) / self.excess
 
 
 @dataclass(frozen=True)
@@ -239,16 +292,15 @@ class Novelty(FieldsOnly):
         Input sums over the training samples.
     samples : FeatureBatch
         Some training samples, for comparison.
-    inflation : tuple of float
-        Ratios of held-out leverages to training leverages, for features and inputs; 1.0
-        if there are no held-out samples.
+    held_out : Scale or None
+        Scale of the leverages of held-out samples, if there are any.
     """
 
     likelihood: Likelihood
     moments: FeatureMoments
     input_moments: FeatureMoments
     samples: FeatureBatch
-    inflation: tuple[float, ...] = (1.0, 1.0)
+    held_out: Scale | None = None
 
     @classmethod
     def of(cls, likelihood: Likelihood, batch: FeatureBatch, c: int) -> "Novelty":
@@ -294,39 +346,89 @@ class Novelty(FieldsOnly):
         return Leverage(self.moments, RIDGES if n_groups > 1 else RIDGES[:1])
 
     @cached_property
-    def distances(self) -> list["Distance"]:
-        """Leverages of the features and, if the inputs are a table, of the inputs."""
-        samples, groups = self.samples, self.samples.groups
-        leverages = self.leverage, Leverage(self.input_moments, (INPUT_RIDGE,))
-        found: list[Distance] = []
-        for n, name in enumerate(("features", "inputs")):
+    def _left_out(self) -> dict[str, tuple[Leverage, Tensor]]:
+        """Logarithms of the training samples' leave-one-out leverages, (n, r)."""
+        samples, found = self.samples, {}
+        inputs = Leverage(self.input_moments, (INPUT_RIDGE,))
+        for name, leverage in (("features", self.leverage), ("inputs", inputs)):
             values = getattr(samples, name)
             if values.shape[1]:
-                of = values, groups, 1, samples.weights
-                left_out = leverages[n].left_out(*of)[:, 0]
-                weights = samples.weights * left_out.isfinite()
-                usual = weighted_quantile(left_out, weights, USUAL)
-                if math.isfinite(usual):
-                    inflation = self.inflation[len(found)]
-                    found.append(Distance(name, leverages[n], usual, inflation))
+                of = values, samples.groups, None, samples.weights
+                logs = leverage.left_out(*of).log()
+                if logs.isfinite().any():
+                    found[name] = leverage, logs
         return found
 
-    def inflated(self, compared: list[Tensor]) -> "Novelty":
-        """Return the novelty with ``inflation`` estimated from held-out samples.
+    @cached_property
+    def distances(self) -> list["Distance"]:
+        """Leverages of the features and, if the inputs are a table, of the inputs."""
+        weights = self.samples.weights
+        return [
+            Distance(name, leverage, *finite_moments(logs, weights))
+            for name, (leverage, logs) in self._left_out.items()
+        ]
+
+    @property
+    def _share(self) -> float:
+        classes = self.likelihood.is_classification
+        return USUAL_CLASSES if classes else USUAL_NUMBERS
+
+    @property
+    def indecision_moments(self) -> tuple[Tensor, Tensor]:
+        """Moments of `indecision` over the training samples, (1,) or (0,) each.
+
+        They are empty in regression, and if the inputs are a table, because the inputs
+        detect unusual samples more reliably.
+        """
+        is_table = any(part.name == "inputs" for part in self.distances)
+        n_columns = 0 if is_table else self.samples.undecided.shape[1]
+        mean, std = self.usual
+        return mean[len(mean) - n_columns :], std[len(std) - n_columns :]
+
+    @cached_property
+    def scale(self) -> Scale:
+        """Scale of the leverages of held-out samples, otherwise of training samples."""
+        if self.held_out is not None:
+            return self.held_out
+        pairs = zip(self.distances, self._left_out.values(), strict=True)
+        leverages = [(logs - d.mean) / d.std for d, (_, logs) in pairs]
+        scores = torch.cat([*leverages, self._indecision(self.samples)], 1)
+        is_finite = scores.isfinite().all(1)
+        return Scale.of(scores[is_finite], self.samples.weights[is_finite], self._share)
+
+    def scores(self, batch: FeatureBatch) -> Tensor:
+        """Return the standardised logarithms of all leverages, (b, q).
+
+        The last column is the standardised indecision; see `indecision_moments`.
+        """
+        leverages = [part.scores(batch) for part in self.distances]
+        return torch.cat([*leverages, self._indecision(batch)], 1)
+
+    def _indecision(self, batch: FeatureBatch) -> Tensor:
+        """Return the standardised indecision, (b, 1) or (b, 0)."""
+        mean, std = self.indecision_moments
+        return (batch.undecided[:, : len(mean)] - mean) / std
+
+    def log_ratios(self, batch: FeatureBatch) -> Tensor:
+        """Return ``log p₀/p`` (b,) for the tail probabilities p; see `Scale`."""
+        return self.scale.log_ratios(self.scores(batch))
+
+    def scaled(self, scores: list[Tensor]) -> "Novelty":
+        """Return the novelty with the scale of held-out samples.
 
         Held-out samples can have larger leverages than training samples, because the
-        network was fitted to the training samples. Each entry of ``compared`` has shape
-        (b, 2) or (b, 3). The columns are the values of `Distance.compared` for held-out
-        samples, followed by the sample weights. The values may have been computed with
-        other, similar networks.
+        network was fitted to the training samples. Each entry of ``scores`` has shape
+        (b, q + 1): the values of `scores` for held-out samples, followed by the sample
+        weights. The values may have been computed with other, similar networks.
         """
-        n = len(self.distances) + 1 if compared else 0  # avoids slow decompositions
-        compared = [values for values in compared if values.shape[1] == n]
-        if not compared:
+        q = self.scores(self.samples).shape[1] if scores else 0
+        scores = [values for values in scores if values.shape[1] == q + 1]
+        if not scores:
             return self
-        *columns, weights = torch.cat(compared).unbind(1)
-        found = [max(1.0, weighted_quantile(v, weights, USUAL)) for v in columns]
-        return replace(self, inflation=(*found, 1.0))
+        values = torch.cat(scores)
+        return replace(
+            self, held_out=Scale.of(values[:, :-1], values[:, -1], self._share)
+        )
 
     def mean_leverage(self) -> Tensor:
         """Return the mean leverage of the training samples' features, ()."""

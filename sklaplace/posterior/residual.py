@@ -3,21 +3,25 @@
 The outputs are ``f(x) + g(x)``. The process ``g`` has mean zero and is independent of
 the weights. For output k, its variance is
 
-    Var g_k(x) = s_k² (h(φ(x)) / h₀)⁴.
+    Var g_k(x) = s_k² (p₀ / p(x))ᵃ.
 
-``h`` is the leverage of the features; see `leverage`. ``h₀`` is chosen so that 99 % of
-the training samples (leave-one-out) and 99 % of any held-out samples have at most this
-leverage. If the inputs are a table, a second term of the same form uses the leverage of
-the inputs.
+``p(x)`` is a tail probability: how often new samples from the data's distribution are
+less similar to the training samples than x. It is estimated from the leverages of the
+features and, if the inputs are a table, of the inputs (see `leverage`). The samples for
+the estimate are held-out samples, or the training samples (leave-one-out) if no samples
+are held out. A share ``p₀`` of these samples counts as unusual: 5 % for classes and 1 %
+for numbers. See `sklaplace.posterior.novelty`.
 
-Far from the data, the leverage grows quadratically with the distance. The logits and
-their standard deviations grow only linearly (Hein, Andriushchenko and Bitterwolf 2019).
-The standard deviation of ``g`` grows with the fourth power of the distance, so all
-classes become equally probable.
+The steepness ``a`` is the largest of several values whose score on held-out samples is
+close to the best; see `sklaplace.estimators.fitting.steepness`.
 
-With whitened features ``ψ`` such that ``h = ψᵀψ``, the process is linear in a random
-direction ω_k ~ N(0, I): ``g_k = s_k h₀⁻² h^{3/2} ψᵀω_k``. Draws and covariances between
-samples use this form.
+Far from the data, the logits and their standard deviations grow only linearly with the
+distance (Hein, Andriushchenko and Bitterwolf 2019). The variance of ``g`` grows faster
+than every power of the distance, so all classes become equally probable.
+
+With a unit vector ``u`` in the direction of the whitened features and inputs, the
+process is linear in a random direction ω_k ~ N(0, I): ``g_k = √(Var g_k) uᵀω_k``. Draws
+and covariances between samples use this form.
 
 In regression, the total variance ``v_k`` of an output, including the variance due to
 the weights, is bounded: ``v_k / (1 + v_k / τ_k²)`` replaces ``v_k``. ``τ_k`` is twice
@@ -35,7 +39,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
+from sklaplace.likelihoods import Likelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.novelty import FeatureBatch, Novelty
 
@@ -44,14 +50,15 @@ RESIDUALS = "auto", "none"
 # Default ``s²`` of class logits. For regression, ``s²`` is in units of the noise
 # variance.
 VARIANCE = 0.5
-# Power of the leverage. For the same uncertainty far from the data, a smaller power
-# changes predictions near the data more.
-EXPONENT = 4
+# Powers of the tail probability to choose from, for classes and for numbers. In
+# regression, larger powers would widen intervals near the data.
+STEEPNESSES_CLASSES = 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0
+STEEPNESSES_NUMBERS = 0.5, 0.75, 1.0
 # Largest standard deviation of regression outputs, in standard deviations of the
 # targets.
 SPREADS = 2.0
-# Largest leverage. Powers of larger leverages could overflow.
-LARGEST = 1e15
+# Largest logarithm of the relative variance, which could overflow.
+LARGEST = 138.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,8 @@ class Residual:
         Features of the training samples.
     variance : float
         ``s²``.
+    steepness : float
+        Power ``a``.
     variances : Tensor of shape (c,) or (1,)
         ``s_k²``.
     bounds : Tensor of shape (c,) or None
@@ -72,12 +81,17 @@ class Residual:
 
     novelty: Novelty
     variance: float
+    steepness: float
     variances: Tensor
     bounds: Tensor | None = None
 
     @classmethod
     def of(
-        cls, novelty: Novelty, posterior: GaussianPosterior, variance: float
+        cls,
+        novelty: Novelty,
+        posterior: GaussianPosterior,
+        variance: float,
+        steepness: float,
     ) -> "Residual | None":
         """Build the residual with variance ``s²``.
 
@@ -90,34 +104,40 @@ class Residual:
             return None
         if likelihood.is_classification:
             one = novelty.moments.counts.new_ones(1)
-            return cls(novelty, variance, variance * one)
+            return cls(novelty, variance, steepness, variance * one)
         sigma = posterior.hyperparameters.sigma_noise
         noise = (sigma * posterior.noise_proportions.to(sigma)) ** 2
         bounds = SPREADS**2 * (novelty.target_variances + noise)
-        return cls(novelty, variance, variance * noise, bounds)
+        return cls(novelty, variance, steepness, variance * noise, bounds)
 
     # -------------------------------------------------------------------- samples
-    def relative(self, features: Tensor, f: Tensor, x: object) -> Tensor:
-        """Return the variances (b,) of ``g_k / s_k`` at samples ``x``.
+    def log_ratios(self, features: Tensor, f: Tensor, x: object) -> Tensor:
+        """Return ``log p₀/p`` (b,) of samples ``x``.
 
         ``features`` (b, i) and ``f`` (b, c) are the network's features and outputs.
         """
         batch = FeatureBatch.of(self.novelty.likelihood, features, f, x=x)
-        parts = [part.relative(batch) for part in self.novelty.distances]
-        return (torch.stack(parts).clamp(max=LARGEST) ** EXPONENT).sum(0)
+        return self.novelty.log_ratios(batch)
 
     def rows(self, features: Tensor, f: Tensor, x: object) -> Tensor:
         """Return rows (b, p) whose inner products are covariances of ``g_k / s_k``."""
-        batch = FeatureBatch.of(self.novelty.likelihood, features, f, x=x)
-        found = []
-        for part in self.novelty.distances:
-            whitened = part.whitened(batch)
-            size = whitened.square().sum(1, keepdim=True)
-            length = size.clamp(max=LARGEST) ** (EXPONENT / 2)
-            found.append(whitened * (length * size.rsqrt()))
-        return torch.cat(found, 1)
+        novelty = self.novelty
+        batch = FeatureBatch.of(novelty.likelihood, features, f, x=x)
+        whitened = [distance.whitened(batch) for distance in novelty.distances]
+        directions = normalize(torch.cat(whitened, 1))
+        variances = relative_variance(novelty.log_ratios(batch), self.steepness)
+        return directions * variances.sqrt().unsqueeze(1)
 
     # --------------------------------------------------------------------- outputs
+    def added(
+        self, cov: Tensor, log_ratios: Tensor, n_blocks: int, *, centred: bool
+    ) -> Tensor:
+        """Add the residual at samples with ``log p₀/p`` (b,); see `with_residual`."""
+        relative = relative_variance(log_ratios, self.steepness)
+        return with_residual(
+            cov, self.variances, self.bounds, relative, n_blocks, centred=centred
+        )
+
     def added_jointly(
         self, cov: Tensor, rows: Tensor, c: int, across_outputs: bool
     ) -> Tensor:
@@ -156,6 +176,17 @@ class Residual:
         assert self.bounds is not None
         mean, shrink = mean.unsqueeze(-1), (1 + variance / self.bounds).rsqrt()
         return mean + (draws - mean) * shrink.unsqueeze(-1)
+
+
+def steepnesses(likelihood: Likelihood) -> tuple[float, ...]:
+    """Return the values of the steepness to choose from, in ascending order."""
+    is_classes = likelihood.is_classification
+    return STEEPNESSES_CLASSES if is_classes else STEEPNESSES_NUMBERS
+
+
+def relative_variance(log_ratios: Tensor, steepness: float | Tensor) -> Tensor:
+    """Return the variances (b,) of ``g_k / s_k`` for values of ``log p₀/p`` (b,)."""
+    return (steepness * log_ratios).clamp(max=LARGEST).exp()
 
 
 def with_residual(

@@ -16,7 +16,7 @@ from sklaplace import LaplaceClassifier, LaplaceRegressor, VariationalClassifier
 from sklaplace.core.trees import joined_rows, leaves
 
 N, N_RARE = 300, 5
-FIXED = {"prior_precision": 0.7, "sigma_noise": 0.8, "refine": False}
+FIXED = {"prior_precision": 0.7, "sigma_noise": 0.8, "residual": "none"}
 
 
 @pytest.fixture(autouse=True)
@@ -232,7 +232,8 @@ def test_probabilities_that_are_not_of_the_logit_layer_are_kept(n_outputs):
         net = BinaryNet(Fallback, module__n_outputs=1, **QUIET)
     else:
         net = NeuralNetClassifier(Fallback, module__n_outputs=n_outputs, **QUIET)
-    model = LaplaceClassifier(FrozenEstimator(net.initialize()), prior_precision=1.0)
+    options = {"prior_precision": 1.0, "residual": "none"}
+    model = LaplaceClassifier(FrozenEstimator(net.initialize()), **options)
     model.fit(np.delete(X, rare, 0), np.delete(y, rare))
     assert model.network_spec_.logit_layer == "head"
     found = model.predict_proba(X[rare])

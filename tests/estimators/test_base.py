@@ -167,7 +167,8 @@ def test_names_of_an_earlier_fit_are_forgotten():
 # ---------------------------------------------------------- weights that are drawn
 @every_kind
 def test_drawn_weights_of_a_linear_head_are_those_of_the_linearised_network(kind):
-    model, X, _ = frozen(kind, pred_type="nn", random_state=0, prior_precision=3.0)
+    settings = {"prior_precision": 3.0, "residual": "none"}
+    model, X, _ = frozen(kind, pred_type="nn", random_state=0, **settings)
     linearised = copy.copy(model).set_params(pred_type="glm")
     draws = linearised.sample_latent(X, model.n_samples, model._seed)
     if kind is LaplaceClassifier:

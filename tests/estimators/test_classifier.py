@@ -408,12 +408,13 @@ class TestProbabilities:
 
     def test_tight_prior_gives_the_networks_own(self, rows, logits_net):
         X, y = rows
-        found = fitted(logits_net, X, y, prior_precision=1e12).predict_proba(X)
+        options = {"prior_precision": 1e12, "residual": "none"}
+        found = fitted(logits_net, X, y, **options).predict_proba(X)
         assert_allclose(found, logits_net.predict_proba(X), atol=1e-9)
 
     def test_binary_equals_its_two_logits(self, two, binary_net):
         X, y = two
-        model = fitted(binary_net, X, y, prior_precision=1e12)
+        model = fitted(binary_net, X, y, prior_precision=1e12, residual="none")
         with torch.no_grad():
             f = binary_net.module_(torch.tensor(X)).numpy()[:, 0]
         assert_allclose(model.predict_proba(X)[:, 1], expit(f), atol=1e-9)
@@ -537,10 +538,10 @@ class TestClassesThatWeigh:
         X, y = blobs(n=70)
         labels = np.array(["a", "b", "c"])[y]
         held = {"X_val": X[50:], "y_val": labels[50:]}
-        net = frozen()[0]
-        model = LaplaceClassifier(net, class_weight=value, **WEIGHED)
+        net, kept = frozen()[0], {"refine": False, "residual": "none"}
+        model = LaplaceClassifier(net, class_weight=value, **WEIGHED, **kept)
         assert model.fit(X, labels, **held).class_weight == value
-        other = LaplaceClassifier(net, **WEIGHED)
+        other = LaplaceClassifier(net, **WEIGHED, **kept)
         self.same(model, other.fit(X, labels, compute_sample_weight(value, labels)), X)
         model.set_params(prior_precision="validation").fit(X, labels, **held)
         assert model.class_weight == value

@@ -166,7 +166,7 @@ def test_a_last_layer_costs_one_forward_pass(kind, structure):
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("tuner", ["marglik", "validation"])
 def test_tuning_a_last_layer_passes_held_out_rows_once(tuner, structure):
-    model = laplace(structure=structure, prior_precision=tuner)
+    model = laplace(structure=structure, prior_precision=tuner, residual="none")
     held = held_out(150) if tuner == "validation" else {}
     costs = fitted_costs(model, **held)
     assert costs.forward_rows(FEW) == passes(structure) + ([100, 50] if held else [])
@@ -190,7 +190,8 @@ def test_all_weights_cost_one_pass_and_a_column_per_output(structure):
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_tuning_all_weights_passes_held_out_rows_twice(structure):
-    model = laplace(subset=ALL, structure=structure, prior_precision="validation")
+    options = {"prior_precision": "validation", "residual": "none"}
+    model = laplace(subset=ALL, structure=structure, **options)
     costs = fitted_costs(model, **held_out(150))
     # for the scale of the path, and for the score of all its points
     assert sum(costs.forward_rows(FEW)) <= sum(passes(structure)) + 2 * 150
@@ -221,7 +222,8 @@ def assert_decomposed_once(costs, subset, structure):
 @pytest.mark.parametrize("structure", IN_WEIGHTS)
 @pytest.mark.parametrize("subset", [LAST, ALL])
 def test_evidence_takes_few_evaluations_on_one_decomposition(subset, structure):
-    model = laplace(None, subset, structure, prior_precision="marglik")
+    options = {"prior_precision": "marglik", "residual": "none"}
+    model = laplace(None, subset, structure, **options)
     with (
         calls(GaussianPosterior, "log_marginal_likelihood") as values,
         calls(evidence.NegativeEvidence, "derivatives") as evaluations,
@@ -257,6 +259,7 @@ def test_an_evaluation_of_layerwise_evidence_writes_few_matrices(structure, n_ro
 @pytest.mark.parametrize("link", ["probit", "mean_field"])
 def test_a_validation_path_rotates_held_out_rows_once(link, subset, structure):
     options = {"prior_precision": "validation", "link_approx": link}
+    options["residual"] = "none"
     model = laplace(None, subset, structure, **options)
     with calls(STRUCTURES[structure][1], "project") as projections:
         costs = fitted_costs(model, **held_out(150))

@@ -59,6 +59,7 @@ def solved(X, y, precision, mean, sigma=SIGMA, temperature=1.0):
 def linear_model(mean, net=None, **settings):
     net = FrozenEstimator(linear_net(mean)) if net is None else net
     kinds = {"subset_of_weights": "all", "hessian_structure": "full"}
+    kinds["residual"] = "none"
     settings = {"sigma_noise": SIGMA, "batch_size": 5} | kinds | settings
     return LaplaceRegressor(net, random_state=0, **settings)
 
@@ -143,6 +144,7 @@ def test_training_ends_at_the_joint_mean():
 # ----------------------------------------------------------------------- any network
 def fitted(net, X, y, **settings):
     settings = {"subset_of_weights": "all", "random_state": 0} | settings
+    settings["residual"] = "none"
     return LaplaceClassifier(FrozenEstimator(net), **settings).fit(X, y)
 
 

@@ -175,9 +175,11 @@ def test_tuning_after_fit_equals_a_fit_that_tunes(structure, tuner):
 
 def test_later_samples_enter_with_the_levels_that_were_tuned():
     (X, _), held = problem()
-    found = fitted().tune(*held)
+    found = fitted(residual="none").tune(*held)
     expected = fitted(
-        prior_precision=found.prior_precision_, sigma_noise=found.sigma_noise_
+        prior_precision=found.prior_precision_,
+        sigma_noise=found.sigma_noise_,
+        residual="none",
     )
     for each in (found, expected):
         each.partial_fit(*held)

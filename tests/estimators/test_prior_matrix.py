@@ -69,7 +69,8 @@ def test_posterior_is_that_of_the_dense_formulas(n_samples):
 def test_a_diagonal_matrix_is_an_array_of_precisions():
     values = np.linspace(0.5, 3, P)
     one, X = fitted(prior=np.diag(values))
-    other, _ = fitted(prior_precision=values, prior_structure="diag")
+    options = {"prior_structure": "diag", "refine": False, "residual": "none"}
+    other, _ = fitted(prior_precision=values, **options)
     assert_allclose(one.predict(X, return_std=True), other.predict(X, return_std=True))
     evidences = (model.log_marginal_likelihood() for model in (one, other))
     assert_allclose(*evidences)

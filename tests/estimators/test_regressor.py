@@ -45,8 +45,8 @@ from sklaplace.likelihoods.output_hessian import Factored
 
 FLOAT64 = {"module__dtype": torch.float64}
 PRECISION, NOISE = 0.7, 0.3
-GIVEN = {"prior_precision": PRECISION, "sigma_noise": NOISE}
-FIXED = {"prior_precision": 1.0, "sigma_noise": 0.2}
+GIVEN = {"prior_precision": PRECISION, "sigma_noise": NOISE, "residual": "none"}
+FIXED = {"prior_precision": 1.0, "sigma_noise": 0.2, "residual": "none"}
 FULL = {"hessian_structure": "full"}
 
 
@@ -132,7 +132,7 @@ class TestClosedForms:
             fit_intercept=False, tol=1e-12, max_iter=5000, compute_score=True, **flat
         ).fit(X, y)
         settings = {"prior_precision": "marglik", "hessian_structure": structure}
-        settings["sigma_noise"] = "marglik"
+        settings |= {"sigma_noise": "marglik", "residual": "none"}
         model = around(linear_net(np.zeros(3)), refine=True, **settings).fit(X, y)
         # the fixed point is iterated until logarithms move by less than 1e-4, and
         # its error is quadratic in that of the evidence

@@ -156,7 +156,7 @@ def test_drawn_networks_are_split_by_their_draws(net):
 
 
 def test_more_data_removes_epistemic_uncertainty(net):
-    few = fitted(net)
+    few = fitted(net, residual="none")
     many = clone(few).fit(np.tile(X, (50, 1)), np.tile(Y, 50))
     epistemic = [m.predict_uncertainty(X)[:, 2].mean() for m in (few, many)]
     # in proportion to the rows, where the prior does not matter
@@ -204,7 +204,8 @@ def test_labels_of_a_matrix(tags):
 @pytest.mark.parametrize("method", [None, "mc", "bridge"])
 @pytest.mark.parametrize("pred_type", ["glm", "nn"])
 def test_uncertainty_of_a_matrix(tags, method, pred_type):
-    model = clone(tags).set_params(pred_type=pred_type, n_samples=500)
+    options = {"pred_type": pred_type, "n_samples": 500, "residual": "none"}
+    model = clone(tags).set_params(**options)
     model.fit(tagging.X, tagging.Y)
     found = model.predict_uncertainty(tagging.X, method)
     assert found.shape == (90, 3, 3)

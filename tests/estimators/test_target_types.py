@@ -51,7 +51,7 @@ def test_posterior_and_variances_are_those_of_the_dense_formula(
 ):
     weighted = twin(net(criterion__pos_weight=pos_weight), trained)
     chosen = {"subset_of_weights": subset, "hessian_structure": "full"}
-    model = fitted(weighted, refine=False, **chosen)
+    model = fitted(weighted, residual="none", **chosen)
     J, f, h = dense(trained, pos_weight, places)
     p = f.sigmoid()
     H = torch.einsum("nkp,nk,nkq->pq", J, h * p * (1 - p), J)

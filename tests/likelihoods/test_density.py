@@ -119,7 +119,8 @@ class TestNormal:
         found = []
         for likelihood, noise in ((None, 0.3), (Normal(0.3), 1.0)):
             options = {"likelihood": likelihood, "sigma_noise": noise}
-            options |= {"prior_precision": 2.0, "refine": False, "random_state": 0}
+            options |= {"prior_precision": 2.0, "refine": False, "residual": "none"}
+            options["random_state"] = 0
             model = LaplaceRegressor(net, **options).fit(X, y)
             found.append(
                 [

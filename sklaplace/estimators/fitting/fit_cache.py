@@ -79,7 +79,7 @@ class FitWork:
     def key(self, settings: dict[str, Any]) -> str:
         """Return a hash of everything that determines the `LaplaceFit`."""
         options = self.solver.options
-        rows = options.tunes_on_held_out, options.holds_out, options.uses_folds
+        rows = options.uses_held_out, options.holds_out, options.uses_folds
         return fingerprint(
             {
                 "settings": settings,

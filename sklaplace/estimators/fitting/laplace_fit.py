@@ -9,7 +9,7 @@ curvature, and computes the posterior for given or tuned hyperparameters:
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -26,7 +26,6 @@ from sklaplace.core.parallel import ordered_map
 from sklaplace.core.random import row_hash
 from sklaplace.curvature import priors
 from sklaplace.curvature.accumulation import CurvatureSums, accumulate
-from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import Structure
@@ -42,6 +41,7 @@ from sklaplace.estimators.fitting.sample_record import (
     NoveltyRecorder,
     SampleRecord,
     SampleRecorder,
+    held_out_scores,
 )
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.likelihoods.base import DataFit, weighted
@@ -54,7 +54,7 @@ from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.last_layer import LastLayerRecorder
 from sklaplace.posterior.linear_model import LinearModel
 from sklaplace.posterior.linearised import LinearisedNetwork
-from sklaplace.posterior.novelty import FeatureBatch, Novelty
+from sklaplace.posterior.novelty import Novelty
 from sklaplace.posterior.tuning import TUNERS
 from sklaplace.posterior.tuning.problem import (
     HeldOutScore,
@@ -62,6 +62,7 @@ from sklaplace.posterior.tuning.problem import (
     TuningProblem,
 )
 from sklaplace.posterior.tuning.temperature import tune_temperature
+from sklaplace.posterior.tuning.validation import tune_on_validation
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class LaplaceSolver:
             Networks that were each trained without one fold of the samples.
         """
         networks = [network, *folds]
-        if not self.options.tunes_on_held_out:
+        if not self.options.uses_held_out:
             networks = [replace(network, held_out=None)]
         if self.options.free_noise:
             networks = with_column_noises(networks)
@@ -150,7 +151,9 @@ class LaplaceSolver:
         return replace(fit, folds=tuple(others))
 
     def _accumulated(self, network: TrainedNetwork) -> LaplaceFit:
+        is_chosen = self.options.tuner is not None or network.held_out is not None
         refits = self.options.refits(network.spec, len(network.train))
+        refits = refits and (is_chosen or self.options.refine is True)
         head_map = network.spec.head_map if refits else None
         recorder = partial(SampleRecorder, head_map=head_map)
         sums = self._sums(network, recorder=recorder)
@@ -260,13 +263,18 @@ class LaplaceSolver:
         """Return the posterior with hyperparameters chosen by the tuner."""
         options, has_noise = self.options, fit.network.spec.likelihood.has_noise
         is_tuned = options.free_prior or (options.free_noise and has_noise)
-        if not (is_tuned or options.refine is True):
-            return self._problem(fit, score).posterior
-        with progress.phase("tune" if is_tuned else "refit"):
-            problem = self._problem(fit, score)
-            if is_tuned:
+        if is_tuned:
+            with progress.phase("tune"):
+                problem = self._problem(fit, score)
                 return TUNERS[cast(str, options.tuner)](problem)
-            return problem.model.refit(problem.posterior)
+        problem = self._problem(fit, score)
+        chooses = problem.has_held_out and problem.linear_model is not None
+        if not (chooses or options.refine is True):
+            return problem.posterior
+        with progress.phase("refit"):
+            if options.refine is True:
+                return problem.model.refit(problem.posterior)
+            return tune_on_validation(problem)  # which only chooses the refit
 
     def _problem(self, fit: LaplaceFit, score: HeldOutScore) -> TuningProblem:
         """Return the tuning problem for a fit and its folds."""
@@ -274,7 +282,7 @@ class LaplaceSolver:
         return TuningProblem(
             posterior=posterior,
             linear_model=head,
-            validation=self._held_out(fit.network, score, fit.novelty),
+            validation=self._held_out(fit.network, score),
             free_prior=self.options.free_prior,
             free_noise=self.options.free_noise and posterior.likelihood.has_noise,
             refine=self.options.refine,
@@ -317,7 +325,6 @@ class LaplaceSolver:
         network: TrainedNetwork,
         score: HeldOutScore,
         free: Collection[str],
-        novelty: Novelty | None,
     ) -> GaussianPosterior:
         """Tune the hyperparameters of a posterior again, without changing its mean.
 
@@ -332,13 +339,11 @@ class LaplaceSolver:
             Score of held-out samples.
         free : collection of str
             Names of the hyperparameters to choose.
-        novelty : Novelty or None
-            Novelty relative to the training samples.
         """
         if self.options.configured_curvature(self.seed).is_exact:
             _check_definite(posterior, is_tuned=True)
         with network.forward().frozen():
-            held_out = self._held_out(network, score, novelty)
+            held_out = self._held_out(network, score)
             if "sigma_noise" in free:
                 posterior = with_residual_noise(posterior, held_out)
             problem = TuningProblem(
@@ -358,8 +363,18 @@ class LaplaceSolver:
         return posterior
 
     # --------------------------------------------------------------------- batches
+    def held_out_scores(
+        self, network: TrainedNetwork, novelty: Novelty | None
+    ) -> list[Tensor]:
+        """Return the novelty of held-out samples, if any; see `Novelty.scaled`."""
+        if network.held_out is None:
+            return []
+        batches = self._batches(network, network.held_out)
+        scores = held_out_scores(network, novelty, batches)
+        return [] if scores is None else [scores]
+
     def _held_out(
-        self, network: TrainedNetwork, score: HeldOutScore, novelty: Novelty | None
+        self, network: TrainedNetwork, score: HeldOutScore
     ) -> Iterable[LinearisedBatch] | None:
         """Return linearised held-out samples, stored in memory for a last layer.
 
@@ -371,14 +386,7 @@ class LaplaceSolver:
         batches = self._batches(
             network, network.held_out, with_covariance=not score.diagonal
         )
-        options = self.options
-        rows = LinearisedSamples(
-            network,
-            batches,
-            is_centred=score.is_centred,
-            novelty=novelty if options.residual_variance(options.residual) else None,
-            leverages=score.leverages,
-        )
+        rows = LinearisedSamples(network, batches, is_centred=score.is_centred)
         layout = network.spec.layout
         if layout.head is None:
             return rows
@@ -406,18 +414,12 @@ class LinearisedSamples:
         Whether to hash the samples, which is required for a refit.
     is_centred : bool
         Whether to subtract the mean over outputs, which a softmax ignores.
-    novelty : Novelty or None
-        If given, each pass uses this novelty to compute the samples' leverages.
-    leverages : list of Tensor
-        List to which each pass appends leverages; see `HeldOutScore`.
     """
 
     network: TrainedNetwork
     batches: Batches
     in_training: bool = False
     is_centred: bool = True
-    novelty: Novelty | None = None
-    leverages: list[Tensor] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[LinearisedBatch]:
         forward, spec = self.network.forward(), self.network.spec
@@ -425,17 +427,11 @@ class LinearisedSamples:
         if likelihood.is_shift_invariant and self.is_centred:
             columns = Centring(likelihood.n_blocks)
         for x, y, weights in self.batches:
-            with FeatureRecorder(forward, spec.feature_layers) as recorder:
-                f, jacobian = backpropagate(forward, x, spec.layout, columns)
+            f, jacobian = backpropagate(forward, x, spec.layout, columns)
             targets = likelihood.targets(y, f)
             weights = weighted(likelihood, targets, weights)
             if weights is None:
                 weights = torch.ones_like(f[:, 0])
-            features = recorder.take(len(f))
-            if self.novelty is not None and features is not None:
-                batch = FeatureBatch.of(likelihood, features, f, x=x)
-                found = [part.compared(batch) for part in self.novelty.distances]
-                self.leverages.append(torch.stack([*found, weights.double()], 1))
             keys = row_hash(x) if self.in_training else None
             yield LinearisedBatch(f, jacobian, targets, weights, keys)
 
@@ -569,7 +565,7 @@ def warn_without_residual(
             "(see score_samples), or its likelihood has no unit for a residual. Use "
             "residual='none'."
         )
-    elif options.free_prior and are_certain(posterior):
+    elif options.prior_precision == "auto" and are_certain(posterior):
         warn_user(
             "Held-out rows are predicted best with no uncertainty in the weights "
             f"(prior precision {posterior.shown_precision()}), and this network has no "

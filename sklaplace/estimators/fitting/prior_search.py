@@ -44,6 +44,7 @@ from sklaplace.estimators.training.samples import Samples, as_groups, as_weights
 from sklaplace.networks.data import TrainingData, is_opaque
 from sklaplace.networks.net_checks import check_sampler, whole_batches
 from sklaplace.networks.split import hash_folds, sample_keys
+from sklaplace.posterior.residual import steepnesses
 
 # Smallest noise, as a fraction of the targets' standard deviation, and tolerance for
 # the logarithm of the noise.
@@ -84,6 +85,7 @@ class Fold:
         self._start: Tensor | None = None
         self.model._cache = LinearisationCache()
         self.model._novelty = self.fit.novelty
+        self.model.residual_steepness_ = steepnesses(self.template.likelihood)[-1]
         return self
 
     def trained_scores(self, candidates: list[Params], scorer: object) -> list[float]:

@@ -16,6 +16,7 @@ from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.recorder import compare_alone
 from sklaplace.curvature.shared import IdentityMap
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
+from sklaplace.likelihoods.base import weighted
 from sklaplace.networks.data import Batches
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
@@ -68,11 +69,38 @@ class NoveltyRecorder(FeatureRecorder):
         with self._forward.frozen(), torch.no_grad():
             for x, y, weights in batches:
                 f = self._forward(x)
-                self.add(x, f, self._likelihood.targets(y, f), weights)
+                targets = self._likelihood.targets(y, f)
+                self.add(x, f, targets, weighted(self._likelihood, targets, weights))
 
     def result(self) -> Novelty | None:
         """Return the novelty, or None if the network has no features."""
         return self._novelty if self._is_known else None
+
+
+def held_out_scores(
+    network: TrainedNetwork, novelty: Novelty | None, batches: Batches
+) -> Tensor | None:
+    """Return the novelty of held-out samples, and their weights; see `Novelty.scaled`.
+
+    Return None if the network has no features.
+    """
+    forward, likelihood = network.forward(), network.spec.likelihood
+    rows = []
+    with (
+        FeatureRecorder(forward, network.spec.feature_layers) as recorder,
+        forward.frozen(),
+        torch.no_grad(),
+    ):
+        for x, y, weights in batches:
+            f = forward(x)
+            features = recorder.take(len(f))
+            if novelty is None or features is None:
+                return None
+            weights = weighted(likelihood, likelihood.targets(y, f), weights)
+            weights = torch.ones_like(f[:, 0]) if weights is None else weights
+            scores = novelty.scores(FeatureBatch.of(likelihood, features, f, x=x))
+            rows.append(torch.cat([scores, weights.double().unsqueeze(1)], 1))
+    return torch.cat(rows)
 
 
 def novelty_scores(

@@ -198,8 +198,7 @@ class LaplaceOptions:
         """Return the variance of the residual, or zero if there is no residual."""
         if not isinstance(residual, str):
             return float(np.asarray(residual).item())
-        is_on = residual == "auto" and self.free_prior
-        return VARIANCE if is_on and self.prior_precision == "auto" else 0.0
+        return VARIANCE if residual == "auto" and self.prior is None else 0.0
 
     @property
     def noise_on_held_out(self) -> bool:
@@ -210,6 +209,17 @@ class LaplaceOptions:
     def tunes_on_held_out(self) -> bool:
         """Whether tuning uses any available held-out samples."""
         return self.tuner in ("auto", "validation") or self.noise_on_held_out
+
+    @property
+    def uses_held_out(self) -> bool:
+        """Whether held-out samples are used if the net or the user provides them.
+
+        Without tuning, they choose between the trained and the refitted last layer, and
+        the steepness of the residual.
+        """
+        chooses_refit = self.refine == "auto" and self.prior is None
+        has_residual = self.residual_variance(self.residual) > 0
+        return self.tunes_on_held_out or chooses_refit or has_residual
 
     @property
     def holds_out(self) -> bool:
@@ -227,7 +237,7 @@ class LaplaceOptions:
     @property
     def may_refit(self) -> bool:
         """Whether the last layer may be refitted under the prior."""
-        return self.refine is True or (self.refine == "auto" and self.tuner is not None)
+        return self.refine is True or (self.refine == "auto" and self.prior is None)
 
     def refits(self, spec: NetworkSpec, n_samples: int) -> bool:
         """Return whether the last layer may be refitted on ``n_samples`` samples.

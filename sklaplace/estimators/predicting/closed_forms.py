@@ -6,6 +6,7 @@ depend only on the posterior are computed in advance, the functions use only ope
 that `torch.export` and ONNX support.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -27,10 +28,15 @@ from sklaplace.estimators.predicting.noise_model import (
     Predictions,
 )
 from sklaplace.estimators.targets.label_types import TargetType
-from sklaplace.likelihoods import ClassificationLikelihood
+from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.novelty import FeatureBatch
-from sklaplace.posterior.residual import LARGEST, Residual
+from sklaplace.posterior.leverage import LARGEST
+from sklaplace.posterior.novelty import FeatureBatch, indecision
+from sklaplace.posterior.residual import Residual, relative_variance, with_residual
+
+# Normal score beyond which a continued fraction replaces a series, and the number of
+# terms of both, which then have an error below 1e-12.
+_FAR, _N_TERMS = 2.0, 30
 
 
 @dataclass(frozen=True)
@@ -109,39 +115,117 @@ class QuadraticForm:
         return cls(rotation, torch.cat([found[:i] - found[i:], found[i:]]), shape)
 
 
+def log_upper_tail(z: Tensor) -> Tensor:
+    """Return ``log Φ(-z)`` by operators that ONNX runtimes have in float64.
+
+    Up to `_FAR`, the Taylor series of Φ is used, and then Laplace's continued fraction.
+    """
+    size = z.abs()
+    near, far = size.clamp(max=_FAR), size.clamp(min=_FAR)
+    series = term = near
+    for n in range(1, _N_TERMS):
+        term = term * near**2 / (2 * n + 1)
+        series = series + term
+    fraction = far
+    for n in range(_N_TERMS, 0, -1):
+        fraction = far + n / fraction
+    log_near = (0.5 - series * _log_density(near).exp()).log()
+    log_tail = torch.where(size > _FAR, _log_density(far) - fraction.log(), log_near)
+    return torch.where(z < 0, (1 - log_tail.exp()).log(), log_tail)
+
+
+def _log_density(z: Tensor) -> Tensor:
+    """Return the logarithm of the standard normal density."""
+    return -(z**2 + math.log(2 * math.pi)) / 2
+
+
 @dataclass(frozen=True)
-class RelativeLeverage:
-    """Relative leverage of features or inputs (b, i), for samples in groups.
+class LogTail:
+    """Minus the log tail probability of a leverage or of the indecision.
 
     Attributes
     ----------
-    name : {"features", "inputs"}
-        Values whose leverage is computed.
-    matrix : Tensor of shape (i, r)
-        Linear map of these values.
-    origins : Tensor of shape (K, r)
+    name : {"features", "inputs", "undecided"}
+        Values whose leverage is computed, or ``"undecided"`` for `indecision`.
+    mean, std : Tensor of shape ()
+        Moments of the logarithm of the leverage, or of the indecision.
+    matrix : Tensor of shape (i, r) or None
+        Linear map of these values; None for the indecision.
+    origins : Tensor of shape (K, r) or None
         Origin of each group, to subtract from the mapped values.
     """
 
     name: str
-    matrix: Tensor
-    origins: Tensor
+    mean: Tensor
+    std: Tensor
+    matrix: Tensor | None = None
+    origins: Tensor | None = None
 
     def __call__(self, values: Tensor, groups: Tensor) -> Tensor:
-        """Return leverages (b,)."""
-        whitened = values @ self.matrix - self.origins[groups]
-        return whitened.square().sum(1).clamp(max=LARGEST)
+        """Return minus the logarithms (b,)."""
+        logs = values[:, 0]
+        if self.matrix is not None and self.origins is not None:
+            whitened = values @ self.matrix - self.origins[groups]
+            logs = whitened.square().sum(1).clamp(max=LARGEST).log()
+        return -log_upper_tail((logs - self.mean) / self.std)
+
+
+@dataclass(frozen=True)
+class ResidualForm:
+    """Residual of the outputs as a function of features and inputs.
+
+    Attributes
+    ----------
+    tails : list of LogTail
+        Terms of ``t``; see `Scale`.
+    usual, slope : Tensor of shape ()
+        ``t₀``, and the steepness of the residual divided by β.
+    amplitudes, bounds : Tensor of shape (c,) or (1,), and Tensor of shape (c,) or None
+        Variances of the residual, and upper bounds of the total variance.
+    likelihood : Likelihood
+        Likelihood of the network.
+    n_labels : int
+        Number of labels per sample, for classification.
+    """
+
+    tails: list[LogTail]
+    usual: Tensor
+    slope: Tensor
+    amplitudes: Tensor
+    bounds: Tensor | None
+    likelihood: Likelihood
+    n_labels: int
+
+    def relative(self, features: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
+        """Return the variances (b,) in units of ``amplitudes``."""
+        groups = torch.zeros_like(features[:, 0], dtype=torch.long)
+        values = {"features": features, "inputs": inputs}
+        if isinstance(self.likelihood, ClassificationLikelihood):
+            zeros = torch.zeros_like(outputs)
+            logits, _ = self.likelihood.class_logits(outputs, zeros)  # (b * labels, K)
+            values["undecided"] = indecision(logits.unflatten(0, (-1, self.n_labels)))
+            origins = self.tails[0].origins
+            if origins is not None and len(origins) > 1:  # one per predicted class
+                groups = logits.argmax(1)
+        t = sum(tail(values[tail.name], groups) for tail in self.tails)
+        return relative_variance(t - self.usual, self.slope)
+
+    def added(
+        self, cov: Tensor, relative: Tensor, n_blocks: int = 1, *, centred: bool = False
+    ) -> Tensor:
+        """Add the residual to covariances or variances; see `with_residual`."""
+        scale = self.amplitudes, self.bounds, relative
+        return with_residual(cov, *scale, n_blocks, centred=centred)
 
     @classmethod
-    def all_of(
-        cls, residual: Residual, sizes: dict[str, int], c: int
-    ) -> "list[RelativeLeverage]":
-        """Return the leverages for the residual of c outputs.
+    def of(cls, residual: Residual, sizes: dict[str, int], c: int) -> "ResidualForm":
+        """Return the residual of c outputs as a function.
 
         ``sizes`` contains the number of features and the number of inputs.
         """
-        novelty, found = residual.novelty, []
-        k = len(novelty.moments.counts)
+        novelty = residual.novelty
+        tails: list[LogTail] = []
+        k, scale = len(novelty.moments.counts), novelty.scale
         for distance in novelty.distances:
             n = sizes[distance.name]
             # the first samples, one per group, have the value zero
@@ -149,11 +233,33 @@ class RelativeLeverage:
             groups = torch.arange(k + n, device=values.device) % k
             outputs = values.new_zeros(k + n, c)
             batch = FeatureBatch.of(novelty.likelihood, values, outputs, x=values)
-            whitened = distance.whitened(replace(batch, groups=groups))
-            origins = whitened[:k]
-            matrix = whitened[k:] - origins[groups[k:]]
-            found.append(cls(distance.name, matrix, -origins))
-        return found
+            batch = replace(batch, groups=groups)
+            for ridge, (mean, std) in enumerate(
+                zip(distance.mean, distance.std, strict=True)
+            ):
+                q = len(tails)
+                mean, std = mean + std * scale.mean[q], std * scale.std[q]
+                whitened = distance.whitened(batch, ridge)
+                origins = whitened[:k]
+                matrix = whitened[k:] - origins[groups[k:]]
+                tails.append(LogTail(distance.name, mean, std, matrix, -origins))
+        for mean, std in zip(*novelty.indecision_moments, strict=True):
+            mean, std = mean + std * scale.mean[-1], std * scale.std[-1]
+            tails.append(LogTail("undecided", mean, std))
+        likelihood, n_labels = novelty.likelihood, 1
+        if isinstance(likelihood, ClassificationLikelihood):
+            zeros = scale.mean.new_zeros(1, c)
+            n_labels = len(likelihood.class_logits(zeros, zeros)[0])
+        one = scale.mean.new_ones(())
+        return cls(
+            tails=tails,
+            usual=scale.usual * one,
+            slope=residual.steepness / scale.excess * one,
+            amplitudes=residual.variances,
+            bounds=residual.bounds,
+            likelihood=likelihood,
+            n_labels=n_labels,
+        )
 
 
 @dataclass(frozen=True)

@@ -322,7 +322,7 @@ class BatchedOutputs:
         The caller must freeze the network.
         """
         forward = self.network.forward()
-        for x, y, weights in self._batches(dataset, n_draws=self.model.n_samples):
+        for x, y, weights in self.batches_of(dataset, n_draws=self.model.n_samples):
             yield self.model.draws(forward, x), y, weights
 
     def gaussians_of(self, dataset: object) -> Iterator[tuple[Any, Any, Any, Any]]:
@@ -331,7 +331,7 @@ class BatchedOutputs:
         The caller must freeze the network.
         """
         forward = self.network.forward()
-        for x, y, weights in self._batches(dataset, n_draws=self._n_draws()):
+        for x, y, weights in self.batches_of(dataset, n_draws=self._n_draws()):
             yield x, self.variances(forward, x), y, weights
 
     def losses_of(self, dataset: object) -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -365,7 +365,7 @@ class BatchedOutputs:
     ) -> list[np.ndarray]:
         """Return the results of `mapped`, with samples divided among workers."""
         dataset, workers = self._dataset(X), n_workers(self.n_jobs)
-        batch_size = self._batches(dataset, **sizes).batch_size
+        batch_size = self.batches_of(dataset, **sizes).batch_size
         alone = replace(self, batch_size=batch_size, scope=("", 0), in_worker=True)
         own: Callable[..., Any] = partial(alone.mapped, function=function, **sizes)
         n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
@@ -390,12 +390,13 @@ class BatchedOutputs:
 
         The modes and hooks of the network are restored, even after an error.
         """
-        batches = self._batches(self._dataset(X), **sizes)
+        batches = self.batches_of(self._dataset(X), **sizes)
         forward = self.network.forward()
         with progress.reporting(*self.scope), forward.frozen():
             yield forward, progress.tracked(batches, "predictions", len(batches))
 
-    def _batches(self, dataset: Any, **sizes: Any) -> Batches:
+    def batches_of(self, dataset: Any, **sizes: Any) -> Batches:
+        """Return the batches of a dataset."""
         return self.network.batches(
             dataset, self.batch_size, row_elements=self.row_elements, **sizes
         )

@@ -4,7 +4,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from skorch import NeuralNet, NeuralNetBinaryClassifier
 from torch import Tensor, nn
 
@@ -18,17 +17,16 @@ from sklaplace.estimators.predicting.closed_forms import (
     Classes,
     Numbers,
     QuadraticForm,
-    RelativeLeverage,
+    ResidualForm,
 )
 from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
 from sklaplace.estimators.predicting.noise_model import Predictions
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, OutputModel
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
-from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
+from sklaplace.likelihoods import Likelihood
 from sklaplace.networks.outputs import unwrapped
 from sklaplace.networks.tabular import TabularNetwork
 from sklaplace.networks.training import copied
-from sklaplace.posterior.residual import EXPONENT, with_residual
 
 _INPUTS: ContextVar[list[Tensor]] = ContextVar("inputs of the last layer")
 
@@ -51,10 +49,8 @@ class Parts:
     covariance : QuadraticForm or None
         Covariances, or variances of centred outputs; None if ``variance`` is
         sufficient.
-    leverages : list of RelativeLeverage
-        Leverages that determine the residual. Empty without a residual.
-    amplitudes, bounds : Tensor of shape (c,) or (1,), and Tensor of shape (c,) or None
-        Variances of the residual, and upper bounds of the total variance.
+    residual : ResidualForm or None
+        Residual of the outputs.
     result : Classes or Numbers
         Function of the Gaussian over outputs.
     likelihood : Likelihood
@@ -69,9 +65,7 @@ class Parts:
     mean: Affine
     variance: QuadraticForm
     covariance: QuadraticForm | None
-    leverages: list[RelativeLeverage]
-    amplitudes: Tensor
-    bounds: Tensor | None
+    residual: ResidualForm | None
     result: Classes | Numbers
     likelihood: Likelihood
     is_centred: bool
@@ -134,12 +128,14 @@ class PredictiveModule(nn.Module):
         features, inputs = self._features(x)
         mean, variance = parts.mean(features), parts.variance(features)
         cov = variance if parts.covariance is None else parts.covariance(features)
-        if parts.leverages:
-            relative = self._relative(parts, features, inputs)
-            given = parts.amplitudes, parts.bounds, relative
-            variance = with_residual(variance, *given, 1, centred=False)
+        if parts.residual is not None:
+            outputs = parts.outputs(features)
+            relative = parts.residual.relative(features, inputs, outputs)
+            variance = parts.residual.added(variance, relative)
             n_blocks = parts.likelihood.n_blocks
-            cov = with_residual(cov, *given, n_blocks, centred=parts.is_centred)
+            cov = parts.residual.added(
+                cov, relative, n_blocks, centred=parts.is_centred
+            )
         return parts.result(Predictions.of(features, x, mean, variance), cov)
 
     def _features(self, x: Batch) -> tuple[Tensor, Tensor]:
@@ -153,18 +149,6 @@ class PredictiveModule(nn.Module):
         features = noted[0].double()
         is_table = isinstance(x, Tensor) and x.ndim == 2
         return features, cast(Tensor, x).double() if is_table else features[:, :0]
-
-    def _relative(self, parts: Parts, features: Tensor, inputs: Tensor) -> Tensor:
-        """Return the relative variance of the residual, (b,)."""
-        groups = torch.zeros_like(features[:, 0], dtype=torch.long)
-        if len(parts.leverages[0].origins) > 1:  # groups are the predicted classes
-            outputs = parts.outputs(features)
-            likelihood = cast(ClassificationLikelihood, parts.likelihood)
-            logits, _ = likelihood.class_logits(outputs, torch.zeros_like(outputs))
-            groups = logits.argmax(1)
-        values = {"features": features, "inputs": inputs}
-        found = [part(values[part.name], groups) for part in parts.leverages]
-        return (torch.stack(found) ** EXPONENT).sum(0)
 
     @classmethod
     def of(
@@ -214,14 +198,21 @@ class PredictiveModule(nn.Module):
         covariance = None
         if is_centred or not diagonal:
             covariance = QuadraticForm.of(posterior, centring, diagonal=diagonal)
-        leverages, amplitudes, bounds = [], variance.coefficients[0], None
+        form = None
         if residual is not None:
-            amplitudes, bounds = residual.variances, residual.bounds
             sizes = {"features": mean.weight.shape[1], "inputs": n_inputs}
-            leverages = RelativeLeverage.all_of(residual, sizes, c)
-        moments = outputs, mean, variance, covariance
-        others = result, posterior.likelihood, is_centred, n_inputs > 0
-        parts = Parts(*moments, leverages, amplitudes, bounds, *others)
+            form = ResidualForm.of(residual, sizes, c)
+        parts = Parts(
+            outputs=outputs,
+            mean=mean,
+            variance=variance,
+            covariance=covariance,
+            residual=form,
+            result=result,
+            likelihood=posterior.likelihood,
+            is_centred=is_centred,
+            takes_rows=n_inputs > 0,
+        )
         return cls(network, name, parts).to(predictions.network.device)
 
 

@@ -22,7 +22,7 @@ from sklaplace.estimators.predicting.output_model import (
 )
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.predictive import moments
-from sklaplace.posterior.residual import Residual, with_residual
+from sklaplace.posterior.residual import Residual
 
 # added to seeds, so that the residual and the weights use different random numbers
 _OTHER = 0x9E3779B9
@@ -62,12 +62,18 @@ class ResidualOutputs(WeightDraws):
         """Return means (b, c), and covariances (b, c, c) or variances (b, c)."""
         if not self.is_gaussian:
             return super().gaussian(forward, x, **options)
+        mean, cov, log_ratios = self.gaussian_and_log_ratios(forward, x, **options)
+        n_blocks, centred = options["n_blocks"], options["centred"]
+        return mean, self.residual.added(cov, log_ratios, n_blocks, centred=centred)
+
+    def gaussian_and_log_ratios(
+        self, forward: Forward, x: Batch, **options: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return moments without the residual, and `Residual.log_ratios` (b,)."""
         with FeatureRecorder(forward, self.layers) as recorder:
             mean, cov = self.inner.gaussian(forward, x, **options)
-            relative = self.residual.relative(*_recorded(recorder, len(mean)), x)
-        given = self.residual.variances, self.residual.bounds, relative
-        n_blocks, centred = options["n_blocks"], options["centred"]
-        return mean, with_residual(cov, *given, n_blocks, centred=centred)
+            log_ratios = self.residual.log_ratios(*_recorded(recorder, len(mean)), x)
+        return mean, cov, log_ratios
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return joint draws of a batch's outputs, (b, c, s), float64."""

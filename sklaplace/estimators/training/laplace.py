@@ -107,7 +107,7 @@ class LaplaceTrainer(Trainer):
 
     def own_split(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any] | None:
         """Return a frozen net's training and held-out samples, or None if unknown."""
-        is_used = self.is_frozen and self.options.tunes_on_held_out
+        is_used = self.is_frozen and self.options.uses_held_out
         if not is_used or data.sample_weight is not None or is_stream(data.X):
             return None
         parts = recorded_split(net, data.X, data.y)

@@ -76,15 +76,21 @@ _NOISE_OF_TRAINING = (
 
 
 def by_evidence(problem: TuningProblem) -> GaussianPosterior:
-    """Choose the prior by the evidence, and the noise on any held-out samples."""
+    """Choose the prior by the evidence, and noise and refit on any held-out samples.
+
+    If the evidence also chooses the noise, held-out samples are not used.
+    """
     is_asked = problem.free_noise and problem.noise_on_held_out
-    if not (is_asked and problem.has_held_out):
+    by_evidence_alone = problem.free_noise and not problem.noise_on_held_out
+    if by_evidence_alone or not problem.has_held_out:
         if is_asked:
             warn_user(_NOISE_OF_TRAINING)
         return maximise_with_levels(problem)
     posterior = maximise_evidence(problem)
-    refine = posterior.is_refitted
-    return tune_on_validation(problem.under(posterior.prior_precision, refine=refine))
+    if not (is_asked or problem.refine == "auto"):
+        return posterior
+    delta = posterior.prior_precision
+    return tune_on_validation(problem.under(delta, refine=problem.refine))
 
 
 TUNERS: dict[str, Callable[[TuningProblem], GaussianPosterior]] = {

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -52,9 +52,6 @@ class HeldOutScore:
         Whether ``log_proba`` takes no longer than computing the variances.
     is_centred : bool
         Whether to subtract the mean of the outputs, which a softmax ignores.
-    leverages : list of Tensor
-        Leverages and weights of the scored samples; see `Novelty.inflated`. Each pass
-        over the samples extends the list.
     """
 
     log_proba: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -63,7 +60,6 @@ class HeldOutScore:
     is_given: bool = False
     is_cheap: bool = False
     is_centred: bool = True
-    leverages: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,9 @@ class TuningProblem:
         """Whether all parts have held-out samples."""
         return all(part.validation is not None for part in self.parts)
 
-    def under(self, prior_precision: Tensor, *, refine: bool) -> "TuningProblem":
+    def under(
+        self, prior_precision: Tensor, *, refine: bool | Literal["auto"]
+    ) -> "TuningProblem":
         """Return the problem with a fixed prior precision; only the noise is free."""
         return replace(
             self,

@@ -81,7 +81,8 @@ def accepted(problem: TuningProblem, chosen: Candidate) -> GaussianPosterior:
             "the network's outputs are too large or NaN. Scale the inputs or lower the "
             "learning rate."
         )
-    _warn_of_equal_probabilities(problem, chosen)
+    if problem.free_prior:
+        _warn_of_equal_probabilities(problem, chosen)
     posterior = chosen.posterior
     if chosen.refitted:  # to full precision
         posterior = problem.model.refit(posterior)

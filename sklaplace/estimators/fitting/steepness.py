@@ -1,0 +1,101 @@
+"""Steepness of the residual, chosen on held-out samples."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
+from sklaplace.estimators.predicting.output_model import BatchedOutputs
+from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
+from sklaplace.likelihoods.base import weighted
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.tuning.problem import HeldOutScore
+
+# Minimum number of held-out samples for a choice.
+ENOUGH = 100
+# Largest difference between the chosen and the best score, in nats per sample.
+PRICE = 0.0025
+
+
+def chosen_steepness(
+    outputs: Iterable[BatchedOutputs], score: HeldOutScore, steepnesses: Sequence[float]
+) -> float:
+    """Return the largest steepness whose score is at most `PRICE` below the best.
+
+    With fewer than `ENOUGH` held-out samples, return the largest steepness.
+
+    Parameters
+    ----------
+    outputs : iterable of BatchedOutputs
+        Outputs with a residual, of networks with held-out samples.
+    score : HeldOutScore
+        Score on the held-out samples.
+    steepnesses : sequence of float
+        Values to choose from, in ascending order.
+    """
+    batches = [b for part in outputs for b in _losses(part, score, steepnesses)]
+    if not batches:
+        return steepnesses[-1]
+    losses, weights = map(torch.cat, zip(*batches, strict=True))
+    n_effective = weights.sum() ** 2 / (weights**2).sum()
+    if n_effective < ENOUGH:
+        return steepnesses[-1]
+    means = weights @ losses / weights.sum()
+    is_close = (means <= means.min() + PRICE).tolist()
+    return max(a for a, close in zip(steepnesses, is_close, strict=True) if close)
+
+
+def with_steepness(outputs: BatchedOutputs, steepness: float) -> BatchedOutputs:
+    """Return the outputs with another steepness of the residual."""
+    model = cast(ResidualOutputs, outputs.model)
+    residual = replace(model.residual, steepness=steepness)
+    return replace(outputs, model=replace(model, residual=residual))
+
+
+def _losses(
+    outputs: BatchedOutputs, score: HeldOutScore, steepnesses: Sequence[float]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield losses (b, m) for m values, and weights (b,), of held-out samples."""
+    network, model = outputs.network, cast(ResidualOutputs, outputs.model)
+    posterior = cast(GaussianPosterior, model.posterior)
+    inner = GLMOutputs(model.n_samples, model.seed, posterior)  # as in tuning
+    model = replace(model, inner=inner)
+    forward, likelihood = network.forward(), network.spec.likelihood
+    moments: dict[str, Any] = {
+        "diagonal": score.diagonal,
+        "n_blocks": 1 if score.diagonal else likelihood.n_blocks,
+        "centred": score.log_proba is not None and score.is_centred,
+    }
+    with forward.frozen(), torch.no_grad():
+        for x, y, weights in outputs.batches_of(network.held_out):
+            mean, cov, log_ratios = model.gaussian_and_log_ratios(forward, x, **moments)
+            targets = likelihood.targets(y, mean)
+            weights = weighted(likelihood, targets, weights)
+            if weights is None:
+                weights = torch.ones_like(mean[:, 0])
+            losses = []
+            for steepness in steepnesses:
+                residual = replace(model.residual, steepness=steepness)
+                total = residual.added(
+                    cov, log_ratios, moments["n_blocks"], centred=moments["centred"]
+                )
+                losses.append(_loss(mean, total, targets, model, score))
+            yield torch.stack(losses, 1), weights.double()
+
+
+def _loss(
+    mean: Tensor, cov: Tensor, targets: Any, model: ResidualOutputs, score: HeldOutScore
+) -> Tensor:
+    """Return the negative log-likelihood of targets, (b,)."""
+    posterior = cast(GaussianPosterior, model.posterior)
+    likelihood: Any = posterior.likelihood
+    if score.log_proba is not None:
+        return likelihood.log_loss(score.log_proba(mean, cov), targets)
+    targets = targets.double()
+    if score.log_density is not None:
+        return -score.log_density(mean, cov, targets)
+    sigma = posterior.hyperparameters.sigma_noise
+    return -likelihood.log_density(mean, cov, targets, sigma)
