@@ -109,6 +109,13 @@ class MarglikTraining(PriorCallback):
         If a setting, the criterion or the optimizer is not supported. The error is
         raised before the first step.
 
+    Warns
+    -----
+    UserWarning
+        If the loss of the net's validation samples, if any, is higher after the
+        training than before the first update. The comparison costs up to three passes
+        over these samples.
+
     See Also
     --------
     sklaplace.LaplaceClassifier : Maximises the evidence after training with
@@ -151,6 +158,10 @@ class MarglikTraining(PriorCallback):
     True
     """
 
+    _advice: ClassVar[str] = (
+        "Use hessian_structure='kron', subset_of_weights='last_layer', or weight decay "
+        "instead of the callback, and tune the prior on held-out samples."
+    )
     _constraints: ClassVar[Constraints] = {
         **CONSTRAINTS,
         # a subnetwork is selected after training
@@ -211,6 +222,8 @@ class MarglikTraining(PriorCallback):
         if epoch < 0 or epoch % self.every:
             net.history.record("log_marginal_likelihood", float("nan"))
             return
+        if epoch == 0:
+            self.before_ = self._held_out_losses(net)
         posterior = self._updated(self._posterior(net))
         value = float(posterior.log_marginal_likelihood())
         self.hyperparameters_ = h = posterior.hyperparameters
@@ -305,6 +318,12 @@ class PriorTraining(PriorCallback):
         If the network lacks weights of the posterior, or if a setting, the criterion or
         the optimizer is not supported. The error is raised before the first step.
 
+    Warns
+    -----
+    UserWarning
+        If the loss of the net's validation samples, if any, is higher after the
+        training than before. The comparison costs two passes over these samples.
+
     See Also
     --------
     MarglikTraining : Tunes an isotropic or diagonal prior during training.
@@ -351,6 +370,10 @@ class PriorTraining(PriorCallback):
     >>> bool(second.fit(X[1::2], y[1::2]).score(X, y) > 0.8)
     True
     """
+
+    _advice: ClassVar[str] = (
+        "Train longer, or use a lower temperature, which gives the data more weight."
+    )
 
     prior: Any
     sigma_noise: float | None = None

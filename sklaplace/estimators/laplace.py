@@ -167,6 +167,8 @@ class BaseLaplace:
         UserWarning
             If Ctrl-C ended the training of the network. In this case, the posterior
             uses the weights learned so far, and the fit is not stored in ``memory``.
+            If a prior that maximises the evidence predicts held-out samples worse than
+            the network alone.
 
         See Also
         --------

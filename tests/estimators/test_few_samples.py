@@ -441,7 +441,9 @@ def test_noise_of_held_out_samples_under_a_prior_of_the_evidence():
     assert 0.85 <= np.mean(found) <= 0.95
     same = LaplaceRegressor(net, sigma_noise="validation", **settings).fit(X, y)
     assert same.sigma_noise_ == model.sigma_noise_
-    evidence = LaplaceRegressor(net, sigma_noise="marglik", **settings).fit(X, y)
+    evidence = LaplaceRegressor(net, sigma_noise="marglik", **settings)
+    with pytest.warns(UserWarning, match="worse than the network alone"):
+        evidence.fit(X, y)
     assert evidence.prior_precision_ == pytest.approx(model.prior_precision_)
     assert evidence.sigma_noise_ < 0.7 * model.sigma_noise_
 

@@ -142,10 +142,14 @@ class LaplaceSolver:
             Networks that were each trained without one fold of the samples.
         """
         networks = [network, *folds]
-        if not self.options.uses_held_out:
+        held_out = [part.held_out for part in networks]
+        if not self.options.tunes_on_held_out:
             networks = [replace(network, held_out=None)]
         if self.options.free_noise:
             networks = with_column_noises(networks)
+        if self.options.uses_held_out:
+            pairs = zip(networks, held_out, strict=False)
+            networks = [replace(part, held_out=rows) for part, rows in pairs]
         with progress.phase("curvature"):
             fit, *others = map(self._accumulated, networks)
         return replace(fit, folds=tuple(others))

@@ -201,6 +201,11 @@ class LaplaceOptions:
         return VARIANCE if residual == "auto" and self.prior is None else 0.0
 
     @property
+    def maximises_evidence(self) -> bool:
+        """Whether the prior precision maximises the evidence."""
+        return self.free_prior and self.tuner == "marglik"
+
+    @property
     def noise_on_held_out(self) -> bool:
         """Whether the noise level is tuned on any available held-out samples."""
         return self.free_noise and self.sigma_noise != "marglik"
@@ -215,17 +220,17 @@ class LaplaceOptions:
         """Whether held-out samples are used if the net or the user provides them.
 
         Without tuning, they choose between the trained and the refitted last layer, and
-        the steepness of the residual.
+        the steepness of the residual. With the evidence, they show whether it harms.
         """
         chooses_refit = self.refine == "auto" and self.prior is None
         has_residual = self.residual_variance(self.residual) > 0
-        return self.tunes_on_held_out or chooses_refit or has_residual
+        tunes = self.tunes_on_held_out or self.maximises_evidence
+        return tunes or chooses_refit or has_residual
 
     @property
     def holds_out(self) -> bool:
         """Whether to hold out samples if the net itself does not hold out any."""
-        is_marglik = self.free_prior and self.prior_precision == "marglik"
-        only_if_there = is_marglik and self.sigma_noise != "validation"
+        only_if_there = self.maximises_evidence and self.sigma_noise != "validation"
         return self.tunes_on_held_out and not only_if_there
 
     @property

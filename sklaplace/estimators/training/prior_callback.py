@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from skorch import NeuralNet
@@ -17,6 +17,7 @@ from skorch.callbacks import Callback
 from skorch.dataset import unpack_data
 from torch import Tensor, nn
 
+from sklaplace.core.checks import warn_user
 from sklaplace.core.random import private_rng
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
@@ -25,11 +26,12 @@ from sklaplace.likelihoods.base import weighted
 from sklaplace.networks.data import Batches, spread_rows
 from sklaplace.networks.net_checks import check_device
 from sklaplace.networks.outputs import raw_outputs, takes_logarithm, unwrapped
-from sklaplace.networks.trained import device_of
+from sklaplace.networks.trained import TrainedNetwork, device_of
 from sklaplace.networks.training import batch_weights
+from sklaplace.posterior.tuning.comparison import increased_means, network_losses
 
 # attributes that are only needed during training
-_OF_TRAINING = "training_", "best_", "earlier_", "epoch_", "hyperparameters_"
+_OF_TRAINING = "training_", "before_", "best_", "earlier_", "epoch_", "hyperparameters_"
 _LIKELIHOODS = tuple({type(likelihood) for likelihood, _ in CRITERIA.values()})
 
 
@@ -45,11 +47,14 @@ class _Training:
         Layout of the weights with a prior.
     dataset : Dataset
         Training data.
+    held_out : Dataset or None
+        Validation data of the net.
     """
 
     spec: NetworkSpec
     layout: Layout
     dataset: Any
+    held_out: Any
 
 
 class PriorCallback(Callback, ABC):
@@ -58,6 +63,9 @@ class PriorCallback(Callback, ABC):
     Subclasses are dataclasses whose fields are the settings. Each weight has only one
     prior, so two callbacks of a net must not select weights of the same parameter.
     """
+
+    _advice: ClassVar[str]
+    """What to do if the loss of the net's validation samples increases."""
 
     def on_train_begin(
         self, net: NeuralNet, X: Any = None, y: Any = None, **kw: Any
@@ -88,7 +96,10 @@ class PriorCallback(Callback, ABC):
             layout = self._begin(net, spec, len(dataset_train))
             check_optimizer(net, {block.name for block in layout.blocks})
             _check_single(net, layout)
-        self.training_ = _Training(spec, layout, dataset_train)
+            is_known = dataset_valid and not _has_ignored(net, dataset_valid, spec)
+            held_out = dataset_valid if is_known else None
+            self.training_ = _Training(spec, layout, dataset_train, held_out)
+            self.before_ = self._held_out_losses(net)
 
     def on_grad_computed(
         self, net: NeuralNet, named_parameters: Any, batch: Any = None, **kw: Any
@@ -103,9 +114,31 @@ class PriorCallback(Callback, ABC):
     def on_train_end(
         self, net: NeuralNet, X: Any = None, y: Any = None, **kw: Any
     ) -> None:
-        """Delete state that is only needed during training."""
+        """Warn if the prior harmed predictions, and delete state of the training."""
+        before = vars(self).get("before_", ())
+        if before and (
+            means := increased_means(self._held_out_losses(net)[0], *before)
+        ):
+            warn_user(
+                f"{type(self).__name__} increased the mean loss of the net's held-out "
+                f"samples from {means[1]:.3f} to {means[0]:.3f} nats. {self._advice}"
+            )
         for name in _OF_TRAINING:
             self.__dict__.pop(name, None)
+
+    def _held_out_losses(self, net: NeuralNet) -> tuple[Tensor, ...]:
+        """Return losses (n,) and weights (n,) of the validation samples, if any."""
+        spec, held_out = self.training_.spec, self.training_.held_out
+        if held_out is None:
+            return ()
+        network = TrainedNetwork(net, spec)
+        forward, batches = network.forward(), network.batches(held_out)
+        with forward.frozen(), torch.no_grad():
+            rows = (
+                (f := forward(x), spec.likelihood.targets(y, f), w)
+                for x, y, w in batches
+            )
+            return network_losses(spec.likelihood, rows)
 
     @abstractmethod
     def _check_settings(self) -> None:
@@ -238,13 +271,18 @@ def _adapted(raw: Tensor, likelihood: Any) -> Any:
     return likelihood.multilabel() if has_columns and is_bernoulli else likelihood
 
 
-def _check_labels(net: NeuralNet, data: Any, spec: NetworkSpec) -> None:
-    """Raise ValueError for labels that only the criterion would ignore."""
+def _has_ignored(net: NeuralNet, data: Any, spec: NetworkSpec) -> bool:
+    """Return whether samples have labels that only the criterion would ignore."""
     if spec.likelihood.noun != "class":
-        return
+        return False
     batches = Batches(net, data, spec.batch_size())
     index = getattr(unwrapped(net.criterion_), "ignore_index", -1)
-    if any(bool(((y < 0) | (y == index)).any()) for _, y, _ in batches):
+    return any(bool(((y < 0) | (y == index)).any()) for _, y, _ in batches)
+
+
+def _check_labels(net: NeuralNet, data: Any, spec: NetworkSpec) -> None:
+    """Raise ValueError for labels that only the criterion would ignore."""
+    if _has_ignored(net, data, spec):
         raise ValueError(
             "Some labels are negative or ignored by the criterion. Leave out rows to "
             "ignore, or train the net in LaplaceClassifier, which ignores these rows."

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from sklaplace.core.checks import warn_user
 from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.tuning.comparison import compare_with_network
 from sklaplace.posterior.tuning.evidence import maximise_evidence
 from sklaplace.posterior.tuning.levels import maximise_with_levels
 from sklaplace.posterior.tuning.problem import TuningProblem, clamped
@@ -30,9 +31,13 @@ def auto(problem: TuningProblem) -> GaussianPosterior:
     if problem.learned is not None:
         problem = problem.under(problem.learned, refine=False)
         if not problem.free_noise:
+            compare_with_network(problem, problem.posterior)
             return problem.posterior
     if problem.has_held_out:
-        return tune_on_validation(problem)
+        posterior = tune_on_validation(problem)
+        if problem.learned is not None:
+            compare_with_network(problem, posterior)
+        return posterior
     if problem.free_prior and problem.refine is not True:
         return network_alone(problem)
     if problem.free_prior:
@@ -78,19 +83,23 @@ _NOISE_OF_TRAINING = (
 def by_evidence(problem: TuningProblem) -> GaussianPosterior:
     """Choose the prior by the evidence, and noise and refit on any held-out samples.
 
-    If the evidence also chooses the noise, held-out samples are not used.
+    If the evidence also chooses the noise, held-out samples choose nothing. They are
+    always used to warn if the network alone predicts them better.
     """
     is_asked = problem.free_noise and problem.noise_on_held_out
     by_evidence_alone = problem.free_noise and not problem.noise_on_held_out
     if by_evidence_alone or not problem.has_held_out:
         if is_asked:
             warn_user(_NOISE_OF_TRAINING)
-        return maximise_with_levels(problem)
-    posterior = maximise_evidence(problem)
-    if not (is_asked or problem.refine == "auto"):
-        return posterior
-    delta = posterior.prior_precision
-    return tune_on_validation(problem.under(delta, refine=problem.refine))
+        posterior = maximise_with_levels(problem)
+    else:
+        posterior = maximise_evidence(problem)
+        if is_asked or problem.refine == "auto":
+            delta = posterior.prior_precision
+            problem_under = problem.under(delta, refine=problem.refine)
+            posterior = tune_on_validation(problem_under)
+    compare_with_network(problem, posterior)
+    return posterior
 
 
 TUNERS: dict[str, Callable[[TuningProblem], GaussianPosterior]] = {

@@ -1,0 +1,115 @@
+"""Comparison of held-out losses, to warn if the evidence chose a harmful prior.
+
+The evidence assumes that the weights are the most probable weights under the prior. If
+they are not, the posterior can predict worse than the network alone.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sklaplace.core.checks import warn_user
+from sklaplace.curvature.structures import projected
+from sklaplace.likelihoods import Gaussian
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.predictive import linearised_mean
+from sklaplace.posterior.tuning.problem import TuningProblem, clamped
+
+# Smallest notable difference between mean losses, in nats per sample.
+NOTABLE = 0.01
+
+
+def compare_with_network(problem: TuningProblem, posterior: GaussianPosterior) -> None:
+    """Warn if a posterior predicts held-out samples worse than the network alone.
+
+    If the noise is free, the network alone has the most probable noise levels. The
+    comparison requires one pass over the held-out samples.
+    """
+    if problem.validation is None:
+        return
+    score: Any = problem.score
+    likelihood: Any = posterior.likelihood
+    diagonal = score.diagonal or score.log_proba is None
+    n_blocks = 1 if score.diagonal else likelihood.n_blocks
+    noise, losses, outputs = posterior.hyperparameters.sigma_noise, [], []
+    for batch in problem.validation:
+        mean = linearised_mean(posterior, batch.f, batch.jacobian)
+        projection = projected(posterior.structure, batch.jacobian, n_blocks)
+        cov = projection.covariance(posterior.precision, diagonal=diagonal)
+        if likelihood.is_classification:
+            loss = likelihood.log_loss(score.log_proba(mean, cov), batch.targets)
+        else:
+            loss = -likelihood.log_density(mean, cov, batch.targets.double(), noise)
+        losses.append(loss)
+        outputs.append((batch.f, batch.targets, batch.weights))
+    fixed = None if problem.free_noise else noise
+    means = increased_means(
+        torch.cat(losses), *network_losses(likelihood, outputs, fixed)
+    )
+    if means is None:
+        return
+    is_seen = problem.free_noise and not problem.noise_on_held_out
+    ways = [
+        "prior_precision='validation'" + " with sigma_noise='auto'" * is_seen,
+        *["subset_of_weights='last_layer'"] * (posterior.layout.head is None),
+        "tune(X_val, y_val)",
+    ]
+    warn_user(
+        "The prior that maximises the evidence predicts the held-out samples "
+        "worse than the network alone: the mean negative log-likelihood is "
+        f"{means[0]:.3f} nats instead of {means[1]:.3f}. Use {' or '.join(ways)}."
+    )
+
+
+def network_losses(
+    likelihood: Any,
+    batches: Iterable[tuple[Tensor, Tensor, Tensor | None]],
+    noise: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return negative log-likelihoods (n,) of outputs in nats, and weights (n,).
+
+    Parameters
+    ----------
+    likelihood : Likelihood
+        Likelihood of the targets.
+    batches : iterable of tuple
+        Outputs (b, c), targets as `Likelihood.targets` returns them, and weights (b,).
+    noise : Tensor or None
+        Noise level (). None means the most probable noise level of each output.
+    """
+    rows = []
+    for f, y, w in batches:
+        f = f.double()
+        if likelihood.is_classification:
+            p = likelihood.probabilities(f).flatten(0, -2)
+            loss = likelihood.log_loss(p.clamp(min=torch.finfo(p.dtype).tiny).log(), y)
+        elif likelihood.has_noise:
+            loss = f - y
+        else:
+            loss = -likelihood.log_density(f, torch.zeros_like(f), y.double(), 1.0)
+        rows.append((loss, torch.ones_like(f[:, 0]) if w is None else w.double()))
+    losses, weights = map(torch.cat, zip(*rows, strict=True))
+    if likelihood.has_noise:
+        zero = torch.zeros_like(losses)
+        if noise is None:
+            likelihood = Gaussian()
+            noise = clamped(weights @ losses**2 / weights.sum()).sqrt()
+        losses = -likelihood.log_density(losses, zero, zero, noise)
+    return losses, weights
+
+
+def increased_means(
+    losses: Tensor, reference: Tensor, weights: Tensor
+) -> tuple[float, float] | None:
+    """Return the weighted means of losses (n,) and of reference losses (n,).
+
+    Return None unless the mean difference exceeds `NOTABLE` and its standard error.
+    """
+    shares, excess = weights / weights.sum(), losses - reference
+    mean = shares @ excess
+    error = (shares**2 @ (excess - mean) ** 2 / (1 - shares @ shares)).sqrt()
+    if mean > NOTABLE and mean > error:
+        return float(shares @ losses), float(shares @ reference)
+    return None
