@@ -68,6 +68,8 @@ FOREIGN = {
     *("_accept_sample_weight", "_validate_params", "_parameter_constraints"),
     # of clones of an estimator, which folds train
     *("_at_scores", "_normal_scores"),
+    # of copies of an estimator, which a search scores
+    *("_novelty", "_set_fitted"),
 }
 
 DEPENDENCIES = {"joblib", "numpy", "scipy", "sklearn", "skorch", "torch"}
@@ -280,7 +282,8 @@ def own_classes(kind):
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
 def test_estimators_inherit_from_few_classes(kind):
-    assert len(own_classes(kind)) <= 4
+    # a search adds one class, for classifiers and regressors
+    assert len(own_classes(kind)) <= 5
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.mistake)

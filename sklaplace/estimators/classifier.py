@@ -1,7 +1,7 @@
 """LaplaceClassifier: class probabilities under a posterior over the weights."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -233,6 +233,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
     link_approx: str = "auto"
 
+    # whether scores of held-out samples use a faster link in single precision
+    _tunes_in_single: ClassVar[bool] = True
+
     # --------------------------------------------------------------------- fit
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         is_linearised = options.pred_type == "glm"
@@ -245,7 +248,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
         def log_proba(mean: Tensor, cov: Tensor) -> Tensor:
             logits = likelihood.class_logits(mean, cov)
-            proba = self._proba_of_gaussian(link, *logits, single=True)
+            proba = self._proba_of_gaussian(link, *logits, single=self._tunes_in_single)
             return proba.clamp(min=tiny).log()
 
         return HeldOutScore(

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from sklaplace.core.linalg import plain
 from sklaplace.core.trees import Inputs, without_groups
 from sklaplace.curvature.priors import per_group
 from sklaplace.estimators.fitting import members
+from sklaplace.estimators.fitting.cross_validation import CrossValidation
 from sklaplace.estimators.fitting.fit_cache import FitWork, cached_fit
 from sklaplace.estimators.fitting.hyperparameters import (
     check_addable,
@@ -38,7 +38,7 @@ from sklaplace.estimators.fitting.sample_record import novelty_scores
 from sklaplace.estimators.fitting.steepness import chosen_steepness, with_steepness
 from sklaplace.estimators.options.constraints import CONSTRAINTS, Constraints
 from sklaplace.estimators.options.laplace import REPLACED, LaplaceOptions
-from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS, CachedOutputs
+from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, require_finite
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
 from sklaplace.estimators.training.laplace import LaplaceTrainer
@@ -49,11 +49,13 @@ from sklaplace.estimators.training.samples import (
     draw_seed,
     warn_of_weight_scale,
 )
+from sklaplace.estimators.training.trainer import EncodedData
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.novelty import Novelty
 from sklaplace.posterior.residual import Residual, steepnesses
+from sklaplace.posterior.tuning import Tuner
 from sklaplace.posterior.tuning.problem import HeldOutScore
 
 
@@ -87,17 +89,15 @@ class BaseLaplace:
     random_state: Any = None
     verbose: int = 0
 
-    if TYPE_CHECKING:  # provided by the other base class of an estimator
+    if TYPE_CHECKING:  # provided by the other base classes of an estimator
         _input_type: InputForm
         _targets: Any
         _likelihood: Any
 
         def _check_loss(self, loss: float, rate: str = ...) -> None: ...
+        def _grid_tuner(self, *args: Any) -> Tuner: ...
 
     _parameter_constraints: ClassVar[Constraints] = CONSTRAINTS
-    # LinearisationCache of a search over priors, which predicts the same samples
-    # repeatedly
-    _cache: ClassVar[Any] = None
 
     _check_samples = members.check_samples
     _summary = members.summary
@@ -203,24 +203,40 @@ class BaseLaplace:
     def _fit(self, samples: Samples) -> Any:
         options = self._check_options()
         warn_of_weight_scale(samples.sample_weight)
-        fit = self._train_and_accumulate(options, samples)
+        check_memory(self.memory)
+        encoded = members.encode(self, samples)
+        validation = self._cross_validation(samples)
+        self._seed = draw_seed(self.random_state)
+        splits = None if validation is None else validation.splits
+        trainer = replace(
+            self._trainer(options), is_part=samples.is_part, splits=splits
+        )
+        fit = self._trained(trainer, encoded)
         score = self._score(fit.network.spec.likelihood)
         score = replace(score, is_given=samples.X_val is not None)
-        posterior = self._solver(options).posterior(fit, score)
-        self.residual_steepness_ = steepnesses(posterior.likelihood)[-1]
+        tuner = None
+        if validation is not None:
+            tuner = self._grid_tuner(options, validation, fit, score)
+        self.residual_steepness_ = steepnesses(fit.network.spec.likelihood)[-1]
+        posterior = self._solver(options).posterior(fit, score, tuner)
         self._set_fitted(options, fit.network, posterior)
         self._check_loss(loss_per_target(fit.data_fit, fit.network, posterior))
-        self._novelty, scores = fit.novelty, []
-        if options.residual_variance(self.residual):
-            for fold in fit.folds or (fit,):
-                scores += self._solver(options).held_out_scores(
-                    fold.network, fold.novelty
-                )
-            self._novelty = fit.novelty and fit.novelty.scaled(scores)
-            if self._residual() is None:
-                warn_without_residual(posterior, options)
+        scores = self._held_out_scores(options, fit)
+        self._novelty = fit.novelty and fit.novelty.scaled(scores)
+        if options.residual_variance(self.residual) and self._residual() is None:
+            warn_without_residual(posterior, options)
         self._learn_from_held_out(fit, scores, score)
         return self
+
+    def _held_out_scores(
+        self, options: LaplaceOptions, fit: LaplaceFit
+    ) -> list[Tensor]:
+        """Return the held-out samples' novelty for a residual; see `Novelty.scaled`."""
+        if not options.residual_variance(self.residual):
+            return []
+        solver, parts = self._solver(options), fit.folds or (fit,)
+        scores = (solver.held_out_scores(p.network, p.novelty) for p in parts)
+        return [values for values in scores if values is not None]
 
     def _held_out_outputs(
         self, fit: LaplaceFit, scores: list[Tensor]
@@ -250,18 +266,14 @@ class BaseLaplace:
         self.residual_steepness_ = chosen_steepness(outputs, score, values)
         return [with_steepness(o, self.residual_steepness_) for o in outputs]
 
-    def _train_and_accumulate(
-        self, options: LaplaceOptions, samples: Samples
-    ) -> LaplaceFit:
+    def _cross_validation(self, samples: Samples) -> CrossValidation | None:
+        """Return the cross-validation of an estimator that chooses its prior by one."""
+        return None
+
+    def _trained(self, trainer: LaplaceTrainer, encoded: EncodedData) -> LaplaceFit:
         """Train the network and accumulate its curvature, or load both from a cache."""
-        check_memory(self.memory)
-        encoded = members.encode(self, samples)
-        self._seed = draw_seed(self.random_state)
-        work = FitWork(
-            trainer=replace(self._trainer(options), is_part=samples.is_part),
-            solver=self._solver(options),
-            data=encoded,
-        )
+        options = trainer.options
+        work = FitWork(trainer=trainer, solver=self._solver(options), data=encoded)
         settings = {
             "targets": (self._targets.likelihoods, self._targets.n_outputs),
             "likelihood": self._likelihood_settings(),
@@ -365,8 +377,6 @@ class BaseLaplace:
             model = ResidualOutputs(*draws, model, residual, layers)
         elements = self._options.row_elements(network.spec)
         given = network, model, self.batch_size, elements
-        if self._cache is not None:
-            return CachedOutputs(*given, cache=self._cache)
         return BatchedOutputs(*given, self.n_jobs, (type(self).__name__, self.verbose))
 
     def _residual(self) -> Residual | None:
@@ -387,10 +397,7 @@ class BaseLaplace:
     def _check_inputs(self, X: Inputs) -> Any:
         """Return validated and cast inputs for prediction."""
         check_is_fitted(self)
-        check = partial(self._input_type.check_inputs, self, net=self.estimator_)
-        if self._cache is not None:
-            return self._cache.inputs(X, check)
-        return check(X)
+        return self._input_type.check_inputs(self, X, net=self.estimator_)
 
     def _add_samples(
         self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
@@ -627,7 +634,8 @@ class BaseLaplace:
             self._set_fitted(self._options, network, posterior)
             if network.held_out is not None and self._residual() is not None:
                 scores = solver.held_out_scores(network, self._novelty)
-                self._novelty = self._novelty and self._novelty.scaled(scores)
+                if self._novelty is not None and scores is not None:
+                    self._novelty = self._novelty.scaled([scores])
                 outputs = replace(self._outputs(), network=network)
                 values = steepnesses(posterior.likelihood)
                 self.residual_steepness_ = chosen_steepness([outputs], score, values)

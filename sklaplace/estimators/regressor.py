@@ -202,9 +202,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     prior_precision_ : float or ndarray
         Prior precision in use. A given ``prior`` is stored in ``posterior_.earlier``.
     residual_steepness_ : float
-        Power a of the residual's variance: the largest of 0.5, 0.75 and 1 whose
-        log-likelihood of the held-out samples is at most 0.0025 nats per sample below
-        the best. With fewer than 100 held-out samples, a is 1.
+        Power a of the residual's variance: the largest of 0.5, 0.75, 1 and 1.25
+        whose log-likelihood of the held-out samples is at most 0.0025 nats per sample
+        below the best. With fewer than 100 held-out samples, a is 1.25.
     temperature_ : float
         Temperature in use. The temperature in use differs from ``temperature`` only
         after `tune`.

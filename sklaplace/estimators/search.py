@@ -4,132 +4,44 @@ These classes extend the Laplace estimators as `RidgeCV` extends `Ridge`. The ne
 trained once per fold, regardless of the number of prior precisions.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import ArrayLike
 
+from sklaplace.core.checks import listed
 from sklaplace.core.trees import Inputs
 from sklaplace.estimators.classifier import LaplaceClassifier
+from sklaplace.estimators.fitting.cross_validation import (
+    CrossValidation,
+    cv_results,
+    score_of,
+)
+from sklaplace.estimators.fitting.laplace_fit import LaplaceFit
 from sklaplace.estimators.fitting.members import reported
-from sklaplace.estimators.fitting.prior_search import PriorSearch
 from sklaplace.estimators.options.constraints import (
     AUTO,
     CONSTRAINTS,
     POSITIVE,
     Constraints,
 )
+from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.regressor import LaplaceRegressor
+from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.samples import Samples
+from sklaplace.networks.net_checks import check_sampler
+from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.tuning import Tuner
+from sklaplace.posterior.tuning.grid import score_grid
+from sklaplace.posterior.tuning.problem import HeldOutScore, TuningProblem
+
+GRID = np.logspace(-3, 3, 20)
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class LaplaceClassifierCV(LaplaceClassifier):
-    """`LaplaceClassifier` with built-in cross-validation of the prior precision.
-
-    The search is equivalent to ``GridSearchCV`` over ``prior_precision``, but the
-    network is trained only once per fold, instead of once per fold and prior precision.
-    Prefer this estimator if there are too few samples to hold some out. If there are
-    enough samples, `LaplaceClassifier` trains your net once, and tunes on a single set
-    of held-out samples.
-
-    Read more in the :doc:`User Guide </user_guide/pipelines>`.
-
-    Parameters
-    ----------
-    estimator : skorch net, FrozenEstimator or None, default=None
-        The network, as in `LaplaceClassifier`. A frozen network is not retrained; only
-        its curvature is computed for each fold. The network must have been trained on
-        other samples, because the scores would otherwise be training scores.
-    prior_precisions : array-like of shape (G,) or None, default=None
-        Prior precisions to try. If None, use 20 values from 1e-3 to 1e3, evenly spaced
-        on a log scale. If the best value is the first or last, try a wider range.
-    cv : int, splitter, iterable or None, default=None
-        Folds, as in scikit-learn. If None, use five folds, stratified by class. The
-        training samples of each fold must contain all classes.
-    scoring : str, callable or None, default=None
-        Score of a prior precision; higher is better. If None, use the mean
-        log-probability of the held-out labels. Unlike ``"neg_log_loss"``, this score is
-        finite for all predictions, uses the sample weights, and supports several labels
-        per sample. Scores of predicted labels (``"accuracy"``) hardly depend on the
-        prior precision.
-    likelihood, subset_of_weights, subset_params, hessian_structure, \
-            structure_params, curvature, curvature_params, prior_structure, \
-            prior_mean, refine, residual, temperature, class_weight, pred_type, \
-            link_approx, dirichlet_approx, n_samples, batch_size, n_shards
-        As in `LaplaceClassifier`. With a ``prior_structure`` other than ``"scalar"``,
-        all precisions have the same value. ``refine=True`` refits the selected weights
-        for each prior precision, and ``"auto"`` means False.
-    memory : None, str, path or joblib.Memory, default=None
-        Cache of the networks and their curvature, including those of the folds. Later
-        fits, also within ``GridSearchCV``, use the cache instead of training again.
-        Requires a ``random_state``, and a folder that only you can write to; see
-        :ref:`memory`.
-    n_jobs : int or None, default=None
-        Number of processes for training on the folds and for prediction. None means one
-        process, unless in a ``joblib.parallel_config`` context. -1 means one process
-        per core.
-    random_state : int, RandomState or None, default=None
-        Seed for training and draws in each fold and in the final fit. The final fit
-        uses the seed in the same way as `LaplaceClassifier`. With None, results differ
-        between fits.
-    verbose : int, default=0
-        As in `LaplaceClassifier`, with all folds reported as one phase.
-
-    Attributes
-    ----------
-    prior_precision_ : float or ndarray
-        The best prior precision. `tune` changes this value, but not ``best_score_``,
-        ``best_index_`` and ``cv_results_``, which describe the search.
-    best_score_ : float
-        Mean score of the best prior precision over the folds.
-    best_index_ : int
-        Index of the best prior precision in ``prior_precisions``.
-    cv_results_ : dict
-        Results in the format of ``GridSearchCV``: ``"param_prior_precision"``,
-        ``"params"``, ``"split0_test_score"`` and so on, ``"mean_test_score"``,
-        ``"std_test_score"``, ``"rank_test_score"``.
-    n_splits_ : int
-        Number of folds.
-    estimator_, posterior_, classes_, n_features_in_, feature_names_in_, n_iter_, \
-            temperature_, log_marginal_likelihood_value_
-        As in `LaplaceClassifier`, for the fit on all samples.
-
-    See Also
-    --------
-    LaplaceClassifier : Uses a given or tuned prior precision.
-
-    Notes
-    -----
-    With F folds and G prior precisions, ``fit`` requires F + 1 training runs and
-    curvature passes, F passes over held-out samples, and G repetitions of the
-    subsequent linear algebra. If ``scoring`` is given, the Jacobians of a fold are kept
-    in memory; these are large with ``subset_of_weights="all"``. Otherwise, only the
-    Jacobians of one batch are kept.
-
-    Examples
-    --------
-    >>> from sklearn.datasets import load_iris
-    >>> from sklaplace import LaplaceClassifierCV
-    >>> X, y = load_iris(return_X_y=True)
-    >>> model = LaplaceClassifierCV(
-    ...     prior_precisions=[0.01, 0.1, 1.0, 10.0], cv=3, random_state=0
-    ... ).fit(X, y)
-    >>> model.cv_results_["mean_test_score"].shape
-    (4,)
-    >>> model.prior_precision_ in model.prior_precisions
-    True
-    >>> model.predict_proba(X[:2]).shape
-    (2, 3)
-    """
-
-    prior_precisions: Any = None
-    cv: Any = None
-    scoring: Any = None
-    # chosen by the search, not parameters of this class
-    prior_precision: Any = field(default="auto", init=False)
-    prior: Any = field(default=None, init=False)
-    validation_fraction: float = field(default=0.2, init=False)
+class PriorSearch:
+    """Choice of the prior precision by cross-validation; a mixin for estimators."""
 
     def fit(
         self: Any,
@@ -180,11 +92,11 @@ class LaplaceClassifierCV(LaplaceClassifier):
 
         Notes
         -----
-        The network is trained once per fold and once on all samples, each time followed
+        The network is trained once on all samples and once per fold, each time followed
         by one pass for the curvature. The held-out samples of each fold require one
         more pass. For k outputs and P weights, each prior precision adds O(n k P), plus
-        a refit of the selected weights with ``refine=True``. Choosing the noise
-        multiplies this cost by about ten.
+        a refit of the selected weights in each fold unless ``refine=False``. Choosing
+        the noise multiplies the first cost by about 50, and the second by about 15.
 
         Examples
         --------
@@ -197,21 +109,221 @@ class LaplaceClassifierCV(LaplaceClassifier):
         >>> model.fit(X, y).n_splits_
         2
         """
+        samples = Samples(X, y, sample_weight, groups, fit_params=fit_params)
         with reported(self):
-            samples = Samples(X, y, sample_weight, groups, fit_params=fit_params)
             return self._fit(samples)
 
-    def _fit(self, samples: Samples) -> Any:
-        return PriorSearch(self, LaplaceClassifier).fit(samples)
+    def _fit(self: Any, samples: Samples) -> Any:
+        if held_out := {"X_val", "y_val", "groups_val"} & set(samples.fit_params):
+            plain = type(self).__name__.removesuffix("CV")
+            raise TypeError(
+                f"fit got {listed(held_out)}, but cv selects the held-out rows. Leave "
+                f"them out, or use {plain}, which tunes on these rows."
+            )
+        return super()._fit(replace(samples, is_part=True))  # type: ignore[misc]
+
+    def _cross_validation(self: Any, samples: Samples) -> CrossValidation:
+        check_sampler(self.estimator)
+        search = self.cv, self.scoring, self
+        return CrossValidation.of(samples, self._targets, *search)
+
+    def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
+        trainer: LaplaceTrainer = super()._trainer(options)  # type: ignore[misc]
+        return replace(trainer, validation_fraction=None)
+
+    def _grid_tuner(
+        self: Any,
+        options: LaplaceOptions,
+        validation: CrossValidation,
+        fit: LaplaceFit,
+        score: HeldOutScore,
+    ) -> Tuner:
+        """Return the tuner that sets the results of the search."""
+        given = self.prior_precisions
+        grid = [float(value) for value in (GRID if given is None else given)]
+        scorer = validation.scorer
+        # the tuner scores the linearised network without a residual
+        is_linear = self.pred_type == "glm" and isinstance(self.residual, str)
+        if scorer is None and not is_linear:
+            scorer = type(self)._log_likelihood
+
+        scores = [] if scorer is None else self._held_out_scores(options, fit)
+
+        def fold_score(fold: int, posterior: GaussianPosterior) -> float:
+            part = fit.folds[fold]
+            model = self._under(options, part.network, posterior)
+            model._novelty = part.novelty and part.novelty.scaled(scores)
+            return score_of(scorer, model, validation.scored(fold))
+
+        def tuner(problem: TuningProblem) -> GaussianPosterior:
+            points = score_grid(problem, grid, scorer and fold_score)
+            params = [{"prior_precision": value} for value in grid]
+            if problem.free_noise:
+                for one, point in zip(params, points, strict=True):
+                    model = self._under(options, fit.network, point.posterior)
+                    one["sigma_noise"] = model.sigma_noise_
+            table = np.array([point.scores for point in points])
+            if scorer is None:  # in units of y
+                unit = self._targets.noise_unit
+                table -= self._targets.n_outputs * np.log(unit)
+            self.n_splits_ = len(fit.folds)
+            self.cv_results_ = cv_results(params, table)
+            index = int(self.cv_results_["rank_test_score"].argmin())
+            self.best_index_, best = index, points[index]
+            self.best_score_ = float(self.cv_results_["mean_test_score"][index])
+            if not best.is_refitted:
+                return best.posterior
+            return problem.model.refit(best.posterior)
+
+        return tuner
+
+    def _log_likelihood(
+        self: Any, X: Inputs, y: np.ndarray, sample_weight: np.ndarray | None = None
+    ) -> float:
+        """Return the mean log-likelihood of predictions, as a scorer."""
+        return float(np.average(self._log_proba_of(X, y), weights=sample_weight))
+
+    def _under(
+        self,
+        options: LaplaceOptions,
+        network: TrainedNetwork,
+        posterior: GaussianPosterior,
+    ) -> Any:
+        """Return a copy of the estimator as fitted with a network and a posterior."""
+        model: Any = object.__new__(type(self))
+        vars(model).update(vars(self), n_jobs=None, verbose=0)
+        model._set_fitted(options, network, posterior)
+        model.prior_precision = model.prior_precision_
+        if hasattr(model, "sigma_noise_"):
+            model.sigma_noise = model.sigma_noise_
+        return model
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class LaplaceRegressorCV(LaplaceRegressor):
+class LaplaceClassifierCV(PriorSearch, LaplaceClassifier):
+    """`LaplaceClassifier` with built-in cross-validation of the prior precision.
+
+    The search corresponds to ``GridSearchCV`` over ``prior_precision``, but the network
+    is trained only once per fold, instead of once per fold and prior precision. Prefer
+    this estimator if there are too few samples to hold some out. If there are
+    enough samples, `LaplaceClassifier` trains your net once, and tunes on a single set
+    of held-out samples.
+
+    Read more in the :doc:`User Guide </user_guide/pipelines>`.
+
+    Parameters
+    ----------
+    estimator : skorch net, FrozenEstimator or None, default=None
+        The network, as in `LaplaceClassifier`. A frozen network is not retrained; only
+        its curvature is computed for each fold. The network must have been trained on
+        other samples, because the scores would otherwise be training scores.
+    prior_precisions : array-like of shape (G,) or None, default=None
+        Prior precisions to try. If None, use 20 values from 1e-3 to 1e3, evenly spaced
+        on a log scale. If the best value is the first or last, try a wider range.
+    cv : int, splitter, iterable or None, default=None
+        Folds, as in scikit-learn. If None, use five folds, stratified by class. The
+        training samples of each fold must contain all classes.
+    scoring : str, callable or None, default=None
+        Score of a prior precision; higher is better. If None, use the mean
+        log-probability of the held-out labels. Unlike ``"neg_log_loss"``, this score is
+        finite for all predictions, uses the weights of samples and classes, and
+        supports several labels per sample. Scores of predicted labels (``"accuracy"``)
+        hardly depend on the prior precision. A callable receives a copy of this
+        estimator, fitted without the fold.
+    likelihood, subset_of_weights, subset_params, hessian_structure, \
+            structure_params, curvature, curvature_params, prior_structure, \
+            prior_mean, refine, residual, temperature, class_weight, pred_type, \
+            link_approx, dirichlet_approx, n_samples, batch_size, n_shards
+        As in `LaplaceClassifier`. With a ``prior_structure`` other than ``"scalar"``,
+        all precisions have the same value. ``refine=True`` refits the selected weights
+        under each prior precision. ``"auto"`` refits a last layer under a prior
+        precision if the log-likelihood of all held-out samples then increases by more
+        than 3 nats in total. With ``residual="auto"``, the default score does not
+        include the residual, which hardly changes predictions near the data.
+    memory : None, str, path or joblib.Memory, default=None
+        Cache of the networks and their curvature, including those of the folds. Later
+        fits, also within ``GridSearchCV``, use the cache instead of training again.
+        Requires a ``random_state``, and a folder that only you can write to; see
+        :ref:`memory`.
+    n_jobs : int or None, default=None
+        Number of processes for training on the folds and for prediction. None means one
+        process, unless in a ``joblib.parallel_config`` context. -1 means one process
+        per core.
+    random_state : int, RandomState or None, default=None
+        Seed for training and draws in each fold and in the final fit. The final fit
+        uses the seed in the same way as `LaplaceClassifier`. With None, results differ
+        between fits.
+    verbose : int, default=0
+        As in `LaplaceClassifier`. The network of a fold prints nothing.
+
+    Attributes
+    ----------
+    prior_precision_ : float or ndarray
+        The best prior precision. `tune` changes this value, but not ``best_score_``,
+        ``best_index_`` and ``cv_results_``, which describe the search.
+    best_score_ : float
+        Mean score of the best prior precision over the folds.
+    best_index_ : int
+        Index of the best prior precision in ``prior_precisions``.
+    cv_results_ : dict
+        Results in the format of ``GridSearchCV``: ``"param_prior_precision"``,
+        ``"params"``, ``"split0_test_score"`` and so on, ``"mean_test_score"``,
+        ``"std_test_score"``, ``"rank_test_score"``.
+    n_splits_ : int
+        Number of folds.
+    estimator_, posterior_, classes_, n_features_in_, feature_names_in_, n_iter_, \
+            temperature_, log_marginal_likelihood_value_
+        As in `LaplaceClassifier`, for the fit on all samples.
+
+    See Also
+    --------
+    LaplaceClassifier : Uses a given or tuned prior precision.
+
+    Notes
+    -----
+    With F folds and G prior precisions, ``fit`` requires F + 1 training runs and
+    curvature passes, F passes over held-out samples, and G repetitions of the
+    subsequent linear algebra. The passes over held-out samples are also repeated G
+    times if their Jacobians take more than 512 MiB in total, as is possible with
+    ``subset_of_weights="all"``. If ``scoring`` or a number as ``residual`` is given, or
+    with ``pred_type="nn"``, each prior precision requires predictions for the held-out
+    samples of each fold.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklaplace import LaplaceClassifierCV
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = LaplaceClassifierCV(
+    ...     prior_precisions=[0.01, 0.1, 1.0, 10.0], cv=3, random_state=0
+    ... ).fit(X, y)
+    >>> model.cv_results_["mean_test_score"].shape
+    (4,)
+    >>> model.prior_precision_ in model.prior_precisions
+    True
+    >>> model.predict_proba(X[:2]).shape
+    (2, 3)
+    """
+
+    prior_precisions: Any = None
+    cv: Any = None
+    scoring: Any = None
+    # chosen by the search, not parameters of this class
+    prior_precision: Any = field(default="auto", init=False)
+    prior: Any = field(default=None, init=False)
+    validation_fraction: float = field(default=0.2, init=False)
+
+    # scores are those of predictions
+    _tunes_in_single: ClassVar[bool] = False
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class LaplaceRegressorCV(PriorSearch, LaplaceRegressor):
     """`LaplaceRegressor` with built-in cross-validation of the prior precision.
 
-    The search is equivalent to ``GridSearchCV`` over ``prior_precision``, but the
-    network is trained only once per fold, instead of once per fold and prior precision.
-    The search can also choose the noise from held-out samples. Prefer this estimator if
+    The search corresponds to ``GridSearchCV`` over ``prior_precision``, but the network
+    is trained only once per fold, instead of once per fold and prior precision. The
+    search can also choose the noise from held-out samples. Prefer this estimator if
     there are too few samples to hold some out. If there are enough samples,
     `LaplaceRegressor` trains your net once, and tunes on a single set of held-out
     samples.
@@ -234,27 +346,27 @@ class LaplaceRegressorCV(LaplaceRegressor):
     scoring : str, callable or None, default=None
         Score of a prior precision; higher is better. If None, use the mean log-density
         of the held-out targets, including noise, in nats per sample. Scores of
-        predicted means (``"r2"``) depend on the prior precision only with
-        ``refine=True``.
+        predicted means (``"r2"``) depend on the prior precision only if weights are
+        refitted. A callable receives a copy of this estimator, fitted without the fold.
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
             prior_mean, refine, residual, temperature, pred_type, n_samples, \
             batch_size, n_shards
         As in `LaplaceRegressor`. With a ``prior_structure`` other than ``"scalar"``,
         all precisions have the same value. ``refine=True`` refits the selected weights
-        for each prior precision, and ``"auto"`` means False.
+        under each prior precision. ``"auto"`` refits a last layer under a prior
+        precision if the log-likelihood of all held-out samples then increases by more
+        than 3 nats in total. With ``residual="auto"``, the default score does not
+        include the residual, which hardly changes predictions near the data.
     sigma_noise : float or "auto", default="auto"
-        Standard deviation of the observation noise, equal for all outputs. ``"auto"``
-        chooses one noise level per prior precision by maximising the likelihood of the
-        held-out samples of all folds together, regardless of ``scoring``. All columns
-        of ``y`` share this level, even if their residuals differ. In contrast,
-        `LaplaceRegressor` chooses one level per column, and so does `tune`. For the
-        default network, the level is in units of the columns' standard deviations.
+        Standard deviation of the observation noise, equal for all inputs. ``"auto"``
+        chooses the noise for each prior precision by maximising the likelihood of the
+        held-out samples of all folds together, regardless of ``scoring``. Each column
+        of ``y`` has its own noise level, proportional to the root mean square of its
+        held-out residuals.
     normalize_y : bool, default=False
-        As in `LaplaceRegressor`, with the mean and standard deviation of each fold's
-        training samples. The chosen noise level is then the geometric mean of the noise
-        levels of all columns, which are proportional to the standard deviations of the
-        columns of ``y``.
+        As in `LaplaceRegressor`. All folds use the mean and standard deviation of all
+        samples, and so does the default network with several columns.
     memory : None, str, path or joblib.Memory, default=None
         Cache of the networks and their curvature, including those of the folds. Later
         fits, also within ``GridSearchCV``, use the cache instead of training again.
@@ -268,7 +380,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         Seed for training in each fold and in the final fit. The final fit uses the seed
         in the same way as `LaplaceRegressor`. With None, results differ between fits.
     verbose : int, default=0
-        As in `LaplaceClassifier`, with all folds reported as one phase.
+        As in `LaplaceClassifier`. The network of a fold prints nothing.
 
     Attributes
     ----------
@@ -277,8 +389,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         ``best_index_`` and ``cv_results_``, which describe the search.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
         Standard deviation of the observation noise, either given, or chosen together
-        with the best prior precision. There is one value per column if there are
-        several columns, and ``normalize_y`` is True or the network is the default.
+        with the best prior precision.
     best_score_ : float
         Mean score of the best prior precision over the folds.
     best_index_ : int
@@ -287,7 +398,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
         Results in the format of ``GridSearchCV``: ``"param_prior_precision"``,
         ``"params"``, ``"split0_test_score"`` and so on, ``"mean_test_score"``,
         ``"std_test_score"``, ``"rank_test_score"``. If the search also chooses the
-        noise, ``"param_sigma_noise"`` and ``"params"`` contain the noise levels.
+        noise, ``"params"`` and ``"param_sigma_noise"``, of shape (G,) or
+        (G, n_outputs), contain the noise levels.
     n_splits_ : int
         Number of folds.
     estimator_, posterior_, n_features_in_, feature_names_in_, n_iter_, temperature_, \
@@ -302,15 +414,19 @@ class LaplaceRegressorCV(LaplaceRegressor):
     -----
     With F folds and G prior precisions, ``fit`` requires F + 1 training runs and
     curvature passes, F passes over held-out samples, and G repetitions of the
-    subsequent linear algebra. With ``sigma_noise="auto"``, the linear algebra is
-    repeated about 10 G times, and all folds stay in memory until the noise is chosen.
-    If ``scoring`` is given, the Jacobians of a fold are kept in memory, too.
+    subsequent linear algebra. With ``sigma_noise="auto"``, about 50 noise levels are
+    compared for each prior precision. The passes over held-out samples are also
+    repeated if their Jacobians take more than 512 MiB in total, as is possible with
+    ``subset_of_weights="all"``. If ``scoring`` or a number as ``residual`` is given, or
+    with ``pred_type="nn"``, each prior precision requires predictions for the held-out
+    samples of each fold.
 
     Residuals of training samples underestimate the noise if the network overfits.
     Held-out residuals contain both noise and weight uncertainty. The search therefore
-    maximises the log-density of the pooled held-out samples over σ > 0 and the given
-    prior precisions. Because one number is fitted to the held-out samples, the scores
-    are optimistic by 1/(2 n) nats per sample.
+    maximises the log-density of the pooled held-out samples over the given prior
+    precisions and over σ, between 1/16 of the root mean square of the network's
+    held-out residuals and twice this value. Because one number is fitted to the
+    held-out samples, the scores are optimistic by 1/(2 n) nats per sample.
 
     Examples
     --------
@@ -342,7 +458,5 @@ class LaplaceRegressorCV(LaplaceRegressor):
         "sigma_noise": [AUTO, POSITIVE],
     }
 
-    fit = LaplaceClassifierCV.fit
-
-    def _fit(self, samples: Samples) -> Any:
-        return PriorSearch(self, LaplaceRegressor).fit(samples)
+    # the noise is constant, and chosen together with the prior precision
+    _models_noise = False

@@ -6,8 +6,7 @@ predictions of Bayesian neural nets via local linearization"). The Monte Carlo
 predictive (``nn``) evaluates the network itself at sampled weights.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
@@ -23,7 +22,7 @@ from sklaplace.curvature import jacobian as jac
 from sklaplace.curvature.derivatives import add_axis, call_with, quiet_batching
 from sklaplace.curvature.jacobian import Centring, Jacobian
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.structures import Projection, projected
+from sklaplace.curvature.structures import projected
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.gaussian import GaussianPosterior
 
@@ -60,55 +59,6 @@ def linearised_mean(
     return f.double() + jacobian.matmul(shift.to(jacobian.dtype)).squeeze(-1)
 
 
-@dataclass
-class Linearisation:
-    """Outputs of one batch, linearised at the network's weights.
-
-    Attributes
-    ----------
-    f : Tensor of shape (b, k)
-        All outputs, or some of them.
-    jacobian : Jacobian
-        Jacobian of the k outputs in ``f``.
-    """
-
-    f: Tensor
-    jacobian: Jacobian
-    _projection: Projection | None = None
-
-    def projected(self, posterior: GaussianPosterior, *, diagonal: bool) -> Moments:
-        """Return the mean (b, k), and the covariance (b, k, k) or variances (b, k).
-
-        The projection of the Jacobian is reused for all prior precisions.
-        """
-        structure, known = posterior.structure, self._projection
-        if known is None or known.structure is not structure:
-            n_blocks = 1 if diagonal else posterior.likelihood.n_blocks
-            self._projection = known = projected(structure, self.jacobian, n_blocks)
-        mean = linearised_mean(posterior, self.f, self.jacobian)
-        return mean, known.covariance(posterior.precision, diagonal=diagonal)
-
-
-def linearise(
-    forward: Forward,
-    x: Batch,
-    layout: Layout,
-    diagonal: bool,
-    centring: Centring | None,
-) -> Iterator[Linearisation]:
-    """Linearise a batch, in parts of the outputs if ``diagonal`` is set and c is large.
-
-    ``centring`` subtracts the mean over outputs.
-    """
-    parts = jac.backpropagate_in_parts(forward, x, layout, centring)
-    if not diagonal:
-        parts = iter([jac.joined(list(parts))])
-    for f, jacobian in parts:
-        outputs = f if centring is None else centring.centred(f)
-        some = outputs.narrow(1, jacobian.first_column, jacobian.n_columns)
-        yield Linearisation(some, jacobian)
-
-
 def glm(
     posterior: GaussianPosterior,
     forward: Forward,
@@ -142,19 +92,21 @@ def glm(
     pass with c columns, down to the selected weights, is also required.
     """
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
-    precision, parts = posterior.precision, []
-    for part in linearise(forward, x, posterior.layout, diagonal, centring):
-        if posterior.likelihood.n_blocks > 1 and not diagonal:
-            parts.append(part.projected(posterior, diagonal=False))
+    n_blocks = posterior.likelihood.n_blocks
+    pairs = jac.backpropagate_in_parts(forward, x, posterior.layout, centring)
+    if not diagonal:  # covariances need all outputs at once
+        pairs = iter([jac.joined(list(pairs))])
+    means, covariances = [], []
+    for f, jacobian in pairs:
+        outputs = f if centring is None else centring.centred(f)
+        f = outputs.narrow(1, jacobian.first_column, jacobian.n_columns)
+        means.append(linearised_mean(posterior, f, jacobian))
+        if n_blocks > 1 and not diagonal:
+            projection = projected(posterior.structure, jacobian, n_blocks)
+            cov = projection.covariance(posterior.precision, diagonal=False)
         else:
-            mean = linearised_mean(posterior, part.f, part.jacobian)
-            parts.append((mean, precision.functional(part.jacobian, diagonal=diagonal)))
-    return side_by_side(parts)
-
-
-def side_by_side(parts: Iterable[Moments]) -> Moments:
-    """Join moments along outputs; parts with covariances cannot be joined."""
-    means, covariances = zip(*parts, strict=True)
+            cov = posterior.precision.functional(jacobian, diagonal=diagonal)
+        covariances.append(cov)
     if len(means) == 1:
         return means[0], covariances[0]
     return torch.cat(means, 1), torch.cat(covariances, 1)

@@ -53,10 +53,7 @@ VARIANCE = 0.5
 # Powers of the tail probability to choose from, for classes and for numbers. In
 # regression, larger powers would widen intervals near the data.
 STEEPNESSES_CLASSES = 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0
-STEEPNESSES_NUMBERS = 0.5, 0.75, 1.0
-# Power of the tail probability of usual samples, for which ``p > p₀``. The residual of
-# these samples is negligible.
-USUAL_STEEPNESS = 4.0
+STEEPNESSES_NUMBERS = 0.5, 0.75, 1.0, 1.25
 # Largest standard deviation of regression outputs, in standard deviations of the
 # targets.
 SPREADS = 2.0
@@ -189,8 +186,7 @@ def steepnesses(likelihood: Likelihood) -> tuple[float, ...]:
 
 def relative_variance(log_ratios: Tensor, steepness: float | Tensor) -> Tensor:
     """Return the variances (b,) of ``g_k / s_k`` for values of ``log p₀/p`` (b,)."""
-    powers = torch.where(log_ratios < 0, USUAL_STEEPNESS, steepness)
-    return (powers * log_ratios).clamp(max=LARGEST).exp()
+    return (steepness * log_ratios).clamp(max=LARGEST).exp()
 
 
 def with_residual(

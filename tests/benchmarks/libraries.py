@@ -164,8 +164,8 @@ def _search(case: Case, name: str) -> Operation:
     (X, y), net = digits_data(), digits_net(2 if case.is_quick else 20)
     model = LaplaceClassifier(net, random_state=0)
     if name == "cross_validate":
-        grid = {"prior_precisions": PRIOR_PRECISIONS, "cv": 5, "random_state": 0}
-        model = LaplaceClassifierCV(net, **grid)
+        grid = {"prior_precisions": PRIOR_PRECISIONS, "cv": 5, "refine": False}
+        model = LaplaceClassifierCV(net, random_state=0, **grid)
     if name != "grid":
         return partial(clone, model), lambda fresh: fresh.fit(X, y)
 

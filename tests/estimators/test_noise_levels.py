@@ -196,11 +196,14 @@ def test_columns_that_share_weights_keep_their_proportions_with_a_warning():
     assert np.ndim(found.sigma_noise_) == 0
 
 
-def test_columns_share_a_level_in_a_search_until_it_is_tuned():
+def test_columns_have_their_own_levels_in_a_search():
     train, held = problem()
     net = regressor(**DOUBLE, module__n_out=2)
     found = LaplaceRegressorCV(net, cv=2, random_state=0).fit(*train)
-    assert_allclose(*np.broadcast_to(found.sigma_noise_, 2))
+    low, high = found.sigma_noise_
+    assert high > 2 * low
+    results = found.cv_results_
+    assert_allclose(results["param_sigma_noise"][found.best_index_], [low, high])
     low, high = found.tune(*held).sigma_noise_
     assert high > 2 * low
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from costs import calls
+from joblib import parallel_config
 from nets import (
     MLP,
     RecordTraining,
@@ -38,9 +39,11 @@ from sklaplace import (
     LaplaceRegressor,
     LaplaceRegressorCV,
 )
+from sklaplace.estimators.fitting import laplace_fit
 from sklaplace.estimators.predicting import glm_outputs
 from sklaplace.estimators.training import trainer
 from sklaplace.metrics import gaussian_nll, neg_gaussian_nll_scorer
+from sklaplace.posterior.tuning.path_search import MARGIN
 
 X, Y = blobs(dtype=np.float64)
 X_REG, Y_REG = waves(dtype=np.float64)
@@ -55,7 +58,8 @@ EVERYTHING = {"subset_of_weights": "all"}
 
 
 def made(kind, net=None, **settings):
-    settings = {"prior_precisions": FEW, "cv": 3, "random_state": 0} | settings
+    fixed = {"refine": False, "residual": "none"}  # as in a grid search
+    settings = {"prior_precisions": FEW, "cv": 3, "random_state": 0} | fixed | settings
     return kind(NETS[kind](**DOUBLE) if net is None else net, **settings)
 
 
@@ -154,7 +158,8 @@ class TestAgainstGridSearch:
         X, y = DATA[kind]
         model = made(kind).fit(X, y)
         params = model.cv_results_["params"][model.best_index_]
-        plain = PLAIN[kind](recording(kind), random_state=0, **params).fit(X, y)
+        params = {"random_state": 0, "refine": False, "residual": "none"} | params
+        plain = PLAIN[kind](recording(kind), **params).fit(X, y)
         names = {
             LaplaceClassifierCV: ["predict_proba", "sample_proba"],
             LaplaceRegressorCV: ["predict_interval", "sample_y"],
@@ -166,6 +171,10 @@ class TestAgainstGridSearch:
         assert value == plain.log_marginal_likelihood(2.0)
         assert isinstance(model, PLAIN[kind])
 
+    def test_scores_of_draws(self):
+        model = for_classes(pred_type="nn").fit(X, Y)
+        assert_same_choice(model, grid_search(model, X, Y))
+
     @pytest.mark.slow
     def test_two_targets_are_scored_by_their_sum(self):
         X, y = waves(n_targets=2, dtype=np.float64)
@@ -173,6 +182,35 @@ class TestAgainstGridSearch:
         model = for_numbers(net, sigma_noise=0.2).fit(X, y)
         search = grid_search(model, X, y)
         np.testing.assert_allclose(fold_scores(model), 2 * fold_scores(search))
+
+
+# ------------------------------------------------------------------ refitted weights
+class TestRefine:
+    @pytest.mark.parametrize("kind", BOTH)
+    def test_auto_refits_where_held_out_rows_become_more_probable(self, kind):
+        X, y = DATA[kind]
+        settings = {"prior_precisions": [1e-4, 1e-2, 1.0, 100.0], **NOISE[kind]}
+        net = NETS[kind](**DOUBLE | {"max_epochs": 1})
+        auto, kept, refitted = (
+            made(kind, net, refine=refine, **settings).fit(X, y)
+            for refine in ("auto", False, True)
+        )
+        scores = [fold_scores(model) for model in (kept, refitted)]
+        gains = 20 * (scores[1] - scores[0]).sum(0)  # each fold has 20 rows
+        assert (gains > MARGIN).any()
+        expected = np.where(gains > MARGIN, scores[1], scores[0])
+        np.testing.assert_allclose(fold_scores(auto), expected, rtol=1e-8)
+        same = refitted if gains[auto.best_index_] > MARGIN else kept
+        same.set_params(prior_precisions=[auto.prior_precision_]).fit(X, y)
+        np.testing.assert_array_equal(auto.predict(X), same.predict(X))
+
+    def test_auto_keeps_weights_outside_the_last_layer(self):
+        auto, kept = (
+            for_classes(refine=refine, **EVERYTHING).fit(X, Y)
+            for refine in ("auto", False)
+        )
+        np.testing.assert_array_equal(fold_scores(auto), fold_scores(kept))
+        assert not auto.posterior_.is_refitted
 
 
 # -------------------------------------------------------------------- the noise
@@ -213,6 +251,7 @@ class TestNoise:
         )
         assert by_error.best_index_ == 0  # the mean says nothing about the prior
 
+    @pytest.mark.filterwarnings("ignore:y or one of its columns is constant")
     @pytest.mark.parametrize("targets", [np.zeros(60), np.full(60, 3.0)])
     def test_of_constant_targets(self, targets):
         model = for_numbers().fit(X_REG, targets)
@@ -224,8 +263,8 @@ class TestNoise:
 class TestPrice:
     @pytest.fixture
     def linearised(self):
-        """Record the arguments of the calls that linearise a batch."""
-        with calls(glm_outputs, "linearise") as batches:
+        """Record the calls that linearise a batch of held-out samples."""
+        with calls(laplace_fit, "backpropagate") as batches:
             yield batches
 
     @pytest.mark.parametrize("settings", [{}, {"refine": True}, EVERYTHING], ids=str)
@@ -237,17 +276,20 @@ class TestPrice:
         grid = np.logspace(-3, 3, 6)
         made(kind, recording(kind), prior_precisions=grid, **settings).fit(*DATA[kind])
         n_epochs = DOUBLE["max_epochs"]
-        assert RecordTraining.steps == [40] * 3 * n_epochs + [60] * n_epochs
+        assert RecordTraining.steps == [60] * n_epochs + [40] * 3 * n_epochs
         assert [len(x) for _, x, *_ in linearised] == [20] * 3
 
-    @pytest.mark.parametrize("scoring", ["neg_log_loss", None, "accuracy"])
     @pytest.mark.parametrize("subset", ["last_layer", "all"])
-    def test_one_linearisation_per_batch(self, scoring, subset, linearised):
-        settings = {"subset_of_weights": subset, "scoring": scoring}
-        small = for_classes(batch_size=7, **settings).fit(X, Y)
+    def test_one_linearisation_per_batch(self, subset, linearised):
+        small = for_classes(batch_size=7, subset_of_weights=subset).fit(X, Y)
         assert [len(x) for _, x, *_ in linearised] == [7, 7, 6] * 3
-        whole = for_classes(**settings).fit(X, Y)
+        whole = for_classes(subset_of_weights=subset).fit(X, Y)
         np.testing.assert_allclose(fold_scores(small), fold_scores(whole), rtol=1e-12)
+
+    def test_scorers_predict_once_per_fold_and_prior_precision(self):
+        with calls(glm_outputs, "glm") as batches:
+            for_classes(scoring="accuracy").fit(X, Y)
+        assert [len(x) for _, _, x in batches] == [20] * 3 * len(FEW)
 
     def test_a_frozen_network_is_not_trained(self):
         net = seeded(classifier(**DOUBLE, callbacks=[RecordTraining()]), X, Y)
@@ -270,11 +312,18 @@ class TestPrice:
             assert len(trained) == 8
             again = clone(model).set_params(prior_precisions=[0.5, *FEW], n_jobs=1)
             again.fit(X, y)
-            search = grid_search(model, X, y, memory=tmp_path)
             assert len(trained) == 8
-        assert_same_choice(model, search)
+            clone(model).set_params(cv=2).fit(X, y)
+            assert len(trained) == 11
+        assert_same_choice(model, grid_search(model, X, y))
         np.testing.assert_array_equal(fold_scores(again)[:, 1:], fold_scores(wanted))
         np.testing.assert_array_equal(model.predict(X), wanted.predict(X))
+
+    def test_threads_train_the_same_folds(self):
+        wanted = for_classes(classifier(), n_jobs=1).fit(X, Y)
+        with parallel_config(backend="threading", n_jobs=2):
+            found = for_classes(classifier()).fit(X, Y)
+        np.testing.assert_array_equal(fold_scores(found), fold_scores(wanted))
 
 
 # ------------------------------------------------------------- scores and weights
@@ -303,7 +352,7 @@ class TestScores:
         for k, (train, test) in enumerate(StratifiedKFold(3).split(X, Y)):
             for i, value in enumerate(FEW):
                 plain = LaplaceClassifier(classifier(**DOUBLE), random_state=0)
-                plain.set_params(prior_precision=value)
+                plain.set_params(prior_precision=value, refine=False, residual="none")
                 proba = plain.fit(X[train], Y[train], w[train]).predict_proba(X[test])
                 score = -log_loss(Y[test], proba, sample_weight=w[test])
                 assert fold_scores(model)[k, i] == pytest.approx(score, rel=1e-10)
@@ -330,7 +379,7 @@ class TestScores:
         seen.clear()
         w = np.arange(1.0, 61.0)
         for_classes(scoring=weighted).fit(X, Y, w)
-        assert np.concatenate(seen[::3]).sum() == w.sum()
+        assert np.concatenate(seen[:3]).sum() == w.sum()
         for_classes(scoring=lambda estimator, X, y: 0.0).fit(X, Y, w)
 
     def test_scorers_see_the_model_as_it_would_be_fitted(self):
@@ -343,7 +392,7 @@ class TestScores:
             return 0.0
 
         for_numbers(scoring=look).fit(X_REG, Y_REG)
-        assert seen == [(LaplaceRegressor, 1, 1)] * 9
+        assert seen == [(LaplaceRegressorCV, 1, 1)] * 9
 
     def test_what_is_not_finite_ranks_last(self):
         def score(estimator, X, y):

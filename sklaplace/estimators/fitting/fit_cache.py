@@ -14,11 +14,10 @@ from sklaplace.core.cache import (
     warn_without_memory,
 )
 from sklaplace.core.checks import warn_user
-from sklaplace.core.random import RandomState, private_rng
+from sklaplace.core.random import RandomState
 from sklaplace.curvature.structures.kron import Kron
 from sklaplace.curvature.uses import UnseenUseError
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit, LaplaceSolver
-from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.trainer import EncodedData
 from sklaplace.networks.trained import TrainedNetwork
@@ -48,13 +47,8 @@ class FitWork:
 
     def done(self) -> LaplaceFit:
         """Train the network and accumulate its curvature."""
-        device = getattr(inner_net(self.trainer.estimator), "device", "cpu")
         with torch.inference_mode(False):
-            with private_rng(self.trainer.seed, device):
-                networks = self.trainer.train_with_folds(self.data)
-            # This call is outside `private_rng`, which admits one thread at a time.
-            # Inside, the fit would wait for workers that wait for the fit.
-            return self._accumulated(*networks)
+            return self._accumulated(*self.trainer.train_with_folds(self.data))
 
     def _accumulated(
         self, network: TrainedNetwork, folds: list[TrainedNetwork]
@@ -87,6 +81,7 @@ class FitWork:
                 "estimator": self.trainer.estimator,
                 "seed": self.trainer.seed,
                 "data": self.data,
+                "splits": self.trainer.splits,
                 # refitting all weights requires the training samples again
                 "rows": (rows, options.may_refit, options.refine is True),
             }

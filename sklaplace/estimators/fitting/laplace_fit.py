@@ -55,7 +55,7 @@ from sklaplace.posterior.last_layer import LastLayerRecorder
 from sklaplace.posterior.linear_model import LinearModel
 from sklaplace.posterior.linearised import LinearisedNetwork
 from sklaplace.posterior.novelty import Novelty
-from sklaplace.posterior.tuning import TUNERS
+from sklaplace.posterior.tuning import TUNERS, Tuner
 from sklaplace.posterior.tuning.problem import (
     HeldOutScore,
     LinearisedBatch,
@@ -222,11 +222,16 @@ class LaplaceSolver:
         return posterior
 
     # ------------------------------------------------------------------- posterior
-    def posterior(self, fit: LaplaceFit, score: HeldOutScore) -> GaussianPosterior:
-        """Compute the posterior for given or tuned hyperparameters."""
+    def posterior(
+        self, fit: LaplaceFit, score: HeldOutScore, tuner: Tuner | None = None
+    ) -> GaussianPosterior:
+        """Compute the posterior for given or tuned hyperparameters.
+
+        ``tuner`` replaces the tuner of the options.
+        """
         check_finite(fit.structure.trace())
         with fit.evaluation():
-            posterior = self._tuned(fit, score)
+            posterior = self._tuned(fit, score, tuner)
         _check_resolved(posterior, fit.network)
         return posterior
 
@@ -263,14 +268,17 @@ class LaplaceSolver:
             head = LinearisedNetwork.of(posterior, rows, *given)
         return posterior, head
 
-    def _tuned(self, fit: LaplaceFit, score: HeldOutScore) -> GaussianPosterior:
+    def _tuned(
+        self, fit: LaplaceFit, score: HeldOutScore, tuner: Tuner | None
+    ) -> GaussianPosterior:
         """Return the posterior with hyperparameters chosen by the tuner."""
         options, has_noise = self.options, fit.network.spec.likelihood.has_noise
         is_tuned = options.free_prior or (options.free_noise and has_noise)
         if is_tuned:
             with progress.phase("tune"):
-                problem = self._problem(fit, score)
-                return TUNERS[cast(str, options.tuner)](problem)
+                # a tuner that replaces that of the options repeats passes many times
+                problem = self._problem(fit, score, KEPT_BUDGET if tuner else 0)
+                return (tuner or TUNERS[cast(str, options.tuner)])(problem)
         problem = self._problem(fit, score)
         chooses = problem.has_held_out and problem.linear_model is not None
         if not (chooses or options.refine is True):
@@ -280,13 +288,16 @@ class LaplaceSolver:
                 return problem.model.refit(problem.posterior)
             return tune_on_validation(problem)  # which only chooses the refit
 
-    def _problem(self, fit: LaplaceFit, score: HeldOutScore) -> TuningProblem:
-        """Return the tuning problem for a fit and its folds."""
+    def _problem(
+        self, fit: LaplaceFit, score: HeldOutScore, budget: float = 0
+    ) -> TuningProblem:
+        """Return the tuning problem for a fit and its folds; see `_held_out`."""
         posterior, head = self.untuned(fit)
+        per_fold = budget / max(1, len(fit.folds))
         return TuningProblem(
             posterior=posterior,
             linear_model=head,
-            validation=self._held_out(fit.network, score),
+            validation=self._held_out(fit.network, score, budget),
             free_prior=self.options.free_prior,
             free_noise=self.options.free_noise and posterior.likelihood.has_noise,
             refine=self.options.refine,
@@ -294,7 +305,7 @@ class LaplaceSolver:
             learned=self._learned(fit.network, posterior),
             seen_noise=self._seen_noise(fit, posterior),
             score=score,
-            folds=tuple(self._problem(fold, score) for fold in fit.folds),
+            folds=tuple(self._problem(fold, score, per_fold) for fold in fit.folds),
         )
 
     def _seen_noise(
@@ -369,20 +380,20 @@ class LaplaceSolver:
     # --------------------------------------------------------------------- batches
     def held_out_scores(
         self, network: TrainedNetwork, novelty: Novelty | None
-    ) -> list[Tensor]:
+    ) -> Tensor | None:
         """Return the novelty of held-out samples, if any; see `Novelty.scaled`."""
         if network.held_out is None:
-            return []
+            return None
         batches = self._batches(network, network.held_out)
-        scores = held_out_scores(network, novelty, batches)
-        return [] if scores is None else [scores]
+        return held_out_scores(network, novelty, batches)
 
     def _held_out(
-        self, network: TrainedNetwork, score: HeldOutScore
+        self, network: TrainedNetwork, score: HeldOutScore, budget: float = 0
     ) -> Iterable[LinearisedBatch] | None:
         """Return linearised held-out samples, stored in memory for a last layer.
 
-        For weights outside the last layer, or if memory is short, each pass over the
+        For weights outside the last layer, the samples are stored if their Jacobians
+        fit into ``budget`` bytes. Otherwise, or if memory is short, each pass over the
         samples linearises them again.
         """
         if network.held_out is None:
@@ -391,12 +402,13 @@ class LaplaceSolver:
             network, network.held_out, with_covariance=not score.diagonal
         )
         rows = LinearisedSamples(network, batches, is_centred=score.is_centred)
-        layout = network.spec.layout
-        if layout.head is None:
-            return rows
-        width = layout.blocks[0].factor_shape[1]  # inputs, plus outputs and gradients
-        needed = 8 * len(network.held_out) * (width + 3 * network.spec.n_outputs)
-        return list(rows) if needed <= KEPT_BUDGET else rows
+        layout, n_outputs = network.spec.layout, network.spec.n_outputs
+        width = n_outputs * layout.n_parameters
+        if layout.head is not None:
+            width = layout.blocks[0].factor_shape[1]  # outputs and gradients are extra
+            budget = KEPT_BUDGET
+        needed = 8 * len(network.held_out) * (width + 3 * n_outputs)
+        return list(rows) if needed <= budget else rows
 
     def _batches(self, network: TrainedNetwork, dataset: Any, **sizes: Any) -> Batches:
         elements = self.options.row_elements(network.spec)

@@ -4,34 +4,26 @@
 "Improving predictions of Bayesian neural nets via local linearization").
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sklaplace.core.trees import Batch, Inputs
-from sklaplace.curvature.jacobian import Centring, Jacobian, backpropagate
+from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
-    OutputModel,
     WeightDraws,
-    joined,
-    require_finite,
     require_joint,
 )
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import (
-    Linearisation,
     glm,
     in_graph,
-    linearise,
     linearised_draws,
     linearised_mean,
-    side_by_side,
 )
 
 
@@ -98,74 +90,3 @@ class GLMOutputs(WeightDraws):
 
 # pred_type -> class for the distribution of outputs
 OUTPUT_MODELS: dict[str, type[WeightDraws]] = {"glm": GLMOutputs, "nn": WeightDraws}
-
-
-@dataclass(frozen=True)
-class LinearisationCache:
-    """Cache of checked and linearised samples, shared by many prior precisions.
-
-    The cache stores the inputs as well as their results, so that the ids of the inputs
-    remain valid.
-    """
-
-    _inputs: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    _parts: dict[tuple[int, bool, bool], list[list[Linearisation]]] = field(
-        default_factory=dict
-    )
-
-    def inputs(self, X: Inputs, check: Callable[[Any], Any]) -> Any:
-        """Return ``check(X)``, which is computed only once for each X."""
-        if id(X) not in self._inputs:
-            self._inputs[id(X)] = X, check(X)
-        return self._inputs[id(X)][1]
-
-    def linearised(
-        self, outputs: BatchedOutputs, X: Inputs, *, diagonal: bool, centred: bool
-    ) -> list[list[Linearisation]]:
-        """Return the linearised batches of X, computed once for each set of options."""
-        key = id(X), diagonal, centred
-        if key not in self._parts:
-            spec = outputs.network.spec
-            centring = Centring(spec.likelihood.n_blocks) if centred else None
-            options: dict[str, Any] = {"diagonal": diagonal, "centring": centring}
-            evaluation = outputs.evaluation(X, with_covariance=not diagonal)
-            with evaluation as (forward, batches):
-                self._parts[key] = [
-                    list(linearise(forward, x, spec.layout, **options))
-                    for x, _, _ in batches
-                ]
-        return self._parts[key]
-
-
-@dataclass(frozen=True)
-class CachedOutputs(BatchedOutputs):
-    """Outputs that share linearisations between prior precisions.
-
-    Attributes
-    ----------
-    cache : LinearisationCache
-        Linearised samples.
-    """
-
-    cache: LinearisationCache = field(default_factory=LinearisationCache)
-
-    def map_gaussian(
-        self,
-        X: Inputs,
-        function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
-        *,
-        diagonal: bool,
-        centred: bool = False,
-    ) -> list[np.ndarray]:
-        """Apply a function to the Gaussian over outputs of each sample."""
-        model: OutputModel = self.model
-        if not isinstance(model, GLMOutputs):
-            return super().map_gaussian(X, function, diagonal=diagonal, centred=centred)
-        batches = self.cache.linearised(self, X, diagonal=diagonal, centred=centred)
-        parts = []
-        for batch in batches:
-            gaussians = (
-                part.projected(model.posterior, diagonal=diagonal) for part in batch
-            )
-            parts.append(function(*require_finite(*side_by_side(gaussians))))
-        return joined(parts)

@@ -169,14 +169,6 @@ class NumberTargets(Targets):
         """
         return geometric_mean(self.scaling.scale)
 
-    @property
-    def noise_proportions(self) -> float | np.ndarray:
-        """Noise level of each column, divided by the geometric mean over columns.
-
-        All columns are assumed to have the same noise level in the network's units.
-        """
-        return self.scaling.scale / self.noise_unit
-
     def restored_outputs(
         self, likelihood: Any, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:

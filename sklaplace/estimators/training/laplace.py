@@ -7,12 +7,14 @@ training.
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 from sklearn.base import clone
 from skorch import NeuralNet, callbacks
 from skorch.helper import predefined_split
@@ -21,12 +23,14 @@ from torch import Tensor
 from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import warn_user
+from sklaplace.core.parallel import in_parallel, one_thread
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import joined_rows
 from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
 from sklaplace.curvature.subnetwork import SCORE_CHECKS, SelectionProblem, choose
 from sklaplace.curvature.subsets import CRITERION, select
+from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.options.laplace import (
     LaplaceOptions,
     check_earlier_layout,
@@ -39,7 +43,6 @@ from sklaplace.estimators.training.prior_callback import given_callbacks
 from sklaplace.estimators.training.trainer import EncodedData, Trainer
 from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
-from sklaplace.networks.default import Size
 from sklaplace.networks.history import recorded_split
 from sklaplace.networks.net_checks import check_sampler, whole_batches
 from sklaplace.networks.outputs import check_repeatable
@@ -80,11 +83,15 @@ class LaplaceTrainer(Trainer):
         Whether tuning and predictions need covariances between the outputs.
     models_noise : bool
         Whether a noise model is fitted to held-out samples.
+    splits : sequence of (ndarray, ndarray) or None
+        Indices of the training samples and of the scored samples of each split of a
+        cross-validation, which replaces all other held-out samples.
     """
 
     options: LaplaceOptions
     takes_covariances: bool = False
     models_noise: bool = False
+    splits: Sequence[tuple[np.ndarray, np.ndarray]] | None = None
 
     def train(self, encoded: EncodedData) -> TrainedNetwork:
         """Return the trained network with its training and held-out samples."""
@@ -97,6 +104,8 @@ class LaplaceTrainer(Trainer):
         Return None if there are too few samples, if the net is not trained, or if
         networks are trained on folds instead.
         """
+        if self.splits is not None:
+            return None
         on_folds = self.options.uses_folds and _is_silent(self.estimator)
         if "validation" in (self.options.tuner, self.options.sigma_noise):
             require_choice(data.X)
@@ -108,7 +117,12 @@ class LaplaceTrainer(Trainer):
     def own_split(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any] | None:
         """Return a frozen net's training and held-out samples, or None if unknown."""
         is_used = self.is_frozen and self.options.uses_held_out
-        if not is_used or data.sample_weight is not None or is_stream(data.X):
+        if (
+            not is_used
+            or self.splits is not None
+            or data.sample_weight is not None
+            or is_stream(data.X)
+        ):
             return None
         parts = recorded_split(net, data.X, data.y)
         return None if parts is None or len(parts[1]) < MIN_HELD_OUT else parts
@@ -116,8 +130,18 @@ class LaplaceTrainer(Trainer):
     def train_with_folds(
         self, encoded: EncodedData
     ) -> tuple[TrainedNetwork, list[TrainedNetwork]]:
-        """Return the trained network, and one network per fold if tuning uses folds."""
-        trained = self.train(encoded)
+        """Return the trained network, and one network per fold if there are folds.
+
+        The folds are those of a cross-validation, or those that tuning uses.
+        """
+        device = getattr(inner_net(self.estimator), "device", "cpu")
+        # workers for folds also use `private_rng`, which admits one thread at a time
+        with private_rng(self.seed, device):
+            trained = self.train(encoded)
+        if self.splits is not None:
+            # samples that the net itself held out are not scored
+            trained = replace(trained, held_out=None)
+            return trained, self._train_each(self.splits, encoded)
         on_folds = self.options.uses_folds and not is_stream(encoded.data.X)
         if encoded.validation is not None or not on_folds or self.is_interrupted:
             return trained, []
@@ -144,7 +168,6 @@ class LaplaceTrainer(Trainer):
             return []
         enough = ENOUGH_FOR_NOISE if self.models_noise else ENOUGH
         folds = folds[: math.ceil(N_FOLDS * enough / len(data.y))]
-        folds = [(whole_batches(net, train), rest) for train, rest in folds]
         return self._train_each(folds, encoded)
 
     def _takes_folds(self, data: TrainingData) -> bool:
@@ -160,25 +183,28 @@ class LaplaceTrainer(Trainer):
 
     @progress.phase("train on folds")
     def _train_each(
-        self, folds: list[Any], encoded: EncodedData
+        self, folds: Sequence[tuple[np.ndarray, np.ndarray]], encoded: EncodedData
     ) -> list[TrainedNetwork]:
         """Return one network per fold, trained without the samples of this fold.
 
-        Folds whose training fails are skipped with a warning.
+        If the folds are not those of a cross-validation, folds whose training fails are
+        skipped with a warning.
         """
-        networks, device = [], getattr(self.estimator, "device", "cpu")
-        failures: list[Exception] = []
         size = self.size_for(encoded.data) if self.estimator is None else None
-        for n, fold in enumerate(progress.tracked(folds, "folds", len(folds))):
-            given = encoded.split(fold)
-            # training on all samples has already raised the same warnings
-            ignored = warnings.catch_warnings(action="ignore")
-            with private_rng((self.seed + n) % 2**32, device), ignored:
-                trainer = self._quiet(given, size)
-                try:
-                    networks.append(trainer.train(given))
-                except Exception as error:
-                    failures.append(error)
+        trainer = replace(self, size=size, is_part=True)
+        tasks = []
+        for n, (train, rest) in enumerate(folds):
+            data = encoded.split((whole_batches(self.estimator, train), rest))
+            seed = self.seed if self.splits is not None else (self.seed + n) % 2**32
+            tasks.append((trainer, data, seed))
+        if self.splits is not None:
+            return in_parallel(_trained_on, tasks, self.options.n_jobs, "folds")
+        networks, failures = [], []
+        for task in progress.tracked(tasks, "folds", len(tasks)):
+            try:
+                networks.append(_trained_on(*task))
+            except Exception as error:
+                failures.append(error)
         if failures:
             warn_user(
                 f"The training failed on {len(failures)} of {len(folds)} folds, so "
@@ -186,20 +212,6 @@ class LaplaceTrainer(Trainer):
                 f"{failures[0]}"
             )
         return networks
-
-    def _quiet(self, encoded: EncodedData, size: Size | None) -> "LaplaceTrainer":
-        """Return a trainer that trains the same net without printing anything.
-
-        A net with a ``train_split`` uses the held-out samples for validation, for
-        example for early stopping.
-        """
-        if self.estimator is None:
-            return replace(self, is_part=True, size=size)
-        net = clone(self.estimator).set_params(verbose=0)
-        if net.train_split and encoded.validation is not None:
-            held_out = encoded.validation.dataset(net)
-            net.set_params(train_split=predefined_split(held_out))
-        return replace(self, estimator=net, brings_encoded=True, is_part=True)
 
     def require_no_held_out(self) -> None:
         """Raise an error before training if the tuner needs held-out samples."""
@@ -314,6 +326,31 @@ class LaplaceTrainer(Trainer):
                 "refine=True needs a loss that is convex in the outputs, unlike "
                 f"{type(spec.likelihood).__name__}. Use refine=False."
             )
+
+
+def _trained_on(
+    trainer: LaplaceTrainer, fold: EncodedData, seed: int
+) -> TrainedNetwork:
+    """Train a network on a fold without printing anything, in any process.
+
+    In a cross-validation, the network is trained as on all samples. Otherwise, a net
+    with a ``train_split`` uses the held-out samples for validation, for example for
+    early stopping.
+    """
+    net, is_scored = trainer.estimator, trainer.splits is not None
+    if isinstance(net, NeuralNet):
+        net = clone(net).set_params(verbose=0)
+        trainer = replace(trainer, estimator=net, brings_encoded=not is_scored)
+        if net.train_split and not is_scored:
+            held_out = cast(TrainingData, fold.validation).dataset(net)
+            net.set_params(train_split=predefined_split(held_out))
+    device = getattr(inner_net(net), "device", "cpu")
+    # the default network uses one thread in workers, too
+    limit = one_thread() if net is None else nullcontext()
+    # training on all samples has already raised the same warnings
+    ignored = warnings.catch_warnings(action="ignore")
+    with torch.inference_mode(False), limit, private_rng(seed, device), ignored:
+        return trainer.train(fold)
 
 
 def _is_silent(net: NeuralNet) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.base import clone
+from sklearn.utils.validation import _check_method_params
 from skorch import NeuralNet
 from skorch.dataset import Dataset, ValidSplit
 from torch.utils.data import Subset
@@ -69,9 +70,13 @@ class EncodedData:
     fit_params: dict[str, Any]
 
     def split(self, parts: tuple[np.ndarray, np.ndarray]) -> "EncodedData":
-        """Return the samples split into two parts, the second of which is held out."""
+        """Return the samples split into two parts, the second of which is held out.
+
+        Arguments of ``fit`` with one entry per sample are split, too.
+        """
         data, validation = map(self.data.take, parts)
-        return EncodedData(data, validation, self.fit_params)
+        params = _check_method_params(self.data.y, self.fit_params, indices=parts[0])
+        return EncodedData(data, validation, params)
 
 
 @dataclass(kw_only=True)
@@ -132,7 +137,7 @@ class Trainer:
         train_split, parts, groups = net.train_split, None, None
         if not self.is_frozen:
             self.targets.check_net(net)
-            self._split_within_inputs(net, encoded)
+            self._split_within_inputs(net, data)
         own = self.own_split(net, data) if validation is None else None
         splits = own or (train_split and not self.is_frozen)
         crosses = validation is None and splits and self._copies_cross(net, data)
@@ -225,16 +230,15 @@ class Trainer:
         )
         return True
 
-    def _split_within_inputs(self, net: NeuralNet, encoded: EncodedData) -> None:
+    def _split_within_inputs(self, net: NeuralNet, data: TrainingData) -> None:
         """Replace a split that holds out all samples of repeated inputs, and warn.
 
         Without shuffling, skorch holds out the first samples. If the samples are sorted
         by their inputs, the network would never see some of these inputs.
         """
-        data = encoded.data
         is_random = isinstance(net.train_split, ValidSplit)
         is_known = data.groups is None and not (is_opaque(data.X) or is_stream(data.X))
-        if not (is_random and is_known and encoded.validation is None):
+        if not (is_random and is_known):
             return
         keys, inputs = self._keys_and_inputs(data)
         if keys is inputs:

@@ -17,6 +17,8 @@ from sklaplace.posterior.tuning.levels import maximise_with_levels
 from sklaplace.posterior.tuning.problem import TuningProblem, clamped
 from sklaplace.posterior.tuning.validation import tune_on_validation
 
+Tuner = Callable[[TuningProblem], GaussianPosterior]
+
 # Ratio of the prior's standard deviation to the root mean square of the weights, if
 # there are no held-out samples. The resulting uncertainty hardly changes predictions.
 RELATIVE_STD = 1e-3
@@ -102,7 +104,7 @@ def by_evidence(problem: TuningProblem) -> GaussianPosterior:
     return posterior
 
 
-TUNERS: dict[str, Callable[[TuningProblem], GaussianPosterior]] = {
+TUNERS: dict[str, Tuner] = {
     "auto": auto,
     "marglik": by_evidence,
     "validation": tune_on_validation,

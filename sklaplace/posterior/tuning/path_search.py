@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from sklaplace.core.newton import ROUNDING
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.candidate import Candidate, implied_variance, scored
 from sklaplace.posterior.tuning.problem import TuningProblem
@@ -77,7 +78,7 @@ def best_refitted(
     if found[best].score - MARGIN < below:
         near = range(max(0, best - 1), min(len(path), best + 2))
         start = found[best]
-        found = {i: _refitted(problem, path[i], start, fine) for i in near}
+        found = {i: refitted(problem, path[i], start, fine) for i in near}
         best = _best(found)
     chosen = found[best]
     if chosen.score >= below and below < math.inf:
@@ -86,7 +87,7 @@ def best_refitted(
         # score differences grow with the square root of the number of targets
         highest = chosen.score + MARGIN * max(1.0, chosen.n_targets / USUAL) ** 0.5
         for ratio in reversed(path[:best]):
-            stronger = _refitted(problem, ratio, chosen, fine)
+            stronger = refitted(problem, ratio, chosen, fine)
             if not stronger.score <= highest:
                 break
             chosen = stronger
@@ -108,7 +109,7 @@ def _explored(
         """Refit at a new index, and return the best index."""
         if index in range(len(path)) and index not in found:
             start = found[best] if found else None
-            found[index] = _refitted(problem, path[index], start, tolerance)
+            found[index] = refitted(problem, path[index], start, tolerance)
         return _best(found)
 
     best = middle = min(MIDDLE, len(path) - 1)
@@ -124,8 +125,11 @@ def _best(candidates: dict[int, Candidate]) -> int:
     return min(candidates, key=lambda index: candidates[index].score)
 
 
-def _refitted(
-    problem: TuningProblem, ratio: Tensor, start: Candidate | None, tolerance: float
+def refitted(
+    problem: TuningProblem,
+    ratio: Tensor,
+    start: Candidate | None,
+    tolerance: float = ROUNDING,
 ) -> Candidate:
     """Return the candidate with models refitted at a ratio ``ρ = δ/scale``.
 

@@ -93,7 +93,7 @@ def test_the_better_of_two_minima_around_the_middle_is_found(scores, monkeypatch
     def refitted(problem, ratio, start, tolerance):
         return Candidate([None], scores[int(ratio)], 1.0)
 
-    monkeypatch.setattr(path_search, "_refitted", refitted)
+    monkeypatch.setattr(path_search, "refitted", refitted)
     problem = SimpleNamespace(
         parts=[SimpleNamespace(posterior=None)],
         score=HeldOutScore(),
