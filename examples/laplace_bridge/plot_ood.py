@@ -123,6 +123,7 @@ def laplace(net, train, weights, structure, precision):
         subset_of_weights=weights,
         hessian_structure=structure,
         prior_precision=precision,
+        residual="none",
         n_samples=1000,
         random_state=0,
     )

@@ -69,9 +69,8 @@ def top_accuracies(net, X, y):
 
 
 def laplace(net, train, precision="marglik"):
-    frozen = FrozenEstimator(net)
-    model = LaplaceClassifier(frozen, prior_precision=precision, random_state=0)
-    return model.fit(*train)
+    options = {"prior_precision": precision, "residual": "none", "random_state": 0}
+    return LaplaceClassifier(FrozenEstimator(net), **options).fit(*train)
 
 
 # %%

@@ -76,6 +76,7 @@ models = {
         hessian_structure="full",
         subset_of_weights="all",
         link_approx="mc",
+        residual="none",
         random_state=0,
     ).fit(X, y)
     for name, precision in precisions.items()

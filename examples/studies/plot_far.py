@@ -49,6 +49,7 @@ from sklaplace.plotting import ConfidenceDisplay
 
 torch.set_num_threads(1)  # small networks gain nothing from more
 
+FACTORS = 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0
 SEEDS = range(1 if "sphinx_gallery" in sys.modules else 4)
 DATA = {
     "moons": lambda seed: make_moons(300, noise=0.2, random_state=seed),
@@ -167,16 +168,26 @@ def scores(name, seed):
         rows[method] = log_loss(y_test, near), away.max(axis=1).mean(), auroc
     epistemic = [model.predict_uncertainty(part)[:, 2] for part in (X_test, far)]
     is_far = np.repeat([0, 1], [len(X_test), len(far)])
-    return rows, roc_auc_score(is_far, np.concatenate(epistemic))
+    centre = X.mean(axis=0)
+    curves = {
+        method: [
+            found[method](centre + factor * (X_test - centre)).max(axis=1).mean()
+            for factor in FACTORS
+        ]
+        for method in ("network alone", "Laplace, no residual", "Laplace, default")
+    }
+    return rows, roc_auc_score(is_far, np.concatenate(epistemic)), curves
 
 
 results = {name: [scores(name, seed) for seed in SEEDS] for name in DATA}
 print(f"{'':22}{''.join(f'{name:>21}' for name in DATA)}")
 print(f"{'':22}" + len(DATA) * f"{'NLL':>7}{'conf.':>7}{'AUROC':>7}")
 for method in results["moons"][0][0]:
-    means = [np.mean([r[method] for r, _ in runs], axis=0) for runs in results.values()]
+    means = [
+        np.mean([r[method] for r, *_ in runs], axis=0) for runs in results.values()
+    ]
     print(f"{method:22}" + "".join(f"{value:7.2f}" for value in np.ravel(means)))
-of_epistemic = [[auroc for _, auroc in runs] for runs in results.values()]
+of_epistemic = [[auroc for _, auroc, _ in runs] for runs in results.values()]
 print(f"AUROC of the default's epistemic part, mean: {np.mean(of_epistemic):.3f}")
 
 # %%
@@ -212,6 +223,29 @@ for ax, (title, fitted) in zip(axes, panels.items(), strict=True):
     ax.scatter(*X.T, c=y, s=6, cmap="gray", edgecolor="black", lw=0.2)
     ax.set(title=title, xticks=[], yticks=[])
 figure.colorbar(display.surface_, ax=axes, label="confidence", ticks=[0.5, 0.75, 1.0])
+plt.show()
+
+# %%
+# Between near and far
+# --------------------
+#
+# The test samples are moved away from the mean of the training samples, until their
+# distance is up to six times as large. The figure shows the mean largest probability,
+# averaged over the seeds. The dashed line is the value if all classes are equally
+# probable.
+
+figure, axes = plt.subplots(
+    1, len(DATA), figsize=(12, 3.4), sharex=True, sharey=True, layout="constrained"
+)
+for ax, (name, runs) in zip(axes, results.items(), strict=True):
+    for method in runs[0][2]:
+        means = np.mean([curves[method] for *_, curves in runs], axis=0)
+        ax.plot(FACTORS, means, marker=".", label=method)
+    n_classes = len(np.unique(DATA[name](0)[1]))
+    ax.axhline(1 / n_classes, color="gray", ls="--", label="equal probabilities")
+    ax.set(title=name, xlabel="times the distance", xticks=range(1, 7))
+axes[0].set(ylabel="mean confidence", ylim=(0, 1.02))
+figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
 plt.show()
 
 # %%

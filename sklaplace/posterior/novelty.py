@@ -40,7 +40,7 @@ RIDGES = 1e-3, 1.0
 # In regression, a residual near the data would widen all intervals.
 USUAL_CLASSES, USUAL_NUMBERS = 0.95, 0.99
 # Number of samples that the expected mean excess of `Scale` counts for.
-PRIOR_COUNT = 10
+PRIOR_COUNT = 30
 # Maximum number of training samples kept for comparison.
 MAX_KEPT = 256
 # Smallest standard deviation of the logarithms, for identical training samples.

@@ -223,6 +223,7 @@ def test_searches_and_scores_of_scikit_learn(texts, tmp_path):
     ],
     ids=["last_layer", "all_full", "all_kron"],
 )
+@pytest.mark.filterwarnings("ignore:The prior that maximises the evidence predicts")
 def test_reward_models(make, settings, texts, figure):
     """The text with token 5 is preferred."""
     pairs, y = preferences(*texts[0])

@@ -103,7 +103,7 @@ def relative_variances(fitted, seen, held_out, new):
     n_terms = 3 if is_classifier else 2
     usual = quantile(t_held_out, 0.95 if is_classifier else 0.99)
     above = t_held_out[t_held_out > usual] - usual
-    excess = (above.sum() + 10 * n_terms) / (len(above) + 10)
+    excess = (above.sum() + 30 * n_terms) / (len(above) + 30)
     return np.exp(fitted.residual_steepness_ * (t_new - usual) / excess)
 
 

@@ -126,10 +126,11 @@ def test_new_rows(trained):
 
 
 def test_cross_validation():
-    search = {"prior_precisions": [0.1, 1.0, 10.0], "cv": 3, "random_state": 0}
-    model = LaplaceClassifierCV(net(), **search).fit(X, Y)
+    search = {"prior_precisions": [0.1, 1.0, 10.0], "cv": 3}
+    kept = {"refine": False, "residual": "none", "random_state": 0}
+    model = LaplaceClassifierCV(net(), **search, **kept).fit(X, Y)
     grid = GridSearchCV(
-        LaplaceClassifier(net(), random_state=0),
+        LaplaceClassifier(net(), **kept),
         {"prior_precision": search["prior_precisions"]},
         cv=3,
         scoring=lambda m, x, y: -log_loss(y.ravel(), m.predict_proba(x).ravel()),

@@ -36,7 +36,7 @@ from sklaplace.posterior.residual import Residual, relative_variance, with_resid
 
 # Normal score beyond which a continued fraction replaces a series, and the number of
 # terms of both, which then have an error below 1e-12.
-_FAR, _N_TERMS = 2.0, 30
+_FAR, _N_TERMS = 3.0, 40
 
 
 @dataclass(frozen=True)
