@@ -12,7 +12,8 @@ the estimate are held-out samples, or the training samples (leave-one-out) if no
 are held out. A share ``p₀`` of these samples counts as unusual: 5 % for classes and 1 %
 for numbers. See `sklaplace.posterior.novelty`.
 
-The steepness ``a`` is the largest of several values whose score on held-out samples is
+For usual samples (``p > p₀``), ``a`` is `USUAL_STEEPNESS`. For unusual samples, the
+steepness ``a`` is the largest of several values whose score on held-out samples is
 close to the best; see `sklaplace.estimators.fitting.steepness`.
 
 Far from the data, the logits and their standard deviations grow only linearly with the
@@ -50,7 +51,10 @@ RESIDUALS = "auto", "none"
 # Default ``s²`` of class logits. For regression, ``s²`` is in units of the noise
 # variance.
 VARIANCE = 0.5
-# Powers of the tail probability to choose from, for classes and for numbers. In
+# Power of the tail probability of usual samples, with ``p > p₀``. Smaller powers would
+# add uncertainty near the data that more samples do not remove.
+USUAL_STEEPNESS = 2.0
+# Powers for unusual samples to choose from, for classes and for numbers. In
 # regression, larger powers would widen intervals near the data.
 STEEPNESSES_CLASSES = 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0
 STEEPNESSES_NUMBERS = 0.5, 0.75, 1.0, 1.25
@@ -186,7 +190,8 @@ def steepnesses(likelihood: Likelihood) -> tuple[float, ...]:
 
 def relative_variance(log_ratios: Tensor, steepness: float | Tensor) -> Tensor:
     """Return the variances (b,) of ``g_k / s_k`` for values of ``log p₀/p`` (b,)."""
-    return (steepness * log_ratios).clamp(max=LARGEST).exp()
+    powers = torch.where(log_ratios < 0, USUAL_STEEPNESS, steepness)
+    return (powers * log_ratios).clamp(max=LARGEST).exp()
 
 
 def with_residual(
