@@ -40,5 +40,5 @@ plt.show()
 
 # %%
 # Both models cover about 91 % of all targets. The guarantee does not hold for parts of
-# the inputs: with constant noise, only 82 % of the noisy targets are covered. With the
+# the inputs: with constant noise, only 79 % of the noisy targets are covered. With the
 # default noise, the intervals follow the noise and cover 89 % of the noisy targets.

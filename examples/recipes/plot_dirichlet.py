@@ -30,7 +30,8 @@ def mlp():
 
 net = NeuralNetClassifier(mlp, criterion=nn.CrossEntropyLoss, lr=0.01, max_epochs=30)
 net.set_params(optimizer=torch.optim.Adam, verbose=0)
-model = LaplaceClassifier(net, prior_precision="marglik", random_state=0)
+options = {"prior_precision": "marglik", "residual": "none", "random_state": 0}
+model = LaplaceClassifier(net, **options)
 
 figure, axes = plt.subplots(1, 4, figsize=(12, 3.2), layout="constrained")
 for label, color, marker in [(0, "#0072B2", "o"), (1, "#E69F00", "s"), (2, "k", "^")]:
@@ -40,7 +41,8 @@ axes[0].scatter(*sample.T, s=150, color="#D55E00", marker="*", zorder=3)
 axes[0].set(ylim=(-8, 8), title="the star is predicted")
 axes[0].legend(title="class", loc="lower center", ncols=3)
 # %%
-# We fit the model to 30, 300 and 3,000 samples. The two uncertainties are in nats.
+# We fit the model to 30, 300 and 3,000 samples. Without the residual, the epistemic part
+# is due to the weights alone. The uncertainties are in nats.
 for ax, n_samples in zip(axes[1:], [30, 300, 3000], strict=True):
     model.fit(X[:n_samples], y[:n_samples])
     alpha = model.predict_dirichlet(sample)
