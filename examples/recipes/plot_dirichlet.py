@@ -41,8 +41,8 @@ axes[0].scatter(*sample.T, s=150, color="#D55E00", marker="*", zorder=3)
 axes[0].set(ylim=(-8, 8), title="the star is predicted")
 axes[0].legend(title="class", loc="lower center", ncols=3)
 # %%
-# We fit the model to 30, 300 and 3,000 samples. Without the residual, the epistemic part
-# is due to the weights alone. The uncertainties are in nats.
+# We fit the model to 30, 300 and 3,000 samples. Without the residual, the epistemic
+# uncertainty is due to the weights alone. The two uncertainties are in nats.
 for ax, n_samples in zip(axes[1:], [30, 300, 3000], strict=True):
     model.fit(X[:n_samples], y[:n_samples])
     alpha = model.predict_dirichlet(sample)

@@ -70,29 +70,33 @@ torch.manual_seed(0)
 net.fit(X_train, y_train[:, None])
 
 # %%
-# Five kinds of error bars
-# ------------------------
+# Six kinds of error bars
+# -----------------------
 #
 # The first kind of error bar shows only the noise. Its standard deviation is the error
 # of the network on the held-out samples in ``X_val``, and a very large prior precision
 # fixes the weights. The other four kinds differ in two choices: whether the last layer
 # or all weights are uncertain, and whether the prior precision and the noise are chosen
-# on ``X_val`` or by the marginal likelihood of the training samples.
+# on ``X_val`` or by the marginal likelihood of the training samples. These five kinds
+# have no residual, so only the weights widen their bands. The last kind adds the
+# residual, as ``LaplaceRegressor`` does by default; see :ref:`far`.
 
 errors = net.predict(X_val).ravel() - y_val
 noise_only = {"prior_precision": 1e9, "sigma_noise": np.sqrt(np.mean(errors**2))}
 last = {"subset_of_weights": "last_layer", "hessian_structure": "full"}
 every = {"subset_of_weights": "all", "hessian_structure": "full"}
 marglik = {"prior_precision": "marglik", "sigma_noise": "marglik"}
+common = {"residual": "none", "random_state": 0}
 settings = {
     "noise only": noise_only,
     "last layer, X_val": last,
     "last layer, marglik": last | marglik,
     "all weights, X_val": every,
     "all weights, marglik": every | marglik,
+    "last layer, residual": last | {"residual": "auto"},
 }
 models = {
-    name: LaplaceRegressor(FrozenEstimator(net), random_state=0, **options).fit(
+    name: LaplaceRegressor(FrozenEstimator(net), **common | options).fit(
         X_train, y_train, X_val=X_val, y_val=y_val
     )
     for name, options in settings.items()
@@ -118,18 +122,21 @@ for name, model in models.items():
     print(f"{name:22}{numbers}{model.sigma_noise_:9.3f}")
 
 # %%
-# Near the data, all five kinds agree. Away from the data, they disagree: neither the
+# Near the data, all kinds agree. Away from the data, they disagree: neither the
 # training samples nor ``X_val`` determine how wide the bands should be. The widths
 # there depend on the prior precision and on which weights are uncertain. With the
 # marginal likelihood, the bands are the widest if all weights are uncertain. If only
-# the last layer is uncertain, the bands are then hardly wider than the noise.
+# the last layer is uncertain, the bands are then hardly wider than the noise. With the
+# residual, the bands widen although only the last layer is uncertain.
 
 figure, axes = plt.subplots(
-    1, 3, figsize=(10, 3.6), sharex=True, sharey=True, layout="constrained"
+    1, 4, figsize=(12, 3.6), sharex=True, sharey=True, layout="constrained"
 )
 x = np.linspace(-4, 4, 200)
 for ax, name in zip(
-    axes, ["noise only", "last layer, X_val", "all weights, marglik"], strict=True
+    axes,
+    ["noise only", "last layer, X_val", "all weights, marglik", "last layer, residual"],
+    strict=True,
 ):
     PredictiveBandDisplay.from_estimator(models[name], X_train, y_train, eps=1, ax=ax)
     ax.plot(x, curve(x), color="black", linestyle=":", label="truth")

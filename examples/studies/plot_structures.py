@@ -73,6 +73,7 @@ for name, options in settings.items():
         subset_of_weights="all",
         prior_precision=1.0,
         sigma_noise=0.15,
+        residual="none",
         random_state=0,
         **options,
     )
