@@ -121,8 +121,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Variance s² of a Gaussian process that is added to the outputs, in units of the
         noise variance; see the :ref:`User Guide <far>`. At x, the variance is
         s² (0.01 / p(x))ᵃ, where p(x) is the share of samples from the data's
-        distribution that are less similar to the training samples than x. Held-out
-        samples choose a; see ``residual_steepness_``. ``"auto"`` means 0.5, or
+        distribution that are less similar to the training samples than x. For
+        p(x) > 0.01, a is 2; otherwise, held-out samples choose a
+        (``residual_steepness_``). ``"auto"`` means 0.5, or
         ``"none"`` with ``prior``. The residual requires a network with features and a
         normal likelihood with a noise level.
     temperature : float, default=1.0
