@@ -114,8 +114,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         :ref:`User Guide <far>`. At x, the variance is s² (0.05 / p(x))ᵃ, where p(x) is
         the share of samples from the data's distribution that are less similar to the
         training samples than x. For p(x) > 0.05, a is 2; otherwise, held-out samples
-        choose a (``residual_steepness_``). ``"auto"`` means 0.5, or ``"none"`` with ``prior``. The
-        residual requires a network with features.
+        choose a (``residual_steepness_``). ``"auto"`` means 0.5, or ``"none"`` with
+        ``prior``. The residual requires a network with features.
     temperature : float, default=1.0
         Divisor of the log-likelihood in the posterior. Values below one sharpen the
         posterior.
