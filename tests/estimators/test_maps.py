@@ -52,7 +52,8 @@ def test_posterior_is_that_of_the_dense_formula(trained, weight, ignored):
     if ignored:
         y[:, 0, 1] = -7
         options["criterion__ignore_index"] = -7
-    model = fitted(twin(net(**options), trained), y, hessian_structure="full")
+    kinds = {"hessian_structure": "full", "residual": "none"}
+    model = fitted(twin(net(**options), trained), y, **kinds)
     J, f = dense(trained)
     codes = torch.as_tensor(y).reshape(len(X), R)
     h = (codes >= 0).double()
