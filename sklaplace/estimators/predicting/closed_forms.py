@@ -178,8 +178,8 @@ class ResidualForm:
     ----------
     tails : list of LogTail
         Terms of ``t``; see `Scale`.
-    usual, slope : Tensor of shape ()
-        ``t₀``, and the steepness of the residual divided by β.
+    usual, excess, steepness : Tensor of shape ()
+        ``t₀`` and β of `Scale`, and the steepness of the residual.
     amplitudes, bounds : Tensor of shape (c,) or (1,), and Tensor of shape (c,) or None
         Variances of the residual, and upper bounds of the total variance.
     likelihood : Likelihood
@@ -190,7 +190,8 @@ class ResidualForm:
 
     tails: list[LogTail]
     usual: Tensor
-    slope: Tensor
+    excess: Tensor
+    steepness: Tensor
     amplitudes: Tensor
     bounds: Tensor | None
     likelihood: Likelihood
@@ -208,7 +209,7 @@ class ResidualForm:
             if origins is not None and len(origins) > 1:  # one per predicted class
                 groups = logits.argmax(1)
         t = sum(tail(values[tail.name], groups) for tail in self.tails)
-        return relative_variance(t - self.usual, self.slope)
+        return relative_variance((t - self.usual) / self.excess, self.steepness)
 
     def added(
         self, cov: Tensor, relative: Tensor, n_blocks: int = 1, *, centred: bool = False
@@ -254,7 +255,8 @@ class ResidualForm:
         return cls(
             tails=tails,
             usual=scale.usual * one,
-            slope=residual.steepness / scale.excess * one,
+            excess=scale.excess * one,
+            steepness=residual.steepness * one,
             amplitudes=residual.variances,
             bounds=residual.bounds,
             likelihood=likelihood,
