@@ -306,6 +306,7 @@ class TestCopies:
         X, y = rows[order] + jitter * rng.standard_normal((500, 2)), y[order]
         net = small_net(train_split=ValidSplit(5), max_epochs=100)
         if kind == "frozen":
+            torch.manual_seed(0)
             net = FrozenEstimator(net.fit(X, y[:, None]))
         model = LaplaceRegressor(None if kind == "default" else net, random_state=0)
         if kind == "default":
