@@ -216,7 +216,7 @@ class BaseLaplace:
         score = replace(score, is_given=samples.X_val is not None)
         tuner = None
         if validation is not None:
-            tuner = self._grid_tuner(options, validation, fit, score)
+            tuner = self._grid_tuner(options, validation, fit)
         self.residual_steepness_ = steepnesses(fit.network.spec.likelihood)[-1]
         posterior = self._solver(options).posterior(fit, score, tuner)
         self._set_fitted(options, fit.network, posterior)

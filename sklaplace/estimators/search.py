@@ -35,7 +35,7 @@ from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning import Tuner
 from sklaplace.posterior.tuning.grid import score_grid
-from sklaplace.posterior.tuning.problem import HeldOutScore, TuningProblem
+from sklaplace.posterior.tuning.problem import TuningProblem
 
 GRID = np.logspace(-3, 3, 20)
 
@@ -136,7 +136,6 @@ class PriorSearch:
         options: LaplaceOptions,
         validation: CrossValidation,
         fit: LaplaceFit,
-        score: HeldOutScore,
     ) -> Tuner:
         """Return the tuner that sets the results of the search."""
         given = self.prior_precisions
