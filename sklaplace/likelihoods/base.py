@@ -679,6 +679,14 @@ def weighted(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weigh
     return scale if weights is None else weights * scale.to(weights)
 
 
+def sample_weights(
+    likelihood: Likelihood, targets: Tensor, weights: Weights, f: Tensor
+) -> Tensor:
+    """Return the weights of `weighted`, or ones, (b,), for outputs (b, c)."""
+    factors = weighted(likelihood, targets, weights)
+    return torch.ones_like(f[:, 0]) if factors is None else factors
+
+
 def losses_by_output(likelihood: Likelihood, f: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of each output, (b, c), or their sum, (b, 1); see `loss`."""
     each = likelihood.output_losses(f, targets)

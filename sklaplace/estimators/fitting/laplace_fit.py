@@ -44,7 +44,7 @@ from sklaplace.estimators.fitting.sample_record import (
     held_out_scores,
 )
 from sklaplace.estimators.options.laplace import LaplaceOptions
-from sklaplace.likelihoods.base import DataFit, weighted
+from sklaplace.likelihoods.base import DataFit, sample_weights
 from sklaplace.networks.data import Batches, TrainingData
 from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.shards import shards_of
@@ -142,14 +142,12 @@ class LaplaceSolver:
             Networks that were each trained without one fold of the samples.
         """
         networks = [network, *folds]
-        held_out = [part.held_out for part in networks]
         if not self.options.tunes_on_held_out:
             networks = [replace(network, held_out=None)]
         if self.options.free_noise:
             networks = with_column_noises(networks)
-        if self.options.uses_held_out:
-            pairs = zip(networks, held_out, strict=False)
-            networks = [replace(part, held_out=rows) for part, rows in pairs]
+        if self.options.uses_held_out:  # also samples that do not choose the noise
+            networks[0] = replace(networks[0], held_out=network.held_out)
         with progress.phase("curvature"):
             fit, *others = map(self._accumulated, networks)
         return replace(fit, folds=tuple(others))
@@ -445,9 +443,7 @@ class LinearisedSamples:
         for x, y, weights in self.batches:
             f, jacobian = backpropagate(forward, x, spec.layout, columns)
             targets = likelihood.targets(y, f)
-            weights = weighted(likelihood, targets, weights)
-            if weights is None:
-                weights = torch.ones_like(f[:, 0])
+            weights = sample_weights(likelihood, targets, weights, f)
             keys = row_hash(x) if self.in_training else None
             yield LinearisedBatch(f, jacobian, targets, weights, keys)
 

@@ -16,7 +16,7 @@ from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.recorder import compare_alone
 from sklaplace.curvature.shared import IdentityMap
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
-from sklaplace.likelihoods.base import weighted
+from sklaplace.likelihoods.base import sample_weights, weighted
 from sklaplace.networks.data import Batches
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
@@ -96,8 +96,8 @@ def held_out_scores(
             features = recorder.take(len(f))
             if novelty is None or features is None:
                 return None
-            weights = weighted(likelihood, likelihood.targets(y, f), weights)
-            weights = torch.ones_like(f[:, 0]) if weights is None else weights
+            targets = likelihood.targets(y, f)
+            weights = sample_weights(likelihood, targets, weights, f)
             scores = novelty.scores(FeatureBatch.of(likelihood, features, f, x=x))
             rows.append(torch.cat([scores, weights.double().unsqueeze(1)], 1))
     return torch.cat(rows)

@@ -10,7 +10,7 @@ from torch import Tensor
 from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
-from sklaplace.likelihoods.base import weighted
+from sklaplace.likelihoods.base import sample_weights
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.problem import HeldOutScore
 
@@ -73,29 +73,12 @@ def _losses(
         for x, y, weights in outputs.batches_of(network.held_out):
             mean, cov, log_ratios = model.gaussian_and_log_ratios(forward, x, **moments)
             targets = likelihood.targets(y, mean)
-            weights = weighted(likelihood, targets, weights)
-            if weights is None:
-                weights = torch.ones_like(mean[:, 0])
+            weights = sample_weights(likelihood, targets, weights, mean)
             losses = []
             for steepness in steepnesses:
                 residual = replace(model.residual, steepness=steepness)
                 total = residual.added(
                     cov, log_ratios, moments["n_blocks"], centred=moments["centred"]
                 )
-                losses.append(_loss(mean, total, targets, model, score))
+                losses.append(score.losses(posterior, mean, total, targets))
             yield torch.stack(losses, 1), weights.double()
-
-
-def _loss(
-    mean: Tensor, cov: Tensor, targets: Any, model: ResidualOutputs, score: HeldOutScore
-) -> Tensor:
-    """Return the negative log-likelihood of targets, (b,)."""
-    posterior = cast(GaussianPosterior, model.posterior)
-    likelihood: Any = posterior.likelihood
-    if score.log_proba is not None:
-        return likelihood.log_loss(score.log_proba(mean, cov), targets)
-    targets = targets.double()
-    if score.log_density is not None:
-        return -score.log_density(mean, cov, targets)
-    sigma = posterior.hyperparameters.sigma_noise
-    return -likelihood.log_density(mean, cov, targets, sigma)

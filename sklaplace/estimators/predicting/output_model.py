@@ -29,7 +29,7 @@ from sklaplace.core.parallel import (
 )
 from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.features import FeatureRecorder
-from sklaplace.likelihoods.base import losses_by_output, weighted
+from sklaplace.likelihoods.base import losses_by_output, sample_weights
 from sklaplace.networks.data import Batches, count_rows
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import OutputSpec
@@ -346,8 +346,7 @@ class BatchedOutputs:
                 losses_by_output(likelihood, f, targets) for f in draws.unbind(-1)
             ]
             losses = torch.stack(of_draws, -1)
-            w = weighted(likelihood, targets, w)
-            weights = torch.ones_like(losses[:, 0, 0]) if w is None else w.to(losses)
+            weights = sample_weights(likelihood, targets, w, draws[..., 0]).to(losses)
             yield losses, weights, likelihood.n_targets(draws.shape[1])
 
     # --------------------------------------------------------------------- batches

@@ -2,14 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from sklaplace.curvature.structures import projected
-from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import linearised_mean
 from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, clamped
@@ -86,13 +84,9 @@ def _losses(
     found by a numerical search.
     """
     posterior = problem.posterior
-    if problem.score.log_density is not None:
-        targets = batch.targets.double()
-        return (-problem.score.log_density(mean, u / posterior.scale, targets),)
-    if problem.score.log_proba is not None:
-        log_proba = problem.score.log_proba(mean, u / posterior.scale)
-        likelihood = cast(ClassificationLikelihood, posterior.likelihood)
-        return (likelihood.log_loss(log_proba, batch.targets),)
+    if problem.score.log_density is not None or problem.score.log_proba is not None:
+        cov = u / posterior.scale
+        return (problem.score.losses(posterior, mean, cov, batch.targets),)
     return (mean - batch.targets) ** 2, posterior.hyperparameters.temperature * u
 
 

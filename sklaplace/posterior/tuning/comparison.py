@@ -29,21 +29,18 @@ def compare_with_network(problem: TuningProblem, posterior: GaussianPosterior) -
     """
     if problem.validation is None:
         return
-    score: Any = problem.score
+    score = problem.score
     likelihood: Any = posterior.likelihood
     diagonal = score.diagonal or score.log_proba is None
     n_blocks = 1 if score.diagonal else likelihood.n_blocks
-    noise, losses, outputs = posterior.hyperparameters.sigma_noise, [], []
+    losses, outputs = [], []
     for batch in problem.validation:
         mean = linearised_mean(posterior, batch.f, batch.jacobian)
         projection = projected(posterior.structure, batch.jacobian, n_blocks)
         cov = projection.covariance(posterior.precision, diagonal=diagonal)
-        if likelihood.is_classification:
-            loss = likelihood.log_loss(score.log_proba(mean, cov), batch.targets)
-        else:
-            loss = -likelihood.log_density(mean, cov, batch.targets.double(), noise)
-        losses.append(loss)
+        losses.append(score.losses(posterior, mean, cov, batch.targets))
         outputs.append((batch.f, batch.targets, batch.weights))
+    noise = posterior.hyperparameters.sigma_noise
     fixed = None if problem.free_noise else noise
     means = increased_means(
         torch.cat(losses), *network_losses(likelihood, outputs, fixed)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -60,6 +60,23 @@ class HeldOutScore:
     is_given: bool = False
     is_cheap: bool = False
     is_centred: bool = True
+
+    def losses(
+        self, posterior: GaussianPosterior, mean: Tensor, cov: Tensor, targets: Tensor
+    ) -> Tensor:
+        """Return negative log-likelihoods (b,) of Gaussian outputs, in nats.
+
+        ``cov`` contains the variances (b, c) if `log_proba` does not take covariances.
+        The noise is that of the posterior.
+        """
+        likelihood: Any = posterior.likelihood
+        if self.log_proba is not None:
+            return likelihood.log_loss(self.log_proba(mean, cov), targets)
+        targets = targets.double()
+        if self.log_density is not None:
+            return -self.log_density(mean, cov, targets)
+        sigma = posterior.hyperparameters.sigma_noise
+        return -likelihood.log_density(mean, cov, targets, sigma)
 
 
 @dataclass(frozen=True)
