@@ -69,8 +69,10 @@ from sklaplace import (
 )
 from sklaplace.metrics import brier_score, expected_calibration_error, gaussian_crps
 
-QUICK = ("wine", "iris", "moons (60)", "blobs (300)")
-QUICK += ("friedman1 (20)", "only noise (200)", "diabetes", "unequal noise (500)")
+QUICK = (
+    *("wine", "iris", "moons (60)", "blobs (300)"),
+    *("friedman1 (20)", "only noise (200)", "diabetes", "unequal noise (500)"),
+)
 LOADED = {"return_X_y": True}
 ONLY_NOISE = {"n_features": 10, "n_informative": 0, "noise": 1.0}
 
