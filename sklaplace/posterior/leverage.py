@@ -23,6 +23,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sklaplace.core.linalg import gram
 from sklaplace.core.parallel import cached_property
@@ -40,11 +41,16 @@ _ROUNDING = 1e-12
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)  # otherwise, later gradients fail
 def _hashing(i: int, most: int) -> tuple[Tensor, Tensor]:
-    """Return a fixed position and sign for each of ``i`` features."""
+    """Return a fixed order of ``i`` features, and the sign of each position.
+
+    The features are divided into ``most`` groups. Positions that fill the last groups
+    have the sign zero.
+    """
     generator = torch.Generator().manual_seed(i)
-    places = torch.randint(most, (i,), generator=generator)
-    signs = 2 * torch.randint(2, (i,), generator=generator) - 1
-    return places, signs
+    order = torch.randperm(i, generator=generator)
+    signs = 2.0 * torch.randint(2, (i,), generator=generator) - 1
+    filling = -i % most
+    return torch.cat([order, order[:filling]]), pad(signs, (0, filling))
 
 
 def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
@@ -56,9 +62,9 @@ def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
     i = features.shape[1]
     if i <= most:
         return features
-    places, signs = (part.to(features.device) for part in _hashing(i, most))
-    found = features.new_zeros(len(features), most)
-    return found.index_add_(1, places, features * signs)
+    order, signs = (part.to(features.device) for part in _hashing(i, most))
+    signed = features[:, order] * signs.to(features.dtype)
+    return signed.unflatten(1, (most, -1)).sum(2)
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,32 @@
-"""Novelty: dissimilarity of a sample to the training data, from last-layer features.
+"""Novelty: dissimilarity of a sample to the training data, in tail probabilities.
 
-The score combines three quantities: the leverages of the features for a small and for a
-large ridge, and the network's indecision between the classes. The leverages are
-relative to the training samples of the predicted class. A normal distribution is fitted
-to the logarithm of each quantity on the training samples, with leave-one-out leverages.
-The score is the sum of the logarithms of the tail probabilities.
+Each sample has several quantities that are larger for unusual samples:
 
-In regression, there is a single leverage, relative to all training samples.
-Classification also uses a single leverage if the mean features of all classes take up
-too much memory.
+* the leverages of the last-layer features, for a small and for a large ridge, relative
+  to the training samples of the predicted class;
+* the leverage of the inputs and the distance from the nearest training input, if the
+  inputs are an array of real numbers, such as a table or images;
+* in classification, the network's indecision between the classes and its energy.
+
+A normal distribution is fitted to the logarithm of each quantity on the training
+samples, leave-one-out. ``score_samples`` is the sum of the logarithms of the tail
+probabilities. The residual uses the leverages only, or, without arrays of inputs, the
+leverages and the indecision.
+
+In regression, leverages are relative to all training samples, and features have a
+single ridge. This is also the case in classification if the mean features of all
+classes take up too much memory.
 
 References: Mukhoti, Kirsch, van Amersfoort, Torr and Gal (2023), "Deep deterministic
-uncertainty: a new simple baseline" (feature density and entropy of the classes); Fisher
+uncertainty: a new simple baseline" (feature density and entropy of the classes); Liu,
+Wang, Owens and Li (2020), "Energy-based out-of-distribution detection"; Sun, Ming, Zhu
+and Li (2022), "Out-of-distribution detection with deep nearest neighbors"; Fisher
 (1932), "Statistical methods for research workers" (sum of the logarithms of tail
 probabilities). `leverage` lists more references.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +56,7 @@ MAX_KEPT = 256
 # Smallest standard deviation of the logarithms, for identical training samples.
 SMALLEST_STD = 1e-2
 # Ridge for inputs, whose columns may have different units, and the maximum number of
-# columns. Inputs with more columns are hashed.
+# values. Inputs with more values, such as images, are hashed.
 INPUT_RIDGE, MAX_INPUTS = 1e-2, 256
 # Maximum number of feature sums of all classes. These 32 MiB are copied for each batch.
 MAX_SUMS = 2**22
@@ -94,17 +104,39 @@ def _class_logits(
     return logits, n_classes if n_labels == 1 and n_numbers <= MAX_SUMS else 1
 
 
-def indecision(logits: Tensor) -> Tensor:
-    """Return mean log-probabilities over all classes, (b, 1), for (b, labels, K)."""
-    log_proba = logits.mean(2) - logits.logsumexp(2)
-    return log_proba.mean(1, keepdim=True).double().clamp(min=-_LARGEST)
+def logit_terms(logits: Tensor) -> Tensor:
+    """Return indecision and energy, (b, 2), of logits (b, labels, K).
+
+    The indecision is the mean log-probability over all classes. The energy is minus the
+    logarithm of the sum of the exponentials of the logits.
+    """
+    energy = -logits.logsumexp(2)
+    terms = torch.stack([logits.mean(2) + energy, energy], -1).mean(1)
+    return terms.double().clamp(min=-_LARGEST, max=_LARGEST)
 
 
-def _table(x: object) -> Tensor | None:
-    """Return the inputs if they are rows of real numbers, otherwise None."""
+def hashed_inputs(x: object) -> tuple[Tensor | None, tuple[int, ...]]:
+    """Return the inputs as hashed rows (b, d), and the shape of a sample's inputs.
+
+    Return None and an empty shape if the inputs are not one array of real numbers with
+    two or more axes.
+    """
     first, *others = leaves(x)
-    is_table = isinstance(first, Tensor) and first.ndim == 2 and not others
-    return first if is_table and first.is_floating_point() else None
+    if others or not isinstance(first, Tensor) or first.ndim < 2:
+        return None, ()
+    if not first.is_floating_point():
+        return None, ()
+    return sketched(first.flatten(1), MAX_INPUTS), tuple(first.shape[1:])
+
+
+def check_input_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Raise ValueError if inputs have another shape than expected, if any."""
+    if expected and shape != expected:
+        raise ValueError(
+            f"The inputs of X must be real numbers of shape {expected} per sample, as "
+            "in fit. Otherwise, their distance from the training samples is unknown. "
+            "Pass X in the same format as in fit, or use residual='none'."
+        )
 
 
 @dataclass(frozen=True)
@@ -117,8 +149,8 @@ class FeatureBatch:
         Last-layer features.
     groups : Tensor of shape (b,)
         Most probable class, or zero if there is a single group; see `_class_logits`.
-    undecided : Tensor of shape (b, 1) or (b, 0)
-        Mean log-probability over all classes, for classification.
+    logit_terms : Tensor of shape (b, 2) or (b, 0)
+        Indecision and energy, for classification; see `logit_terms`.
     weights : Tensor of shape (b,)
         Sample weights, float64.
     keys : Tensor of shape (b,)
@@ -126,16 +158,19 @@ class FeatureBatch:
     targets : Tensor of shape (b, c) or (b, 0)
         Targets, if the likelihood has a noise level.
     inputs : Tensor of shape (b, d) or (b, 0)
-        Inputs of the network, if they are rows of real numbers.
+        Inputs of the network, hashed, if they are an array of real numbers.
+    input_shape : tuple of int
+        Shape of a sample's inputs, or an empty tuple without ``inputs``.
     """
 
     features: Tensor
     groups: Tensor
-    undecided: Tensor
+    logit_terms: Tensor
     weights: Tensor
     keys: Tensor
     targets: Tensor
     inputs: Tensor
+    input_shape: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -150,26 +185,30 @@ class FeatureBatch:
     ) -> "FeatureBatch":
         """Build a batch from features (b, i), outputs (b, c), inputs and targets."""
         groups = torch.zeros(len(f), dtype=torch.long, device=f.device)
-        undecided = torch.zeros(len(f), 0, dtype=torch.float64, device=f.device)
-        table = _table(x)
-        inputs = features[:, :0] if table is None else sketched(table, MAX_INPUTS)
-        if targets is None or not likelihood.has_noise:
-            targets = undecided
+        none = torch.zeros(len(f), 0, dtype=torch.float64, device=f.device)
+        terms, (inputs, shape) = none, hashed_inputs(x)
         if isinstance(likelihood, ClassificationLikelihood):
             logits, n_groups = _class_logits(likelihood, f, features)
             if n_groups > 1:
                 groups = logits[:, 0].argmax(1)
-            undecided = indecision(logits)
-        weights = torch.ones_like(groups) if weights is None else weights
-        keys = torch.zeros_like(groups) if keys is None else keys.to(groups)
-        found = sketched(features), groups, undecided, weights.double(), keys
-        return cls(*found, targets.double(), inputs)
+            terms = logit_terms(logits)
+        has_targets = targets is not None and likelihood.has_noise
+        return cls(
+            features=sketched(features),
+            groups=groups,
+            logit_terms=terms,
+            weights=(torch.ones_like(groups) if weights is None else weights).double(),
+            keys=torch.zeros_like(groups) if keys is None else keys.to(groups),
+            targets=targets.double() if targets is not None and has_targets else none,
+            inputs=features[:, :0] if inputs is None else inputs,
+            input_shape=shape,
+        )
 
     def joined(self, other: "FeatureBatch") -> "FeatureBatch":
         """Return the samples of both batches."""
-        names = [field.name for field in fields(self)]
-        parts = ([getattr(part, name) for part in (self, other)] for name in names)
-        return FeatureBatch(*map(torch.cat, parts))
+        pairs = {k: [v, getattr(other, k)] for k, v in self._tensors.items()}
+        tensors: Any = {k: torch.cat(pair) for k, pair in pairs.items()}
+        return replace(self, **tensors)
 
     def kept(self) -> "FeatureBatch":
         """Keep the samples with the smallest hashes; merge those with equal hashes."""
@@ -180,8 +219,12 @@ class FeatureBatch:
         first = torch.full_like(found, len(places))
         first = first.scatter_reduce(0, places, order, "amin")[:MAX_KEPT]
         totals = self.weights.new_zeros(len(found)).index_add(0, places, self.weights)
-        taken = {f.name: getattr(self, f.name)[first] for f in fields(self)}
-        return FeatureBatch(**(taken | {"weights": totals[:MAX_KEPT]}))
+        taken: Any = {k: v[first] for k, v in self._tensors.items()}
+        return replace(self, **(taken | {"weights": totals[:MAX_KEPT]}))
+
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
+        return {k: v for k, v in vars(self).items() if isinstance(v, Tensor)}
 
 
 # -------------------------------------------------------------------------- novelty
@@ -195,35 +238,65 @@ class Distance:
         Attribute of a `FeatureBatch`.
     leverage : Leverage
         Leverage of this attribute.
-    mean, std : Tensor of shape (r,)
-        Moments of the logarithms of the training samples' leave-one-out leverages, for
-        r ridges. Groups with a single sample are ignored.
     """
 
     name: str
     leverage: Leverage
-    mean: Tensor
-    std: Tensor
 
-    def scores(self, batch: FeatureBatch) -> Tensor:
-        """Return standardised logarithms of leverages, (b, r)."""
-        logs = self.leverage(self._values(batch), batch.groups).log()
-        return (logs - self.mean) / self.std
+    def logs(self, batch: FeatureBatch) -> Tensor:
+        """Return the logarithms of the leverages for r ridges, (b, r)."""
+        return self.leverage(getattr(batch, self.name), batch.groups).log()
+
+    def left_out(self, samples: FeatureBatch) -> Tensor:
+        """Return `logs` of training samples, leave-one-out."""
+        of = getattr(samples, self.name), samples.groups, None, samples.weights
+        return self.leverage.left_out(*of).log()
 
     def whitened(self, batch: FeatureBatch, ridge: int = 0) -> Tensor:
         """Return vectors (b, i + 1) whose squared norms are leverages."""
-        return self.leverage.whitened(self._values(batch), batch.groups, ridge)
+        return self.leverage.whitened(getattr(batch, self.name), batch.groups, ridge)
 
-    def _values(self, batch: FeatureBatch) -> Tensor:
-        """Return features or inputs; raise ValueError if their width has changed."""
-        values, n = getattr(batch, self.name), self.leverage.moments.sums.shape[1]
-        if values.shape[1] != n:
-            raise ValueError(
-                f"The {self.name} of X must be {n} real numbers per row, as in fit. "
-                "Otherwise, their distance from the training samples is unknown. Pass "
-                "X in the same format as in fit, or use residual='none'."
-            )
-        return values
+
+@dataclass(frozen=True)
+class NearestInput:
+    """Distance from the nearest of some training inputs.
+
+    Attributes
+    ----------
+    scales : Tensor of shape (d,)
+        Factors of the columns; one over their standard deviations.
+    rows : Tensor of shape (n, d)
+        Scaled training inputs.
+    """
+
+    scales: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, moments: FeatureMoments, inputs: Tensor) -> "NearestInput":
+        """Build from sums over all training inputs, and from some inputs (n, d)."""
+        n = moments.counts.sum()
+        mean = moments.sums.sum(0) / n
+        variances = (moments.squares.diagonal() / n - mean**2).clamp(min=0)
+        # the ridge prevents large scales of columns that are almost constant
+        scales = (variances + INPUT_RIDGE * variances.mean() + _TINY).rsqrt()
+        return cls(scales, inputs * scales)
+
+    def logs(self, batch: FeatureBatch) -> Tensor:
+        """Return the logarithms of the distances, (b, 1)."""
+        distances = self._distances(batch.inputs * self.scales)
+        return distances.amin(1, keepdim=True).clamp(min=_TINY).log()
+
+    def left_out(self) -> Tensor:
+        """Return the logarithms of distances from the nearest other inputs, (n, 1)."""
+        distances = self._distances(self.rows)
+        others = distances.masked_fill(distances == 0, torch.inf)
+        return others.amin(1, keepdim=True).log()
+
+    def _distances(self, rows: Tensor) -> Tensor:
+        # matrix products would not return zero for equal rows
+        mode = "donot_use_mm_for_euclid_dist"
+        return torch.cdist(rows, self.rows, compute_mode=mode)
 
 
 @dataclass(frozen=True)
@@ -244,7 +317,7 @@ class Scale:
     Attributes
     ----------
     mean, std : Tensor of shape (q,)
-        Moments of the standardised logarithms; see `Distance.scores`.
+        Moments of the standardised logarithms; see `Novelty.scores`.
     usual, excess : float
         ``t₀`` and β.
     """
@@ -310,26 +383,44 @@ class Novelty(FieldsOnly):
             zeros = batch.features.new_zeros(1, c)
             n_groups = _class_logits(likelihood, zeros, batch.features)[1]
         of = batch.groups, batch.weights, n_groups
-        parts = batch.features, batch.inputs
-        features, inputs = (FeatureMoments.of(part, *of) for part in parts)
+        values = batch.features, batch.inputs
+        features, inputs = (FeatureMoments.of(rows, *of) for rows in values)
         return cls(likelihood, features, inputs, batch.kept())
 
-    def beside(self, inputs: Tensor) -> "Novelty":
-        """Return the novelty, without inputs if ``inputs`` have a different width.
+    def batch(self, features: Tensor, f: Tensor, x: object) -> FeatureBatch:
+        """Return new samples with features (b, i), outputs (b, c) and inputs ``x``.
 
-        Inputs whose widths differ are not a table, but sequences padded per batch.
+        Raises
+        ------
+        ValueError
+            If features or inputs have other shapes than in training.
         """
-        if inputs.shape[1] == self.samples.inputs.shape[1]:
-            return self
-        samples = replace(self.samples, inputs=self.samples.inputs[:, :0])
+        batch, known = FeatureBatch.of(self.likelihood, features, f, x=x), self.samples
+        check_input_shape(batch.input_shape, known.input_shape)
+        if batch.features.shape[1:] != known.features.shape[1:]:
+            raise ValueError(
+                f"The last layer received {features.shape[1]} features per sample, "
+                f"and {known.features.shape[1]} in fit. Pass X in the same format as "
+                "in fit, or use residual='none'."
+            )
+        return batch
+
+    def without_inputs(self) -> "Novelty":
+        """Return the novelty without inputs."""
+        none = self.samples.inputs[:, :0]
+        samples = replace(self.samples, inputs=none, input_shape=())
         of = samples.groups, samples.weights, len(self.moments.counts)
-        moments = FeatureMoments.of(samples.inputs, *of)
-        return replace(self, input_moments=moments, samples=samples)
+        return replace(
+            self, input_moments=FeatureMoments.of(none, *of), samples=samples
+        )
 
     def merged(self, other: "Novelty") -> "Novelty":
-        """Merge this novelty with the novelty of other training samples."""
-        own, others = self.samples.inputs, other.samples.inputs
-        self, other = self.beside(others), other.beside(own)
+        """Merge this novelty with the novelty of other training samples.
+
+        Inputs with different shapes, such as sequences padded per batch, are left out.
+        """
+        if self.samples.input_shape != other.samples.input_shape:
+            self, other = self.without_inputs(), other.without_inputs()
         moments = self.moments.merged(other.moments)
         inputs = self.input_moments.merged(other.input_moments)
         samples = self.samples.joined(other.samples).kept()
@@ -346,68 +437,75 @@ class Novelty(FieldsOnly):
         return Leverage(self.moments, RIDGES if n_groups > 1 else RIDGES[:1])
 
     @cached_property
-    def _left_out(self) -> dict[str, tuple[Leverage, Tensor]]:
-        """Logarithms of the training samples' leave-one-out leverages, (n, r)."""
-        samples, found = self.samples, {}
-        inputs = Leverage(self.input_moments, (INPUT_RIDGE,))
-        for name, leverage in (("features", self.leverage), ("inputs", inputs)):
-            values = getattr(samples, name)
-            if values.shape[1]:
-                of = values, samples.groups, None, samples.weights
-                logs = leverage.left_out(*of).log()
-                if logs.isfinite().any():
-                    found[name] = leverage, logs
-        return found
+    def distances(self) -> list[Distance]:
+        """Leverages of the features and, if there are any, of the inputs."""
+        known = [Distance("features", self.leverage)]
+        if self.samples.input_shape:
+            inputs = Leverage(self.input_moments, (INPUT_RIDGE,))
+            known.append(Distance("inputs", inputs))
+        return [d for d in known if d.left_out(self.samples).isfinite().any()]
 
     @cached_property
-    def distances(self) -> list["Distance"]:
-        """Leverages of the features and, if the inputs are a table, of the inputs."""
-        weights = self.samples.weights
-        return [
-            Distance(name, leverage, *finite_moments(logs, weights))
-            for name, (leverage, logs) in self._left_out.items()
-        ]
+    def nearest(self) -> NearestInput | None:
+        """Distance from the nearest training input, if the inputs are an array."""
+        nearest = NearestInput.of(self.input_moments, self.samples.inputs)
+        return nearest if nearest.left_out().isfinite().any() else None
+
+    @cached_property
+    def _training_logs(self) -> Tensor:
+        """Values (n, q) of `_logs` for training samples, leave-one-out."""
+        samples, nearest = self.samples, self.nearest
+        logs = [distance.left_out(samples) for distance in self.distances]
+        logs.append(samples.logit_terms)
+        if nearest is not None:
+            logs.append(nearest.left_out())
+        return torch.cat(logs, 1)
+
+    def _logs(self, batch: FeatureBatch, n_terms: int | None = None) -> Tensor:
+        """Return the first ``n_terms`` quantities (b, q); see the module's docstring.
+
+        By default, all are returned.
+        """
+        logs = [distance.logs(batch) for distance in self.distances]
+        logs.append(batch.logit_terms)
+        if n_terms is None and self.nearest is not None:
+            logs.append(self.nearest.logs(batch))
+        return torch.cat(logs, 1)[:, :n_terms]
+
+    @cached_property
+    def moments_of_logs(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of all quantities, (q,) each."""
+        return finite_moments(self._training_logs, self.samples.weights)
+
+    @cached_property
+    def n_residual_terms(self) -> int:
+        """Number of quantities that the residual uses, starting with the first.
+
+        These are the leverages and, without arrays of inputs, the indecision.
+        """
+        n_leverages = sum(len(d.leverage.ridges) for d in self.distances)
+        n_terms = self.samples.logit_terms.shape[1]
+        return n_leverages + (0 if self.samples.input_shape else min(n_terms, 1))
 
     @property
     def _share(self) -> float:
         classes = self.likelihood.is_classification
         return USUAL_CLASSES if classes else USUAL_NUMBERS
 
-    @property
-    def indecision_moments(self) -> tuple[Tensor, Tensor]:
-        """Moments of `indecision` over the training samples, (1,) or (0,) each.
-
-        They are empty in regression, and if the inputs are a table, because the inputs
-        detect unusual samples more reliably.
-        """
-        is_table = any(part.name == "inputs" for part in self.distances)
-        n_columns = 0 if is_table else self.samples.undecided.shape[1]
-        mean, std = self.usual
-        return mean[len(mean) - n_columns :], std[len(std) - n_columns :]
-
     @cached_property
     def scale(self) -> Scale:
-        """Scale of the leverages of held-out samples, otherwise of training samples."""
+        """Scale of held-out samples, otherwise of training samples."""
         if self.held_out is not None:
             return self.held_out
-        pairs = zip(self.distances, self._left_out.values(), strict=True)
-        leverages = [(logs - d.mean) / d.std for d, (_, logs) in pairs]
-        scores = torch.cat([*leverages, self._indecision(self.samples)], 1)
+        n_terms, (mean, std) = self.n_residual_terms, self.moments_of_logs
+        scores = ((self._training_logs - mean) / std)[:, :n_terms]
         is_finite = scores.isfinite().all(1)
         return Scale.of(scores[is_finite], self.samples.weights[is_finite], self._share)
 
     def scores(self, batch: FeatureBatch) -> Tensor:
-        """Return the standardised logarithms of all leverages, (b, q).
-
-        The last column is the standardised indecision; see `indecision_moments`.
-        """
-        leverages = [part.scores(batch) for part in self.distances]
-        return torch.cat([*leverages, self._indecision(batch)], 1)
-
-    def _indecision(self, batch: FeatureBatch) -> Tensor:
-        """Return the standardised indecision, (b, 1) or (b, 0)."""
-        mean, std = self.indecision_moments
-        return (batch.undecided[:, : len(mean)] - mean) / std
+        """Return the standardised quantities for the residual, (b, q)."""
+        n_terms, (mean, std) = self.n_residual_terms, self.moments_of_logs
+        return (self._logs(batch, n_terms) - mean[:n_terms]) / std[:n_terms]
 
     def log_ratios(self, batch: FeatureBatch) -> Tensor:
         """Return ``log p₀/p`` (b,) for the tail probabilities p; see `Scale`."""
@@ -443,23 +541,13 @@ class Novelty(FieldsOnly):
         targets = self.samples.targets
         return weights @ (targets - weights @ targets) ** 2
 
-    @cached_property
-    def usual(self) -> tuple[Tensor, Tensor]:
-        """Moments of the compared quantities over the training samples, (q,) each."""
-        samples = self.samples
-        of = samples.features, samples.groups, None, samples.weights
-        left_out = self.leverage.left_out(*of)
-        values = torch.cat([left_out.log(), samples.undecided], 1)
-        return finite_moments(values, samples.weights)
-
-    def log_tail_probability(self, features: Tensor, f: Tensor) -> Tensor:
-        """Return scores (b,) of features (b, i) and outputs (b, c), float64.
+    def log_tail_probability(self, features: Tensor, f: Tensor, x: object) -> Tensor:
+        """Return scores (b,) of features (b, i), outputs (b, c) and inputs, float64.
 
         A score is a sum of logarithms of tail probabilities. A higher score means that
-        the sample is more similar to the training data.
+        the sample is more similar to the training data. Training samples define all
+        scores, so that neither the prior nor held-out samples change them.
         """
-        batch = FeatureBatch.of(self.likelihood, features, f)
-        leverages = self.leverage(batch.features, batch.groups)
-        values = torch.cat([leverages.log(), batch.undecided], 1)
-        mean, std = self.usual
-        return torch.special.log_ndtr((mean - values) / std).sum(1)
+        mean, std = self.moments_of_logs
+        logs = self._logs(self.batch(features, f, x))
+        return torch.special.log_ndtr((mean - logs) / std).sum(1)

@@ -7,10 +7,10 @@ the weights. For output k, its variance is
 
 ``p(x)`` is a tail probability: how often new samples from the data's distribution are
 less similar to the training samples than x. It is estimated from the leverages of the
-features and, if the inputs are a table, of the inputs (see `leverage`). The samples for
-the estimate are held-out samples, or the training samples (leave-one-out) if no samples
-are held out. A share ``p₀`` of these samples counts as unusual: 5 % for classes and 1 %
-for numbers. See `sklaplace.posterior.novelty`.
+features and, if the inputs are an array of real numbers, of the inputs (see
+`leverage`). The samples for the estimate are held-out samples, or the training samples
+(leave-one-out) if no samples are held out. A share ``p₀`` of these samples counts as
+unusual: 5 % for classes and 1 % for numbers. See `sklaplace.posterior.novelty`.
 
 For usual samples (``p > p₀``), ``a`` is `USUAL_STEEPNESS`. For unusual samples, the
 steepness ``a`` is the largest of several values whose score on held-out samples is
@@ -44,7 +44,7 @@ from torch.nn.functional import normalize
 
 from sklaplace.likelihoods import Likelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.novelty import FeatureBatch, Novelty
+from sklaplace.posterior.novelty import Novelty
 
 # Non-numeric values of the parameter ``residual``.
 RESIDUALS = "auto", "none"
@@ -120,13 +120,12 @@ class Residual:
 
         ``features`` (b, i) and ``f`` (b, c) are the network's features and outputs.
         """
-        batch = FeatureBatch.of(self.novelty.likelihood, features, f, x=x)
-        return self.novelty.log_ratios(batch)
+        return self.novelty.log_ratios(self.novelty.batch(features, f, x))
 
     def rows(self, features: Tensor, f: Tensor, x: object) -> Tensor:
         """Return rows (b, p) whose inner products are covariances of ``g_k / s_k``."""
         novelty = self.novelty
-        batch = FeatureBatch.of(novelty.likelihood, features, f, x=x)
+        batch = novelty.batch(features, f, x)
         whitened = [distance.whitened(batch) for distance in novelty.distances]
         directions = normalize(torch.cat(whitened, 1))
         variances = relative_variance(novelty.log_ratios(batch), self.steepness)

@@ -1,13 +1,17 @@
 """Novelty: tails and kept samples, compared with their definitions."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from scipy.spatial.distance import cdist
 
 from sklaplace.likelihoods import Gaussian
 from sklaplace.likelihoods.classification import Categorical, MultilabelBernoulli
 from sklaplace.posterior.novelty import (
+    INPUT_RIDGE,
     MAX_KEPT,
     RIDGES,
     FeatureBatch,
@@ -23,15 +27,21 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def batch(likelihood, n=N, c=K, seed=0, keys=None):
+def batch(likelihood, n=N, c=K, seed=0, keys=None, x=None):
     features, f = normal(n, WIDTH, seed=seed), 3 * normal(n, c, seed=seed + 1)
     keys = torch.arange(n) if keys is None else keys
-    return FeatureBatch.of(likelihood, features, f, None, keys), f
+    return FeatureBatch.of(likelihood, features, f, None, keys, x), f
 
 
 def novelty(likelihood, **options):
     found, f = batch(likelihood, **options)
     return Novelty.of(likelihood, found, f.shape[1])
+
+
+def class_terms(f):
+    """Indecision and energy of logits f."""
+    terms = f.log_softmax(1).mean(1), -f.logsumexp(1)
+    return torch.stack(terms, 1)
 
 
 def test_infinite_values_are_left_out_of_tails():
@@ -42,26 +52,80 @@ def test_infinite_values_are_left_out_of_tails():
     torch.testing.assert_close(found, known)
 
 
+def left_out_distances(inputs):
+    """Logarithms of the distances from the nearest other inputs, from SciPy."""
+    scaled = inputs.numpy() / scales_of(inputs)
+    distances = cdist(scaled, scaled)
+    np.fill_diagonal(distances, np.inf)
+    return np.log(distances.min(1, keepdims=True))
+
+
+def scales_of(inputs):
+    variances = inputs.numpy().var(0)
+    return np.sqrt(variances + INPUT_RIDGE * variances.mean())
+
+
 def test_scores_are_sums_of_log_tail_probabilities():
-    likelihood = Categorical()
-    known, f = batch(likelihood)
+    likelihood, x = Categorical(), normal(N, 3, seed=9) * torch.tensor([1, 10, 0.1])
+    known, f = batch(likelihood, x=x)
     model = Novelty.of(likelihood, known, K)
     groups = f.argmax(1)
-    left_out = model.leverage.left_out(known.features, groups).log()
-    undecided = f.log_softmax(1).mean(1, keepdim=True)
-    reference = torch.cat([left_out, undecided], 1).numpy()
-    new, f = normal(7, WIDTH, seed=5), normal(7, K, seed=6)
-    values = torch.cat(
+    of_features, of_inputs = (distance.leverage for distance in model.distances)
+    reference = np.hstack(
         [
-            model.leverage(new, f.argmax(1)).log(),
-            f.log_softmax(1).mean(1, keepdim=True),
-        ],
-        1,
+            of_features.left_out(known.features, groups).log(),
+            of_inputs.left_out(x, groups).log(),
+            class_terms(f),
+            left_out_distances(x),
+        ]
     )
-    assert values.shape[1] == len(RIDGES) + 1
-    expected = stats.norm.logsf(values.numpy(), reference.mean(0), reference.std(0))
-    found = model.log_tail_probability(new, f)
+    new, f, new_x = normal(7, WIDTH, seed=5), normal(7, K, seed=6), normal(7, 3, seed=7)
+    groups = f.argmax(1)
+    scaled, new_scaled = (z.numpy() / scales_of(x) for z in (x, new_x))
+    distances = cdist(new_scaled, scaled).min(1, keepdims=True)
+    values = np.hstack(
+        [
+            of_features(new, groups).log(),
+            of_inputs(new_x, groups).log(),
+            class_terms(f),
+            np.log(distances),
+        ]
+    )
+    assert values.shape[1] == len(RIDGES) + 4
+    expected = stats.norm.logsf(values, reference.mean(0), reference.std(0))
+    found = model.log_tail_probability(new, f, new_x)
     np.testing.assert_allclose(found, expected.sum(1), rtol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 5), (3, 20, 20)])
+def test_inputs_of_every_shape_are_compared(shape):
+    x = normal(N, *shape, seed=9)
+    model = novelty(Gaussian(), x=x)
+    features, f = normal(N, WIDTH), normal(N, K)
+    near, far = (model.log_tail_probability(features, f, a * x) for a in (1, 5))
+    assert (far < near).all()
+    with pytest.raises(ValueError, match=r"shape \(.*\) per sample, as in fit"):
+        model.log_tail_probability(features, f, x.unsqueeze(-1))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [None, normal(N), torch.ones(N, 3, dtype=torch.long), {"a": normal(N, 3), "b": 1}],
+)
+def test_other_inputs_are_ignored(x):
+    model = novelty(Categorical(), x=x)
+    assert [distance.name for distance in model.distances] == ["features"]
+    assert model.nearest is None
+    assert model.n_residual_terms == len(RIDGES) + 1
+
+
+def test_repeated_inputs_do_not_count_as_their_own_neighbours():
+    x, keys = normal(N // 2, 3, seed=9).repeat(2, 1), torch.arange(N // 2).repeat(2)
+    twice = novelty(Gaussian(), x=x, keys=keys)
+    once = novelty(Gaussian(), n=N // 2, x=x[: N // 2])
+    expected = once.nearest.left_out().repeat(2, 1)
+    torch.testing.assert_close(twice.nearest.left_out(), expected)
+    assert novelty(Gaussian(), x=torch.ones(N, 3)).nearest is None
 
 
 @pytest.mark.parametrize("likelihood", [Gaussian(), MultilabelBernoulli()])
@@ -69,8 +133,8 @@ def test_numbers_and_several_labels_have_one_group(likelihood):
     model = novelty(likelihood)
     assert model.leverage.ridges == RIDGES[:1]
     assert model.moments.counts.tolist() == [N]
-    n_quantities = 1 if isinstance(likelihood, Gaussian) else 2
-    assert model.usual[0].shape == (n_quantities,)
+    n_quantities = 1 if isinstance(likelihood, Gaussian) else 3
+    assert model.moments_of_logs[0].shape == (n_quantities,)
 
 
 def test_many_classes_have_one_group(monkeypatch):
@@ -86,7 +150,7 @@ def test_many_classes_have_one_group(monkeypatch):
     found, f = batch(likelihood, seed=5)
     of_one = expected.leverage(found.features, torch.zeros(N, dtype=torch.long))
     assert torch.equal(model.leverage(found.features, found.groups), of_one)
-    assert model.log_tail_probability(found.features, f).isfinite().all()
+    assert model.log_tail_probability(found.features, f, None).isfinite().all()
     later = model.merged(Novelty.of(likelihood, found, K)).merged(model)
     assert later.moments.counts.tolist() == [3 * N]
 
@@ -94,7 +158,7 @@ def test_many_classes_have_one_group(monkeypatch):
 def test_logits_beyond_exp_are_finite():
     model = novelty(Categorical())
     f = torch.tensor([[1e30, 0, -1e30]]).double()
-    assert model.log_tail_probability(normal(1, WIDTH), f).isfinite().all()
+    assert model.log_tail_probability(normal(1, WIDTH), f, None).isfinite().all()
 
 
 def test_the_smallest_hashes_are_kept_whatever_the_batches():
@@ -105,7 +169,8 @@ def test_the_smallest_hashes_are_kept_whatever_the_batches():
     whole, _ = batch(Gaussian(), n=n, keys=keys)
 
     def taken(rows):
-        return FeatureBatch(**{k: v[rows] for k, v in vars(whole).items()})
+        tensors = {k: v[rows] for k, v in whole._tensors.items()}
+        return replace(whole, **tensors)
 
     model = None
     for rows in torch.randperm(n, generator=generator).split(77):

@@ -98,7 +98,7 @@ def held_out_scores(
                 return None
             targets = likelihood.targets(y, f)
             weights = sample_weights(likelihood, targets, weights, f)
-            scores = novelty.scores(FeatureBatch.of(likelihood, features, f, x=x))
+            scores = novelty.scores(novelty.batch(features, f, x))
             rows.append(torch.cat([scores, weights.double().unsqueeze(1)], 1))
     return torch.cat(rows)
 
@@ -114,14 +114,14 @@ def novelty_scores(
         If the network has no features.
     """
 
-    def scores(features: Tensor | None, f: Tensor, _x: object) -> Tensor:
+    def scores(features: Tensor | None, f: Tensor, x: object) -> Tensor:
         if novelty is None or features is None:
             raise ValueError(
                 "score_samples needs features: one input per sample to the last layer "
                 "with parameters, in the samples' order. This network has none. End "
                 "it with torch.nn.Linear, called on the whole batch."
             )
-        return novelty.log_tail_probability(features, f)
+        return novelty.log_tail_probability(features, f, x)
 
     return outputs.map_features(X, scores)
 

@@ -8,7 +8,7 @@ that `torch.export` and ONNX support.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -30,8 +30,8 @@ from sklaplace.estimators.predicting.noise_model import (
 from sklaplace.estimators.targets.label_types import TargetType
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.leverage import LARGEST
-from sklaplace.posterior.novelty import FeatureBatch, indecision
+from sklaplace.posterior.leverage import LARGEST, sketched
+from sklaplace.posterior.novelty import check_input_shape, hashed_inputs, logit_terms
 from sklaplace.posterior.residual import Residual, relative_variance, with_residual
 
 # Normal score beyond which a continued fraction replaces a series, and the number of
@@ -145,8 +145,8 @@ class LogTail:
 
     Attributes
     ----------
-    name : {"features", "inputs", "undecided"}
-        Values whose leverage is computed, or ``"undecided"`` for `indecision`.
+    name : {"features", "inputs", "logit_terms"}
+        Values whose leverage is computed, or ``"logit_terms"`` for the indecision.
     mean, std : Tensor of shape ()
         Moments of the logarithm of the leverage, or of the indecision.
     matrix : Tensor of shape (i, r) or None
@@ -186,6 +186,8 @@ class ResidualForm:
         Likelihood of the network.
     n_labels : int
         Number of labels per sample, for classification.
+    input_shape : tuple of int
+        Shape of a sample's inputs; see `FeatureBatch`.
     """
 
     tails: list[LogTail]
@@ -196,15 +198,24 @@ class ResidualForm:
     bounds: Tensor | None
     likelihood: Likelihood
     n_labels: int
+    input_shape: tuple[int, ...]
 
-    def relative(self, features: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
-        """Return the variances (b,) in units of ``amplitudes``."""
+    def relative(self, features: Tensor, x: object, outputs: Tensor) -> Tensor:
+        """Return the variances (b,) in units of ``amplitudes``.
+
+        Raises ValueError if the inputs ``x`` have another shape than in training.
+        """
+        inputs, shape = hashed_inputs(x)
+        check_input_shape(shape, self.input_shape)
         groups = torch.zeros_like(features[:, 0], dtype=torch.long)
-        values = {"features": features, "inputs": inputs}
+        values = {"features": sketched(features)}
+        if inputs is not None:
+            values["inputs"] = inputs.double()
         if isinstance(self.likelihood, ClassificationLikelihood):
             zeros = torch.zeros_like(outputs)
             logits, _ = self.likelihood.class_logits(outputs, zeros)  # (b * labels, K)
-            values["undecided"] = indecision(logits.unflatten(0, (-1, self.n_labels)))
+            by_label = logits.unflatten(0, (-1, self.n_labels))
+            values["logit_terms"] = logit_terms(by_label)
             origins = self.tails[0].origins
             if origins is not None and len(origins) > 1:  # one per predicted class
                 groups = logits.argmax(1)
@@ -219,34 +230,26 @@ class ResidualForm:
         return with_residual(cov, *scale, n_blocks, centred=centred)
 
     @classmethod
-    def of(cls, residual: Residual, sizes: dict[str, int], c: int) -> "ResidualForm":
-        """Return the residual of c outputs as a function.
-
-        ``sizes`` contains the number of features and the number of inputs.
-        """
+    def of(cls, residual: Residual, c: int) -> "ResidualForm":
+        """Return the residual of c outputs as a function."""
         novelty = residual.novelty
         tails: list[LogTail] = []
         k, scale = len(novelty.moments.counts), novelty.scale
+        all_moments = zip(*novelty.moments_of_logs, scale.mean, scale.std, strict=False)
+        moments = ((a + b * mean, b * std) for a, b, mean, std in all_moments)
         for distance in novelty.distances:
-            n = sizes[distance.name]
+            known = getattr(novelty.samples, distance.name)
+            n = known.shape[1]
             # the first samples, one per group, have the value zero
             values = torch.eye(k + n, n).roll(k, 0).to(novelty.moments.counts)
             groups = torch.arange(k + n, device=values.device) % k
-            outputs = values.new_zeros(k + n, c)
-            batch = FeatureBatch.of(novelty.likelihood, values, outputs, x=values)
-            batch = replace(batch, groups=groups)
-            for ridge, (mean, std) in enumerate(
-                zip(distance.mean, distance.std, strict=True)
-            ):
-                q = len(tails)
-                mean, std = mean + std * scale.mean[q], std * scale.std[q]
-                whitened = distance.whitened(batch, ridge)
+            for ridge in range(len(distance.leverage.ridges)):
+                whitened = distance.leverage.whitened(values, groups, ridge)
                 origins = whitened[:k]
                 matrix = whitened[k:] - origins[groups[k:]]
-                tails.append(LogTail(distance.name, mean, std, matrix, -origins))
-        for mean, std in zip(*novelty.indecision_moments, strict=True):
-            mean, std = mean + std * scale.mean[-1], std * scale.std[-1]
-            tails.append(LogTail("undecided", mean, std))
+                tail = LogTail(distance.name, *next(moments), matrix, -origins)
+                tails.append(tail)
+        tails += [LogTail("logit_terms", *rest) for rest in moments]
         likelihood, n_labels = novelty.likelihood, 1
         if isinstance(likelihood, ClassificationLikelihood):
             zeros = scale.mean.new_zeros(1, c)
@@ -261,6 +264,7 @@ class ResidualForm:
             bounds=residual.bounds,
             likelihood=likelihood,
             n_labels=n_labels,
+            input_shape=novelty.samples.input_shape,
         )
 
 

@@ -125,12 +125,12 @@ class PredictiveModule(nn.Module):
             raise ValueError(
                 f"x has shape {tuple(x.shape)}. Pass rows (n, ...), such as x[None]."
             )
-        features, inputs = self._features(x)
+        features = self._features(x)
         mean, variance = parts.mean(features), parts.variance(features)
         cov = variance if parts.covariance is None else parts.covariance(features)
         if parts.residual is not None:
             outputs = parts.outputs(features)
-            relative = parts.residual.relative(features, inputs, outputs)
+            relative = parts.residual.relative(features, x, outputs)
             variance = parts.residual.added(variance, relative)
             n_blocks = parts.likelihood.n_blocks
             cov = parts.residual.added(
@@ -138,17 +138,15 @@ class PredictiveModule(nn.Module):
             )
         return parts.result(Predictions.of(features, x, mean, variance), cov)
 
-    def _features(self, x: Batch) -> tuple[Tensor, Tensor]:
-        """Return the last layer's inputs (b, i), and the table of inputs, if any."""
+    def _features(self, x: Batch) -> Tensor:
+        """Return the last layer's inputs (b, i)."""
         noted: list[Tensor] = []
         token = _INPUTS.set(noted)
         try:
             self.network(**x) if isinstance(x, dict) else self.network(x)
         finally:
             _INPUTS.reset(token)
-        features = noted[0].double()
-        is_table = isinstance(x, Tensor) and x.ndim == 2
-        return features, cast(Tensor, x).double() if is_table else features[:, :0]
+        return noted[0].double()
 
     @classmethod
     def of(
@@ -198,10 +196,7 @@ class PredictiveModule(nn.Module):
         covariance = None
         if is_centred or not diagonal:
             covariance = QuadraticForm.of(posterior, centring, diagonal=diagonal)
-        form = None
-        if residual is not None:
-            sizes = {"features": mean.weight.shape[1], "inputs": n_inputs}
-            form = ResidualForm.of(residual, sizes, c)
+        form = None if residual is None else ResidualForm.of(residual, c)
         parts = Parts(
             outputs=outputs,
             mean=mean,
