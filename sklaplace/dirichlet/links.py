@@ -352,6 +352,10 @@ def mc(
 ) -> Tensor:
     """Average the softmax over draws of the logits.
 
+    Far from the data, the logits have a large variance in common. With few draws, the
+    most probable class would be random. If s draws are averaged, a common variance
+    beyond ``2 s / K`` is therefore integrated in closed form, as in `probit`.
+
     This is the only link whose error vanishes as the number of draws grows. With 100
     draws, standard deviations of two and random covariances, the sum of the absolute
     errors is 0.03 for 10 classes, 0.05 for 30 classes and 0.2 for 300 classes. With
@@ -399,7 +403,8 @@ def mc(
     0.7
     """
     parts = chunks(mean, cov, len(draws))
-    drawn = (_sampled_proba(*part, draws, dtype) for part in parts)
+    scaled = (without_common_variance(*part, len(draws)) for part in parts)
+    drawn = (_sampled_proba(*part, draws, dtype) for part in scaled)
     return torch.cat([proba.mean(-1).double() for proba in drawn])
 
 
@@ -674,6 +679,40 @@ def _sampled_proba(
     points = draws[:, : factor.shape[-1]].to(factor)
     # draws on the last axis, because a softmax over short contiguous rows is slow
     return (factor @ points.T + mean.unsqueeze(-1)).softmax(-2)
+
+
+def without_common_variance(
+    mean: Tensor, cov: Tensor, n_draws: int
+) -> tuple[Tensor, Tensor]:
+    """Scale the logits, instead of drawing a large variance that all classes share.
+
+    Parameters
+    ----------
+    mean, cov : Tensor of shape (b, K) and (b, K, K)
+        Gaussians over the logits.
+    n_draws : int
+        Number of draws. The error of their mean grows with ``K / n_draws``, and the
+        error of the scale falls with the variance.
+
+    Returns
+    -------
+    mean, cov : Tensor of shape (b, K) and (b, K, K)
+        Gaussians over the logits, without the variance beyond ``2 n_draws / K``.
+    """
+    k = cov.shape[-1]
+    variances = cov.diagonal(dim1=-2, dim2=-1)
+    # a softmax ignores constants that are added to all entries
+    constant = (cov.sum((-2, -1)) - variances.sum(-1)) / max(k * (k - 1), 1)
+    shifted = cov - constant[:, None, None]
+    variances = shifted.diagonal(dim1=-2, dim2=-1)
+    # a lower bound of all eigenvalues (Gershgorin), up to rounding
+    others = shifted.abs().sum(-1) - variances.abs()
+    common = (1 - 1e-12) * (variances - others).amin(-1)
+    excess = (common - 2 * n_draws / k).clamp(min=0)
+    scale = _probit_scale(excess)
+    identity = torch.eye(k).to(cov)
+    cov = (cov - excess[:, None, None] * identity) / scale.square()[:, None, None]
+    return mean / scale.unsqueeze(-1), cov
 
 
 def _probit_scale(variances: Tensor) -> Tensor:

@@ -20,7 +20,13 @@ from sklaplace.curvature.jacobian import Centring, of_head
 from sklaplace.curvature.layout import Head
 from sklaplace.curvature.patches import unfolded
 from sklaplace.curvature.structures.base import Diagonalised
-from sklaplace.dirichlet.links import mean_field, probit, probit_uncentred, sodpp
+from sklaplace.dirichlet.links import (
+    mean_field,
+    probit,
+    probit_uncentred,
+    sodpp,
+    without_common_variance,
+)
 from sklaplace.dirichlet.logits import JITTER, MIN_VARIANCE, centre
 from sklaplace.estimators.predicting.noise_model import (
     Interpolation,
@@ -376,6 +382,7 @@ class Numbers:
 
 def _sampled(mean: Tensor, cov: Tensor, points: Tensor) -> Tensor:
     """Return the probabilities of `links.mc`, by an unrolled Cholesky factorisation."""
+    mean, cov = without_common_variance(mean, cov, len(points))
     mean, cov = centre(mean, cov)
     k = cov.shape[-1] - 1
     jitter = JITTER * cov.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=MIN_VARIANCE)
