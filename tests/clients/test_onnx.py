@@ -19,7 +19,8 @@ ort = pytest.importorskip("onnxruntime")
 
 rng = np.random.default_rng(0)
 X = rng.standard_normal((120, 2)).astype("f4")
-IMAGES = rng.standard_normal((120, 1, 8, 8)).astype("f4")
+# more than 256 pixels, which the residual hashes
+IMAGES = rng.standard_normal((120, 1, 20, 20)).astype("f4")
 TOKENS = rng.integers(0, 20, size=(120, 6))
 LABELS = np.arange(120) % 3
 TARGETS = (np.sin(X[:, :1]) + rng.standard_normal((120, 1)) / 9).astype("f4")

@@ -208,6 +208,30 @@ def test_mc_agrees_with_plain_sampling(n_classes):
     assert ((proba - reference).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("n_classes", [3, 10, 16])
+@pytest.mark.parametrize("common", [1e4, 1e8])
+def test_mc_keeps_the_order_of_classes_under_a_large_common_variance(n_classes, common):
+    """All classes are nearly equal, and a hundred plain draws would shuffle them."""
+    mean, cov = gaussian(50, n_classes, sd=1.5)
+    mean = mean.argsort(1).argsort(1).to(mean)  # clear differences
+    for shift in (0, 1e3):  # a common shift of all logits changes nothing
+        wide = cov + common * torch.eye(n_classes) + shift
+        proba = asked(links.mc, mean, wide.to(cov), 100)
+        assert (proba.argmax(1) == mean.argmax(1)).all()
+        assert (proba - 1 / n_classes).abs().max() < n_classes / common**0.5
+
+
+def test_mc_with_and_without_a_closed_form_agree():
+    """The number of draws decides which part of a common variance is drawn."""
+    mean, cov = gaussian(50, 4, sd=1.5)
+    wide = cov + 60 * torch.eye(4, dtype=cov.dtype)
+    reference = asked(links.mc, mean, wide, 8192)  # draws everything
+    errors = [error(asked(links.mc, mean, wide, n), reference) for n in (32, 8192 // 4)]
+    # the closed form is MacKay's approximation, as for two classes
+    assert errors[0] < 0.05
+    assert errors[1] < 0.01
+
+
 @pytest.mark.parametrize("sd", [1.0, 4.0])
 def test_mean_field_is_near_exact_for_two_classes(sd):
     mean, cov = gaussian(50, 2, sd=sd)

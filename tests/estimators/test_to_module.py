@@ -168,13 +168,16 @@ def test_equals_unusual_networks():
     check(model, model.to_module())
 
 
-def test_equals_image_classifier():
-    images = rng.standard_normal((60, 1, 8, 8)).astype("f4")
+@pytest.mark.parametrize("size", [8, 20])  # more than 256 pixels are hashed
+def test_equals_image_classifier(size):
+    images = rng.standard_normal((60, 1, size, size)).astype("f4")
     net = NeuralNetClassifier(
         TinyCNN, criterion=nn.CrossEntropyLoss, max_epochs=2, verbose=0
     )
     model = LaplaceClassifier(net, **QUICK).fit(images, np.arange(60) % 3)
     check(model, model.to_module(), images[:9])
+    with pytest.raises(ValueError, match="per sample, as in fit"):
+        model.to_module()(torch.from_numpy(images[:9, :, :-1]))
 
 
 @pytest.fixture(scope="module")
