@@ -43,8 +43,8 @@ _ROUNDING = 1e-12
 def _hashing(i: int, most: int) -> tuple[Tensor, Tensor]:
     """Return a fixed order of ``i`` features, and the sign of each position.
 
-    The features are divided into ``most`` groups. Positions that fill the last groups
-    have the sign zero.
+    Every ``most``-th position belongs to the same column. Positions that fill the last
+    row have the sign zero.
     """
     generator = torch.Generator().manual_seed(i)
     order = torch.randperm(i, generator=generator)
@@ -63,8 +63,8 @@ def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
     if i <= most:
         return features
     order, signs = (part.to(features.device) for part in _hashing(i, most))
-    signed = features[:, order] * signs.to(features.dtype)
-    return signed.unflatten(1, (most, -1)).sum(2)
+    signed = features[:, order].mul_(signs.to(features.dtype))
+    return signed.unflatten(1, (-1, most)).sum(1)
 
 
 @dataclass(frozen=True)

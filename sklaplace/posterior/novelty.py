@@ -55,9 +55,12 @@ PRIOR_COUNT = 30
 MAX_KEPT = 256
 # Smallest standard deviation of the logarithms, for identical training samples.
 SMALLEST_STD = 1e-2
-# Ridge for inputs, whose columns may have different units, and the maximum number of
-# values. Inputs with more values, such as images, are hashed.
-INPUT_RIDGE, MAX_INPUTS = 1e-2, 256
+# Ridges for rows of a table, whose columns may have different units, and for other
+# inputs, such as images. The values of an image have the same unit, and a small ridge
+# would make noise in rarely used pixels unusual.
+ROW_RIDGE, IMAGE_RIDGE = 1e-2, 1.0
+# Maximum number of input values. Inputs with more values are hashed.
+MAX_INPUTS = 256
 # Maximum number of feature sums of all classes. These 32 MiB are copied for each batch.
 MAX_SUMS = 2**22
 # Largest magnitude of mean log-probabilities.
@@ -118,11 +121,12 @@ def logit_terms(logits: Tensor) -> Tensor:
 def hashed_inputs(x: object) -> tuple[Tensor | None, tuple[int, ...]]:
     """Return the inputs as hashed rows (b, d), and the shape of a sample's inputs.
 
-    Return None and an empty shape if the inputs are not one array of real numbers with
-    two or more axes.
+    Return None and an empty shape if the inputs are not one array of real numbers, with
+    two axes (a table) or with four or more (images). Arrays with three axes can be
+    sequences, whose lengths may differ between batches.
     """
     first, *others = leaves(x)
-    if others or not isinstance(first, Tensor) or first.ndim < 2:
+    if others or not isinstance(first, Tensor) or first.ndim in (0, 1, 3):
         return None, ()
     if not first.is_floating_point():
         return None, ()
@@ -134,8 +138,9 @@ def check_input_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None
     if expected and shape != expected:
         raise ValueError(
             f"The inputs of X must be real numbers of shape {expected} per sample, as "
-            "in fit. Otherwise, their distance from the training samples is unknown. "
-            "Pass X in the same format as in fit, or use residual='none'."
+            f"in fit, but have {f'the shape {shape}' if shape else 'another type'}. "
+            "Their distance from the training samples is unknown. Pass X in the same "
+            "format as in fit. Predictions for other inputs need residual='none'."
         )
 
 
@@ -273,13 +278,17 @@ class NearestInput:
     rows: Tensor
 
     @classmethod
-    def of(cls, moments: FeatureMoments, inputs: Tensor) -> "NearestInput":
-        """Build from sums over all training inputs, and from some inputs (n, d)."""
+    def of(
+        cls, moments: FeatureMoments, inputs: Tensor, ridge: float
+    ) -> "NearestInput":
+        """Build from sums over all training inputs, and from some inputs (n, d).
+
+        The ridge prevents large scales of columns that are almost constant.
+        """
         n = moments.counts.sum()
         mean = moments.sums.sum(0) / n
         variances = (moments.squares.diagonal() / n - mean**2).clamp(min=0)
-        # the ridge prevents large scales of columns that are almost constant
-        scales = (variances + INPUT_RIDGE * variances.mean() + _TINY).rsqrt()
+        scales = (variances + ridge * variances.mean() + _TINY).rsqrt()
         return cls(scales, inputs * scales)
 
     def logs(self, batch: FeatureBatch) -> Tensor:
@@ -411,7 +420,10 @@ class Novelty(FieldsOnly):
         samples = replace(self.samples, inputs=none, input_shape=())
         of = samples.groups, samples.weights, len(self.moments.counts)
         return replace(
-            self, input_moments=FeatureMoments.of(none, *of), samples=samples
+            self,
+            input_moments=FeatureMoments.of(none, *of),
+            samples=samples,
+            held_out=None,
         )
 
     def merged(self, other: "Novelty") -> "Novelty":
@@ -436,19 +448,24 @@ class Novelty(FieldsOnly):
         n_groups = len(self.moments.counts)
         return Leverage(self.moments, RIDGES if n_groups > 1 else RIDGES[:1])
 
+    @property
+    def _input_ridge(self) -> float:
+        return ROW_RIDGE if len(self.samples.input_shape) == 1 else IMAGE_RIDGE
+
     @cached_property
     def distances(self) -> list[Distance]:
         """Leverages of the features and, if there are any, of the inputs."""
         known = [Distance("features", self.leverage)]
         if self.samples.input_shape:
-            inputs = Leverage(self.input_moments, (INPUT_RIDGE,))
+            inputs = Leverage(self.input_moments, (self._input_ridge,))
             known.append(Distance("inputs", inputs))
         return [d for d in known if d.left_out(self.samples).isfinite().any()]
 
     @cached_property
     def nearest(self) -> NearestInput | None:
         """Distance from the nearest training input, if the inputs are an array."""
-        nearest = NearestInput.of(self.input_moments, self.samples.inputs)
+        of = self.input_moments, self.samples.inputs, self._input_ridge
+        nearest = NearestInput.of(*of)
         return nearest if nearest.left_out().isfinite().any() else None
 
     @cached_property

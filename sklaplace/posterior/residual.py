@@ -63,6 +63,10 @@ STEEPNESSES_NUMBERS = 0.5, 0.75, 1.0, 1.25
 SPREADS = 2.0
 # Largest logarithm of the relative variance, which could overflow.
 LARGEST = 138.0
+# Largest relative variance of class logits, relative to one plus the square of the
+# largest logit. All classes are then equally probable, except for a fraction of 1e-4
+# that keeps their order.
+LARGEST_RATIO = 1e8
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,12 @@ class Residual:
 
         ``features`` (b, i) and ``f`` (b, c) are the network's features and outputs.
         """
-        return self.novelty.log_ratios(self.novelty.batch(features, f, x))
+        log_ratios = self.novelty.log_ratios(self.novelty.batch(features, f, x))
+        return log_ratios.minimum(self._largest_log_ratios(f))
+
+    def _largest_log_ratios(self, f: Tensor) -> Tensor:
+        likelihood = self.novelty.likelihood
+        return largest_log_ratios(likelihood, f, self.steepness)
 
     def rows(self, features: Tensor, f: Tensor, x: object) -> Tensor:
         """Return rows (b, p) whose inner products are covariances of ``g_k / s_k``."""
@@ -128,7 +137,8 @@ class Residual:
         batch = novelty.batch(features, f, x)
         whitened = [distance.whitened(batch) for distance in novelty.distances]
         directions = normalize(torch.cat(whitened, 1))
-        variances = relative_variance(novelty.log_ratios(batch), self.steepness)
+        log_ratios = novelty.log_ratios(batch).minimum(self._largest_log_ratios(f))
+        variances = relative_variance(log_ratios, self.steepness)
         return directions * variances.sqrt().unsqueeze(1)
 
     # --------------------------------------------------------------------- outputs
@@ -185,6 +195,20 @@ def steepnesses(likelihood: Likelihood) -> tuple[float, ...]:
     """Return the values of the steepness to choose from, in ascending order."""
     is_classes = likelihood.is_classification
     return STEEPNESSES_CLASSES if is_classes else STEEPNESSES_NUMBERS
+
+
+def largest_log_ratios(
+    likelihood: Likelihood, f: Tensor, steepness: float | Tensor
+) -> Tensor:
+    """Return upper bounds (b,) of ``log p₀/p`` for outputs (b, c).
+
+    Larger values would make the probabilities of all classes equal in floating point,
+    so that the predicted class would be arbitrary.
+    """
+    squares = f.double().square().amax(1)
+    if likelihood.is_classification:
+        return (LARGEST_RATIO * (1 + squares)).log() / steepness
+    return torch.full_like(squares, LARGEST) / steepness
 
 
 def relative_variance(log_ratios: Tensor, steepness: float | Tensor) -> Tensor:

@@ -1,12 +1,14 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from cases import DOUBLE, generator, normal
 from gaussians import assert_slope, gaussian
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import norm
 
 from sklaplace import dirichlet
 from sklaplace.core.random import sobol_normals
@@ -227,9 +229,17 @@ def test_mc_with_and_without_a_closed_form_agree():
     wide = cov + 60 * torch.eye(4, dtype=cov.dtype)
     reference = asked(links.mc, mean, wide, 8192)  # draws everything
     errors = [error(asked(links.mc, mean, wide, n), reference) for n in (32, 8192 // 4)]
-    # the closed form is MacKay's approximation, as for two classes
+    # The closed form is exact only for small and for equal means.
     assert errors[0] < 0.05
     assert errors[1] < 0.01
+
+
+@pytest.mark.parametrize("n_classes", range(2, 8))
+def test_common_scales_are_those_of_the_expected_maximum(n_classes):
+    x, weights = np.polynomial.hermite_e.hermegauss(150)
+    density = n_classes * norm.cdf(x) ** (n_classes - 1) / math.sqrt(2 * math.pi)
+    factor = ((1 - 1 / n_classes) / (weights @ (x * density))) ** 2
+    assert links._COMMON_SCALES[n_classes] == pytest.approx(factor, abs=6e-5)
 
 
 @pytest.mark.parametrize("sd", [1.0, 4.0])

@@ -5,9 +5,21 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from nets import MLP, SortedMLP, binary_classifier, blobs, classifier, regressor, waves
+from nets import (
+    MLP,
+    ReLUNet,
+    SortedMLP,
+    TinyCNN,
+    binary_classifier,
+    blobs,
+    classifier,
+    regressor,
+    seeded,
+    waves,
+)
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
+from sklearn.frozen import FrozenEstimator
 from skorch.dataset import Dataset
 from torch import nn
 
@@ -17,7 +29,7 @@ from sklaplace import (
     LaplaceRanker,
     LaplaceRegressor,
 )
-from sklaplace.posterior.residual import SPREADS, VARIANCE
+from sklaplace.posterior.residual import LARGEST_RATIO, SPREADS, VARIANCE
 
 KINDS = [LaplaceClassifier, LaplaceRegressor]
 DOUBLE = {"module__dtype": torch.float64}
@@ -105,7 +117,11 @@ def relative_variances(fitted, seen, held_out, new):
     above = t_held_out[t_held_out > usual] - usual
     excess = (above.sum() + 30 * n_terms) / (len(above) + 30)
     powers = np.where(t_new < usual, 2, fitted.residual_steepness_)
-    return np.exp(powers * (t_new - usual) / excess)
+    variances = np.exp(powers * (t_new - usual) / excess)
+    if not is_classifier:
+        return variances
+    largest = module(torch.as_tensor(new)).detach().numpy().astype(float)
+    return np.minimum(variances, LARGEST_RATIO * (1 + (largest**2).max(1)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -409,3 +425,32 @@ def test_inputs_of_another_kind_are_refused():
     for call in fitted.predict_proba, fitted.sample_proba:
         with pytest.raises(ValueError, match="inputs of X must be"):
             call(Dataset(X.astype(int), y))
+
+
+@pytest.mark.parametrize("link", ["mc", "probit", "gumbel"])
+@pytest.mark.parametrize("factor", [1e2, 1e7])
+def test_the_most_probable_class_far_away_is_that_of_the_outputs(link, factor):
+    X, y = blobs()
+    net = FrozenEstimator(seeded(classifier(ReLUNet), X, y))
+    options = {"prior_precision": 1.0, "link_approx": link, "random_state": 0}
+    fitted = LaplaceClassifier(net, **options).fit(X, y)
+    proba, outputs = fitted.predict_proba(factor * X), net.predict_proba(factor * X)
+    assert_allclose(proba, 1 / 3, atol=1e-3)
+    assert_array_equal(proba.argmax(1), outputs.argmax(1))
+
+
+def test_images_of_another_kind_are_unusual():
+    rng = np.random.default_rng(0)
+    y = np.arange(240) % 3
+    images = rng.normal(size=(240, 1, 20, 20)).astype("f4") / 9
+    images[np.arange(240), 0, y] += 1  # a line
+    known, others = images[:200], images[200:]
+    fitted = LaplaceClassifier(classifier(TinyCNN), random_state=0)
+    fitted.fit(known, y[:200])
+    rotated = others.transpose(0, 1, 3, 2)
+    near, far = (fitted.score_samples(X) for X in (others, rotated))
+    assert far.max() < near.min()
+    assert fitted.predict_proba(rotated).max() < 0.35
+    with pytest.raises(ValueError, match=r"\(1, 20, 20\).*the shape \(1, 20, 19\)"):
+        fitted.predict_proba(others[..., :-1])
+    fitted.set_params(residual="none").predict_proba(others[..., :-1])

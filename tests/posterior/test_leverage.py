@@ -152,3 +152,5 @@ def test_hashed_features_keep_products_on_average():
     gram = x @ x.T / 20_000
     assert (found @ found.T / 20_000 - gram).abs().max() < 0.1
     torch.testing.assert_close(sketched(x), found, rtol=0, atol=0)
+    # every column is used, even if there are hardly more features than columns
+    assert (sketched(x[:, : MAX_FEATURES + 1]) != 0).any(0).all()

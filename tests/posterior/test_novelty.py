@@ -11,9 +11,9 @@ from scipy.spatial.distance import cdist
 from sklaplace.likelihoods import Gaussian
 from sklaplace.likelihoods.classification import Categorical, MultilabelBernoulli
 from sklaplace.posterior.novelty import (
-    INPUT_RIDGE,
     MAX_KEPT,
     RIDGES,
+    ROW_RIDGE,
     FeatureBatch,
     Novelty,
     finite_moments,
@@ -62,7 +62,7 @@ def left_out_distances(inputs):
 
 def scales_of(inputs):
     variances = inputs.numpy().var(0)
-    return np.sqrt(variances + INPUT_RIDGE * variances.mean())
+    return np.sqrt(variances + ROW_RIDGE * variances.mean())
 
 
 def test_scores_are_sums_of_log_tail_probabilities():
@@ -97,7 +97,7 @@ def test_scores_are_sums_of_log_tail_probabilities():
     np.testing.assert_allclose(found, expected.sum(1), rtol=1e-9)
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 5), (3, 20, 20)])
+@pytest.mark.parametrize("shape", [(3,), (300,), (2, 5, 5), (3, 20, 20)])
 def test_inputs_of_every_shape_are_compared(shape):
     x = normal(N, *shape, seed=9)
     model = novelty(Gaussian(), x=x)
@@ -110,7 +110,13 @@ def test_inputs_of_every_shape_are_compared(shape):
 
 @pytest.mark.parametrize(
     "x",
-    [None, normal(N), torch.ones(N, 3, dtype=torch.long), {"a": normal(N, 3), "b": 1}],
+    [
+        None,
+        normal(N),
+        normal(N, 5, 2),  # sequences
+        torch.ones(N, 3, dtype=torch.long),
+        {"a": normal(N, 3), "b": normal(N, 3)},
+    ],
 )
 def test_other_inputs_are_ignored(x):
     model = novelty(Categorical(), x=x)

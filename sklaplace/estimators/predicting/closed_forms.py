@@ -38,7 +38,12 @@ from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.leverage import LARGEST, sketched
 from sklaplace.posterior.novelty import check_input_shape, hashed_inputs, logit_terms
-from sklaplace.posterior.residual import Residual, relative_variance, with_residual
+from sklaplace.posterior.residual import (
+    Residual,
+    largest_log_ratios,
+    relative_variance,
+    with_residual,
+)
 
 # Normal score beyond which a continued fraction replaces a series, and the number of
 # terms of both, which then have an error below 1e-12.
@@ -226,7 +231,9 @@ class ResidualForm:
             if origins is not None and len(origins) > 1:  # one per predicted class
                 groups = logits.argmax(1)
         t = sum(tail(values[tail.name], groups) for tail in self.tails)
-        return relative_variance((t - self.usual) / self.excess, self.steepness)
+        largest = largest_log_ratios(self.likelihood, outputs, self.steepness)
+        log_ratios = ((t - self.usual) / self.excess).minimum(largest)
+        return relative_variance(log_ratios, self.steepness)
 
     def added(
         self, cov: Tensor, relative: Tensor, n_blocks: int = 1, *, centred: bool = False
