@@ -435,7 +435,7 @@ class BaseLaplace:
         Raises
         ------
         ValueError
-            If the network has no features.
+            If the network has no features, or if X has another shape than in ``fit``.
 
         See Also
         --------
