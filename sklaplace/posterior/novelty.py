@@ -10,8 +10,8 @@ Each sample has several quantities that are larger for unusual samples:
 
 A normal distribution is fitted to the logarithm of each quantity on the training
 samples, leave-one-out. ``score_samples`` is the sum of the logarithms of the tail
-probabilities. The residual uses the leverages only, or, without arrays of inputs, the
-leverages and the indecision.
+probabilities, in regression without the leverage of the inputs. The residual uses the
+leverages only, or, without arrays of inputs, the leverages and the indecision.
 
 In regression, leverages are relative to all training samples, and features have a
 single ridge. This is also the case in classification if the mean features of all
@@ -567,4 +567,8 @@ class Novelty(FieldsOnly):
         """
         mean, std = self.moments_of_logs
         logs = self._logs(self.batch(features, f, x))
-        return torch.special.log_ndtr((mean - logs) / std).sum(1)
+        tails = torch.special.log_ndtr((mean - logs) / std)
+        if not self.likelihood.is_classification:
+            # leave out the leverage of the inputs, which hides new categories
+            tails = tails[:, [0, *range(self.n_residual_terms, tails.shape[1])]]
+        return tails.sum(1)
