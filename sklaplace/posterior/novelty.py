@@ -63,7 +63,7 @@ ROW_RIDGE, IMAGE_RIDGE = 1e-2, 1.0
 MAX_INPUTS = 256
 # Maximum number of feature sums of all classes. These 32 MiB are copied for each batch.
 MAX_SUMS = 2**22
-# Largest magnitude of mean log-probabilities.
+# Largest magnitude of `logit_terms`.
 _LARGEST = 1e6
 _TINY = 1e-300
 
@@ -257,9 +257,9 @@ class Distance:
         of = getattr(samples, self.name), samples.groups, None, samples.weights
         return self.leverage.left_out(*of).log()
 
-    def whitened(self, batch: FeatureBatch, ridge: int = 0) -> Tensor:
+    def whitened(self, batch: FeatureBatch) -> Tensor:
         """Return vectors (b, i + 1) whose squared norms are leverages."""
-        return self.leverage.whitened(getattr(batch, self.name), batch.groups, ridge)
+        return self.leverage.whitened(getattr(batch, self.name), batch.groups)
 
 
 @dataclass(frozen=True)
@@ -429,7 +429,7 @@ class Novelty(FieldsOnly):
     def merged(self, other: "Novelty") -> "Novelty":
         """Merge this novelty with the novelty of other training samples.
 
-        Inputs with different shapes, such as sequences padded per batch, are left out.
+        Inputs with different shapes, such as rows padded per batch, are left out.
         """
         if self.samples.input_shape != other.samples.input_shape:
             self, other = self.without_inputs(), other.without_inputs()

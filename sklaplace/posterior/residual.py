@@ -44,7 +44,7 @@ from torch.nn.functional import normalize
 
 from sklaplace.likelihoods import Likelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.novelty import Novelty
+from sklaplace.posterior.novelty import FeatureBatch, Novelty
 
 # Non-numeric values of the parameter ``residual``.
 RESIDUALS = "auto", "none"
@@ -124,12 +124,11 @@ class Residual:
 
         ``features`` (b, i) and ``f`` (b, c) are the network's features and outputs.
         """
-        log_ratios = self.novelty.log_ratios(self.novelty.batch(features, f, x))
-        return log_ratios.minimum(self._largest_log_ratios(f))
+        return self._log_ratios(self.novelty.batch(features, f, x), f)
 
-    def _largest_log_ratios(self, f: Tensor) -> Tensor:
-        likelihood = self.novelty.likelihood
-        return largest_log_ratios(likelihood, f, self.steepness)
+    def _log_ratios(self, batch: FeatureBatch, f: Tensor) -> Tensor:
+        largest = largest_log_ratios(self.novelty.likelihood, f, self.steepness)
+        return self.novelty.log_ratios(batch).minimum(largest)
 
     def rows(self, features: Tensor, f: Tensor, x: object) -> Tensor:
         """Return rows (b, p) whose inner products are covariances of ``g_k / s_k``."""
@@ -137,8 +136,7 @@ class Residual:
         batch = novelty.batch(features, f, x)
         whitened = [distance.whitened(batch) for distance in novelty.distances]
         directions = normalize(torch.cat(whitened, 1))
-        log_ratios = novelty.log_ratios(batch).minimum(self._largest_log_ratios(f))
-        variances = relative_variance(log_ratios, self.steepness)
+        variances = relative_variance(self._log_ratios(batch, f), self.steepness)
         return directions * variances.sqrt().unsqueeze(1)
 
     # --------------------------------------------------------------------- outputs

@@ -251,8 +251,7 @@ class ResidualForm:
         all_moments = zip(*novelty.moments_of_logs, scale.mean, scale.std, strict=False)
         moments = ((a + b * mean, b * std) for a, b, mean, std in all_moments)
         for distance in novelty.distances:
-            known = getattr(novelty.samples, distance.name)
-            n = known.shape[1]
+            n = distance.leverage.means.shape[1]
             # the first samples, one per group, have the value zero
             values = torch.eye(k + n, n).roll(k, 0).to(novelty.moments.counts)
             groups = torch.arange(k + n, device=values.device) % k
