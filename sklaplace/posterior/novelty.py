@@ -264,36 +264,27 @@ class Distance:
 
 @dataclass(frozen=True)
 class NearestInput:
-    """Distance from the nearest of some training inputs.
+    """Mahalanobis distance from the nearest of some training inputs.
 
     Attributes
     ----------
-    scales : Tensor of shape (d,)
-        Factors of the columns; one over their standard deviations.
-    rows : Tensor of shape (n, d)
-        Scaled training inputs.
+    leverage : Leverage
+        Leverage of the inputs, which defines the distance.
+    rows : Tensor of shape (n, d + 1)
+        Whitened training inputs.
     """
 
-    scales: Tensor
+    leverage: Leverage
     rows: Tensor
 
     @classmethod
-    def of(
-        cls, moments: FeatureMoments, inputs: Tensor, ridge: float
-    ) -> "NearestInput":
-        """Build from sums over all training inputs, and from some inputs (n, d).
-
-        The ridge prevents large scales of columns that are almost constant.
-        """
-        n = moments.counts.sum()
-        mean = moments.sums.sum(0) / n
-        variances = (moments.squares.diagonal() / n - mean**2).clamp(min=0)
-        scales = (variances + ridge * variances.mean() + _TINY).rsqrt()
-        return cls(scales, inputs * scales)
+    def of(cls, leverage: Leverage, inputs: Tensor) -> "NearestInput":
+        """Build from the leverage of inputs, and from some training inputs (n, d)."""
+        return cls(leverage, _whitened_in_one_group(leverage, inputs))
 
     def logs(self, batch: FeatureBatch) -> Tensor:
         """Return the logarithms of the distances, (b, 1)."""
-        distances = self._distances(batch.inputs * self.scales)
+        distances = self._distances(_whitened_in_one_group(self.leverage, batch.inputs))
         return distances.amin(1, keepdim=True).clamp(min=_TINY).log()
 
     def left_out(self) -> Tensor:
@@ -306,6 +297,12 @@ class NearestInput:
         # matrix products would not return zero for equal rows
         mode = "donot_use_mm_for_euclid_dist"
         return torch.cdist(rows, self.rows, compute_mode=mode)
+
+
+def _whitened_in_one_group(leverage: Leverage, inputs: Tensor) -> Tensor:
+    """Return whitened inputs (n, d + 1) with the same origin for all groups."""
+    groups = torch.zeros(len(inputs), dtype=torch.long, device=inputs.device)
+    return leverage.whitened(inputs, groups)
 
 
 @dataclass(frozen=True)
@@ -448,24 +445,27 @@ class Novelty(FieldsOnly):
         n_groups = len(self.moments.counts)
         return Leverage(self.moments, RIDGES if n_groups > 1 else RIDGES[:1])
 
-    @property
-    def _input_ridge(self) -> float:
-        return ROW_RIDGE if len(self.samples.input_shape) == 1 else IMAGE_RIDGE
+    @cached_property
+    def _input_leverage(self) -> Leverage | None:
+        """Leverage of the inputs, if they are an array."""
+        shape = self.samples.input_shape
+        ridge = ROW_RIDGE if len(shape) == 1 else IMAGE_RIDGE
+        return Leverage(self.input_moments, (ridge,)) if shape else None
 
     @cached_property
     def distances(self) -> list[Distance]:
         """Leverages of the features and, if there are any, of the inputs."""
         known = [Distance("features", self.leverage)]
-        if self.samples.input_shape:
-            inputs = Leverage(self.input_moments, (self._input_ridge,))
-            known.append(Distance("inputs", inputs))
+        if self._input_leverage is not None:
+            known.append(Distance("inputs", self._input_leverage))
         return [d for d in known if d.left_out(self.samples).isfinite().any()]
 
     @cached_property
     def nearest(self) -> NearestInput | None:
         """Distance from the nearest training input, if the inputs are an array."""
-        of = self.input_moments, self.samples.inputs, self._input_ridge
-        nearest = NearestInput.of(*of)
+        if self._input_leverage is None:
+            return None
+        nearest = NearestInput.of(self._input_leverage, self.samples.inputs)
         return nearest if nearest.left_out().isfinite().any() else None
 
     @cached_property

@@ -1,5 +1,6 @@
 """Novelty: tails and kept samples, compared with their definitions."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -52,17 +53,16 @@ def test_infinite_values_are_left_out_of_tails():
     torch.testing.assert_close(found, known)
 
 
-def left_out_distances(inputs):
-    """Logarithms of the distances from the nearest other inputs, from SciPy."""
-    scaled = inputs.numpy() / scales_of(inputs)
-    distances = cdist(scaled, scaled)
-    np.fill_diagonal(distances, np.inf)
-    return np.log(distances.min(1, keepdims=True))
-
-
-def scales_of(inputs):
-    variances = inputs.numpy().var(0)
-    return np.sqrt(variances + ROW_RIDGE * variances.mean())
+def nearest_distances(new, inputs, groups):
+    """Mahalanobis distances from the nearest of different inputs, from SciPy."""
+    new, inputs = new.double().numpy(), inputs.double().numpy()
+    means = np.stack([inputs[groups == k].mean(0) for k in range(K)])
+    centred = inputs - means[groups]
+    scatter = centred.T @ centred
+    ridge = ROW_RIDGE * scatter.trace() / len(scatter) * np.eye(len(scatter))
+    metric = {"metric": "mahalanobis", "VI": np.linalg.inv(scatter + ridge)}
+    distances = cdist(new, inputs, **metric)
+    return np.where(distances == 0, np.inf, distances).min(1, keepdims=True)
 
 
 def test_scores_are_sums_of_log_tail_probabilities():
@@ -76,13 +76,11 @@ def test_scores_are_sums_of_log_tail_probabilities():
             of_features.left_out(known.features, groups).log(),
             of_inputs.left_out(x, groups).log(),
             class_terms(f),
-            left_out_distances(x),
+            np.log(nearest_distances(x, x, groups)),
         ]
     )
     new, f, new_x = normal(7, WIDTH, seed=5), normal(7, K, seed=6), normal(7, 3, seed=7)
-    groups = f.argmax(1)
-    scaled, new_scaled = (z.numpy() / scales_of(x) for z in (x, new_x))
-    distances = cdist(new_scaled, scaled).min(1, keepdims=True)
+    distances, groups = nearest_distances(new_x, x, groups), f.argmax(1)
     values = np.hstack(
         [
             of_features(new, groups).log(),
@@ -129,7 +127,8 @@ def test_repeated_inputs_do_not_count_as_their_own_neighbours():
     x, keys = normal(N // 2, 3, seed=9).repeat(2, 1), torch.arange(N // 2).repeat(2)
     twice = novelty(Gaussian(), x=x, keys=keys)
     once = novelty(Gaussian(), n=N // 2, x=x[: N // 2])
-    expected = once.nearest.left_out().repeat(2, 1)
+    # the scatter of the inputs, a sum, is twice as large
+    expected = once.nearest.left_out().repeat(2, 1) - math.log(2) / 2
     torch.testing.assert_close(twice.nearest.left_out(), expected)
     assert novelty(Gaussian(), x=torch.ones(N, 3)).nearest is None
 
