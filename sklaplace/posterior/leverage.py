@@ -116,10 +116,14 @@ class Leverage(FieldsOnly):
         Sums over the training samples.
     ridges : tuple of float
         Values of ε, as fractions of the mean eigenvalue of ``W``.
+    standardises : bool
+        Whether to divide each feature by its standard deviation over all samples, so
+        that its unit has no effect.
     """
 
     moments: FeatureMoments
     ridges: tuple[float, ...]
+    standardises: bool = False
 
     @cached_property
     def means(self) -> Tensor:
@@ -133,63 +137,62 @@ class Leverage(FieldsOnly):
     def _whitenings(self) -> dict[tuple[int, torch.dtype], Tensor]:
         return {}
 
-    def _whitening(self, ridge: int, dtype: torch.dtype) -> Tensor:
+    def whitening(self, ridge: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """Return ``M`` (i, i) with ``M Mᵀ = (W + ε)⁻¹`` for a ridge, in ``dtype``."""
         key = ridge, torch.float64
         if key not in self._whitenings:
             roots = self.moments.counts.sqrt().unsqueeze(1)
             scatter = self.moments.squares - gram(self.means * roots)
-            smallest = _ROUNDING * self.moments.squares.diagonal().mean() + _SMALLEST
+            scales = self._scales()
+            scatter = scatter / scales / scales.unsqueeze(1)
+            squares = self.moments.squares.diagonal() / scales**2
+            smallest = _ROUNDING * squares.mean() + _SMALLEST
             size = self.ridges[ridge] * scatter.diagonal().mean()
             identity = torch.eye(len(scatter)).to(scatter)
             root = torch.linalg.cholesky(scatter + size.maximum(smallest) * identity)
             inverse = torch.linalg.solve_triangular(root, identity, upper=False)
-            self._whitenings[key] = inverse.mT
+            self._whitenings[key] = (inverse / scales).mT
         if (ridge, dtype) not in self._whitenings:
             self._whitenings[ridge, dtype] = self._whitenings[key].to(dtype)
         return self._whitenings[ridge, dtype]
 
-    def _distances(
-        self, features: Tensor, groups: Tensor, n_ridges: int | None
-    ) -> Tensor:
+    def _scales(self) -> Tensor:
+        """Return divisors (i,) of the features; one for constant features."""
+        squares, n = self.moments.squares.diagonal(), self.moments.counts.sum()
+        variances = (squares - self.moments.sums.sum(0) ** 2 / n) / n
+        has_unit = (variances > _ROUNDING * squares / n) & self.standardises
+        return torch.where(has_unit, variances, 1.0).sqrt()
+
+    def _distances(self, features: Tensor, groups: Tensor) -> Tensor:
         """Return ``(φ - μ)ᵀ (W + ε)⁻¹ (φ - μ)`` for each ridge, (b, R), float64."""
         deviations = features - self.means.to(features.dtype)[groups]
-        ridges = range(n_ridges or len(self.ridges))
-        whitenings = [self._whitening(ridge, features.dtype) for ridge in ridges]
+        ridges = range(len(self.ridges))
+        whitenings = [self.whitening(ridge, features.dtype) for ridge in ridges]
         found = [(deviations @ m).square().sum(1).double() for m in whitenings]
         return torch.stack(found, 1).clamp(max=LARGEST)
 
-    def __call__(
-        self, features: Tensor, groups: Tensor, n_ridges: int | None = None
-    ) -> Tensor:
-        """Return leverages (b, R) of new samples (b, i) in groups (b,), float64.
+    def __call__(self, features: Tensor, groups: Tensor) -> Tensor:
+        """Return leverages (b, R) of new samples (b, i) in groups (b,), float64."""
+        distances = self._distances(features, groups)
+        return self.inverse_counts[groups].unsqueeze(1) + distances
 
-        Only the first ``n_ridges`` ridges are used; by default, all are used.
-        """
-        counts = self.moments.counts[groups]
-        distances = self._distances(features, groups, n_ridges)
-        return self._inverse(counts).unsqueeze(1) + distances
-
-    def whitened(self, features: Tensor, groups: Tensor, ridge: int = 0) -> Tensor:
-        """Return ``ψ`` (b, i + 1), whose squared norm is the leverage for a ridge.
+    def whitened(self, features: Tensor, groups: Tensor) -> Tensor:
+        """Return ``ψ`` (b, i + 1), whose squared norm is the first ridge's leverage.
 
         The result is float64 and differentiable with respect to the features.
         """
         deviations = features.double() - self.means[groups]
-        whitened = deviations @ self._whitening(ridge, torch.float64)
-        constant = self._inverse(self.moments.counts[groups]).sqrt()
-        return torch.cat([whitened, constant.unsqueeze(1)], 1)
+        constant = self.inverse_counts[groups].sqrt()
+        return torch.cat([deviations @ self.whitening(0), constant.unsqueeze(1)], 1)
 
-    @staticmethod
-    def _inverse(counts: Tensor) -> Tensor:
+    @property
+    def inverse_counts(self) -> Tensor:
+        """``1/n_k`` (K,), or one for empty groups."""
+        counts = self.moments.counts
         return torch.where(counts > 0, 1 / counts.clamp(min=_SMALLEST), 1.0)
 
     def left_out(
-        self,
-        features: Tensor,
-        groups: Tensor,
-        n_ridges: int | None = None,
-        weights: Tensor | None = None,
+        self, features: Tensor, groups: Tensor, weights: Tensor | None = None
     ) -> Tensor:
         """Return leave-one-out leverages (b, R) of training samples.
 
@@ -204,7 +207,7 @@ class Leverage(FieldsOnly):
         if weights is not None:
             removed = weights.to(counts).clamp(max=1).unsqueeze(1)
         factors = counts / (counts - removed).clamp(min=_SMALLEST)
-        distances = self._distances(features, groups, n_ridges)
+        distances = self._distances(features, groups)
         remaining = (1 - removed * factors * distances).clamp(min=_ROUNDING)
         found = factors / counts + factors**2 * distances / remaining
         is_alone = counts <= removed * (1 + _ROUNDING)

@@ -49,7 +49,8 @@ RIDGES = 1e-3, 1.0
 # Fraction of the samples whose leverages count as usual, for classes and for numbers.
 # In regression, a residual near the data would widen all intervals.
 USUAL_CLASSES, USUAL_NUMBERS = 0.95, 0.99
-# Number of samples that the expected mean excess of `Scale` counts for.
+# Number of samples that prior knowledge about a `Scale` counts for: its expected mean
+# excess, and the training samples if others are held out.
 PRIOR_COUNT = 30
 # Maximum number of training samples kept for comparison.
 MAX_KEPT = 256
@@ -140,7 +141,7 @@ def check_input_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None
             f"The inputs of X must be real numbers of shape {expected} per sample, as "
             f"in fit, but have {f'the shape {shape}' if shape else 'another type'}. "
             "Their distance from the training samples is unknown. Pass X in the same "
-            "format as in fit. Predictions for other inputs need residual='none'."
+            "format as in fit. Only predictions with residual='none' accept others."
         )
 
 
@@ -254,7 +255,7 @@ class Distance:
 
     def left_out(self, samples: FeatureBatch) -> Tensor:
         """Return `logs` of training samples, leave-one-out."""
-        of = getattr(samples, self.name), samples.groups, None, samples.weights
+        of = getattr(samples, self.name), samples.groups, samples.weights
         return self.leverage.left_out(*of).log()
 
     def whitened(self, batch: FeatureBatch) -> Tensor:
@@ -449,8 +450,11 @@ class Novelty(FieldsOnly):
     def _input_leverage(self) -> Leverage | None:
         """Leverage of the inputs, if they are an array."""
         shape = self.samples.input_shape
-        ridge = ROW_RIDGE if len(shape) == 1 else IMAGE_RIDGE
-        return Leverage(self.input_moments, (ridge,)) if shape else None
+        if not shape:
+            return None
+        is_table = len(shape) == 1
+        ridge = ROW_RIDGE if is_table else IMAGE_RIDGE
+        return Leverage(self.input_moments, (ridge,), standardises=is_table)
 
     @cached_property
     def distances(self) -> list[Distance]:
@@ -512,12 +516,15 @@ class Novelty(FieldsOnly):
     @cached_property
     def scale(self) -> Scale:
         """Scale of held-out samples, otherwise of training samples."""
-        if self.held_out is not None:
-            return self.held_out
+        return self.held_out or Scale.of(*self._training_scores, self._share)
+
+    @cached_property
+    def _training_scores(self) -> tuple[Tensor, Tensor]:
+        """`scores` (n, q) and weights (n,) of training samples, leave-one-out."""
         n_terms, (mean, std) = self.n_residual_terms, self.moments_of_logs
         scores = ((self._training_logs - mean) / std)[:, :n_terms]
         is_finite = scores.isfinite().all(1)
-        return Scale.of(scores[is_finite], self.samples.weights[is_finite], self._share)
+        return scores[is_finite], self.samples.weights[is_finite]
 
     def scores(self, batch: FeatureBatch) -> Tensor:
         """Return the standardised quantities for the residual, (b, q)."""
@@ -535,20 +542,24 @@ class Novelty(FieldsOnly):
         network was fitted to the training samples. Each entry of ``scores`` has shape
         (b, q + 1): the values of `scores` for held-out samples, followed by the sample
         weights. The values may have been computed with other, similar networks.
+
+        The training samples together count for `PRIOR_COUNT` samples, so that a few
+        held-out samples do not determine the scale alone.
         """
-        q = self.scores(self.samples).shape[1] if scores else 0
-        scores = [values for values in scores if values.shape[1] == q + 1]
+        known, weights = self._training_scores
+        scores = [v for v in scores if v.shape[1] == known.shape[1] + 1]
         if not scores:
             return self
         values = torch.cat(scores)
-        return replace(
-            self, held_out=Scale.of(values[:, :-1], values[:, -1], self._share)
-        )
+        weights = PRIOR_COUNT * weights / weights.sum()
+        known = torch.cat([known, values[:, :-1]])
+        weights = torch.cat([weights, values[:, -1]])
+        return replace(self, held_out=Scale.of(known, weights, self._share))
 
     def mean_leverage(self) -> Tensor:
         """Return the mean leverage of the training samples' features, ()."""
         samples = self.samples
-        values = self.leverage(samples.features, samples.groups, 1)[:, 0]
+        values = self.leverage(samples.features, samples.groups)[:, 0]
         return samples.weights @ values / samples.weights.sum()
 
     @cached_property

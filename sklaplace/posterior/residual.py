@@ -62,7 +62,7 @@ STEEPNESSES_NUMBERS = 0.5, 0.75, 1.0, 1.25
 # targets.
 SPREADS = 2.0
 # Largest logarithm of the relative variance, which could overflow.
-LARGEST = 138.0
+LARGEST = 300.0
 # Largest relative variance of class logits, relative to one plus the square of the
 # largest logit. All classes are then equally probable, except for a fraction of 1e-4
 # that keeps their order.

@@ -160,24 +160,29 @@ class LogTail:
         Values whose leverage is computed, or ``"logit_terms"`` for the indecision.
     mean, std : Tensor of shape ()
         Moments of the logarithm of the leverage, or of the indecision.
-    matrix : Tensor of shape (i, r) or None
-        Linear map of these values; None for the indecision.
-    origins : Tensor of shape (K, r) or None
-        Origin of each group, to subtract from the mapped values.
+    whitening : Tensor of shape (i, i) or None
+        See `Leverage.whitening`; None for the indecision.
+    means : Tensor of shape (K, i) or None
+        Mean of each group.
+    inverse_counts : Tensor of shape (K,) or None
+        See `Leverage.inverse_counts`.
     """
 
     name: str
     mean: Tensor
     std: Tensor
-    matrix: Tensor | None = None
-    origins: Tensor | None = None
+    whitening: Tensor | None = None
+    means: Tensor | None = None
+    inverse_counts: Tensor | None = None
 
     def __call__(self, values: Tensor, groups: Tensor) -> Tensor:
         """Return minus the logarithms (b,)."""
         logs = values[:, 0]
-        if self.matrix is not None and self.origins is not None:
-            whitened = values @ self.matrix - self.origins[groups]
-            logs = whitened.square().sum(1).clamp(max=LARGEST).log()
+        if self.whitening is not None:
+            assert self.means is not None and self.inverse_counts is not None
+            whitened = (values - self.means[groups]) @ self.whitening
+            distances = whitened.square().sum(1).clamp(max=LARGEST)
+            logs = (distances + self.inverse_counts[groups]).log()
         return -log_upper_tail((logs - self.mean) / self.std)
 
 
@@ -227,8 +232,8 @@ class ResidualForm:
             logits, _ = self.likelihood.class_logits(outputs, zeros)  # (b * labels, K)
             by_label = logits.unflatten(0, (-1, self.n_labels))
             values["logit_terms"] = logit_terms(by_label)
-            origins = self.tails[0].origins
-            if origins is not None and len(origins) > 1:  # one per predicted class
+            means = self.tails[0].means
+            if means is not None and len(means) > 1:  # one per predicted class
                 groups = logits.argmax(1)
         t = sum(tail(values[tail.name], groups) for tail in self.tails)
         largest = largest_log_ratios(self.likelihood, outputs, self.steepness)
@@ -247,19 +252,15 @@ class ResidualForm:
         """Return the residual of c outputs as a function."""
         novelty = residual.novelty
         tails: list[LogTail] = []
-        k, scale = len(novelty.moments.counts), novelty.scale
+        scale = novelty.scale
         all_moments = zip(*novelty.moments_of_logs, scale.mean, scale.std, strict=False)
         moments = ((a + b * mean, b * std) for a, b, mean, std in all_moments)
         for distance in novelty.distances:
-            n = distance.leverage.means.shape[1]
-            # the first samples, one per group, have the value zero
-            values = torch.eye(k + n, n).roll(k, 0).to(novelty.moments.counts)
-            groups = torch.arange(k + n, device=values.device) % k
-            for ridge in range(len(distance.leverage.ridges)):
-                whitened = distance.leverage.whitened(values, groups, ridge)
-                origins = whitened[:k]
-                matrix = whitened[k:] - origins[groups[k:]]
-                tail = LogTail(distance.name, *next(moments), matrix, -origins)
+            leverage = distance.leverage
+            groups = leverage.means, leverage.inverse_counts
+            for ridge in range(len(leverage.ridges)):
+                whitening = leverage.whitening(ridge)
+                tail = LogTail(distance.name, *next(moments), whitening, *groups)
                 tails.append(tail)
         tails += [LogTail("logit_terms", *rest) for rest in moments]
         likelihood, n_labels = novelty.likelihood, 1

@@ -43,8 +43,8 @@ def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
     list of Candidate
         Candidates in the order of ``path``.
     """
-    diagonal = problem.score.diagonal or problem.score.log_proba is None
-    n_blocks = 1 if problem.score.diagonal else problem.posterior.likelihood.n_blocks
+    diagonal = problem.score.diagonal
+    n_blocks = 1 if diagonal else problem.posterior.likelihood.n_blocks
     scores: list[list[tuple[Tensor, ...]]] = [[] for _ in path]
     for part, batches in problem.batches():
         structure, known = part.posterior.structure, []

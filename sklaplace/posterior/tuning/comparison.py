@@ -31,13 +31,12 @@ def compare_with_network(problem: TuningProblem, posterior: GaussianPosterior) -
         return
     score = problem.score
     likelihood: Any = posterior.likelihood
-    diagonal = score.diagonal or score.log_proba is None
     n_blocks = 1 if score.diagonal else likelihood.n_blocks
     losses, outputs = [], []
     for batch in problem.validation:
         mean = linearised_mean(posterior, batch.f, batch.jacobian)
         projection = projected(posterior.structure, batch.jacobian, n_blocks)
-        cov = projection.covariance(posterior.precision, diagonal=diagonal)
+        cov = projection.covariance(posterior.precision, diagonal=score.diagonal)
         losses.append(score.losses(posterior, mean, cov, batch.targets))
         outputs.append((batch.f, batch.targets, batch.weights))
     noise = posterior.hyperparameters.sigma_noise
