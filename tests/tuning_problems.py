@@ -165,7 +165,7 @@ def tuning_problem(fitted: Fitted, **options: Any) -> TuningProblem:
         score=HeldOutScore(
             log_proba=log_proba(likelihood) if has_labels else None,
             log_density=None if has_labels or has_noise else log_density(likelihood),
-            diagonal=False,
+            diagonal=not has_labels,
         ),
         free_prior=True,
         free_noise=has_noise,

@@ -49,9 +49,11 @@ RIDGES = 1e-3, 1.0
 # Fraction of the samples whose leverages count as usual, for classes and for numbers.
 # In regression, a residual near the data would widen all intervals.
 USUAL_CLASSES, USUAL_NUMBERS = 0.95, 0.99
-# Number of samples that prior knowledge about a `Scale` counts for: its expected mean
-# excess, and the training samples if others are held out.
+# Number of samples that the expected mean excess of `Scale` counts for.
 PRIOR_COUNT = 30
+# Minimum number of samples for a `Scale`. Training samples count for the samples that
+# are missing from the held-out samples.
+MIN_SAMPLES = 20
 # Maximum number of training samples kept for comparison.
 MAX_KEPT = 256
 # Smallest standard deviation of the logarithms, for identical training samples.
@@ -543,17 +545,17 @@ class Novelty(FieldsOnly):
         (b, q + 1): the values of `scores` for held-out samples, followed by the sample
         weights. The values may have been computed with other, similar networks.
 
-        The training samples together count for `PRIOR_COUNT` samples, so that a few
-        held-out samples do not determine the scale alone.
+        With fewer than `MIN_SAMPLES` held-out samples, the training samples count for
+        the samples that are missing.
         """
-        known, weights = self._training_scores
-        scores = [v for v in scores if v.shape[1] == known.shape[1] + 1]
+        n_columns = self.n_residual_terms + 1 if scores else 0
+        scores = [values for values in scores if values.shape[1] == n_columns]
         if not scores:
             return self
-        values = torch.cat(scores)
-        weights = PRIOR_COUNT * weights / weights.sum()
+        values, (known, weights) = torch.cat(scores), self._training_scores
+        n_missing = (MIN_SAMPLES - values[:, -1].sum()).clamp(min=0)
+        weights = torch.cat([n_missing * weights / weights.sum(), values[:, -1]])
         known = torch.cat([known, values[:, :-1]])
-        weights = torch.cat([weights, values[:, -1]])
         return replace(self, held_out=Scale.of(known, weights, self._share))
 
     def mean_leverage(self) -> Tensor:

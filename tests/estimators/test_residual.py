@@ -67,18 +67,40 @@ def without(fitted):
 # ------------------------------------------------------------------- its definition
 def leverage(rows, groups, row, group, ridge):
     """Return the leverage of a row in its group, by the within-group covariance."""
+    scatter = scatter_of(rows, groups)
+    scatter = scatter + ridge * np.trace(scatter) / len(scatter) * np.eye(len(scatter))
+    return leverage_of(rows, groups, row, group, scatter)
+
+
+def scatter_of(rows, groups):
     means = {g: rows[groups == g].mean(0) for g in set(groups)}
     deviations = rows - np.stack([means[g] for g in groups])
-    scatter = deviations.T @ deviations
-    scatter += ridge * np.trace(scatter) / len(scatter) * np.eye(len(scatter))
-    difference = row - means[group]
-    n = (groups == group).sum()
-    return 1 / n + difference @ np.linalg.solve(scatter, difference)
+    return deviations.T @ deviations
 
 
-def quantile(values, share):
-    """Return the smallest value that at least this share do not exceed."""
-    return np.sort(values)[int(np.ceil(share * len(values))) - 1]
+def leverage_of(rows, groups, row, group, scatter):
+    own = rows[groups == group]
+    difference = row - own.mean(0)
+    return 1 / len(own) + difference @ np.linalg.solve(scatter, difference)
+
+
+def left_out(rows, groups, ridge):
+    """Return the leverages of training samples, each relative to the others."""
+    scatter = scatter_of(rows, groups)
+    size = ridge * np.trace(scatter) / len(scatter) * np.eye(len(scatter))
+    found = []
+    for i in range(len(rows)):
+        others = np.arange(len(rows)) != i
+        part = rows[others], groups[others]
+        found.append(leverage_of(*part, rows[i], groups[i], scatter_of(*part) + size))
+    return found
+
+
+def quantile(values, weights, share):
+    """Return the smallest value such that others with this weight do not exceed it."""
+    order = values.argsort()
+    totals = weights[order].cumsum()
+    return values[order][np.searchsorted(totals, share * totals[-1])]
 
 
 def relative_variances(fitted, seen, held_out, new):
@@ -92,10 +114,13 @@ def relative_variances(fitted, seen, held_out, new):
             h = torch.tanh(module.hidden(torch.as_tensor(X))).numpy()
             groups = module(torch.as_tensor(X)).numpy().argmax(1)
         groups = groups if is_classifier else 0 * groups
-        return (h, groups), (X, groups)
+        return (h, groups), (X / seen.std(0), groups)
 
     known, *others = map(of_rows, (seen, held_out, new))
-    t_held_out, t_new = 0, 0
+    # the training samples count for the samples that are missing from 20
+    n_missing = max(20 - len(held_out), 0)
+    weights = np.repeat([n_missing / len(seen), 1], [len(seen), len(held_out)])
+    t_known, t_new = 0, 0
     # features, in a single group only with the small ridge, and inputs
     for part, ridge in [(0, 1e-3), (0, 1.0), (1, 1e-2)]:
         if ridge == 1.0 and not is_classifier:
@@ -109,13 +134,16 @@ def relative_variances(fitted, seen, held_out, new):
             )
             for rows in (other[part] for other in others)
         )
-        scale = {"loc": logs.mean(), "scale": logs.std()}
-        t_held_out = t_held_out - stats.norm.logsf(logs, **scale)
+        logs = np.concatenate([np.log(left_out(*known[part], ridge)), logs])
+        mean = np.average(logs, weights=weights)
+        std = np.average((logs - mean) ** 2, weights=weights) ** 0.5
+        scale = {"loc": mean, "scale": std}
+        t_known = t_known - stats.norm.logsf(logs, **scale)
         t_new = t_new - stats.norm.logsf(logs_of_new, **scale)
     n_terms = 3 if is_classifier else 2
-    usual = quantile(t_held_out, 0.95 if is_classifier else 0.99)
-    above = t_held_out[t_held_out > usual] - usual
-    excess = (above.sum() + 30 * n_terms) / (len(above) + 30)
+    usual = quantile(t_known, weights, 0.95 if is_classifier else 0.99)
+    above = weights * (t_known > usual)
+    excess = (above @ (t_known - usual) + 30 * n_terms) / (above.sum() + 30)
     powers = np.where(t_new < usual, 2, fitted.residual_steepness_)
     variances = np.exp(powers * (t_new - usual) / excess)
     if not is_classifier:
@@ -124,12 +152,14 @@ def relative_variances(fitted, seen, held_out, new):
     return np.minimum(variances, LARGEST_RATIO * (1 + (largest**2).max(1)))
 
 
+@pytest.mark.parametrize("n_held_out", [5, 40])
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_variance_is_that_of_its_definition(kind):
+def test_its_variance_is_that_of_its_definition(kind, n_held_out):
     X, y = data(kind)
-    X_val = 1.2 * X[::3]
+    known = slice(None, None, len(X) // n_held_out)
+    X_val = 1.2 * X[known]
     fitted = model(kind, net={"train_split": None})
-    fitted.fit(X, y, X_val=X_val, y_val=y[::3])
+    fitted.fit(X, y, X_val=X_val, y_val=y[known])
     new = np.vstack([X[:5], far(kind, 4.0)])
     mean, variance = fitted.latent_mean_and_variance(new)
     alone_mean, alone = without(fitted).latent_mean_and_variance(new)
@@ -284,6 +314,13 @@ def test_all_kinds_of_classes_have_one(y, link):
     assert_allclose(proba, 1 / n_classes, atol=0.05)
 
 
+@pytest.mark.parametrize("distance", [1e10, 1e30, 1e36])
+def test_no_distance_is_too_large(distance):
+    fitted = model(LaplaceClassifier).fit(*data(LaplaceClassifier))
+    proba = fitted.predict_proba(far(LaplaceClassifier, distance))
+    assert_allclose(proba, 1 / 3, atol=0.05)
+
+
 def test_samples_alone_in_their_class_count_for_nothing():
     X, y = blobs(40)
     X = np.vstack([X, [[9.0, 9.0]]]).astype(np.float32)
@@ -331,6 +368,18 @@ def test_held_out_samples_that_are_farther_count():
     assert added(farther, new) < added(near, new) / 100
     farther.tune(X[:30], y[:30])
     assert_allclose(added(farther, new), added(near, new), rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_few_held_out_samples_do_not_make_others_unusual(kind, n):
+    X, y = data(kind)
+    held_out = slice(1, 1 + n)
+    fitted = model(kind, net={"train_split": None})
+    fitted.fit(X, y, X_val=X[held_out], y_val=y[held_out])
+    pair = fitted, without(fitted)
+    with_it, alone = (m.latent_mean_and_variance(X[60:])[1] for m in pair)
+    assert np.median(with_it - alone) < 0.1 * VARIANCE
 
 
 def test_searches_score_with_it():

@@ -100,6 +100,16 @@ def test_equals_regressor(name, coverage):
     check(model, model.to_module(coverage), **options)
 
 
+@pytest.mark.parametrize("kind", [LaplaceClassifier, LaplaceRegressor])
+def test_equals_estimators_of_large_columns(kind):
+    """The last column has the size of times in microseconds."""
+    times = 1.7e15 + 3e13 * np.random.default_rng(1).standard_normal((200, 1))
+    rows = np.hstack([X, times])
+    y = LABELS if kind is LaplaceClassifier else TARGETS
+    model = kind(random_state=0).fit(rows, y)
+    check(model, model.to_module(), rows)
+
+
 def test_equals_other_targets():
     y = np.column_stack([TARGETS, 5 + X[:, 0] * TARGETS])
     model = LaplaceRegressor(random_state=0).fit(X, y).recalibrate(X[::2], y[::2])

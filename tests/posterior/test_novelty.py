@@ -55,7 +55,8 @@ def test_infinite_values_are_left_out_of_tails():
 
 def nearest_distances(new, inputs, groups):
     """Mahalanobis distances from the nearest of different inputs, from SciPy."""
-    new, inputs = new.double().numpy(), inputs.double().numpy()
+    scale = inputs.double().numpy().std(0)
+    new, inputs = (part.double().numpy() / scale for part in (new, inputs))
     means = np.stack([inputs[groups == k].mean(0) for k in range(K)])
     centred = inputs - means[groups]
     scatter = centred.T @ centred
@@ -104,6 +105,19 @@ def test_inputs_of_every_shape_are_compared(shape):
     assert (far < near).all()
     with pytest.raises(ValueError, match=r"shape \(.*\) per sample, as in fit"):
         model.log_tail_probability(features, f, x.unsqueeze(-1))
+
+
+def test_units_of_columns_do_not_matter():
+    likelihood, x = Categorical(), normal(N, 3, seed=9)
+    x[:, 2] = 4.0  # a constant column has no unit
+    new_x = normal(7, 3, seed=7)
+    units = torch.tensor([2.0**40, 2.0**-20, 1.0])
+    new, f = normal(7, WIDTH, seed=5), normal(7, K, seed=6)
+    model, other = (novelty(likelihood, x=rows) for rows in (x, x * units))
+    expected = model.log_tail_probability(new, f, new_x)
+    found = other.log_tail_probability(new, f, new_x * units)
+    torch.testing.assert_close(found, expected)
+    assert (found < model.log_tail_probability(new, f, x[:7])).all()
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,8 @@ class LogTail:
         """Return minus the logarithms (b,)."""
         logs = values[:, 0]
         if self.whitening is not None:
-            assert self.means is not None and self.inverse_counts is not None
+            assert self.means is not None
+            assert self.inverse_counts is not None
             whitened = (values - self.means[groups]) @ self.whitening
             distances = whitened.square().sum(1).clamp(max=LARGEST)
             logs = (distances + self.inverse_counts[groups]).log()
