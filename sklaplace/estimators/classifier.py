@@ -189,7 +189,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     residual_steepness_ : float
         Power a of the residual's variance: the largest of 0.5, 0.75, ..., 2 whose
         log-likelihood of the held-out samples is at most 0.0025 nats per sample below
-        the best. With fewer than 100 held-out samples, a is 2.
+        the best, or with fewer than 100 samples, at most 0.25 nats in total. Without
+        held-out samples, a is 2.
     temperature_ : float
         Temperature in use, which differs from ``temperature`` only after `tune`.
     log_marginal_likelihood_value_ : float

@@ -205,7 +205,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     residual_steepness_ : float
         Power a of the residual's variance: the largest of 0.5, 0.75, 1 and 1.25
         whose log-likelihood of the held-out samples is at most 0.0025 nats per sample
-        below the best. With fewer than 100 held-out samples, a is 1.25.
+        below the best, or with fewer than 100 samples, at most 0.25 nats in total.
+        Without held-out samples, a is 1.25.
     temperature_ : float
         Temperature in use. The temperature in use differs from ``temperature`` only
         after `tune`.

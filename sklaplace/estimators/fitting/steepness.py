@@ -14,18 +14,18 @@ from sklaplace.likelihoods.base import sample_weights
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.problem import HeldOutScore
 
-# Minimum number of held-out samples for a choice.
-ENOUGH = 100
-# Largest difference between the chosen and the best score, in nats per sample.
-PRICE = 0.0025
+# Largest difference between the chosen and the best score, in nats per sample. Fewer
+# samples than `ENOUGH` have a more uncertain mean score; the largest difference of the
+# total score is then constant.
+PRICE, ENOUGH = 0.0025, 100
 
 
 def chosen_steepness(
     outputs: Iterable[BatchedOutputs], score: HeldOutScore, steepnesses: Sequence[float]
 ) -> float:
-    """Return the largest steepness whose score is at most `PRICE` below the best.
+    """Return the largest steepness whose score is close to the best; see `PRICE`.
 
-    With fewer than `ENOUGH` held-out samples, return the largest steepness.
+    Without held-out samples, return the largest steepness.
 
     Parameters
     ----------
@@ -41,10 +41,9 @@ def chosen_steepness(
         return steepnesses[-1]
     losses, weights = map(torch.cat, zip(*batches, strict=True))
     n_effective = weights.sum() ** 2 / (weights**2).sum()
-    if n_effective < ENOUGH:
-        return steepnesses[-1]
+    price = PRICE * (ENOUGH / n_effective).clamp(min=1)
     means = weights @ losses / weights.sum()
-    is_close = (means <= means.min() + PRICE).tolist()
+    is_close = (means <= means.min() + price).tolist()
     return max(a for a, close in zip(steepnesses, is_close, strict=True) if close)
 
 
