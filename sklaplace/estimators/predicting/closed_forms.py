@@ -151,6 +151,31 @@ def _log_density(z: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class LeverageForm:
+    """Leverage for one ridge as a function.
+
+    Attributes
+    ----------
+    whitening : Tensor of shape (i, i)
+        See `Leverage.whitening`.
+    means : Tensor of shape (K, i)
+        Mean of each group.
+    inverse_counts : Tensor of shape (K,)
+        See `Leverage.inverse_counts`.
+    """
+
+    whitening: Tensor
+    means: Tensor
+    inverse_counts: Tensor
+
+    def __call__(self, values: Tensor, groups: Tensor) -> Tensor:
+        """Return leverages (b,) of values (b, i) in groups (b,)."""
+        whitened = (values - self.means[groups]) @ self.whitening
+        distances = whitened.square().sum(1).clamp(max=LARGEST)
+        return distances + self.inverse_counts[groups]
+
+
+@dataclass(frozen=True)
 class LogTail:
     """Minus the log tail probability of a leverage or of the indecision.
 
@@ -160,30 +185,20 @@ class LogTail:
         Values whose leverage is computed, or ``"logit_terms"`` for the indecision.
     mean, std : Tensor of shape ()
         Moments of the logarithm of the leverage, or of the indecision.
-    whitening : Tensor of shape (i, i) or None
-        See `Leverage.whitening`; None for the indecision.
-    means : Tensor of shape (K, i) or None
-        Mean of each group.
-    inverse_counts : Tensor of shape (K,) or None
-        See `Leverage.inverse_counts`.
+    leverage : LeverageForm or None
+        Leverage of these values; None for the indecision.
     """
 
     name: str
     mean: Tensor
     std: Tensor
-    whitening: Tensor | None = None
-    means: Tensor | None = None
-    inverse_counts: Tensor | None = None
+    leverage: LeverageForm | None = None
 
     def __call__(self, values: Tensor, groups: Tensor) -> Tensor:
         """Return minus the logarithms (b,)."""
         logs = values[:, 0]
-        if self.whitening is not None:
-            assert self.means is not None
-            assert self.inverse_counts is not None
-            whitened = (values - self.means[groups]) @ self.whitening
-            distances = whitened.square().sum(1).clamp(max=LARGEST)
-            logs = (distances + self.inverse_counts[groups]).log()
+        if self.leverage is not None:
+            logs = self.leverage(values, groups).log()
         return -log_upper_tail((logs - self.mean) / self.std)
 
 
@@ -233,8 +248,8 @@ class ResidualForm:
             logits, _ = self.likelihood.class_logits(outputs, zeros)  # (b * labels, K)
             by_label = logits.unflatten(0, (-1, self.n_labels))
             values["logit_terms"] = logit_terms(by_label)
-            means = self.tails[0].means
-            if means is not None and len(means) > 1:  # one per predicted class
+            leverage = self.tails[0].leverage
+            if leverage and len(leverage.means) > 1:  # one per predicted class
                 groups = logits.argmax(1)
         t = sum(tail(values[tail.name], groups) for tail in self.tails)
         largest = largest_log_ratios(self.likelihood, outputs, self.steepness)
@@ -258,11 +273,13 @@ class ResidualForm:
         moments = ((a + b * mean, b * std) for a, b, mean, std in all_moments)
         for distance in novelty.distances:
             leverage = distance.leverage
-            groups = leverage.means, leverage.inverse_counts
             for ridge in range(len(leverage.ridges)):
-                whitening = leverage.whitening(ridge)
-                tail = LogTail(distance.name, *next(moments), whitening, *groups)
-                tails.append(tail)
+                form = LeverageForm(
+                    whitening=leverage.whitening(ridge),
+                    means=leverage.means,
+                    inverse_counts=leverage.inverse_counts,
+                )
+                tails.append(LogTail(distance.name, *next(moments), form))
         tails += [LogTail("logit_terms", *rest) for rest in moments]
         likelihood, n_labels = novelty.likelihood, 1
         if isinstance(likelihood, ClassificationLikelihood):
