@@ -58,9 +58,9 @@ MIN_SAMPLES = 20
 MAX_KEPT = 256
 # Smallest standard deviation of the logarithms, for identical training samples.
 SMALLEST_STD = 1e-2
-# Ridges for rows of a table, whose columns may have different units, and for other
-# inputs, such as images. The values of an image have the same unit, and a small ridge
-# would make noise in rarely used pixels unusual.
+# Ridges for rows of a table, whose columns are standardised, and for other inputs, such
+# as images. The values of an image have the same unit, and a small ridge would make
+# noise in rarely used pixels unusual.
 ROW_RIDGE, IMAGE_RIDGE = 1e-2, 1.0
 # Maximum number of input values. Inputs with more values are hashed.
 MAX_INPUTS = 256
@@ -273,39 +273,38 @@ class NearestInput:
     ----------
     leverage : Leverage
         Leverage of the inputs, which defines the distance.
-    rows : Tensor of shape (n, d + 1)
-        Whitened training inputs.
+    inputs : Tensor of shape (n, d)
+        Training inputs.
     """
 
     leverage: Leverage
-    rows: Tensor
+    inputs: Tensor
 
-    @classmethod
-    def of(cls, leverage: Leverage, inputs: Tensor) -> "NearestInput":
-        """Build from the leverage of inputs, and from some training inputs (n, d)."""
-        return cls(leverage, _whitened_in_one_group(leverage, inputs))
+    @cached_property
+    def _rows(self) -> Tensor:
+        """Whitened training inputs, (n, d + 1)."""
+        return self._whitened(self.inputs)
+
+    def _whitened(self, inputs: Tensor) -> Tensor:
+        """Return whitened inputs (b, d + 1) with the same origin for all groups."""
+        groups = torch.zeros(len(inputs), dtype=torch.long, device=inputs.device)
+        return self.leverage.whitened(inputs, groups)
 
     def logs(self, batch: FeatureBatch) -> Tensor:
         """Return the logarithms of the distances, (b, 1)."""
-        distances = self._distances(_whitened_in_one_group(self.leverage, batch.inputs))
+        distances = self._distances(self._whitened(batch.inputs))
         return distances.amin(1, keepdim=True).clamp(min=_TINY).log()
 
     def left_out(self) -> Tensor:
         """Return the logarithms of distances from the nearest other inputs, (n, 1)."""
-        distances = self._distances(self.rows)
+        distances = self._distances(self._rows)
         others = distances.masked_fill(distances == 0, torch.inf)
         return others.amin(1, keepdim=True).log()
 
     def _distances(self, rows: Tensor) -> Tensor:
         # matrix products would not return zero for equal rows
         mode = "donot_use_mm_for_euclid_dist"
-        return torch.cdist(rows, self.rows, compute_mode=mode)
-
-
-def _whitened_in_one_group(leverage: Leverage, inputs: Tensor) -> Tensor:
-    """Return whitened inputs (n, d + 1) with the same origin for all groups."""
-    groups = torch.zeros(len(inputs), dtype=torch.long, device=inputs.device)
-    return leverage.whitened(inputs, groups)
+        return torch.cdist(rows, self._rows, compute_mode=mode)
 
 
 @dataclass(frozen=True)
@@ -471,7 +470,7 @@ class Novelty(FieldsOnly):
         """Distance from the nearest training input, if the inputs are an array."""
         if self._input_leverage is None:
             return None
-        nearest = NearestInput.of(self._input_leverage, self.samples.inputs)
+        nearest = NearestInput(self._input_leverage, self.samples.inputs)
         return nearest if nearest.left_out().isfinite().any() else None
 
     @cached_property
@@ -552,11 +551,13 @@ class Novelty(FieldsOnly):
         scores = [values for values in scores if values.shape[1] == n_columns]
         if not scores:
             return self
-        values, (known, weights) = torch.cat(scores), self._training_scores
-        n_missing = (MIN_SAMPLES - values[:, -1].sum()).clamp(min=0)
-        weights = torch.cat([n_missing * weights / weights.sum(), values[:, -1]])
-        known = torch.cat([known, values[:, :-1]])
-        return replace(self, held_out=Scale.of(known, weights, self._share))
+        values, held_out_weights = torch.cat(scores).split([n_columns - 1, 1], 1)
+        training_values, training_weights = self._training_scores
+        n_missing = (MIN_SAMPLES - held_out_weights.sum()).clamp(min=0)
+        shares = training_weights / training_weights.sum()
+        weights = torch.cat([n_missing * shares, held_out_weights.squeeze(1)])
+        values = torch.cat([training_values, values])
+        return replace(self, held_out=Scale.of(values, weights, self._share))
 
     def mean_leverage(self) -> Tensor:
         """Return the mean leverage of the training samples' features, ()."""

@@ -8,9 +8,10 @@ the weights. For output k, its variance is
 ``p(x)`` is a tail probability: how often new samples from the data's distribution are
 less similar to the training samples than x. It is estimated from the leverages of the
 features and, if the inputs are an array of real numbers, of the inputs (see
-`leverage`). The samples for the estimate are held-out samples, or the training samples
-(leave-one-out) if no samples are held out. A share ``p₀`` of these samples counts as
-unusual: 5 % for classes and 1 % for numbers. See `sklaplace.posterior.novelty`.
+`leverage`). The samples for the estimate are held-out samples. If few or no samples are
+held out, training samples (leave-one-out) complete or replace them. A share ``p₀`` of
+these samples counts as unusual: 5 % for classes and 1 % for numbers. See
+`sklaplace.posterior.novelty`.
 
 For usual samples (``p > p₀``), ``a`` is `USUAL_STEEPNESS`. For unusual samples, the
 steepness ``a`` is the largest of several values whose score on held-out samples is
