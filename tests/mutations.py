@@ -47,7 +47,7 @@ MUTATIONS = [
     ),
     Mutation(
         "variational posteriors pickled on their GPU",
-        "sklaplace/estimators/fitting/members.py",
+        "sklaplace/estimators/base.py",
         'moved_entries(state, _WITH_TENSORS, "cpu")',
         "dict(state)",
         "test_devices.py::test_what_was_fitted_on_a_gpu_is_stored_without_one",

@@ -1,7 +1,7 @@
 """Modules import only from their own subpackage and from lower subpackages.
 
 Subpackages are the top-level folders and files of the package. Files of a subpackage
-import each other without cycles. Estimators inherit from few classes.
+import each other without cycles.
 """
 
 import ast
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from mutations import MUTATIONS
-from sklearn.base import BaseEstimator
 
 import sklaplace
 
@@ -51,13 +50,6 @@ TAKE_ESTIMATORS = {
     "sklaplace.metrics.checks": {"last_step"},
     # public: any fitted estimator
     "sklaplace.estimators.predicting.streaming": {"iter_predictions"},
-    # methods that base classes share; a common base would be a fifth class
-    "sklaplace.estimators.fitting.members": {
-        *("reported", "check_parameters", "check_settings", "new_trainer", "encode"),
-        *("check_samples", "new_data", "reduce_ex", "getstate", "setstate"),
-        *("summary", "visual_block", "fitted_attributes"),
-        *("conformalize", "calibrated", "_predicting"),
-    },
     # the parameter of that name: a net, maybe frozen
     "sklaplace.estimators.options.given_net": {"inner_net", "is_frozen", "check_net"},
 }
@@ -67,7 +59,7 @@ FOREIGN = {
     *("_reversed_padding_repeated_twice", "_get_predict_nonlinearity"),
     *("_accept_sample_weight", "_validate_params", "_parameter_constraints"),
     # of clones of an estimator, which folds train
-    *("_at_scores", "_normal_scores"),
+    *("_at_scores", "_normal_scores", "_fit", "_reported"),
     # of copies of an estimator, which a search scores
     *("_novelty", "_set_fitted"),
 }
@@ -224,11 +216,6 @@ def test_rooms_of_the_estimators_import_downward():
     assert upward == set()
 
 
-def test_estimators_and_core_have_few_files():
-    assert len(list((ROOT / "estimators").glob("*.py"))) <= 14
-    assert len(list((ROOT / "core").glob("*.py"))) <= 11
-
-
 @pytest.mark.parametrize("module", FILES)
 def test_functions_take_values_and_not_estimators(module):
     found = {
@@ -266,24 +253,6 @@ def test_no_private_attribute_of_another_object(module):
 def test_rejects(module, source, message):
     (found,) = faults(source, module)
     assert message in found
-
-
-ESTIMATORS = [
-    kind
-    for kind in vars(sklaplace).values()
-    if isinstance(kind, type) and issubclass(kind, BaseEstimator)
-]
-
-
-def own_classes(kind):
-    """Return a class and its base classes in this package."""
-    return [base for base in kind.__mro__ if base.__module__.startswith(PACKAGE)]
-
-
-@pytest.mark.parametrize("kind", ESTIMATORS)
-def test_estimators_inherit_from_few_classes(kind):
-    # a search adds one class, for classifiers and regressors
-    assert len(own_classes(kind)) <= 5
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.mistake)

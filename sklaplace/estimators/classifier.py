@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.links import LINKS, Link, choose_link
-from sklaplace.estimators.fitting.members import reported
 from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.options.laplace import LaplaceOptions
@@ -319,7 +318,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             classes = np.unique(classes)
             self._check_classes(classes, y)
         if not hasattr(self, "posterior_"):
-            with reported(self):
+            with self._reported():
                 return self._fit(Samples(X, y, sample_weight, classes=classes))
         if not self._targets.is_ignored(as_array(y, "y")).all():
             self._add_samples(X, y, sample_weight)

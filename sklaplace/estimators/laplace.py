@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from sklaplace.core.checks import naming
 from sklaplace.core.linalg import plain
 from sklaplace.core.trees import Inputs, without_groups
 from sklaplace.curvature.priors import per_group
-from sklaplace.estimators.fitting import members
+from sklaplace.estimators.base import NetEstimator
 from sklaplace.estimators.fitting.cross_validation import CrossValidation
 from sklaplace.estimators.fitting.fit_cache import FitWork, cached_fit
 from sklaplace.estimators.fitting.hyperparameters import (
@@ -36,14 +36,12 @@ from sklaplace.estimators.fitting.laplace_fit import (
 from sklaplace.estimators.fitting.noise import loss_per_target
 from sklaplace.estimators.fitting.sample_record import novelty_scores
 from sklaplace.estimators.fitting.steepness import chosen_steepness, with_steepness
-from sklaplace.estimators.options.constraints import CONSTRAINTS, Constraints
 from sklaplace.estimators.options.laplace import REPLACED, LaplaceOptions
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, require_finite
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.samples import (
-    InputForm,
     Samples,
     check_loader,
     draw_seed,
@@ -59,13 +57,10 @@ from sklaplace.posterior.tuning import Tuner
 from sklaplace.posterior.tuning.problem import HeldOutScore
 
 
-@members.without_class
 @dataclass(eq=False, repr=False, kw_only=True)
-class BaseLaplace:
+class BaseLaplace(NetEstimator):
     """Parameters, fit and posterior that all Laplace estimators share."""
 
-    estimator: Any = field(default=None, kw_only=False)
-    likelihood: Any = None
     subset_of_weights: str | list[str] = "last_layer"
     subset_params: dict[str, Any] | None = None
     hessian_structure: str = "kron"
@@ -82,30 +77,15 @@ class BaseLaplace:
     validation_fraction: float = 0.2
     pred_type: str = "glm"
     n_samples: int = 100
-    batch_size: int | None = None
     n_shards: int | None = None
     n_jobs: int | None = None
     memory: Any = None
-    random_state: Any = None
-    verbose: int = 0
 
     if TYPE_CHECKING:  # provided by the other base classes of an estimator
-        _input_type: InputForm
-        _targets: Any
         _likelihood: Any
 
         def _check_loss(self, loss: float, rate: str = ...) -> None: ...
         def _grid_tuner(self, *args: Any) -> Tuner: ...
-
-    _parameter_constraints: ClassVar[Constraints] = CONSTRAINTS
-
-    _check_samples = members.check_samples
-    _summary = members.summary
-    _sk_visual_block_ = members.visual_block
-    _get_fitted_attr_html = members.fitted_attributes
-    __reduce_ex__ = members.reduce_ex
-    __getstate__ = members.getstate
-    __setstate__ = members.setstate
 
     # --------------------------------------------------------------------- fit
     def fit(
@@ -197,14 +177,14 @@ class BaseLaplace:
             groups_val=groups_val,
             fit_params=fit_params,
         )
-        with members.reported(self):
+        with self._reported():
             return self._fit(samples)
 
     def _fit(self, samples: Samples) -> Any:
         options = self._check_options()
         warn_of_weight_scale(samples.sample_weight)
         check_memory(self.memory)
-        encoded = members.encode(self, samples)
+        encoded = self._encode(samples)
         validation = self._cross_validation(samples)
         self._seed = draw_seed(self.random_state)
         splits = None if validation is None else validation.splits
@@ -326,12 +306,23 @@ class BaseLaplace:
             parts.append(f"log evidence {self.log_marginal_likelihood_value_:.1f}")
         return parts
 
+    def _get_fitted_attr_html(self, doc_link: str = "") -> Any:
+        """Return the table of fitted attributes, without a misleading evidence.
+
+        If the prior was not chosen by the evidence and the weights were not refitted,
+        the evidence says little about the model.
+        """
+        table = super()._get_fitted_attr_html(doc_link)
+        if hasattr(self, "_options") and self._options.tuner != "marglik":
+            table.pop("log_marginal_likelihood_value_", None)
+        return table
+
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:
         """Return the options; raise an error for invalid values."""
         names = [f.name for f in fields(LaplaceOptions) if f.name != "sigma_noise"]
         values = {name: getattr(self, name) for name in names}
-        members.check_parameters(self)
+        self._check_parameters()
         if self.estimator is None and self.likelihood is not None:
             raise ValueError(
                 f"likelihood={self.likelihood!r} needs a network trained with the "
@@ -345,7 +336,7 @@ class BaseLaplace:
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         fraction = options.validation_fraction if options.holds_out else None
-        return members.new_trainer(self, LaplaceTrainer, fraction, options=options)
+        return self._new_trainer(LaplaceTrainer, fraction, options=options)
 
     def _likelihood_settings(self) -> Any:
         """Return the likelihood settings that affect the curvature."""
@@ -358,7 +349,7 @@ class BaseLaplace:
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
         check_is_fitted(self)
-        members.check_settings(self)
+        self._check_settings()
         network = TrainedNetwork(self.estimator_, self.network_spec_)
         return self._outputs_of(network, self.posterior_, self._novelty)
 
@@ -394,21 +385,16 @@ class BaseLaplace:
         return Residual.of(novelty, posterior, variance, self.residual_steepness_)
 
     # ----------------------------------------------------------------------- samples
-    def _check_inputs(self, X: Inputs) -> Any:
-        """Return validated and cast inputs for prediction."""
-        check_is_fitted(self)
-        return self._input_type.check_inputs(self, X, net=self.estimator_)
-
     def _add_samples(
         self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
     ) -> Any:
         """Add the curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
-        with members.reported(self):
+        with self._reported():
             options = self._check_options()
             check_addable(self.posterior_, self.network_spec_, self._options, options)
             warn_of_weight_scale(sample_weight)
-            data = members.new_data(self, X, y, sample_weight)
+            data = self._new_data(X, y, sample_weight)
             samples, solver = data.dataset(self.estimator_), self._solver(options)
             network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
             novelty = solver.add_novelty(self._novelty, network)
@@ -615,8 +601,8 @@ class BaseLaplace:
         True
         """
         check_is_fitted(self)
-        members.check_settings(self)
-        with members.reported(self):
+        self._check_settings()
+        with self._reported():
             free = free_parameters(self.posterior_, parameters)
             network = TrainedNetwork(self.estimator_, self.network_spec_)
             if X is None:
@@ -625,7 +611,7 @@ class BaseLaplace:
                 check_loader(X, "tune")
                 if y is None:
                     raise ValueError("y is missing. Pass both X and y, or neither.")
-                data = members.new_data(self, X, y, sample_weight)
+                data = self._new_data(X, y, sample_weight)
                 network = replace(network, held_out=data.dataset(self.estimator_))
             score = replace(self._score(network.spec.likelihood), is_given=True)
             solver = self._solver(replace(self._options, residual=self.residual))

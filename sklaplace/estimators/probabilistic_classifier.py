@@ -1,6 +1,5 @@
 """ProbabilisticClassifier: class probabilities, and distributions over them."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +8,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -19,14 +18,13 @@ from sklaplace.core.random import RandomState, cached_sobol_normals
 from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import LINKS, Link, mc_uncertainty, uncertainty_of_draws
-from sklaplace.estimators.fitting import members
+from sklaplace.estimators.base import NetEstimator
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting import latent
-from sklaplace.estimators.predicting.conformal import Conformal
-from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.targets.base import likelihood_of
 from sklaplace.estimators.targets.classes import ClassTargets
 from sklaplace.estimators.training.samples import Samples
+from sklaplace.estimators.training.trainer import EncodedData
 from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.networks.data import count_rows
 
@@ -37,12 +35,11 @@ MANY_CLASSES = 1024
 Reduction = Callable[[Tensor], Tensor]
 
 
-@members.without_class
 @dataclass(eq=False, repr=False, kw_only=True)
-class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
+class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
     """Predictions of a classifier, from the distribution of its outputs.
 
-    Subclasses implement ``fit`` and `_outputs`, the distribution of outputs.
+    Subclasses implement `_fit` and `_outputs`, the distribution of outputs.
     """
 
     class_weight: dict[Any, float] | str | None = None
@@ -50,16 +47,12 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     _targets_kind: ClassVar[type[ClassTargets]] = ClassTargets
 
-    @abstractmethod
-    def _outputs(self) -> BatchedOutputs:
-        """Distribution of the fitted network's outputs."""
-
-    # conformity scores, removed by methods that change predictions
-    _conformal = cast(Conformal | None, None)
-    _has_groups = False
-    conformalize = members.conformalize
-
     # ----------------------------------------------------------------- targets
+    def _encode(self, samples: Samples) -> EncodedData:
+        encoded = super()._encode(samples)
+        self._notable_loss = self._targets.notable_loss(encoded.data)
+        return encoded
+
     def _infer_targets(self, y: ArrayLike, samples: Samples) -> ClassTargets:
         """Return the classes of the targets passed to ``fit``, and set ``classes_``."""
         self._targets = self._targets_kind.infer(
@@ -750,8 +743,10 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         """
         q, k_max = check_set(q, k_max, reference)
         if method == "conformal":
-            scores = partial(self._class_scores, X=X)
-            is_member = members.calibrated(self).members(self, scores, 1 - q)
+            conformal = self._calibrated()
+            models = conformal.models or [self]
+            scores = [self._class_scores(model, X) for model in models]
+            is_member = conformal.members(scores, 1 - q)
             top = self.predict_proba(X).argmax(axis=1)[:, None]
             np.put_along_axis(is_member, top, True, axis=1)
             return is_member

@@ -1,6 +1,5 @@
 """ProbabilisticRegressor: means, standard deviations, quantiles and samples."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,30 +8,28 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core.checks import as_levels, as_seed, check_option, naming
 from sklaplace.core.random import RandomState
 from sklaplace.core.trees import Inputs
-from sklaplace.estimators.fitting import members
+from sklaplace.estimators.base import NetEstimator
 from sklaplace.estimators.options.given_net import is_frozen
 from sklaplace.estimators.options.laplace import sibling
 from sklaplace.estimators.predicting import latent
-from sklaplace.estimators.predicting.conformal import Conformal
 from sklaplace.estimators.predicting.noise_model import NoiseModel
-from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.targets.numbers import NumberTargets
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import RegressionLikelihood
+from sklaplace.networks.data import count_rows
 
 
-@members.without_class
 @dataclass(eq=False, repr=False, kw_only=True)
-class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
+class ProbabilisticRegressor(RegressorMixin, NetEstimator):
     """Predictions of a regressor, from the distribution of its outputs.
 
-    Subclasses implement ``fit`` and `_outputs`, the distribution of outputs.
+    Subclasses implement `_fit` and `_outputs`, the distribution of outputs.
     """
 
     sigma_noise: Any = "auto"
@@ -42,15 +39,6 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     _targets_kind: ClassVar[type[NumberTargets]] = NumberTargets
     # set by estimators with heteroscedastic noise
     _noise_model = cast(NoiseModel | None, None)
-
-    @abstractmethod
-    def _outputs(self) -> BatchedOutputs:
-        """Distribution of the fitted network's outputs."""
-
-    # conformity scores, removed by methods that change predictions
-    _conformal = cast(Conformal | None, None)
-    _has_groups = False
-    conformalize = members.conformalize
 
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: Any, samples: Samples) -> NumberTargets:
@@ -144,7 +132,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
     def _normal_scores(self, X: Inputs, y: Any) -> np.ndarray:
         """Return the normal scores (n, c) of targets in the predictive distribution."""
-        data = members.new_data(self, X, y, None)
+        data = self._new_data(X, y, None)
         *given, rows = self._latent(data.X, is_checked=True)
         mean, variance = self._likelihood.moments(*given)
         scores = (data.y.reshape(mean.shape) - mean) / np.sqrt(variance)
@@ -238,7 +226,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
                 f"recalibrate scales noise, which {type(self._likelihood).__name__} "
                 "does not have. Use a net with criterion=torch.nn.MSELoss."
             )
-        data = members.new_data(self, X, y, sample_weight)
+        data = self._new_data(X, y, sample_weight)
         if len(data.y) < 2:
             raise ValueError("1 row is too few to recalibrate. Pass 100 or more.")
         moments = self._latent(data.X, is_checked=True)[:3]
@@ -490,9 +478,12 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         levels = as_levels("coverage", coverage, "Choose a probability, such as 0.9.")
         check_option("method", method, ["predictive", "conformal", "joint"])
         if method != "predictive":
-            joint = method == "joint"
-            values = members.calibrated(self).interval(self, X, levels, joint)
-            values = self._targets.drop_axis(values)
+            conformal = self._calibrated()
+            conformal.require_bytes(count_rows(X))
+            scores = conformal.signed_scores(levels, joint=method == "joint")
+            pairs = zip(conformal.models or [self], scores, strict=True)
+            ends = [model._at_scores(X, signed) for model, signed in pairs]
+            values = self._targets.drop_axis(conformal.interval(ends, levels))
             return values if np.ndim(coverage) else values[..., 0]
         tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])  # (2, n_levels)
         for level in levels[tails[1] == 1].tolist():

@@ -1,7 +1,7 @@
 """BaseSampling: estimators that predict from draws of a network's outputs."""
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -13,7 +13,7 @@ from sklaplace.core import progress
 from sklaplace.core.checks import check_count
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import Inputs
-from sklaplace.estimators.fitting import members
+from sklaplace.estimators.base import NetEstimator
 from sklaplace.estimators.fitting.noise import most_probable_noise
 from sklaplace.estimators.options.constraints import (
     AUTO,
@@ -38,21 +38,13 @@ from sklaplace.networks.trained import TrainedNetwork, n_epochs
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class BaseSampling(ABC):
+class BaseSampling(NetEstimator):
     """Parameters and ``fit`` method of estimators that predict from draws."""
-
-    estimator: Any = field(default=None, kw_only=False)
-    likelihood: Any = None
-    batch_size: int | None = None
-    random_state: Any = None
-    verbose: int = 0
 
     if TYPE_CHECKING:  # provided by a subclass or the other base class
         sigma_noise: Any
         normalize_y: bool
         validation_fraction: float
-        _input_type: samples.InputForm
-        _targets: Any
 
         def _check_loss(self, loss: float, rate: str = ...) -> None: ...
         def _set_noise(self, sigma: Any) -> None: ...
@@ -62,13 +54,6 @@ class BaseSampling(ABC):
         **CONSTRAINTS,
         "sigma_noise": [AUTO, LEVELS],
     }
-    _check_samples = members.check_samples
-    _summary = members.summary
-    _sk_visual_block_ = members.visual_block
-    _get_fitted_attr_html = members.fitted_attributes
-    __reduce_ex__ = members.reduce_ex
-    __getstate__ = members.getstate
-    __setstate__ = members.setstate
 
     def fit(
         self,
@@ -141,14 +126,14 @@ class BaseSampling(ABC):
         given = samples.Samples(
             X, y, sample_weight, groups, **held_out, fit_params=fit_params
         )
-        with members.reported(self):
+        with self._reported():
             return self._fit(given)
 
     def _fit(self, given: samples.Samples) -> Any:
         self._check_options()
         if self.estimator is None or self._trainer_kind.has_prior:
             samples.warn_of_weight_scale(given.sample_weight)
-        encoded = members.encode(self, given)
+        encoded = self._encode(given)
         self._seed = samples.draw_seed(self.random_state)
         device = getattr(inner_net(self.estimator), "device", "cpu")
         trainer = self._trainer()
@@ -175,7 +160,7 @@ class BaseSampling(ABC):
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> None:
         """Raise an error for invalid values."""
-        members.check_parameters(self)
+        self._check_parameters()
         if is_regressor(self):
             # a variance needs at least two draws
             check_count("n_samples", getattr(self, "n_samples", 2), 2)
@@ -187,7 +172,7 @@ class BaseSampling(ABC):
         if is_regressor(self) and has_noise(self.likelihood, inner_net(self.estimator)):
             is_tuned = isinstance(self.sigma_noise, str) and self.sigma_noise == "auto"
             fraction = self.validation_fraction if is_tuned else None
-        return members.new_trainer(self, self._trainer_kind, fraction, **options)
+        return self._new_trainer(self._trainer_kind, fraction, **options)
 
     def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
         """Set fitted attributes from the trained network, in evaluation mode."""
@@ -220,7 +205,7 @@ class BaseSampling(ABC):
 
     def _outputs_of(self, network: TrainedNetwork) -> BatchedOutputs:
         scope = type(self).__name__, self.verbose
-        members.check_settings(self)
+        self._check_settings()
         model = self._output_model()
         return BatchedOutputs(network, model, self.batch_size, scope=scope)
 
@@ -228,8 +213,3 @@ class BaseSampling(ABC):
         """Distribution of the fitted network's outputs."""
         check_is_fitted(self)
         return self._outputs_of(TrainedNetwork(self.estimator_, self.network_spec_))
-
-    def _check_inputs(self, X: Inputs) -> Any:
-        """Return validated and cast inputs for prediction."""
-        check_is_fitted(self)
-        return self._input_type.check_inputs(self, X, self.estimator_)

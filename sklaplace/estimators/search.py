@@ -19,7 +19,6 @@ from sklaplace.estimators.fitting.cross_validation import (
     score_of,
 )
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit
-from sklaplace.estimators.fitting.members import reported
 from sklaplace.estimators.options.constraints import (
     AUTO,
     CONSTRAINTS,
@@ -110,7 +109,7 @@ class PriorSearch:
         2
         """
         samples = Samples(X, y, sample_weight, groups, fit_params=fit_params)
-        with reported(self):
+        with self._reported():
             return self._fit(samples)
 
     def _fit(self: Any, samples: Samples) -> Any:

@@ -75,22 +75,18 @@ def contains(ends, y):
 
 
 # -------------------------------------------------------------------- the guarantee
-class Uniform:
-    """A model whose score for a target is the target itself."""
-
-    def _at_scores(self, X, scores):
-        return np.broadcast_to(scores, (len(X), *scores.shape)).copy()
-
-
 @pytest.mark.parametrize(("n", "coverage"), [(19, 0.9), (20, 0.9), (49, 0.5)])
 def test_coverage_is_the_rank_by_the_number_of_scores(n, coverage):
     rng, runs = np.random.default_rng(0), 4000
-    X, rank, inside = np.empty(1), np.ceil((n + 1) * coverage), 0
+    levels, rank, inside = np.array([coverage]), np.ceil((n + 1) * coverage), 0
     for scores in rng.uniform(size=(runs, n + 1, 1)):
         conformal = Conformal.of([], [scores[:-1]], {}, None)
-        ends = conformal.interval(Uniform(), X, np.array([coverage]), joint=False)
+        # the score of a target is the target itself
+        ends = conformal.interval(
+            [s[None] for s in conformal.signed_scores(levels, joint=False)], levels
+        )
         inside += ends[0, 0, 0, 0] <= scores[-1, 0] <= ends[0, 0, 1, 0]
-        members = conformal.members(None, lambda _, s=scores: s[-1:], coverage)
+        members = conformal.members([scores[-1:]], coverage)
         assert members.item() == (scores[-1, 0] <= ends[0, 0, 1, 0])
     exact = rank / (n + 1)
     assert exact >= coverage

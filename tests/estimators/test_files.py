@@ -1,21 +1,18 @@
-"""Files: size, version, and files of earlier versions."""
+"""Files: size and content."""
 
 import io
 import pickle
-from pathlib import Path
 
 import joblib
 import numpy as np
 import pytest
 import torch
-from files.write import FILES, FORMATS, check
 from nets import MLP, classifier, seeded
+from refusals import CLASSIFIERS, REGRESSORS
 from sklearn.frozen import FrozenEstimator
 
 from sklaplace import LaplaceClassifier
-from sklaplace.estimators.fitting import members
 
-STORED = [path for folder in FORMATS for path in sorted(folder.glob("*.joblib"))]
 rng = np.random.default_rng(0)
 X = rng.standard_normal((60, 2)).astype("f4")
 LABELS = (X[:, 0] > 0).astype(int)
@@ -50,6 +47,19 @@ def n_bytes(value):
     return file.getbuffer().nbytes
 
 
+class Recorder(pickle.Unpickler):
+    """An unpickler that records the classes and functions that a pickle names."""
+
+    def __init__(self, content):
+        super().__init__(io.BytesIO(content))
+        self.named = []
+
+    def find_class(self, module, name):
+        value = super().find_class(module, name)
+        self.named += [value] if module.startswith("sklaplace") else []
+        return value
+
+
 def frozen(width=300):
     return FrozenEstimator(seeded(classifier(MLP(n_out=2, width=width)), X, LABELS))
 
@@ -58,34 +68,17 @@ def fitted(net):
     return LaplaceClassifier(net, prior_precision=1.0, random_state=0).fit(X, LABELS)
 
 
-# scikit-learn warns of its own FrozenEstimator in another version
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.InconsistentVersionWarning")
-@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
-def test_files_of_earlier_versions_are_loaded(path):
-    model = joblib.load(path)
-    check(model, path)
-    assert not hasattr(model, "distributed")  # a parameter that was removed
-
-
-def test_files_of_all_formats_are_there_and_small():
-    assert {path.name for path in FORMATS} == {
-        f"format_{n}" for n in range(1, members.FORMAT + 1)
-    }
-    sizes = [path.stat().st_size for path in Path(FILES).rglob("*") if path.is_file()]
-    assert sum(sizes) < 2 * 2**20
-
-
-def test_a_newer_file_says_so(monkeypatch):
-    model = fitted(classifier(MLP(n_out=2)))
-    monkeypatch.setattr(members, "FORMAT", 99)
-    # a class that has moved is only looked for later
-    newer = pickle.dumps(model).replace(b"posterior.gaussian", b"posterior.gaussiam")
-    state = model.__getstate__()
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"format 99, from a newer.*Update sklaplace"):
-        pickle.loads(newer)
-    with pytest.raises(ValueError, match=r"format 99, from a newer.*Update sklaplace"):
-        LaplaceClassifier().__setstate__(state)
+@pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS])
+def test_a_file_names_only_classes_of_this_package(kind):
+    """Check that functions, and private classes, can be renamed later."""
+    model = kind(random_state=0).fit(X, LABELS)
+    model.predict(X)
+    file = Recorder(pickle.dumps(model))
+    file.load()
+    assert kind in file.named
+    for value in file.named:
+        assert isinstance(value, type)
+        assert not value.__name__.startswith("_")
 
 
 class TestFrozenNetworks:

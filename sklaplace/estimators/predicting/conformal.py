@@ -6,7 +6,7 @@ value unless the score of this value exceeds too many calibration scores.
 """
 
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,7 @@ from sklearn.model_selection import check_cv
 from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_count, plain
 from sklaplace.core.random import private_rng
-from sklaplace.core.trees import Inputs
-from sklaplace.networks.data import TrainingData, count_rows
+from sklaplace.networks.data import TrainingData
 from sklaplace.networks.split import hash_folds, sample_keys
 
 Array = NDArray[np.float64]
@@ -94,39 +93,57 @@ class Conformal:
             )
         return np.maximum(needed, 1e-9)
 
-    def interval(self, model: Any, X: Inputs, coverage: Array, joint: bool) -> Array:
-        """Return interval ends (n, c, 2, n_levels), joint over columns if ``joint``."""
-        needed, parts = self._needed(coverage), self.scores
-        weights = np.concatenate(self.weights)
+    def signed_scores(self, coverage: Array, joint: bool) -> list[Array]:
+        """Return the normal scores (c or 1, 2 s) of the ends that each model predicts.
+
+        If the estimator is the only model, the scores are the limits for the coverages.
+        With ``joint``, the scores are the same for all columns.
+        """
+        scores = self.scores
         if joint:
-            parts = [s.max(axis=1, keepdims=True) for s in parts]
+            scores = [s.max(axis=1, keepdims=True) for s in scores]
+        if self.models:
+            return [_signed(s.T) for s in scores]
+        (weights,) = self.weights
+        return [_signed(_limits(scores[0].T, weights, self._needed(coverage)))]
+
+    def interval(self, ends: Sequence[Array], coverage: Array) -> Array:
+        """Return interval ends (n, c, 2, n_levels) from the ends that models predict.
+
+        ``ends`` contains one array (n, c, 2 s) per model, at `signed_scores`.
+        """
         if not self.models:
-            chosen = _limits(parts[0].T, weights, needed)
-            ends = model._at_scores(X, _signed(chosen))
-            return np.asarray(ends.reshape(*ends.shape[:2], 2, -1))
-        n, (n_scores, c) = count_rows(X), np.concatenate(self.scores).shape
-        require_bytes(
-            64 * n * c * n_scores,
-            "cpu",
-            f"method='conformal' for {n:,} rows and {n_scores:,} scores of folds",
-            "predict fewer rows at a time, or call conformalize with cv=None",
-        )
-        pairs = zip(self.models, parts, strict=True)
-        ends = [np.split(m._at_scores(X, _signed(s.T)), 2, axis=-1) for m, s in pairs]
-        low, high = np.concatenate(ends, axis=-1)
+            return ends[0].reshape(*ends[0].shape[:2], 2, -1)
+        needed, weights = self._needed(coverage), np.concatenate(self.weights)
+        sides = [np.split(array, 2, axis=-1) for array in ends]
+        low, high = np.concatenate(sides, axis=-1)
         limits = -_limits(-low, weights, needed), _limits(high, weights, needed)
         return np.asarray(np.sort(np.stack(limits, axis=-2), axis=-2))
 
-    def members(
-        self, model: Any, scores: Callable[[Any], Array], coverage: float
-    ) -> NDArray[np.bool_]:
-        """Return whether sets contain each label, (n, K), given ``scores(model)``."""
+    def require_bytes(self, n_samples: int) -> None:
+        """Raise ValueError if the ends of all models do not fit into memory."""
+        n_scores, n_columns = np.concatenate(self.scores).shape
+        if self.models:
+            require_bytes(
+                64 * n_samples * n_columns * n_scores,
+                "cpu",
+                f"method='conformal' for {n_samples:,} rows and {n_scores:,} scores of "
+                "folds",
+                "predict fewer rows at a time, or call conformalize with cv=None",
+            )
+
+    def members(self, scores: Sequence[Array], coverage: float) -> NDArray[np.bool_]:
+        """Return whether sets contain each label, (n, K).
+
+        ``scores`` contains each model's conformity scores (n, K) of all labels.
+        """
         needed, below = self._needed(np.array([coverage])), np.zeros(1)
-        parts = zip(self.models or [model], self.scores, self.weights, strict=True)
-        for part, found, weights in parts:
-            order = np.argsort(found[:, 0])
+        for array, calibration, weights in zip(
+            scores, self.scores, self.weights, strict=True
+        ):
+            order = np.argsort(calibration[:, 0])
             totals = np.concatenate([[0], np.cumsum(weights[order])])
-            below = below + totals[np.searchsorted(found[order, 0], scores(part))]
+            below = below + totals[np.searchsorted(calibration[order, 0], array)]
         return np.asarray(below < needed)
 
 
