@@ -19,7 +19,7 @@ PARAMETERS = {
     "Prior and noise": """prior_precision prior_precisions prior_structure prior_mean
         prior prior_scale prior_params sigma_noise validation_fraction cv scoring""",
     "Prediction": """pred_type n_samples link_approx dirichlet_approx""",
-    "Computing": """batch_size n_shards n_jobs memory random_state verbose""",
+    "Computing": """batch_size n_jobs memory random_state verbose""",
 }
 METHODS = {
     "Fitting": """fit partial_fit tune recalibrate conformalize""",

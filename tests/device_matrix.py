@@ -470,7 +470,7 @@ def later() -> Cases:
                 f"prior-from-cpu-{structure}",
                 Case(partial(second_task, structure, first="cpu")),
             )
-    yield "n_shards", case_of(n_shards=3)
+    yield "shards", case_of(batch_size=2)
     yield "memory", Case(cached)
 
 

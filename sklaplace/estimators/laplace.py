@@ -77,7 +77,6 @@ class BaseLaplace(NetEstimator):
     validation_fraction: float = 0.2
     pred_type: str = "glm"
     n_samples: int = 100
-    n_shards: int | None = None
     n_jobs: int | None = None
     memory: Any = None
 
@@ -257,7 +256,7 @@ class BaseLaplace(NetEstimator):
         settings = {
             "targets": (self._targets.likelihoods, self._targets.n_outputs),
             "likelihood": self._likelihood_settings(),
-            "batches": (self.batch_size, self.n_shards),
+            "batch_size": self.batch_size,
         }
         if options.tunes_on_held_out:
             settings["validation_fraction"] = self.validation_fraction

@@ -253,7 +253,7 @@ class LaplaceRanker(LaplaceClassifier):
     likelihood, subset_params, structure_params, curvature, curvature_params, \
             prior_structure, prior_mean, prior, refine, temperature, class_weight, \
             validation_fraction, pred_type, link_approx, dirichlet_approx, \
-            n_samples, batch_size, n_shards, n_jobs, memory, random_state, verbose
+            n_samples, batch_size, n_jobs, memory, random_state, verbose
         As in `LaplaceClassifier`.
     residual : "none"
         Residuals are not supported, because they are not differences of two scores.

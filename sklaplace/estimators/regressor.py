@@ -144,10 +144,6 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     batch_size : int or None, default=None
         Number of samples per batch for curvature and prediction. If None, limit batches
         to a fixed memory budget. Results do not depend on the batch size.
-    n_shards : int or None, default=None
-        Number of parts into which to split the training samples for parallel fits. If
-        None, use one part per four batches, and at most 32. The number of parts affects
-        only the last digits of the results.
     n_jobs : int or None, default=None
         Number of joblib workers, each with one thread; see :doc:`/large_data`. If None,
         compute in the current process, with all of torch's threads, or with one thread

@@ -231,7 +231,7 @@ class LaplaceClassifierCV(PriorSearch, LaplaceClassifier):
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
             prior_mean, refine, residual, temperature, class_weight, pred_type, \
-            link_approx, dirichlet_approx, n_samples, batch_size, n_shards
+            link_approx, dirichlet_approx, n_samples, batch_size
         As in `LaplaceClassifier`. With a ``prior_structure`` other than ``"scalar"``,
         all precisions have the same value. ``refine=True`` refits the selected weights
         under each prior precision. ``"auto"`` refits a last layer under a prior
@@ -349,7 +349,7 @@ class LaplaceRegressorCV(PriorSearch, LaplaceRegressor):
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
             prior_mean, refine, residual, temperature, pred_type, n_samples, \
-            batch_size, n_shards
+            batch_size
         As in `LaplaceRegressor`. With a ``prior_structure`` other than ``"scalar"``,
         all precisions have the same value. ``refine=True`` refits the selected weights
         under each prior precision. ``"auto"`` refits a last layer under a prior

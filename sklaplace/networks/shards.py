@@ -16,16 +16,19 @@ from sklaplace.networks.streams import Samples, is_stream
 
 # Minimum number of batches in a shard, which keeps the relative overhead small.
 MIN_BATCHES = 4
-# Default maximum number of shards. Each shard holds separate sums in memory.
+# Maximum number of shards by default. Each shard holds separate sums in memory.
 MAX_SHARDS = 32
 
 
-def shards_of(dataset: Samples, batch_size: int, n_shards: int | None) -> list[Any]:
+def shards_of(
+    dataset: Samples, batch_size: int, n_shards: int | None = None
+) -> list[Any]:
     """Split a dataset into shards of nearly equal size, each of which is a dataset.
 
-    With ``n_shards=None``, the number of shards depends only on the number of batches.
-    There are never more shards than batches. A stream is a single shard. If there is
-    only one shard, it is the dataset itself.
+    By default, the number of shards depends only on the number of batches, so that sums
+    over shards do not depend on the number of workers. There are never more shards than
+    batches. A stream is a single shard. If there is only one shard, it is the dataset
+    itself.
     """
     n_samples = len(dataset)
     n_batches = -(-n_samples // batch_size)

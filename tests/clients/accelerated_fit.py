@@ -20,7 +20,7 @@ from sklaplace import LaplaceClassifier
 
 X, Y = blobs()
 N_EPOCHS = 5
-SETTINGS = {"prior_precision": 1.0, "batch_size": 8, "n_shards": 4, "random_state": 0}
+SETTINGS = {"prior_precision": 1.0, "batch_size": 8, "random_state": 0}
 
 
 class AcceleratedClassifier(AccelerateMixin, NeuralNetClassifier):

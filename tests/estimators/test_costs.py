@@ -323,13 +323,13 @@ def test_distributions_make_no_matrix_per_row(name, n, c):
 @pytest.mark.parametrize("structure", ["kron", "diag"])
 @pytest.mark.parametrize("subset", [LAST, ALL])
 def test_memory_does_not_grow_with_the_number_of_rows(subset, structure, set_budget):
-    budget = set_budget(MIB if subset == ALL else MIB // 8)
+    budget = set_budget(MIB // 2 if subset == ALL else MIB // 8)
     peaks = []
     for n in (800, 3200):
         X, y = rows(n)
         net = frozen(width=64, second=64)
         # sums of a shard, and those of all before
-        model = laplace(net, subset, structure, batch_size=None, n_shards=2)
+        model = laplace(net, subset, structure, batch_size=None)
         fit = fitted_costs(model, (X, y))
         assert fit.forward_rows(FEW)[0] < n / 2
         with counted() as predict:

@@ -89,7 +89,7 @@ PLAIN = {
     "n_jobs": [1, None, 0, "two"],
     "memory": [None, 3, []],
     "verbose": [0, None, "yes"],
-    **{name: [2, 0, -1, 1.5, "two"] for name in ("n_shards", *CHEAP) if name != "cv"},
+    **{name: [2, 0, -1, 1.5, "two"] for name in CHEAP if name != "cv"},
 }
 
 

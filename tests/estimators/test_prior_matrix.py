@@ -125,7 +125,7 @@ SETTINGS = {
     "random curvature": {"curvature": "ggn_mc"},
     "Fisher": {"curvature": "ef"},
     "Hessian": {"curvature": "hessian"},
-    "shards": {"n_shards": 3, "batch_size": 8},
+    "shards": {"batch_size": 2},
     "all": {"subset_of_weights": "all"},
     "indices": {
         "subset_of_weights": "subnetwork",

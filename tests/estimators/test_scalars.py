@@ -100,7 +100,7 @@ def test_booleans_are_no_numbers(value, models):
 SETTINGS = {
     "n_samples": (LaplaceClassifier, {"pred_type": "nn", "n_samples": 3}),
     "draws": (MCDropoutClassifier, {"n_samples": 3}),
-    "batch_size": (LaplaceClassifier, {"batch_size": 16, "n_shards": 2}),
+    "batch_size": (LaplaceClassifier, {"batch_size": 16}),
     "snapshots": (SWAGClassifier, {"n_snapshots": 20, "steps_per_snapshot": 20}),
     "rank": (SWAGClassifier, {"n_snapshots": 3, "max_rank": 2, "n_samples": 3}),
     "structure": (

@@ -64,7 +64,7 @@ def test_a_stream_is_fitted_as_an_array(net, weights, params):
     model = LaplaceClassifier(net, **OPTIONS, **params).fit(Stream(X, Y), Y, weights)
     same_posterior(
         model,
-        LaplaceClassifier(net, **OPTIONS, **params, n_shards=1).fit(X, Y, weights),
+        LaplaceClassifier(net, **OPTIONS, **params).fit(X, Y, weights),
     )
 
 

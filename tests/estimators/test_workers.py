@@ -1,4 +1,4 @@
-"""Shards and workers change neither the posterior nor predictions.
+"""Parts and workers change neither the posterior nor predictions.
 
 Workers are threads here, which start at once; tests/clients tests processes.
 """
@@ -21,7 +21,7 @@ METHODS = "predict_proba", "predict_dirichlet", "score_samples", "sample_latent"
 SUBSETS = "last_layer", "all"
 X, Y = blobs(45)
 NET = FrozenEstimator(classifier(module__dtype=torch.float64).fit(X.astype(float), Y))
-SMALL = {"batch_size": 8, "random_state": 0}
+SMALL = {"batch_size": 4, "random_state": 0}
 
 
 def numbers(model, X, methods):
@@ -61,12 +61,13 @@ def test_workers_change_no_bit(structure, subset):
 
 
 @pytest.mark.parametrize("structure", sorted(STRUCTURES))
-def test_shards_change_nothing_but_rounding(structure):
+def test_the_number_of_parts_changes_nothing_but_rounding(structure):
+    """Samples are split into parts of four batches, and one batch is one part."""
     kind = {"hessian_structure": structure, "subset_of_weights": "all"}
-    model = LaplaceClassifier(NET, **kind, **SMALL, prior_precision=1.0, n_shards=1)
+    model = LaplaceClassifier(NET, **kind, **SMALL, prior_precision=1.0)
     data = X.astype(float), Y, METHODS[:2], 1
-    whole = computed(model, *data)
-    for name, value in computed(model.set_params(n_shards=5), *data).items():
+    whole = computed(clone(model).set_params(batch_size=len(X)), *data)
+    for name, value in computed(model, *data).items():
         np.testing.assert_allclose(value, whole[name], rtol=1e-7, atol=1e-9)
 
 

@@ -174,7 +174,7 @@ class LaplaceSolver:
         batch_size = self._batches(network, network.train).batch_size
         return accumulate(
             replace(network, train=None, held_out=None),
-            shards_of(network.train, batch_size, self.options.n_shards),
+            shards_of(network.train, batch_size),
             self.options.configured_curvature(self.seed),
             self.options.accumulator(network.spec.layout),
             batch_size=batch_size,

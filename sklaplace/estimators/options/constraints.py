@@ -95,7 +95,6 @@ CONSTRAINTS: Constraints = {
     "dirichlet_approx": [StrOptions(set(APPROXIMATIONS))],
     "n_samples": [COUNT],
     "batch_size": [COUNT, None],
-    "n_shards": [COUNT, None],
     "n_jobs": [COUNT, Number(Integral, None, -1, closed="right"), None],
     "random_state": [
         Number(Integral, 0, 2**32 - 1, closed="both"),

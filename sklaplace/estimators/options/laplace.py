@@ -73,7 +73,6 @@ class LaplaceOptions:
     validation_fraction: float = 0.2
     pred_type: str = "glm"
     batch_size: int | None = None
-    n_shards: int | None = None
     n_jobs: int | None = None
     sigma_noise: str | float = 1.0
 
