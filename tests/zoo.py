@@ -597,11 +597,9 @@ def batch_statistics(c: int) -> nn.Module:
     return stack(Linear(3, 4), norm, nn.Tanh(), Linear(4, c))
 
 
-REFUSED_AFTER_TRAINING = {
-    "minus_mean_of_many": Case(net(minus_mean_of_many, **PARTS), VECTOR)
-}
 REFUSED: dict[str, Case] = {
     "minus_mean": Case(net(minus_mean, **PARTS), VECTOR),
+    "minus_mean_of_many": Case(net(minus_mean_of_many, **PARTS), VECTOR),
     "attends_to_batch": Case(net(attends_to_batch, **PARTS), VECTOR),
     "sorted_outputs": Case(net(sorted_outputs, **PARTS), VECTOR),
     "noisy": Case(net(noisy, **PARTS), VECTOR),

@@ -83,15 +83,6 @@ def tree_rows(x: object, rows: slice | int | Tensor) -> Any:
     return mapped(lambda leaf: leaf[rows], x)
 
 
-def joined_rows(x: Any, y: Any) -> Any:
-    """Concatenate two batches of the same structure."""
-    if isinstance(x, dict):
-        return {key: joined_rows(value, y[key]) for key, value in x.items()}
-    if isinstance(x, (list, tuple)):
-        return _maker(x)(map(joined_rows, x, y))
-    return torch.cat([x, y])
-
-
 def without_groups(x: object) -> tuple[Any, int]:
     """Flatten tensors (b, q, ...) to samples (b·q, ...); return them and q."""
     sizes = {tuple(leaf.shape[1:2]) for leaf in leaves(x)}

@@ -37,10 +37,9 @@ from sklaplace.curvature.recorder import (
     Recorder,
     first_input,
     n_samples,
-    unseen_path,
+    only_known_layers,
 )
 from sklaplace.curvature.shared import SharedBlock
-from sklaplace.curvature.uses import UnseenUseError
 from sklaplace.likelihoods.output_hessian import Factored, OutputHessian
 from sklaplace.networks.forward import Forward, requiring_grad
 
@@ -333,8 +332,9 @@ def backpropagate_batch(
     ------
     MixedSamplesError
         If a layer's input does not contain the samples of the batch in order.
-    UnseenUseError
-        If some samples use a layer in a way not seen when the layout was inferred.
+    ValueError
+        If some samples use a layer in a way not seen when the layout was inferred, or
+        if their outputs depend on the other samples.
     """
     f, recorder = recorded(forward, x, layout)
     outputs = f.detach()
@@ -356,30 +356,18 @@ def recorded(forward: Forward, x: Batch, layout: Layout) -> tuple[Tensor, Record
     """
     with torch.enable_grad(), Recorder(forward.module, layout) as recorder:
         f = forward(x)
-        layer = recorder.unseen_use(forward, x, f)
-        if layer is None:
-            recorder.check(forward, x, f.detach(), layout.rounding)
-            return f, recorder
-    raise UnseenUseError(layer, _narrowed(forward, x, layout))
+        recorder.check(forward, x, f, layout.rounding)
+    return f, recorder
 
 
-def require_seen_paths(forward: Forward, x: Batch, layout: Layout) -> None:
-    """Raise UnseenUseError if a new path to the outputs bypasses the last layers."""
-    if (layer := unseen_path(forward, x, layout)) is not None:
-        raise UnseenUseError(layer, x)
-
-
-def _narrowed(forward: Forward, x: Batch, layout: Layout, few: int = 4) -> Batch:
-    """Reduce a batch to ``few`` samples, of which at least one has the unseen use."""
-    n = n_samples(x)
-    for half in (slice(n // 2), slice(n // 2, n)) if n > few else ():
-        try:
-            recorded(forward, tree_rows(x, half), layout)
-        except UnseenUseError as error:
-            return error.samples
-        except MixedSamplesError:
-            continue
-    return x
+def require_known_layers(forward: Forward, x: Batch, layout: Layout) -> None:
+    """Raise ValueError if outputs depend on layers that were not called in `select`."""
+    if layout.called is None:
+        return
+    if layout.head and _through_head(forward, x, layout, layout.head, None):
+        return
+    with torch.no_grad(), only_known_layers(forward.module, layout.called):
+        forward(x)
 
 
 def _one_by_one(
@@ -513,7 +501,7 @@ def _through_head(
     def record(_: nn.Module, args: Args, kwargs: Kwargs, output: Tensor) -> None:
         calls.append([(t, t._version) for t in (first_input(args, kwargs), output)])
 
-    leaves = [] if layout.uses is None else list(layer.parameters(recurse=False))
+    leaves = list(layer.parameters(recurse=False)) if layout.counts_uses else []
     hook = layer.register_forward_hook(record, with_kwargs=True)
     with torch.enable_grad(), requiring_grad(leaves), hook:
         f = forward(x)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from sklaplace.core.parallel import cached_property
 from sklaplace.core.serialise import FieldsOnly
 from sklaplace.curvature.shared import IdentityMap, SharedColumns
-from sklaplace.curvature.uses import Uses
 
 # Maximum number of parameters that an error message names.
 MAX_LISTED = 12
@@ -141,16 +140,19 @@ class Layout(FieldsOnly):
     is_separable : bool
         Whether all parameters belong to one layer, and each output of this layer
         affects only one output of the network.
-    uses : Uses or None
-        Recorded uses of layers, with which the uses in each batch are compared. None if
+    counts_uses : bool
+        Whether the uses of the layers' parameters are counted in each batch. False if
         the outputs have no autograd graph.
+    called : tuple of str or None
+        Layers with parameters that the network may call. None means all layers.
     """
 
     blocks: tuple[BlockSpec, ...]
     head: Head | None = None
     rounding: float = field(default=0.0, compare=False)
     is_separable: bool = field(default=False, compare=False)
-    uses: Uses | None = field(default=None, compare=False)
+    counts_uses: bool = field(default=False, compare=False)
+    called: tuple[str, ...] | None = field(default=None, compare=False)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

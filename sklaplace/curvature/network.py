@@ -17,13 +17,11 @@ from sklaplace.core.trees import Batch, tree_rows
 from sklaplace.curvature.features import feature_layers
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.recorder import BACKWARD_COPIES, n_samples
+from sklaplace.curvature.recorder import BACKWARD_COPIES, compare_alone
 from sklaplace.curvature.shared import MAX_DENSE, IdentityMap
 from sklaplace.curvature.subsets import common_gradient, select
-from sklaplace.curvature.uses import check_gradients
-from sklaplace.curvature.verification import check_jacobian_bytes
+from sklaplace.curvature.verification import check_jacobian_bytes, probe
 from sklaplace.networks import outputs
-from sklaplace.networks.data import N_SPREAD
 
 # copies of a layer's inputs in memory at once: original and rotated
 INPUT_COPIES = 2
@@ -108,11 +106,8 @@ def infer_network_spec(
     with bare.frozen():
         found, raw, sizes = outputs.measure_outputs(net, x, *expected, **others)
         forward = bare.with_output_map(found.output_map, found.logit_layer)
-        # additional samples, which show other uses of layers, come first
-        n_fitting = found.batch_size() // VERIFIED_SHARE
-        n_verified = max(N_ROWS, n_fitting, n_samples(x) - N_SPREAD)
+        n_verified = max(N_ROWS, found.batch_size() // VERIFIED_SHARE)
         layout = select(forward, tree_rows(x, slice(n_verified)), subset, options or {})
-        check_gradients(layout.uses.without_gradient if layout.uses else ())
         few = tree_rows(x, slice(N_ROWS))
         sizes = {name: n * len(few) // len(raw) for name, n in sizes.items()}
         _check_map_bytes(raw[:N_ROWS], sizes, layout)
@@ -128,6 +123,14 @@ def infer_network_spec(
     own = {"row_bytes": row_bytes, "layout": layout, "head_map": head_map}
     own["feature_layers"] = last
     return NetworkSpec(**(vars(found) | own))
+
+
+def check_batch(net: NeuralNet, x: Batch, spec: NetworkSpec) -> None:
+    """Raise ValueError if a batch has new uses of layers, or samples that interact."""
+    forward = outputs.as_forward(net, spec)
+    with forward.frozen():
+        f = backpropagate(forward, x, spec.layout, probe)[0]
+        compare_alone(forward, x, f, spec.layout.rounding)
 
 
 def _is_separable(layout: Layout, head_map: Tensor | IdentityMap | None) -> bool:

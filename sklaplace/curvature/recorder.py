@@ -5,7 +5,8 @@ its output. One batched backward pass from the outputs ``f`` (b, c) then compute
 ``∂(Sᵀf)/∂z`` for the output ``z`` of every call, but no gradients of weights.
 """
 
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -20,7 +21,7 @@ from sklaplace.core.trees import Batch, leaves, tree_rows
 from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES, vectorised
 from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.uses import bypassing
+from sklaplace.curvature.uses import unseen_use
 from sklaplace.networks.forward import Forward, requiring_grad
 
 # arguments of a layer
@@ -96,19 +97,28 @@ def _agree_each(found: list[Tensor], expected: list[Tensor], precision: float) -
 
 def layer_parameters(module: nn.Module, layout: Layout) -> dict[str, nn.Parameter]:
     """Return the parameters with factored rows whose uses can be counted, by name."""
-    if layout.uses is None:
+    if not layout.counts_uses:
         return {}
     named = dict(module.named_parameters())
     return {b.name: named[b.name] for b in layout.blocks if b.layer is not None}
 
 
-def unseen_path(forward: Forward, x: Batch, layout: Layout) -> str | None:
-    """Return a layer on a new path to the outputs past the last layers, or None."""
-    if layout.uses is None or layout.uses.beside is None:
-        return None
-    found = bypassing(forward, x, layout.layers)
-    others = [name for name in found if name not in layout.uses.beside]
-    return (others[0].rpartition(".")[0] or others[0]) if others else None
+@contextmanager
+def only_known_layers(
+    module: nn.Module, known: Collection[str] | None
+) -> Iterator[None]:
+    """Raise ValueError if other layers with parameters are called; None allows all."""
+
+    def refuse(name: str, _layer: nn.Module, _args: object) -> None:
+        raise unseen_use(name)
+
+    with ExitStack() as hooks:
+        for name, layer in module.named_modules():
+            is_new = known is not None and name not in known
+            if is_new and list(layer.parameters(recurse=False)):
+                hook = layer.register_forward_pre_hook(partial(refuse, name))
+                hooks.enter_context(hook)
+        yield
 
 
 class Recorder(ExitStack):
@@ -122,14 +132,9 @@ class Recorder(ExitStack):
         super().__init__()
         self._alone: dict[str, list[Tensor]] | None = None
         self._layout, self._parameters = layout, layer_parameters(module, layout)
-        self._unseen_calls: list[str] = []
         self.calls: dict[str, list[_Call]] = {name: [] for name in layout.layers}
         self.enter_context(requiring_grad(self._parameters.values()))
-        if layout.uses is not None and layout.uses.beside is not None:
-            for name, layer in module.named_modules():
-                if name not in layout.uses.called and list(layer.parameters(False)):
-                    note = partial(self._note_unseen, name)
-                    self.enter_context(layer.register_forward_pre_hook(note))
+        self.enter_context(only_known_layers(module, layout.called))
         for name in layout.layers:
             layer, record = module.get_submodule(name), partial(self._record, name)
             start = partial(self._enter, name)
@@ -154,9 +159,6 @@ class Recorder(ExitStack):
             return None
         return (x if x.requires_grad else x.detach().requires_grad_(),), {}
 
-    def _note_unseen(self, name: str, _layer: nn.Module, _args: object) -> None:
-        self._unseen_calls.append(name)
-
     def _record(
         self, name: str, layer: nn.Module, args: Args, _: Kwargs, output: Tensor
     ) -> Tensor:
@@ -174,23 +176,6 @@ class Recorder(ExitStack):
     def _all_calls(self) -> list[_Call]:
         return [call for calls in self.calls.values() for call in calls]
 
-    def unseen_use(self, forward: Forward, x: Batch, f: Tensor) -> str | None:
-        """Return a layer or parameter that some samples use in a new way, or None.
-
-        ``f`` contains the outputs (b, c) of samples ``x``, with their graph. If the
-        `Head` does not map the layer's outputs to ``f``, or if the network calls new
-        layers, another forward pass finds the parameters that bypass the last layers.
-        """
-        layout, counts = self._layout, count_uses([f])
-        for name, parameter in self._parameters.items():
-            layer = name.rpartition(".")[0]
-            if counts[id(parameter)] > len(self.calls[layer]):
-                return layer
-        if layout.head is None and not self._unseen_calls:
-            return None
-        self._alone = {name: [] for name in self.calls}  # only to stop recording
-        return unseen_path(forward, x, layout)
-
     def check(self, forward: Forward, x: Batch, f: Tensor, rounding: float) -> None:
         """Check that layer inputs and outputs are the same in a smaller batch.
 
@@ -201,7 +186,7 @@ class Recorder(ExitStack):
         x : batch
             The samples.
         f : Tensor of shape (b, c)
-            Outputs of the samples.
+            Outputs of the samples, with their graph.
         rounding : float
             Relative rounding error of the layers' outputs.
 
@@ -210,13 +195,19 @@ class Recorder(ExitStack):
         MixedSamplesError
             If the network reorders samples, or calls a layer only for some samples.
         ValueError
-            If outputs depend on the other samples of the batch.
+            If outputs depend on the other samples of the batch, or if some samples use
+            a layer in a way not seen when the layout was inferred.
 
         Notes
         -----
         The cost is one forward pass over half the batch (at most 8 samples).
         """
-        b = n_samples(x)
+        b, counts = n_samples(x), count_uses([f])
+        for name, parameter in self._parameters.items():
+            layer = name.rpartition(".")[0]
+            if counts[id(parameter)] > len(self.calls[layer]):
+                raise unseen_use(layer)
+        f = f.detach()
         if len(f) != b:
             raise ValueError(DEPENDENT_SAMPLES)
         if b == 1 or not all_finite(f):  # a single sample cannot be mixed with others

@@ -25,8 +25,6 @@ from sklaplace.curvature.layout import MAX_LISTED, BlockSpec, Head, Layout, cont
 from sklaplace.curvature.patches import has_layer_form
 from sklaplace.curvature.shared import MAX_DENSE, IdentityMap
 from sklaplace.curvature.uses import (
-    Uses,
-    bypassing,
     check_gradients,
     restarted_at,
     with_all_gradients,
@@ -71,7 +69,10 @@ def last_layer(forward: Forward, x: Batch) -> Layout:
         own |= {id(parameter) for parameter in head.parameters()}
     names = [n for n, p in forward.module.named_parameters() if id(p) in own]
     specs = [s for s in _specs(forward.module, calls) if s.name in names]
-    return _with_head(forward, x, _layout(forward, x, calls, specs, last))
+    layout = _layout(forward, x, calls, specs)
+    if calls.uses:
+        layout = replace(layout, called=tuple(calls.names))
+    return _with_head(forward, x, layout)
 
 
 def ending_layers(
@@ -177,16 +178,12 @@ def _layout(
     x: Batch,
     calls: "_Calls",
     specs: list[BlockSpec],
-    last: list[str] | None = None,
 ) -> Layout:
-    """Return the verified layout, with the uses of layers if they have been counted."""
-    if not calls.uses:
-        return verified(forward, x, calls.outputs, specs)
-    hidden = tuple(_without_gradient(forward, x, calls, specs))
-    check_gradients(hidden if len(hidden) == len(specs) else ())
-    beside = None if last is None else bypassing(forward, x, last)
-    uses = Uses(tuple(calls.names), beside, hidden)
-    return replace(verified(forward, x, calls.outputs, specs), uses=uses)
+    """Return the verified layout; count uses of parameters if there is a graph."""
+    if calls.uses:
+        check_gradients(_without_gradient(forward, x, calls, specs))
+    layout = verified(forward, x, calls.outputs, specs)
+    return replace(layout, counts_uses=bool(calls.uses))
 
 
 def _without_gradient(
@@ -194,17 +191,11 @@ def _without_gradient(
 ) -> list[str]:
     """Return the names of parameters that affect the outputs but have no gradient."""
     parameters = dict(forward.module.named_parameters())
-    n_uses = {spec.name: calls.uses[id(parameters[spec.name])] for spec in specs}
-    owners = {name: name.rpartition(".")[0] for name in n_uses}
-    hidden = [
-        name
-        for name, n in n_uses.items()
-        if owners[name] in calls.without_graph and n < calls.n_calls[owners[name]]
-    ]
-    unused = sorted({name for name, n in n_uses.items() if not n} - {*hidden})
-    if unused and _change_outputs(forward, x, unused):
-        hidden += [name for name in unused if _change_outputs(forward, x, [name])]
-    return hidden
+    real = (spec.name for spec in specs if not parameters[spec.name].is_complex())
+    unused = sorted(name for name in real if not calls.uses[id(parameters[name])])
+    if not (unused and _change_outputs(forward, x, unused)):
+        return []
+    return [name for name in unused if _change_outputs(forward, x, [name])]
 
 
 def _change_outputs(forward: Forward, x: Batch, names: list[str]) -> bool:
@@ -388,15 +379,12 @@ class _Calls:
         Empty without a graph.
     outputs : Tensor of shape (b, c)
         The network's outputs.
-    without_graph : set of str
-        Modules called without recording a graph, as in reentrant checkpoints.
     """
 
     names: list[str]
     n_calls: Counter[str]
     uses: Counter[int]
     outputs: Tensor
-    without_graph: set[str]
 
 
 def _called_layers(forward: Forward, x: Batch) -> _Calls:
@@ -416,13 +404,10 @@ def _called_layers(forward: Forward, x: Batch) -> _Calls:
 def _record_calls(forward: Forward, x: Batch) -> _Calls:
     called: list[str] = []
     outputs: list[object] = []
-    without_graph: set[str] = set()
 
     def record(name: str, _module: nn.Module, _args: object, output: object) -> None:
         called.append(name)
         outputs.append(first_tensor(output))
-        if not torch.is_grad_enabled():
-            without_graph.add(name)
 
     with ExitStack() as hooks:
         for name, module in forward.module.named_modules():
@@ -433,7 +418,7 @@ def _record_calls(forward: Forward, x: Batch) -> _Calls:
     forward.rounding = rounding([f, *outputs])
     names = list(dict.fromkeys(reversed(called)))[::-1]
     n_calls, uses = Counter(called), count_uses([f])
-    return _Calls(names, n_calls, uses, f.detach(), without_graph)
+    return _Calls(names, n_calls, uses, f.detach())
 
 
 def _specs(module: nn.Module, calls: _Calls) -> list[BlockSpec]:

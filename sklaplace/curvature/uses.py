@@ -1,65 +1,31 @@
 """Layers and parameters through which outputs depend on the weights.
 
 A forward pass over a few samples records how the layers are used, which determines the
-form of the Jacobian. Other samples may take other paths through the network, so each
-batch is compared with the recorded uses.
+form of the Jacobian. Other samples may take other paths through the network. Each batch
+is compared with the recorded uses, and new paths are refused.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from sklaplace.core.trees import Batch
-from sklaplace.curvature.graph import count_uses
 from sklaplace.networks.forward import Forward, requiring_grad
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Uses:
-    """Layers and parameters that a few samples use.
-
-    Attributes
-    ----------
-    called : tuple of str
-        Layers that have parameters and are called by the network.
-    beside : tuple of str or None
-        Parameters that reach the outputs without passing through the last layers; None
-        if the selection is not restricted to the last layers.
-    without_gradient : tuple of str
-        Selected parameters that affect the outputs but have no gradient.
-    """
-
-    called: tuple[str, ...]
-    beside: tuple[str, ...] | None
-    without_gradient: tuple[str, ...]
-
-
-class UnseenUseError(ValueError):
-    """Error for samples that use a layer in a way unseen when the layout was inferred.
-
-    Attributes
-    ----------
-    samples : batch
-        A few samples, of which at least one has the new use.
-    """
-
-    def __init__(self, layer: str, samples: Batch) -> None:
-        super().__init__(layer, samples)
-        self.layer, self.samples = layer, samples
-
-    def __str__(self) -> str:
-        return (
-            f"Some samples take a path through {self.layer!r} that did not occur among "
-            "the training samples checked by fit, so their uncertainty is unknown. Add "
-            "such samples to the training samples, or leave them out."
-        )
+def unseen_use(layer: str) -> ValueError:
+    """Return the error for samples that use a layer in a new way."""
+    return ValueError(
+        f"Some samples take a path through {layer!r} that did not occur among the "
+        "training samples checked by fit, so their uncertainty is unknown. Let the "
+        f"module apply {layer!r} in the same way to all samples, and choose between "
+        "results with torch.where. Or leave out these samples."
+    )
 
 
 def check_gradients(names: Sequence[str]) -> None:
@@ -126,15 +92,3 @@ def with_all_gradients(forward: Forward, function: Callable[[], T]) -> T:
         trained = [p for name, p in floats.items() if name in forward.trainable]
         with torch.enable_grad(), requiring_grad(trained):
             return function()
-
-
-def bypassing(forward: Forward, x: Batch, layers: Sequence[str]) -> tuple[str, ...]:
-    """Return parameters on paths around given layers, nearest to the outputs first."""
-    names = {id(p): name for name, p in forward.module.named_parameters()}
-
-    def reached_past() -> Iterable[int]:
-        with restarted_at(forward.module, layers) as (_, walls):
-            return count_uses([forward(x)], walls)
-
-    reached = with_all_gradients(forward, reached_past)
-    return tuple(names[key] for key in reached if key in names)

@@ -5,7 +5,7 @@ Before training, the module's outputs for a few samples are checked. Contradicti
 raise an error.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -430,37 +430,19 @@ def _is_distribution(raw: Tensor, sums_to_one: bool, tolerance: float) -> bool:
 
 
 def _logit_layer(
-    net: NeuralNet,
-    x: object,
-    binary: bool,
-    tolerance: float,
+    net: NeuralNet, x: object, binary: bool, tolerance: float
 ) -> str | None:
-    """Return the name of the last submodule that outputs the network's logits.
-
-    The probabilities for these logits must match the outputs for ``x`` and, if ``x`` is
-    a float tensor, for ``x`` scaled towards zero. Without the second comparison,
-    probabilities near zero and one would match many logits.
-    """
-    passes = [_recorded(net, x)]
-    if isinstance(x, Tensor) and x.is_floating_point():
-        passes += [_recorded(net, factor * x) for factor in (0.1, 0)]
-    for name in reversed(passes[0][1]):
-        calls = [(outputs.get(name, ()), p) for p, outputs in passes]
-        if all(_are_logits(*pair, binary, tolerance) for pair in calls):
-            return name
+    """Return the last layer whose outputs are the logits of the probabilities."""
+    raw, recorded = _recorded(net, x)
+    for name, calls in reversed(recorded.items()):
+        logits = calls[0] if len(calls) == 1 else None
+        if not isinstance(logits, Tensor) or logits.numel() != raw.numel():
+            continue
+        if raw.ndim <= 2 or logits.shape == raw.shape:
+            logits = logits.reshape(raw.shape)
+            if agreeing(logits, raw, binary, tolerance).all():
+                return name
     return None
-
-
-def _are_logits(
-    calls: Sequence[Tensor], raw: Tensor, binary: bool, tolerance: float
-) -> bool:
-    """Return whether the logits of a single call match the probabilities ``raw``."""
-    out = calls[0] if len(calls) == 1 else None
-    if not isinstance(out, Tensor):
-        return False
-    if out.numel() != raw.numel() or (raw.ndim > 2 and out.shape != raw.shape):
-        return False
-    return bool(agreeing(out.reshape(raw.shape), raw, binary, tolerance).all())
 
 
 def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:

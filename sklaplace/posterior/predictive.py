@@ -130,7 +130,7 @@ def network_draws(
     the cache. The network's own weights do not change.
     """
     own = dict(forward.module.named_parameters())
-    jac.require_seen_paths(forward, x, posterior.layout)
+    jac.require_known_layers(forward, x, posterior.layout)
 
     def outputs(vector: Tensor) -> Tensor:
         values = posterior.layout.unflatten(vector, forward.module)
@@ -206,7 +206,7 @@ def in_graph(
     """
     own = {name: p.detach() for name, p in forward.module.named_parameters()}
     layout = posterior.layout
-    jac.require_seen_paths(forward, x, layout)
+    jac.require_known_layers(forward, x, layout)
     selected = {block.name: own[block.name] for block in layout.blocks}
 
     def outputs(values: dict[str, Tensor], row: Batch) -> tuple[Tensor, Tensor]:

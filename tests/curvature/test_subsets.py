@@ -128,18 +128,6 @@ def test_weight_that_is_used_beside_its_layer():
     assert_right(forward, normal(4, 2), layout)
 
 
-def test_layer_below_no_grad():
-    """The weights of one part do not reach the outputs through the graph."""
-
-    def run(net, x):
-        with torch.no_grad():
-            h = net.first(x).tanh()
-        return net.head(h)
-
-    forward = forward_of(run, first=(2, 3), head=(3, 2))
-    assert_right(forward, normal(4, 2), all_weights(forward, normal(4, 2)))
-
-
 def test_last_layer_is_one_that_reaches_the_outputs():
     """skorch uses the first output; the last call belongs to another output."""
 

@@ -1,7 +1,5 @@
 """Networks that behave differently for rare samples: correct, or refused by name."""
 
-from collections import namedtuple
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor, VariationalClassifier
-from sklaplace.core.trees import joined_rows, leaves
 
 N, N_RARE = 300, 5
 FIXED = {"prior_precision": 0.7, "sigma_noise": 0.8, "residual": "none"}
@@ -134,36 +131,74 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("structure", ["full", "diag"])
+def layer_of(name):
+    """Return the layer that some samples of a case use in a new way."""
+    return {"rare_use": "body"}.get(name, CASES[name][2][-1].rstrip(".") or "a")
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_a_path_of_a_few_training_samples_is_found(name, structure):
-    module, subset, names = CASES[name]
-    net, (X, rare) = frozen(module), samples()
+def test_a_path_of_a_few_training_samples_is_refused(name):
+    module, subset, _ = CASES[name]
+    X, _ = samples()
     model = LaplaceRegressor(
-        net,
-        subset_of_weights=subset,
-        hessian_structure=structure,
-        batch_size=40,
-        **FIXED,
-    ).fit(X, X[:, :2])
-    rows = jacobian(net, X, names)
-    expected = exact_variance(rows, structure)
+        frozen(module), subset_of_weights=subset, batch_size=40, **FIXED
+    )
+    with pytest.raises(ValueError, match=f"path through '{layer_of(name)}'"):
+        model.fit(X, X[:, :2])
+    assert not hasattr(model, "posterior_")
+
+
+def test_a_path_of_the_first_batch_is_refused_before_training():
+    X, _ = samples()
+    RecordTraining.steps.clear()
+    net = NeuralNetRegressor(RareHead, **QUIET | {"callbacks": [RecordTraining]})
+    with pytest.raises(ValueError, match="path through 'b'"):
+        LaplaceRegressor(net).fit(X, X[:, :2])
+    assert not RecordTraining.steps
+
+
+class AlwaysRareHead(RareHead):
+    """All samples pass through both heads."""
+
+    def forward(self, x):
+        h = self.body(x).tanh()
+        return torch.where(x[:, :1] > 2, self.b(h), self.a(h))
+
+
+class AlwaysRareUse(RareUse):
+    """All samples use the weight of the first layer twice."""
+
+    def forward(self, x):
+        again = functional.linear(x, self.body.weight).sin()
+        return self.a(torch.where(x[:, :1] > 2, again, self.body(x).tanh()))
+
+
+@pytest.mark.parametrize("structure", ["full", "diag"])
+@pytest.mark.parametrize("module", [AlwaysRareHead, AlwaysRareUse])
+def test_a_choice_between_results_is_accepted(module, structure):
+    """The error message of a refused path advises this."""
+    subset, names = ("last_layer", ["a.", "b."])
+    if module is AlwaysRareUse:
+        subset, names = ("all", [""])
+    net, (X, rare) = frozen(module), samples()
+    options = {"subset_of_weights": subset, "hessian_structure": structure}
+    model = LaplaceRegressor(net, **options, **FIXED).fit(X, X[:, :2])
+    expected = exact_variance(jacobian(net, X, names), structure)
     assert (expected[rare] > 0).all()
-    few = np.r_[rare, 0:20]
-    found = model.latent_mean_and_variance(X[few])[1]
-    np.testing.assert_allclose(found, expected[few], rtol=1e-9)
+    found = model.latent_mean_and_variance(X)[1]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_path_that_no_training_sample_takes_is_refused(name):
-    module, subset, names = CASES[name]
+    module, subset, _ = CASES[name]
     X, rare = samples()
     usual = np.delete(X, rare, 0)
     model = LaplaceRegressor(frozen(module), subset_of_weights=subset, **FIXED)
     model.fit(usual, usual[:, :2])
     before = model.latent_mean_and_variance(usual)[1]
-    layer = {"rare_use": "body"}.get(name, names[-1].rstrip(".") or "a")
-    with pytest.raises(ValueError, match=f"path through '{layer}'.*training samples"):
+    message = f"path through '{layer_of(name)}'.*training samples"
+    with pytest.raises(ValueError, match=message):
         model.latent_mean_and_variance(X)
     np.testing.assert_array_equal(model.latent_mean_and_variance(usual)[1], before)
 
@@ -180,25 +215,6 @@ def test_all_predictions_refuse_a_head_that_no_training_sample_used(pred_type):
     if pred_type == "glm":
         with pytest.raises(ValueError, match="path through 'b'"):
             model.predictive(torch.as_tensor(X))
-
-
-def test_samples_of_an_error_are_few_and_show_it():
-    X, rare = samples()
-    usual = np.delete(X, rare, 0)
-    model = LaplaceRegressor(frozen(RareHead), **FIXED).fit(usual, usual[:, :2])
-    with pytest.raises(ValueError, match="'b'") as caught:
-        model.latent_mean_and_variance(X)
-    assert len(caught.value.samples) <= 4
-    assert (caught.value.samples[:, 0] > 2).any()
-
-
-def test_samples_are_joined_in_trees_of_every_kind():
-    pair = namedtuple("pair", "one two")
-    a, b = torch.zeros(2, 1), torch.ones(1, 1)
-    trees = [{"x": pair(value, [value, (value,)])} for value in (a, b)]
-    found = joined_rows(*trees)
-    assert type(found["x"]) is pair
-    assert all(torch.equal(leaf, torch.cat([a, b])) for leaf in leaves(found))
 
 
 # ------------------------------------------------------------------- logit layers

@@ -16,11 +16,9 @@ from sklaplace.core.cache import (
 from sklaplace.core.checks import warn_user
 from sklaplace.core.random import RandomState
 from sklaplace.curvature.structures.kron import Kron
-from sklaplace.curvature.uses import UnseenUseError
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit, LaplaceSolver
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.trainer import EncodedData
-from sklaplace.networks.trained import TrainedNetwork
 
 
 class UnfinishedFit(Exception):  # noqa: N818 - it is a result
@@ -48,27 +46,7 @@ class FitWork:
     def done(self) -> LaplaceFit:
         """Train the network and accumulate its curvature."""
         with torch.inference_mode(False):
-            return self._accumulated(*self.trainer.train_with_folds(self.data))
-
-    def _accumulated(
-        self, network: TrainedNetwork, folds: list[TrainedNetwork]
-    ) -> LaplaceFit:
-        """Accumulate the curvature; infer layouts again if layers are used in new ways.
-
-        The layouts of the weights are inferred from the first few samples, which may
-        not show all the ways in which layers are used.
-        """
-        shown: list[Any] = []
-        while True:
-            try:
-                return self.solver.accumulate(network, folds)
-            except UnseenUseError as error:
-                shown.append(error.samples)
-                before, including = network.spec.layout, self.trainer.including
-                network, *folds = (including(one, shown) for one in (network, *folds))
-                after = network.spec.layout
-                if (before.blocks, before.uses) == (after.blocks, after.uses):
-                    raise
+            return self.solver.accumulate(*self.trainer.train_with_folds(self.data))
 
     def key(self, settings: dict[str, Any]) -> str:
         """Return a hash of everything that determines the `LaplaceFit`."""

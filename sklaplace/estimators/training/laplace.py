@@ -7,10 +7,9 @@ training.
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any, cast
 
 import numpy as np
@@ -25,9 +24,8 @@ from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import warn_user
 from sklaplace.core.parallel import in_parallel, one_thread
 from sklaplace.core.random import private_rng
-from sklaplace.core.trees import joined_rows
 from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES
-from sklaplace.curvature.network import NetworkSpec, infer_network_spec
+from sklaplace.curvature.network import NetworkSpec, check_batch, infer_network_spec
 from sklaplace.curvature.subnetwork import SCORE_CHECKS, SelectionProblem, choose
 from sklaplace.curvature.subsets import CRITERION, select
 from sklaplace.estimators.options.given_net import inner_net
@@ -42,7 +40,7 @@ from sklaplace.estimators.targets.base import brings_targets
 from sklaplace.estimators.training.prior_callback import given_callbacks
 from sklaplace.estimators.training.trainer import EncodedData, Trainer
 from sklaplace.networks import split
-from sklaplace.networks.data import TrainingData, spread_rows
+from sklaplace.networks.data import TrainingData, first_rows, spread_rows
 from sklaplace.networks.history import recorded_split
 from sklaplace.networks.net_checks import check_sampler, whole_batches
 from sklaplace.networks.outputs import check_repeatable
@@ -96,7 +94,13 @@ class LaplaceTrainer(Trainer):
     def train(self, encoded: EncodedData) -> TrainedNetwork:
         """Return the trained network with its training and held-out samples."""
         trained = super().train(encoded)
-        return self.including(trained, []) if self.options.selects_weights else trained
+        if not self.options.selects_weights:
+            return trained
+        options = {"indices": self._selected_weights(trained)}
+        fixed: dict[str, Any] = {"is_trained": True, "options": options}
+        return replace(
+            trained, spec=self.infer_spec(trained.net, trained.train, **fixed)
+        )
 
     def hold_out(self, data: TrainingData) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the indices of training samples and of held-out samples.
@@ -242,14 +246,6 @@ class LaplaceTrainer(Trainer):
             return choose(problem, by, trained.spec.layout.n_parameters, **given)
 
     # --------------------------------------------------------------- specification
-    def including(self, network: TrainedNetwork, batches: list[Any]) -> TrainedNetwork:
-        """Return the network, with a layout that also covers ``batches``."""
-        fixed: dict[str, Any] = {"is_trained": True, "further": batches}
-        if self.options.selects_weights:
-            fixed["options"] = {"indices": self._selected_weights(network)}
-        spec = self.infer_spec(network.net, network.train, **fixed)
-        return replace(network, spec=spec)
-
     def infer_spec(
         self,
         net: NeuralNet,
@@ -257,10 +253,9 @@ class LaplaceTrainer(Trainer):
         *,
         is_trained: bool,
         options: dict[str, Any] | None = None,
-        further: Iterable[Any] = (),
     ) -> NetworkSpec:
         """Return the network's specification; raise an error for unsuitable options."""
-        samples = reduce(joined_rows, [*further, spread_rows(net, dataset)])
+        samples = spread_rows(net, dataset)
         try:
             spec = infer_network_spec(
                 net,
@@ -273,6 +268,11 @@ class LaplaceTrainer(Trainer):
             if DEPENDENT_SAMPLES in str(error):  # random outputs seem to be dependent
                 check_repeatable(net, samples)
             raise
+        if not is_trained:
+            elements = self.options.row_elements(spec)
+            fitting = spec.batch_size(row_elements=elements)
+            size = self.options.batch_size or fitting
+            check_batch(net, first_rows(net, dataset, size), spec)
         self._check_spec(spec)
         device = device_of(net)
         self.options.check_bytes(spec, device, len(dataset))
