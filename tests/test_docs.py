@@ -75,10 +75,6 @@ def test_the_first_command_prints_the_figures_of_the_readme(monkeypatch, tmp_pat
     assert falls in " ".join(text.split())
 
 
-def test_the_readme_is_short():
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_pages_run_from_top_to_bottom(page):

@@ -5,7 +5,6 @@ import each other without cycles.
 """
 
 import ast
-import re
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
@@ -35,34 +34,6 @@ FLOORS = [
 # Inside the estimators; files on top come last.
 ESTIMATOR_ROOMS = ["targets", "predicting", "options", "training", "fitting"]
 
-# Names of first parameters that are estimators, and the functions that may have one.
-ESTIMATOR_NAMES = {"self", "model", "estimator", "clf", "reg"}
-TAKE_ESTIMATORS = {
-    # as scikit-learn calls scorers
-    "sklaplace.metrics.scorers": {
-        "neg_gaussian_nll_scorer",
-        "neg_gaussian_crps_scorer",
-        "neg_interval_score_scorer",
-        "neg_expected_calibration_error_scorer",
-        "neg_area_under_risk_coverage_scorer",
-    },
-    # any fitted estimator, perhaps a pipeline
-    "sklaplace.metrics.checks": {"last_step"},
-    # public: any fitted estimator
-    "sklaplace.estimators.predicting.streaming": {"iter_predictions"},
-    # the parameter of that name: a net, maybe frozen
-    "sklaplace.estimators.options.given_net": {"inner_net", "is_frozen", "check_net"},
-}
-# Private attributes of other packages that have no public form.
-FOREIGN = {
-    *("_getframe", "_backward_hooks", "_version", "_is_view", "_standard_gamma"),
-    *("_reversed_padding_repeated_twice", "_get_predict_nonlinearity"),
-    *("_accept_sample_weight", "_validate_params", "_parameter_constraints"),
-    # of clones of an estimator, which folds train
-    *("_at_scores", "_normal_scores", "_fit", "_reported"),
-    # of copies of an estimator, which a search scores
-    *("_novelty", "_set_fitted"),
-}
 
 DEPENDENCIES = {"joblib", "numpy", "scipy", "sklearn", "skorch", "torch"}
 # Imported only where they are used, inside functions, since they may be absent.
@@ -214,30 +185,6 @@ def test_rooms_of_the_estimators_import_downward():
         if target.startswith(f"{top}.") and place(target) > place(name)
     }
     assert upward == set()
-
-
-@pytest.mark.parametrize("module", FILES)
-def test_functions_take_values_and_not_estimators(module):
-    found = {
-        node.name
-        for node in ast.parse(FILES[module].read_text("utf-8")).body
-        if isinstance(node, ast.FunctionDef)
-        and {argument.arg for argument in node.args.args[:1]} & ESTIMATOR_NAMES
-    }
-    assert found == TAKE_ESTIMATORS.get(module, set())
-
-
-@pytest.mark.parametrize("module", FILES)
-def test_no_private_attribute_of_another_object(module):
-    found = {
-        node.attr
-        for node in ast.walk(ast.parse(FILES[module].read_text("utf-8")))
-        if isinstance(node, ast.Attribute)
-        and re.match("_[a-z]", node.attr)
-        and isinstance(node.value, ast.Name)
-        and node.value.id not in ("self", "cls")
-    }
-    assert found <= FOREIGN
 
 
 @pytest.mark.parametrize(
