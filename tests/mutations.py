@@ -322,7 +322,7 @@ MUTATIONS = [
     ),
     Mutation(
         "given noise in the units of the network",
-        "sklaplace/estimators/regressor.py",
+        "sklaplace/estimators/laplace.py",
         "noise = noise / self._targets.noise_unit",
         "noise = noise / 1.0",
         "estimators/test_normalize_y.py::test_evidence_is_that_of_the_density_of_y",

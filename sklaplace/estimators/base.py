@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from inspect import isfunction, unwrap
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -66,6 +67,15 @@ _PREDICTING = (
 _SHOWN = {"elbo_": "ELBO", "kl_": "KL", "best_score_": "score", "n_splits_": "folds"}
 
 
+def without_class(kind: type) -> type:
+    """Leave a base class, which users do not know, out of Python's error messages."""
+    for name, member in vars(kind).items():
+        if isfunction(member) and not name.startswith("_"):
+            unwrap(member).__qualname__ = name
+    return kind
+
+
+@without_class
 @dataclass(eq=False, repr=False, kw_only=True)
 class NetEstimator(BaseEstimator, ABC):
     """Base class of all estimators: a skorch net with a distribution of its outputs.

@@ -24,7 +24,7 @@ from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.subsets import SUBSETS
-from sklaplace.estimators.fitting.laplace_fit import at_weights, initial_hyperparameters
+from sklaplace.estimators.fitting.untuned import at_weights, initial_hyperparameters
 from sklaplace.estimators.options import laplace as options
 from sklaplace.estimators.options.constraints import (
     CONSTRAINTS,
@@ -259,7 +259,7 @@ class MarglikTraining(PriorCallback):
     def _posterior(self, net: NeuralNet) -> GaussianPosterior:
         """Return the posterior at the current weights and hyperparameters."""
         spec, own = self.training_.spec, self._options
-        network, curvature = TrainedNetwork(net, spec), own.configured_curvature(seed=0)
+        network, curvature = TrainedNetwork(net, spec), own.configured_curvature
         sums = accumulate(
             network,
             [self.training_.dataset],

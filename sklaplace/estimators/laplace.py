@@ -17,9 +17,9 @@ from sklaplace.core.checks import naming
 from sklaplace.core.linalg import plain
 from sklaplace.core.trees import Inputs, without_groups
 from sklaplace.curvature.priors import per_group
-from sklaplace.estimators.base import NetEstimator
+from sklaplace.estimators.base import NetEstimator, without_class
 from sklaplace.estimators.fitting.cross_validation import CrossValidation
-from sklaplace.estimators.fitting.fit_cache import FitWork, cached_fit
+from sklaplace.estimators.fitting.fit_cache import cached_fit
 from sklaplace.estimators.fitting.hyperparameters import (
     check_addable,
     check_evidence,
@@ -28,14 +28,23 @@ from sklaplace.estimators.fitting.hyperparameters import (
 )
 from sklaplace.estimators.fitting.laplace_fit import (
     LaplaceFit,
-    LaplaceSolver,
-    are_certain,
     network_at_mean,
-    warn_without_residual,
+    novelty_with_samples,
+    with_samples,
 )
 from sklaplace.estimators.fitting.noise import loss_per_target
-from sklaplace.estimators.fitting.sample_record import novelty_scores
+from sklaplace.estimators.fitting.sample_record import (
+    held_out_novelty,
+    novelty_scores,
+)
 from sklaplace.estimators.fitting.steepness import chosen_steepness, with_steepness
+from sklaplace.estimators.fitting.tuned import (
+    are_certain,
+    posterior_of_fold,
+    retuned_posterior,
+    tuned_posterior,
+    warn_without_residual,
+)
 from sklaplace.estimators.options.laplace import REPLACED, LaplaceOptions
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, require_finite
@@ -47,7 +56,6 @@ from sklaplace.estimators.training.samples import (
     draw_seed,
     warn_of_weight_scale,
 )
-from sklaplace.estimators.training.trainer import EncodedData
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -57,6 +65,7 @@ from sklaplace.posterior.tuning import Tuner
 from sklaplace.posterior.tuning.problem import HeldOutScore
 
 
+@without_class
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseLaplace(NetEstimator):
     """Parameters, fit and posterior that all Laplace estimators share."""
@@ -180,87 +189,113 @@ class BaseLaplace(NetEstimator):
             return self._fit(samples)
 
     def _fit(self, samples: Samples) -> Any:
+        # check the parameters
         options = self._check_options()
         warn_of_weight_scale(samples.sample_weight)
         check_memory(self.memory)
+        # encode the samples
         encoded = self._encode(samples)
         validation = self._cross_validation(samples)
         self._seed = draw_seed(self.random_state)
-        splits = None if validation is None else validation.splits
-        trainer = replace(
-            self._trainer(options), is_part=samples.is_part, splits=splits
+        options = self._scaled(options)
+        # train the network, and accumulate the curvature of its loss
+        fit = cached_fit(
+            replace(
+                self._trainer(options),
+                is_part=samples.is_part,
+                splits=None if validation is None else validation.splits,
+            ),
+            encoded,
+            memory=self.memory,
+            random_state=self.random_state,
+            settings=self._fit_settings(options),
         )
-        fit = self._trained(trainer, encoded)
-        score = self._score(fit.network.spec.likelihood)
-        score = replace(score, is_given=samples.X_val is not None)
+        # tune the prior precision and the noise
+        score = replace(
+            self._score(fit.network.spec.likelihood),
+            is_given=samples.X_val is not None,
+        )
+        self.residual_steepness_ = steepnesses(fit.network.spec.likelihood)[-1]
         tuner = None
         if validation is not None:
             tuner = self._grid_tuner(options, validation, fit)
-        self.residual_steepness_ = steepnesses(fit.network.spec.likelihood)[-1]
-        posterior = self._solver(options).posterior(fit, score, tuner)
+        posterior = tuned_posterior(options, fit, score, tuner)
         self._set_fitted(options, fit.network, posterior)
         self._check_loss(loss_per_target(fit.data_fit, fit.network, posterior))
-        scores = self._held_out_scores(options, fit)
-        self._novelty = fit.novelty and fit.novelty.scaled(scores)
-        if options.residual_variance(self.residual) and self._residual() is None:
+        # learn from held-out samples what is far from the data, and the noise there
+        novelties = self._held_out_novelties(options, fit)
+        self._novelty = fit.novelty and fit.novelty.scaled(novelties)
+        if options.residual_variance and self._residual() is None:
             warn_without_residual(posterior, options)
-        self._learn_from_held_out(fit, scores, score)
+        outputs = self._held_out_outputs(fit, novelties)
+        if self._residual() is not None:
+            values = steepnesses(posterior.likelihood)
+            self.residual_steepness_ = chosen_steepness(outputs, score, values)
+            outputs = [with_steepness(o, self.residual_steepness_) for o in outputs]
+        self._fit_noise(outputs)
         return self
-
-    def _held_out_scores(
-        self, options: LaplaceOptions, fit: LaplaceFit
-    ) -> list[Tensor]:
-        """Return the held-out samples' novelty for a residual; see `Novelty.scaled`."""
-        if not options.residual_variance(self.residual):
-            return []
-        solver, parts = self._solver(options), fit.folds or (fit,)
-        scores = (solver.held_out_scores(p.network, p.novelty) for p in parts)
-        return [values for values in scores if values is not None]
-
-    def _held_out_outputs(
-        self, fit: LaplaceFit, scores: list[Tensor]
-    ) -> list[BatchedOutputs]:
-        """Return the outputs of all networks that have held-out samples.
-
-        ``scores`` describes the novelty of these samples; see `Novelty.scaled`.
-        """
-        if not fit.folds:
-            has_held_out = fit.network.held_out is not None
-            return [replace(self._outputs(), network=fit.network)] * has_held_out
-        outputs = []
-        for fold in fit.folds:
-            posterior = self._solver(self._options).under(fold, self.posterior_)
-            novelty = fold.novelty and fold.novelty.scaled(scores)
-            outputs.append(self._outputs_of(fold.network, posterior, novelty))
-        return outputs
-
-    def _learn_from_held_out(
-        self, fit: LaplaceFit, scores: list[Tensor], score: HeldOutScore
-    ) -> list[BatchedOutputs]:
-        """Choose the residual's steepness; return the outputs for held-out samples."""
-        if self._residual() is None:
-            return []
-        outputs = self._held_out_outputs(fit, scores)
-        values = steepnesses(self.posterior_.likelihood)
-        self.residual_steepness_ = chosen_steepness(outputs, score, values)
-        return [with_steepness(o, self.residual_steepness_) for o in outputs]
 
     def _cross_validation(self, samples: Samples) -> CrossValidation | None:
         """Return the cross-validation of an estimator that chooses its prior by one."""
         return None
 
-    def _trained(self, trainer: LaplaceTrainer, encoded: EncodedData) -> LaplaceFit:
-        """Train the network and accumulate its curvature, or load both from a cache."""
-        options = trainer.options
-        work = FitWork(trainer=trainer, solver=self._solver(options), data=encoded)
+    def _scaled(self, options: LaplaceOptions) -> LaplaceOptions:
+        """Return the options with the seed, and with the noise in units of the net."""
+        noise = options.sigma_noise
+        if not isinstance(noise, str):
+            noise = noise / self._targets.noise_unit
+        return replace(options, sigma_noise=noise, seed=self._seed)
+
+    def _fit_settings(self, options: LaplaceOptions) -> dict[str, Any]:
+        """Return settings that affect the `LaplaceFit`, for the cache."""
         settings = {
             "targets": (self._targets.likelihoods, self._targets.n_outputs),
             "likelihood": self._likelihood_settings(),
-            "batch_size": self.batch_size,
+            "batches": self.batch_size,
         }
         if options.tunes_on_held_out:
             settings["validation_fraction"] = self.validation_fraction
-        return cached_fit(work, self.memory, self.random_state, settings)
+        return settings
+
+    def _held_out_novelties(
+        self, options: LaplaceOptions, fit: LaplaceFit
+    ) -> list[Tensor]:
+        """Return the novelty of held-out samples, which scales that of all samples.
+
+        The list is empty without a residual; see `Novelty.scaled`.
+        """
+        if not options.residual_variance:
+            return []
+        fits = fit.folds or (fit,)
+        novelties = [held_out_novelty(options, f.network, f.novelty) for f in fits]
+        return [novelty for novelty in novelties if novelty is not None]
+
+    def _held_out_outputs(
+        self, fit: LaplaceFit, novelties: list[Tensor]
+    ) -> list[BatchedOutputs]:
+        """Return the outputs of all networks that have held-out samples.
+
+        The list is empty if neither a residual nor a noise model uses the samples.
+        """
+        if self._residual() is None and not self._models_noise:
+            return []
+        if not fit.folds:
+            has_held_out = fit.network.held_out is not None
+            return [replace(self._outputs(), network=fit.network)] * has_held_out
+        outputs = []
+        for fold in fit.folds:
+            posterior = posterior_of_fold(self._options, fold, self.posterior_)
+            novelty = fold.novelty and fold.novelty.scaled(novelties)
+            outputs.append(self._outputs_of(fold.network, posterior, novelty))
+        return outputs
+
+    @property
+    def _models_noise(self) -> bool:
+        """Whether the noise can depend on the inputs."""
+        return False
+
+    def _fit_noise(self, outputs: list[BatchedOutputs]) -> None:
+        """Fit a noise model to the residuals of held-out samples; regression only."""
 
     def _set_fitted(
         self,
@@ -319,7 +354,8 @@ class BaseLaplace(NetEstimator):
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:
         """Return the options; raise an error for invalid values."""
-        names = [f.name for f in fields(LaplaceOptions) if f.name != "sigma_noise"]
+        set_later = {"sigma_noise", "seed"}
+        names = [f.name for f in fields(LaplaceOptions) if f.name not in set_later]
         values = {name: getattr(self, name) for name in names}
         self._check_parameters()
         if self.estimator is None and self.likelihood is not None:
@@ -329,9 +365,6 @@ class BaseLaplace(NetEstimator):
             )
         defaults = {name: getattr(type(self), name) for name in REPLACED}
         return LaplaceOptions.of(values, defaults)
-
-    def _solver(self, options: LaplaceOptions) -> LaplaceSolver:
-        return LaplaceSolver(options, self._seed)
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         fraction = options.validation_fraction if options.holds_out else None
@@ -378,7 +411,7 @@ class BaseLaplace(NetEstimator):
     ) -> Residual | None:
         """Return the residual for the given novelty and posterior."""
         # the parameter can change after fit
-        variance = self._options.residual_variance(self.residual)
+        variance = replace(self._options, residual=self.residual).residual_variance
         if novelty is None or not variance:
             return None
         return Residual.of(novelty, posterior, variance, self.residual_steepness_)
@@ -393,12 +426,13 @@ class BaseLaplace(NetEstimator):
             options = self._check_options()
             check_addable(self.posterior_, self.network_spec_, self._options, options)
             warn_of_weight_scale(sample_weight)
+            options = self._scaled(options)
             data = self._new_data(X, y, sample_weight)
-            samples, solver = data.dataset(self.estimator_), self._solver(options)
+            samples = data.dataset(self.estimator_)
             network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
-            novelty = solver.add_novelty(self._novelty, network)
+            novelty = novelty_with_samples(options, self._novelty, network)
             network = network_at_mean(self.posterior_, network, data)
-            self.posterior_ = solver.add(self.posterior_, network)
+            self.posterior_ = with_samples(options, self.posterior_, network)
             self._novelty = novelty
         return self
 
@@ -613,14 +647,17 @@ class BaseLaplace(NetEstimator):
                 data = self._new_data(X, y, sample_weight)
                 network = replace(network, held_out=data.dataset(self.estimator_))
             score = replace(self._score(network.spec.likelihood), is_given=True)
-            solver = self._solver(replace(self._options, residual=self.residual))
+            # the parameter can change after fit
+            options = replace(self._options, residual=self.residual)
             with progress.phase("tune"), nullcontext() if X is None else naming(X="X"):
-                posterior = solver.retuned(self.posterior_, network, score, free)
+                posterior = retuned_posterior(
+                    options, self.posterior_, network, score, free
+                )
             self._set_fitted(self._options, network, posterior)
             if network.held_out is not None and self._residual() is not None:
-                scores = solver.held_out_scores(network, self._novelty)
-                if self._novelty is not None and scores is not None:
-                    self._novelty = self._novelty.scaled([scores])
+                novelty = held_out_novelty(options, network, self._novelty)
+                if self._novelty is not None and novelty is not None:
+                    self._novelty = self._novelty.scaled([novelty])
                 outputs = replace(self._outputs(), network=network)
                 values = steepnesses(posterior.likelihood)
                 self.residual_steepness_ = chosen_steepness([outputs], score, values)

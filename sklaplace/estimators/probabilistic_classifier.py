@@ -18,7 +18,7 @@ from sklaplace.core.random import RandomState, cached_sobol_normals
 from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import LINKS, Link, mc_uncertainty, uncertainty_of_draws
-from sklaplace.estimators.base import NetEstimator
+from sklaplace.estimators.base import NetEstimator, without_class
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting import latent
 from sklaplace.estimators.targets.base import likelihood_of
@@ -35,6 +35,7 @@ MANY_CLASSES = 1024
 Reduction = Callable[[Tensor], Tensor]
 
 
+@without_class
 @dataclass(eq=False, repr=False, kw_only=True)
 class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
     """Predictions of a classifier, from the distribution of its outputs.

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from sklaplace.core.checks import as_levels, as_seed, check_option, naming
 from sklaplace.core.random import RandomState
 from sklaplace.core.trees import Inputs
-from sklaplace.estimators.base import NetEstimator
+from sklaplace.estimators.base import NetEstimator, without_class
 from sklaplace.estimators.options.given_net import is_frozen
 from sklaplace.estimators.options.laplace import sibling
 from sklaplace.estimators.predicting import latent
@@ -25,6 +25,7 @@ from sklaplace.likelihoods import RegressionLikelihood
 from sklaplace.networks.data import count_rows
 
 
+@without_class
 @dataclass(eq=False, repr=False, kw_only=True)
 class ProbabilisticRegressor(RegressorMixin, NetEstimator):
     """Predictions of a regressor, from the distribution of its outputs.

@@ -8,15 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from scipy.stats import norm
-from torch import Tensor
 
 from sklaplace.core.checks import check_fraction
 from sklaplace.core.trees import Inputs, mapped_tensors
 from sklaplace.curvature.ggn import CURVATURES
-from sklaplace.estimators.fitting.laplace_fit import (
-    LaplaceFit,
-    LaplaceSolver,
-)
 from sklaplace.estimators.fitting.noise import held_out_residuals
 from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
@@ -280,12 +275,6 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
             return 1.0
         return "auto" if self.sigma_noise == "homoscedastic" else self.sigma_noise
 
-    def _solver(self, options: LaplaceOptions) -> LaplaceSolver:
-        noise = options.sigma_noise
-        if not isinstance(noise, str):
-            noise = noise / self._targets.noise_unit
-        return super()._solver(replace(options, sigma_noise=noise))
-
     def _likelihood_settings(self) -> Any:
         adapted = self._targets.adapt(Gaussian())
         # tuned noise levels of several columns have fixed proportions
@@ -310,19 +299,12 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         return replace(super()._trainer(options), models_noise=self._models_noise)
 
-    def _learn_from_held_out(
-        self, fit: LaplaceFit, scores: list[Tensor], score: HeldOutScore
-    ) -> list[BatchedOutputs]:
-        """Also fit the noise model to residuals of held-out samples, if any."""
-        outputs = super()._learn_from_held_out(fit, scores, score)
+    def _fit_noise(self, outputs: list[BatchedOutputs]) -> None:
         self._noise_model = None
-        if self._models_noise and isinstance(self._likelihood, Gaussian):
-            outputs = outputs or self._held_out_outputs(fit, scores)
+        if outputs and self._models_noise and isinstance(self._likelihood, Gaussian):
             levels = self._noise * np.array(self._likelihood.relative or (1.0,))
-            if outputs:
-                residuals = held_out_residuals(self._outputs(), outputs, levels)
-                self._noise_model = NoiseModel.fit(residuals, levels)
-        return outputs
+            residuals = held_out_residuals(self._outputs(), outputs, levels)
+            self._noise_model = NoiseModel.fit(residuals, levels)
 
     @property
     def _noise(self) -> float:

@@ -145,12 +145,12 @@ class PriorSearch:
         if scorer is None and not is_linear:
             scorer = type(self)._log_likelihood
 
-        scores = [] if scorer is None else self._held_out_scores(options, fit)
+        novelties = [] if scorer is None else self._held_out_novelties(options, fit)
 
         def fold_score(fold: int, posterior: GaussianPosterior) -> float:
             part = fit.folds[fold]
             model = self._under(options, part.network, posterior)
-            model._novelty = part.novelty and part.novelty.scaled(scores)
+            model._novelty = part.novelty and part.novelty.scaled(novelties)
             return score_of(scorer, model, validation.scored(fold))
 
         def tuner(problem: TuningProblem) -> GaussianPosterior:

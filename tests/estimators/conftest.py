@@ -2,14 +2,14 @@
 
 import pytest
 
-from sklaplace.estimators.training import laplace as laplace_trainer
+from sklaplace.estimators.training import folds
 from sklaplace.networks import default
 
 SHORT = (
     (default._LBFGS, "optimizer__max_iter", 6),
     (default._ADAM, "optimizer__n_steps", 50),
     (default._LONG_ADAM, "optimizer__n_steps", 20),
-    (vars(laplace_trainer), "N_FOLDS", 2),
+    (vars(folds), "N_FOLDS", 2),
 )
 FULL = [settings[name] for settings, name, _ in SHORT]
 

@@ -22,8 +22,9 @@ from sklaplace import (
     LaplaceRegressorCV,
 )
 from sklaplace.estimators.options.given_net import inner_net
+from sklaplace.estimators.training.folds import N_FOLDS
 from sklaplace.estimators.training.laplace import FEW as FOLDED
-from sklaplace.estimators.training.laplace import FEW_FOR_NOISE, MIN_HELD_OUT, N_FOLDS
+from sklaplace.estimators.training.laplace import FEW_FOR_NOISE, MIN_HELD_OUT
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks import default
 from sklaplace.networks.split import MIN_ROWS, hash_folds, row_keys

@@ -228,13 +228,6 @@ def test_residuals_of_one_unit_have_constant_noise(kind):
 
 
 # ----------------------------------------------------------------------- conformal
-class Uniform:
-    """A model whose score for a target is the target itself."""
-
-    def _at_scores(self, X, scores):
-        return np.broadcast_to(scores, (len(X), *scores.shape)).copy()
-
-
 def test_conformal_coverage_of_new_groups_is_the_rank_by_the_number_of_groups():
     rng, runs, n_groups = np.random.default_rng(0), 4000, 19
     sizes, inside = rng.integers(1, 9, size=n_groups + 1), []
@@ -245,7 +238,9 @@ def test_conformal_coverage_of_new_groups_is_the_rank_by_the_number_of_groups():
         scores = np.exp(scores)[:, None]
         known = labels < n_groups
         conformal = Conformal.of([], [scores[known]], {}, [labels[known]])
-        ends = conformal.interval(Uniform(), np.empty(1), np.array([0.8]), joint=False)
+        # the score of a target is the target itself
+        ends = conformal.signed_scores(np.array([0.8]), joint=False)
+        ends = conformal.interval([s[None] for s in ends], np.array([0.8]))
         inside.append(np.mean(scores[~known] <= ends[0, 0, 1, 0]))
     assert abs(np.mean(inside) - 0.8) < 4 * np.std(inside) / np.sqrt(runs) + 1 / 20
 

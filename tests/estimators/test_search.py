@@ -39,7 +39,7 @@ from sklaplace import (
     LaplaceRegressor,
     LaplaceRegressorCV,
 )
-from sklaplace.estimators.fitting import laplace_fit
+from sklaplace.estimators.fitting import untuned
 from sklaplace.estimators.predicting import glm_outputs
 from sklaplace.estimators.training import trainer
 from sklaplace.metrics import gaussian_nll, neg_gaussian_nll_scorer
@@ -263,7 +263,7 @@ class TestPrice:
     @pytest.fixture
     def linearised(self):
         """Record the calls that linearise a batch of held-out samples."""
-        with calls(laplace_fit, "backpropagate") as batches:
+        with calls(untuned, "backpropagate") as batches:
             yield batches
 
     @pytest.mark.parametrize("settings", [{}, {"refine": True}, EVERYTHING], ids=str)

@@ -15,6 +15,7 @@ from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.recorder import compare_alone
 from sklaplace.curvature.shared import IdentityMap
+from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.likelihoods.base import sample_weights, weighted
 from sklaplace.networks.data import Batches
@@ -77,13 +78,16 @@ class NoveltyRecorder(FeatureRecorder):
         return self._novelty if self._is_known else None
 
 
-def held_out_scores(
-    network: TrainedNetwork, novelty: Novelty | None, batches: Batches
+def held_out_novelty(
+    options: LaplaceOptions, network: TrainedNetwork, novelty: Novelty | None
 ) -> Tensor | None:
     """Return the novelty of held-out samples, and their weights; see `Novelty.scaled`.
 
-    Return None if the network has no features.
+    Return None without held-out samples, or if the network has no features.
     """
+    if network.held_out is None:
+        return None
+    batches = options.batches(network, network.held_out)
     forward, likelihood = network.forward(), network.spec.likelihood
     rows = []
     with (

@@ -30,6 +30,9 @@ from sklaplace.likelihoods import (
     Likelihood,
     RegressionLikelihood,
 )
+from sklaplace.networks.data import Batches
+from sklaplace.networks.streams import Samples
+from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import refit_bytes
 from sklaplace.posterior.residual import VARIANCE
@@ -52,8 +55,9 @@ class LaplaceOptions:
 
     The attributes are the parameters of `LaplaceClassifier` and `LaplaceRegressor` for
     training, curvature and tuning. ``refine`` is True, False or "auto". ``sigma_noise``
-    is a number or the name of a tuner. Attributes that are not parameters of
-    `MarglikTraining` have default values.
+    is the name of a tuner, or a number in the units of the likelihood. ``seed`` is the
+    seed of random curvatures. Attributes that are not parameters of `MarglikTraining`
+    have default values.
     """
 
     likelihood: Likelihood | None = None
@@ -75,6 +79,7 @@ class LaplaceOptions:
     batch_size: int | None = None
     n_jobs: int | None = None
     sigma_noise: str | float = 1.0
+    seed: int = 0
 
     @classmethod
     def of(
@@ -85,8 +90,8 @@ class LaplaceOptions:
         Parameters
         ----------
         values : mapping
-            Values of all attributes except ``sigma_noise``, each valid under its
-            constraint.
+            Values of all attributes except ``sigma_noise`` and ``seed``, each valid
+            under its constraint.
         defaults : mapping
             Default values of the parameters that an earlier posterior replaces.
         """
@@ -193,11 +198,12 @@ class LaplaceOptions:
         names = [v for v in values if isinstance(v, str) and self.prior is None]
         return min(names, key=lambda name: name == "auto", default=None)
 
-    def residual_variance(self, residual: str | float) -> float:
-        """Return the variance of the residual, or zero if there is no residual."""
-        if not isinstance(residual, str):
-            return float(np.asarray(residual).item())
-        return VARIANCE if residual == "auto" and self.prior is None else 0.0
+    @property
+    def residual_variance(self) -> float:
+        """Variance of the residual, or zero if there is no residual."""
+        if not isinstance(self.residual, str):
+            return float(np.asarray(self.residual).item())
+        return VARIANCE if self.residual == "auto" and self.prior is None else 0.0
 
     @property
     def maximises_evidence(self) -> bool:
@@ -222,7 +228,7 @@ class LaplaceOptions:
         the steepness of the residual. With the evidence, they show whether it harms.
         """
         chooses_refit = self.refine == "auto" and self.prior is None
-        has_residual = self.residual_variance(self.residual) > 0
+        has_residual = self.residual_variance > 0
         tunes = self.tunes_on_held_out or self.maximises_evidence
         return tunes or chooses_refit or has_residual
 
@@ -253,9 +259,10 @@ class LaplaceOptions:
         needed = refit_bytes(spec.layout, n_samples, spec.n_outputs)
         return self.refine is True or needed <= KEPT_BUDGET
 
-    def configured_curvature(self, seed: int) -> Curvature:
-        """Return the curvature, configured with its options."""
-        return CURVATURES[self.curvature].configured(self.curvature_params, seed)
+    @property
+    def configured_curvature(self) -> Curvature:
+        """The curvature, configured with its options and the seed."""
+        return CURVATURES[self.curvature].configured(self.curvature_params, self.seed)
 
     def accumulator(self, layout: Layout) -> Accumulator:
         """Return an empty accumulator for the Hessian structure."""
@@ -265,6 +272,21 @@ class LaplaceOptions:
         """Return the number of float64 values that the structure needs per sample."""
         kind, given = STRUCTURES[self.hessian_structure][0], self.structure_params
         return kind.row_elements(spec.layout, spec.n_outputs, **given)
+
+    def batches(
+        self,
+        network: TrainedNetwork,
+        dataset: Samples,
+        *,
+        with_covariance: bool = False,
+    ) -> Batches:
+        """Return batches of a dataset for the passes of a fit."""
+        return network.batches(
+            dataset,
+            self.batch_size,
+            row_elements=self.row_elements(network.spec),
+            with_covariance=with_covariance,
+        )
 
     def check_bytes(self, spec: NetworkSpec, device: torch.device, n: int) -> None:
         """Raise ValueError if the structure for n samples does not fit into memory."""

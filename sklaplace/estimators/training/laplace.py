@@ -5,30 +5,19 @@ network also describes its Jacobian. The weights of a subnetwork are selected af
 training.
 """
 
-import math
-import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import torch
-from sklearn.base import clone
 from skorch import NeuralNet, callbacks
-from skorch.helper import predefined_split
 from torch import Tensor
 
-from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
-from sklaplace.core.checks import warn_user
-from sklaplace.core.parallel import in_parallel, one_thread
-from sklaplace.core.random import private_rng
 from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES
 from sklaplace.curvature.network import NetworkSpec, check_batch, infer_network_spec
 from sklaplace.curvature.subnetwork import SCORE_CHECKS, SelectionProblem, choose
 from sklaplace.curvature.subsets import CRITERION, select
-from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.options.laplace import (
     LaplaceOptions,
     check_earlier_layout,
@@ -36,27 +25,20 @@ from sklaplace.estimators.options.laplace import (
     check_prior_shape,
 )
 from sklaplace.estimators.predicting.output_model import check_covariances
-from sklaplace.estimators.targets.base import brings_targets
 from sklaplace.estimators.training.prior_callback import given_callbacks
 from sklaplace.estimators.training.trainer import EncodedData, Trainer
-from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, first_rows, spread_rows
 from sklaplace.networks.history import recorded_split
-from sklaplace.networks.net_checks import check_sampler, whole_batches
+from sklaplace.networks.net_checks import check_sampler
 from sklaplace.networks.outputs import check_repeatable
 from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork, device_of
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import refit_bytes
 
-# Number of folds if there are too few samples to hold some out.
-N_FOLDS = 5
 # With fewer distinct samples, the tuner "auto" also trains networks on folds. With a
 # noise model, folds narrow the intervals up to about 1,000 samples.
 FEW, FEW_FOR_NOISE = 100, 1000
-# Numbers of held-out samples that suffice for tuning, and for a noise model. These
-# numbers limit the number of folds.
-ENOUGH, ENOUGH_FOR_NOISE = 200, 5000
 # callbacks that only monitor or control the training
 SILENT = {
     *(callbacks.BatchScoring, callbacks.EarlyStopping, callbacks.EpochScoring),
@@ -110,10 +92,9 @@ class LaplaceTrainer(Trainer):
         """
         if self.splits is not None:
             return None
-        on_folds = self.options.uses_folds and _is_silent(self.estimator)
         if "validation" in (self.options.tuner, self.options.sigma_noise):
             require_choice(data.X)
-        if on_folds and self._takes_folds(data):
+        if self.takes_folds(data):
             check_sampler(self.estimator)
             return None
         return super().hold_out(data)
@@ -131,91 +112,21 @@ class LaplaceTrainer(Trainer):
         parts = recorded_split(net, data.X, data.y)
         return None if parts is None or len(parts[1]) < MIN_HELD_OUT else parts
 
-    def train_with_folds(
-        self, encoded: EncodedData
-    ) -> tuple[TrainedNetwork, list[TrainedNetwork]]:
-        """Return the trained network, and one network per fold if there are folds.
-
-        The folds are those of a cross-validation, or those that tuning uses.
-        """
-        device = getattr(inner_net(self.estimator), "device", "cpu")
-        # workers for folds also use `private_rng`, which admits one thread at a time
-        with private_rng(self.seed, device):
-            trained = self.train(encoded)
-        if self.splits is not None:
-            # samples that the net itself held out are not scored
-            trained = replace(trained, held_out=None)
-            return trained, self._train_each(self.splits, encoded)
-        on_folds = self.options.uses_folds and not is_stream(encoded.data.X)
-        if encoded.validation is not None or not on_folds or self.is_interrupted:
-            return trained, []
-        return trained, self._train_on_folds(trained, encoded)
-
-    def _train_on_folds(
-        self, trained: TrainedNetwork, encoded: EncodedData
-    ) -> list[TrainedNetwork]:
-        """Return networks that are each trained on all folds but one.
-
-        The list is empty if the net is frozen, if there are enough samples to hold some
-        out, if ``trained`` has held-out samples for tuning, or if callbacks may write
-        files. With many samples, only some of the folds are used.
-        """
-        net, data = self.estimator, encoded.data
-        can_train = not self.is_frozen and _is_silent(net)
-        own: Any = trained.held_out if getattr(net, "train_split", None) else None
-        has_own = brings_targets(trained.train, own) and len(own) >= MIN_HELD_OUT
-        if has_own or not (can_train and self._takes_folds(data)):
-            return []
-        keys, stratify = self.keys(data), self.targets.stratify
-        folds = split.hash_folds(keys, data.y, N_FOLDS, stratify=stratify)
-        if len(folds) < (N_FOLDS if data.groups is None else 2):
-            return []
-        enough = ENOUGH_FOR_NOISE if self.models_noise else ENOUGH
-        folds = folds[: math.ceil(N_FOLDS * enough / len(data.y))]
-        return self._train_each(folds, encoded)
-
-    def _takes_folds(self, data: TrainingData) -> bool:
+    def takes_folds(self, data: TrainingData) -> bool:
         """Return whether to train networks on folds instead of holding out samples.
 
         Folds require more training, but the network can then be trained on all samples.
-        The default network, which is fast to train, always uses folds.
+        The default network, which is fast to train, always uses folds. Networks whose
+        callbacks may write files are not trained on folds.
         """
+        if not self.options.uses_folds or self.is_frozen or is_stream(data.X):
+            return False
         replaces = self.models_noise and self.options.holds_out
         replaces = replaces and self.options.free_prior  # not in searches over priors
         few = FEW_FOR_NOISE if replaces else FEW
-        return self.estimator is None or len(np.unique(self.keys(data))) < few
-
-    @progress.phase("train on folds")
-    def _train_each(
-        self, folds: Sequence[tuple[np.ndarray, np.ndarray]], encoded: EncodedData
-    ) -> list[TrainedNetwork]:
-        """Return one network per fold, trained without the samples of this fold.
-
-        If the folds are not those of a cross-validation, folds whose training fails are
-        skipped with a warning.
-        """
-        size = self.size_for(encoded.data) if self.estimator is None else None
-        trainer = replace(self, size=size, is_part=True)
-        tasks = []
-        for n, (train, rest) in enumerate(folds):
-            data = encoded.split((whole_batches(self.estimator, train), rest))
-            seed = self.seed if self.splits is not None else (self.seed + n) % 2**32
-            tasks.append((trainer, data, seed))
-        if self.splits is not None:
-            return in_parallel(_trained_on, tasks, self.options.n_jobs, "folds")
-        networks, failures = [], []
-        for task in progress.tracked(tasks, "folds", len(tasks)):
-            try:
-                networks.append(_trained_on(*task))
-            except Exception as error:
-                failures.append(error)
-        if failures:
-            warn_user(
-                f"The training failed on {len(failures)} of {len(folds)} folds, so "
-                f"tuning uses {len(networks) or 'no'} folds. The first error was: "
-                f"{failures[0]}"
-            )
-        return networks
+        if self.estimator is None:
+            return True
+        return _is_silent(self.estimator) and len(np.unique(self.keys(data))) < few
 
     def require_no_held_out(self) -> None:
         """Raise an error before training if the tuner needs held-out samples."""
@@ -326,31 +237,6 @@ class LaplaceTrainer(Trainer):
                 "refine=True needs a loss that is convex in the outputs, unlike "
                 f"{type(spec.likelihood).__name__}. Use refine=False."
             )
-
-
-def _trained_on(
-    trainer: LaplaceTrainer, fold: EncodedData, seed: int
-) -> TrainedNetwork:
-    """Train a network on a fold without printing anything, in any process.
-
-    In a cross-validation, the network is trained as on all samples. Otherwise, a net
-    with a ``train_split`` uses the held-out samples for validation, for example for
-    early stopping.
-    """
-    net, is_scored = trainer.estimator, trainer.splits is not None
-    if isinstance(net, NeuralNet):
-        net = clone(net).set_params(verbose=0)
-        trainer = replace(trainer, estimator=net, brings_encoded=not is_scored)
-        if net.train_split and not is_scored:
-            held_out = cast(TrainingData, fold.validation).dataset(net)
-            net.set_params(train_split=predefined_split(held_out))
-    device = getattr(inner_net(net), "device", "cpu")
-    # the default network uses one thread in workers, too
-    limit = one_thread() if net is None else nullcontext()
-    # training on all samples has already raised the same warnings
-    ignored = warnings.catch_warnings(action="ignore")
-    with torch.inference_mode(False), limit, private_rng(seed, device), ignored:
-        return trainer.train(fold)
 
 
 def _is_silent(net: NeuralNet) -> bool:

@@ -1,0 +1,149 @@
+"""Folds: networks that are each trained without one fold of the samples."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from skorch import NeuralNet
+from skorch.helper import predefined_split
+
+from sklaplace.core import progress
+from sklaplace.core.checks import warn_user
+from sklaplace.core.parallel import in_parallel, one_thread
+from sklaplace.core.random import private_rng
+from sklaplace.estimators.options.given_net import inner_net
+from sklaplace.estimators.targets.base import brings_targets
+from sklaplace.estimators.training.laplace import MIN_HELD_OUT, LaplaceTrainer
+from sklaplace.estimators.training.trainer import EncodedData
+from sklaplace.networks.data import TrainingData
+from sklaplace.networks.net_checks import whole_batches
+from sklaplace.networks.split import hash_folds
+from sklaplace.networks.trained import TrainedNetwork
+
+# Number of folds if there are too few samples to hold some out.
+N_FOLDS = 5
+# Numbers of held-out samples that suffice for tuning, and for a noise model. These
+# numbers limit the number of folds.
+ENOUGH, ENOUGH_FOR_NOISE = 200, 5000
+
+Fold = tuple[np.ndarray, np.ndarray]  # indices of training and of held-out samples
+
+
+def train_with_folds(
+    trainer: LaplaceTrainer, encoded: EncodedData
+) -> tuple[TrainedNetwork, list[TrainedNetwork]]:
+    """Return the trained network, and one network per fold if there are folds.
+
+    The folds are those of a cross-validation, or those that tuning uses.
+    """
+    device = getattr(inner_net(trainer.estimator), "device", "cpu")
+    # workers for folds also use `private_rng`, which admits one thread at a time
+    with private_rng(trainer.seed, device):
+        trained = trainer.train(encoded)
+    if trainer.splits is not None:
+        # samples that the net itself held out are not scored
+        trained = replace(trained, held_out=None)
+        with progress.phase("train on folds"):
+            tasks, n_jobs = (
+                _tasks(trainer, encoded, trainer.splits),
+                trainer.options.n_jobs,
+            )
+            return trained, in_parallel(_trained_on, tasks, n_jobs, "folds")
+    folds = _tuning_folds(trainer, trained, encoded)
+    if not folds:
+        return trained, []
+    with progress.phase("train on folds"):
+        return trained, _train_each(_tasks(trainer, encoded, folds))
+
+
+def _tuning_folds(
+    trainer: LaplaceTrainer, trained: TrainedNetwork, encoded: EncodedData
+) -> list[Fold]:
+    """Return the folds for tuning, or an empty list if tuning uses no folds.
+
+    The list is empty if `LaplaceTrainer.takes_folds` is False or if ``trained`` has
+    held-out samples for tuning. With many samples, only some of the folds are used.
+    """
+    net, data = trainer.estimator, encoded.data
+    if encoded.validation is not None or trainer.is_interrupted:
+        return []
+    held_out: Any = trained.held_out if getattr(net, "train_split", None) else None
+    has_held_out = brings_targets(trained.train, held_out)
+    if has_held_out and len(held_out) >= MIN_HELD_OUT:
+        return []
+    if not trainer.takes_folds(data):
+        return []
+    keys, stratify = trainer.keys(data), trainer.targets.stratify
+    folds = hash_folds(keys, data.y, N_FOLDS, stratify=stratify)
+    if len(folds) < (N_FOLDS if data.groups is None else 2):
+        return []
+    enough = ENOUGH_FOR_NOISE if trainer.models_noise else ENOUGH
+    return folds[: math.ceil(N_FOLDS * enough / len(data.y))]
+
+
+def _tasks(
+    trainer: LaplaceTrainer, encoded: EncodedData, folds: Sequence[Fold]
+) -> list[tuple[LaplaceTrainer, EncodedData, int]]:
+    """Return the arguments of `_trained_on` for each fold."""
+    size = None
+    if trainer.estimator is None:
+        size = trainer.size_for(encoded.data)
+    of_fold = replace(trainer, size=size, is_part=True, is_checked=True)
+    tasks = []
+    for n, (train, held_out) in enumerate(folds):
+        data = encoded.split((whole_batches(trainer.estimator, train), held_out))
+        seed = trainer.seed
+        if trainer.splits is None:
+            seed = (seed + n) % 2**32
+        tasks.append((of_fold, data, seed))
+    return tasks
+
+
+def _train_each(
+    tasks: Sequence[tuple[LaplaceTrainer, EncodedData, int]],
+) -> list[TrainedNetwork]:
+    """Return one network per fold; skip folds whose training fails, with a warning."""
+    networks, failures = [], []
+    for task in progress.tracked(tasks, "folds", len(tasks)):
+        try:
+            networks.append(_trained_on(*task))
+        except Exception as error:
+            failures.append(error)
+    if failures:
+        warn_user(
+            f"The training failed on {len(failures)} of {len(tasks)} folds, so "
+            f"tuning uses {len(networks) or 'no'} folds. The first error was: "
+            f"{failures[0]}"
+        )
+    return networks
+
+
+def _trained_on(
+    trainer: LaplaceTrainer, fold: EncodedData, seed: int
+) -> TrainedNetwork:
+    """Train a network on a fold without printing anything, in any process.
+
+    In a cross-validation, the network is trained as on all samples. Otherwise, a net
+    with a ``train_split`` uses the held-out samples for validation, for example for
+    early stopping.
+    """
+    net, is_scored = trainer.estimator, trainer.splits is not None
+    if isinstance(net, NeuralNet):
+        net = clone(net).set_params(verbose=0)
+        trainer = replace(trainer, estimator=net, brings_encoded=not is_scored)
+        if net.train_split and not is_scored:
+            held_out = cast(TrainingData, fold.validation).dataset(net)
+            net.set_params(train_split=predefined_split(held_out))
+    device = getattr(inner_net(net), "device", "cpu")
+    # the default network uses one thread in workers, too
+    limit = one_thread() if net is None else nullcontext()
+    # training on all samples has already raised the same warnings
+    ignored = warnings.catch_warnings(action="ignore")
+    with torch.inference_mode(False), limit, private_rng(seed, device), ignored:
+        return trainer.train(fold)
