@@ -225,10 +225,13 @@ class BaseLaplace(NetEstimator):
         # learn from held-out samples what is far from the data, and the noise there
         novelties = self._held_out_novelties(options, fit)
         self._novelty = fit.novelty and fit.novelty.scaled(novelties)
-        if options.residual_variance and self._residual() is None:
+        residual = self._residual_of(self._novelty, posterior)
+        if residual is None and options.residual_variance:
             warn_without_residual(posterior, options)
-        outputs = self._held_out_outputs(fit, novelties)
-        if self._residual() is not None:
+        outputs = []
+        if residual is not None or self._models_noise:
+            outputs = self._held_out_outputs(fit, novelties)
+        if residual is not None:
             values = steepnesses(posterior.likelihood)
             self.residual_steepness_ = chosen_steepness(outputs, score, values)
             outputs = [with_steepness(o, self.residual_steepness_) for o in outputs]
@@ -275,10 +278,8 @@ class BaseLaplace(NetEstimator):
     ) -> list[BatchedOutputs]:
         """Return the outputs of all networks that have held-out samples.
 
-        The list is empty if neither a residual nor a noise model uses the samples.
+        ``novelties`` describes these samples; see `Novelty.scaled`.
         """
-        if self._residual() is None and not self._models_noise:
-            return []
         if not fit.folds:
             has_held_out = fit.network.held_out is not None
             return [replace(self._outputs(), network=fit.network)] * has_held_out
@@ -328,7 +329,7 @@ class BaseLaplace(NetEstimator):
             parts.append(f"prior_precision {posterior.shown_precision()}")
             if options.free_prior and are_certain(posterior):
                 parts.append("weights hardly uncertain")
-        residual = self._residual()
+        residual = self._residual_of(self._novelty, self.posterior_)
         if residual is not None:
             parts.append(
                 f"residual {residual.variance:.3g} (steepness {residual.steepness:g})"
@@ -401,10 +402,6 @@ class BaseLaplace(NetEstimator):
         elements = self._options.row_elements(network.spec)
         given = network, model, self.batch_size, elements
         return BatchedOutputs(*given, self.n_jobs, (type(self).__name__, self.verbose))
-
-    def _residual(self) -> Residual | None:
-        """Return the residual of the outputs, or None if there is no residual."""
-        return self._residual_of(self._novelty, self.posterior_)
 
     def _residual_of(
         self, novelty: Novelty | None, posterior: GaussianPosterior
@@ -654,7 +651,10 @@ class BaseLaplace(NetEstimator):
                     options, self.posterior_, network, score, free
                 )
             self._set_fitted(self._options, network, posterior)
-            if network.held_out is not None and self._residual() is not None:
+            if (
+                network.held_out is not None
+                and self._residual_of(self._novelty, self.posterior_) is not None
+            ):
                 novelty = held_out_novelty(options, network, self._novelty)
                 if self._novelty is not None and novelty is not None:
                     self._novelty = self._novelty.scaled([novelty])

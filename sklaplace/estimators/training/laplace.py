@@ -26,7 +26,7 @@ from sklaplace.estimators.options.laplace import (
 )
 from sklaplace.estimators.predicting.output_model import check_covariances
 from sklaplace.estimators.training.prior_callback import given_callbacks
-from sklaplace.estimators.training.trainer import EncodedData, Trainer
+from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData, first_rows, spread_rows
 from sklaplace.networks.history import recorded_split
 from sklaplace.networks.net_checks import check_sampler
@@ -73,9 +73,8 @@ class LaplaceTrainer(Trainer):
     models_noise: bool = False
     splits: Sequence[tuple[np.ndarray, np.ndarray]] | None = None
 
-    def train(self, encoded: EncodedData) -> TrainedNetwork:
-        """Return the trained network with its training and held-out samples."""
-        trained = super().train(encoded)
+    def after_training(self, trained: TrainedNetwork) -> TrainedNetwork:
+        """Return the network with a specification of the selected weights."""
         if not self.options.selects_weights:
             return trained
         options = {"indices": self._selected_weights(trained)}

@@ -6,6 +6,7 @@ after training, the trainer infers the meaning of the outputs from a few samples
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -169,7 +170,7 @@ class Trainer:
             warn_if_double_softmax(net, spec)
         trained = TrainedNetwork(net, spec, seen, held_out, groups)
         self._compare_loss(trained)
-        return trained
+        return self.after_training(trained)
 
     def keys(self, data: TrainingData) -> np.ndarray:
         """Return keys that copies of a sample, or samples of a group, share."""
@@ -303,53 +304,66 @@ class Trainer:
         """Return mixins for the net's class during training."""
         return ()
 
-    def learn(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
-        """Train the net unless frozen, and return its training and held-out samples."""
-        if not self.is_frozen:
-            return self.train_net(net, encoded)
-        if encoded.fit_params:
-            raise TypeError(
-                f"fit got the unknown arguments {listed(encoded.fit_params)}. They "
-                "would be passed to the training, but this network is frozen."
-            )
-        check_no_lazy_modules(net)
-        return encoded.data.dataset(net), None
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the network is not trained."""
+        return self.is_frozen
+
+    def after_training(self, trained: TrainedNetwork) -> TrainedNetwork:
+        """Return the trained network, with changes that its posterior needs."""
+        return trained
 
     # ------------------------------------------------------------------- training
-    def train_net(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
-        """Train a net, after all checks on the initialised net."""
-        data, validation = encoded.data, encoded.validation
+    def learn(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
+        """Train the net, and return its training and held-out samples."""
         fit_params = encoded.fit_params
-
-        def check(dataset: Dataset, held_out: Dataset | None) -> None:
-            if isinstance(held_out, Subset) and held_out.dataset is dataset:
-                require_choice(dataset)
-                check_sampler(net)
-            if not self.brings_encoded:
-                self.targets.check_held_out(dataset, held_out)
-            check_scripted(net)
-            check_held_out_batches(net, held_out)
-            initialise_lazy_modules(net, first_rows(net, dataset))
-            _match_axes(net, dataset)
-            if not self.is_checked:
-                spec = self.infer_spec(net, dataset, is_trained=False)
-                self.targets.match(net, data.y)
-                _check_validation(net, validation)
-                warn_if_double_softmax(net, spec)
-                kept = held_out if validation is None else validation.dataset(net)
-                self.before_training(net, spec, kept)
-            context.enter_context(logits_alone(net, first_rows(net, dataset)))
-
-        def note() -> None:
-            self.is_interrupted = True
-
-        mixins = noting_interrupts(note), *self.training_mixins()
+        if self.keeps_weights:
+            if fit_params:
+                raise TypeError(
+                    f"fit got the unknown arguments {listed(fit_params)}. They would "
+                    "be passed to the training, but this network is frozen."
+                )
+            check_no_lazy_modules(net)
+            return encoded.data.dataset(net), None
         with progress.phase("train"), ExitStack() as context:
-            seen, held_out = train(net, data, check, mixins, **fit_params)
+            check = partial(self._check_initialised, net, encoded, context)
+            mixins = noting_interrupts(self._note_interrupt), *self.training_mixins()
+            seen, held_out = train(net, encoded.data, check, mixins, **fit_params)
         if self.is_interrupted:
             self._accept_interrupt(net, fit_params.get("epochs") or net.max_epochs)
         _check_history(net)
         return seen, held_out
+
+    def _check_initialised(
+        self,
+        net: NeuralNet,
+        encoded: EncodedData,
+        context: ExitStack,
+        dataset: Dataset,
+        held_out: Dataset | None,
+    ) -> None:
+        """Check an initialised net and its samples before the first step."""
+        validation = encoded.validation
+        if isinstance(held_out, Subset) and held_out.dataset is dataset:
+            require_choice(dataset)
+            check_sampler(net)
+        if not self.brings_encoded:
+            self.targets.check_held_out(dataset, held_out)
+        check_scripted(net)
+        check_held_out_batches(net, held_out)
+        initialise_lazy_modules(net, first_rows(net, dataset))
+        _match_axes(net, dataset)
+        if not self.is_checked:
+            spec = self.infer_spec(net, dataset, is_trained=False)
+            self.targets.match(net, encoded.data.y)
+            _check_validation(net, validation)
+            warn_if_double_softmax(net, spec)
+            tuned_on = held_out if validation is None else validation.dataset(net)
+            self.before_training(net, spec, tuned_on)
+        context.enter_context(logits_alone(net, first_rows(net, dataset)))
+
+    def _note_interrupt(self) -> None:
+        self.is_interrupted = True
 
     def _compare_loss(self, trained: TrainedNetwork) -> None:
         """Compare the loss of a net with a given likelihood that is not its loss."""

@@ -39,6 +39,7 @@ class VariationalTrainer(Trainer):
     n_samples: int
 
     has_prior = True
+    keeps_weights = False
 
     def new_net(self, data: TrainingData) -> NeuralNet:
         """Return the net to train, without a penalty on its weights."""
@@ -51,7 +52,7 @@ class VariationalTrainer(Trainer):
         _check_net(net, has_likelihood=self.likelihood is not None)
         if self.is_frozen:
             self.elbo.start = copy.deepcopy(inner_net(self.estimator).module_)
-        samples, module = self.train_net(net, encoded), net.module_
+        samples, module = super().learn(net, encoded), net.module_
         distribution = module.posterior.requires_grad_(False)
         if not all(bool(p.isfinite().all()) for p in distribution.parameters()):
             raise ValueError(

@@ -1,12 +1,12 @@
 """Search along a path of prior precisions for the best score on held-out samples."""
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from torch import Tensor
 
 from sklaplace.core.newton import ROUNDING
-from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.candidate import Candidate, implied_variance, scored
 from sklaplace.posterior.tuning.problem import TuningProblem
 
@@ -73,14 +73,17 @@ def best_refitted(
     posterior = problem.posterior
     is_exact = posterior.likelihood.has_noise or posterior.prior_precision.ndim > 0
     coarse, fine = (EXACT, EXACT) if is_exact else (COARSE, FINE)
-    found = _explored(problem, path, coarse)
-    best = _best(found)
-    if found[best].score - MARGIN < below:
+    candidates: dict[int, Candidate] = {}
+    for index in _search_order(candidates, len(path)):
+        start = candidates[_best(candidates)] if candidates else None
+        candidates[index] = refitted(problem, path[index], start, coarse)
+    best = _best(candidates)
+    if candidates[best].score - MARGIN < below:
         near = range(max(0, best - 1), min(len(path), best + 2))
-        start = found[best]
-        found = {i: refitted(problem, path[i], start, fine) for i in near}
-        best = _best(found)
-    chosen = found[best]
+        start = candidates[best]
+        candidates = {i: refitted(problem, path[i], start, fine) for i in near}
+        best = _best(candidates)
+    chosen = candidates[best]
     if chosen.score >= below and below < math.inf:
         return None
     if problem.score.log_proba is None and problem.free_prior:
@@ -94,34 +97,26 @@ def best_refitted(
     return chosen
 
 
-def _explored(
-    problem: TuningProblem, path: list[Tensor], tolerance: float
-) -> dict[int, Candidate]:
-    """Search for the best point, and return all refits by their index on the path.
+def _search_order(candidates: Mapping[int, Candidate], n_points: int) -> Iterator[int]:
+    """Yield the indices of points on a path to score, until the best is found.
 
     The search starts at the middle of the path and moves in both directions, in steps
-    of two points, as long as the score improves. Each refit starts at the best model so
-    far.
+    of two points, as long as the score improves. Between two steps, the caller adds the
+    point to ``candidates``.
     """
-    found: dict[int, Candidate] = {}
-
-    def visit(index: int) -> int:
-        """Refit at a new index, and return the best index."""
-        if index in range(len(path)) and index not in found:
-            start = found[best] if found else None
-            found[index] = refitted(problem, path[index], start, tolerance)
-        return _best(found)
-
-    best = middle = min(MIDDLE, len(path) - 1)
-    for index in (middle, middle + 2, middle - 2):
-        best = visit(index)
+    middle = min(MIDDLE, n_points - 1)
+    first = middle, middle + 2, middle - 2
+    yield from (index for index in first if index in range(n_points))
     for stride in (2, -2):
-        while best != (better := visit(best + stride)):
-            best = better
-    return found
+        best = _best(candidates)
+        while (index := best + stride) in range(n_points) and index not in candidates:
+            yield index
+            if _best(candidates) == best:
+                break
+            best = index
 
 
-def _best(candidates: dict[int, Candidate]) -> int:
+def _best(candidates: Mapping[int, Candidate]) -> int:
     return min(candidates, key=lambda index: candidates[index].score)
 
 
@@ -135,16 +130,19 @@ def refitted(
 
     Refits start at another candidate or at the network's weights.
     """
-    network = tuple(part.posterior for part in problem.parts)
-
-    def refit(part: TuningProblem, start: GaussianPosterior) -> TuningProblem:
+    parts = []
+    for part, posterior in zip(
+        problem.parts,
+        start.refitted if start else [part.posterior for part in problem.parts],
+        strict=True,
+    ):
         if part.free_prior:
-            template = start.replace(prior_precision=ratio * start.scale)
+            template = posterior.replace(prior_precision=ratio * posterior.scale)
         else:
-            template = start.replace(sigma_noise=implied_variance(start, ratio).sqrt())
-        return replace(part, posterior=part.model.refit(template, tolerance=tolerance))
-
-    parts = tuple(map(refit, problem.parts, start.refitted if start else network))
-    problem = replace(problem, folds=parts) if problem.folds else parts[0]
+            noise = implied_variance(posterior, ratio).sqrt()
+            template = posterior.replace(sigma_noise=noise)
+        refit = part.model.refit(template, tolerance=tolerance)
+        parts.append(replace(part, posterior=refit))
+    problem = replace(problem, folds=tuple(parts)) if problem.folds else parts[0]
     (candidate,) = scored(problem, [ratio])
     return replace(candidate, refitted=tuple(part.posterior for part in parts))
