@@ -1,6 +1,7 @@
 """LaplaceClassifier: class probabilities under a posterior over the weights."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.predicting.closed_forms import CLOSED_LINKS, Classes
+from sklaplace.estimators.predicting.output_model import unchanged
 from sklaplace.estimators.predicting.predictive_module import PredictiveModule
 from sklaplace.estimators.probabilistic_classifier import (
     ProbabilisticClassifier,
@@ -239,20 +241,25 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         return replace(super()._trainer(options), takes_covariances=needs)
 
     def _score(self, likelihood: ClassificationLikelihood) -> HeldOutScore:
-        tiny = torch.finfo(torch.float64).tiny
         link = self._link()
-
-        def log_proba(mean: Tensor, cov: Tensor) -> Tensor:
-            logits = likelihood.class_logits(mean, cov)
-            proba = self._proba_of_gaussian(link, *logits, single=self._tunes_in_single)
-            return proba.clamp(min=tiny).log()
-
         return HeldOutScore(
-            log_proba,
+            partial(self._log_proba, likelihood, link),
             diagonal=self._needs_variances_only(link.diagonal),
             is_centred=link.centred,
             is_cheap=link.cheap,
         )
+
+    def _log_proba(
+        self,
+        likelihood: ClassificationLikelihood,
+        link: Link,
+        mean: Tensor,
+        cov: Tensor,
+    ) -> Tensor:
+        """Return finite log probabilities (b, K) for Gaussian outputs, for tuning."""
+        logits = likelihood.class_logits(mean, cov)
+        proba = self._proba_of_logits(link, *logits, single=self._tunes_in_single)
+        return proba.clamp(min=torch.finfo(torch.float64).tiny).log()
 
     def partial_fit(
         self,
@@ -383,34 +390,33 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
                 f"link_approx={name!r} has no closed form. Set one of "
                 f"{', '.join(CLOSED_LINKS)} with set_params; no new fit is needed."
             )
-        function = CLOSED_LINKS[name]
-        work = self._on_logits(function, link)
         like = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
         logits, _ = self._likelihood.class_logits(like, like)
         points = self._normals(logits) if link.draws else logits[:0]
-        kinds = self._targets.target_type, self._targets.n_classes
         return PredictiveModule.of(
             outputs,
-            Classes(self._likelihood, function, points, *kinds),
+            Classes(
+                self._likelihood,
+                CLOSED_LINKS[name],
+                points,
+                self._targets.target_type,
+                self._targets.n_classes,
+            ),
             n_inputs=getattr(self, "n_features_in_", 0),
-            diagonal=work["diagonal"],
-            is_centred=work["centred"],
+            diagonal=self._needs_variances_only(link.diagonal),
+            is_centred=self._centres(link),
         )
 
-    def _map_proba(
-        self, X: Inputs, reduce: Reduction = lambda proba: proba
-    ) -> np.ndarray:
-        outputs = self._outputs()
-        if not outputs.model.is_gaussian:
+    def _map_proba(self, X: Inputs, reduce: Reduction = unchanged) -> np.ndarray:
+        if not self._outputs().model.is_gaussian:
             return super()._map_proba(X, reduce)
         link = self._link()
+        return self._map_logits(X, partial(self._reduced_proba, reduce, link), link)
 
-        def of_logits(mean: Tensor, cov: Tensor) -> Tensor:
-            return reduce(self._normalised(self._proba_of_gaussian(link, mean, cov)))
-
-        work = self._on_logits(of_logits, link)
-        (proba,) = outputs.map_gaussian(self._check_inputs(X), **work)
-        return proba
+    def _reduced_proba(
+        self, reduce: Reduction, link: Link, mean: Tensor, cov: Tensor
+    ) -> Tensor:
+        return reduce(self._normalised(self._proba_of_logits(link, mean, cov)))
 
     def _link(self) -> Link:
         return LINKS[self._link_name()]
@@ -421,7 +427,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             return choose_link(self._targets.n_classes, self.n_samples)
         return self.link_approx
 
-    def _proba_of_gaussian(
+    def _proba_of_logits(
         self, link: Link, mean: Tensor, cov: Tensor, *, single: bool = False
     ) -> Tensor:
         """Return probabilities (b, K) for Gaussian logits."""

@@ -21,6 +21,7 @@ from sklaplace.dirichlet.links import LINKS, Link, mc_uncertainty, uncertainty_o
 from sklaplace.estimators.base import NetEstimator, without_class
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting import latent
+from sklaplace.estimators.predicting.output_model import unchanged
 from sklaplace.estimators.targets.base import likelihood_of
 from sklaplace.estimators.targets.classes import ClassTargets
 from sklaplace.estimators.training.samples import Samples
@@ -87,21 +88,33 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         points = cached_sobol_normals(self.n_samples, like.shape[1], self._seed)
         return points.to(like)
 
-    def _on_logits(
+    def _map_logits(
         self,
+        X: Inputs,
         function: Callable[[Tensor, Tensor], Tensor],
         kind: dirichlet.Approximation | Link,
-    ) -> dict[str, Any]:
-        """Return the arguments of `map_gaussian` for a function of Gaussian logits.
+    ) -> np.ndarray:
+        """Apply a function to the Gaussians over class logits, (n·r, ...).
 
         ``kind`` states whether the function requires covariances, and centred logits.
         """
-        likelihood = self._likelihood
-        return {
-            "function": lambda m, c: (function(*likelihood.class_logits(m, c)),),
-            "diagonal": self._needs_variances_only(kind.diagonal),
-            "centred": likelihood.is_shift_invariant and kind.centred,
-        }
+        (values,) = self._outputs().map_gaussian(
+            self._check_inputs(X),
+            partial(self._of_outputs, function),
+            diagonal=self._needs_variances_only(kind.diagonal),
+            centred=self._centres(kind),
+        )
+        return values
+
+    def _of_outputs(
+        self, function: Callable[[Tensor, Tensor], Tensor], mean: Tensor, cov: Tensor
+    ) -> tuple[Tensor]:
+        """Apply a function of class logits to the moments of the network's outputs."""
+        return (function(*self._likelihood.class_logits(mean, cov)),)
+
+    def _centres(self, kind: dirichlet.Approximation | Link) -> bool:
+        """Return whether to subtract the mean over logits, which a softmax ignores."""
+        return self._likelihood.is_shift_invariant and kind.centred
 
     def _needs_variances_only(self, method_needs_variances_only: bool) -> bool:
         """Return whether only the variances of the logits are needed."""
@@ -115,18 +128,16 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         by_label = proba.movedim(1, -1)
         return by_label.reshape(-1, *by_label.shape[-2:])
 
-    def _map_proba(
-        self, X: Inputs, reduce: Reduction = lambda proba: proba
-    ) -> np.ndarray:
+    def _map_proba(self, X: Inputs, reduce: Reduction = unchanged) -> np.ndarray:
         """Return probabilities (n·r, K) of r labels per sample; rows sum to one.
 
         ``reduce`` is applied to the probabilities (b·r, K) of each batch.
         """
-        X, of = self._check_inputs(X), self._proba_of_draws
-        of_draws = self._outputs().map_draws(
-            X, lambda f: reduce(self._normalised(of(f).mean(-1)))
-        )
-        return of_draws.numpy()
+        of_batch = partial(self._mean_proba, reduce)
+        return self._outputs().map_draws(self._check_inputs(X), of_batch).numpy()
+
+    def _mean_proba(self, reduce: Reduction, draws: Tensor) -> Tensor:
+        return reduce(self._normalised(self._proba_of_draws(draws).mean(-1)))
 
     def _normalised(self, proba: Tensor) -> Tensor:
         """Normalise probabilities (b·r, K) over the classes seen in ``fit``."""
@@ -136,12 +147,12 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
 
     def _concentrations(self, X: Inputs, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
-        outputs = self._outputs()
+        check_is_fitted(self)
+        self._check_settings()
         method = self.dirichlet_approx if method is None else method
         check_option("method", method, dirichlet.APPROXIMATIONS)
         approximation = dirichlet.APPROXIMATIONS[method]
-        work = self._on_logits(approximation, approximation)
-        (alpha,) = outputs.map_gaussian(self._check_inputs(X), **work)
+        alpha = self._map_logits(X, approximation, approximation)
         return alpha[:, : self._targets.n_classes]
 
     def _entropies(self, X: Inputs, method: str) -> np.ndarray:
@@ -158,13 +169,14 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         outputs = self._outputs()
         outputs.model.check_variance()
         if outputs.model.is_gaussian:
-            work = self._on_logits(
-                lambda m, c: mc_uncertainty(m, c, self._normals(m)), LINKS["mc"]
-            )
-            (found,) = outputs.map_gaussian(self._check_inputs(X), **work)
-            return found
-        X, of = self._check_inputs(X), self._proba_of_draws
-        return outputs.map_draws(X, lambda f: uncertainty_of_draws(of(f))).numpy()
+            return self._map_logits(X, self._sampled_entropies, LINKS["mc"])
+        return outputs.map_draws(self._check_inputs(X), self._entropies_of).numpy()
+
+    def _sampled_entropies(self, mean: Tensor, cov: Tensor) -> Tensor:
+        return mc_uncertainty(mean, cov, self._normals(mean))
+
+    def _entropies_of(self, draws: Tensor) -> Tensor:
+        return uncertainty_of_draws(self._proba_of_draws(draws))
 
     def _log_proba_of(self, X: Inputs, y: ArrayLike) -> np.ndarray:
         """Return the finite log-probability of each sample's labels, (n,)."""
@@ -341,8 +353,8 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
                 "predict_proba, whose columns are the labels."
             )
         k = min(k, self._targets.n_classes)
-        found = self._map_proba(X, lambda proba: _largest(proba, k))
-        columns, proba = found[..., 0].astype(np.intp), found[..., 1]
+        largest = self._map_proba(X, partial(_largest, k))
+        columns, proba = largest[..., 0].astype(np.intp), largest[..., 1]
         unflatten = target_type.unflatten
         return unflatten(self.classes_[columns]), unflatten(np.ascontiguousarray(proba))
 
@@ -765,7 +777,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         return tags
 
 
-def _largest(proba: Tensor, k: int) -> Tensor:
+def _largest(k: int, proba: Tensor) -> Tensor:
     """Return the columns and values of the k largest entries of each row, (b, k, 2).
 
     The entries are sorted in descending order, and tied entries by column.

@@ -1,6 +1,5 @@
 """ProbabilisticRegressor: means, standard deviations, quantiles and samples."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -23,6 +22,26 @@ from sklaplace.estimators.targets.numbers import NumberTargets
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import RegressionLikelihood
 from sklaplace.networks.data import count_rows
+
+
+@dataclass(frozen=True)
+class LatentTargets:
+    """Distribution of targets, in the network's units.
+
+    Attributes
+    ----------
+    mean, variance : ndarray of shape (n, c)
+        Moments of the noise-free outputs.
+    noise : float or ndarray of shape (n, c)
+        Standard deviation of the noise, which depends on the inputs with a noise model.
+    quantiles : ndarray of shape (n, c, q) or None
+        Quantiles from the noise model, if there is one.
+    """
+
+    mean: np.ndarray
+    variance: np.ndarray
+    noise: Any
+    quantiles: Any = None
 
 
 @without_class
@@ -85,47 +104,51 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
             self.sigma_noise_ = levels * self._targets.scaling.scale
         self.sigma_scaling_ = np.ones(self._targets.n_outputs)
 
-    def _latent(self, X: Inputs, *, is_checked: bool = False) -> tuple[Any, ...]:
-        """Return the outputs' mean and variance (n, c), the noise and its quantiles.
+    def _latent(self, X: Inputs, *, is_checked: bool = False) -> LatentTargets:
+        """Return the moments of the noise-free outputs, and the noise.
 
-        All values are in the network's units. Without a noise model, the noise is a
-        single number, and the quantiles are None. With a noise model, the noise and its
-        quantiles depend on the inputs. If ``is_checked``, the inputs are already in the
-        network's format.
+        If ``is_checked``, the inputs are already in the network's format.
         """
         X, outputs = X if is_checked else self._check_inputs(X), self._outputs()
         if self._noise_model is None:
-            return *outputs.latent(X), self._noise, None
-        found = outputs.map_predictions(X, self._noise_model.of_batch)
-        mean, variance, noise, rows = found
-        return mean, variance, self._noise * noise, rows
+            mean, variance = outputs.latent(X)
+            return LatentTargets(mean, variance, self._noise)
+        mean, variance, noise, quantiles = outputs.map_predictions(
+            X, self._noise_model.of_batch
+        )
+        return LatentTargets(mean, variance, self._noise * noise, quantiles)
 
-    def _reshaped(self, X: Inputs, normal: Callable[..., np.ndarray]) -> np.ndarray:
-        """Return values of the targets, such as quantiles or draws.
+    def _moments(self, latent_targets: LatentTargets) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and variance (n, c) of the targets, before recalibration."""
+        return self._likelihood.moments(
+            latent_targets.mean, latent_targets.variance, latent_targets.noise
+        )
 
-        ``normal(mean, variance, noise)`` returns the values (n, c, s) for normal
-        targets. A noise model maps the values to its own distribution. The factors from
+    def _reshaped(
+        self, latent_targets: LatentTargets, values: np.ndarray
+    ) -> np.ndarray:
+        """Map values (n, c, s) of normal targets, such as quantiles, to the targets'.
+
+        A noise model maps the values to its own distribution. The factors from
         `recalibrate` then scale the deviations from the mean.
         """
-        *given, rows = self._latent(X)
-        values = normal(*given)
         if self._is_normal:
             return values
-        mean, variance = self._likelihood.moments(*given)
+        mean, variance = self._moments(latent_targets)
         center, std = mean[..., None], np.sqrt(variance)[..., None]
         deviations = values - center
         if self._noise_model is not None:
-            deviations = std * self._noise_model.standardised(rows, deviations / std)
+            deviations = std * self._noise_model.standardised(
+                latent_targets.quantiles, deviations / std
+            )
         return center + deviations * self.sigma_scaling_[:, None]
 
     def _at_scores(self, X: Inputs, scores: np.ndarray) -> np.ndarray:
         """Return the target values (n, c, s) at the given normal scores (c or 1, s)."""
-
-        def normal(*given: Any) -> np.ndarray:
-            mean, variance = self._likelihood.moments(*given)
-            return np.asarray(mean[..., None] + np.sqrt(variance)[..., None] * scores)
-
-        return self._targets.scaling.restored(self._reshaped(X, normal))
+        latent_targets = self._latent(X)
+        mean, variance = self._moments(latent_targets)
+        values = mean[..., None] + np.sqrt(variance)[..., None] * scores
+        return self._targets.scaling.restored(self._reshaped(latent_targets, values))
 
     def _conformity(self, model: Any, X: Inputs, y: Any) -> np.ndarray:
         """Return conformity scores (n, c), which are larger for less likely targets."""
@@ -134,12 +157,12 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
     def _normal_scores(self, X: Inputs, y: Any) -> np.ndarray:
         """Return the normal scores (n, c) of targets in the predictive distribution."""
         data = self._new_data(X, y, None)
-        *given, rows = self._latent(data.X, is_checked=True)
-        mean, variance = self._likelihood.moments(*given)
+        latent_targets = self._latent(data.X, is_checked=True)
+        mean, variance = self._moments(latent_targets)
         scores = (data.y.reshape(mean.shape) - mean) / np.sqrt(variance)
         scores = scores / self.sigma_scaling_
         if self._noise_model is not None:
-            scores = self._noise_model.scores(rows, scores)
+            scores = self._noise_model.scores(latent_targets.quantiles, scores)
         return np.asarray(scores)
 
     @property
@@ -149,19 +172,22 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
 
     def _mean_and_variance(self, X: Inputs) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance (n, n_outputs) of new targets, including noise."""
-        mean, variance = self._likelihood.moments(*self._latent(X)[:3])
+        mean, variance = self._moments(self._latent(X))
         scaling = self._targets.scaling
         variance = scaling.restored_variance(variance * self.sigma_scaling_**2)
         return scaling.restored(mean), variance
 
     def _log_proba_of(self, X: Inputs, y: np.ndarray) -> np.ndarray:
         """Return the log-density of each sample's targets, (n,)."""
-        mean, variance, noise, _ = self._latent(X)
-        targets = y.reshape(len(mean), -1).astype(np.float64)
+        latent_targets = self._latent(X)
+        targets = y.reshape(len(latent_targets.mean), -1).astype(np.float64)
         targets = self._targets.scaling.normalized(targets)
-        values = map(np.asarray, (mean, variance, targets, noise))
-        given: Any = map(torch.as_tensor, values)
-        densities = self._likelihood.log_density(*given)
+        densities = self._likelihood.log_density(
+            torch.as_tensor(latent_targets.mean),
+            torch.as_tensor(latent_targets.variance),
+            torch.as_tensor(targets),
+            torch.as_tensor(np.asarray(latent_targets.noise)),
+        )
         log_unit = targets.shape[1] * np.log(self._targets.noise_unit)
         return np.asarray(densities.numpy() - log_unit)
 
@@ -230,8 +256,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         data = self._new_data(X, y, sample_weight)
         if len(data.y) < 2:
             raise ValueError("1 row is too few to recalibrate. Pass 100 or more.")
-        moments = self._latent(data.X, is_checked=True)[:3]
-        mean, variance = self._likelihood.moments(*moments)
+        mean, variance = self._moments(self._latent(data.X, is_checked=True))
         squares = (data.y - mean) ** 2 / variance
         scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
         if not (scaling > 0).all():
@@ -348,7 +373,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
             return self.predict(X), self.predict_interval(X, coverage)
         if return_cov:
             mean, cov = self._outputs().joint(self._check_inputs(X))
-            noise = self._noise if self._noise_model is None else self._latent(X)[2]
+            noise = self._noise if self._noise_model is None else self._latent(X).noise
             mean, cov = self._likelihood.joint_moments(mean, cov, noise)
             scaling = self._targets.scaling
             mean = self._targets.drop_axis(scaling.restored(mean))
@@ -427,8 +452,14 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         (2, 3)
         """
         levels = as_levels("alpha", alpha, "Choose a level, such as 0.95.")
-        quantiles = partial(self._likelihood.quantiles, levels=levels)
-        values = self._reshaped(X, quantiles)
+        latent_targets = self._latent(X)
+        quantiles = self._likelihood.quantiles(
+            latent_targets.mean,
+            latent_targets.variance,
+            latent_targets.noise,
+            levels=levels,
+        )
+        values = self._reshaped(latent_targets, quantiles)
         values = self._targets.drop_axis(self._targets.scaling.restored(values))
         return values if np.ndim(alpha) else values[..., 0]
 
@@ -531,11 +562,14 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         outputs, seed = self._outputs(), as_seed("random_state", random_state)
         draws = outputs.sample(self._check_inputs(X), n_samples, seed)
         generator = np.random.default_rng(as_seed("random_state", random_state))
-        draw = partial(self._likelihood.sample, draws, generator=generator)
         if self._is_normal:
-            draws = draw(self._noise)
+            draws = self._likelihood.sample(draws, self._noise, generator=generator)
         else:
-            draws = self._reshaped(X, lambda mean, variance, noise: draw(noise))
+            latent_targets = self._latent(X)
+            draws = self._likelihood.sample(
+                draws, latent_targets.noise, generator=generator
+            )
+            draws = self._reshaped(latent_targets, draws)
         draws = self._targets.scaling.restored(draws)
         return self._targets.drop_axis(draws)
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
@@ -61,7 +62,6 @@ def _losses(
     network, model = outputs.network, cast(ResidualOutputs, outputs.model)
     posterior = cast(GaussianPosterior, model.posterior)
     inner = GLMOutputs(model.n_samples, model.seed, posterior)  # as in tuning
-    model = replace(model, inner=inner)
     forward, likelihood = network.forward(), network.spec.likelihood
     moments: dict[str, Any] = {
         "diagonal": score.diagonal,
@@ -70,7 +70,9 @@ def _losses(
     }
     with forward.frozen(), torch.no_grad():
         for x, y, weights in outputs.batches_of(network.held_out):
-            mean, cov, log_ratios = model.gaussian_and_log_ratios(forward, x, **moments)
+            with FeatureRecorder(forward, model.layers) as recorder:
+                mean, cov = inner.gaussian(forward, x, **moments)
+                log_ratios = model.log_ratios(recorder, x, len(mean))
             targets = likelihood.targets(y, mean)
             weights = sample_weights(likelihood, targets, weights, mean)
             losses = []

@@ -146,6 +146,18 @@ class PointOutputs(OutputModel):
 
 
 BatchFunction = Callable[[Forward, Any], tuple[Tensor, ...]]
+
+
+def unchanged(values: Tensor) -> Tensor:
+    """Return the argument."""
+    return values
+
+
+def as_pair(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the arguments."""
+    return mean, cov
+
+
 # more than one shard per worker, so that faster workers can process more shards
 SHARDS_PER_WORKER = 4
 
@@ -202,19 +214,32 @@ class BatchedOutputs:
         diagonal, centred : bool
             See `OutputModel.gaussian`.
         """
-        model, n_draws = self.model, self._n_draws()
         if not diagonal:
             check_covariances(self.network.spec)
-        options: dict[str, Any] = {"diagonal": diagonal, "centred": centred}
-        options["n_blocks"] = self.network.spec.likelihood.n_blocks
-
-        def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
-            return function(*require_finite(*model.gaussian(forward, x, **options)))
-
+        of_batch = partial(self._of_gaussian, function, diagonal, centred)
+        n_draws = self._n_draws()
         return self.mapped(X, of_batch, with_covariance=not diagonal, n_draws=n_draws)
 
+    def _of_gaussian(
+        self,
+        function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        diagonal: bool,
+        centred: bool,
+        forward: Forward,
+        x: Batch,
+    ) -> tuple[Tensor, ...]:
+        """Apply a function to the Gaussians over a batch's outputs."""
+        mean, cov = self.model.gaussian(
+            forward,
+            x,
+            n_blocks=self.network.spec.likelihood.n_blocks,
+            diagonal=diagonal,
+            centred=centred,
+        )
+        return function(*require_finite(mean, cov))
+
     def latent(
-        self, X: Inputs, full_cov: bool = False, function: Any = lambda m, c: (m, c)
+        self, X: Inputs, full_cov: bool = False, function: Any = as_pair
     ) -> list[np.ndarray]:
         """Return means (n, c), and variances (n, c) or covariances (n, c, c).
 
@@ -238,17 +263,19 @@ class BatchedOutputs:
         The arguments of the function are the features (or None), inputs, means and
         variances.
         """
-        layers, n_draws = self.network.spec.feature_layers, self._n_draws()
+        of_batch = partial(self._of_predictions, function)
+        return self.mapped(X, of_batch, n_draws=self._n_draws())
 
-        def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
-            with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
-                if n_draws:  # draws use other weights, so the features differ
-                    forward(x)
-                mean, variance = self.variances(forward, x)
-                features = recorder.take(len(mean))
-            return mean, variance, *function(features, x, mean, variance)
-
-        return self.mapped(X, of_batch, n_draws=n_draws)
+    def _of_predictions(
+        self, function: Callable[..., tuple[Tensor, ...]], forward: Forward, x: Batch
+    ) -> tuple[Tensor, ...]:
+        layers = self.network.spec.feature_layers
+        with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
+            if not self.model.is_gaussian:  # draws use other weights and features
+                forward(x)
+            mean, variance = self.variances(forward, x)
+            features = recorder.take(len(mean))
+        return mean, variance, *function(features, x, mean, variance)
 
     def _n_draws(self) -> int:
         """Return the number of draws for moments; raise an error for a single draw."""
@@ -259,8 +286,10 @@ class BatchedOutputs:
 
     def variances(self, forward: Forward, x: Batch) -> tuple[Tensor, Tensor]:
         """Return finite means and variances (b, c) of a batch, or raise ValueError."""
-        options: dict[str, Any] = {"diagonal": True, "centred": False}
-        return require_finite(*self.model.gaussian(forward, x, n_blocks=1, **options))
+        mean, variance = self.model.gaussian(
+            forward, x, n_blocks=1, diagonal=True, centred=False
+        )
+        return require_finite(mean, variance)
 
     def map_features(
         self, X: Inputs, function: Callable[[Tensor | None, Tensor, Any], Tensor]
@@ -269,15 +298,19 @@ class BatchedOutputs:
 
         `FeatureRecorder` records the features.
         """
+        return self.mapped(X, partial(self._of_features, function))[0]
+
+    def _of_features(
+        self,
+        function: Callable[[Tensor | None, Tensor, Any], Tensor],
+        forward: Forward,
+        x: Batch,
+    ) -> tuple[Tensor, ...]:
         layers = self.network.spec.feature_layers
-
-        def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
-            with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
-                f = forward(x)
-                require_finite(f, f)
-                return (function(recorder.take(len(f)), f, x),)
-
-        return self.mapped(X, of_batch)[0]
+        with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
+            f = forward(x)
+            require_finite(f, f)
+            return (function(recorder.take(len(f)), f, x),)
 
     def joint(
         self, X: Inputs, across_outputs: bool = False
@@ -292,16 +325,17 @@ class BatchedOutputs:
 
     # ----------------------------------------------------------------------- draws
     def map_draws(
-        self, X: Inputs, function: Callable[[Tensor], Tensor] = lambda draws: draws
+        self, X: Inputs, function: Callable[[Tensor], Tensor] = unchanged
     ) -> Tensor:
         """Apply a function to the draws (b, c, s) of each batch of samples."""
-        model: OutputModel = self.model
+        of_batch = partial(self._of_draws, function)
+        (values,) = self.mapped(X, of_batch, n_draws=self.model.n_samples)
+        return torch.from_numpy(values)
 
-        def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
-            return (function(model.draws(forward, x)),)
-
-        (found,) = self.mapped(X, of_batch, n_draws=model.n_samples)
-        return torch.from_numpy(found)
+    def _of_draws(
+        self, function: Callable[[Tensor], Tensor], forward: Forward, x: Batch
+    ) -> tuple[Tensor]:
+        return (function(self.model.draws(forward, x)),)
 
     def sample(self, X: Inputs, n_samples: int, seed: int) -> np.ndarray:
         """Return joint draws of the outputs, (n, c, s)."""

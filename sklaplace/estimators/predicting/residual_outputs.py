@@ -62,18 +62,15 @@ class ResidualOutputs(WeightDraws):
         """Return means (b, c), and covariances (b, c, c) or variances (b, c)."""
         if not self.is_gaussian:
             return super().gaussian(forward, x, **options)
-        mean, cov, log_ratios = self.gaussian_and_log_ratios(forward, x, **options)
+        with FeatureRecorder(forward, self.layers) as recorder:
+            mean, cov = self.inner.gaussian(forward, x, **options)
+            log_ratios = self.log_ratios(recorder, x, len(mean))
         n_blocks, centred = options["n_blocks"], options["centred"]
         return mean, self.residual.added(cov, log_ratios, n_blocks, centred=centred)
 
-    def gaussian_and_log_ratios(
-        self, forward: Forward, x: Batch, **options: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return moments without the residual, and `Residual.log_ratios` (b,)."""
-        with FeatureRecorder(forward, self.layers) as recorder:
-            mean, cov = self.inner.gaussian(forward, x, **options)
-            log_ratios = self.residual.log_ratios(*_recorded(recorder, len(mean)), x)
-        return mean, cov, log_ratios
+    def log_ratios(self, recorder: FeatureRecorder, x: Batch, n_samples: int) -> Tensor:
+        """Return `Residual.log_ratios` (b,) of the batch in the last forward pass."""
+        return self.residual.log_ratios(*_recorded(recorder, n_samples), x)
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return joint draws of a batch's outputs, (b, c, s), float64."""
