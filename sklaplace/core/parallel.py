@@ -6,10 +6,9 @@ do not depend on the number of workers or cores.
 
 import functools
 import io
-import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -17,18 +16,18 @@ import torch
 from joblib import Parallel, delayed, effective_n_jobs
 from joblib.externals.loky.backend.reduction import get_loky_pickler
 from joblib.parallel import get_active_backend
+from sklearn.base import BaseEstimator
 from sklearn.utils.parallel import Parallel as ConfiguredParallel
 from sklearn.utils.parallel import ThreadpoolController
 from sklearn.utils.parallel import delayed as configured_delayed
-from skorch import NeuralNet
 
 from sklaplace.core import progress
-from sklaplace.core.serialise import for_worker, reduced_net
+from sklaplace.core.serialise import FieldsOnly
 
 T = TypeVar("T")
 
 # Attributes that a net does not need for evaluation, such as a log or an open file.
-OF_TRAINING = "callbacks", "callbacks_", "history_", "optimizer_", "train_split"
+OF_TRAINING = {"callbacks", "callbacks_", "history_", "optimizer_", "train_split"}
 
 
 class cached_property(functools.cached_property[T]):  # noqa: N801
@@ -43,15 +42,15 @@ class cached_property(functools.cached_property[T]):  # noqa: N801
         self.lock = nullcontext()
 
 
-def dumps(value: object, left_out: Sequence[str] = ()) -> bytes:
+def dumps(value: object, left_out: Set[str] = frozenset()) -> bytes:
     """Pickle an object; classes and functions defined in a script go by value.
 
     Parameters
     ----------
     value : object
-        Value to pickle. The value may contain skorch nets.
-    left_out : sequence of str, default=()
-        Attributes of the nets that are replaced with None.
+        Value to pickle. The value may contain estimators, such as skorch nets.
+    left_out : set of str, default=frozenset()
+        Attributes of the estimators that are replaced with None.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -61,14 +60,25 @@ def dumps(value: object, left_out: Sequence[str] = ()) -> bytes:
 
 
 class _Pickler(get_loky_pickler()):  # type: ignore[misc]
-    """joblib's pickler, extended to pickle skorch nets by their attributes."""
+    """joblib's pickler, extended to pickle estimators and caches by their attributes.
 
-    left_out: Sequence[str] = ()
+    skorch pickles modules with plain pickle, which cannot pickle classes defined in a
+    script. Other estimators compare or copy networks when they are pickled. Workers
+    need not recompute cached values.
+    """
+
+    left_out: Set[str] = frozenset()
 
     def reducer_override(self, value: object) -> Any:
-        if isinstance(value, NeuralNet):
-            return reduced_net(value, self.left_out)
+        if isinstance(value, BaseEstimator | FieldsOnly):
+            state = dict(vars(value))
+            state |= dict.fromkeys(self.left_out & state.keys())
+            return object.__new__, (type(value),), state, None, None, _set_attributes
         return super().reducer_override(value)
+
+
+def _set_attributes(value: object, state: dict[str, Any]) -> None:
+    vars(value).update(state)
 
 
 def n_workers(n_jobs: int | None) -> int:
@@ -105,14 +115,17 @@ def in_parallel(
     Workers use the current scikit-learn settings. A progress bar, if shown, counts the
     results.
     """
-    backend, _ = get_active_backend()
-    is_streamed = getattr(backend, "supports_return_generator", False)
-    # not all backends stream results, and only a progress bar needs streaming
-    kind = "generator" if is_streamed and progress.shows_bars() else "list"
     tasks = (configured_delayed(_called)(function, *args) for args in arguments)
-    results = ConfiguredParallel(n_jobs=n_jobs, return_as=kind)(tasks)
+    results = ConfiguredParallel(n_jobs=n_jobs, return_as=_return_as())(tasks)
     tracked = progress.tracked(results, label, len(arguments))
     return [result.value for result in tracked]
+
+
+def _return_as() -> str:
+    """Return whether joblib's current backend yields results or returns a list."""
+    backend, _ = get_active_backend()
+    yields = getattr(backend, "supports_return_generator", False)
+    return "generator" if yields else "list"
 
 
 def ordered_map(
@@ -153,12 +166,11 @@ def _in_workers(
     function: Callable[[Any], T], parts: Sequence[Any], n_jobs: int | None
 ) -> Iterator[T]:
     """Yield the results of joblib workers."""
-    with for_worker():
-        content = dumps(function, OF_TRAINING)
+    content = dumps(function, OF_TRAINING)
     # parts take a long time: send them one by one, and write no temporary files
     options = {"prefer": "processes", "batch_size": 1, "max_nbytes": None}
     tasks = (delayed(_evaluated)(content, dumps(part)) for part in parts)
-    yield from Parallel(n_jobs, return_as="generator", **options)(tasks)
+    yield from Parallel(n_jobs, return_as=_return_as(), **options)(tasks)
 
 
 # each thread's last function, kept because a thread computes several parts
@@ -217,14 +229,3 @@ def one_blas_thread() -> Iterator[None]:
     """
     with _limiting, _BLAS.limit(limits=1):
         yield
-
-
-def _forget_other_threads() -> None:
-    """Forget threads that do not exist in a forked process, and renew the locks."""
-    global _counting, _inside, _limiting
-    _counting, _limiting = threading.Lock(), threading.RLock()
-    _inside = {k: n for k, n in _inside.items() if k == threading.get_ident()}
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_forget_other_threads)

@@ -111,11 +111,6 @@ def line(text: str) -> None:
         reporter.line(text)
 
 
-def shows_bars() -> bool:
-    """Return whether loops show progress bars."""
-    return _scopes.current.verbose > 1
-
-
 def tracked(items: Iterable[T], label: str, total: int) -> Iterator[T]:
     """Yield items, with a progress bar if bars are shown.
 

@@ -15,9 +15,7 @@ import copyreg
 import importlib
 import pickle
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache, partial
 from io import BytesIO
@@ -228,58 +226,12 @@ def by_trusted_name(name: str) -> Any:
     return value
 
 
-def reduced_net(net: NeuralNet, left_out: Iterable[str] = ()) -> Any:
-    """Reduce a net to its attributes, for pickle.
-
-    skorch pickles modules separately with plain pickle, which cannot store classes
-    defined in a script.
-
-    Parameters
-    ----------
-    net : skorch.NeuralNet
-        The net.
-    left_out : iterable of str, default=()
-        Attributes to replace with None.
-    """
-    state = dict(vars(net)) | dict.fromkeys(left_out)
-    return object.__new__, (type(net),), state, None, None, _set_attributes
-
-
-def _set_attributes(net: NeuralNet, state: dict[str, Any]) -> None:
-    vars(net).update(state)
-
-
-_IS_FOR_WORKER: ContextVar[bool] = ContextVar("is_for_worker", default=False)
-
-
-@contextmanager
-def for_worker() -> Iterator[None]:
-    """Pickle objects for another process that continues the current computation.
-
-    Cached values are included. Values that are sent separately are omitted.
-    """
-    token = _IS_FOR_WORKER.set(True)
-    try:
-        yield
-    finally:
-        _IS_FOR_WORKER.reset(token)
-
-
 class FieldsOnly:
     """A dataclass that is pickled without its cached values."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return only the fields, from which cached values are recomputed."""
-        if _IS_FOR_WORKER.get():
-            return dict(vars(self))
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-
-
-def worker_state(state: dict[str, Any], sent_apart: Iterable[str]) -> dict[str, Any]:
-    """Return a state; inside `for_worker`, omit the entries in ``sent_apart``."""
-    if not _IS_FOR_WORKER.get():
-        return state
-    return {k: v for k, v in state.items() if k not in {*sent_apart}}
 
 
 def pickled(value: object, state: dict[str, Any], make: Any, *args: object) -> Any:

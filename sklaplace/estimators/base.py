@@ -24,7 +24,6 @@ from sklaplace.core.serialise import (
     from_portable,
     pickled,
     to_portable,
-    worker_state,
 )
 from sklaplace.core.trees import Inputs
 from sklaplace.estimators.options.constraints import CONSTRAINTS, Constraints
@@ -53,11 +52,6 @@ T = TypeVar("T", bound=Trainer)
 
 # fitted attributes that contain tensors
 _WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
-# attributes that are not needed to compute functions of outputs
-_SENT_APART = (
-    *("estimator", "estimator_", "prior", "memory", "posterior_", "_novelty"),
-    "_conformal",
-)
 # parameters that only affect predictions, and can change after fit
 _PREDICTING = (
     *("pred_type", "n_samples", "batch_size", "n_jobs", "residual"),
@@ -387,7 +381,7 @@ class NetEstimator(BaseEstimator, ABC):
     # ------------------------------------------------------------------- files
     def __reduce_ex__(self, protocol: object) -> Any:
         """Pickle the estimator with its tensors on the CPU; skorch pickles the nets."""
-        state = self._to_store(worker_state(self.__dict__, _SENT_APART))
+        state = self._to_store(self.__dict__)
         state = moved_entries(state, _WITH_TENSORS, "cpu")
         return pickled(self, state, object.__new__, type(self))
 

@@ -29,7 +29,12 @@ def squares(**options):
     return list(ordered_map(square, PARTS, **options))
 
 
-@pytest.fixture(params=["threading", pytest.param("loky", marks=pytest.mark.slow)])
+PROCESSES = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("loky", "multiprocessing")
+]
+
+
+@pytest.fixture(params=["threading", *PROCESSES])
 def backend(request):
     with joblib.parallel_config(backend=request.param):
         yield

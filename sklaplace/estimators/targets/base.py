@@ -10,7 +10,6 @@ from skorch.dataset import Dataset
 from torch import Tensor
 from torch.utils.data import Subset
 
-from sklaplace.core.serialise import worker_state
 from sklaplace.likelihoods import CRITERIA, Likelihood
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import Size
@@ -27,9 +26,6 @@ class Targets(ABC):
     """Whether held-out samples are stratified by class."""
     n_outputs: Any
     """Number of classes or target columns."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return worker_state(vars(self), ["net"])
 
     @abstractmethod
     def encode(self, y: ArrayLike, name: str = "y") -> np.ndarray:
