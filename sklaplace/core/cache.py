@@ -13,11 +13,11 @@ import marshal
 import os
 import pickle
 import sys
-import types
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from types import FunctionType
+from typing import Any, TypeVar, cast
 
 import joblib
 import numpy as np
@@ -27,7 +27,7 @@ import skorch
 import torch
 from joblib.hashing import Hasher, NumpyHasher
 from sklearn.utils.validation import check_memory as check_joblib_memory
-from torch import Tensor, nn
+from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.checks import warn_user
@@ -122,8 +122,9 @@ def fingerprint(value: object) -> str:
 
     Raises
     ------
-    pickle.PicklingError, TypeError
-        If a part of the value cannot be pickled, or has no source code.
+    pickle.PicklingError, TypeError, RuntimeError
+        If a part of the value cannot be pickled, has no source code, or is a tensor
+        without dense values.
 
     Notes
     -----
@@ -140,7 +141,7 @@ def fingerprint(value: object) -> str:
         torch.are_deterministic_algorithms_enabled(),
     )
     try:
-        return str(_Hasher().hash((world, value)))
+        return str(_Hasher("sha256", coerce_mmap=True).hash((world, value)))
     except pickle.PicklingError as error:
         error.args = error.args[:1]  # joblib appends the whole value
         raise
@@ -149,61 +150,36 @@ def fingerprint(value: object) -> str:
 class _Hasher(NumpyHasher):
     """Hasher of tensors and nets by value, and of the user's code by source code."""
 
-    def __init__(self) -> None:
-        super().__init__("sha256", coerce_mmap=True)
-        self.storages: dict[int, tuple[int, Any]] = {}
-
     def reducer_override(self, value: Any) -> Any:
         """Return the class and content to hash for tensors, nets and stored arrays."""
-        is_dense = isinstance(value, Tensor) and value.layout == torch.strided
-        if is_dense and not (value.is_meta or nn.parameter.is_lazy(value)):
-            return type, (type(value),), self._content(value)
+        if isinstance(value, Tensor):
+            return type, (type(value),), _content(value)
         if isinstance(value, skorch.NeuralNet):
-            return type, (type(value),), _parameters(value)
+            return type, (type(value),), _attributes(value)
         if getattr(type(value), "is_hashed_by_blocks", False) is True:  # StoredArray
             return type, (type(value),), [joblib.hash(b) for b in value.blocks()]
-        return NotImplemented
-
-    def _content(self, tensor: Tensor) -> tuple[Any, ...]:
-        """Return a tensor's values, metadata and storage, which may be shared."""
-        storage = tensor.untyped_storage()
-        number, _ = self.storages.setdefault(
-            storage.data_ptr() or id(tensor), (len(self.storages), tensor)
-        )
-        hooks = list((tensor._backward_hooks or {}).values())
-        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        values = plain.reshape(-1).view(torch.uint8).numpy()
-        kind = str((tensor.dtype, tensor.shape, tensor.device.type))
-        place = number, tensor.storage_offset()
-        return kind, tensor.requires_grad, values, place, hooks, vars(tensor)
-
-    def save_global(self, value: object, name: str | None = None) -> None:
-        """Save a class or function by name; also save the source of the user's code."""
-        super().save_global(value, name)
-        for part in getattr(value, "__mro__", [value]):
-            if isinstance(part, (type, types.FunctionType)) and _is_of_user(part):
-                self.save(_code(part))
+        if isinstance(value, type | FunctionType):
+            for part in getattr(value, "__mro__", [value]):
+                if _is_of_user(part):
+                    self.save(_code(part))
+        return NotImplemented  # then hashed as by joblib, classes and functions by name
 
     def _batch_setitems(self, items: Iterable[Any], *args: object) -> None:
         # unlike joblib, keep the order, because a module's layers are ordered
         super(Hasher, self)._batch_setitems(items, *args)
 
-    dispatch: ClassVar[dict[Any, Any]] = {
-        **NumpyHasher.dispatch,
-        **dict.fromkeys((type, types.FunctionType, type(len)), save_global),
-    }
+
+def _content(tensor: Tensor) -> tuple[str, np.ndarray]:
+    """Return a tensor's metadata, and its values as bytes."""
+    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    metadata = tensor.dtype, tensor.shape, tensor.device.type, tensor.requires_grad
+    return str(metadata), values.numpy()
 
 
-def _parameters(net: skorch.NeuralNet) -> dict[str, Any]:
-    """Return the parameters of a net, or its state if it is initialised."""
-    if net.initialized_:
-        timed = "batches", "dur"
-        rows = [{k: v for k, v in row.items() if k not in timed} for row in net.history]
-        found = {**vars(net), "history_": rows}
-    else:
-        found = net.get_params(deep=False)
-    dropped = "callbacks_", "virtual_params_", "_params_to_validate"
-    return {name: found[name] for name in sorted(found) if name not in dropped}
+def _attributes(net: skorch.NeuralNet) -> dict[str, Any]:
+    """Return a net's parameters, weights and other state, without times and logs."""
+    left_out = "callbacks_", "history_", "virtual_params_", "_params_to_validate"
+    return {k: v for k, v in sorted(vars(net).items()) if k not in left_out}
 
 
 def _is_of_user(value: object) -> bool:
@@ -217,7 +193,7 @@ def _code(value: Any) -> tuple[str, list[bytes]]:
     no source file, so the source of a class is the whole cell that defines it.
     """
     functions = [value, *vars(value).values()]
-    codes = [f.__code__ for f in functions if isinstance(f, types.FunctionType)]
+    codes = [f.__code__ for f in functions if isinstance(f, FunctionType)]
     try:
         source = inspect.getsource(value)
     except (OSError, TypeError) as error:
