@@ -156,21 +156,14 @@ def ordered_map(
     """
     workers = n_workers(n_jobs)
     if workers > 1 and len(parts) > 1:
-        results = _in_workers(function, parts, n_jobs)
+        content = dumps(function, OF_TRAINING)
+        tasks = (delayed(_evaluated)(content, dumps(part)) for part in parts)
+        # parts take a long time: send them one by one, and write no temporary files
+        options = {"prefer": "processes", "batch_size": 1, "max_nbytes": None}
+        results = Parallel(n_jobs, return_as=_return_as(), **options)(tasks)
     else:
         results = map(one_thread()(function) if workers else function, parts)
     return progress.tracked(results, label, len(parts))
-
-
-def _in_workers(
-    function: Callable[[Any], T], parts: Sequence[Any], n_jobs: int | None
-) -> Iterator[T]:
-    """Yield the results of joblib workers."""
-    content = dumps(function, OF_TRAINING)
-    # parts take a long time: send them one by one, and write no temporary files
-    options = {"prefer": "processes", "batch_size": 1, "max_nbytes": None}
-    tasks = (delayed(_evaluated)(content, dumps(part)) for part in parts)
-    yield from Parallel(n_jobs, return_as=_return_as(), **options)(tasks)
 
 
 # each thread's last function, kept because a thread computes several parts

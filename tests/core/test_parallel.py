@@ -154,9 +154,8 @@ def test_an_error_is_that_of_the_function():
             raise KeyError("three")
         return part
 
-    found = ordered_map(fails, PARTS, n_jobs=2)
     with pytest.raises(KeyError, match="three"):
-        list(found)
+        list(ordered_map(fails, PARTS, n_jobs=2))
 
 
 @pytest.mark.slow
