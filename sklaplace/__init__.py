@@ -25,7 +25,6 @@ from sklaplace.estimators.callbacks import MarglikTraining, PriorTraining
 from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.dropout import MCDropoutClassifier, MCDropoutRegressor
 from sklaplace.estimators.ensemble import DeepEnsembleClassifier, DeepEnsembleRegressor
-from sklaplace.estimators.predicting.streaming import iter_predictions
 from sklaplace.estimators.ranker import BradleyTerry, LaplaceRanker
 from sklaplace.estimators.regressor import LaplaceRegressor
 from sklaplace.estimators.search import LaplaceClassifierCV, LaplaceRegressorCV
@@ -53,7 +52,6 @@ __all__ = [
     "VariationalClassifier",
     "VariationalRegressor",
     "__version__",
-    "iter_predictions",
 ]
 
 TRUSTED_TYPES = [

@@ -339,8 +339,8 @@ def count_rows(X: Any) -> int:
     """Return the number of samples; raise ValueError for empty data."""
     if is_stream(X):
         raise ValueError(
-            "X is an IterableDataset, so its number of samples is unknown. Use "
-            "sklaplace.iter_predictions, or collect the samples in an array."
+            "X is an IterableDataset, so its number of samples is unknown. Call this "
+            "method for each batch of a torch.utils.data.DataLoader."
         )
     n = len(X) if _is_dataset(X) else get_len(X)
     if n == 0:

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from scipy.sparse import issparse
 
 from sklaplace.core.budget import BUDGET, require_bytes
 
@@ -25,25 +26,13 @@ Cast = Callable[[np.ndarray], np.ndarray]
 
 
 def is_stored(X: object) -> bool:
-    """Return whether X is read in parts, as a large memory map or chunked array is."""
+    """Return whether X is read in parts: a large map, an array in chunks, or sparse."""
     if isinstance(X, np.memmap):
         # releasing the pages of a copy-on-write map would discard its changes
         return X.nbytes > MAX_LOADED and X.mode != "c"
-    is_array = isinstance(X, np.ndarray)
     names = "chunks", "shape", "dtype", "ndim"
-    return not is_array and all(hasattr(X, name) for name in names)
-
-
-class SparseRows:
-    """Sparse matrix in CSR format whose slices are dense arrays."""
-
-    ndim, chunks = 2, None
-
-    def __init__(self, matrix: Any) -> None:
-        self.matrix, self.shape, self.dtype = matrix, matrix.shape, matrix.dtype
-
-    def __getitem__(self, rows: Any) -> np.ndarray:
-        return self.matrix[rows].toarray()
+    is_chunked = not isinstance(X, np.ndarray) and all(hasattr(X, n) for n in names)
+    return is_chunked or issparse(X)
 
 
 class StoredArray:
@@ -54,8 +43,8 @@ class StoredArray:
     Parameters
     ----------
     source : array
-        `numpy.memmap`, or an array with ``shape``, ``dtype`` and slices that
-        `numpy.asarray` accepts.
+        `numpy.memmap`, a sparse matrix in CSR format, or an array with ``shape``,
+        ``dtype`` and slices that `numpy.asarray` accepts.
     cast : callable
         Function that converts values to the dtype of the network, or raises an error
         for values that the network does not accept.
@@ -117,8 +106,8 @@ class StoredArray:
 
     def _raw(self) -> np.ndarray:
         """Read all samples into memory, in their stored dtype."""
-        if isinstance(self.source, SparseRows):
-            return self.source[self.rows]
+        if issparse(self.source):
+            return np.asarray(self.source[self.rows].toarray())
         if isinstance(self.source, np.ndarray):
             found = np.asarray(self.source)[self.rows]
             file: Any = getattr(self.source, "_mmap", None)
@@ -159,8 +148,8 @@ class StoredArray:
         Unpickling computes the blocks immediately. A dask worker that waits for a block
         starts other tasks, which may wait for a resource that the worker holds.
         """
-        if isinstance(self.source, SparseRows):
-            return StoredArray, (SparseRows(self.source.matrix[self.rows]), self.cast)
+        if issparse(self.source):
+            return StoredArray, (self.source[self.rows], self.cast)
         if not hasattr(self.source, "__dask_graph__"):
             return StoredArray, (self._raw(), self.cast)
         (blocks,) = sys.modules["dask"].optimize(self.source[self.rows])

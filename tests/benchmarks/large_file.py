@@ -20,7 +20,7 @@ from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetClassifier
 from torch import nn
 
-from sklaplace import LaplaceClassifier, iter_predictions
+from sklaplace import LaplaceClassifier
 
 N_FEATURES, N_CLASSES, N_TRAINED = 784, 10, 2000
 
@@ -60,11 +60,10 @@ def fit(folder):
     network, start = peak(), perf_counter()
     model = LaplaceClassifier(FrozenEstimator(net), random_state=0).fit(X, y)
     fitted, middle = peak(), perf_counter()
-    shape, done = (len(y), N_CLASSES), 0
+    shape, step = (len(y), N_CLASSES), 100_000
     proba = np.lib.format.open_memmap(folder / "proba.npy", "w+", "f4", shape)
-    for block in iter_predictions(model, X):
-        proba[done : done + len(block)] = block
-        done += len(block)
+    for start in range(0, len(y), step):
+        proba[start : start + step] = model.predict_proba(X[start : start + step])
     print(  # noqa: T201
         f"{X.nbytes / 1e9:.1f} GB, {len(y):,} samples: fit {fitted - network:.0f} MiB "
         f"and {middle - start:.0f} s, with predictions {peak() - network:.0f} MiB and "

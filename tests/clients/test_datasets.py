@@ -5,8 +5,9 @@ import pytest
 import torch
 from skorch import NeuralNetClassifier
 from torch import nn
+from torch.utils.data import DataLoader
 
-from sklaplace import LaplaceClassifier, iter_predictions
+from sklaplace import LaplaceClassifier
 
 datasets = pytest.importorskip("datasets")
 
@@ -67,11 +68,11 @@ def test_conversion_is_named(X):
 
 def test_predictions_name_the_conversion():
     fitted = model().fit(INPUTS.with_format("numpy")[:], LABELS)
-    for predict in (fitted.predict, lambda X: next(iter_predictions(fitted, X))):
-        with pytest.raises(TypeError, match="a Hugging Face"):
-            predict(INPUTS)
+    with pytest.raises(TypeError, match="a Hugging Face"):
+        fitted.predict(INPUTS)
     stream = INPUTS.to_iterable_dataset().with_format("torch")
-    assert len(next(iter_predictions(fitted, stream))) == len(TOKENS)
+    batch = next(iter(DataLoader(stream, batch_size=len(TOKENS))))
+    assert len(fitted.predict(batch)) == len(TOKENS)
 
 
 def test_columns_of_strings():

@@ -12,7 +12,6 @@ from sklaplace import (
     MCDropoutClassifier,
     SWAGClassifier,
     dirichlet,
-    iter_predictions,
     metrics,
 )
 from sklaplace.plotting import DirichletDisplay
@@ -37,7 +36,6 @@ OF_FRACTIONS = {
     "set": lambda m, q: m["clf"].predict_set(X, q),
     "bridge": lambda m, q: m["dropout"].predict_set(X, q, method="bridge"),
     "conformal set": lambda m, q: m["clf"].predict_set(X, q, method="conformal"),
-    "streamed": lambda m, q: next(iter_predictions(m["clf"], X, "predict_set", q=q)),
     "plausible": lambda m, q: dirichlet.plausible_classes(ALPHA, q),
     "beta": lambda m, q: dirichlet.interval(ALPHA, q),
     "interval": lambda m, q: m["reg"].predict_interval(X_REG, q),
@@ -63,7 +61,6 @@ OF_COUNTS = {
         .predict_interval(X_REG, method="conformal")
     ),
     "seed of y": lambda m, k: m["ensemble"].sample_y(X_REG, 2, random_state=k),
-    "blocks": lambda m, k: next(iter_predictions(m["clf"], X, block_size=k)),
     "dirichlet": lambda m, k: dirichlet.sample(ALPHA, k, k),
     "bins": lambda m, k: metrics.expected_calibration_error(
         Y, m["clf"].predict_proba(X), n_bins=k

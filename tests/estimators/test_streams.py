@@ -1,28 +1,22 @@
-"""Samples that come one after another, and predictions block by block."""
+"""Samples that come one after another."""
 
 import numpy as np
 import pytest
 import torch
-from nets import blobs, classifier, regressor, waves
+from nets import blobs, classifier
 from refusals import refused_fit
 from sklearn.frozen import FrozenEstimator
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from skorch.dataset import ValidSplit
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from sklaplace import (
     DeepEnsembleClassifier,
     LaplaceClassifier,
     LaplaceClassifierCV,
-    LaplaceRegressor,
     SWAGClassifier,
-    iter_predictions,
 )
-from sklaplace.networks import stored
 
 X, Y = blobs(90)
-X_REG, Y_REG = waves(90)
 NET = FrozenEstimator(classifier().fit(X, Y))
 SPLIT = classifier(train_split=ValidSplit(5))
 NEW = classifier(max_epochs=3, train_split=None)
@@ -134,79 +128,15 @@ def test_workers_of_a_loader_are_refused():
 def test_predictions_name_what_to_use():
     model = LaplaceClassifier(NET, prior_precision=1.0).fit(X, Y)
     for method in (model.predict_proba, model.score_samples, model.predict_dirichlet):
-        with pytest.raises(ValueError, match="iter_predictions"):
+        with pytest.raises(ValueError, match="each batch of a"):
             method(Stream(X))
 
 
-# -------------------------------------------------------------------------- blocks
-class Chunked:
-    """An array of zarr has no length."""
-
-    def __init__(self, values):
-        self.values, self.chunks = values, (7, 2)
-        self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
-
-    def __getitem__(self, rows):
-        return self.values[rows]
-
-
-# In float32, the order of sums depends on the number of rows and on the processor. In
-# float64, predictions of blocks and of all samples differ by about 1e-15.
-DOUBLE = X.astype(np.float64)
-DOUBLE_NET = FrozenEstimator(classifier(module__dtype=torch.float64).fit(DOUBLE, Y))
-FITTED = LaplaceClassifier(DOUBLE_NET, prior_precision=1.0, **OPTIONS).fit(DOUBLE, Y)
-INPUTS = {
-    "array": DOUBLE,
-    "list": DOUBLE.tolist(),
-    "tensor": torch.from_numpy(DOUBLE),
-    "dataset": TensorDataset(torch.from_numpy(DOUBLE), torch.from_numpy(Y)),
-    "stream": Stream(DOUBLE),
-    "chunks": Chunked(DOUBLE),
-    "loader": DataLoader(Stream(DOUBLE), batch_size=7),
-}
-
-
-@pytest.mark.parametrize("name", INPUTS)
-def test_predictions_are_those_of_all_samples(name):
-    found = list(iter_predictions(FITTED, INPUTS[name], block_size=40))
-    sizes = [7] * 12 + [6] if name == "loader" else [40, 40, 10]
-    assert [len(part) for part in found] == sizes
-    expected = FITTED.predict_proba(DOUBLE)
-    np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-9)
-
-
-def test_a_file_is_read_block_by_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(stored, "MAX_LOADED", 0)
-    np.save(tmp_path / "x.npy", DOUBLE)
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    found = np.concatenate(list(iter_predictions(FITTED, mapped, block_size=40)))
-    np.testing.assert_allclose(found, FITTED.predict_proba(DOUBLE), rtol=1e-9)
-
-
-def test_any_method_of_any_estimator():
-    pipeline = make_pipeline(StandardScaler(), FITTED)
-    pipeline[0].fit(DOUBLE)
-    found = np.concatenate(list(iter_predictions(pipeline, DOUBLE, "predict")))
-    np.testing.assert_array_equal(found, pipeline.predict(DOUBLE))
-    regression = LaplaceRegressor(regressor(), random_state=0).fit(X_REG, Y_REG)
-    parts = list(iter_predictions(regression, X_REG, "predict", return_std=True))
-    assert [len(part) for part in parts] == [2]
-    blocks = iter_predictions(FITTED, DOUBLE, "score_samples", block_size=50)
-    found, expected = np.concatenate(list(blocks)), FITTED.score_samples(DOUBLE)
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"method": "predict_prob"}, AttributeError, "predict_prob"),
-        ({"block_size": 0}, ValueError, "block_size"),
-        ({"block_size": 2.5}, ValueError, "block_size"),
-    ],
-)
-def test_bad_arguments_are_refused_at_once(options, error, words):
-    with pytest.raises(error, match=words):
-        iter_predictions(FITTED, X, **options)
+def test_predictions_for_each_batch_of_a_loader():
+    model = LaplaceClassifier(NET, prior_precision=1.0).fit(X, Y)
+    loader = DataLoader(Stream(X), batch_size=7)
+    found = np.concatenate([model.predict_proba(batch) for batch, _ in loader])
+    np.testing.assert_allclose(found, model.predict_proba(X), rtol=1e-5)
 
 
 def test_ensembles_train_on_streams():

@@ -40,7 +40,7 @@ from sklaplace.networks.data import (
     is_opaque,
     take_rows,
 )
-from sklaplace.networks.stored import SparseRows, StoredArray, is_stored
+from sklaplace.networks.stored import StoredArray, is_stored
 from sklaplace.networks.table import Table, is_frame
 
 # A mean of the positive weights below this number or above its inverse triggers a
@@ -295,7 +295,7 @@ class InputForm(InputType):
                 "same columns."
             )
         if issparse(X):
-            X = SparseRows(check_array(X, **options))
+            X = check_array(X, **options)
         if is_stored(X):
             return self._stored(owner, X, reset=reset)
         check_columns(X, "X")
@@ -370,7 +370,7 @@ def check_loader(X: Any, method: str = "fit") -> None:
         raise TypeError(
             f"X is a DataLoader. Pass its dataset to {method}, with all targets in an "
             f"array: {method}(loader.dataset, targets). Pass batch_size to this "
-            "estimator. For predictions, sklaplace.iter_predictions accepts loaders."
+            "estimator. For predictions, call the method for each batch of the loader."
         )
 
 
