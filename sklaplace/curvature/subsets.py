@@ -6,7 +6,7 @@ parameter are verified on the same samples.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,6 @@ from sklaplace.curvature.shared import MAX_DENSE, IdentityMap
 from sklaplace.curvature.uses import (
     check_gradients,
     restarted_at,
-    with_all_gradients,
 )
 from sklaplace.curvature.verification import check_jacobian_bytes, probe, verified
 from sklaplace.networks.forward import Forward, first_tensor, requiring_grad, rounding
@@ -394,11 +393,14 @@ def _called_layers(forward: Forward, x: Batch) -> _Calls:
     call their submodules. If the network modifies parameters in place, only trained
     parameters require gradients.
     """
-    try:
-        return with_all_gradients(forward, partial(_record_calls, forward, x))
-    except RuntimeError:
-        with torch.no_grad():
+    named = forward.module.named_parameters()
+    floats = {name: p for name, p in named if p.is_floating_point()}
+    trained = [p for name, p in floats.items() if name in forward.trainable]
+    for parameters in ([*floats.values()], trained):
+        with suppress(RuntimeError), torch.enable_grad(), requiring_grad(parameters):
             return _record_calls(forward, x)
+    with torch.no_grad():
+        return _record_calls(forward, x)
 
 
 def _record_calls(forward: Forward, x: Batch) -> _Calls:

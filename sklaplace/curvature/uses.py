@@ -5,17 +5,12 @@ form of the Jacobian. Other samples may take other paths through the network. Ea
 is compared with the recorded uses, and new paths are refused.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-
-from sklaplace.networks.forward import Forward, requiring_grad
-
-T = TypeVar("T")
 
 
 def unseen_use(layer: str) -> ValueError:
@@ -75,20 +70,3 @@ def _restarted(output: object, start: Tensor, walls: set[object]) -> object:
         output = output.detach()
     walls.add(output.grad_fn)
     return output + start  # a new tensor may be modified in place
-
-
-def with_all_gradients(forward: Forward, function: Callable[[], T]) -> T:
-    """Call a function while all floating-point parameters require gradients.
-
-    If the network modifies parameters in place, only trained parameters require
-    gradients.
-    """
-    named = forward.module.named_parameters()
-    floats = {name: p for name, p in named if p.is_floating_point()}
-    try:
-        with torch.enable_grad(), requiring_grad(floats.values()):
-            return function()
-    except RuntimeError:
-        trained = [p for name, p in floats.items() if name in forward.trainable]
-        with torch.enable_grad(), requiring_grad(trained):
-            return function()
