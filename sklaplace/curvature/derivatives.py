@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.func import functional_call, vjp, vmap
 
 from sklaplace.core.trees import Batch, mapped, tree_rows
-from sklaplace.curvature.blocks import CHUNK_ELEMENTS
 from sklaplace.curvature.layout import BlockSpec, Layout
+from sklaplace.curvature.rows import CHUNK_ELEMENTS
 from sklaplace.networks.forward import Forward, requiring_grad
 
 DEPENDENT_SAMPLES = (

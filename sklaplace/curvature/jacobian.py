@@ -17,15 +17,6 @@ from torch import Tensor, nn
 
 from sklaplace.core.linalg import agree
 from sklaplace.core.trees import Batch, tree_rows
-from sklaplace.curvature.blocks import (
-    Block,
-    GroupedBlock,
-    HeadBlock,
-    grams,
-    kernel,
-    total,
-    variances,
-)
 from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES, dense_rows
 from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.layout import BlockSpec, Head, Layout
@@ -38,6 +29,15 @@ from sklaplace.curvature.recorder import (
     first_input,
     n_samples,
     only_known_layers,
+)
+from sklaplace.curvature.rows import (
+    Block,
+    GroupedBlock,
+    HeadBlock,
+    grams,
+    kernel,
+    total,
+    variances,
 )
 from sklaplace.curvature.shared import SharedBlock
 from sklaplace.likelihoods.output_hessian import Factored, OutputHessian

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.parallel import cached_property
-from sklaplace.curvature.blocks import BaseBlock, Block
+from sklaplace.curvature.rows import BaseBlock, Block
 
 # Maximum number of outputs for a dense (c, c) matrix, which takes 8 MiB in float64.
 MAX_DENSE = 1024

@@ -15,10 +15,10 @@ from torch.nn.functional import pad
 from sklaplace.core.budget import BUDGET, batch_rows
 from sklaplace.core.linalg import symmetric_eigh
 from sklaplace.core.parallel import cached_property
-from sklaplace.curvature.blocks import Block, HeadBlock
 from sklaplace.curvature.ggn import GGN, Curvature
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.rows import Block, HeadBlock
 from sklaplace.curvature.shared import IdentityMap
 from sklaplace.curvature.structures import Accumulator, Structure
 from sklaplace.curvature.structures.kron import (

@@ -6,9 +6,9 @@ import torch
 from cases import CASES, normal, positive
 from contracts import assert_equal, problem
 
-from sklaplace.curvature import blocks
-from sklaplace.curvature.blocks import Block
+from sklaplace.curvature import rows as layer_rows
 from sklaplace.curvature.jacobian import backpropagate
+from sklaplace.curvature.rows import Block
 
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -100,9 +100,9 @@ def test_no_batching_rule_is_needed(case, monkeypatch):
 
 def test_rows_in_several_chunks(monkeypatch):
     monkeypatch.setattr("sklaplace.curvature.derivatives.CHUNK_ELEMENTS", 100)
-    monkeypatch.setattr(blocks, "CHUNK_ELEMENTS", 100)
-    monkeypatch.setattr(blocks, "DENSE_ELEMENTS", 100)
-    monkeypatch.setattr(blocks, "CACHED_ELEMENTS", 10)
+    monkeypatch.setattr(layer_rows, "CHUNK_ELEMENTS", 100)
+    monkeypatch.setattr(layer_rows, "DENSE_ELEMENTS", 100)
+    monkeypatch.setattr(layer_rows, "CACHED_ELEMENTS", 10)
     for case in ("cnn", "norms", "called_twice"):
         found, v = problem(case), positive(problem(case).layout.n_parameters)
         _, jacobian = backpropagate(found.forward, found.x, found.layout)

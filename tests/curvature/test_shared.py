@@ -11,8 +11,8 @@ from sklearn.frozen import FrozenEstimator
 
 from sklaplace import LaplaceClassifier
 from sklaplace.curvature import subsets, verification
-from sklaplace.curvature.blocks import Block, variances
 from sklaplace.curvature.jacobian import Centring, Jacobian
+from sklaplace.curvature.rows import Block, variances
 from sklaplace.curvature.shared import IdentityMap, SharedBlock, SharedColumns
 
 N, WIDTH, C = 7, 4, 6

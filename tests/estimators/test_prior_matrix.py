@@ -14,9 +14,9 @@ from scipy.stats import multivariate_normal
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor, PriorTraining
-from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import BlockSpec, Layout
+from sklaplace.curvature.rows import Block
 from sklaplace.curvature.structures.full import FullAccumulator
 
 P = 31  # weights and bias of a last layer with 30 features

@@ -24,9 +24,9 @@ from sklaplace.core.linalg import all_finite
 from sklaplace.core.parallel import cached_property
 from sklaplace.core.serialise import FieldsOnly
 from sklaplace.curvature import priors
-from sklaplace.curvature.blocks import Block, total, variances
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.rows import Block, total, variances
 from sklaplace.curvature.shared import SharedColumns
 
 Arguments = ParamSpec("Arguments")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.rows import Block
 from sklaplace.curvature.structures import base
 
 

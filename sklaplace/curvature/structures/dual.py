@@ -13,8 +13,8 @@ from torch import Tensor
 from sklaplace.core.budget import KEPT_BUDGET
 from sklaplace.core.linalg import symmetric_eigh
 from sklaplace.core.parallel import cached_property
-from sklaplace.curvature.blocks import CHUNK_ELEMENTS, Block
 from sklaplace.curvature.jacobian import Jacobian
+from sklaplace.curvature.rows import CHUNK_ELEMENTS, Block
 from sklaplace.curvature.structures import base
 from sklaplace.curvature.structures.root import DenseRoot, Root, identity, lower_inverse
 from sklaplace.curvature.structures.rounding import UNRESOLVED

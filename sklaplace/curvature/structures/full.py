@@ -9,9 +9,9 @@ from torch import Tensor
 
 from sklaplace.core.linalg import all_finite, gram, symmetric_eigh
 from sklaplace.core.parallel import cached_property
-from sklaplace.curvature.blocks import BaseBlock, Block, HeadBlock
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.rows import BaseBlock, Block, HeadBlock
 from sklaplace.curvature.structures import base
 from sklaplace.curvature.structures.dual import Dual
 from sklaplace.curvature.structures.root import DenseRoot, lower_inverse

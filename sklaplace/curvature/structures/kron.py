@@ -20,7 +20,6 @@ from torch import Tensor
 from sklaplace.core.checks import check_option
 from sklaplace.core.linalg import gram, group_products, symmetric_eigh, wide_root_eigh
 from sklaplace.core.serialise import FieldsOnly
-from sklaplace.curvature.blocks import Block, HeadBlock
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.patches import (
@@ -30,6 +29,7 @@ from sklaplace.curvature.patches import (
     second_diagonal,
     second_moment,
 )
+from sklaplace.curvature.rows import Block, HeadBlock
 from sklaplace.curvature.shared import SharedBlock, SharedColumns
 from sklaplace.curvature.structures import base
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from contracts import assert_equal, problem
 
-from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
+from sklaplace.curvature.rows import Block
 from sklaplace.curvature.structures.diag import DiagAccumulator
 
 pytestmark = pytest.mark.numerical

@@ -17,10 +17,10 @@ from costs import counted
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sklaplace.curvature.blocks import Block, GroupedBlock
 from sklaplace.curvature.ggn import GGN
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import BlockSpec, Layout
+from sklaplace.curvature.rows import Block, GroupedBlock
 from sklaplace.curvature.structures import STRUCTURES, kron
 from sklaplace.curvature.structures.kron import KronAccumulator
 

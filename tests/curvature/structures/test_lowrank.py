@@ -4,9 +4,9 @@ from cases import normal, positive
 from contracts import assert_equal, problem, scale
 from costs import counted
 
-from sklaplace.curvature.blocks import HeadBlock
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import BlockSpec, Layout
+from sklaplace.curvature.rows import HeadBlock
 from sklaplace.curvature.structures.lowrank import LowRankAccumulator
 from sklaplace.likelihoods import Categorical
 

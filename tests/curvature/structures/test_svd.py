@@ -6,8 +6,8 @@ import torch
 from cases import normal
 from contracts import assert_equal, problem
 
-from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
+from sklaplace.curvature.rows import Block
 from sklaplace.curvature.structures.dual import Dual
 from sklaplace.curvature.structures.root import DenseRoot
 from sklaplace.curvature.structures.svd import SVDPrecision
