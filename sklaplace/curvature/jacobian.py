@@ -10,6 +10,7 @@ are computed by ``torch.func`` and stored like the rows of a bias (``a ≡ 1``).
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -31,13 +32,15 @@ from sklaplace.curvature.recorder import (
     only_known_layers,
 )
 from sklaplace.curvature.rows import (
+    BaseBlock,
     Block,
     GroupedBlock,
     HeadBlock,
-    grams,
-    kernel,
+    LayerRows,
+    aligned,
     total,
-    variances,
+    variance,
+    with_entries,
 )
 from sklaplace.curvature.shared import SharedBlock
 from sklaplace.likelihoods.output_hessian import Factored, OutputHessian
@@ -46,12 +49,12 @@ from sklaplace.networks.forward import Forward, requiring_grad
 
 @dataclass(frozen=True)
 class Jacobian:
-    """Rows for all selected parameters, with one `Block` per parameter tensor.
+    """Rows for all selected parameters, with one record per layer.
 
     Attributes
     ----------
-    blocks : list of Block or of HeadBlock
-        Blocks in the order of the layout.
+    layers : sequence of LayerRows
+        Rows of the parameters that share output gradients, in the order of the layout.
     weights : Tensor of shape (b,) or None
         Sample weights. The rows have already been multiplied by the square roots of
         these weights.
@@ -62,174 +65,160 @@ class Jacobian:
         Hashes of the samples' inputs; see `row_hash`.
     """
 
-    blocks: list[Any]
+    layers: Sequence[LayerRows]
     weights: Tensor | None = None
     first_column: int = 0
     keys: Tensor | None = None
 
     @property
     def n_rows(self) -> int:
-        """Number b of samples, also if bias blocks have one entry for all samples."""
-        return max(len(block) for block in self.blocks)
+        """Number b of samples, also if biases have one entry for all samples."""
+        return max(len(block) for block in self.tensors())
 
     @property
     def n_columns(self) -> int:
         """Number k of rows per sample."""
-        return int(self.blocks[0].n_columns)
+        return int(self.layers[0].first.n_columns)
 
     @property
     def dtype(self) -> torch.dtype:
         """Data type of the rows."""
-        first = self.blocks[0]
-        return (first.columns if isinstance(first, SharedBlock) else first.g).dtype
+        return self.layers[0].first.gradients.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows."""
+        return self.layers[0].first.device
 
     @property
     def is_shared(self) -> bool:
-        """Whether all samples and blocks share the same output gradients."""
-        first = self.blocks[0]
-        if isinstance(first, SharedBlock):
-            return True
-        # rows of patches and rows at several positions are sums
+        """Whether all samples and parameters share the same output gradients."""
+        first = self.layers[0].first
         return (
-            isinstance(first.a, Tensor)
+            len(self.layers) == 1
+            # rows of patches and rows at several positions are sums
+            and isinstance(first.a, Tensor)
             and first.has_one_position
-            and all(
-                block.g is first.g and block.g.shape[0] == 1 for block in self.blocks
-            )
+            and len(first.gradients) == 1
         )
 
     def features(self) -> Tensor:
         """Return layer inputs (b, i), with ones for a bias; requires `is_shared`."""
-        a: Tensor = self.blocks[0].a.squeeze(1)
-        ones = [a.new_ones(len(a), 1) for _ in self.blocks[1:]]
-        return torch.cat([a, *ones], 1)
+        first, *biases = self.layers[0].blocks
+        a: Tensor = first.a.squeeze(1)
+        return torch.cat([a, *(a.new_ones(len(a), 1) for _ in biases)], 1)
+
+    def tensors(self) -> list[BaseBlock]:
+        """Return the rows of each parameter tensor, in the order of the layout."""
+        return [block for layer in self.layers for block in layer.blocks]
 
     def dense(self) -> Tensor:
         """Return dense rows, (b, k, P)."""
-        pieces = [block.dense() for block in self.blocks]
-        b = max(len(piece) for piece in pieces)
+        pieces = [block.dense() for block in self.tensors()]
+        b = max(map(len, pieces))
         return torch.cat([piece.expand(b, -1, -1) for piece in pieces], -1)
 
     def gradients(self) -> list[Tensor]:
-        """Return output gradients (b, k, r, o), without duplicates if shared."""
-        return list({id(block.outputs): block.g for block in self.blocks}.values())
+        """Return the output gradients (b, k, r, o) of each layer."""
+        return [layer.first.g for layer in self.layers]
 
     def double(self) -> "Jacobian":
         """Convert the rows to float64."""
-        if isinstance(self.blocks[0], HeadBlock | SharedBlock):
-            return replace(self, blocks=[block.double() for block in self.blocks])
-        return self._map(Tensor.double, lambda a: a.double())
+        return replace(
+            self,
+            layers=[layer.each(lambda block: block.double()) for layer in self.layers],
+        )
 
     def take(self, indices: Tensor) -> "Jacobian":
         """Return the rows of the samples with the given indices (n,), in float64."""
-        n_rows, indices = self.n_rows, indices.to(self.blocks[0].g.device)
-        taken = self._map(
+        b, indices = self.n_rows, indices.to(self.device)
+        layers = [
             # one entry may stand for all samples
-            lambda g: g.expand(n_rows, -1, -1, -1)[indices].double(),
-            lambda a: a[indices].double(),
-        )
+            layer.mapped(
+                lambda g: g.expand(b, -1, -1, -1)[indices].double(),
+                lambda a: a[indices].double(),
+            )
+            for layer in self.layers
+        ]
         keys = None if self.keys is None else self.keys[indices.to(self.keys.device)]
-        return Jacobian(taken.blocks, keys=keys)
+        return Jacobian(layers, keys=keys)
 
     def combined(self, columns: Tensor) -> "Jacobian":
         """Return the q rows ``Sᵀ J`` for ``S`` (b, k, q)."""
-        return self._map(lambda g: torch.einsum("bkq,bkro->bqro", columns, g))
+        return self._mapped(lambda g: torch.einsum("bkq,bkro->bqro", columns, g))
 
-    def columns(self, some: slice) -> "Jacobian":
+    def columns(self, indices: slice) -> "Jacobian":
         """Return a slice of each sample's k rows."""
-        return self._map(lambda g: g[:, some])
+        return self._mapped(lambda g: g[:, indices])
 
     def times(self, factor: Tensor) -> "Jacobian":
         """Multiply the rows by a factor, () or (b, 1, 1, 1)."""
-        return self._map(lambda g: g * factor)
+        return self._mapped(lambda g: g * factor)
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> "Jacobian":
+        """Transform the output gradients of each layer."""
+        return replace(self, layers=[layer.mapped(function) for layer in self.layers])
 
     def shortest(self) -> "Jacobian":
-        """Convert blocks to dense rows if dense rows need less memory."""
-        return replace(self, blocks=[block.shortest() for block in self.blocks])
-
-    def _map(
-        self,
-        of_gradients: Callable[[Tensor], Tensor],
-        of_inputs: Callable[[Inputs], Inputs] = lambda a: a,
-    ) -> "Jacobian":
-        """Transform gradients and layer inputs; shared gradients stay shared."""
-        known: dict[int, Tensor] = {}
-        blocks = []
-        for block in self.blocks:
-            shared = id(block.outputs)
-            if shared not in known:
-                known[shared] = of_gradients(block.g)
-            a = None if block.a is None else of_inputs(block.a)
-            blocks.append(block.like(known[shared], a))
-        return replace(self, blocks=blocks)
+        """Convert layers to dense rows if dense rows need less memory."""
+        layers = [layer.each(BaseBlock.shortest) for layer in self.layers]
+        return replace(self, layers=layers)
 
     @staticmethod
-    def stacked(parts: "list[Jacobian]", *, share: bool = False) -> "Jacobian":
+    def stacked(parts: "Sequence[Jacobian]", *, share: bool = False) -> "Jacobian":
         """Concatenate the samples of batches, of which all or none must have keys.
 
         With ``share``, all batches with `is_shared` use the output gradients of the
         first batch.
         """
-        blocks = []
-        for g, same in _concatenated(parts, None if share else 0):
-            a = None if same[0].a is None else joined_inputs([b.a for b in same])
-            blocks.append(same[0].like(g, a))
+        layers = []
+        for same in zip(*(part.layers for part in parts), strict=True):
+            g = same[0].first.gradients
+            if not share:
+                g = torch.cat([layer.first.g for layer in same])
+            blocks = zip(*(layer.blocks for layer in same), strict=True)
+            inputs = [joined_inputs([block.a for block in each]) for each in blocks]
+            layers.append(same[0].like(g, inputs))
         keys = [part.keys for part in parts if part.keys is not None]
-        return Jacobian(blocks, keys=torch.cat(keys) if keys else None)
+        return Jacobian(layers, keys=torch.cat(keys) if keys else None)
 
     def kernel(self, other: "Jacobian", v: Tensor) -> Tensor:
-        """Return ``Σₗ vₗ Jₗ J'ₗᵀ`` over blocks for ``v`` (L,), as (b, k, b', k')."""
-        return kernel(self.blocks, other.blocks, v)
+        """Return ``Σₗ vₗ Jₗ J'ₗᵀ`` over tensors for ``v`` (L,), as (b, k, b', k')."""
+        mine, others = aligned(self.layers, other.layers)
+        factors = v.split([len(layer.blocks) for layer in mine])
+        layers = zip(mine, others, factors, strict=True)
+        return total([layer.kernel(other, factor) for layer, other, factor in layers])
 
     def gram(self, v: Tensor) -> Tensor:
         """Return ``rows · diag(v) · rowsᵀ`` for ``v`` (P,), as (b, k, k)."""
-        return grams(self.blocks, self._split(v))
+        pairs = with_entries(self.layers, v)
+        return total([layer.gram(piece) for layer, piece in pairs])
 
     def variance(self, v: Tensor) -> Tensor:
         """Return the diagonal of `gram`, (b, k)."""
-        return variances(self.blocks, self._split(v))
+        return variance(self.layers, v)
 
     def matmul(self, v: Tensor) -> Tensor:
         """Return ``rows @ v`` for ``v`` (P, q), as (b, k, q)."""
-        pairs = zip(self.blocks, self._split(v), strict=True)
+        pairs = with_entries(self.tensors(), v)
         return total([block.matmul(piece) for block, piece in pairs])
 
     def rmatmul(self, w: Tensor) -> Tensor:
         """Return ``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (P, q)."""
-        return torch.cat([block.rmatmul(w) for block in self.blocks])
+        return torch.cat([block.rmatmul(w) for block in self.tensors()])
 
     def normal_product(self, v: Tensor) -> Tensor:
         """Return ``Σ rowsᵀ rows v`` over b and k for ``v`` (P, q), as (P, q).
 
         The rows of a last layer with more than ``q`` rows per sample are not formed.
         """
-        if self.n_columns <= v.shape[1] or not isinstance(self.blocks[0], HeadBlock):
+        head = self.layers[0].first
+        if self.n_columns <= v.shape[1] or not head.is_from_head:
             return self.rmatmul(self.matmul(v))
-        pairs = zip(self.blocks, self._split(v), strict=True)
+        pairs = list(with_entries(self.layers[0].blocks, v))
         outputs = total([block.layer_outputs(piece) for block, piece in pairs])
-        head = self.blocks[0]
         curved = head.hessian.products(head.matrix, outputs)
-        return torch.cat([block.in_weights(curved) for block in self.blocks])
-
-    def _split(self, v: Tensor) -> tuple[Tensor, ...]:
-        return v.split([b.n_parameters for b in self.blocks])
-
-
-def _concatenated(
-    parts: Sequence[Jacobian], axis: int | None
-) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Yield the gradients of each tensor, joined along an axis, and its blocks.
-
-    If ``axis`` is None, yield the gradients of the first part.
-    """
-    known: dict[tuple[int, ...], Any] = {}
-    for same in zip(*(part.blocks for part in parts), strict=True):
-        shared = tuple(id(block.outputs) for block in same)
-        if shared not in known:
-            known[shared] = same[0].outputs
-            if axis is not None:
-                known[shared] = torch.cat([block.g for block in same], axis)
-        yield known[shared], same
+        return torch.cat([block.in_weights(curved) for block, _ in pairs])
 
 
 def joined(parts: list[tuple[Tensor, Jacobian]]) -> tuple[Tensor, Jacobian]:
@@ -237,8 +226,11 @@ def joined(parts: list[tuple[Tensor, Jacobian]]) -> tuple[Tensor, Jacobian]:
     if len(parts) == 1:
         return parts[0]
     outputs, jacobians = zip(*parts, strict=True)
-    blocks = [same[0].like(g, same[0].a) for g, same in _concatenated(jacobians, 1)]
-    return outputs[0], Jacobian(blocks, jacobians[0].weights)
+    layers = []
+    for same in zip(*(jacobian.layers for jacobian in jacobians), strict=True):
+        g = torch.cat([layer.first.g for layer in same], 1)
+        layers.append(same[0].like(g, [block.a for block in same[0].blocks]))
+    return outputs[0], Jacobian(layers, jacobians[0].weights)
 
 
 # ------------------------------------------------------------- backpropagation
@@ -313,9 +305,9 @@ def backpropagate_in_parts(
 ) -> Iterator[tuple[Tensor, Jacobian]]:
     """Yield results of `backpropagate` for groups of columns that fit into memory."""
     if layout.head is not None:
-        known = _through_head(forward, x, layout, layout.head, cotangents)
-        if known is not None:
-            yield known
+        result = _through_head(forward, x, layout, layout.head, cotangents)
+        if result is not None:
+            yield result
             return
     try:
         yield from backpropagate_batch(forward, x, layout, cotangents)
@@ -339,14 +331,14 @@ def backpropagate_batch(
     f, recorder = recorded(forward, x, layout)
     outputs = f.detach()
     columns = _columns(outputs, cotangents)
-    others = [spec for spec in layout.blocks if spec.layer is None]
+    without_layer = [spec for spec in layout.blocks if spec.layer is None]
     per_part = recorder.columns_at_once(columns)
     for start in range(0, columns.shape[-1], per_part):
-        some = columns[..., start : start + per_part]
-        factors = _layer_factors(forward.module, f, recorder, some)
-        dense = dense_rows(forward, x, others, some) if others else {}
+        part = columns[..., start : start + per_part]
+        factors = _layer_factors(forward.module, f, recorder, part)
+        dense = dense_rows(forward, x, without_layer, part) if without_layer else {}
         blocks = [_block(spec, factors, dense) for spec in layout.blocks]
-        yield outputs, Jacobian(blocks, first_column=start)
+        yield outputs, Jacobian(_layers(blocks), first_column=start)
 
 
 def recorded(forward: Forward, x: Batch, layout: Layout) -> tuple[Tensor, Recorder]:
@@ -381,21 +373,21 @@ def _one_by_one(
         raise ValueError(DEPENDENT_SAMPLES)
     columns = _columns(outputs, cotangents)
 
-    def rows(sample: Batch, own: Tensor) -> Jacobian:
-        parts = backpropagate_batch(forward, sample, layout, lambda _f: own)
-        return joined(list(parts))[1]
+    def layers(sample: Batch, columns: Tensor) -> Sequence[LayerRows]:
+        parts = backpropagate_batch(forward, sample, layout, lambda _f: columns)
+        return joined(list(parts))[1].layers
 
-    parts = [*map(rows, samples, columns.split(1))]
-    return outputs, Jacobian.stacked(_with_equal_positions(parts))
+    by_sample = aligned(*map(layers, samples, columns.split(1)))
+    return outputs, Jacobian.stacked(_with_equal_positions(by_sample))
 
 
-def _with_equal_positions(parts: list[Jacobian]) -> list[Jacobian]:
-    """Zero-pad the rows of several samples to the same number of positions."""
-    blocks = []
-    for same in zip(*(part.blocks for part in parts), strict=True):
-        n_positions = max(block.g.shape[2] for block in same)
-        blocks.append([block.padded(n_positions) for block in same])
-    return [Jacobian(list(of_part)) for of_part in zip(*blocks, strict=True)]
+def _with_equal_positions(samples: Sequence[Sequence[LayerRows]]) -> list[Jacobian]:
+    """Zero-pad the layers of several samples to the same number of positions."""
+    layers = []
+    for same in zip(*samples, strict=True):
+        n = max(layer.first.g.shape[2] for layer in same)
+        layers.append([layer.each(methodcaller("padded", n)) for layer in same])
+    return [Jacobian(of_sample) for of_sample in zip(*layers, strict=True)]
 
 
 def _columns(f: Tensor, cotangents: Cotangents) -> Tensor:
@@ -477,15 +469,31 @@ def _block(
     return block if spec.indices is None else block.select(spec.indices)
 
 
+def _layers(blocks: list[Block]) -> list[LayerRows]:
+    """Combine each weight with a bias that follows it and has the same gradients."""
+    layers: list[LayerRows] = []
+    for block in blocks:
+        if layers and layers[-1].shares_gradients(block):
+            layers[-1] = LayerRows((*layers[-1].blocks, block))
+        else:
+            layers.append(LayerRows((block,)))
+    return layers
+
+
 def of_head(
     layout: Layout, head: Head, inputs: Tensor, f: Tensor, centring: Centring | None
 ) -> Jacobian:
     """Return the rows for the outputs ``f`` (b, c) of a `Head` with inputs (b, i)."""
-    factors = [None if s.is_bias else inputs.unsqueeze(1) for s in layout.blocks]
     # S is the same for all samples; None means the identity
-    g = head.shared(centring, f)
-    kind: Any = Block if isinstance(g, Tensor) else SharedBlock
-    return Jacobian([kind(g, a) for a in factors])
+    gradients = head.shared(centring, f)
+    kind: Any = Block if isinstance(gradients, Tensor) else SharedBlock
+    factors = _head_inputs(layout, inputs)
+    return Jacobian([LayerRows(tuple(kind(gradients, a) for a in factors))])
+
+
+def _head_inputs(layout: Layout, inputs: Tensor) -> list[Tensor | None]:
+    """Return the inputs (b, 1, i) of each parameter tensor of a `Head`."""
+    return [None if spec.is_bias else inputs.unsqueeze(1) for spec in layout.blocks]
 
 
 def _through_head(
@@ -516,8 +524,8 @@ def _through_head(
         return None
     if cotangents is None or isinstance(cotangents, Centring):
         return f, of_head(layout, head, inputs, f, cotangents)
-    factors = [None if s.is_bias else inputs.unsqueeze(1) for s in layout.blocks]
     columns = cotangents(f)
     hessian = Factored(columns) if isinstance(columns, Tensor) else columns
     matrix: Any = None if head.is_identity else head.matrix.to(f)
-    return f, Jacobian([HeadBlock(hessian, matrix, a) for a in factors])
+    blocks = (HeadBlock(hessian, matrix, a) for a in _head_inputs(layout, inputs))
+    return f, Jacobian([LayerRows(tuple(blocks))])

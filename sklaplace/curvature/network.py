@@ -169,12 +169,13 @@ def _row_bytes(
 ) -> int:
     """Return the bytes per sample needed to compute and use the Jacobian."""
     n_rows, c = f.shape
-    inputs = sum(b.a.numel() for b in jacobian.blocks if b.a is not None)
+    tensors = jacobian.tensors()
+    inputs = sum(block.a.numel() for block in tensors if block.a is not None)
     elements = INPUT_COPIES * inputs // n_rows + outputs.OUTPUT_COPIES * c
     if layout.head is not None:  # only inputs and outputs of one layer are kept
         elements += 2 * max(sizes.values(), default=0) // n_rows
     else:
-        gradients = sum(block.g.numel() for block in jacobian.blocks)
+        gradients = sum(block.g.numel() for block in tensors)
         elements += (sum(sizes.values()) + BACKWARD_COPIES * gradients) // n_rows
     if n_blocks > 1:  # dense columns
         elements += 3 * c**2

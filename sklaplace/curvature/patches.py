@@ -116,8 +116,10 @@ def mean_input(a: Inputs) -> Tensor:
     return torch.cat([chunk.mean(1, keepdim=True) for chunk in _chunks(a)])
 
 
-def joined_inputs(parts: list[Any]) -> Inputs:
-    """Concatenate the inputs of several batches."""
+def joined_inputs(parts: list[Any]) -> Inputs | None:
+    """Concatenate the inputs of several batches, or return None for a bias."""
+    if parts[0] is None:
+        return None
     shapes = {p.image.shape[1:] if isinstance(p, Patches) else None for p in parts}
     if len(shapes) == 1 and None not in shapes:
         return replace(parts[0], image=torch.cat([part.image for part in parts]))

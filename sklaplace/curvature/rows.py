@@ -1,12 +1,12 @@
-"""Jacobian rows of one parameter tensor, stored as two factors.
+"""Jacobian rows of the parameters of one layer, stored as two factors.
 
 For a parameter tensor of a Linear or convolution layer, the rows are ``Σᵣ g ⊗ a``. The
 factors are layer inputs ``a`` (b, r, i) and gradients ``g`` (b, k, r, o) of the
 network's outputs with respect to the layer's outputs. Sums and products of rows are
-computed from the factors.
+computed from the factors. `LayerRows` contains the rows that share ``g``.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,9 +24,6 @@ CHUNK_ELEMENTS = 2**22
 DENSE_ELEMENTS = 2**19
 # limit for arrays that are small compared with their inputs
 CACHED_ELEMENTS = 2**16
-
-# gradients of a contraction, and the value that they multiply
-Terms = Iterator[tuple[tuple[Any, ...], Tensor]]
 
 
 class BaseBlock:
@@ -46,6 +43,8 @@ class BaseBlock:
     g: Tensor
     a: Inputs | None
     n_groups: int = 1
+    is_from_head: bool = False
+    """Whether a `Head`, verified for each sample, determines the rows."""
 
     def like(self, g: Tensor, a: Inputs | None) -> "Block":
         """Build rows for the same parameters from other factors ``g`` and ``a``."""
@@ -76,8 +75,8 @@ class BaseBlock:
         return self.g.device
 
     @property
-    def outputs(self) -> Any:
-        """Object that defines ``g``, shared by the blocks of one layer."""
+    def gradients(self) -> Any:
+        """``g``, or an object that defines ``g`` without forming the tensor."""
         return self.g
 
     @property
@@ -115,6 +114,12 @@ class BaseBlock:
         if self.a is None or self.has_one_position:
             return self
         return self.like(self.g.sum(2, keepdim=True), mean_input(self.a))
+
+    def double(self) -> "BaseBlock":
+        """Convert the rows to float64."""
+        return self.like(
+            self.gradients.double(), None if self.a is None else self.a.double()
+        )
 
     def take(self, indices: Tensor | slice) -> "BaseBlock":
         """Return the rows of the samples with the given indices (n,)."""
@@ -167,6 +172,20 @@ class BaseBlock:
             return matrix.T
         return self.inputs.squeeze(1) ** 2 @ matrix.T
 
+    def input_weights(self, v: Tensor) -> Tensor:
+        """Return ``Σₒ g² v``, (k, i), for ``v`` (p,), if all samples share ``g``."""
+        return (self.g**2)[0, :, 0] @ v.reshape(self.n_outputs, -1)
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return ``Σₒ g² w``, (b, k), for weights (b, o), at one position."""
+        if len(self.g) == 1:
+            return weights @ (self.g**2)[0, :, 0].T
+        g = self.g.squeeze(2)
+        # a few samples at a time, so that the products stay in the caches
+        n = max(1, CACHED_ELEMENTS // g[0].numel())
+        pairs = zip(g.split(n), weights.expand(len(g), -1).split(n), strict=True)
+        return torch.cat([(w.unsqueeze(1) * rows**2).sum(-1) for rows, w in pairs])
+
     def matmul(self, v: Tensor) -> Tensor:
         """Return ``rows @ v`` for ``v`` (p, q), as (b, k, q)."""
         if self.a is None or self.n_columns == 1 or not self.has_one_position:
@@ -185,21 +204,21 @@ class BaseBlock:
         if self.a is None:
             g = self.g.squeeze(2).expand(len(w), -1, -1)
             return g.flatten(0, 1).T @ w.flatten(0, 1)
-        found = self.g.new_zeros(self.n_parameters, w.shape[2])
+        product = self.g.new_zeros(self.n_parameters, w.shape[2])
         if not self.has_one_position:
             chunks = zip(self.dense_chunks(), w.split(self._chunk_length), strict=True)
-            for rows, some in chunks:
-                found += rows.flatten(0, 1).T @ some.flatten(0, 1)
-            return found
-        matrix = found.unflatten(0, (self.n_outputs, -1))
+            for rows, columns in chunks:
+                product += rows.flatten(0, 1).T @ columns.flatten(0, 1)
+            return product
+        matrix = product.unflatten(0, (self.n_outputs, -1))
         n = max(1, CHUNK_ELEMENTS // max(1, self.n_outputs * w.shape[2]))
         g = self.g.squeeze(2).expand(len(w), -1, -1)
         factors = (tensor.split(n) for tensor in (g, self.inputs.squeeze(1), w))
-        for some, a, columns in zip(*factors, strict=True):
-            reached = some.mT @ columns  # (b, o, q)
+        for g, a, columns in zip(*factors, strict=True):
+            outputs = g.mT @ columns  # (b, o, q)
             # with samples last, one product sums over the samples
-            matrix += (reached.flatten(1).T @ a).unflatten(0, reached.shape[1:]).mT
-        return found
+            matrix += (outputs.flatten(1).T @ a).unflatten(0, outputs.shape[1:]).mT
+        return product
 
     def products(self, other: "BaseBlock") -> Tensor:
         """Return the products with all rows of another block, (b, k, b', k')."""
@@ -207,19 +226,11 @@ class BaseBlock:
         parts = [torch.tensordot(mine, p, ([2], [2])) for p in other.dense_chunks()]
         return torch.cat(parts, 2)
 
-
-@dataclass(frozen=True)
-class Block(BaseBlock):
-    """Rows stored as two factors; see `BaseBlock`."""
-
-    g: Tensor
-    a: Inputs | None = None
-
     def output_moment(self) -> Tensor:
         """Return ``Σ g gᵀ`` over samples, columns and positions, (o, o)."""
         return gram(self.g.flatten(0, 2))
 
-    def grams(self, other: BaseBlock) -> tuple[Tensor, Tensor, Tensor] | None:
+    def grams(self, other: "BaseBlock") -> tuple[Tensor, Tensor, Tensor] | None:
         """Return ``Σₖ g g'ᵀ`` (b, o, o') for another block, and both inputs (b, i).
 
         Return None for several positions, where rows are sums over positions, or
@@ -231,6 +242,14 @@ class Block(BaseBlock):
             return None
         outputs = self.g.squeeze(2).mT @ other.g.squeeze(2)
         return outputs, self.inputs.squeeze(1), other.inputs.squeeze(1)
+
+
+@dataclass(frozen=True)
+class Block(BaseBlock):
+    """Rows stored as two factors; see `BaseBlock`."""
+
+    g: Tensor
+    a: Inputs | None = None
 
     def select(self, indices: Tensor) -> "Block":
         """Return dense rows for the parameters with the given indices."""
@@ -284,19 +303,19 @@ class GroupedBlock(Block):
         """Length p of a row."""
         return super().n_parameters // self.n_groups
 
-    @cached_property
-    def outputs(self) -> Tensor:
-        """Gradients of each group, (b, k, r, G, o), not shared with a bias."""
+    @property
+    def gradients_of_groups(self) -> Tensor:
+        """Gradients of each group, (b, k, r, G, o)."""
         return self.g.unflatten(-1, (self.n_groups, -1))
 
     def dense(self) -> Tensor:
         """Return dense rows, (b, k, p)."""
         inputs = self.inputs.unflatten(-1, (self.n_groups, -1))
-        return group_rows(self.outputs, inputs, self.basis).flatten(2)
+        return group_rows(self.gradients_of_groups, inputs, self.basis).flatten(2)
 
     def output_moment(self) -> Tensor:
         """Return ``Σ g gᵀ`` of each group, (G, o, o)."""
-        rows = self.outputs.flatten(0, 2).transpose(0, 1)
+        rows = self.gradients_of_groups.flatten(0, 2).transpose(0, 1)
         return rows.mT @ rows
 
     def rotate(self, inputs: Tensor | None) -> Block:
@@ -325,6 +344,7 @@ class HeadBlock(BaseBlock):
     hessian: OutputHessian
     matrix: Tensor | None
     a: Tensor | None = None
+    is_from_head = True
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -344,11 +364,6 @@ class HeadBlock(BaseBlock):
     def g(self) -> Tensor:
         """Dense ``SᵀM``, (b, k, 1, o)."""
         return self.hessian.rows(self.matrix).unsqueeze(2)
-
-    @property
-    def outputs(self) -> OutputHessian:
-        """``Λ``, shared by the blocks of the weight and the bias."""
-        return self.hessian
 
     @cached_property
     def _diagonals(self) -> Tensor:
@@ -397,101 +412,117 @@ class HeadBlock(BaseBlock):
         return outputs, here, there
 
 
-# ------------------------------------------------------------- sums over blocks
-def _summed(
-    blocks: Iterable[BaseBlock],
-    pieces: Iterable[Tensor],
-    of_block: Callable[[BaseBlock, Tensor], Tensor],
-    of_gradients: Callable[[Any, Tensor], Tensor],
-) -> Tensor:
-    """Sum ``of_block(block, piece)`` over blocks.
+@dataclass(frozen=True)
+class LayerRows:
+    """Rows of the parameter tensors of one layer that share output gradients ``g``.
 
-    For a block with one position, the term is ``of_gradients(g, weights)``, which is
-    linear in the block's `output_weights`. The weight and bias of a layer share ``g``,
-    so their output weights are added first.
+    These are the weight and the bias of a layer that uses its weights at one position.
+    Otherwise, each parameter tensor has rows of its own.
+
+    Attributes
+    ----------
+    blocks : tuple of Block, or of another `BaseBlock`
+        Rows of each parameter tensor, with the same ``g``.
     """
 
-    def terms() -> Terms:
-        for block, piece in zip(blocks, pieces, strict=True):
-            if block.has_one_position:
-                g = block.g if isinstance(block, HeadBlock) else block.outputs
-                yield (g,), block.output_weights(piece.reshape(block.n_outputs, -1))
-            else:
-                yield (), of_block(block, piece)
+    blocks: tuple[Any, ...]
 
-    return _sum_by_gradients(terms(), of_gradients)
+    @property
+    def first(self) -> Any:
+        """Rows of the first parameter tensor."""
+        return self.blocks[0]
+
+    @property
+    def n_parameters(self) -> int:
+        """Length of the rows of all tensors together."""
+        return sum(block.n_parameters for block in self.blocks)
+
+    def shares_gradients(self, block: BaseBlock) -> bool:
+        """Return whether a block can be combined with these rows."""
+        return self.first.has_one_position and block.g is self.first.g
+
+    def split(self) -> "list[LayerRows]":
+        """Separate the parameter tensors."""
+        return [LayerRows((block,)) for block in self.blocks]
+
+    def mapped(
+        self,
+        of_gradients: Callable[[Tensor], Tensor],
+        of_inputs: Callable[[Inputs], Inputs] = lambda a: a,
+    ) -> "LayerRows":
+        """Transform the gradients and the layer inputs."""
+        inputs = [None if b.a is None else of_inputs(b.a) for b in self.blocks]
+        return self.like(of_gradients(self.first.g), inputs)
+
+    def like(self, g: Any, inputs: Iterable[Inputs | None]) -> "LayerRows":
+        """Build rows for the same parameters from other factors."""
+        pairs = zip(self.blocks, inputs, strict=True)
+        return LayerRows(tuple(block.like(g, a) for block, a in pairs))
+
+    def each(self, function: Callable[[Any], Any]) -> "LayerRows":
+        """Transform the rows of each tensor."""
+        return LayerRows(tuple(function(block) for block in self.blocks))
+
+    def gram(self, v: Tensor) -> Tensor:
+        """Return ``rows · diag(v) · rowsᵀ`` for ``v`` (p,), as (b, k, k)."""
+        if not self.first.has_one_position:
+            return self.first.gram(v)
+        g = self.first.g.squeeze(2)
+        return (g * self._output_weights(v).unsqueeze(1)) @ g.mT
+
+    def variance(self, v: Tensor) -> Tensor:
+        """Return the diagonal of `gram`, (b, k)."""
+        if not self.first.has_one_position:
+            return self.first.variance(v)
+        return self.first.weighted_squares(self._output_weights(v))
+
+    def _output_weights(self, v: Tensor) -> Tensor:
+        """Sum the `BaseBlock.output_weights` of all tensors, (b, o)."""
+        pairs = with_entries(self.blocks, v)
+        return total([b.output_weights(x.reshape(b.n_outputs, -1)) for b, x in pairs])
+
+    def kernel(self, other: "LayerRows", factors: Tensor) -> Tensor:
+        """Multiply rows (b, k) by rows (b', k') of the same parameters.
+
+        The products of each tensor are multiplied by a factor, (n,). At one position,
+        the products (b, k, b', k') are ``(g · g') (a · a')``.
+        """
+        if not (self.first.has_one_position and other.first.has_one_position):
+            return self.first.products(other.first) * factors
+        tensors = zip(self.blocks, other.blocks, factors, strict=True)
+        products = [
+            (a.inputs.squeeze(1) @ b.inputs.squeeze(1).T) * factor
+            for a, b, factor in tensors
+        ]
+        inputs = total(products)[:, None, :, None]
+        g, other_g = self.first.g.squeeze(2), other.first.g.squeeze(2)
+        return torch.einsum("nko,mlo->nkml", g, other_g) * inputs
 
 
-def kernel(
-    blocks: Iterable[BaseBlock], others: Iterable[BaseBlock], factors: Iterable[Tensor]
-) -> Tensor:
-    """Multiply rows (b, k) by rows (b', k') of the same parameters, (b, k, b', k').
+def with_entries(layers: Iterable[Any], v: Tensor) -> Iterator[tuple[Any, Tensor]]:
+    """Yield the rows of each layer or tensor with their entries of ``v`` (P, ...)."""
+    start = 0
+    for rows in layers:
+        yield rows, v[start : (start := start + rows.n_parameters)]
 
-    The products of each block are multiplied by the factor of the block, (). For one
-    position, the products are ``(g · g') (a · a')``. The weight and bias of a layer
-    share ``g · g'``.
+
+def variance(layers: Iterable[LayerRows], v: Tensor) -> Tensor:
+    """Sum `LayerRows.variance` over layers, (b, k), for ``v`` (P,)."""
+    return total([layer.variance(piece) for layer, piece in with_entries(layers, v)])
+
+
+def total(terms: list[Tensor]) -> Tensor:
+    """Add the terms, broadcasting any bias entry that all samples share."""
+    return sum(terms[1:], terms[0])
+
+
+def aligned(*sequences: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+    """Return sequences of layers that group the same parameter tensors equally.
+
+    If, for example, only some samples use a layer at one position, each layer is split
+    into parameter tensors.
     """
-
-    def terms() -> Terms:
-        for mine, theirs, factor in zip(blocks, others, factors, strict=True):
-            if mine.has_one_position and theirs.has_one_position:
-                inputs = mine.inputs.squeeze(1) @ theirs.inputs.squeeze(1).T
-                yield (mine.g, theirs.g), inputs * factor
-            else:
-                yield (), mine.products(theirs) * factor
-
-    def times_outputs(g: Tensor, other: Tensor, inputs: Tensor) -> Tensor:
-        outputs = torch.einsum("nko,mlo->nkml", g.squeeze(2), other.squeeze(2))
-        return outputs * inputs[:, None, :, None]
-
-    return _sum_by_gradients(terms(), times_outputs)
-
-
-def _sum_by_gradients(terms: Terms, contract: Callable[..., Tensor]) -> Tensor:
-    """Sum ``contract(*gradients, value)``, plus the values without gradients.
-
-    Consecutive values with the same gradients are added first.
-    """
-    parts: list[Tensor] = []
-    last, value = next(terms)
-    for gradients, more in terms:
-        if [*map(id, last)] == [*map(id, gradients)]:
-            value = value + more
-            continue
-        parts.append(contract(*last, value) if last else value)
-        last, value = gradients, more
-    return total([*parts, contract(*last, value) if last else value])
-
-
-def total(parts: list[Tensor]) -> Tensor:
-    """Add the parts, broadcasting any bias entry that all samples share."""
-    return sum(parts[1:], parts[0])
-
-
-def _weighted_gram(g: Any, weights: Tensor) -> Tensor:
-    """Return ``g · diag(weights) · gᵀ`` for weights (b, o), as (b, k, k)."""
-    g = (g if isinstance(g, Tensor) else g.dense).squeeze(2)
-    return (g * weights.unsqueeze(1)) @ g.mT
-
-
-def _weighted_squares(g: Any, weights: Tensor) -> Tensor:
-    """Return the diagonal of `_weighted_gram`, (b, k)."""
-    if not isinstance(g, Tensor):
-        return g.weighted_squares(weights)
-    if len(g) == 1:
-        return weights @ (g**2)[0, :, 0].T
-    g = g.squeeze(2)
-    # a few samples at a time, so that the products stay in the caches
-    n = max(1, CACHED_ELEMENTS // g[0].numel())
-    pairs = zip(g.split(n), weights.expand(len(g), -1).split(n), strict=True)
-    return torch.cat([(w.unsqueeze(1) * some**2).sum(-1) for some, w in pairs])
-
-
-def grams(blocks: Iterable[BaseBlock], pieces: Iterable[Tensor]) -> Tensor:
-    """Sum `BaseBlock.gram` over blocks, (b, k, k)."""
-    return _summed(blocks, pieces, BaseBlock.gram, _weighted_gram)
-
-
-def variances(blocks: Iterable[BaseBlock], pieces: Iterable[Tensor]) -> Tensor:
-    """Sum `BaseBlock.variance` over blocks, (b, k)."""
-    return _summed(blocks, pieces, BaseBlock.variance, _weighted_squares)
+    split = [[layer.split() for layer in layers] for layers in sequences]
+    if len({tuple(map(len, layers)) for layers in split}) == 1:
+        return sequences
+    return tuple([rows for layer in layers for rows in layer] for layers in split)

@@ -53,6 +53,10 @@ class SharedColumns:
     n_blocks: int
     like: Tensor
 
+    def __len__(self) -> int:
+        """Return one, because all samples share ``S``."""
+        return 1
+
     @property
     def dtype(self) -> torch.dtype:
         """Data type of ``S``."""
@@ -61,12 +65,19 @@ class SharedColumns:
     @cached_property
     def dense(self) -> Tensor:
         """Dense ``S``, (1, n, 1, n)."""
-        return self.times(torch.eye(self.n).to(self.like)).reshape(1, self.n, 1, self.n)
+        return self @ torch.eye(self.n).to(self.like)
+
+    def __matmul__(self, matrix: Tensor) -> Tensor:
+        """Return ``S Q`` for a matrix (n, n), as (1, n, 1, n)."""
+        return self.times(matrix).reshape(1, self.n, 1, self.n)
 
     @cached_property
-    def doubled(self) -> "SharedColumns":
-        """``S`` in float64."""
+    def _doubled(self) -> "SharedColumns":
         return SharedColumns(self.n, self.n_blocks, self.like.double())
+
+    def double(self) -> "SharedColumns":
+        """Return ``S`` in float64, which is always the same object."""
+        return self._doubled
 
     def times(self, values: Tensor) -> Tensor:
         """Return ``S v`` for values (..., n, q)."""
@@ -106,7 +117,7 @@ class SharedBlock(BaseBlock):
         return self.columns.dense
 
     @property
-    def outputs(self) -> SharedColumns:
+    def gradients(self) -> SharedColumns:
         """``S``."""
         return self.columns
 
@@ -124,16 +135,19 @@ class SharedBlock(BaseBlock):
         """Build rows for the same parameters from other factors ``g`` and ``a``."""
         return Block(g, a) if isinstance(g, Tensor) else SharedBlock(g, a)
 
-    def double(self) -> "SharedBlock":
-        """Convert the rows to float64."""
-        a = None if self.a is None else self.a.double()
-        return SharedBlock(self.columns.doubled, a)
-
     def rotate(self, inputs: Tensor | None) -> "SharedBlock":
         """Rotate rows into the basis ``1 ⊗ inputs``, or keep them if it is None."""
         if inputs is None or self.a is None:
             return self
         return SharedBlock(self.columns, self.a @ inputs)
+
+    def input_weights(self, v: Tensor) -> Tensor:
+        """Return ``Σₒ S² v``, (n, i), for ``v`` (p,)."""
+        return self.weighted_squares(v.reshape(self.n_outputs, -1).T).T
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return ``Σₒ S² w``, (b, n), for weights (b, n)."""
+        return self.columns.weighted_squares(weights)
 
     def matmul(self, v: Tensor) -> Tensor:
         """Return ``rows @ v`` for ``v`` (p, q), as (b, n, q)."""

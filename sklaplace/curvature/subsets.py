@@ -240,7 +240,7 @@ def _affine_head(
         return None
     hidden[0] = hidden[0].to(f.dtype)
     # if the network returns the layer's outputs, one column is enough to verify this
-    probed = jacobian.blocks[0].g.squeeze(2).mT
+    probed = jacobian.layers[0].first.g.squeeze(2).mT
     matrix: Tensor | None
     n = f.shape[1]
     if torch.equal(hidden[0], f) and torch.allclose(probed, probe(f)):
@@ -262,10 +262,10 @@ def _affine_head(
 
 def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
     """Return the last-layer Jacobian (c, o) shared by all samples, if there is one."""
-    block, layers = jacobian.blocks[0], {spec.layer for spec in layout.blocks}
-    if len(layers) > 1 or None in layers or block.g.shape[2] != 1:
+    g, layers = jacobian.layers[0].first.g, {spec.layer for spec in layout.blocks}
+    if len(layers) > 1 or None in layers or g.shape[2] != 1:
         return None
-    g = block.g.squeeze(2)
+    g = g.squeeze(2)
     return g[0].double() if torch.allclose(g, g[:1].expand_as(g)) else None
 
 

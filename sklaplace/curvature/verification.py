@@ -165,5 +165,5 @@ def _layer_rows(
             return {specs[0].name: None}
         alone = [_layer_rows(forward, x, [spec], columns, at) for spec in specs]
         return {name: rows for found in alone for name, rows in found.items()}
-    blocks = joined(parts)[1].blocks
-    return {s.name: b.take(at).dense() for s, b in zip(specs, blocks, strict=True)}
+    tensors = joined(parts)[1].tensors()
+    return {s.name: t.take(at).dense() for s, t in zip(specs, tensors, strict=True)}

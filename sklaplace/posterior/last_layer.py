@@ -18,7 +18,7 @@ from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.ggn import GGN, Curvature
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.rows import Block, HeadBlock
+from sklaplace.curvature.rows import HeadBlock, LayerRows
 from sklaplace.curvature.shared import IdentityMap
 from sklaplace.curvature.structures import Accumulator, Structure
 from sklaplace.curvature.structures.kron import (
@@ -26,6 +26,7 @@ from sklaplace.curvature.structures.kron import (
     Factor,
     Kron,
     KronAccumulator,
+    KronLayer,
     Moment,
 )
 from sklaplace.curvature.structures.root import lower_inverse
@@ -110,20 +111,23 @@ class LastLayerModel(LinearModel):
         batches = zip(*(tensor.split(n_rows) for tensor in tensors), strict=True)
         for features, *data in batches:
             hessian = curvature(self.likelihood, *data)
-            blocks = [HeadBlock(hessian, self._map, features.unsqueeze(1))]
-            if self._has_bias:
-                blocks.append(HeadBlock(hessian, self._map))
-            yield Jacobian(blocks, data[2], keys=data[3])
+            inputs = self._inputs(features)
+            layer = LayerRows(tuple(HeadBlock(hessian, self._map, a) for a in inputs))
+            yield Jacobian([layer], data[2], keys=data[3])
+
+    def _inputs(self, features: Tensor) -> list[Tensor | None]:
+        """Return the inputs (n, 1, i) of the weight and of any bias."""
+        return [features.unsqueeze(1), None][: len(self.layout.blocks)]
 
     @cached_property
     def _input_factors(self) -> tuple[tuple[Factor, Tensor], ...]:
-        """Kronecker factor of each block's inputs, and the number of averaged samples.
+        """Kronecker factor of each tensor's inputs, and the number of averaged samples.
 
         The factors do not depend on the weights.
         """
-        given = self.sample_weight, self.features.new_ones(())
-        inputs = [self.features.unsqueeze(1), None][: len(self.layout.blocks)]
-        moments = [Moment.of_inputs(a, *given) for a in inputs]
+        one, weights = self.features.new_ones(()), self.sample_weight
+        inputs = self._inputs(self.features)
+        moments = [Moment.of_inputs(a, weights, one) for a in inputs]
         return tuple((moment.mean(), moment.n) for moment in moments)
 
     def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
@@ -132,7 +136,7 @@ class LastLayerModel(LinearModel):
         hessian = curvature(self.likelihood, f, *data)
         outputs = Moment.of_outputs(HeadBlock(hessian, self._map)).factor()
         inputs, counts = zip(*self._input_factors, strict=True)
-        return Kron(self.layout, tuple((outputs, a) for a in inputs), counts)
+        return Kron(self.layout, (KronLayer(outputs, inputs, counts),))
 
     def structure_at(self, f: Tensor) -> Structure:
         """Return the curvature at outputs ``f``, reusing factors of the inputs."""
@@ -374,9 +378,8 @@ class LastLayerRecorder:
         """Record a batch with ``S`` in ``columns`` and rows ``SᵀJ`` in ``jacobian``."""
         if self.head_map is None:
             return
-        block = jacobian.blocks[0]
-        assert block.a is not None
-        if isinstance(block, Block) and not self._agrees(block, columns, jacobian):
+        block = jacobian.layers[0].first
+        if not block.is_from_head and not self._agrees(block.g, columns, jacobian):
             self.head_map, self.batches = None, []
         elif not jacobian.first_column:
             w = torch.ones(len(f), device=f.device) if weights is None else weights
@@ -390,7 +393,7 @@ class LastLayerRecorder:
         else:
             self.batches += other.batches
 
-    def _agrees(self, block: Block, hessian: OutputHessian, jacobian: Jacobian) -> bool:
+    def _agrees(self, g: Tensor, hessian: OutputHessian, jacobian: Jacobian) -> bool:
         """Return whether ``head_map`` predicts gradients of a combination of outputs.
 
         This check costs 1/c as much as checking all c outputs. `HeadBlock` rows are not
@@ -398,11 +401,11 @@ class LastLayerRecorder:
         """
         m = self.head_map
         assert m is not None
-        probe = torch.linspace(1, 2, m.shape[1], device=block.g.device).double()
+        probe = torch.linspace(1, 2, m.shape[1], device=g.device).double()
         columns = hessian.factor().double()[..., jacobian.first_column :]
         mapped = probe if isinstance(m, IdentityMap) else m @ probe.to(m)
         expected = columns[..., : jacobian.n_columns].mT @ mapped
-        difference = block.g.squeeze(2).double() @ probe - expected
+        difference = g.squeeze(2).double() @ probe - expected
         return bool(difference.abs().max() <= 1e-4 * expected.abs().max())
 
     def build(

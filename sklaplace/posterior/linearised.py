@@ -149,6 +149,6 @@ class _Jacobians:
 
 
 def _n_bytes(jacobian: Jacobian) -> int:
-    inputs = [block.a for block in jacobian.blocks if block.a is not None]
+    inputs = [block.a for block in jacobian.tensors() if block.a is not None]
     n_elements = sum(int(part.numel()) for part in [*jacobian.gradients(), *inputs])
     return n_elements * jacobian.dtype.itemsize

@@ -109,7 +109,7 @@ def test_rows_in_several_chunks(monkeypatch):
         J = found.parts.J
         assert_equal(jacobian.dense(), J, 1e-12)
         assert_equal(jacobian.gram(v), (J * v) @ J.mT, 1e-12)
-        squares = torch.cat([block.squares() for block in jacobian.blocks])
+        squares = torch.cat([block.squares() for block in jacobian.tensors()])
         assert_equal(squares, (J**2).sum((0, 1)), 1e-12)
 
 

@@ -12,7 +12,7 @@ from sklearn.frozen import FrozenEstimator
 from sklaplace import LaplaceClassifier
 from sklaplace.curvature import subsets, verification
 from sklaplace.curvature.jacobian import Centring, Jacobian
-from sklaplace.curvature.rows import Block, variances
+from sklaplace.curvature.rows import Block, LayerRows
 from sklaplace.curvature.shared import IdentityMap, SharedBlock, SharedColumns
 
 N, WIDTH, C = 7, 4, 6
@@ -30,8 +30,8 @@ def jacobians(kind):
     shared = SharedColumns(C, n_blocks, torch.zeros((), dtype=DOUBLE))
     g = matrix.reshape(1, C, 1, C)
     return (
-        Jacobian([SharedBlock(shared, a), SharedBlock(shared)]),
-        Jacobian([Block(g, a), Block(g)]),
+        Jacobian([LayerRows((SharedBlock(shared, a), SharedBlock(shared)))]),
+        Jacobian([LayerRows((Block(g, a), Block(g)))]),
     )
 
 
@@ -60,8 +60,8 @@ def test_variances_of_a_basis_of_the_inputs(kind):
         torch.linalg.qr(normal(WIDTH, WIDTH, seed=3)).Q,
         normal(C * WIDTH, seed=4).square(),
     )
-    pair = [j.blocks[0].rotate(basis) for j in (found, expected)]
-    assert_equal(*(variances([block], [v]) for block in pair), 1e-14)
+    pair = [j.layers[0].first.rotate(basis) for j in (found, expected)]
+    assert_equal(*(LayerRows((block,)).variance(v) for block in pair), 1e-14)
 
 
 # ------------------------------------------------------------------- the estimators

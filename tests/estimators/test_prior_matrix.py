@@ -16,7 +16,7 @@ from torch import nn
 from sklaplace import LaplaceClassifier, LaplaceRegressor, PriorTraining
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import BlockSpec, Layout
-from sklaplace.curvature.rows import Block
+from sklaplace.curvature.rows import Block, LayerRows
 from sklaplace.curvature.structures.full import FullAccumulator
 
 P = 31  # weights and bias of a last layer with 30 features
@@ -178,7 +178,7 @@ def test_few_rows_take_no_outer_products():
     accumulator = FullAccumulator(layout)
     with counted() as costs:
         accumulator.add_matrix(torch.zeros(40, 40, dtype=torch.float64))
-        accumulator.update(Jacobian([rows]))
+        accumulator.update(Jacobian([LayerRows((rows,))]))
     assert costs.largest <= 50 * 40
 
 

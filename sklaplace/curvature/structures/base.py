@@ -26,8 +26,7 @@ from sklaplace.core.serialise import FieldsOnly
 from sklaplace.curvature import priors
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.rows import Block, total, variances
-from sklaplace.curvature.shared import SharedColumns
+from sklaplace.curvature.rows import LayerRows, total, variance, with_entries
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -232,6 +231,11 @@ class Precision(FieldsOnly, ABC):
     scale: Tensor
 
     @property
+    def in_eigenbasis(self) -> "EigenPrecision | None":
+        """The same precision in the eigenbasis of ``H``, or None."""
+        return None
+
+    @property
     def delta(self) -> Tensor:
         """``δ`` of each weight, (P,)."""
         return priors.expand(self.prior_precision, self.structure.layout)
@@ -350,8 +354,8 @@ class Diagonalised(Structure):
     """``H = Q diag(e) Qᵀ`` with an orthonormal ``Q``."""
 
     @abstractmethod
-    def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
-        """Yield ``J Q``, block by block, in the dtype of ``J``."""
+    def rotated_layers(self, jacobian: Jacobian) -> Iterator[LayerRows]:
+        """Yield ``J Q``, layer by layer, in the dtype of ``J``."""
 
     @abstractmethod
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
@@ -383,9 +387,9 @@ class Diagonalised(Structure):
 
     def rotate(self, jacobian: Jacobian) -> Jacobian:
         """Return ``J Q``, in the dtype of ``J``."""
-        return Jacobian(list(self.rotated_blocks(jacobian)))
+        return Jacobian(list(self.rotated_layers(jacobian)))
 
-    def precision(self, prior_precision: Tensor, scale: Tensor) -> "EigenPrecision":
+    def precision(self, prior_precision: Tensor, scale: Tensor) -> Precision:
         """Return ``P = Q diag(scale·e + δ) Qᵀ``."""
         return EigenPrecision(self, prior_precision, scale)
 
@@ -398,7 +402,11 @@ class EigenPrecision(Precision):
     """``P = Q diag(scale·e + δ) Qᵀ``, with equal ``δ`` for weights that ``Q`` mixes."""
 
     structure: Diagonalised
-    is_in_eigenbasis = True
+
+    @property
+    def in_eigenbasis(self) -> "EigenPrecision | None":
+        """The precision itself."""
+        return self
 
     @property
     def eigenvalues(self) -> Tensor:
@@ -438,29 +446,31 @@ class EigenPrecision(Precision):
         return self.structure.project(jacobian).covariance(self)
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
-        """Return the diagonal of `functional_covariance`, (b, c), block by block."""
+        """Return the diagonal of `functional_covariance`, (b, c), layer by layer."""
         v, largest = self.relative_variances(jacobian.dtype)
-        pieces = v.split(self.structure.layout.sizes)
-        blocks = self.structure.rotated_blocks(jacobian)
+        layers = self.structure.rotated_layers(jacobian)
         if jacobian.is_shared:
-            both = list(blocks)
-            weights = self._input_weights(jacobian.blocks[0].outputs, both, pieces)
-            pairs = zip(both, weights, strict=True)
-            found = total([block.output_weights(weight) for block, weight in pairs])
+            rotated = list(layers)
+            weights = self._input_weights(
+                jacobian.layers[0].first.gradients, rotated, v
+            )
+            blocks = (block for layer in rotated for block in layer.blocks)
+            pairs = zip(blocks, weights, strict=True)
+            variances = total([block.output_weights(weight) for block, weight in pairs])
         else:
-            found = variances(blocks, pieces)
-        found = found.double() * largest
-        if jacobian.dtype == torch.float64 or all_finite(found):
-            return found
+            variances = variance(layers, v)
+        variances = variances.double() * largest
+        if jacobian.dtype == torch.float64 or all_finite(variances):
+            return variances
         return self.functional_variance(jacobian.double())
 
     @cache_last_call
     def _input_weights(
-        self, _g: object, blocks: list[Block], pieces: tuple[Tensor, ...]
+        self, _gradients: object, layers: list[LayerRows], v: Tensor
     ) -> list[Tensor]:
-        """Return ``Σₒ g²ₖₒ vₒᵢ`` of each block, (k, i), if all samples share ``g``."""
-        pairs = zip(blocks, pieces, strict=True)
-        return [input_weights(block.outputs, piece) for block, piece in pairs]
+        """Return ``Σₒ g²ₖₒ vₒᵢ`` of each tensor, (k, i), if all samples share ``g``."""
+        blocks = (block for layer in layers for block in layer.blocks)
+        return [block.input_weights(piece) for block, piece in with_entries(blocks, v)]
 
     def between_samples(self, jacobian: Jacobian, *, across_outputs: bool) -> Tensor:
         """Return covariances between samples for each output, (b, b, c).
@@ -469,22 +479,19 @@ class EigenPrecision(Precision):
         `Structure.keeps_factors` must be true. If the layer has i inputs, the cost is
         O(b² c (i + c)), or O(b² c (i + c²)) across outputs.
         """
-        found: dict[int, tuple[Block, Tensor]] = {}
-        zero = torch.zeros_like(self.scale)
-        pieces = (1 / self.eigenvalues).split(self.structure.layout.sizes)
-        rotated = self.structure.rotated_blocks(jacobian.double())
-        for block, v in zip(rotated, pieces, strict=True):
-            inputs, weights = block.inputs.squeeze(1), v.reshape(block.n_outputs, -1)
-            products = (inputs.unsqueeze(1) * inputs) @ weights.mT  # (b, b, o)
-            _, others = found.get(id(block.outputs), (block, zero))
-            found[id(block.outputs)] = block, products + others
         parts = []
-        for block, products in found.values():
-            g = block.g[0, :, 0]
-            if across_outputs:
-                parts.append(_between_outputs(products, g))
-            else:
-                parts.append(products @ (g**2).mT)
+        rotated = self.structure.rotated_layers(jacobian.double())
+        for layer, v in with_entries(rotated, 1 / self.eigenvalues):
+            products = torch.zeros_like(self.scale)
+            for block, piece in with_entries(layer.blocks, v):
+                a, weights = block.inputs.squeeze(1), piece.reshape(block.n_outputs, -1)
+                products = (a.unsqueeze(1) * a) @ weights.mT + products  # (b, b, o)
+            g = layer.first.g[0, :, 0]
+            parts.append(
+                _between_outputs(products, g)
+                if across_outputs
+                else products @ (g**2).mT
+            )
         return total(parts)
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
@@ -496,16 +503,6 @@ class EigenPrecision(Precision):
         """Return ``J Q diag(scale·e + δ)^(-1/2)``, (b, c, P)."""
         rotated = self.structure.rotate(jacobian.double()).dense()
         return rotated * self.eigenvalues.rsqrt()
-
-
-def input_weights(g: Tensor | SharedColumns, v: Tensor) -> Tensor:
-    """Return ``Σₒ g² v``, (k, i), the coefficients of the squared inputs in variances.
-
-    All samples share the gradients ``g`` (1, k, 1, o); ``v`` has shape (o·i,).
-    """
-    if not isinstance(g, Tensor):
-        return g.weighted_squares(v.reshape(g.n, -1).T).T
-    return (g**2)[0, :, 0] @ v.reshape(g.shape[-1], -1)
 
 
 def _between_outputs(weights: Tensor, g: Tensor) -> Tensor:
@@ -536,11 +533,11 @@ class RotatedProjection(Projection):
 
     def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
         """Return ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c), or the diagonal."""
-        assert isinstance(precision, EigenPrecision)
-        if not precision.is_in_eigenbasis:
+        eigen = precision.in_eigenbasis
+        if eigen is None:
             return precision.functional(self.jacobian, diagonal=diagonal)
         rows = self._rotated
-        v, largest = precision.relative_variances(rows.dtype)
+        v, largest = eigen.relative_variances(rows.dtype)
         found = (rows.variance(v) if diagonal else rows.gram(v)).double() * largest
         if rows.dtype == torch.float64 or all_finite(found):
             return found

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.rows import Block
+from sklaplace.curvature.rows import LayerRows
 from sklaplace.curvature.structures import base
 
 
@@ -36,9 +36,9 @@ class Diag(base.Diagonalised):
         """Return zero, because sums of squares do not cancel."""
         return 0.0
 
-    def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
-        """Return the blocks of ``J``."""
-        return iter(jacobian.blocks)
+    def rotated_layers(self, jacobian: Jacobian) -> Iterator[LayerRows]:
+        """Return the layers of ``J``."""
+        return iter(jacobian.layers)
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the weights unchanged, because ``Q = I``."""
@@ -72,7 +72,7 @@ class DiagAccumulator(base.SumAccumulator):
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the squares of one batch."""
-        squares = torch.cat([block.squares() for block in jacobian.blocks])
+        squares = torch.cat([block.squares() for block in jacobian.tensors()])
         self._add(squares.double())
 
     def decompose(self) -> Diag:

@@ -14,7 +14,7 @@ from sklaplace.core.budget import KEPT_BUDGET
 from sklaplace.core.linalg import symmetric_eigh
 from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.jacobian import Jacobian
-from sklaplace.curvature.rows import CHUNK_ELEMENTS, Block
+from sklaplace.curvature.rows import CHUNK_ELEMENTS, Block, LayerRows
 from sklaplace.curvature.structures import base
 from sklaplace.curvature.structures.root import DenseRoot, Root, identity, lower_inverse
 from sklaplace.curvature.structures.rounding import UNRESOLVED
@@ -291,7 +291,7 @@ class Dual(DualForm):
         """Put the rows into an empty accumulator."""
         pieces = self.layout.split(self.root.rows)
         blocks = [Block(piece[:, None, None, :]) for piece in pieces]
-        accumulator.update(Jacobian(blocks))
+        accumulator.update(Jacobian([LayerRows((block,)) for block in blocks]))
 
 
 def _squares(root: Root, factor: Tensor) -> Tensor:

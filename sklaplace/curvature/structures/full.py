@@ -11,7 +11,7 @@ from sklaplace.core.linalg import all_finite, gram, symmetric_eigh
 from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.rows import BaseBlock, Block, HeadBlock
+from sklaplace.curvature.rows import BaseBlock, Block, LayerRows
 from sklaplace.curvature.structures import base
 from sklaplace.curvature.structures.dual import Dual
 from sklaplace.curvature.structures.root import DenseRoot, lower_inverse
@@ -76,10 +76,10 @@ class Full(base.Diagonalised):
         eigenvalues = torch.linalg.eigvalsh(self.hessian)
         return eigenvalues.clamp(min=0) if self.is_semidefinite else eigenvalues
 
-    def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
-        """Yield ``J Q`` as one dense block."""
+    def rotated_layers(self, jacobian: Jacobian) -> Iterator[LayerRows]:
+        """Yield ``J Q`` as dense rows."""
         rows = jacobian.matmul(self.eigh[1].to(jacobian.dtype))
-        yield Block(rows.unsqueeze(2))
+        yield LayerRows((Block(rows.unsqueeze(2)),))
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return ``w F`` for each row ``w`` of (..., P), where ``F = function(Q)``."""
@@ -119,7 +119,7 @@ class Full(base.Diagonalised):
         return FullPrecision(self, prior_precision, scale)
 
 
-class FullPrecision(base.EigenPrecision):
+class FullPrecision(base.Precision):
     """``P = scale·H + diag δ``, represented by its Cholesky factor.
 
     Under a scalar prior, samples use the symmetric root, in the eigenbasis of ``H``.
@@ -127,10 +127,12 @@ class FullPrecision(base.EigenPrecision):
 
     structure: Full
 
-    @property
-    def is_in_eigenbasis(self) -> bool:  # type: ignore[override]
-        """Whether the prior is scalar."""
-        return self.prior_precision.ndim == 0
+    @cached_property
+    def in_eigenbasis(self) -> base.EigenPrecision | None:
+        """The same precision under a scalar prior, in the eigenbasis of ``H``."""
+        if self.prior_precision.ndim:
+            return None
+        return base.EigenPrecision(self.structure, self.prior_precision, self.scale)
 
     def _cholesky(self) -> Tensor:
         """Return the lower triangular ``L`` (P, P) with ``L Lᵀ = P``."""
@@ -202,7 +204,8 @@ class FullPrecision(base.EigenPrecision):
 
     def sample(self, noise: Tensor) -> Tensor:
         """Return ``F ε``, or ``P^(-1/2) ε`` under a scalar prior, (s, P)."""
-        return super().sample(noise) if self.is_in_eigenbasis else noise @ self._root.T
+        eigen = self.in_eigenbasis
+        return noise @ self._root.T if eigen is None else eigen.sample(noise)
 
     def whiten(self, jacobian: Jacobian) -> Tensor:
         """Return ``J F``, (b, c, P)."""
@@ -242,7 +245,7 @@ class FullPrecision(base.EigenPrecision):
 
     def _quadratic_forms(self, jacobian: Jacobian, pairs: slice | Tensor) -> Tensor:
         """Return ``aᵀ C a``, (b, n), of inputs ``a`` and `_input_covariances` ``C``."""
-        covariances = self._input_covariances(jacobian.blocks[0].g)[:, pairs]
+        covariances = self._input_covariances(jacobian.layers[0].first.g)[:, pairs]
         # one product for all pairs: (b, i) @ (i, n·i)
         joined, shape = covariances.flatten(1), covariances.shape[1:]
         parts = jacobian.features().double().split(CACHED_ROWS)
@@ -341,11 +344,11 @@ class FullAccumulator(base.Accumulator):
             return
         for kept in self.kept:
             # rounding of float32 products would make eigenvalues negative
-            blocks = kept.double().blocks
-            strips = self._sum(blocks[0].device).split(self.layout.sizes)
-            for i, (left, strip) in enumerate(zip(blocks, strips, strict=True)):
+            tensors = kept.double().tensors()
+            strips = self._sum(kept.device).split(self.layout.sizes)
+            for i, (left, strip) in enumerate(zip(tensors, strips, strict=True)):
                 pieces = strip.split(self.layout.sizes, 1)[: i + 1]
-                for right, piece in zip(blocks[: i + 1], pieces, strict=True):
+                for right, piece in zip(tensors[: i + 1], pieces, strict=True):
                     _add_products(piece, left, right)
         self.kept = []
 
@@ -356,16 +359,16 @@ def _is_psd(hessian: Tensor) -> bool:
     return bool(eigenvalues[0] >= -ROUNDING * eigenvalues[-1].abs())
 
 
-def _add_products(total: Tensor, left: Block | HeadBlock, right: BaseBlock) -> None:
-    """Add ``Σ leftᵀ right`` over samples and outputs, for blocks of ``SᵀJ``.
+def _add_products(total: Tensor, left: BaseBlock, right: BaseBlock) -> None:
+    """Add ``Σ leftᵀ right`` over samples and outputs, for rows of ``SᵀJ``.
 
     For layers with one position, the products are summed over the k columns first:
     ``(Σₖ g gᵀ) ⊗ (a aᵀ)`` then takes 2·b·p·p' operations instead of 2·b·k·p·p'. For the
-    product of a block with itself, only the lower triangle is added, which halves the
+    product of rows with themselves, only the lower triangle is added, which halves the
     number of operations.
     """
     if (grams := left.grams(right)) is None:
-        rows, columns = (block.dense().flatten(0, 1) for block in (left, right))
+        rows, columns = (each.dense().flatten(0, 1) for each in (left, right))
         total.addmm_(rows.T, columns)
         return
     outputs, here, there = grams

@@ -415,7 +415,7 @@ def _places(keys: Tensor, points: Tensor) -> Tensor:
 
 def _shapes(rows: Jacobian) -> tuple[tuple[int, ...], ...]:
     """Return the shapes that must be equal if Jacobians are to be concatenated."""
-    factors = [factor for block in rows.blocks for factor in (block.g, block.a)]
+    factors = [factor for block in rows.tensors() for factor in (block.g, block.a)]
     return tuple(() if x is None else tuple(x.shape[1:]) for x in factors)
 
 
@@ -437,7 +437,7 @@ def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
     """Return one sample per hash, times ``√Σ ratio²``, and all samples not merged."""
     assert rows.keys is not None
     # hashes may be on the CPU, and rows on another device
-    keys = rows.keys.to(rows.blocks[0].g.device)
+    keys = rows.keys.to(rows.device)
     names, owner = keys.unique(return_inverse=True)
     if len(names) == len(keys):
         return rows, None

@@ -9,10 +9,10 @@ precision is added to the products of their eigenvalues, without approximation (
 Botev and Barber 2018).
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -29,8 +29,7 @@ from sklaplace.curvature.patches import (
     second_diagonal,
     second_moment,
 )
-from sklaplace.curvature.rows import Block, HeadBlock
-from sklaplace.curvature.shared import SharedBlock, SharedColumns
+from sklaplace.curvature.rows import LayerRows, aligned, total
 from sklaplace.curvature.structures import base
 
 # Only the diagonal of wider factors is kept, because the eigenvectors of a dense factor
@@ -46,8 +45,6 @@ MAX_CONVERTED = 512
 
 # how positions count as samples; see `KronAccumulator`
 WEIGHT_SHARING = "expand", "reduce"
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -96,19 +93,18 @@ class Factor(FieldsOnly):
     def _converted(self, dtype: torch.dtype, vectors: Tensor) -> Tensor:
         return vectors.to(dtype)
 
-    def rotate_outputs(self, g: Tensor | SharedColumns) -> Tensor | SharedColumns:
-        """Return ``g Q``, cached if all samples share the output gradients."""
+    def rotate_outputs(self, g: Any) -> Any:
+        """Return ``g Q``, cached if all samples share the gradients ``g``.
+
+        ``g`` is a tensor or `SharedColumns`.
+        """
         vectors = self.vectors(g.dtype)
         if vectors is None:
             return g
-        if isinstance(g, SharedColumns) or len(g) == 1:
-            return self._rotated(g, vectors)
-        return _times(g, vectors)
+        return (self._rotated if len(g) == 1 else _times)(g, vectors)
 
     @base.cache_last_call
-    def _rotated(self, g: Tensor | SharedColumns, vectors: Tensor) -> Tensor:
-        if isinstance(g, SharedColumns):
-            return g.times(vectors).reshape(1, g.n, 1, g.n)
+    def _rotated(self, g: Any, vectors: Tensor) -> Tensor:
         return _times(g, vectors)
 
     def total(self) -> Tensor:
@@ -142,16 +138,17 @@ def _product(values: Tensor, vectors: Tensor) -> Tensor:
     return (vectors * values.unsqueeze(-2)) @ vectors.mT
 
 
-def _times(g: Tensor, vectors: Tensor) -> Tensor:
+def _times(g: Any, vectors: Tensor) -> Tensor:
     """Return ``g Q``, group by group if there are several."""
-    return g @ vectors if vectors.ndim == 2 else group_products(g, vectors)
+    product: Tensor = g @ vectors if vectors.ndim == 2 else group_products(g, vectors)
+    return product
 
 
 def _is_wide(matrix: Tensor) -> bool:
     return matrix.ndim == 2 and len(matrix) < matrix.shape[1]
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Moment:
     """``Σ w a aᵀ`` over rows ``a``, or a root of this sum if the root is smaller.
 
@@ -159,7 +156,7 @@ class Moment:
     ----------
     n : Tensor of shape ()
         ``Σ w`` over samples and positions; for a bias, the number of batches.
-    root : list of Tensor of shape (n, i)
+    root : tuple of Tensor of shape (n, i)
         Rows times the square roots of their weights, used if there are fewer rows in
         total than `ROOT_FRACTION` times i. A decomposition of the rows costs O(n·i²)
         instead of O(i³).
@@ -169,7 +166,7 @@ class Moment:
     """
 
     n: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-    root: list[Tensor] = field(default_factory=list)
+    root: tuple[Tensor, ...] = ()
     total: Tensor | None = None
 
     @classmethod
@@ -187,45 +184,35 @@ class Moment:
         if width > MAX_FACTOR:
             return cls(n, total=second_diagonal(a, weights).double())
         if n_samples * n_positions < ROOT_FRACTION * width:
-            return cls(n, [scaled_rows(a, weights)])
+            return cls(n, (scaled_rows(a, weights),))
         return cls(n, total=second_moment(a, weights).double())
 
     @classmethod
-    def of_outputs(cls, block: Block | HeadBlock) -> "Moment":
+    def of_outputs(cls, block: Any) -> "Moment":
         """Compute ``Σ g gᵀ`` of one batch, or only the diagonal of a large matrix."""
         if block.n_outputs > MAX_FACTOR and block.n_groups == 1:
             return cls(total=block.output_squares().double())
-        if type(block) is Block:
+        if block.n_groups == 1 and not block.is_from_head:
             rows = block.g.flatten(0, 2)
             if len(rows) < ROOT_FRACTION * block.n_outputs:
-                return cls(root=[rows])
+                return cls(root=(rows,))
         return cls(total=block.output_moment().double())
 
-    @classmethod
-    def sum(cls, *moments: "Moment") -> "Moment":
-        """Return the sum of moments, which are not changed: blocks may share them."""
-        total = cls()
-        for moment in moments:
-            total.add(moment)
-        return total
-
-    def add(self, other: "Moment") -> None:
-        """Add another moment in place."""
-        self.n = self.n + other.n
-        self.root = self.root + other.root
-        parts = [] if other.total is None else [other.total]
-        n_rows = sum(map(len, self.root))
-        is_dense = self.total is not None or parts
-        if self.root and (is_dense or n_rows >= ROOT_FRACTION * self.root[0].shape[1]):
-            parts += [gram(rows).double() for rows in self.root]
-            self.root = []
-        for part in parts:
-            self.total = part.clone() if self.total is None else self.total.add_(part)
+    def __add__(self, other: "Moment") -> "Moment":
+        """Return the moment of the rows of both."""
+        root = self.root + other.root
+        totals = [moment.total for moment in (self, other) if moment.total is not None]
+        n_rows = sum(map(len, root))
+        if root and (totals or n_rows >= ROOT_FRACTION * root[0].shape[1]):
+            totals += [gram(rows).double() for rows in root]
+            root = ()
+        return Moment(self.n + other.n, root, total(totals) if totals else None)
 
     def factor(self) -> Factor:
         """Return the sum as a factor."""
-        total = self.total
-        return Factor(torch.cat(self.root).double() if total is None else total)
+        if self.total is None:
+            return Factor(torch.cat(self.root).double())
+        return Factor(self.total)
 
     def mean(self) -> Factor:
         """Return the mean, the sum divided by ``n``, as a factor."""
@@ -236,22 +223,48 @@ class Moment:
 
 
 @dataclass(frozen=True)
+class KronLayer:
+    """Factors of the parameters that share output gradients; see `LayerRows`.
+
+    Attributes
+    ----------
+    outputs : Factor
+        ``B``.
+    inputs : tuple of Factor
+        ``A`` of each parameter tensor.
+    n_positions : tuple of Tensor of shape ()
+        Weighted number of inputs in the mean ``A`` of each parameter tensor.
+    """
+
+    outputs: Factor
+    inputs: tuple[Factor, ...]
+    n_positions: tuple[Tensor, ...]
+
+    def split(self) -> "list[KronLayer]":
+        """Return the factors of each parameter tensor."""
+        pairs = zip(self.inputs, self.n_positions, strict=True)
+        return [KronLayer(self.outputs, (a,), (n,)) for a, n in pairs]
+
+
+@dataclass(frozen=True)
 class Kron(base.Diagonalised):
     """``H ≈ diag(B₁ ⊗ A₁, B₂ ⊗ A₂, ...)``, without correlations between tensors.
 
     Attributes
     ----------
-    factors : tuple of (output factor, input factor)
-        ``(B, A)`` of each block.
-    n_positions : tuple of Tensor of shape ()
-        Weighted number of inputs in the mean ``A`` of each block.
+    layers : tuple of KronLayer
+        Factors of all parameters, in the order of the layout.
     """
 
-    factors: tuple[tuple[Factor, Factor], ...]
-    n_positions: tuple[Tensor, ...]
+    layers: tuple[KronLayer, ...]
     kind = "kron"
     keeps_factors = True
     priors = frozenset({"scalar", "layerwise"})
+
+    @property
+    def factors(self) -> list[tuple[Factor, Factor]]:
+        """``(B, A)`` of each parameter tensor."""
+        return [(layer.outputs, a) for layer in self.layers for a in layer.inputs]
 
     @property
     def eigenvalues(self) -> Tensor:
@@ -264,15 +277,13 @@ class Kron(base.Diagonalised):
         traces = [(b.trace() * a.trace()).sum() for b, a in self.factors]
         return torch.stack(traces).sum()
 
-    def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
+    def rotated_layers(self, jacobian: Jacobian) -> Iterator[LayerRows]:
         """Rotate ``a`` and ``g`` into the eigenbases of their factors."""
-        last: tuple[Any, ...] = ()  # reused by a bias that follows its weight
-        for block, (b, a) in zip(jacobian.blocks, self.factors, strict=True):
-            g = block.columns if isinstance(block, SharedBlock) else block.g
-            if last[:2] != (id(b), id(g)):
-                last = id(b), id(g), b.rotate_outputs(g)
-            g = last[2]
-            yield block.like(g, block.a).rotate(a.vectors(g.dtype))
+        for rows, layer in zip(*aligned(jacobian.layers, self.layers), strict=True):
+            g = layer.outputs.rotate_outputs(rows.first.gradients)
+            pairs = zip(rows.blocks, layer.inputs, strict=True)
+            rotated = (b.like(g, b.a).rotate(a.vectors(g.dtype)) for b, a in pairs)
+            yield LayerRows(tuple(rotated))
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return ``(Fᵦ ⊗ Fₐ)ᵀ w`` of each block, where ``F`` is a function of ``Q``."""
@@ -288,35 +299,90 @@ class Kron(base.Diagonalised):
 
     def scaled(self, factor: Tensor) -> "Kron":
         """Return the structure of ``factor·H``, with unchanged input factors."""
-        outputs, inputs = zip(*self.factors, strict=True)
-        more = once(lambda b: Factor(factor * b.total()), outputs)
-        counts = tuple(factor * n for n in self.n_positions)
-        return Kron(self.layout, tuple(zip(more, inputs, strict=True)), counts)
+        layers = (
+            KronLayer(
+                outputs=Factor(factor * layer.outputs.total()),
+                inputs=layer.inputs,
+                n_positions=tuple(factor * n for n in layer.n_positions),
+            )
+            for layer in self.layers
+        )
+        return Kron(self.layout, tuple(layers))
 
     def with_output_factors(self, factors: Tensor) -> "Kron":
         """Return the structure of ``D H D``, with unchanged input factors."""
 
-        def multiplied(b: Factor) -> Factor:
-            total = b.total()
+        def multiplied(outputs: Factor) -> Factor:
+            total = outputs.total()
             rows = factors if total.ndim == 1 else factors[:, None]
             return Factor(rows * total * factors)
 
-        outputs, inputs = zip(*self.factors, strict=True)
-        pairs = zip(once(multiplied, outputs), inputs, strict=True)
-        return Kron(self.layout, tuple(pairs), self.n_positions)
+        layers = (replace(o, outputs=multiplied(o.outputs)) for o in self.layers)
+        return Kron(self.layout, tuple(layers))
 
     def resume(self, accumulator: base.Accumulator) -> None:
         """Add the factors, as sums, to an empty accumulator."""
-        outputs, inputs = zip(*self.factors, strict=True)
-        pairs = zip(inputs, self.n_positions, strict=True)
         assert isinstance(accumulator, KronAccumulator)
-        accumulator.inputs = [Moment(n, total=a.total() * n) for a, n in pairs]
-        accumulator.outputs = once(lambda b: Moment(total=b.total()), outputs)
+        accumulator.add(
+            [
+                Moments(
+                    outputs=Moment(total=layer.outputs.total()),
+                    inputs=tuple(
+                        Moment(n, total=a.total() * n)
+                        for a, n in zip(layer.inputs, layer.n_positions, strict=True)
+                    ),
+                )
+                for layer in self.layers
+            ]
+        )
 
     def dense(self) -> Tensor:
         """Return ``H`` as a matrix, (P, P)."""
         groups = (zip(b.dense(), a.dense(), strict=True) for b, a in self.factors)
         return torch.block_diag(*(torch.kron(b, a) for some in groups for b, a in some))
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Sums over samples for the parameters that share output gradients.
+
+    Attributes
+    ----------
+    outputs : Moment
+        ``Σ g gᵀ``.
+    inputs : tuple of Moment
+        ``Σ a aᵀ`` of each parameter tensor.
+    """
+
+    outputs: Moment
+    inputs: tuple[Moment, ...]
+
+    @classmethod
+    def of(cls, layer: LayerRows, jacobian: Jacobian) -> "Moments":
+        """Compute the moments of one batch."""
+        one = torch.ones((), dtype=torch.float64, device=layer.first.device)
+        inputs = (
+            Moment()  # the inputs have already been added with the first columns
+            if jacobian.first_column
+            else Moment.of_inputs(block.a, jacobian.weights, one, block.n_groups)
+            for block in layer.blocks
+        )
+        return cls(Moment.of_outputs(layer.first), tuple(inputs))
+
+    def split(self) -> "list[Moments]":
+        """Return the moments of each parameter tensor."""
+        return [Moments(self.outputs, (moment,)) for moment in self.inputs]
+
+    def __add__(self, other: "Moments") -> "Moments":
+        """Return the moments of the samples of both."""
+        inputs = tuple(map(Moment.__add__, self.inputs, other.inputs))
+        return Moments(self.outputs + other.outputs, inputs)
+
+    def decompose(self) -> KronLayer:
+        """Return the factors, not yet diagonalised."""
+        means = tuple(moment.mean() for moment in self.inputs)
+        counts = tuple(moment.n for moment in self.inputs)
+        return KronLayer(self.outputs.factor(), means, counts)
 
 
 class KronAccumulator(base.Accumulator):
@@ -341,9 +407,7 @@ class KronAccumulator(base.Accumulator):
     def __init__(self, layout: Layout, weight_sharing: str = "expand") -> None:
         super().__init__(layout)
         self._reduces = weight_sharing == "reduce"
-        # of each block: Σ g gᵀ and Σ a aᵀ
-        self.outputs: list[Moment] = []
-        self.inputs = [Moment() for _ in layout.blocks]
+        self.layers: Sequence[Moments] = []
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
@@ -355,49 +419,21 @@ class KronAccumulator(base.Accumulator):
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the factors of one batch."""
-        blocks = jacobian.blocks
+        layers = jacobian.layers
         if self._reduces:
-            blocks = [block.reduced() for block in blocks]
-        outputs = once(Moment.of_outputs, blocks, keys=[b.outputs for b in blocks])
-        self._add_outputs(outputs)
-        if not jacobian.first_column:  # otherwise, inputs have already been added
-            one = torch.ones((), dtype=torch.float64, device=blocks[0].device)
-            for moment, block in zip(self.inputs, blocks, strict=True):
-                given = block.a, jacobian.weights, one, block.n_groups
-                moment.add(Moment.of_inputs(*given))
+            layers = [layer.each(lambda block: block.reduced()) for layer in layers]
+        self.add([Moments.of(layer, jacobian) for layer in layers])
 
     def merge(self, other: Self) -> None:
         """Add the sums of another accumulator."""
-        self._add_outputs(other.outputs)
-        for moment, more in zip(self.inputs, other.inputs, strict=True):
-            moment.add(more)
+        self.add(other.layers)
 
-    def _add_outputs(self, more: list[Moment]) -> None:
-        """Add output factors, one per block, if there are any."""
-        self.outputs = once(Moment.sum, *filter(None, (self.outputs, more)))
+    def add(self, layers: Sequence[Moments]) -> None:
+        """Add the moments of other samples."""
+        if self.layers and layers:
+            layers = [a + b for a, b in zip(*aligned(self.layers, layers), strict=True)]
+        self.layers = layers or self.layers
 
     def decompose(self) -> Kron:
         """Return the factors, not yet diagonalised."""
-        outputs = once(Moment.factor, self.outputs)
-        inputs = [moment.mean() for moment in self.inputs]
-        counts = tuple(moment.n for moment in self.inputs)
-        return Kron(self.layout, tuple(zip(outputs, inputs, strict=True)), counts)
-
-
-def once(
-    function: Callable[..., T],
-    *arguments: Iterable[object],
-    keys: Iterable[object] = (),
-) -> list[T]:
-    """Map a function, called only once for identical arguments or identical ``keys``.
-
-    The weight and bias of a Linear layer share output gradients, and therefore share a
-    factor.
-    """
-    found: dict[tuple[int, ...], T] = {}
-    values = list(zip(*arguments, strict=True))
-    names = [tuple(map(id, same)) for same in (list(zip(keys)) or values)]
-    for name, some in zip(names, values, strict=True):
-        if name not in found:
-            found[name] = function(*some)
-    return [found[name] for name in names]
+        return Kron(self.layout, tuple(moments.decompose() for moments in self.layers))

@@ -168,7 +168,7 @@ class LowRankAccumulator(SumAccumulator):
         """Add ``(SᵀJ)ᵀ (SᵀJ Ω)`` of one batch."""
         # rounding errors of float32 would count as directions
         rows = jacobian.double()
-        self._add(rows.normal_product(self.omega(rows.blocks[0].device)))
+        self._add(rows.normal_product(self.omega(rows.device)))
 
     def decompose(self) -> LowRank:
         """Return the truncated eigenvectors of the Nyström approximation."""

@@ -114,7 +114,7 @@ class PointRoot:
         """Return ``tr RᵀR``, ()."""
         if self.factor is not None:
             return self.gram().trace()
-        ones = self.points[0].blocks[0].g.new_ones(self.layout.n_parameters)
+        ones = self.points[0].gradients()[0].new_ones(self.layout.n_parameters)
         return torch.stack([point.variance(ones).sum() for point in self.points]).sum()
 
     @property
@@ -150,7 +150,7 @@ class PointRoot:
 
     def cross(self, jacobian: Jacobian, delta: Tensor | None = None) -> Tensor:
         """Return ``J D⁻¹ Rᵀ``, (b, c, n), for a scalar or layerwise prior."""
-        variances = jacobian.blocks[0].g.new_ones(()) if delta is None else 1 / delta
+        variances = jacobian.gradients()[0].new_ones(()) if delta is None else 1 / delta
         variances = variances.expand(len(self.layout.blocks))
         parts = [jacobian.kernel(point, variances).flatten(2) for point in self.points]
         return self._factored(torch.cat(parts, -1))

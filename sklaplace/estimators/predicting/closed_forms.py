@@ -18,7 +18,6 @@ from torch.nn import functional
 from sklaplace.core.budget import require_bytes
 from sklaplace.curvature.jacobian import Centring, of_head
 from sklaplace.curvature.layout import Head
-from sklaplace.curvature.patches import unfolded
 from sklaplace.curvature.structures.base import Diagonalised
 from sklaplace.dirichlet.links import (
     mean_field,
@@ -117,9 +116,8 @@ class QuadraticForm:
             products = "akp,bkp->abk" if diagonal else "akp,blp->abkl"
             return cls(None, torch.einsum(products, rows, rows).flatten(1), shape)
         jacobian = of_head(layout, head, inputs, f, None)
-        blocks = cast(Diagonalised, structure).rotated_blocks(jacobian)
-        rotated = next(block.a for block in blocks if block.a is not None)
-        rotation = unfolded(rotated)[:i, 0]
+        rotated = cast(Diagonalised, structure).rotate(jacobian)
+        rotation = rotated.layers[0].first.inputs[:i, 0]
         inputs = torch.cat([rotation.mT, inputs[i:]])
         jacobian = of_head(layout, head, inputs, f, centring)
         found = precision.functional(jacobian, diagonal=diagonal).flatten(1)

@@ -3,7 +3,6 @@ import torch
 from contracts import assert_equal, problem
 
 from sklaplace.curvature.jacobian import Jacobian
-from sklaplace.curvature.rows import Block
 from sklaplace.curvature.structures.diag import DiagAccumulator
 
 pytestmark = pytest.mark.numerical
@@ -11,13 +10,13 @@ pytestmark = pytest.mark.numerical
 
 def test_single_precision_rows_are_summed_in_double():
     found = problem("mlp")
-    blocks = [
-        Block(block.g.float(), None if block.a is None else block.a.float())
-        for block in found.jacobian().blocks
+    layers = [
+        layer.mapped(torch.Tensor.float, lambda a: a.float())
+        for layer in found.jacobian().layers
     ]
     accumulator = DiagAccumulator(found.layout)
     for _ in range(3):
-        accumulator.update(Jacobian(blocks))
+        accumulator.update(Jacobian(layers))
     diagonal = accumulator.decompose().diagonal
     assert diagonal.dtype == torch.float64
     # a few roundings of 6e-8 each

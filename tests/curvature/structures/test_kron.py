@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sklaplace.curvature.ggn import GGN
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import BlockSpec, Layout
-from sklaplace.curvature.rows import Block, GroupedBlock
+from sklaplace.curvature.rows import Block, GroupedBlock, LayerRows
 from sklaplace.curvature.structures import STRUCTURES, kron
 from sklaplace.curvature.structures.kron import KronAccumulator
 
@@ -114,7 +114,7 @@ def test_factors_of_few_gradients_keep_the_gradients():
     accumulator, seen = KronAccumulator(layout), []
     for n, is_dense in ((5, False), (9, False), (16, True)):
         seen.append(normal(n, 1, 1, width, seed=n))
-        accumulator.update(Jacobian([Block(seen[-1])]))
+        accumulator.update(Jacobian([LayerRows((Block(seen[-1]),))]))
         structure, rows = accumulator.decompose(), torch.cat(seen).flatten(0, 2)
         assert (width in n_diagonalised(structure)) == is_dense
         assert_equal(structure.dense(), rows.T @ rows)
@@ -157,7 +157,7 @@ def test_inputs_are_weighted_as_rows():
     w[2] = 0
     accumulator = KronAccumulator(layout)
     weighted = g * w.sqrt().reshape(-1, 1, 1, 1)
-    accumulator.update(Jacobian([Block(weighted, a)], w))
+    accumulator.update(Jacobian([LayerRows((Block(weighted, a),))], w))
     kept = torch.tensor([0, 1, 3])
     mean = torch.einsum("n,nri,nrj->ij", w[kept], a[kept], a[kept])
     B = torch.einsum("n,nkro,nkrp->op", w, g, g)
@@ -173,7 +173,8 @@ def test_weight_and_bias_part_where_positions_come_up():
     for positions in (1, 4, 1):
         g, a = normal(5, 2, positions, 2, seed=1), normal(5, positions, 3, seed=2)
         bias = g if positions == 1 else g.sum(2, keepdim=True)
-        accumulator.update(Jacobian([Block(g, a), Block(bias)]))
+        layer = LayerRows((Block(g, a), Block(bias)))
+        accumulator.update(Jacobian([layer] if positions == 1 else layer.split()))
         flat, summed = g.flatten(0, 2), bias.flatten(0, 2)
         weights = weights + flat.T @ flat
         outputs = outputs + summed.T @ summed

@@ -6,7 +6,7 @@ from costs import counted
 
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import BlockSpec, Layout
-from sklaplace.curvature.rows import HeadBlock
+from sklaplace.curvature.rows import HeadBlock, LayerRows
 from sklaplace.curvature.structures.lowrank import LowRankAccumulator
 from sklaplace.likelihoods import Categorical
 
@@ -62,7 +62,7 @@ def test_many_classes_take_no_matrix_over_pairs_of_them(mapped, bias):
     hessian = Categorical().hessian(normal(n, classes)).weighted(positive(n))
     m = normal(classes, outputs, seed=2) if mapped else None
     inputs = [normal(n, 1, i, seed=3), None][: 1 + bias]
-    jacobian = Jacobian([HeadBlock(hessian, m, a) for a in inputs])
+    jacobian = Jacobian([LayerRows(tuple(HeadBlock(hessian, m, a) for a in inputs))])
     specs = (
         BlockSpec("w", (outputs, i), "head"),
         BlockSpec("b", (outputs,), "head", True),
@@ -80,10 +80,9 @@ def test_no_curvature_at_all():
     found = problem("mlp")
     accumulator = LowRankAccumulator(found.layout)
     jacobian = found.jacobian()
-    nothing = [block.rotate(None) for block in jacobian.blocks]
-    for block in nothing:
-        block.g.zero_()
-    accumulator.update(type(jacobian)(nothing))
+    for g in jacobian.gradients():
+        g.zero_()
+    accumulator.update(jacobian)
     structure = accumulator.decompose()
     delta = positive(seed=1)
     precision = structure.precision(delta, scale())

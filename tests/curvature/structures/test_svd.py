@@ -7,7 +7,7 @@ from cases import normal
 from contracts import assert_equal, problem
 
 from sklaplace.curvature.jacobian import Jacobian
-from sklaplace.curvature.rows import Block
+from sklaplace.curvature.rows import Block, LayerRows
 from sklaplace.curvature.structures.dual import Dual
 from sklaplace.curvature.structures.root import DenseRoot
 from sklaplace.curvature.structures.svd import SVDPrecision
@@ -62,7 +62,8 @@ def test_variances_keep_their_digits(prior):
     # in directions that are nearly, and not at all, known from the data
     right = torch.linalg.svd(dual.root.rows, full_matrices=True).Vh
     rows = right[[2, N - 1, N]].unsqueeze(1)
-    jacobian = Jacobian([Block(x.unsqueeze(2)) for x in dual.layout.split(rows)])
+    blocks = (Block(x.unsqueeze(2)) for x in dual.layout.split(rows))
+    jacobian = Jacobian([LayerRows((block,)) for block in blocks])
     known = (rows @ expected @ rows.mT).squeeze(-1)
     assert_equal(precision.functional_variance(jacobian)[1:], known[1:], 1e-6)
     for found in (
