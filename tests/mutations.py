@@ -134,8 +134,8 @@ MUTATIONS = [
     Mutation(
         "the basis of the low-rank structure on the device of its first use",
         "sklaplace/curvature/structures/lowrank.py",
-        "return self._found.to(device)",
-        "return self._found",
+        "return self._omega.to(device)",
+        "return self._omega",
         "test_devices.py::test_the_basis_of_lowrank_follows_the_device",
     ),
     Mutation(

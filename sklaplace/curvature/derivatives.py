@@ -53,12 +53,12 @@ def call_with(forward: Forward, parameters: dict[str, Tensor], x: Batch) -> Tens
     A parameter that several modules share is replaced in each module. If a module has
     several names, only one of them is used, since torch restores each module only once.
     """
-    names = {id(p): name for name, p in forward.module.named_parameters()}
+    names = {p: name for name, p in forward.module.named_parameters()}
     replaced = {
-        f"{prefix}.{key}": parameters[names[id(parameter)]]
+        f"{prefix}.{key}": parameters[names[parameter]]
         for prefix, module in forward.named_modules()
         for key, parameter in module.named_parameters(recurse=False)
-        if names[id(parameter)] in parameters
+        if names[parameter] in parameters
     }
     return functional_call(forward, replaced, (x,), tie_weights=False)
 

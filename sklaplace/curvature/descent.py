@@ -158,13 +158,13 @@ def _matching(y: Any, outputs: Tensor) -> Any:
 def weight_decays(net: NeuralNet) -> dict[str, float]:
     """Return the weight decay of the net's optimizer for each parameter, by name."""
     groups = getattr(getattr(net, "optimizer_", None), "param_groups", [])
-    found = {
-        id(p): float(group.get("weight_decay") or 0.0)
+    decays = {
+        p: float(group.get("weight_decay") or 0.0)
         for group in groups
         for p in group["params"]
     }
     named = as_forward(net).module.named_parameters()
-    return {name: found.get(id(p), 0.0) for name, p in named}
+    return {name: decays.get(p, 0.0) for name, p in named}
 
 
 class WeightMoments:

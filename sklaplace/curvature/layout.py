@@ -154,6 +154,10 @@ class Layout(FieldsOnly):
     counts_uses: bool = field(default=False, compare=False)
     called: tuple[str, ...] | None = field(default=None, compare=False)
 
+    def __deepcopy__(self, _memo: object) -> "Layout":
+        """Return the layout itself, which never changes."""
+        return self
+
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Number of parameters of each block."""

@@ -205,7 +205,7 @@ class Recorder(ExitStack):
         b, counts = n_samples(x), count_uses([f])
         for name, parameter in self._parameters.items():
             layer = name.rpartition(".")[0]
-            if counts[id(parameter)] > len(self.calls[layer]):
+            if counts[parameter] > len(self.calls[layer]):
                 raise unseen_use(layer)
         f = f.detach()
         if len(f) != b:

@@ -53,7 +53,7 @@ def last_layer(forward: Forward, x: Batch) -> Layout:
         If a last layer with parameters is not a Linear layer.
     """
     calls = _called_layers(forward, x)
-    own: set[int] = set()
+    last_weights: set[Tensor] = set()
     last = _last_layers(forward, x, calls.names)
     for name in last:
         head = forward.module.get_submodule(name)
@@ -65,8 +65,9 @@ def last_layer(forward: Forward, x: Batch) -> Layout:
                 "of a layer, or end the network with torch.nn.Linear."
             )
         # by identity: a weight tied to an earlier layer has the earlier layer's name
-        own |= {id(parameter) for parameter in head.parameters()}
-    names = [n for n, p in forward.module.named_parameters() if id(p) in own]
+        last_weights.update(head.parameters())
+    parameters = forward.module.named_parameters()
+    names = [name for name, weight in parameters if weight in last_weights]
     specs = [s for s in _specs(forward.module, calls) if s.name in names]
     layout = _layout(forward, x, calls, specs)
     if calls.uses:
@@ -191,7 +192,7 @@ def _without_gradient(
     """Return the names of parameters that affect the outputs but have no gradient."""
     parameters = dict(forward.module.named_parameters())
     real = (spec.name for spec in specs if not parameters[spec.name].is_complex())
-    unused = sorted(name for name in real if not calls.uses[id(parameters[name])])
+    unused = sorted(name for name in real if not calls.uses[parameters[name]])
     if not (unused and _change_outputs(forward, x, unused)):
         return []
     return [name for name in unused if _change_outputs(forward, x, [name])]
@@ -306,7 +307,7 @@ def _ends(forward: Forward, x: Batch, layers: list[str]) -> list[str]:
         starts, walls = hooks.enter_context(restarted_at(forward.module, layers))
         reached = count_uses([forward(x)], walls)
     ends = reached.keys() - count_uses(inputs, walls).keys()
-    return [name for name, start in starts.items() if id(start) in ends]
+    return [name for name, start in starts.items() if start in ends]
 
 
 def _last_called(forward: Forward, x: Batch, layers: list[str]) -> str:
@@ -374,15 +375,14 @@ class _Calls:
     n_calls : Counter
         Number of calls of each module.
     uses : Counter
-        Number of times that the outputs use each parameter, by ``id`` of the parameter.
-        Empty without a graph.
+        Number of times that the outputs use each parameter. Empty without a graph.
     outputs : Tensor of shape (b, c)
         The network's outputs.
     """
 
     names: list[str]
     n_calls: Counter[str]
-    uses: Counter[int]
+    uses: Counter[Tensor]
     outputs: Tensor
 
 
@@ -429,16 +429,16 @@ def _specs(module: nn.Module, calls: _Calls) -> list[BlockSpec]:
     Integer and empty tensors are not weights.
     """
     names = module.named_parameters(remove_duplicate=False)
-    n_owners = Counter(id(parameter) for _, parameter in names)
+    n_owners = Counter(parameter for _, parameter in names)
     specs = []
     for name, parameter in module.named_parameters():
         if not _is_weight(parameter):
             continue
         layer, _, key = name.rpartition(".")
         has_form = (
-            n_owners[id(parameter)] == 1
+            n_owners[parameter] == 1
             and key in ("weight", "bias")
-            and calls.uses[id(parameter)] <= calls.n_calls[layer]
+            and calls.uses[parameter] <= calls.n_calls[layer]
             and layer in calls.names
             and has_layer_form(module.get_submodule(layer))
         )

@@ -97,13 +97,7 @@ class Accumulator(ABC):
 
         Call this method before adding samples.
         """
-        memo = {id(part): part for part in self.shared_parts}
-        return copy.deepcopy(self, memo)
-
-    @property
-    def shared_parts(self) -> list[object]:
-        """Attributes that do not change when samples are added."""
-        return [self.layout]
+        return copy.deepcopy(self)
 
     def needs_another_pass(self) -> bool:
         """Return whether another pass over all batches is needed."""

@@ -285,11 +285,6 @@ class NystromAccumulator(PointsAccumulator):
         self.rest = values.new_zeros(())
         return True
 
-    @property
-    def shared_parts(self) -> list[object]:
-        """Shared parts, including the basis from the first pass."""
-        return [*super().shared_parts, self.basis]
-
     def _chosen(self) -> tuple[Jacobian, ...]:
         return self._points()
 

@@ -89,21 +89,25 @@ class _RandomBasis:
 
     p: int
     q: int
-    _found: Tensor | None = None
+    _omega: Tensor | None = None
 
     def __call__(self, device: torch.device) -> Tensor:
         """Return ``Ω`` on a device; the values are the same on all devices."""
-        if self._found is None:
+        if self._omega is None:
             generator = torch.Generator().manual_seed(0)
             size = self.p, min(self.p, self.q)
             noise = torch.randn(size, dtype=torch.float64, generator=generator)
             with one_thread():  # the same in all processes
-                self._found = torch.linalg.qr(noise.to(device)).Q
-        return self._found.to(device)
+                self._omega = torch.linalg.qr(noise.to(device)).Q
+        return self._omega.to(device)
+
+    def __deepcopy__(self, _memo: object) -> "_RandomBasis":
+        """Return the basis itself, because ``Ω`` depends only on its size."""
+        return self
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state without ``Ω``, which can be recomputed from its size."""
-        return {**vars(self), "_found": None}
+        return {**vars(self), "_omega": None}
 
 
 class LowRankAccumulator(SumAccumulator):
@@ -138,11 +142,6 @@ class LowRankAccumulator(SumAccumulator):
         super().__init__(layout)
         self.rank, self.tolerance = rank, tolerance
         self.omega = _RandomBasis(layout.n_parameters, rank + OVERSAMPLING)
-
-    @property
-    def shared_parts(self) -> list[object]:
-        """Shared parts, including ``Ω``, which depends only on its size."""
-        return [*super().shared_parts, self.omega]
 
     @classmethod
     def n_bytes(

@@ -105,6 +105,10 @@ class PointRoot:
     points: tuple[Jacobian, ...]
     factor: Tensor | None = None
 
+    def __deepcopy__(self, _memo: object) -> "PointRoot":
+        """Return the root itself, which never changes."""
+        return self
+
     @property
     def n_rows(self) -> int:
         """Number n of rows."""
