@@ -14,6 +14,8 @@ import pytest
 import torch
 from sklearn.utils.parallel import ThreadpoolController
 
+from sklaplace.core import budget
+
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 
 # Tests run side by side, so that more threads would only get in each other's way;
@@ -106,3 +108,14 @@ def _two_threads():
     with ThreadpoolController().limit(limits=2, user_api="blas"):
         yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+    """Return a function that makes the machine appear to have few free bytes."""
+
+    def set_to(n_bytes):
+        monkeypatch.setattr(budget, "SMALL", 0)
+        monkeypatch.setattr(budget, "free_bytes", lambda device: n_bytes)
+
+    return set_to

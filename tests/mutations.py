@@ -248,14 +248,15 @@ MUTATIONS = [
         "sklaplace/estimators/probabilistic_classifier.py",
         "like.shape[1], self._seed)",
         "like.shape[1], self._seed + like.shape[0])",
-        "estimators/test_classifier.py::test_points_of_mc_are_the_same_in_every_batch",
+        "estimators/test_contracts.py::test_contract"
+        "[frozen: neither_batches_nor_order_matter]",
     ),
     Mutation(
         "noise left out of predictive standard deviations",
         "sklaplace/likelihoods/regression.py",
         " + self._noises(noise)\n\n    def joint_moments",
         "\n\n    def joint_moments",
-        "estimators/test_regressor.py::TestNoise",
+        "estimators/test_contracts.py::test_contract[frozen numbers: numbers_agree]",
     ),
     Mutation(
         "Bayes by Backprop without the divergence",

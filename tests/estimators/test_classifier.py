@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pytest
 import torch
 from nets import (
@@ -303,25 +302,9 @@ class TestLabels:
 
 
 # ------------------------------------------------------------------------ inputs
-def assert_taken_as(given, plain, net=None, **tolerance):
-    """Check that rows of another type have the same predictions as float rows."""
-    found, expected = (trained(net, X, y).predict_proba(X) for X, y in (given, plain))
-    assert_allclose(found, expected, **{"rtol": 0, **tolerance})
 
 
 class TestInputs:
-    @pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
-    @pytest.mark.parametrize("net", [None, classifier()], ids=["default", "own"])
-    def test_frames(self, frame, net, rows):
-        X, y = rows
-        table = frame({"height": X[:, 0], "width": X[:, 1]})
-        # frames keep columns together, so that sums are taken in another order
-        assert_taken_as((table, y), rows, net, rtol=1e-9)
-        model = trained(net, table, y)
-        assert_array_equal(model.feature_names_in_, ["height", "width"])
-        with pytest.raises(ValueError, match="feature names"):
-            model.predict(frame({"width": X[:, 1], "height": X[:, 0]}))
-
     def test_float64_net_is_not_rounded(self, rows):
         X, _ = rows
         model = trained(classifier(**FLOAT64), *rows)
@@ -423,29 +406,11 @@ class TestProbabilities:
         assert variance.shape == (60, 2)
 
 
-def test_points_of_mc_are_the_same_in_every_batch(rows, logits_net):
-    X, y = rows
-    model = fitted(logits_net, X, y, link_approx="mc")
-    whole = model.predict_proba(X)
-    model.set_params(batch_size=7)
-    assert_allclose(model.predict_proba(X), whole, rtol=1e-5)
-
-
 def test_few_draws_are_not_the_choice_of_auto(rows, logits_net):
     X, y = rows
     model = fitted(logits_net, X, y).set_params(n_samples=8)
     few = model.predict_proba(X)
     assert_array_equal(few, model.set_params(link_approx="gumbel").predict_proba(X))
-
-
-class TestSampleProba:
-    def test_mean_is_predict_proba(self, rows, logits_net):
-        X, y = rows
-        model = fitted(logits_net, X, y, link_approx="mc", n_samples=4000)
-        draws = model.sample_proba(X, 4000)
-        # five standard errors of a mean of 4000 values with deviations below 0.5
-        error = 0.5 / 4000**0.5
-        assert_allclose(draws.mean(-1), model.predict_proba(X), atol=5 * error)
 
 
 # -------------------------------------------------------------------- the default
@@ -497,7 +462,6 @@ def frozen(make=classifier, **params):
 
 
 WEIGHED = {"prior_precision": 0.7, "random_state": 0, **FULL}
-IGNORING = classifier(criterion__ignore_index=-1)
 
 
 class TestClassesThatWeigh:
@@ -561,42 +525,6 @@ class TestClassesThatWeigh:
         expected = LaplaceClassifier(net, **WEIGHED).fit(X, y, weights[y])
         self.same(model, expected, X)
 
-    @pytest.fixture
-    def some_ignored(self):
-        X, y = blobs()
-        return X, np.where(np.arange(len(y)) % 7 == 0, -1, y)
-
-    def test_rows_to_ignore_are_not_there(self, some_ignored):
-        X, y = some_ignored
-        kept = y >= 0
-        model = LaplaceClassifier(IGNORING, **FIXED)
-        other = LaplaceClassifier(classifier(), **FIXED).fit(X[kept], y[kept])
-        assert model.fit(X, y).classes_.tolist() == [0, 1, 2]
-        assert model.posterior_.data_fit.n_targets == kept.sum()
-        self.same(model, other, X)
-        w = 1.0 + np.arange(len(y)) % 2
-        self.same(model.fit(X, y, w), other.fit(X[kept], y[kept], w[kept]), X)
-        for m in (model, other):
-            m.set_params(class_weight={2: 5.0})
-        self.same(model.fit(X, y), other.fit(X[kept], y[kept]), X)
-        labels = LaplaceClassifier(classifier(module__n_out=4), **FIXED).fit(X, y)
-        assert labels.classes_.tolist() == [-1, 0, 1, 2]
-
-    def test_labels_to_ignore_are_known_everywhere(self, some_ignored):
-        X, y = some_ignored
-        kept = y >= 0
-        net = FrozenEstimator(seeded(clone(IGNORING), X, y))
-        assert -1 in net.classes_
-        model = LaplaceClassifier(net, **FIXED).fit(X, y)
-        assert model.classes_.tolist() == [0, 1, 2]
-        before = model.predict_proba(X)
-        ignored = model.partial_fit(X[~kept], y[~kept]).predict_proba(X)
-        assert_array_equal(ignored, before)
-        model = LaplaceClassifier(IGNORING, **FIXED)
-        model.partial_fit(X, y, classes=[0, 1, 2])
-        with pytest.raises(ValueError, match="All rows have the label"):
-            LaplaceClassifier(IGNORING).fit(X[~kept], y[~kept])
-
     @pytest.mark.parametrize("scale", [1.0, 30.0])
     def test_weighted_training_is_that_of_the_criterion(self, scale):
         """Unit weights and the scale of the criterion's weights change nothing."""
@@ -620,7 +548,7 @@ def with_index(kind, index):
     return classifier(**options)
 
 
-IGNORED = [("instance", -100), ("class", -100), ("instance", 255), ("class", 255)]
+IGNORED = [("instance", -100), ("class", -100), ("instance", 255), ("class", -1)]
 QUICK_FITS = {"random_state": 0, "n_samples": 5}
 
 
@@ -650,6 +578,11 @@ class TestLabelsThatTheCriterionIgnores:
         assert_allclose(model.prior_precision_, other.prior_precision_)
         model.partial_fit(X, y)
         assert model.posterior_.data_fit.n_targets == 2 * kept.sum()
+        before = model.predict_proba(X)
+        model.partial_fit(X[~kept], y[~kept])
+        assert_array_equal(model.predict_proba(X), before)
+        with pytest.raises(ValueError, match="All rows have the label"):
+            LaplaceClassifier(net).fit(X[~kept], y[~kept])
 
     @pytest.mark.parametrize(("kind", "index"), IGNORED)
     def test_ignored_rows_and_weights_of_classes(self, kind, index):
@@ -659,6 +592,10 @@ class TestLabelsThatTheCriterionIgnores:
         other = LaplaceClassifier(classifier(), class_weight=weights, **FIXED)
         other.fit(X[kept], y[kept])
         assert_allclose(model.predict_proba(X), other.predict_proba(X), atol=1e-6)
+        w = 1.0 + np.arange(len(y)) % 2
+        found = model.fit(X, y, w).predict_proba(X)
+        expected = other.fit(X[kept], y[kept], w[kept]).predict_proba(X)
+        assert_allclose(found, expected, atol=1e-6)
         model.fit(X[kept], y[kept], X_val=X, y_val=y)
         fresh = LaplaceClassifier(net, **FIXED).partial_fit(X, y, classes=[0, 1, 2])
         assert fresh.classes_.tolist() == [0, 1, 2]

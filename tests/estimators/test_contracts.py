@@ -431,7 +431,7 @@ def nothing_is_answered_before_fit(subject):
 
 # -------------------------------------------------------------------- parts that agree
 def moments_agree(subject):
-    model, X = subject.fitted, subject.X[:9]
+    model, X = subject.fitted, np.concatenate([subject.X[:6], 4 * subject.X[:3]])
     mean, variance = model.latent_mean_and_variance(X)
     same, cov = model.latent_mean_and_variance(X, full_cov=True)
     assert_allclose(same, mean, rtol=1e-9, atol=1e-12)
@@ -446,6 +446,11 @@ def moments_agree(subject):
         blocks = joint.reshape(9, size, 9, size)
         own = np.stack([blocks[n, :, n] for n in range(9)])
         assert_allclose(own, cov, rtol=1e-7, atol=1e-12)
+    if getattr(model, "pred_type", "") == "glm":
+        found = model.predictive(torch.as_tensor(X))
+        if found[0].shape == mean.shape:  # one logit stands for two classes
+            assert_allclose(found[0], mean, rtol=1e-7, atol=1e-12)
+            assert_allclose(found[1], cov, rtol=1e-6, atol=1e-9)
 
 
 def scores_are_finite(subject):

@@ -290,11 +290,10 @@ class TestEstimators:
             gaps = [np.abs(draw - own[..., k].numpy()).max() for k in range(4)]
             assert min(gaps) < 1e-9
 
-    def test_many_rows_need_no_more_memory_than_their_batches(self, monkeypatch):
+    def test_many_rows_need_no_more_memory_than_their_batches(self, little_memory):
         model = MCDropoutClassifier(classifier(BatchNormMLP), n_samples=4).fit(X, Y)
         expected = model.predict_proba(X)
-        monkeypatch.setattr("sklaplace.core.budget.SMALL", 0)
-        monkeypatch.setattr("sklaplace.core.budget.free_bytes", lambda device: 5_000)
+        little_memory(5_000)
         np.testing.assert_array_equal(model.predict_proba(X), expected)
         model.predict_uncertainty(X)
         model.latent_mean_and_variance(X)

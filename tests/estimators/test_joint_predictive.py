@@ -77,11 +77,3 @@ def test_refuses_what_has_no_groups(shape):
 
 
 # ------------------------------------------------------------- all samples at once
-@pytest.mark.parametrize("subset", ["all", "last_layer"])
-@pytest.mark.parametrize("structure", ["full", "kron", "gp"])
-def test_all_samples_are_one_group(subset, structure):
-    model = fitted(structure, subset, n_targets=2)
-    mean, cov = model.latent_mean_and_variance(X[:7], joint=True)
-    expected = model.predictive(torch.tensor(X[None, :7]), joint=True)
-    assert_allclose(mean.ravel(), expected[0][0], rtol=1e-10)
-    assert_allclose(cov, expected[1][0], rtol=1e-8, atol=1e-10)

@@ -235,12 +235,6 @@ class TestRegressor:
         variance = model.latent_mean_and_variance(X)[1][:, 0]
         np.testing.assert_allclose(std**2, variance + model.sigma_noise_**2)
 
-    def test_the_mean_is_that_of_the_outputs(self, fitted):
-        X = data(50, seed=1)[0]
-        mean, _ = fitted.latent_mean_and_variance(X)
-        np.testing.assert_allclose(fitted.predict(X), mean[:, 0])
-        np.testing.assert_allclose(fitted.predict(X, return_std=True)[0], mean[:, 0])
-
     def test_survives_pickling_more_rows_and_other_batches(self, fitted):
         X, y, _ = data(80, seed=1)
         expected = fitted.predict_interval(X)

@@ -350,15 +350,6 @@ def test_default_network_with_constant_column():
         assert model.score(X, y) > 0.95
 
 
-@pytest.mark.parametrize("n_targets", [1, 2])
-def test_default_network_is_exported(n_targets):
-    X, y = problem(n_targets)
-    model = LaplaceRegressor(normalize_y=True, random_state=0).fit(X, y)
-    mean, _, interval = model.to_module()(torch.from_numpy(X))
-    assert_allclose(mean, model.predict(X), rtol=1e-9)
-    assert_allclose(interval, model.predict_interval(X), rtol=1e-6)
-
-
 # --------------------------------------------------------------- other networks
 class Scaled(MLP):
     """A network that was trained in the units of its targets."""

@@ -183,13 +183,6 @@ class TestClosedForms:
 
 
 class TestNoise:
-    def test_is_in_predictions_and_not_in_the_function(self, model, rows):
-        X, _ = rows
-        mean, std = model.predict(X, return_std=True)
-        latent_mean, latent_variance = model.latent_mean_and_variance(X)
-        assert_allclose(mean, latent_mean[:, 0], rtol=1e-14)
-        assert_allclose(std**2, latent_variance[:, 0] + 0.2**2, rtol=1e-12)
-
     def test_is_found_on_held_out_rows(self):
         net = regressor(max_epochs=150, **FLOAT64)
         model = LaplaceRegressor(net, random_state=0)
@@ -306,10 +299,6 @@ class TestRecalibrate:
         X, y = waves()
         net = seeded(regressor(), X, y.reshape(-1, 1))
         return around(net, prior_precision=1.0, sigma_noise=0.02).fit(X, y)
-
-    @pytest.fixture
-    def fresh(self):
-        return waves(n=400, seed=5)
 
     def test_weights_repeat_rows(self, model):
         X, y = waves(n=40, seed=5)
@@ -475,19 +464,6 @@ class TestNoiseOfEachOutput:
         assert_allclose(np.einsum("nnc->nc", cov), std[:4] ** 2)
         draws = model.sample_y(X[:4], 4000)
         assert (abs(draws.std(-1) / std[:4] - 1) < 5 / np.sqrt(2 * 4000)).all()
-
-    @pytest.mark.parametrize(
-        ("wrong", "words"),
-        [
-            ([0.1, 0.2, 0.3], r"shape \(3,\), but y has 2 columns"),
-            ([[0.1, 0.2]], r"'sigma_noise' .* Got \[\[0.1, 0.2\]\]"),
-            ([0.1, -0.2], "'sigma_noise' .* a positive number or one per"),
-        ],
-    )
-    def test_that_do_not_fit(self, wrong, words):
-        net = regressor(MLP, module__n_out=2, **FLOAT64)
-        with pytest.raises(ValueError, match=words):
-            LaplaceRegressor(net, sigma_noise=wrong).fit(*self.rows())
 
 
 class CountsByHand(nn.Module):

@@ -175,25 +175,6 @@ def test_its_variance_is_that_of_its_definition(kind, n_held_out):
 
 
 # --------------------------------------------------------------- what is predicted
-@pytest.mark.parametrize("subset", ["last_layer", "all"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_moments_agree(kind, subset):
-    fitted = model(kind, subset_of_weights=subset).fit(*data(kind))
-    X = np.vstack([data(kind)[0][:3], far(kind, 6.0, 3)])
-    mean, variance = fitted.latent_mean_and_variance(X)
-    assert (variance > 1.01 * without(fitted).latent_mean_and_variance(X)[1]).any()
-    _, cov = fitted.latent_mean_and_variance(X, full_cov=True)
-    assert_allclose(cov.diagonal(axis1=1, axis2=2), variance, rtol=1e-7)
-    _, joint = fitted.latent_mean_and_variance(X, joint=True)
-    assert_allclose(joint.diagonal().reshape(variance.shape), variance, rtol=1e-7)
-    lowest = np.linalg.eigvalsh(joint / np.sqrt(np.outer(*[joint.diagonal()] * 2)))[0]
-    assert lowest > -1e-9
-    by_torch = fitted.predictive(torch.as_tensor(X))
-    assert_allclose(by_torch[0], mean, rtol=1e-7)
-    assert_allclose(by_torch[1], cov, rtol=1e-6, atol=1e-9)
-    of_groups = fitted.predictive(torch.as_tensor(X).unflatten(0, (2, 3)), joint=True)
-    n = joint.shape[0] // 2
-    assert_allclose(of_groups[1][1], joint[n:, n:], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("pred_type", ["glm", "nn"])
@@ -228,7 +209,7 @@ def test_gradients_are_those_of_differences(kind):
 
 def test_far_from_the_data_nothing_is_known_about_classes():
     fitted = model(LaplaceClassifier).fit(*data(LaplaceClassifier))
-    for distance in (30.0, 1e3, 1e6, 1e12):
+    for distance in (30.0, 1e3, 1e6, 1e12, 1e36):
         X = far(LaplaceClassifier, distance)
         assert fitted.predict_proba(X).max() < 0.4
         assert fitted.predict_dirichlet(X).max() < 0.1
@@ -314,13 +295,6 @@ def test_all_kinds_of_classes_have_one(y, link):
     assert_allclose(proba, 1 / n_classes, atol=0.05)
 
 
-@pytest.mark.parametrize("distance", [1e10, 1e30, 1e36])
-def test_no_distance_is_too_large(distance):
-    fitted = model(LaplaceClassifier).fit(*data(LaplaceClassifier))
-    proba = fitted.predict_proba(far(LaplaceClassifier, distance))
-    assert_allclose(proba, 1 / 3, atol=0.05)
-
-
 def test_samples_alone_in_their_class_count_for_nothing():
     X, y = blobs(40)
     X = np.vstack([X, [[9.0, 9.0]]]).astype(np.float32)
@@ -330,20 +304,6 @@ def test_samples_alone_in_their_class_count_for_nothing():
 
 
 # ------------------------------------------------------------------ same numbers
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_are_counts(kind):
-    X, y = data(kind, n=60)
-    counts = np.random.default_rng(1).integers(0, 3, 60)  # two priors tie under seed 0
-    net, given = {"train_split": None}, {"X_val": X[::2], "y_val": y[::2]}
-    weighted = model(kind, net=net).fit(X, y, counts.astype(float), **given)
-    repeated = model(kind, net=net).fit(
-        X.repeat(counts, 0), y.repeat(counts, 0), **given
-    )
-    new = far(kind, 5.0)
-    found, expected = (m.latent_mean_and_variance(new)[1] for m in (weighted, repeated))
-    assert_allclose(found, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

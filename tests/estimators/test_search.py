@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from costs import calls
-from joblib import parallel_config
 from nets import (
     MLP,
     RecordTraining,
@@ -40,7 +39,6 @@ from sklaplace import (
     LaplaceRegressorCV,
 )
 from sklaplace.estimators.fitting import untuned
-from sklaplace.estimators.predicting import glm_outputs
 from sklaplace.estimators.training import trainer
 from sklaplace.metrics import gaussian_nll, neg_gaussian_nll_scorer
 from sklaplace.posterior.tuning.path_search import MARGIN
@@ -285,11 +283,6 @@ class TestPrice:
         whole = for_classes(subset_of_weights=subset).fit(X, Y)
         np.testing.assert_allclose(fold_scores(small), fold_scores(whole), rtol=1e-12)
 
-    def test_scorers_predict_once_per_fold_and_prior_precision(self):
-        with calls(glm_outputs, "glm") as batches:
-            for_classes(scoring="accuracy").fit(X, Y)
-        assert [len(x) for _, _, x in batches] == [20] * 3 * len(FEW)
-
     def test_a_frozen_network_is_not_trained(self):
         net = seeded(classifier(**DOUBLE, callbacks=[RecordTraining()]), X, Y)
         weights = net.module_.state_dict()
@@ -317,12 +310,6 @@ class TestPrice:
         assert_same_choice(model, grid_search(model, X, y))
         np.testing.assert_array_equal(fold_scores(again)[:, 1:], fold_scores(wanted))
         np.testing.assert_array_equal(model.predict(X), wanted.predict(X))
-
-    def test_threads_train_the_same_folds(self):
-        wanted = for_classes(classifier(), n_jobs=1).fit(X, Y)
-        with parallel_config(backend="threading", n_jobs=2):
-            found = for_classes(classifier()).fit(X, Y)
-        np.testing.assert_array_equal(fold_scores(found), fold_scores(wanted))
 
 
 # ------------------------------------------------------------- scores and weights

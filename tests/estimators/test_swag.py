@@ -106,9 +106,8 @@ def test_weight_decay_of_a_frozen_net_counts():
     assert means[1] < 0.9 * means[0]
 
 
-def test_more_deviations_than_fit_into_memory(monkeypatch):
-    monkeypatch.setattr("sklaplace.core.budget.SMALL", 0)
-    monkeypatch.setattr("sklaplace.core.budget.free_bytes", lambda device: 5_000)
+def test_more_deviations_than_fit_into_memory(little_memory):
+    little_memory(5_000)
     net = classifier(callbacks=[RecordTraining()])
     model = SWAGClassifier(net, n_samples=1, batch_size=1)
     refused_fit(model, "max_rank=20 deviations", "smaller max_rank", data=(X, Y))
