@@ -37,6 +37,12 @@ REGRESSORS = [
     VariationalRegressor,
     SWAGRegressor,
 ]
+# one of each kind in every run
+FIRST_QUICK = [
+    kind if kind is kinds[0] else pytest.param(kind, marks=pytest.mark.slow)
+    for kinds in (CLASSIFIERS, REGRESSORS)
+    for kind in kinds
+]
 
 
 def refused(error, words, call, *models):

@@ -79,7 +79,9 @@ def alone(model, X):
 
 
 # ------------------------------------------------------- the evidence after training
-@pytest.mark.parametrize("structure", ["diag", "kron"])
+@pytest.mark.parametrize(
+    "structure", ["diag", pytest.param("kron", marks=pytest.mark.slow)]
+)
 def test_classes_of_images(structure):
     """The numbers are the log losses of two predictions of the held-out samples."""
     X, y = IMAGES
@@ -162,12 +164,11 @@ def test_training_that_harms():
 @pytest.mark.parametrize(
     ("params", "settings"),
     [
-        ({"held_out": None}, DIAG),
-        ({"max_epochs": 16}, DIAG),
-        ({}, {"n_burnin": 15}),
-        ({}, {}),
+        pytest.param({"held_out": None}, DIAG, id="nothing held out"),
+        pytest.param({"max_epochs": 16}, DIAG, id="within noise"),
+        pytest.param({}, {"n_burnin": 15}, id="kron", marks=pytest.mark.slow),
+        pytest.param({}, {}, id="default", marks=pytest.mark.slow),
     ],
-    ids=["nothing held out", "within noise", "kron", "default"],
 )
 def test_training_that_is_silent(params, settings):
     net = image_net(callbacks=[MarglikTraining(**settings)], **params)

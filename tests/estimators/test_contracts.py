@@ -649,13 +649,20 @@ OF_NUMBERS_ONLY = [
 ]
 
 
+# one subject of each kind of estimator and of targets, with contracts of training
+FAST = {
+    *("trained", "frozen", "labels", "maps", "search", "dropout", "ensemble", "swag"),
+    *("variational", "pairs", "numbers"),
+}
+
+
 def contracts():
     """Return pairs of a contract and a subject's name, so that all pairs are tested."""
     for name, subject in SUBJECTS.items():
         some = OF_CLASSES_ONLY if is_classifier(subject.model) else OF_NUMBERS_ONLY
-        is_twin = " of numbers" in name or name == "one column"
         for contract in EVERY + some:
-            marks = pytest.mark.slow if is_twin and contract in OF_TRAINING else ()
+            is_slow = contract in OF_TRAINING and name not in FAST
+            marks = pytest.mark.slow if is_slow else ()
             id_ = f"{name}: {contract.__name__}"
             yield pytest.param((contract, name), id=id_, marks=marks)
 

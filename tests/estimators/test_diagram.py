@@ -5,7 +5,7 @@ import re
 
 import pytest
 from nets import blobs, waves
-from refusals import CLASSIFIERS, REGRESSORS
+from refusals import FIRST_QUICK
 from sklearn.base import BaseEstimator, is_classifier
 from sklearn.pipeline import make_pipeline
 
@@ -32,14 +32,6 @@ def attributes(model):
 @pytest.fixture(scope="module")
 def fitted():
     return LaplaceClassifier(random_state=0).fit(X, Y)
-
-
-# one of each kind in every run
-FIRST_QUICK = [
-    kind if kind is kinds[0] else pytest.param(kind, marks=pytest.mark.slow)
-    for kinds in (list(CLASSIFIERS), list(REGRESSORS))
-    for kind in kinds
-]
 
 
 class TestDiagram:

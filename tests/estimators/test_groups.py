@@ -14,6 +14,7 @@ from torch import nn
 from sklaplace import (
     DeepEnsembleRegressor,
     LaplaceClassifier,
+    LaplaceClassifierCV,
     LaplaceRegressor,
     LaplaceRegressorCV,
     MCDropoutRegressor,
@@ -21,6 +22,8 @@ from sklaplace import (
     VariationalRegressor,
 )
 from sklaplace.estimators.predicting.conformal import Conformal
+from sklaplace.networks.default import LARGE, MANY_ROWS, SMALL
+from sklaplace.networks.tabular import TabularNetwork
 
 LEVELS, ROWS = 6, 15
 
@@ -245,7 +248,9 @@ def test_conformal_coverage_of_new_groups_is_the_rank_by_the_number_of_groups():
     assert abs(np.mean(inside) - 0.8) < 4 * np.std(inside) / np.sqrt(runs) + 1 / 20
 
 
-@pytest.mark.parametrize("cv", [None, 4, "groups"])
+@pytest.mark.parametrize(
+    "cv", [None, *(pytest.param(cv, marks=pytest.mark.slow) for cv in (4, "groups"))]
+)
 def test_conformal_intervals_cover_new_groups(cv):
     X, y, groups = patients(0)
     model = LaplaceRegressor(regressor(nn.Linear(5, 1)), random_state=0)
@@ -322,3 +327,22 @@ def test_labels_of_replicates_are_split_within_inputs():
     found = model.predict_proba(as_table(np.arange(LEVELS)))[:, 1]
     frequencies = [y[level == k].mean() for k in range(LEVELS)]
     assert_allclose(found, frequencies, atol=0.2)
+
+
+@pytest.mark.parametrize("n", [MANY_ROWS - 1, MANY_ROWS])
+def test_networks_of_folds_have_the_size_for_all_samples(n):
+    """The size depends on the number of distinct samples, not of copies or groups."""
+    X = np.arange(float(n))[:, None]
+    models = LaplaceRegressor(random_state=0), LaplaceClassifierCV(cv=2)
+    widths = set()
+
+    def note(module, *_):
+        if isinstance(module, TabularNetwork):
+            widths.add(module.hidden.out_features)
+
+    with nn.modules.module.register_module_forward_hook(note):
+        for model in models:
+            model.fit(X, X[:, 0] % 2, groups=X[:, 0] // 7)
+        copies = np.tile(X, (3, 1))
+        models[0].fit(copies, copies[:, 0] % 2)
+    assert widths == {(SMALL if n < MANY_ROWS else LARGE).hidden_units}

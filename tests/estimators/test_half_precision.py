@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from nets import blobs, classifier, regressor, seeded, waves
-from refusals import CLASSIFIERS, REGRESSORS, refused_fit
+from refusals import FIRST_QUICK, refused_fit
 from sklearn.base import clone, is_classifier
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNet
@@ -150,7 +150,7 @@ class Casting(Plain):
 SMALL = {"n_estimators": 2, "n_snapshots": 3, "n_samples": 5}
 
 
-@pytest.mark.parametrize("kind", CLASSIFIERS + REGRESSORS)
+@pytest.mark.parametrize("kind", FIRST_QUICK)
 def test_networks_in_bfloat16_take_numbers(kind):
     """As a network that casts its inputs does, bit by bit, also from a file."""
     made, (x, y) = (classifier, (X, Y)) if is_classifier(kind()) else (regressor, REG)

@@ -199,7 +199,8 @@ def test_columns_that_share_weights_keep_their_proportions_with_a_warning():
 def test_columns_have_their_own_levels_in_a_search():
     train, held = problem()
     net = regressor(**DOUBLE, module__n_out=2)
-    found = LaplaceRegressorCV(net, cv=2, random_state=0).fit(*train)
+    options = {"prior_precisions": [0.1, 10.0], "cv": 2, "random_state": 0}
+    found = LaplaceRegressorCV(net, **options).fit(*train)
     low, high = found.sigma_noise_
     assert high > 2 * low
     results = found.cv_results_

@@ -313,7 +313,13 @@ def assert_same_in_units(found, truth, X):
 
 
 @pytest.mark.filterwarnings("ignore:sigma_noise is estimated from training")
-@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("auto", "swag") else pytest.param(name, marks=pytest.mark.slow)
+        for name in DEFAULTS
+    ],
+)
 def test_default_network_learns_each_column_in_its_own_unit(name):
     X, z = lines()
     model = clone(DEFAULTS[name]).set_params(random_state=0)
@@ -324,6 +330,7 @@ def test_default_network_learns_each_column_in_its_own_unit(name):
     assert (np.abs(np.log(std.mean(axis=0) / UNITS / 0.1)) < np.log(4)).all()
 
 
+@pytest.mark.slow
 def test_default_network_with_weights_held_out_and_later_samples():
     X, z = lines()
     weights = np.random.default_rng(1).uniform(0.2, 2, 100)
@@ -358,6 +365,7 @@ class Scaled(MLP):
         return super().forward(X) * torch.tensor([1e-2, 1e3, 1.0])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The columns of y have standard deviations")
 @pytest.mark.filterwarnings("ignore:sigma_noise is estimated from training")
 @pytest.mark.parametrize("settings", [{}, {"prior_precision": "marglik"}])

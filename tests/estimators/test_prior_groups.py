@@ -11,7 +11,13 @@ from torch import nn
 from sklaplace import LaplaceRegressor, MarglikTraining
 
 GROUPS = ["backbone", "head"]
-STRUCTURES = ["full", "kron", "diag", "lowrank", "gp"]
+STRUCTURES = [
+    "kron",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("full", "diag", "lowrank", "gp")
+    ),
+]
 
 
 class Net(nn.Module):
@@ -76,7 +82,9 @@ def test_given_numbers(structure):
 
 
 @pytest.mark.parametrize("prior", ["auto", "marglik"])
-@pytest.mark.parametrize("subset", ["all", "last_layer"])
+@pytest.mark.parametrize(
+    "subset", ["last_layer", pytest.param("all", marks=pytest.mark.slow)]
+)
 def test_one_group_of_all_is_a_scalar(subset, prior):
     """This also holds if the last layer is refitted, which uses another search."""
     settings = {"prior_precision": prior, "subset_of_weights": subset}

@@ -282,10 +282,11 @@ for found, value in zip(
 @pytest.mark.parametrize(
     "model",
     [
-        LaplaceClassifier(classifier(), **QUICK),
-        LaplaceRegressor(random_state=0),
+        pytest.param(LaplaceClassifier(classifier(), **QUICK), id="classifier"),
+        pytest.param(
+            LaplaceRegressor(random_state=0), id="regressor", marks=pytest.mark.slow
+        ),
     ],
-    ids=["classifier", "regressor"],
 )
 def test_export_loads_without_this_package(model, tmp_path):
     y = LABELS if isinstance(model, LaplaceClassifier) else TARGETS
