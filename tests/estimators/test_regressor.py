@@ -21,7 +21,6 @@ from numpy.testing import assert_allclose
 from scipy import stats
 from scipy.stats import norm
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.frozen import FrozenEstimator
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, WhiteKernel
@@ -284,12 +283,6 @@ class TestUnits:
         )
         # training amplifies the rounding of y * unit
         assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_marglik_reports_no_convergence_as_a_warning(net, rows, monkeypatch):
-    monkeypatch.setattr("sklaplace.posterior.tuning.evidence.MAX_FIXED_POINT", 1)
-    with pytest.warns(ConvergenceWarning, match="fixed point"):
-        around(net, prior_precision="marglik", sigma_noise="marglik").fit(*rows)
 
 
 class TestRecalibrate:

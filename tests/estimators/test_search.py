@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from costs import calls
+from costs import counted
 from nets import (
     MLP,
     RecordTraining,
@@ -38,8 +38,6 @@ from sklaplace import (
     LaplaceRegressor,
     LaplaceRegressorCV,
 )
-from sklaplace.estimators.fitting import untuned
-from sklaplace.estimators.training import trainer
 from sklaplace.metrics import gaussian_nll, neg_gaussian_nll_scorer
 from sklaplace.posterior.tuning.path_search import MARGIN
 
@@ -258,28 +256,26 @@ class TestNoise:
 
 # --------------------------------------------------------------------- the price
 class TestPrice:
-    @pytest.fixture
-    def linearised(self):
-        """Record the calls that linearise a batch of held-out samples."""
-        with calls(untuned, "backpropagate") as batches:
-            yield batches
-
     @pytest.mark.parametrize("settings", [{}, {"refine": True}, EVERYTHING], ids=str)
     @pytest.mark.parametrize("kind", BOTH)
-    def test_one_training_and_one_linearisation_per_fold(
-        self, kind, settings, linearised
+    def test_one_training_and_one_pass_of_held_out_samples_per_fold(
+        self, kind, settings
     ):
         RecordTraining.steps.clear()
         grid = np.logspace(-3, 3, 6)
-        made(kind, recording(kind), prior_precisions=grid, **settings).fit(*DATA[kind])
+        model = made(kind, recording(kind), prior_precisions=grid, **settings)
+        with counted(MLP) as costs:
+            model.fit(*DATA[kind])
         n_epochs = DOUBLE["max_epochs"]
         assert RecordTraining.steps == [60] * n_epochs + [40] * 3 * n_epochs
-        assert [len(x) for _, x, *_ in linearised] == [20] * 3
+        assert costs.forward.count(20) == 3
 
     @pytest.mark.parametrize("subset", ["last_layer", "all"])
-    def test_one_linearisation_per_batch(self, subset, linearised):
-        small = for_classes(batch_size=7, subset_of_weights=subset).fit(X, Y)
-        assert [len(x) for _, x, *_ in linearised] == [7, 7, 6] * 3
+    def test_batches_of_held_out_samples(self, subset):
+        with counted(MLP) as costs:
+            small = for_classes(batch_size=7, subset_of_weights=subset).fit(X, Y)
+        batches = [n for n in costs.forward if n in (6, 7)]
+        assert batches[-9:] == [7, 7, 6] * 3
         whole = for_classes(subset_of_weights=subset).fit(X, Y)
         np.testing.assert_allclose(fold_scores(small), fold_scores(whole), rtol=1e-12)
 
@@ -296,17 +292,20 @@ class TestPrice:
     @pytest.mark.parametrize("kind", BOTH)
     def test_memory_keeps_the_folds(self, kind, tmp_path):
         X, y = DATA[kind]
-        model = made(kind, memory=tmp_path, **NOISE[kind])
-        with calls(trainer, "train") as trained:
-            wanted = clone(model).set_params(memory=None).fit(X, y)
-            assert len(trained) == 4
-            model.fit(X, y)
-            assert len(trained) == 8
-            again = clone(model).set_params(prior_precisions=[0.5, *FEW], n_jobs=1)
-            again.fit(X, y)
-            assert len(trained) == 8
-            clone(model).set_params(cv=2).fit(X, y)
-            assert len(trained) == 11
+        model = made(kind, recording(kind), memory=tmp_path, **NOISE[kind])
+
+        def n_trainings(**params):
+            RecordTraining.steps.clear()
+            model = clone(made_once).set_params(**params)
+            fits.append(model.fit(X, y))
+            return len(RecordTraining.steps) / DOUBLE["max_epochs"]
+
+        made_once, fits = model, []
+        assert n_trainings(memory=None) == 4
+        assert n_trainings() == 4
+        assert n_trainings(prior_precisions=[0.5, *FEW], n_jobs=1) == 0
+        assert n_trainings(cv=2) == 3
+        wanted, model, again, _ = fits
         assert_same_choice(model, grid_search(model, X, y))
         np.testing.assert_array_equal(fold_scores(again)[:, 1:], fold_scores(wanted))
         np.testing.assert_array_equal(model.predict(X), wanted.predict(X))

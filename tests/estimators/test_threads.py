@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from nets import MLP, BatchNormMLP, blobs, classifier, regressor, seeded, waves
 from shared import HANGS
 from sklearn.base import is_classifier
 from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import BayesianRidge
 from sklearn.utils.parallel import ThreadpoolController
 
 from sklaplace import (
@@ -185,16 +185,17 @@ def test_the_posterior_is_that_of_the_network_without_autocast():
         np.testing.assert_array_equal(found, wanted)
 
 
-def noting(monkeypatch, owner, name, number):
-    """Let a method note the number of threads of its calls; return the numbers."""
-    numbers, original = set(), getattr(owner, name)
+@contextmanager
+def noted(kind):
+    """Yield the numbers of threads in calls of a kind of module."""
+    numbers = set()
 
-    def noted(*args, **kwargs):
-        numbers.add(number())
-        return original(*args, **kwargs)
+    def note(module, *_):
+        if isinstance(module, kind):
+            numbers.add(torch.get_num_threads())
 
-    monkeypatch.setattr(owner, name, noted)
-    return numbers
+    with torch.nn.modules.module.register_module_forward_hook(note):
+        yield numbers
 
 
 def blas_number():
@@ -216,35 +217,23 @@ DEFAULTS = [
 
 @pytest.mark.usefixtures("_two_threads")
 @pytest.mark.parametrize("model", DEFAULTS, ids=lambda m: type(m).__name__)
-def test_the_default_network_uses_one_thread(model, monkeypatch):
+def test_the_default_network_uses_one_thread(model):
     """Regression test: two threads cost several times the CPU time of one."""
-    numbers = noting(monkeypatch, TabularNetwork, "features", torch.get_num_threads)
     x, y = (X, Y) if is_classifier(model) else (R_X, R_Y.ravel())
-    model.fit(x, y)
-    assert numbers == {1}
-    numbers.clear()
-    model.predict(x)
+    with noted(TabularNetwork) as numbers:
+        model.fit(x, y).predict(x)
     assert numbers == {1}
     assert torch.get_num_threads() == 2
 
 
 @pytest.mark.usefixtures("_two_threads")
-def test_another_network_keeps_its_threads_also_in_a_fit_that_fails(monkeypatch):
-    numbers = noting(monkeypatch, MLP, "forward", torch.get_num_threads)
-    LaplaceClassifier(classifier(max_epochs=1), random_state=0).fit(X, Y).predict(X)
+def test_another_network_keeps_its_threads_also_in_a_fit_that_fails():
+    with noted(MLP) as numbers:
+        LaplaceClassifier(classifier(max_epochs=1), random_state=0).fit(X, Y).predict(X)
     assert numbers == {2}
     with pytest.raises(ValueError, match="NaN"):
         LaplaceClassifier(random_state=0).fit(X * np.nan, Y)
     assert torch.get_num_threads() == 2
-
-
-@pytest.mark.usefixtures("_two_threads")
-@pytest.mark.parametrize("net", [None, regressor(max_epochs=3, train_split=None)])
-def test_the_noise_model_is_fitted_on_one_thread_of_blas(net, monkeypatch):
-    numbers = noting(monkeypatch, BayesianRidge, "fit", blas_number)
-    LaplaceRegressor(net, random_state=0).fit(R_X, R_Y)
-    assert numbers == {1}
-    assert blas_number() == 2
 
 
 @pytest.mark.usefixtures("_two_threads")

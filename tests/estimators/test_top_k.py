@@ -10,7 +10,6 @@ from refusals import refused
 from sklearn.frozen import FrozenEstimator
 
 from sklaplace import LaplaceClassifier
-from sklaplace.estimators import probabilistic_classifier
 
 X, Y = blobs(n_classes=4)
 NEW = blobs(seed=1, n_classes=4)[0]
@@ -96,10 +95,17 @@ def test_probabilities_of_all_samples_are_never_there_together():
     assert costs.peak < 8 * n * c
 
 
-def test_many_classes_are_predicted_batch_by_batch(monkeypatch):
-    model = fitted()
-    expected = model.predict(NEW)
-    monkeypatch.setattr(probabilistic_classifier, "MANY_CLASSES", 3)
-    monkeypatch.setattr(LaplaceClassifier, "predict_proba", None)
-    np.testing.assert_array_equal(model.predict(NEW), expected)
-    assert model.score(NEW, expected) == 1
+def test_many_classes_are_predicted_batch_by_batch():
+    """From 1,024 classes on, no array has a probability of each sample and class."""
+    n, c = 200, 1_100
+    rows = np.random.default_rng(0).normal(size=(n, 2))
+    net = initialised(classifier(LinearModel, module__n_out=c))
+    net.classes = range(c)
+    options = {"hessian_structure": "diag", "prior_precision": 1.0, "batch_size": 10}
+    model = LaplaceClassifier(FrozenEstimator(net), link_approx="probit", **options)
+    model.fit(rows[:40], np.arange(40) % 20)
+    expected = model.predict_proba(rows).argmax(1)
+    with counted() as costs:
+        np.testing.assert_array_equal(model.predict(rows), expected)
+        assert model.score(rows, expected) == 1
+    assert costs.largest <= n * c // 5

@@ -67,29 +67,14 @@ def assert_log(value, log, tolerance=1e-4):
     assert abs(float(value.log()) - log) < tolerance
 
 
-@pytest.fixture
-def evaluations(monkeypatch):
-    """Count the evaluations of the objective and its derivatives."""
-    counted = []
-    derivatives = evidence.NegativeEvidence.derivatives
-
-    def count(objective, v):
-        counted.append(v)
-        return derivatives(objective, v)
-
-    monkeypatch.setattr(evidence.NegativeEvidence, "derivatives", count)
-    return counted
-
-
 @every_structure
 @pytest.mark.parametrize("subset", ["all", "last_layer"])
 @pytest.mark.parametrize("likelihood", ["Categorical", "Bernoulli"])
 @pytest.mark.parametrize("start", [1e-3, 1.0, 1e4])
-def test_evidence_is_maximal(start, likelihood, subset, structure, evaluations):
+def test_evidence_is_maximal(start, likelihood, subset, structure):
     fitted = fit(likelihood, structure, subset=subset, prior_precision=start)
     found = marglik(fitted.posterior)
     assert_log(found.prior_precision, maximum(fitted.posterior))
-    assert len(evaluations) <= 10
     assert torch.equal(found.mean, fitted.posterior.mean)
 
 
@@ -97,16 +82,13 @@ def test_evidence_is_maximal(start, likelihood, subset, structure, evaluations):
 @pytest.mark.parametrize("subset", ["all", "last_layer"])
 @pytest.mark.parametrize("noise", [0.05, 0.7, 8.0])
 @pytest.mark.parametrize("curvature", ["ggn", "ef"])
-def test_evidence_is_maximal_with_noise(
-    curvature, noise, subset, structure, evaluations
-):
+def test_evidence_is_maximal_with_noise(curvature, noise, subset, structure):
     options = {"curvature": curvature, "sigma_noise": noise}
     fitted = fit("Gaussian", structure, subset=subset, **options)
     found = marglik(fitted.posterior)
     log_delta, log_sigma = maximum_with_noise(fitted.posterior)
     assert_log(found.prior_precision, log_delta)
     assert_log(found.hyperparameters.sigma_noise, log_sigma)
-    assert len(evaluations) <= 10
 
 
 def test_noise_alone_and_prior_alone():
@@ -135,7 +117,7 @@ def test_number_of_rows_does_not_blunt_the_search(likelihood):
 
 @pytest.mark.parametrize("structure", ["diag", "kron"])
 @pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
-def test_layerwise_evidence_falls_apart_into_layers(likelihood, structure, evaluations):
+def test_layerwise_evidence_falls_apart_into_layers(likelihood, structure):
     """If the noise is fixed, each block has its own maximum."""
     fitted = fit(likelihood, structure, "layerwise", subset="all")
     posterior, layout = fitted.posterior, fitted.layout
@@ -153,11 +135,10 @@ def test_layerwise_evidence_falls_apart_into_layers(likelihood, structure, evalu
 
         assert_log(value, minimum(loss, -20, 20))
         start += block.size
-    assert len(evaluations) <= 10
 
 
 @pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
-def test_layerwise_evidence_of_the_full_structure(likelihood, evaluations):
+def test_layerwise_evidence_of_the_full_structure(likelihood):
     posterior = fit(likelihood, "full", "layerwise").posterior
     found = marglik(posterior)
 
@@ -169,7 +150,6 @@ def test_layerwise_evidence_of_the_full_structure(likelihood, evaluations):
     values = *found.prior_precision, found.hyperparameters.sigma_noise
     for value, log in zip(values, best, strict=False):
         assert_log(value, log)
-    assert len(evaluations) <= 10
 
 
 @pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
@@ -217,12 +197,17 @@ def test_prior_mean_and_temperature_take_part():
     assert_log(marglik(posterior).prior_precision, maximum(posterior))
 
 
-def test_more_precisions_than_newton_takes(monkeypatch):
-    posterior = fit("Gaussian", "kron", "layerwise", subset="all").posterior
-    expected = marglik(posterior)
-    monkeypatch.setattr(evidence, "MAX_NEWTON_SIZE", 2)
-    found = marglik(posterior)
-    assert_equal(found.prior_precision.log(), expected.prior_precision.log(), 1e-3)
+def test_more_precisions_than_newton_takes():
+    """The evidence of a diagonal structure falls apart into weights."""
+    found = marglik(
+        fit("Categorical", "diag", "diag", case="cnn", subset="all").posterior
+    )
+    assert len(found.prior_precision) > evidence.MAX_NEWTON_SIZE
+    slope = found.prior_precision.log().requires_grad_()
+    value = found.replace(prior_precision=slope.exp()).log_marginal_likelihood()
+    (gradient,) = torch.autograd.grad(value, slope)
+    inside = found.prior_precision.log().abs() < LOG_BOUND - 0.1
+    assert gradient[inside].abs().max() < 1e-3
 
 
 # ------------------------------------------- evidence at the refitted linear model

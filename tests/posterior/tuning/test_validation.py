@@ -4,20 +4,15 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import references
 import torch
 import tuning_problems
 from cases import DOUBLE, positive
 from contracts import STRUCTURES_AND_PRIORS, assert_equal
-from costs import calls
 from scipy.optimize import minimize_scalar
 from tuning_problems import fit, held_out, tuning_problem
 
-from sklaplace.posterior.tuning import path_search, validation
-from sklaplace.posterior.tuning.candidate import scored
-from sklaplace.posterior.tuning.path_search import best_refitted
+from sklaplace.posterior.tuning import validation
 
-every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
 every_prior = pytest.mark.parametrize(("structure", "prior"), STRUCTURES_AND_PRIORS)
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
@@ -200,20 +195,6 @@ def test_final_model_is_refitted_to_full_precision(likelihood):
     assert slope.abs().max() < 1e-6
 
 
-@every_likelihood
-def test_precisions_of_many_weights_are_computed_once(likelihood, monkeypatch):
-    """The number of batches does not matter: one precision per ratio, equal scores."""
-    fitted = fit(likelihood)
-    ratios = [positive(), 10 * positive()]
-    options = {"validation": held_out(fitted).rows}
-    expected = scored(tuning_problem(fitted, **options), ratios)
-    monkeypatch.setattr("sklaplace.posterior.tuning.problem.MANY_WEIGHTS", 0)
-    with calls(type(fitted.posterior.structure), "precision") as made:
-        found = scored(tuning_problem(fitted, **options), ratios)
-    assert [c.score for c in found] == [c.score for c in expected]
-    assert len(made) == len(ratios)
-
-
 def test_validation_needs_rows():
     with pytest.raises(ValueError, match=r"there are none\. Pass X_val and y_val"):
         validation.tune_on_validation(tuning_problem(fit()))
@@ -225,16 +206,3 @@ def test_no_finite_score_is_an_error():
     rows = [replace(batch, f=batch.f * torch.nan) for batch in held.rows]
     with pytest.raises(ValueError, match="No prior precision has a finite score"):
         validation.tune_on_validation(tuning_problem(fitted, validation=rows))
-
-
-def test_a_refit_is_accepted_by_its_best_score(monkeypatch):
-    """The chosen prior may be stronger, with a score above the limit."""
-    fitted = fit("Gaussian", "full")
-    problem = tuning_problem(fitted, validation=held_out(fitted).rows)
-    path = validation._path(problem)
-    monkeypatch.setattr(path_search, "MARGIN", 0.0)
-    best = best_refitted(problem, path)
-    monkeypatch.setattr(path_search, "MARGIN", 1e9)
-    found = best_refitted(problem, path, best.score + 1e-3)
-    assert found.score > best.score + 1e-3
-    assert best_refitted(problem, path, best.score - 1e-3) is None

@@ -8,7 +8,6 @@ import pytest
 import torch
 from nets import MLP, SoftmaxMLP
 from torch import nn
-from torch.distributions import Normal
 
 from sklaplace.core.random import private_rng
 from sklaplace.curvature.layout import BlockSpec, Layout
@@ -89,13 +88,6 @@ class TestInitialScales:
 
 @pytest.mark.parametrize("name", POSTERIORS)
 class TestEveryFamily:
-    def test_starts_at_the_networks_weights(self, name):
-        module = made(MLP)
-        expected = module(X)
-        stochastic = wrapped(module, name).eval()
-        for found in (stochastic(X), stochastic.at_medians()(X)):
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
     def test_draws_in_training_only(self, name):
         stochastic = wrapped(made(MLP), name)
         with private_rng(0):
@@ -115,14 +107,6 @@ class TestEveryFamily:
 
 
 class TestStochasticModule:
-    def test_output_is_that_of_the_drawn_weights(self):
-        stochastic = wrapped(made(MLP))
-        with private_rng(0):
-            found = stochastic(X)
-        other, w = MLP(), stochastic.drawn[0][0].detach()
-        nn.utils.vector_to_parameters(w, other.parameters())
-        torch.testing.assert_close(found, other(X))
-
     def test_ties_hold_under_draws_and_afterwards(self):
         module = made(Tied)
         stochastic = wrapped(module)
@@ -134,15 +118,6 @@ class TestStochasticModule:
         torch.testing.assert_close(found, module.fixed(hidden))
         network = stochastic.at_medians()
         assert network.first.weight is network.second.weight
-
-    def test_what_does_not_learn_stays_as_it_is(self):
-        module = made(Tied)
-        before = copy.deepcopy(module.fixed.state_dict())
-        network = wrapped(module).at_medians()
-        for name, value in network.fixed.state_dict().items():
-            assert torch.equal(value, before[name])
-        flags = {name: p.requires_grad for name, p in network.named_parameters()}
-        assert flags == {name: "fixed" not in name for name in flags}
 
     def test_mixed_dtypes_are_kept(self):
         module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1).double())
@@ -177,14 +152,6 @@ class TestStochasticModule:
         with private_rng(1):
             assert torch.equal(twin.train()(X), first)
 
-    def test_start_is_copied(self):
-        start, own = made(MLP, seed=1), made(MLP)
-        expected = start(X)
-        stochastic = wrapped(own, start=start)
-        assert torch.equal(stochastic.eval()(X), expected)
-        assert all(p.requires_grad for p in start.parameters())
-        assert not {*start.parameters()} & {*stochastic._orig_mod.parameters()}
-
 
 class TestVariationalPosterior:
     @pytest.fixture
@@ -194,11 +161,6 @@ class TestVariationalPosterior:
         distribution = MeanFieldGaussian(location, torch.full_like(location, 0.3))
         return VariationalPosterior(distribution, GaussianPrior(0.5), layout)
 
-    @pytest.fixture
-    def q(self, posterior):
-        """Return the posterior as a torch distribution."""
-        return Normal(posterior.mean, posterior.variance().sqrt())
-
     def test_moments_and_draws(self, posterior, rng_untouched):
         drawn = posterior.sample(20_000, torch.Generator().manual_seed(0))
         assert torch.equal(posterior.sample(20_000, random_state=0), drawn)
@@ -207,16 +169,12 @@ class TestVariationalPosterior:
         np.testing.assert_allclose(drawn.mean(0), posterior.mean, atol=0.01)
         np.testing.assert_allclose(drawn.var(0), posterior.variance(), atol=0.005)
 
-    def test_draws_are_made_a_few_at_a_time(self, posterior, monkeypatch):
+    def test_draws_of_many_weights_are_made_a_few_at_a_time(self):
+        location = torch.zeros(2**17)
+        layout = Layout((BlockSpec("a", (2**17,)),))
+        distribution = MeanFieldGaussian(location, torch.ones_like(location))
+        posterior = VariationalPosterior(distribution, GaussianPrior(), layout)
         generator = torch.Generator().manual_seed(0)
-        expected = [posterior.sample(n, generator) for n in (2, 2, 1)]
-        monkeypatch.setattr(
-            "sklaplace.posterior.variational.module.batch_rows", lambda _bytes: 2
-        )
-        found = posterior.sample(5, generator.manual_seed(0))
+        expected = [posterior.sample(n, generator) for n in (8, 8, 1)]
+        found = posterior.sample(17, generator.manual_seed(0))
         assert torch.equal(found, torch.cat(expected))
-
-    def test_log_density(self, posterior, q):
-        w = torch.zeros(3, 5)
-        found = posterior.log_prob(w).double()
-        torch.testing.assert_close(found, q.log_prob(w.double()), rtol=1e-6, atol=1e-6)
