@@ -1,7 +1,7 @@
 import math
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -10,9 +10,11 @@ import torch
 from cases import DOUBLE
 from contracts import STRUCTURES_AND_PRIORS, assert_equal
 from scipy.optimize import minimize, minimize_scalar
+from sklearn.exceptions import ConvergenceWarning
 from tuning_problems import fit, tuning_problem
 
 from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.posterior.last_layer import LastLayerModel
 from sklaplace.posterior.tuning import evidence
 from sklaplace.posterior.tuning.evidence import LOG_BOUND, marglik, marglik_refitted
 from sklaplace.posterior.tuning.problem import LARGEST
@@ -264,3 +266,21 @@ def test_scalar_evidence_at_the_refitted_model_is_nearly_maximal():
     log_delta, log_sigma = minimum_by_simplex(loss, [0.0, 0.0]).x
     assert_log(found.prior_precision, log_delta, 1e-3)
     assert_log(found.hyperparameters.sigma_noise, log_sigma, 1e-3)
+
+
+class Restless(LastLayerModel):
+    """A model whose refitted weights never settle."""
+
+    sizes = cycle([1.0, 1.3, 0.7])
+
+    def refit(self, *args, **options):
+        found = super().refit(*args, **options)
+        return replace(found, mean=found.mean * next(self.sizes))
+
+
+def test_a_fixed_point_that_is_not_reached_is_warned_of():
+    problem = tuning_problem(fit("Categorical"))
+    restless = Restless(**vars(problem.linear_model))
+    with pytest.warns(ConvergenceWarning, match="fixed point of the evidence was not"):
+        found = marglik_refitted(replace(problem, linear_model=restless))
+    assert found.log_marginal_likelihood().isfinite()
