@@ -134,25 +134,6 @@ class TestBars:
             list(progress.tracked("ab", "more", 2))
         assert [bar.n_closed for bar in bars] == [1, 1]
 
-    def test_without_tqdm(self, monkeypatch, capsys):
-        monkeypatch.setitem(sys.modules, "tqdm", None)
-        monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-        with progress.reporting("Name", 2), progress.phase("train"):
-            assert list(progress.tracked("abc", "letters", 3)) == ["a", "b", "c"]
-        out, err = capsys.readouterr()
-        assert re.fullmatch(rf"\[Name\] train: {TIME}\n", out)
-        assert err == ""
-
-    def test_with_tqdm(self, capsys):
-        """The bars go to stderr and are removed at the end."""
-        pytest.importorskip("tqdm")
-        with progress.reporting("Name", 2):
-            list(progress.tracked("abc", "letters", 3))
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert "[Name] letters" in err
-        assert err.rsplit("\r", 2)[1].strip() == ""
-
 
 class TestElsewhere:
     def test_other_threads_are_silent(self, capsys, bars):

@@ -8,7 +8,6 @@ from sklaplace.dirichlet.normal_gumbel import HIGHEST, LOWEST, NormalGumbel
 
 pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
-EULER = 0.5772156649015329
 every_variance = pytest.mark.parametrize(
     "variance", [0.0, *(10.0 ** torch.arange(-3, 9.1, 0.5)).tolist()]
 )

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from nets import binary_classifier, blobs, classifier, regressor, seeded, waves
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy.stats import norm
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes
 from sklearn.frozen import FrozenEstimator
@@ -118,16 +117,6 @@ def test_joint_intervals_contain_all_outputs_of_samples_up_to_the_rank(fitted):
     assert least - 1 <= contains(ends, y).all(1).sum() <= least
     assert contains(each, y).all(1).sum() < least - 1
     assert ends.shape == (len(X), 2, 2)
-
-
-@pytest.mark.parametrize("form", sorted({*FORMS, "recalibrated"} - {"heteroscedastic"}))
-def test_normal_scores_invert_quantiles(form, fitted):
-    model, X, _ = fitted[form]
-    levels = np.array([0.001, 0.05, 0.3, 0.5, 0.9, 0.999])
-    quantiles = model.predict_quantiles(X[:9], levels)
-    for level, values in zip(levels, np.moveaxis(quantiles, -1, 0), strict=True):
-        found = model._normal_scores(X[:9], values)
-        assert_allclose(found, norm.ppf(level), rtol=1e-4, atol=1e-4)
 
 
 # ---------------------------------------------------------------------------- folds

@@ -54,6 +54,7 @@ from sklaplace import (
     VariationalRegressor,
     dirichlet,
 )
+from sklaplace.likelihoods import HeteroscedasticNLLLoss
 from sklaplace.networks import stored
 
 DOUBLE = {"module__dtype": torch.float64}
@@ -70,6 +71,8 @@ NETWORKS = {"n_estimators": 3, "random_state": 0}
 
 
 OF_CLASSES, OF_NUMBERS = classifier(**DOUBLE), regressor(**DOUBLE)
+OF_COUNTS = regressor(criterion=nn.PoissonNLLLoss, **DOUBLE)
+OF_VARIANCES = regressor(criterion=HeteroscedasticNLLLoss, module__n_out=2, **DOUBLE)
 FROZEN = FrozenEstimator(seeded(clone(OF_CLASSES), X, Y))
 FROZEN_REG = FrozenEstimator(seeded(clone(OF_NUMBERS), X_REG, Y_REG[:, None]))
 TAGS = FrozenEstimator(seeded(tagging.net(), tagging.X, tagging.Y.astype(float)))
@@ -138,6 +141,14 @@ SUBJECTS = {
             regressor(**DOUBLE, module__n_out=2), normalize_y=True, **FIXED
         ),
         7 * TWO + 3,
+    ),
+    "counts": of_numbers(LaplaceRegressor(OF_COUNTS, **FIXED), np.exp(Y_REG).round()),
+    "noise of outputs": of_numbers(LaplaceRegressor(OF_VARIANCES, **FIXED)),
+    "noise levels": of_numbers(
+        DeepEnsembleRegressor(
+            regressor(**DOUBLE, module__n_out=2), sigma_noise=[0.1, 0.7], **NETWORKS
+        ),
+        TWO,
     ),
     "one column": of_numbers(LaplaceRegressor(OF_NUMBERS, **FIXED), Y_REG[:, None]),
     "search of numbers": of_numbers(LaplaceRegressorCV(OF_NUMBERS, **CV)),
@@ -541,12 +552,12 @@ def numbers_agree(subject):
     assert_allclose(quantiles[..., [0, 2]], interval, rtol=1e-9)
     if model._noise_model is not None:
         numbers_follow_held_out_residuals(model, X, mean, std)
-    else:
+    elif has_noise(subject):
         half = norm.ppf(0.95) * std
         assert_allclose(interval, np.stack([mean - half, mean + half], -1), atol=1e-7)
         assert_allclose(quantiles[..., 1], mean, rtol=1e-9, atol=1e-9)
     assert model.score(X, y) == pytest.approx(r2_score(y, mean))
-    if y.ndim == 1 and model._noise_model is None:
+    if y.ndim == 1 and model._noise_model is None and has_noise(subject):
         _, variance = model.latent_mean_and_variance(X)
         noise = model.sigma_noise_**2
         assert_allclose(std**2, variance[:, 0] + noise, rtol=1e-9)
@@ -582,8 +593,16 @@ def numbers_drawn_have_the_moments(subject):
     assert_allclose(draws.std(-1) / std, 1, atol=5 / (2 * n_draws) ** 0.5)
 
 
+def has_noise(subject):
+    return subject.model.estimator not in (OF_COUNTS, OF_VARIANCES)
+
+
 def deviations_are_scaled_to_residuals(subject):
     model, (Z, y) = copy.deepcopy(subject.fitted), waves(200, dtype=np.float64)
+    if not has_noise(subject):
+        with pytest.raises(ValueError, match="recalibrate scales noise"):
+            model.recalibrate(subject.X, subject.y)
+        return
     Z, y = Z[60:], y[60:]
     if subject.y.ndim > 1:
         Z, y = subject.X, subject.y + 1

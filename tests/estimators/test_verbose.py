@@ -174,22 +174,19 @@ class TestWorkers:
         assert re.search(rf"\[{kind.__name__}\] (folds|networks): ", err)
 
 
-class TestSummary:
-    """The last line names the chosen hyperparameters."""
-
-    def test_of_a_classifier(self):
-        text = fitted(LaplaceClassifier, refine=False)._summary()
-        assert text.startswith("kron posterior over 21 weights (last_layer)")
-        for words in ("weights kept", "prior_precision ", "Categorical likelihood"):
-            assert words in text
-        assert "link_approx " in text
-        assert "link_approx auto" not in text
-        assert "temperature" not in text
-
-    def test_of_a_regressor(self):
-        model = fitted(LaplaceRegressor, temperature=2.0, refine=True)
-        text = model._summary()
-        for words in ("weights refitted", "temperature 2", "Gaussian likelihood"):
-            assert words in text
-        assert f"sigma_noise {model.sigma_noise_:.3g}" in text
-        assert "link" not in text
+def test_the_last_line_names_the_chosen_hyperparameters(capsys):
+    fitted(LaplaceClassifier, refine=False, verbose=1)
+    text = capsys.readouterr().out.splitlines()[-1]
+    assert "] kron posterior over 21 weights (last_layer)" in text
+    for words in ("weights kept", "prior_precision ", "Categorical likelihood"):
+        assert words in text
+    assert "link_approx " in text
+    assert "link_approx auto" not in text
+    assert "temperature" not in text
+    settings = {"temperature": 2.0, "refine": True, "verbose": 1}
+    model = fitted(LaplaceRegressor, **settings)
+    text = capsys.readouterr().out.splitlines()[-1]
+    for words in ("weights refitted", "temperature 2", "Gaussian likelihood"):
+        assert words in text
+    assert f"sigma_noise {model.sigma_noise_:.3g}" in text
+    assert "link" not in text
