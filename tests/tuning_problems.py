@@ -7,7 +7,7 @@ from typing import Any
 
 import contracts
 import torch
-from cases import CASES, DOUBLE, generator, normal
+from cases import CASES, DOUBLE, Case, generator, normal
 from contracts import accumulate
 from references import LIKELIHOODS
 from torch import Tensor
@@ -84,7 +84,7 @@ def fit(
     structure: str = "kron",
     prior: str = "scalar",
     *,
-    case: str = "mlp",
+    case: str | Case = "mlp",
     subset: str = "last_layer",
     weights: Tensor | None = None,
     take: Tensor | None = None,
@@ -92,8 +92,9 @@ def fit(
     **hyperparameters: float | Tensor,
 ) -> Fitted:
     """Accumulate the curvature of ``N_ROWS`` rows, or of selected rows."""
-    known, forward = LIKELIHOODS[likelihood], CASES[case].forward(WIDTHS[likelihood])
-    x = CASES[case].rows(N_ROWS)
+    case = CASES[case] if isinstance(case, str) else case
+    known, forward = LIKELIHOODS[likelihood], case.forward(WIDTHS[likelihood])
+    x = case.rows(N_ROWS)
     y = sampled_targets(known, forward(x).detach(), seed=40)
     if take is not None:
         x, y = tree_rows(x, take), y[take]

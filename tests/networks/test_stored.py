@@ -140,9 +140,8 @@ def test_an_unknown_number_of_rows():
         StoredArray(source, single)
 
 
-def test_a_whole_array_that_does_not_fit(array, monkeypatch):
+def test_a_whole_array_that_does_not_fit(array, little_memory):
     np.testing.assert_array_equal(np.asarray(array), VALUES)
-    monkeypatch.setattr("sklaplace.core.budget.SMALL", 0)
-    monkeypatch.setattr("sklaplace.core.budget.free_bytes", lambda device: 100)
+    little_memory(100)
     with pytest.raises(ValueError, match="pass a skorch net"):
         np.asarray(array)

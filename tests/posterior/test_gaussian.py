@@ -57,11 +57,10 @@ def test_draws_with_an_integer_are_those_of_a_generator_with_that_seed(rng_untou
     assert not torch.equal(posterior.sample(5, None), posterior.sample(5, None))
 
 
-def test_a_precision_matrix_beyond_the_memory_is_refused(monkeypatch):
+def test_a_precision_matrix_beyond_the_memory_is_refused(little_memory):
     posterior = problem("mlp").posterior("kron", "scalar")
     p = posterior.layout.n_parameters
-    monkeypatch.setattr("sklaplace.core.budget.SMALL", 0)
-    monkeypatch.setattr("sklaplace.core.budget.free_bytes", lambda _: 8 * p**2)
+    little_memory(8 * p**2)
     with pytest.raises(ValueError, match=rf"of {p:,} weights needs .*use variance"):
         posterior.precision_matrix()
 
