@@ -2,12 +2,22 @@
 
 import io
 import pickle
-from unittest import mock
+from functools import partial
 
 import numpy as np
 import pytest
-from nets import binary_classifier, blobs, classifier, regressor, seeded, waves
+from nets import (
+    MLP,
+    RecordTraining,
+    binary_classifier,
+    blobs,
+    classifier,
+    regressor,
+    seeded,
+    waves,
+)
 from numpy.testing import assert_allclose, assert_array_equal
+from refusals import refused
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes
 from sklearn.frozen import FrozenEstimator
@@ -18,6 +28,8 @@ from sklearn.model_selection import (
     LeaveOneOut,
     ShuffleSplit,
 )
+from skorch import NeuralNet
+from torch import nn
 
 from sklaplace import (
     DeepEnsembleClassifier,
@@ -325,11 +337,12 @@ def test_refusals():
         model.conformalize(X, y, cv=5)
     X, y = CLASSES
     labels = np.eye(3)[y][:, :2].astype(int)
-    model = LaplaceClassifier(random_state=0).fit(X, labels)
-    with mock.patch.object(LaplaceClassifier, "fit") as fit:
-        for cv in (None, 5):
-            with pytest.raises(ValueError, match="needs one label per row"):
-                model.conformalize(X, labels, cv=cv)
-    fit.assert_not_called()
+    net = NeuralNet(MLP, nn.BCEWithLogitsLoss, module__n_out=2, verbose=0)
+    net.set_params(callbacks=[RecordTraining()], max_epochs=1)
+    model = LaplaceClassifier(net, **FIXED).fit(X, labels)
+    for cv in (None, 5):
+        words = ["needs one label per row"]
+        ask = partial(model.conformalize, X, labels, cv=cv)
+        refused(ValueError, words, ask, model)
     with pytest.raises(ValueError, match="Call conformalize first"):
         model.predict_set(X, method="conformal")

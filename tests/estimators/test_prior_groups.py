@@ -70,12 +70,7 @@ def test_given_numbers(structure):
     same = [1.0] * 4 + [20.0] * 2
     expected = fitted(prior_precision=same, prior_structure="layerwise", **settings)
     X = waves(20, seed=1)[0]
-    for found, value in zip(
-        model.predict(X, return_std=True),
-        expected.predict(X, return_std=True),
-        strict=True,
-    ):
-        assert_allclose(found, value)
+    assert_allclose(*(m.predict(X, return_std=True) for m in (model, expected)))
     evidence = model.log_marginal_likelihood()
     assert model.log_marginal_likelihood([1.0, 20.0]) == pytest.approx(evidence)
     assert model.log_marginal_likelihood([2.0, 20.0]) != pytest.approx(evidence)

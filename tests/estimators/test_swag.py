@@ -145,9 +145,6 @@ def test_default_regressor_in_any_units():
     """The loss and the learning rate depend on the units of the targets."""
     small = SWAGRegressor(**FEW).fit(X_REG, Y_REG)
     large = SWAGRegressor(**FEW).fit(X_REG, 1e4 * Y_REG)
-    for found, expected in zip(
-        large.predict(X_REG, return_std=True),
-        small.predict(X_REG, return_std=True),
-        strict=True,
-    ):
-        np.testing.assert_allclose(found / 1e4, expected, rtol=1e-3, atol=1e-3)
+    found = np.divide(large.predict(X_REG, return_std=True), 1e4)
+    expected = small.predict(X_REG, return_std=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
