@@ -162,15 +162,6 @@ class MarglikTraining(PriorCallback):
         "Use hessian_structure='kron', subset_of_weights='last_layer', or weight decay "
         "instead of the callback, and tune the prior on held-out samples."
     )
-    _constraints: ClassVar[Constraints] = {
-        **CONSTRAINTS,
-        # a subnetwork is selected after training
-        "subset_of_weights": [StrOptions(set(SUBSETS) - {"subnetwork"}), list, tuple],
-        "curvature": [StrOptions({k for k, c in CURVATURES.items() if not c.is_exact})],
-        "prior_precision": [POSITIVE_ARRAY],
-        "sigma_noise": [POSITIVE],
-    }
-
     subset_of_weights: str | list[str] = "all"
     hessian_structure: str = "kron"
     curvature: str = "ggn"
@@ -183,9 +174,17 @@ class MarglikTraining(PriorCallback):
     damping: float = 0.5
 
     def _check_settings(self) -> None:
-        validate_parameter_constraints(
-            self._constraints, vars(self), type(self).__name__
-        )
+        constraints: Constraints = {
+            **CONSTRAINTS,
+            # a subnetwork is selected after training
+            "subset_of_weights": [StrOptions({*SUBSETS} - {"subnetwork"}), list, tuple],
+            "curvature": [
+                StrOptions({k for k, kind in CURVATURES.items() if not kind.is_exact})
+            ],
+            "prior_precision": [POSITIVE_ARRAY],
+            "sigma_noise": [POSITIVE],
+        }
+        validate_parameter_constraints(constraints, vars(self), type(self).__name__)
         self._options.check_structure()
         options.check_subset(self.subset_of_weights, {})
 

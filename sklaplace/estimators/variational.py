@@ -56,7 +56,7 @@ class BaseVariational(BaseSampling):
     _trainer_kind = VariationalTrainer
     _parameter_constraints: ClassVar[Constraints] = {
         **BaseSampling._parameter_constraints,
-        "prior": [StrOptions(set(PRIORS))],
+        "prior": [StrOptions(PRIORS.keys())],
         "prior_params": [Mapping, None],
         "posterior_params": [Mapping, None],
         "sigma_noise": [StrOptions({"auto", "learned"}), LEVELS],

@@ -1,11 +1,14 @@
 """Constraints on constructor parameters, validated by scikit-learn.
 
 A parameter has the same meaning in all estimators. Each estimator uses `CONSTRAINTS`,
-with some changes, as its ``_parameter_constraints``.
+with some changes, as its ``_parameter_constraints``. Views of the keys of registries
+include entries that are added later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import KeysView, Mapping, Sequence
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 from sklearn.utils._param_validation import Interval, StrOptions
@@ -62,6 +65,11 @@ class Finite(Interval):
         return self.shown
 
 
+def keys_and(registry: dict[str, Any], name: str) -> KeysView[str]:
+    """Return a view of the keys of a registry, and another name."""
+    return ChainMap[str, Any](registry, {name: None}).keys()
+
+
 COUNT = Number(Integral, 1, None, closed="left")
 TWO_OR_MORE = Number(Integral, 2, None, closed="left")
 FRACTION = Number(Real, 0, 1, closed="neither")
@@ -72,27 +80,30 @@ MATRIX = Finite("a finite matrix", ndims=[2])
 AUTO = StrOptions({"auto"})
 
 CONSTRAINTS: Constraints = {
-    "subset_of_weights": [StrOptions(set(SUBSETS)), list, tuple],
+    "subset_of_weights": [StrOptions(SUBSETS.keys()), list, tuple],
     "subset_params": [Mapping, None],
-    "hessian_structure": [StrOptions(set(STRUCTURES))],
+    "hessian_structure": [StrOptions(STRUCTURES.keys())],
     "structure_params": [Mapping, None],
-    "curvature": [StrOptions(set(CURVATURES))],
+    "curvature": [StrOptions(CURVATURES.keys())],
     "curvature_params": [Mapping, None],
     # a matrix raises an error that suggests ``prior``
-    "prior_precision": [StrOptions(set(TUNERS)), POSITIVE_ARRAY, MATRIX],
-    "prior_structure": [StrOptions(set(PRIOR_STRUCTURES)), list, tuple],
+    "prior_precision": [StrOptions(TUNERS.keys()), POSITIVE_ARRAY, MATRIX],
+    "prior_structure": [StrOptions(PRIOR_STRUCTURES.keys()), list, tuple],
     "prior_mean": [Finite("a finite number or array")],
     "prior": [GaussianPosterior, MATRIX, None],
     "refine": ["boolean", AUTO],
     "residual": [StrOptions(set(RESIDUALS)), POSITIVE],
     "temperature": [POSITIVE],
     "validation_fraction": [FRACTION],
-    "sigma_noise": [StrOptions({*TUNERS, "homoscedastic"}), LEVELS],
+    "sigma_noise": [
+        StrOptions(keys_and(TUNERS, "homoscedastic")),
+        LEVELS,
+    ],
     "normalize_y": ["boolean"],
     "class_weight": [StrOptions({"balanced"}), Mapping, None],
-    "pred_type": [StrOptions(set(OUTPUT_MODELS))],
-    "link_approx": [StrOptions({"auto", *LINKS})],
-    "dirichlet_approx": [StrOptions(set(APPROXIMATIONS))],
+    "pred_type": [StrOptions(OUTPUT_MODELS.keys())],
+    "link_approx": [StrOptions(keys_and(LINKS, "auto"))],
+    "dirichlet_approx": [StrOptions(APPROXIMATIONS.keys())],
     "n_samples": [COUNT],
     "batch_size": [COUNT, None],
     "n_jobs": [COUNT, Number(Integral, None, -1, closed="right"), None],
@@ -113,7 +124,7 @@ CONSTRAINTS: Constraints = {
     "lr": [POSITIVE],
     "prior_scale": [POSITIVE],
     "kl_weight": [POSITIVE],
-    "kl_schedule": [StrOptions(set(KL_SCHEDULES))],
+    "kl_schedule": [StrOptions(KL_SCHEDULES.keys())],
     "bound": [POSITIVE],
     # `MarglikTraining`
     "n_burnin": [Number(Integral, 0, None, closed="left")],

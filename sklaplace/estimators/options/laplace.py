@@ -218,7 +218,7 @@ class LaplaceOptions:
     @property
     def tunes_on_held_out(self) -> bool:
         """Whether tuning uses any available held-out samples."""
-        return self.tuner in ("auto", "validation") or self.noise_on_held_out
+        return self.tuner not in (None, "marglik") or self.noise_on_held_out
 
     @property
     def uses_held_out(self) -> bool:

@@ -32,7 +32,6 @@ from sklaplace.posterior.tuning.comparison import increased_means, network_losse
 
 # attributes that are only needed during training
 _OF_TRAINING = "training_", "before_", "best_", "earlier_", "epoch_", "hyperparameters_"
-_LIKELIHOODS = tuple({type(likelihood) for likelihood, _ in CRITERIA.values()})
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,9 @@ class PriorCallback(Callback, ABC):
         with private_rng(None, device_of(net)):
             x = spread_rows(net, dataset_train)
             adapt, subset = partial(_adapted, raw_outputs(net, x)), self._subset(net)
+            kinds = tuple({type(likelihood) for likelihood, _ in CRITERIA.values()})
             spec = infer_network_spec(
-                net, x, subset, _LIKELIHOODS, None, is_trained=False, adapted=adapt
+                net, x, subset, kinds, None, is_trained=False, adapted=adapt
             )
             _check_labels(net, dataset_train, spec)
             layout = self._begin(net, spec, len(dataset_train))
