@@ -168,6 +168,7 @@ class _Pass:
         """Return the sums over a dataset."""
         network, accumulator = self.network, self.accumulator.fresh()
         batches = network.batches(samples, self.batch_size)
+        likelihood = network.spec.likelihood
         forward, fits = network.forward(), list[DataFit]()
         # loaders and modules may draw random numbers
         with (
@@ -175,15 +176,16 @@ class _Pass:
             forward.frozen(),
             self.recorder(network, forward) as recorder,
         ):
-            for given in progress.tracked(batches, "curvature", len(batches)):
-                parts = forward, network.spec.likelihood, self.curvature, accumulator
-                batch = _Batch(*parts, *given)
+            for x, y, w in progress.tracked(batches, "curvature", len(batches)):
+                batch = _Batch(
+                    forward, likelihood, self.curvature, accumulator, x, y, w
+                )
                 f = batch.add(recorder)
-                recorder.observe_batch(batch.x, f, batch.targets, batch.weights)
+                recorder.observe_batch(x, f, batch.targets, batch.weights)
                 layout = accumulator.layout
                 if layout.head is not None and not fits and not recorder.has_compared:
                     # head rows are not compared, but outputs may depend on the batch
-                    compare_alone(forward, batch.x, f, layout.rounding)
+                    compare_alone(forward, x, f, layout.rounding)
                 fits.append(batch.data_fit(f.double()))
             return CurvatureSums(accumulator, DataFit.total(fits), recorder.result())
 
@@ -198,7 +200,7 @@ class _Batch:
     accumulator: Accumulator
     x: Batch
     y: Tensor
-    given_weights: Tensor | None
+    sample_weight: Tensor | None
     weights: Tensor | None = None
     keys: Tensor | None = None
 
@@ -213,8 +215,9 @@ class _Batch:
         for f, jacobian in parts:
             rows = replace(jacobian, weights=self.weights, keys=self.keys)
             self.accumulator.update(rows)
-            seen = f, self.hessian, jacobian, self.targets, self.weights, self.keys
-            recorder.observe(*seen)
+            recorder.observe(
+                f, self.hessian, jacobian, self.targets, self.weights, self.keys
+            )
         return f
 
     def _add_matrix(self) -> Tensor:
@@ -222,9 +225,12 @@ class _Batch:
         with torch.no_grad():
             f: Tensor = self.forward(self.x)
         self._set_targets(f)
-        given = self.forward, self.x, self.accumulator.layout
-        # computed in the dtype of the outputs
-        hessian = exact_hessian(*given, lambda outputs: self.data_fit(outputs).loss)
+
+        def loss(outputs: Tensor) -> Tensor:
+            """Return the loss in the dtype of the outputs."""
+            return self.data_fit(outputs).loss
+
+        hessian = exact_hessian(self.forward, self.x, self.accumulator.layout, loss)
         self.accumulator.add_matrix(hessian)
         return f
 
@@ -236,15 +242,16 @@ class _Batch:
                 "training has diverged. Lower the learning rate or scale the inputs."
             )
         self.targets = self.likelihood.targets(self.y, f)
-        self.weights = weighted(self.likelihood, self.targets, self.given_weights)
+        self.weights = weighted(self.likelihood, self.targets, self.sample_weight)
         ones = torch.ones(len(f), dtype=torch.float64, device=f.device)
         self.sample_weights = ones if self.weights is None else self.weights.double()
 
     def _columns(self, f: Tensor) -> OutputHessian:
         """Return ``w S Sᵀ`` for each sample."""
         self._set_targets(f)
-        given = self.targets, self.weights, self.keys
-        self.hessian = self.curvature(self.likelihood, f, *given)
+        self.hessian = self.curvature(
+            self.likelihood, f, self.targets, self.weights, self.keys
+        )
         return self.hessian
 
     def _n_targets(self, f: Tensor) -> Tensor:

@@ -74,17 +74,17 @@ def dense_rows(
     """Return rows ``Sᵀ J`` (b, k, p) for columns ``S`` (b, c, k), by parameter name."""
     mapped_blocks = [block for block in blocks if not block.one_by_one]
     try:
-        found = mapped_rows(forward, x, mapped_blocks, columns)
+        rows = mapped_rows(forward, x, mapped_blocks, columns)
     except RuntimeError:  # an operator without a batching rule
-        mapped_blocks, found = [], {}
-    others = [block.name for block in blocks if block not in mapped_blocks]
-    if others:
+        mapped_blocks, rows = [], {}
+    by_loop = [block.name for block in blocks if block not in mapped_blocks]
+    if by_loop:
         values = dict(forward.module.named_parameters())
-        leaves = [values[name] for name in others]
+        leaves = [values[name] for name in by_loop]
         with requiring_grad(leaves):
             pieces = rows_by_loop(forward, x, leaves, columns, may_be_unused=True)[1]
-        found |= zip(others, pieces, strict=True)
-    return found
+        rows |= zip(by_loop, pieces, strict=True)
+    return rows
 
 
 def mapped_rows(
@@ -114,8 +114,8 @@ def mapped_rows(
     p = sum(value.numel() for value in parameters.values())
     chunk = max(1, CHUNK_ELEMENTS // max(1, columns.shape[-1] * p))
     with quiet_batching():
-        found: dict[str, Tensor] = vmap(rows, chunk_size=chunk)(x, columns)
-    return found
+        mapped: dict[str, Tensor] = vmap(rows, chunk_size=chunk)(x, columns)
+    return mapped
 
 
 def rows_by_loop(

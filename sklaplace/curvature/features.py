@@ -104,21 +104,22 @@ class FeatureRecorder(ExitStack):
         inputs = self._inputs
         self._inputs, self._is_complete = {name: [] for name in inputs}, False
         self._seen = []
-        found: list[Tensor] = []
+        features: list[Tensor] = []
         for calls in inputs.values():
-            parts = [_by_sample(call, n_samples) for call in calls]
-            same = [part for part in parts if part is not None]
-            if len(same) < len(parts) or len({part.shape for part in same}) > 1:
+            means = [_by_sample(call, n_samples) for call in calls]
+            known = [mean for mean in means if mean is not None]
+            if len(known) < len(means) or len({mean.shape for mean in known}) > 1:
                 return None
-            if same:
-                found.append(torch.stack(same).mean(0) if len(same) > 1 else same[0])
-        return torch.cat(found, 1) if found else None
+            if known:
+                mean = torch.stack(known).mean(0) if len(known) > 1 else known[0]
+                features.append(mean)
+        return torch.cat(features, 1) if features else None
 
 
 def _first_real(args: object, kwargs: object) -> Tensor | None:
     """Return the first real-valued argument with at least two axes."""
-    given = (v for v in leaves((args, kwargs)) if isinstance(v, Tensor))
-    return next((v for v in given if v.is_floating_point() and v.ndim > 1), None)
+    tensors = (v for v in leaves((args, kwargs)) if isinstance(v, Tensor))
+    return next((v for v in tensors if v.is_floating_point() and v.ndim > 1), None)
 
 
 def _is_same(x: Tensor, y: Tensor) -> bool:

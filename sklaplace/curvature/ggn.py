@@ -116,8 +116,8 @@ class Curvature:
 
     def configured(self, options: Mapping[str, Any], seed: int) -> "Curvature":
         """Return a copy with options and, for a random curvature, the seed."""
-        known = {"seed": seed, **options} if self.is_random else dict(options)
-        return replace(self, options=known)
+        seeds = {"seed": seed} if self.is_random else {}
+        return replace(self, options={**seeds, **options})
 
     def __call__(
         self,

@@ -184,9 +184,9 @@ class Jacobian:
 
     def kernel(self, other: "Jacobian", v: Tensor) -> Tensor:
         """Return ``Σₗ vₗ Jₗ J'ₗᵀ`` over tensors for ``v`` (L,), as (b, k, b', k')."""
-        mine, others = aligned(self.layers, other.layers)
+        mine, theirs = aligned(self.layers, other.layers)
         factors = v.split([len(layer.blocks) for layer in mine])
-        layers = zip(mine, others, factors, strict=True)
+        layers = zip(mine, theirs, factors, strict=True)
         return total([layer.kernel(other, factor) for layer, other, factor in layers])
 
     def gram(self, v: Tensor) -> Tensor:
@@ -262,9 +262,6 @@ class Centring:
         """Subtract the mean of each group from outputs (b, c)."""
         groups = f.reshape(len(f), self.n_blocks, -1)
         return (groups - groups.mean(2, keepdim=True)).flatten(1)
-
-
-centring = Centring()
 
 
 def backpropagate(

@@ -50,9 +50,11 @@ def groups_of(
     if isinstance(structure, str):
         return None
     names = [block.name for block in layout.blocks]
-    found = [[contains(group, name) for group in structure] for name in names]
-    wrong = [name for name, is_in in zip(names, found, strict=True) if sum(is_in) != 1]
-    empty = [group for k, group in enumerate(structure) if not any(f[k] for f in found)]
+    inside = [[contains(group, name) for group in structure] for name in names]
+    wrong = [name for name, is_in in zip(names, inside, strict=True) if sum(is_in) != 1]
+    empty = [
+        group for k, group in enumerate(structure) if not any(f[k] for f in inside)
+    ]
     if wrong or empty:
         what = (
             f"names {listed(map(str, empty))}, which contains no selected parameter"
@@ -64,7 +66,7 @@ def groups_of(
             f"parameter, or a module that contains it: {listed(names[:MAX_LISTED])}. "
             "subset_of_weights='all' selects all parameters."
         )
-    return torch.tensor([is_in.index(True) for is_in in found], device=device)
+    return torch.tensor([is_in.index(True) for is_in in inside], device=device)
 
 
 def per_group(prior_precision: Tensor, groups: Tensor | None) -> Tensor:

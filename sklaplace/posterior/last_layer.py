@@ -224,9 +224,9 @@ class LastLayerModel(LinearModel):
         def separated(values: Tensor) -> Tensor:
             grouped = values.unflatten(0, groups)
             means = grouped.mean(1, keepdim=True)
-            found = rows((grouped - means).flatten(0, 1)).unflatten(0, groups)
-            means = means / common - found.mean(1, keepdim=True)
-            return (found + means).flatten(0, 1)
+            solved = rows((grouped - means).flatten(0, 1)).unflatten(0, groups)
+            means = means / common - solved.mean(1, keepdim=True)
+            return (solved + means).flatten(0, 1)
 
         return separated
 
@@ -241,17 +241,17 @@ class LastLayerModel(LinearModel):
         n, i = self.features.shape
         return max(1, n // (SAMPLES_PER_INPUT * (i + self._has_bias)))
 
-    def _some_inputs(self, dtype: torch.dtype) -> Tensor:
+    def _inputs_of_subsample(self, dtype: torch.dtype) -> Tensor:
         """Return inputs (n, i) of evenly spaced samples, with a column for any bias."""
-        some = self.features[:: self._stride].to(dtype)
-        return pad(some, (0, int(self._has_bias)), value=1.0)
+        subsample = self.features[:: self._stride].to(dtype)
+        return pad(subsample, (0, int(self._has_bias)), value=1.0)
 
     @cached_property
     def _input_eigenbasis(self) -> tuple[Tensor, Tensor]:
         """Eigenbasis (i, i) of the inputs, and squared inputs (n, i) in this basis."""
-        some = self._some_inputs(self.dtype)
-        basis = symmetric_eigh(some.T @ some)[1].to(some)
-        return basis, (some @ basis) ** 2
+        inputs = self._inputs_of_subsample(self.dtype)
+        basis = symmetric_eigh(inputs.T @ inputs)[1].to(inputs)
+        return basis, (inputs @ basis) ** 2
 
     def _layer_curvatures(self, f: Tensor, stride: int = 1) -> Tensor:
         """Return the loss curvature (n, o) in the layer's outputs, for some samples."""
@@ -270,9 +270,9 @@ class LastLayerModel(LinearModel):
         i += self._has_bias
         if not _fit_budget(o, i):
             return None
-        some = self._some_inputs(dtype)
-        scales = curvatures.to(some) * (n / len(some))
-        grams = [some.T @ (some * column) for column in scales.T.unsqueeze(2)]
+        inputs = self._inputs_of_subsample(dtype)
+        scales = curvatures.to(inputs) * (n / len(inputs))
+        grams = [inputs.T @ (inputs * column) for column in scales.T.unsqueeze(2)]
         blocks = torch.stack(grams).double()
         blocks.diagonal(dim1=1, dim2=2).add_(self.by_output(rho))
         lower, failed = torch.linalg.cholesky_ex(blocks)
@@ -324,8 +324,8 @@ class LastLayerModel(LinearModel):
 
     def from_outputs(self, rows: Tensor) -> Tensor:
         """Invert `by_output`: return weights (P,)."""
-        parts = [rows[:, :-1].flatten(), rows[:, -1]]
-        return torch.cat(parts) if self._has_bias else rows.flatten()
+        pieces = [rows[:, :-1].flatten(), rows[:, -1]]
+        return torch.cat(pieces) if self._has_bias else rows.flatten()
 
 
 def refit_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
@@ -418,8 +418,8 @@ class LastLayerRecorder:
         if not self.is_linear:
             return None
         features = torch.cat([batch[0] for batch in self.batches]).double()
-        parts = {"features": features, "head_map": self.head_map}
         data = [data for _, *data in self.batches]
+        fields = {"features": features, "head_map": self.head_map}
         return LastLayerModel.of_batches(
-            template, data, curvature, accumulator, **parts
+            template, data, curvature, accumulator, **fields
         )

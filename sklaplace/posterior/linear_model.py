@@ -150,8 +150,8 @@ class LinearModel(ABC):
     def posterior(self, template: GaussianPosterior, mean: Tensor) -> GaussianPosterior:
         """Return the posterior at another mean (P,), with new curvature and loss."""
         f = self.at(mean)
-        given = self.likelihood, f, self.targets, self.sample_weight
-        data_fit = DataFit.of(*given, template.data_fit.n_targets)
+        w, n_targets = self.sample_weight, template.data_fit.n_targets
+        data_fit = DataFit.of(self.likelihood, f, self.targets, w, n_targets)
         structure = self.structure_at(f)
         return replace(template, mean=mean, structure=structure, data_fit=data_fit)
 

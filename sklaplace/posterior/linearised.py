@@ -60,8 +60,8 @@ class LinearisedNetwork(LinearModel):
             (b.f, b.targets, b.weights, cast(Tensor, b.keys))
             for b in jacobians.first_pass()
         ]
-        parts = {"jacobians": jacobians, "structure": template.structure}
-        return cls.of_batches(template, data, curvature, accumulator, **parts)
+        fields = {"jacobians": jacobians, "structure": template.structure}
+        return cls.of_batches(template, data, curvature, accumulator, **fields)
 
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
         """Return ``v -> J v`` and ``u -> Jᵀ u``.

@@ -331,8 +331,8 @@ class BlockProjection(Projection):
 
     def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
         """Return ``J P⁻¹ Jᵀ`` for each group, (b, r, K, K), or variances, (b, c)."""
-        found = [part.covariance(precision, diagonal=diagonal) for part in self.parts]
-        return torch.cat(found, 1) if diagonal else torch.stack(found, 1)
+        blocks = [part.covariance(precision, diagonal=diagonal) for part in self.parts]
+        return torch.cat(blocks, 1) if diagonal else torch.stack(blocks, 1)
 
 
 def projected(structure: Structure, jacobian: Jacobian, n_blocks: int) -> Projection:
@@ -473,7 +473,7 @@ class EigenPrecision(Precision):
         `Structure.keeps_factors` must be true. If the layer has i inputs, the cost is
         O(b² c (i + c)), or O(b² c (i + c²)) across outputs.
         """
-        parts = []
+        covariances = []
         rotated = self.structure.rotated_layers(jacobian.double())
         for layer, v in with_entries(rotated, 1 / self.eigenvalues):
             products = torch.zeros_like(self.scale)
@@ -481,12 +481,12 @@ class EigenPrecision(Precision):
                 a, weights = block.inputs.squeeze(1), piece.reshape(block.n_outputs, -1)
                 products = (a.unsqueeze(1) * a) @ weights.mT + products  # (b, b, o)
             g = layer.first.g[0, :, 0]
-            parts.append(
+            covariances.append(
                 _between_outputs(products, g)
                 if across_outputs
                 else products @ (g**2).mT
             )
-        return total(parts)
+        return total(covariances)
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
         """Return ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ`` of a dense ``J``, (b, c, c)."""
@@ -502,12 +502,12 @@ class EigenPrecision(Precision):
 def _between_outputs(weights: Tensor, g: Tensor) -> Tensor:
     """Return ``g · diag(w) · gᵀ`` for symmetric weights (b, b, o), as (b, c, b, c)."""
     b, c = len(weights), len(g)
-    found = weights.new_empty(b, c, b, c)
+    covariances = weights.new_empty(b, c, b, c)
     for k in range(b):
-        some = (weights[k, k:].unsqueeze(1) * g) @ g.mT  # symmetric
-        found[k, :, k:] = some.movedim(0, 1)
-        found[k:, :, k] = some
-    return found
+        block = (weights[k, k:].unsqueeze(1) * g) @ g.mT  # symmetric
+        covariances[k, :, k:] = block.movedim(0, 1)
+        covariances[k:, :, k] = block
+    return covariances
 
 
 @dataclass(frozen=True)
@@ -532,9 +532,9 @@ class RotatedProjection(Projection):
             return precision.functional(self.jacobian, diagonal=diagonal)
         rows = self._rotated
         v, largest = eigen.relative_variances(rows.dtype)
-        found = (rows.variance(v) if diagonal else rows.gram(v)).double() * largest
-        if rows.dtype == torch.float64 or all_finite(found):
-            return found
+        covariance = (rows.variance(v) if diagonal else rows.gram(v)).double() * largest
+        if rows.dtype == torch.float64 or all_finite(covariance):
+            return covariance
         # float32 rows are finite, but their squares overflow
         wide = self.structure.project(self.jacobian.double())
         return wide.covariance(precision, diagonal=diagonal)

@@ -63,8 +63,8 @@ class DualForm(base.Structure):
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of ``H``, (P,), ascending: zeros, then those of ``R Rᵀ``."""
         p = self.layout.n_parameters
-        found = torch.linalg.eigvalsh(self.gram).clamp(min=0)[-p:]
-        return torch.cat([found.new_zeros(p - len(found)), found])
+        values = torch.linalg.eigvalsh(self.gram).clamp(min=0)[-p:]
+        return torch.cat([values.new_zeros(p - len(values)), values])
 
     def dense(self) -> Tensor:
         """Return ``H`` as a matrix, (P, P)."""
@@ -96,8 +96,8 @@ class DualForm(base.Structure):
 
     def rounding(self, eps: float) -> float:
         """Return the rounding error of ``H``, smaller if ``R`` can be decomposed."""
-        own = torch.finfo(torch.float64).eps
-        return max(eps**2, own**2 if self._is_decomposable else own)
+        eps_of_sums = torch.finfo(torch.float64).eps
+        return max(eps**2, eps_of_sums**2 if self._is_decomposable else eps_of_sums)
 
     def precision(self, prior_precision: Tensor, scale: Tensor) -> base.Precision:
         """Return ``P = scale·RᵀR + diag δ``."""
@@ -297,10 +297,10 @@ class Dual(DualForm):
 def _squares(root: Root, factor: Tensor) -> Tensor:
     """Return the diagonal (P,) of ``(F R)ᵀ F R`` for ``F`` (m, n), chunk by chunk."""
     p = root.layout.n_parameters
-    found = factor.new_zeros(p)
-    for some in factor.split(max(1, CHUNK_ELEMENTS // p)):
-        found = found + (root.rmatmul(some) ** 2).sum(0)
-    return found
+    squares = factor.new_zeros(p)
+    for rows in factor.split(max(1, CHUNK_ELEMENTS // p)):
+        squares = squares + (root.rmatmul(rows) ** 2).sum(0)
+    return squares
 
 
 def _difference(prior: Tensor, explained: Tensor) -> Tensor:

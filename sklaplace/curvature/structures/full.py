@@ -240,17 +240,17 @@ class FullPrecision(base.Precision):
             rows = self._narrow_whiten(jacobian)
             return (rows * rows).sum(-1).double()
         # pairs of each output with itself; sums may cancel to negative rounding errors
-        own = torch.arange(1, jacobian.n_columns + 1).cumsum(0) - 1
-        return self._quadratic_forms(jacobian, own).clamp(min=0)
+        diagonal = torch.arange(1, jacobian.n_columns + 1).cumsum(0) - 1
+        return self._quadratic_forms(jacobian, diagonal).clamp(min=0)
 
     def _quadratic_forms(self, jacobian: Jacobian, pairs: slice | Tensor) -> Tensor:
         """Return ``aᵀ C a``, (b, n), of inputs ``a`` and `_input_covariances` ``C``."""
         covariances = self._input_covariances(jacobian.layers[0].first.g)[:, pairs]
         # one product for all pairs: (b, i) @ (i, n·i)
         joined, shape = covariances.flatten(1), covariances.shape[1:]
-        parts = jacobian.features().double().split(CACHED_ROWS)
-        products = ((a @ joined).unflatten(1, shape).mul_(a[:, None]) for a in parts)
-        return torch.cat([some.sum(-1) for some in products])
+        features = jacobian.features().double().split(CACHED_ROWS)
+        products = ((a @ joined).unflatten(1, shape).mul_(a[:, None]) for a in features)
+        return torch.cat([products_of_pairs.sum(-1) for products_of_pairs in products])
 
     @base.cache_last_call
     def _input_covariances(self, g: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ class FullAccumulator(base.Accumulator):
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
         self.hessian: Tensor | None = None  # updated in place, lower triangle only
-        self.kept: list[Jacobian] = []
+        self.jacobians: list[Jacobian] = []
         self.is_semidefinite = True
 
     @classmethod
@@ -305,7 +305,7 @@ class FullAccumulator(base.Accumulator):
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the products of one batch."""
-        self.kept.append(jacobian)
+        self.jacobians.append(jacobian)
         self._settle()
 
     def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
@@ -316,7 +316,7 @@ class FullAccumulator(base.Accumulator):
     def merge(self, other: Self) -> None:
         """Add the sum and the rows of another accumulator."""
         self.is_semidefinite &= other.is_semidefinite
-        self.kept += other.kept
+        self.jacobians += other.jacobians
         if other.hessian is not None:
             self._sum(other.hessian.device).add_(other.hessian)
         self._settle()
@@ -324,8 +324,8 @@ class FullAccumulator(base.Accumulator):
     def decompose(self) -> base.Structure:
         """Return ``H``, or its root if the root has few rows; neither is factorised."""
         if self.hessian is None:
-            kept = [some.dense().flatten(0, 1).double() for some in self.kept]
-            return Dual(self.layout, DenseRoot(self.layout, torch.cat(kept)))
+            rows = torch.cat([each.dense().flatten(0, 1) for each in self.jacobians])
+            return Dual(self.layout, DenseRoot(self.layout, rows.double()))
         hessian = self.hessian.tril() + self.hessian.tril(-1).T
         return Full(self.layout, hessian, self.is_semidefinite or _is_psd(hessian))
 
@@ -338,19 +338,19 @@ class FullAccumulator(base.Accumulator):
 
     def _settle(self) -> None:
         """Replace the stored rows with their products once these need less memory."""
-        n_rows = sum(kept.n_rows * kept.n_columns for kept in self.kept)
+        n_rows = sum(each.n_rows * each.n_columns for each in self.jacobians)
         fraction = n_rows / self.layout.n_parameters
         if self.hessian is None and fraction < DUAL_FRACTION:
             return
-        for kept in self.kept:
+        for jacobian in self.jacobians:
             # rounding of float32 products would make eigenvalues negative
-            tensors = kept.double().tensors()
-            strips = self._sum(kept.device).split(self.layout.sizes)
+            tensors = jacobian.double().tensors()
+            strips = self._sum(jacobian.device).split(self.layout.sizes)
             for i, (left, strip) in enumerate(zip(tensors, strips, strict=True)):
                 pieces = strip.split(self.layout.sizes, 1)[: i + 1]
                 for right, piece in zip(tensors[: i + 1], pieces, strict=True):
                     _add_products(piece, left, right)
-        self.kept = []
+        self.jacobians = []
 
 
 def _is_psd(hessian: Tensor) -> bool:
@@ -373,8 +373,8 @@ def _add_products(total: Tensor, left: BaseBlock, right: BaseBlock) -> None:
         return
     outputs, here, there = grams
     for k, strip in enumerate(total.split(here.shape[1])):
-        some = outputs[:, k, : k + 1] if left is right else outputs[:, k]
-        columns = (some.unsqueeze(2) * there.unsqueeze(1)).flatten(1)
+        pairs = outputs[:, k, : k + 1] if left is right else outputs[:, k]
+        columns = (pairs.unsqueeze(2) * there.unsqueeze(1)).flatten(1)
         strip[:, : columns.shape[1]].addmm_(here.T, columns)
 
 

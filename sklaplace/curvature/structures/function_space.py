@@ -216,23 +216,23 @@ class PointsAccumulator(Accumulator):
 
     def _add_keys(self, keys: Tensor) -> None:
         """Update the list of the smallest hashes of all samples."""
-        found = torch.cat([self.keys, keys]).unique()
-        self.is_partial |= len(found) > self._capacity
-        found = found[: self._capacity]
-        if not torch.equal(found, self.keys):
-            self.keys = found
+        smallest = torch.cat([self.keys, keys]).unique()
+        self.is_partial |= len(smallest) > self._capacity
+        smallest = smallest[: self._capacity]
+        if not torch.equal(smallest, self.keys):
+            self.keys = smallest
             self.pieces = self._selected(self.pieces)
 
     def _selected(self, pieces: Iterable[Jacobian]) -> list[Jacobian]:
         """Return the rows of the samples that are still points."""
-        found = []
+        selected = []
         for piece in pieces:
             places = _places(_keys(piece), self.keys)
             if len(places) == piece.n_rows:
-                found.append(piece)
+                selected.append(piece)
             elif len(places):
-                found.append(piece.take(places))
-        return found
+                selected.append(piece.take(places))
+        return selected
 
     def merge(self, other: Self) -> None:
         """Add the points of another accumulator."""
@@ -243,7 +243,7 @@ class PointsAccumulator(Accumulator):
     def _points(self) -> tuple[Jacobian, ...]:
         """Return ``SᵀJ`` of all points, one piece per shape, ordered by hashes."""
         groups = groupby(sorted(self.pieces, key=_shapes), _shapes)
-        return tuple(rows for _, parts in groups for rows in _merged(list(parts)))
+        return tuple(rows for _, pieces in groups for rows in _merged(list(pieces)))
 
     def decompose(self) -> Structure:
         """Return the curvature of the points."""
@@ -278,8 +278,8 @@ class NystromAccumulator(PointsAccumulator):
         gram = points.gram()
         check_finite(gram.trace())
         values, vectors = symmetric_eigh(gram)
-        kept = values > TOLERANCE * values[-1]
-        basis = vectors[:, kept] * values[kept].rsqrt()
+        is_positive = values > TOLERANCE * values[-1]
+        basis = vectors[:, is_positive] * values[is_positive].rsqrt()
         self.basis, self.pieces = replace(points, factor=basis.T), []
         self.moment = values.new_zeros(basis.shape[1], basis.shape[1])
         self.rest = values.new_zeros(())
@@ -374,7 +374,7 @@ class VariationalAccumulator(NystromAccumulator):
         chosen = _least_explained(pool.gram(), _row_keys(pool), self.n_points)
         places = [_places(_keys(rows), chosen) for rows in pool.points]
         pairs = zip(pool.points, places, strict=True)
-        return tuple(rows.take(some) for rows, some in pairs if len(some))
+        return tuple(rows.take(indices) for rows, indices in pairs if len(indices))
 
 
 def _width(block: BlockSpec, n_columns: int) -> int:
@@ -448,8 +448,8 @@ def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
     weights = torch.where(is_multiple, ratio**2, 0).masked_fill(is_first, 1)
     total = flat.new_zeros(len(names)).index_add_(0, owner, weights)
     merged = rows.take(first).times(total.sqrt()[:, None, None, None])
-    others = (~is_multiple & ~is_first).nonzero().flatten()
-    return merged, rows.take(others) if len(others) else None
+    unmerged = (~is_multiple & ~is_first).nonzero().flatten()
+    return merged, rows.take(unmerged) if len(unmerged) else None
 
 
 def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
@@ -468,11 +468,11 @@ def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
     for _ in range(min(n, len(names))):
         traces = left.new_zeros(len(names)).index_add_(0, owner, left)
         best = int(traces.masked_fill_(is_chosen, -1.0).argmax())
-        own = (owner == best).nonzero().flatten()
-        rest = gram[:, own] - factors @ factors[own].T
-        values, vectors = symmetric_eigh(rest[own])
-        kept = values > TOLERANCE * size
-        factor = rest @ (vectors[:, kept] * values[kept].rsqrt())
+        rows = (owner == best).nonzero().flatten()
+        rest = gram[:, rows] - factors @ factors[rows].T
+        values, vectors = symmetric_eigh(rest[rows])
+        is_positive = values > TOLERANCE * size
+        factor = rest @ (vectors[:, is_positive] * values[is_positive].rsqrt())
         factors = torch.cat([factors, factor], 1)
         left = (left - (factor**2).sum(1)).clamp(min=0)
         chosen.append(best)

@@ -339,7 +339,7 @@ class Kron(base.Diagonalised):
     def dense(self) -> Tensor:
         """Return ``H`` as a matrix, (P, P)."""
         groups = (zip(b.dense(), a.dense(), strict=True) for b, a in self.factors)
-        return torch.block_diag(*(torch.kron(b, a) for some in groups for b, a in some))
+        return torch.block_diag(*(torch.kron(b, a) for ab in groups for b, a in ab))
 
 
 @dataclass(frozen=True, eq=False)

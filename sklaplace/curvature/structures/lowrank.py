@@ -174,8 +174,8 @@ class LowRankAccumulator(SumAccumulator):
         assert self.sums is not None
         values, vectors = _nystrom(self.sums, self.omega(self.sums.device))
         largest = float(values[0]) if len(values) else 0.0
-        kept = values[: self.rank] > self.tolerance * largest
-        rows = (values.sqrt() * vectors)[:, : self.rank][:, kept].T
+        is_large = values[: self.rank] > self.tolerance * largest
+        rows = (values.sqrt() * vectors)[:, : self.rank][:, is_large].T
         return LowRank(self.layout, DenseRoot(self.layout, rows), self.sums.clone())
 
 

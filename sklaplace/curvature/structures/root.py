@@ -136,28 +136,28 @@ class PointRoot:
 
     def matmul(self, weights: Tensor) -> Tensor:
         """Return ``R w``, (s, n), for each row ``w`` of (s, P)."""
-        parts = [point.matmul(weights.T).flatten(0, 1) for point in self.points]
-        return self._factored(torch.cat(parts).T)
+        products = [point.matmul(weights.T).flatten(0, 1) for point in self.points]
+        return self._factored(torch.cat(products).T)
 
     def rmatmul(self, coefficients: Tensor) -> Tensor:
         """Return ``Rᵀ c``, (s, P), for each row ``c`` of (s, n)."""
         if self.factor is not None:
             coefficients = coefficients @ self.factor
         pairs = zip(self.points, coefficients.T.split(self._sizes), strict=True)
-        parts = [p.rmatmul(w.unflatten(0, (p.n_rows, p.n_columns))) for p, w in pairs]
-        return sum(parts[1:], parts[0]).T
+        terms = [p.rmatmul(w.unflatten(0, (p.n_rows, p.n_columns))) for p, w in pairs]
+        return sum(terms[1:], terms[0]).T
 
     def gram(self, delta: Tensor | None = None) -> Tensor:
         """Return ``R D⁻¹ Rᵀ``, (n, n)."""
-        parts = [self.cross(point, delta).flatten(0, 1) for point in self.points]
-        return self._factored(torch.cat(parts).T).T
+        products = [self.cross(point, delta).flatten(0, 1) for point in self.points]
+        return self._factored(torch.cat(products).T).T
 
     def cross(self, jacobian: Jacobian, delta: Tensor | None = None) -> Tensor:
         """Return ``J D⁻¹ Rᵀ``, (b, c, n), for a scalar or layerwise prior."""
         variances = jacobian.gradients()[0].new_ones(()) if delta is None else 1 / delta
         variances = variances.expand(len(self.layout.blocks))
-        parts = [jacobian.kernel(point, variances).flatten(2) for point in self.points]
-        return self._factored(torch.cat(parts, -1))
+        terms = [jacobian.kernel(point, variances).flatten(2) for point in self.points]
+        return self._factored(torch.cat(terms, -1))
 
     def solved(self, lower: Tensor) -> "PointRoot":
         """Return ``L⁻¹ R``."""

@@ -6,7 +6,7 @@ from contracts import N_ROWS, accumulate, assert_equal, prior_precision, problem
 from torch import nn
 
 from sklaplace.curvature.ggn import GGN
-from sklaplace.curvature.jacobian import backpropagate, centring
+from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import full
@@ -82,7 +82,7 @@ def single_head(n_rows=50, n_inputs=20, n_outputs=6):
     accumulator = FullAccumulator(layout)
     y = torch.arange(n_rows) % n_outputs
     accumulate(forward, [(x, y, None)], Categorical(), GGN, accumulator)
-    _, jacobian = backpropagate(forward, x, layout, centring)
+    _, jacobian = backpropagate(forward, x, layout, Centring())
     return accumulator.decompose(), jacobian
 
 
@@ -121,7 +121,7 @@ def test_single_precision_networks_have_the_variances_of_double(cuts, subset, de
         batches = [(rows, y, None) for rows, y in parts]
         accumulate(forward, batches, Categorical(), GGN, accumulator)
         structure = accumulator.decompose()
-        jacobian = backpropagate(forward, x, layout, centring)[1]
+        jacobian = backpropagate(forward, x, layout, Centring())[1]
         precision = structure.precision(*torch.tensor([delta, 1.0]).double())
         answers.append(
             [
