@@ -12,12 +12,6 @@ CLIENTS = {
 }
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_short(name):
-    text = (FOLDER / "recipes" / name).read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 60
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
 @pytest.mark.parametrize("name", RECIPES)
