@@ -1,5 +1,6 @@
 """LaplaceClassifier: class probabilities under a posterior over the weights."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -20,6 +21,8 @@ from sklaplace.estimators.predicting.predictive_module import PredictiveModule
 from sklaplace.estimators.probabilistic_classifier import (
     ProbabilisticClassifier,
     Reduction,
+    normalised,
+    normals,
 )
 from sklaplace.estimators.targets.classes import is_ignored
 from sklaplace.estimators.training.laplace import LaplaceTrainer
@@ -243,23 +246,16 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     def _score(self, likelihood: ClassificationLikelihood) -> HeldOutScore:
         link = self._link()
         return HeldOutScore(
-            partial(self._log_proba, likelihood, link),
+            partial(
+                _log_proba,
+                likelihood,
+                link.score if self._tunes_in_single else link.function,
+                self._points(link),
+            ),
             diagonal=self._needs_variances_only(link.diagonal),
             is_centred=link.centred,
             is_cheap=link.cheap,
         )
-
-    def _log_proba(
-        self,
-        likelihood: ClassificationLikelihood,
-        link: Link,
-        mean: Tensor,
-        cov: Tensor,
-    ) -> Tensor:
-        """Return finite log probabilities (b, K) for Gaussian outputs, for tuning."""
-        logits = likelihood.class_logits(mean, cov)
-        proba = self._proba_of_logits(link, *logits, single=self._tunes_in_single)
-        return proba.clamp(min=torch.finfo(torch.float64).tiny).log()
 
     def partial_fit(
         self,
@@ -392,7 +388,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             )
         like = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
         logits, _ = self._likelihood.class_logits(like, like)
-        points = self._normals(logits) if link.draws else logits[:0]
+        points = self._points(link)(logits)
         return PredictiveModule.of(
             outputs,
             Classes(
@@ -410,13 +406,18 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     def _map_proba(self, X: Inputs, reduce: Reduction = unchanged) -> np.ndarray:
         if not self._outputs().model.is_gaussian:
             return super()._map_proba(X, reduce)
-        link = self._link()
-        return self._map_logits(X, partial(self._reduced_proba, reduce, link), link)
+        link, n_classes = self._link(), self._targets.n_classes
+        of_logits = partial(
+            _reduced_proba, link.function, self._points(link), n_classes, reduce
+        )
+        return self._map_logits(X, of_logits, link)
 
-    def _reduced_proba(
-        self, reduce: Reduction, link: Link, mean: Tensor, cov: Tensor
-    ) -> Tensor:
-        return reduce(self._normalised(self._proba_of_logits(link, mean, cov)))
+    def _points(self, link: Link) -> Callable[[Tensor], Tensor]:
+        """Return the function from logits (b, K) to the points (s, K) of a link."""
+        # scrambling takes time: create points only for links that use them
+        if link.draws:
+            return partial(normals, self.n_samples, self._seed)
+        return no_points
 
     def _link(self) -> Link:
         return LINKS[self._link_name()]
@@ -427,10 +428,35 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             return choose_link(self._targets.n_classes, self.n_samples)
         return self.link_approx
 
-    def _proba_of_logits(
-        self, link: Link, mean: Tensor, cov: Tensor, *, single: bool = False
-    ) -> Tensor:
-        """Return probabilities (b, K) for Gaussian logits."""
-        # scrambling takes time: create points only for links that use them
-        points = self._normals(mean) if link.draws else mean[:0]
-        return (link.score if single else link.function)(mean, cov, points)
+
+Points = Callable[[Tensor], Tensor]
+
+
+def no_points(like: Tensor) -> Tensor:
+    """Return points of shape (0, K)."""
+    return like[:0]
+
+
+def _log_proba(
+    likelihood: ClassificationLikelihood,
+    link: Callable[[Tensor, Tensor, Tensor], Tensor],
+    points: Points,
+    mean: Tensor,
+    cov: Tensor,
+) -> Tensor:
+    """Return finite log probabilities (b, K) for Gaussian outputs, for tuning."""
+    mean, cov = likelihood.class_logits(mean, cov)
+    proba = link(mean, cov, points(mean))
+    return proba.clamp(min=torch.finfo(torch.float64).tiny).log()
+
+
+def _reduced_proba(
+    link: Callable[[Tensor, Tensor, Tensor], Tensor],
+    points: Points,
+    n_classes: int,
+    reduce: Reduction,
+    mean: Tensor,
+    cov: Tensor,
+) -> Tensor:
+    """Return the reduced probabilities for Gaussian logits."""
+    return reduce(normalised(link(mean, cov, points(mean)), n_classes))

@@ -83,11 +83,6 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
     def _likelihood(self) -> ClassificationLikelihood:
         return cast(ClassificationLikelihood, self.network_spec_.likelihood)
 
-    def _normals(self, like: Tensor) -> Tensor:
-        """Return fixed standard-normal points (s, K) for logits (b, K)."""
-        points = cached_sobol_normals(self.n_samples, like.shape[1], self._seed)
-        return points.to(like)
-
     def _map_logits(
         self,
         X: Inputs,
@@ -100,17 +95,11 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         """
         (values,) = self._outputs().map_gaussian(
             self._check_inputs(X),
-            partial(self._of_outputs, function),
+            partial(_of_outputs, self._likelihood, function),
             diagonal=self._needs_variances_only(kind.diagonal),
             centred=self._centres(kind),
         )
         return values
-
-    def _of_outputs(
-        self, function: Callable[[Tensor, Tensor], Tensor], mean: Tensor, cov: Tensor
-    ) -> tuple[Tensor]:
-        """Apply a function of class logits to the moments of the network's outputs."""
-        return (function(*self._likelihood.class_logits(mean, cov)),)
 
     def _centres(self, kind: dirichlet.Approximation | Link) -> bool:
         """Return whether to subtract the mean over logits, which a softmax ignores."""
@@ -122,28 +111,14 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         is_matrix = not self._targets.target_type.has_class_names
         return method_needs_variances_only or is_matrix
 
-    def _proba_of_draws(self, draws: Tensor) -> Tensor:
-        """Return the probabilities (b·r, K, s) for drawn outputs (b, c, s)."""
-        proba = self._likelihood.probabilities(draws.mT)  # (b, s, K) or (b, s, r, K)
-        by_label = proba.movedim(1, -1)
-        return by_label.reshape(-1, *by_label.shape[-2:])
-
     def _map_proba(self, X: Inputs, reduce: Reduction = unchanged) -> np.ndarray:
         """Return probabilities (n·r, K) of r labels per sample; rows sum to one.
 
         ``reduce`` is applied to the probabilities (b·r, K) of each batch.
         """
-        of_batch = partial(self._mean_proba, reduce)
+        n_classes = self._targets.n_classes
+        of_batch = partial(_mean_proba, self._likelihood, n_classes, reduce)
         return self._outputs().map_draws(self._check_inputs(X), of_batch).numpy()
-
-    def _mean_proba(self, reduce: Reduction, draws: Tensor) -> Tensor:
-        return reduce(self._normalised(self._proba_of_draws(draws).mean(-1)))
-
-    def _normalised(self, proba: Tensor) -> Tensor:
-        """Normalise probabilities (b·r, K) over the classes seen in ``fit``."""
-        # a network with one logit has two columns, even if fit had a single class
-        proba = proba[:, : self._targets.n_classes]
-        return proba / proba.sum(1, keepdim=True)
 
     def _concentrations(self, X: Inputs, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
@@ -169,14 +144,10 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         outputs = self._outputs()
         outputs.model.check_variance()
         if outputs.model.is_gaussian:
-            return self._map_logits(X, self._sampled_entropies, LINKS["mc"])
-        return outputs.map_draws(self._check_inputs(X), self._entropies_of).numpy()
-
-    def _sampled_entropies(self, mean: Tensor, cov: Tensor) -> Tensor:
-        return mc_uncertainty(mean, cov, self._normals(mean))
-
-    def _entropies_of(self, draws: Tensor) -> Tensor:
-        return uncertainty_of_draws(self._proba_of_draws(draws))
+            function = partial(_sampled_entropies, self.n_samples, self._seed)
+            return self._map_logits(X, function, LINKS["mc"])
+        of_batch = partial(_entropies_of_draws, self._likelihood)
+        return outputs.map_draws(self._check_inputs(X), of_batch).numpy()
 
     def _log_proba_of(self, X: Inputs, y: ArrayLike) -> np.ndarray:
         """Return the finite log-probability of each sample's labels, (n,)."""
@@ -445,7 +416,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         seed = as_seed("random_state", random_state)
         draws = torch.as_tensor(outputs.sample(self._check_inputs(X), n_samples, seed))
         drawn = self._likelihood.probabilities(draws.mT)  # (n, s, K) or (n, s, r, K)
-        proba = self._normalised(drawn.reshape(-1, drawn.shape[-1]))
+        proba = normalised(drawn.reshape(-1, drawn.shape[-1]), self._targets.n_classes)
         by_class = self._targets.target_type.probabilities(proba.numpy())
         by_draw = by_class.reshape(*drawn.shape[:2], *by_class.shape[1:])
         return np.moveaxis(by_draw, 1, -1)
@@ -775,6 +746,55 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         tags.input_tags.three_d_array = True
         tags.input_tags.sparse = True
         return tags
+
+
+# The functions of batches below do not refer to the estimator, so that workers receive
+# the values that they need, but no networks.
+def _of_outputs(
+    likelihood: ClassificationLikelihood,
+    function: Callable[[Tensor, Tensor], Tensor],
+    mean: Tensor,
+    cov: Tensor,
+) -> tuple[Tensor]:
+    """Apply a function of class logits to the moments of a network's outputs."""
+    return (function(*likelihood.class_logits(mean, cov)),)
+
+
+def normalised(proba: Tensor, n_classes: int) -> Tensor:
+    """Normalise probabilities (b·r, K) over the classes seen in ``fit``."""
+    # a network with one logit has two columns, even if fit had a single class
+    proba = proba[:, :n_classes]
+    return proba / proba.sum(1, keepdim=True)
+
+
+def normals(n_samples: int, seed: int, like: Tensor) -> Tensor:
+    """Return fixed standard-normal points (s, K) for logits (b, K)."""
+    return cached_sobol_normals(n_samples, like.shape[1], seed).to(like)
+
+
+def _proba_of_draws(likelihood: ClassificationLikelihood, draws: Tensor) -> Tensor:
+    """Return the probabilities (b·r, K, s) for drawn outputs (b, c, s)."""
+    proba = likelihood.probabilities(draws.mT)  # (b, s, K) or (b, s, r, K)
+    by_label = proba.movedim(1, -1)
+    return by_label.reshape(-1, *by_label.shape[-2:])
+
+
+def _mean_proba(
+    likelihood: ClassificationLikelihood,
+    n_classes: int,
+    reduce: Reduction,
+    draws: Tensor,
+) -> Tensor:
+    proba = _proba_of_draws(likelihood, draws).mean(-1)
+    return reduce(normalised(proba, n_classes))
+
+
+def _sampled_entropies(n_samples: int, seed: int, mean: Tensor, cov: Tensor) -> Tensor:
+    return mc_uncertainty(mean, cov, normals(n_samples, seed, mean))
+
+
+def _entropies_of_draws(likelihood: ClassificationLikelihood, draws: Tensor) -> Tensor:
+    return uncertainty_of_draws(_proba_of_draws(likelihood, draws))
 
 
 def _largest(k: int, proba: Tensor) -> Tensor:
