@@ -57,8 +57,23 @@ _PREDICTING = (
     *("pred_type", "n_samples", "batch_size", "n_jobs", "residual"),
     *("link_approx", "dirichlet_approx"),
 )
+# attribute of estimators between `Unpickled` and ``__setstate__``
+_UNPICKLED = "_is_unpickled"
 # fitted attributes in the summary, with their names in the summary
 _SHOWN = {"elbo_": "ELBO", "kl_": "KL", "best_score_": "score", "n_splits_": "folds"}
+
+
+class Unpickled:
+    """An estimator of a pickle, before its state is restored.
+
+    Only pickle, which runs the code that a file names, creates this class.
+    """
+
+    def __new__(cls, kind: type) -> Any:
+        """Return an estimator of the given class, without attributes."""
+        estimator = object.__new__(kind)
+        vars(estimator)[_UNPICKLED] = True
+        return estimator
 
 
 def without_class(kind: type) -> type:
@@ -383,7 +398,7 @@ class NetEstimator(BaseEstimator, ABC):
         """Pickle the estimator with its tensors on the CPU; skorch pickles the nets."""
         state = self._to_store(self.__dict__)
         state = moved_entries(state, _WITH_TENSORS, "cpu")
-        return pickled(self, state, object.__new__, type(self))
+        return pickled(self, state, Unpickled, type(self))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without tensors, for skops; see `to_portable`."""
@@ -395,9 +410,8 @@ class NetEstimator(BaseEstimator, ABC):
         Results in the folder ``memory`` are unpickled. skops asks whether to trust a
         `joblib.Memory`, but not about a path, which is not taken from a skops file.
         """
-        restored = from_portable(state)
-        self.__dict__.update(restored)
-        is_pickle = restored is state
+        is_pickle = self.__dict__.pop(_UNPICKLED, False)
+        self.__dict__.update(from_portable(state))
         if not is_pickle and isinstance(self.__dict__.get("memory"), str | PathLike):
             self.__dict__["memory"] = None
         if "estimator_" in self.__dict__:
