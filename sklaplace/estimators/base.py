@@ -71,7 +71,7 @@ class Unpickled:
 
     def __new__(cls, kind: type) -> Any:
         """Return an estimator of the given class, without attributes."""
-        estimator = object.__new__(kind)
+        estimator: Any = object.__new__(kind)
         vars(estimator)[_UNPICKLED] = True
         return estimator
 
