@@ -5,9 +5,9 @@ Usage, from the root of a checkout::
     python docs/walk.py [--check]
 
 The script fits small estimators and predicts with them. It writes the calls that lead
-to the landmarks below to ``docs/walk.inc``, each call with its file. A call whose own
-calls are listed further up is followed by an arrow. ``--check`` fails if the file is out
-of date. A landmark that is not called is an error.
+to the landmarks below to ``docs/walk.inc``, each call with its file. An arrow marks a
+call whose own calls are listed further up. ``--check`` fails if the file is out of
+date. A landmark that is not called is an error.
 """
 
 import argparse

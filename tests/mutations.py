@@ -246,8 +246,8 @@ MUTATIONS = [
     Mutation(
         "points of link mc with a seed for each batch",
         "sklaplace/estimators/probabilistic_classifier.py",
-        "like.shape[1], self._seed)",
-        "like.shape[1], self._seed + like.shape[0])",
+        "like.shape[1], seed)",
+        "like.shape[1], seed + like.shape[0])",
         "estimators/test_contracts.py::test_contract"
         "[frozen: neither_batches_nor_order_matter]",
     ),

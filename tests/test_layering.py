@@ -21,6 +21,7 @@ ROOT = Path(sklaplace.__file__).parent
 # From the lowest subpackage to the highest; the package's own __init__ comes last.
 FLOORS = [
     "core",
+    "data",
     "metrics",
     "dirichlet",
     "likelihoods",

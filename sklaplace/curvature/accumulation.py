@@ -21,10 +21,10 @@ from sklaplace.curvature.ggn import Curvature
 from sklaplace.curvature.jacobian import backpropagate_in_parts
 from sklaplace.curvature.recorder import compare_alone
 from sklaplace.curvature.structures import Accumulator
+from sklaplace.data.streams import Samples
 from sklaplace.likelihoods.base import DataFit, Likelihood, weighted
 from sklaplace.likelihoods.output_hessian import OutputHessian
 from sklaplace.networks.forward import Forward
-from sklaplace.networks.streams import Samples
 from sklaplace.networks.trained import TrainedNetwork
 
 

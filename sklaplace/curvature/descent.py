@@ -21,10 +21,10 @@ from sklaplace.core import progress
 from sklaplace.core.checks import Check, check_count, check_positive
 from sklaplace.core.random import counter_uniforms, row_hash
 from sklaplace.curvature.layout import Layout
-from sklaplace.networks.data import Batches, first_rows
+from sklaplace.data.dataset import Batches, first_rows
+from sklaplace.data.streams import Samples, require_choice
 from sklaplace.networks.forward import first_tensor
 from sklaplace.networks.outputs import as_forward
-from sklaplace.networks.streams import Samples, require_choice
 from sklaplace.networks.training import copied, logits_alone, weighted_loss
 
 # Maximum mean fraction of the training samples in a batch. With nearly all samples, the

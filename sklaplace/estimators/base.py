@@ -26,6 +26,7 @@ from sklaplace.core.serialise import (
     to_portable,
 )
 from sklaplace.core.trees import Inputs
+from sklaplace.data.dataset import TrainingData, is_opaque
 from sklaplace.estimators.options.constraints import CONSTRAINTS, Constraints
 from sklaplace.estimators.options.given_net import check_net, inner_net, is_frozen
 from sklaplace.estimators.options.laplace import check_likelihood, sibling
@@ -44,7 +45,6 @@ from sklaplace.estimators.training.samples import (
     weighted_data,
 )
 from sklaplace.estimators.training.trainer import EncodedData, Trainer, check_applicable
-from sklaplace.networks.data import TrainingData, is_opaque
 from sklaplace.networks.trained import device_of
 from sklaplace.networks.training import copied
 

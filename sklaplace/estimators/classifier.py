@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sklaplace.core.trees import Inputs
+from sklaplace.data.arrays import as_array
 from sklaplace.dirichlet.links import LINKS, Link, choose_link
 from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.options.given_net import inner_net
@@ -28,7 +29,6 @@ from sklaplace.estimators.targets.classes import is_ignored
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import ClassificationLikelihood
-from sklaplace.networks.arrays import as_array
 from sklaplace.posterior.tuning.problem import HeldOutScore
 
 

@@ -20,12 +20,12 @@ from sklaplace.core import progress
 from sklaplace.core.checks import listed
 from sklaplace.core.trees import Batch, copied, tree_rows
 from sklaplace.curvature.recorder import n_samples
+from sklaplace.data.dataset import TrainingData, spread_rows
 from sklaplace.estimators.predicting.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
 from sklaplace.estimators.training.trainer import Trainer
-from sklaplace.networks.data import TrainingData, spread_rows
 from sklaplace.networks.default import with_dropout
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import OutputSpec, as_forward

@@ -16,6 +16,7 @@ from sklaplace import dirichlet
 from sklaplace.core.checks import as_seed, check_count, check_option, naming, warn_user
 from sklaplace.core.random import RandomState, cached_sobol_normals
 from sklaplace.core.trees import Inputs
+from sklaplace.data.dataset import count_rows
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import LINKS, Link, mc_uncertainty, uncertainty_of_draws
 from sklaplace.estimators.base import NetEstimator, without_class
@@ -27,7 +28,6 @@ from sklaplace.estimators.targets.classes import ClassTargets
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.estimators.training.trainer import EncodedData
 from sklaplace.likelihoods import ClassificationLikelihood
-from sklaplace.networks.data import count_rows
 
 # Above this number of classes, the most probable class is found batch by batch.
 MANY_CLASSES = 1024

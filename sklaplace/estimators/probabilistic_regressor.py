@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from sklaplace.core.checks import as_levels, as_seed, check_option, naming
 from sklaplace.core.random import RandomState
 from sklaplace.core.trees import Inputs
+from sklaplace.data.dataset import count_rows
 from sklaplace.estimators.base import NetEstimator, without_class
 from sklaplace.estimators.options.given_net import is_frozen
 from sklaplace.estimators.options.laplace import sibling
@@ -21,7 +22,6 @@ from sklaplace.estimators.predicting.noise_model import NoiseModel
 from sklaplace.estimators.targets.numbers import NumberTargets
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import RegressionLikelihood
-from sklaplace.networks.data import count_rows
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from sklaplace.core.checks import check_arrays, naming
 from sklaplace.core.trees import Batch, Inputs, leaves, mapped
 from sklaplace.curvature.network import NetworkSpec
+from sklaplace.data.arrays import as_array, detached
+from sklaplace.data.dataset import TrainingData, as_given, first_rows, is_opaque
 from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.predicting import latent
@@ -28,8 +30,6 @@ from sklaplace.estimators.targets.classes import ClassTargets
 from sklaplace.estimators.targets.label_types import SingleLabel
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.likelihoods import Bernoulli
-from sklaplace.networks.arrays import as_array, detached
-from sklaplace.networks.data import TrainingData, as_given, first_rows, is_opaque
 from sklaplace.networks.default import Size, penalised_classifier, require_array
 from sklaplace.networks.forward import Forward, first_tensor
 from sklaplace.networks.outputs import as_forward, raw_outputs

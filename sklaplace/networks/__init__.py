@@ -1,7 +1,6 @@
 """Networks: skorch nets as functions of a batch, and their training.
 
 `Forward` maps a batch to outputs (b, c). `OutputSpec` describes the likelihood that
-these outputs parametrise. Neither changes the network. The other modules implement data
-sets, training with sample weights, the split into training and validation data, and
-default networks for tables.
+these outputs parametrise. Neither changes the network. The other modules implement
+training with sample weights, and default networks for tables.
 """

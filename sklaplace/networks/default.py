@@ -20,7 +20,7 @@ from skorch import NeuralNet, NeuralNetClassifier, NeuralNetRegressor
 from torch import Tensor, nn
 
 from sklaplace.core.parallel import one_blas_thread
-from sklaplace.networks.data import TrainingData
+from sklaplace.data.dataset import TrainingData
 from sklaplace.networks.optimizer import CosineAdam
 from sklaplace.networks.tabular import (
     HIDDEN_UNITS,

@@ -8,7 +8,7 @@ from skorch.dataset import unpack_data
 
 from sklaplace.core.checks import warn_user
 from sklaplace.core.random import private_rng
-from sklaplace.networks.streams import Samples
+from sklaplace.data.streams import Samples
 
 # relative difference of losses due to summation order and CPU instructions
 _TOLERANCE = 1e-4

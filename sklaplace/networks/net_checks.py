@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from sklaplace.core.linalg import MANY_ROUNDINGS
 from sklaplace.core.trees import copied
+from sklaplace.data.dataset import module_of
 from sklaplace.likelihoods import (
     ClassificationLikelihood,
     Likelihood,
     RegressionLikelihood,
 )
-from sklaplace.networks.data import module_of
 from sklaplace.networks.forward import recorded_outputs, with_attributes
 
 

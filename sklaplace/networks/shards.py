@@ -11,8 +11,8 @@ from skorch.dataset import Dataset
 from skorch.utils import multi_indexing
 from torch.utils.data import Subset
 
-from sklaplace.networks.data import RowDataset, take_rows
-from sklaplace.networks.streams import Samples, is_stream
+from sklaplace.data.dataset import RowDataset, take_rows
+from sklaplace.data.streams import Samples, is_stream
 
 # Minimum number of batches in a shard, which keeps the relative overhead small.
 MIN_BATCHES = 4

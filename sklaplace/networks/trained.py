@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from skorch import NeuralNet
 
-from sklaplace.networks.data import Batches
+from sklaplace.data.dataset import Batches
+from sklaplace.data.streams import Samples
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import as_forward
-from sklaplace.networks.streams import Samples
 
 
 @dataclass(frozen=True)

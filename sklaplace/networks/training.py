@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from sklaplace.core.random import private_rng
+from sklaplace.data.dataset import TrainingData, collate_weighted, sample_weights
+from sklaplace.data.streams import Samples
 from sklaplace.likelihoods import CRITERIA
-from sklaplace.networks.data import TrainingData, collate_weighted, sample_weights
 from sklaplace.networks.forward import computed_tensors, first_tensor, with_attributes
 from sklaplace.networks.outputs import as_forward, unwrapped
-from sklaplace.networks.streams import Samples
 
 # Methods of a skorch net that receive the module's outputs.
 _STEPS = "train_step", "train_step_single", "validation_step"

@@ -18,7 +18,7 @@ from sklaplace.curvature.descent import (
     weight_decays,
 )
 from sklaplace.curvature.layout import BlockSpec, Layout
-from sklaplace.networks.data import RowDataset
+from sklaplace.data.dataset import RowDataset
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 X, Y = blobs()

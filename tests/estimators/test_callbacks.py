@@ -41,8 +41,8 @@ from sklaplace import (
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
+from sklaplace.data.dataset import TrainingData
 from sklaplace.likelihoods import Gaussian, HeteroscedasticNLLLoss
-from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.training import copied, train
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters

@@ -54,8 +54,8 @@ from sklaplace import (
     VariationalRegressor,
     dirichlet,
 )
+from sklaplace.data import stored
 from sklaplace.likelihoods import HeteroscedasticNLLLoss
-from sklaplace.networks import stored
 
 DOUBLE = {"module__dtype": torch.float64}
 X, Y = blobs(dtype=np.float64)

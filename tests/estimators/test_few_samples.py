@@ -23,10 +23,10 @@ from sklaplace import (
     LaplaceRegressor,
     LaplaceRegressorCV,
 )
+from sklaplace.data.split import MIN_ROWS, hash_folds, row_keys
 from sklaplace.estimators.training.folds import N_FOLDS
 from sklaplace.estimators.training.laplace import FEW as FOLDED
 from sklaplace.estimators.training.laplace import FEW_FOR_NOISE, MIN_HELD_OUT
-from sklaplace.networks.split import MIN_ROWS, hash_folds, row_keys
 
 pytestmark = pytest.mark.usefixtures("full_training")
 

@@ -14,7 +14,7 @@ from sklearn.frozen import FrozenEstimator
 
 from sklaplace import LaplaceClassifier
 from sklaplace.curvature.structures import STRUCTURES
-from sklaplace.networks import stored
+from sklaplace.data import stored
 
 X, Y = blobs(120)
 NET = FrozenEstimator(classifier().fit(X, Y))

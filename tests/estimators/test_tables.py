@@ -28,7 +28,7 @@ from sklaplace import (
     SWAGClassifier,
     VariationalRegressor,
 )
-from sklaplace.networks.table import Table
+from sklaplace.data.table import Table
 
 N = 120
 pytestmark = pytest.mark.filterwarnings("ignore:There are no held-out samples")

@@ -14,7 +14,7 @@ from sklearn.model_selection import train_test_split
 
 from sklaplace import LaplaceClassifier
 from sklaplace.core.random import private_rng
-from sklaplace.networks.data import TrainingData
+from sklaplace.data.dataset import TrainingData
 from sklaplace.networks.default import (
     MANY_ROWS,
     MIN_NOISE,

@@ -7,7 +7,7 @@ from nets import classifier
 from skorch.dataset import Dataset
 from torch.utils.data import Subset, TensorDataset
 
-from sklaplace.networks.data import Batches, RowDataset
+from sklaplace.data.dataset import Batches, RowDataset
 from sklaplace.networks.shards import MAX_SHARDS, cut, shards_of
 
 N = 23

@@ -15,6 +15,8 @@ from sklearn.utils import indexable
 
 from sklaplace.core.checks import naming, warn_user
 from sklaplace.core.random import private_rng
+from sklaplace.data.dataset import TrainingData, is_opaque
+from sklaplace.data.split import hash_folds, sample_keys
 from sklaplace.estimators.targets.classes import ClassTargets
 from sklaplace.estimators.targets.numbers import NumberTargets
 from sklaplace.estimators.training.samples import (
@@ -24,8 +26,6 @@ from sklaplace.estimators.training.samples import (
     select,
     weighted_data,
 )
-from sklaplace.networks.data import TrainingData, is_opaque
-from sklaplace.networks.split import hash_folds, sample_keys
 
 Targets = ClassTargets | NumberTargets
 Split = tuple[np.ndarray, np.ndarray]  # indices of training and of scored samples

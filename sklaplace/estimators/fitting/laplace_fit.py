@@ -15,6 +15,7 @@ from sklaplace.core.parallel import ordered_map
 from sklaplace.curvature.accumulation import CurvatureSums, accumulate
 from sklaplace.curvature.structures import Structure
 from sklaplace.curvature.structures.rounding import check_finite
+from sklaplace.data.dataset import TrainingData
 from sklaplace.estimators.fitting.noise import with_column_noises
 from sklaplace.estimators.fitting.sample_record import (
     NoveltyRecorder,
@@ -23,7 +24,6 @@ from sklaplace.estimators.fitting.sample_record import (
 )
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.likelihoods.base import DataFit
-from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.shards import shards_of
 from sklaplace.networks.trained import TrainedNetwork

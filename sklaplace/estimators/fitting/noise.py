@@ -13,16 +13,16 @@ from sklaplace.core.checks import warn_user
 from sklaplace.core.linalg import all_finite, as_number, plain
 from sklaplace.core.random import row_hash
 from sklaplace.curvature.features import FeatureRecorder
-from sklaplace.estimators.predicting.noise_model import Predictions, Residuals
-from sklaplace.estimators.predicting.output_model import BatchedOutputs
-from sklaplace.likelihoods import Gaussian
-from sklaplace.likelihoods.base import DataFit, losses_by_output
-from sklaplace.networks.split import (
+from sklaplace.data.split import (
     groups_of_copies,
     row_keys,
     separate_replicates,
     shared_keys,
 )
+from sklaplace.estimators.predicting.noise_model import Predictions, Residuals
+from sklaplace.estimators.predicting.output_model import BatchedOutputs
+from sklaplace.likelihoods import Gaussian
+from sklaplace.likelihoods.base import DataFit, losses_by_output
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.novelty import Novelty

@@ -15,10 +15,10 @@ from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.recorder import compare_alone
 from sklaplace.curvature.shared import IdentityMap
+from sklaplace.data.dataset import Batches
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.likelihoods.base import sample_weights, weighted
-from sklaplace.networks.data import Batches
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.last_layer import LastLayerRecorder

@@ -16,11 +16,11 @@ from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import Structure
 from sklaplace.curvature.structures.full import Full
+from sklaplace.data.dataset import Batches
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit
 from sklaplace.estimators.fitting.noise import root_mean_square
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.likelihoods.base import DataFit, sample_weights
-from sklaplace.networks.data import Batches
 from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters

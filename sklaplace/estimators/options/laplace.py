@@ -24,14 +24,14 @@ from sklaplace.curvature.priors import PRIOR_STRUCTURES, groups_of, kind
 from sklaplace.curvature.structures import STRUCTURES, Accumulator
 from sklaplace.curvature.subnetwork import SCORE_CHECKS, SCORES
 from sklaplace.curvature.subsets import CRITERION, SUBSET_CHECKS, SUBSETS
+from sklaplace.data.dataset import Batches
+from sklaplace.data.streams import Samples
 from sklaplace.likelihoods import (
     ClassificationLikelihood,
     Gaussian,
     Likelihood,
     RegressionLikelihood,
 )
-from sklaplace.networks.data import Batches
-from sklaplace.networks.streams import Samples
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import refit_bytes

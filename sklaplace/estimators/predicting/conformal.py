@@ -17,8 +17,8 @@ from sklearn.model_selection import check_cv
 from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_count, plain
 from sklaplace.core.random import private_rng
-from sklaplace.networks.data import TrainingData
-from sklaplace.networks.split import hash_folds, sample_keys
+from sklaplace.data.dataset import TrainingData
+from sklaplace.data.split import hash_folds, sample_keys
 
 Array = NDArray[np.float64]
 Indices = tuple[NDArray[np.intp], NDArray[np.intp]]

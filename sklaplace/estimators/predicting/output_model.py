@@ -29,8 +29,8 @@ from sklaplace.core.parallel import (
 )
 from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.features import FeatureRecorder
+from sklaplace.data.dataset import Batches, count_rows
 from sklaplace.likelihoods.base import losses_by_output, sample_weights
-from sklaplace.networks.data import Batches, count_rows
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import OutputSpec
 from sklaplace.networks.shards import cut, shards_of

@@ -10,8 +10,8 @@ from skorch.dataset import Dataset
 from torch import Tensor
 from torch.utils.data import Subset
 
+from sklaplace.data.dataset import TrainingData
 from sklaplace.likelihoods import CRITERIA, Likelihood
-from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import Size
 
 

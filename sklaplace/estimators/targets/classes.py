@@ -20,6 +20,8 @@ from sklearn.utils.validation import check_consistent_length
 from skorch import NeuralNet, NeuralNetBinaryClassifier
 
 from sklaplace.core.checks import naming
+from sklaplace.data.arrays import as_labels
+from sklaplace.data.dataset import TrainingData
 from sklaplace.estimators.targets.base import (
     Targets,
     criterion_of,
@@ -28,8 +30,6 @@ from sklaplace.estimators.targets.base import (
 from sklaplace.estimators.targets.label_types import TargetType, infer_target_type
 from sklaplace.estimators.targets.numbers import LARGEST_UNIT, NOTABLE_LOSS
 from sklaplace.likelihoods import Bernoulli, Categorical, Likelihood
-from sklaplace.networks.arrays import as_labels
-from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import Size
 from sklaplace.networks.outputs import unwrapped
 

@@ -23,8 +23,8 @@ from skorch import NeuralNet
 from torch import Tensor
 
 from sklaplace.core.checks import warn_user
+from sklaplace.data.dataset import TrainingData
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
-from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import Size, default_classifier, default_multilabel
 from sklaplace.networks.outputs import ONE_CLASS
 

@@ -11,6 +11,8 @@ from skorch import NeuralNet
 from torch import Tensor
 
 from sklaplace.core.checks import warn_user
+from sklaplace.data.arrays import as_numbers, check_finite
+from sklaplace.data.dataset import InputType, TrainingData
 from sklaplace.estimators.targets.base import Targets, likelihood_of
 from sklaplace.likelihoods import (
     Gaussian,
@@ -19,8 +21,6 @@ from sklaplace.likelihoods import (
     Poisson,
     RegressionLikelihood,
 )
-from sklaplace.networks.arrays import as_numbers, check_finite
-from sklaplace.networks.data import InputType, TrainingData
 from sklaplace.networks.default import Size, center_and_scale, default_regressor
 
 Array = np.ndarray

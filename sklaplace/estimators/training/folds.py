@@ -17,13 +17,13 @@ from sklaplace.core import progress
 from sklaplace.core.checks import warn_user
 from sklaplace.core.parallel import in_parallel, one_thread
 from sklaplace.core.random import private_rng
+from sklaplace.data.dataset import TrainingData
+from sklaplace.data.split import hash_folds
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.targets.base import brings_targets
 from sklaplace.estimators.training.laplace import MIN_HELD_OUT, LaplaceTrainer
 from sklaplace.estimators.training.trainer import EncodedData
-from sklaplace.networks.data import TrainingData
 from sklaplace.networks.net_checks import whole_batches
-from sklaplace.networks.split import hash_folds
 from sklaplace.networks.trained import TrainedNetwork
 
 # Number of folds if there are too few samples to hold some out.

@@ -18,6 +18,8 @@ from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES
 from sklaplace.curvature.network import NetworkSpec, check_batch, infer_network_spec
 from sklaplace.curvature.subnetwork import SCORE_CHECKS, SelectionProblem, choose
 from sklaplace.curvature.subsets import CRITERION, select
+from sklaplace.data.dataset import TrainingData, first_rows, spread_rows
+from sklaplace.data.streams import is_stream, require_choice
 from sklaplace.estimators.options.laplace import (
     LaplaceOptions,
     check_earlier_layout,
@@ -27,11 +29,9 @@ from sklaplace.estimators.options.laplace import (
 from sklaplace.estimators.predicting.output_model import check_covariances
 from sklaplace.estimators.training.prior_callback import given_callbacks
 from sklaplace.estimators.training.trainer import Trainer
-from sklaplace.networks.data import TrainingData, first_rows, spread_rows
 from sklaplace.networks.history import recorded_split
 from sklaplace.networks.net_checks import check_sampler
 from sklaplace.networks.outputs import check_repeatable
-from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork, device_of
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import refit_bytes

@@ -21,9 +21,9 @@ from sklaplace.core.checks import warn_user
 from sklaplace.core.random import private_rng
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
+from sklaplace.data.dataset import Batches, spread_rows
 from sklaplace.likelihoods import CRITERIA
 from sklaplace.likelihoods.base import weighted
-from sklaplace.networks.data import Batches, spread_rows
 from sklaplace.networks.net_checks import check_device
 from sklaplace.networks.outputs import raw_outputs, takes_logarithm, unwrapped
 from sklaplace.networks.trained import TrainedNetwork, device_of

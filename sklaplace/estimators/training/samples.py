@@ -26,10 +26,8 @@ from torch.utils.data import DataLoader
 
 from sklaplace.core.checks import check_arrays, naming, warn_user
 from sklaplace.core.trees import leaves, mapped
-from sklaplace.estimators.targets.base import Targets
-from sklaplace.estimators.training.trainer import check_applicable
-from sklaplace.networks.arrays import as_array, as_labels, check_columns, detached
-from sklaplace.networks.data import (
+from sklaplace.data.arrays import as_array, as_labels, check_columns, detached
+from sklaplace.data.dataset import (
     InputType,
     TrainingData,
     as_given,
@@ -40,8 +38,10 @@ from sklaplace.networks.data import (
     is_opaque,
     take_rows,
 )
-from sklaplace.networks.stored import StoredArray, is_stored
-from sklaplace.networks.table import Table, is_frame
+from sklaplace.data.stored import StoredArray, is_stored
+from sklaplace.data.table import Table, is_frame
+from sklaplace.estimators.targets.base import Targets
+from sklaplace.estimators.training.trainer import check_applicable
 
 # A mean of the positive weights below this number or above its inverse triggers a
 # warning.

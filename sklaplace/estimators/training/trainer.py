@@ -20,9 +20,11 @@ from sklaplace.core import progress
 from sklaplace.core.checks import listed, naming, warn_user
 from sklaplace.core.random import private_rng
 from sklaplace.curvature.descent import Descent, weight_decays
+from sklaplace.data.dataset import TrainingData, first_rows, is_opaque, spread_rows
+from sklaplace.data.split import hash_split, row_keys, separate_replicates
+from sklaplace.data.streams import is_stream, require_choice
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.targets.base import Targets
-from sklaplace.networks.data import TrainingData, first_rows, is_opaque, spread_rows
 from sklaplace.networks.default import Size
 from sklaplace.networks.lazy import check_no_lazy_modules, initialise_lazy_modules
 from sklaplace.networks.net_checks import (
@@ -40,8 +42,6 @@ from sklaplace.networks.outputs import (
     warn_if_double_softmax,
     warn_of_other_loss,
 )
-from sklaplace.networks.split import hash_split, row_keys, separate_replicates
-from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied, logits_alone, noting_interrupts, train
 

@@ -8,6 +8,7 @@ from sklearn.base import clone
 from skorch import NeuralNet
 from skorch.callbacks import ParamMapper
 
+from sklaplace.data.dataset import TrainingData
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.predicting.output_model import require_draws
 from sklaplace.estimators.training.prior_callback import (
@@ -16,7 +17,6 @@ from sklaplace.estimators.training.prior_callback import (
     refuse_callbacks,
 )
 from sklaplace.estimators.training.trainer import EncodedData, Trainer
-from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import PenalisedNet, without_penalty
 from sklaplace.networks.outputs import OutputSpec
 from sklaplace.posterior.variational.elbo import Elbo

@@ -22,11 +22,11 @@ from skorch.utils import to_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from sklaplace.data.dataset import Batches
+from sklaplace.data.streams import Samples
 from sklaplace.likelihoods.base import Likelihood, losses_by_output, weighted
-from sklaplace.networks.data import Batches
 from sklaplace.networks.forward import OUTPUT_MAPS, Forward, as_columns
 from sklaplace.networks.outputs import OutputSpec, unwrapped
-from sklaplace.networks.streams import Samples
 from sklaplace.networks.training import batch_weights, mean_weight
 from sklaplace.posterior.variational.divergence import divergence
 from sklaplace.posterior.variational.family import PosteriorFamily

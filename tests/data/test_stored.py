@@ -5,8 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
-from sklaplace.networks import stored
-from sklaplace.networks.stored import StoredArray, is_stored
+from sklaplace.data import stored
+from sklaplace.data.stored import StoredArray, is_stored
 
 N = 50
 VALUES = np.arange(6.0 * N).reshape(N, 3, 2)

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from sklaplace.networks.stored import StoredArray
+from sklaplace.data.stored import StoredArray
 
 # Largest difference between copies in each column, relative to the interquartile range,
 # or to the standard deviation if half of the values are equal. The tolerance is smaller

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from sklearn.preprocessing import OneHotEncoder
 
-from sklaplace.networks import arrays
+from sklaplace.data import arrays
 
 # Maximum number of columns per category.
 MAX_LEVELS = 30

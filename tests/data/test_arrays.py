@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sklaplace.networks.arrays import (
+from sklaplace.data.arrays import (
     as_labels,
     as_numbers,
     check_columns,

@@ -3,7 +3,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from sklaplace.networks.split import (
+from sklaplace.data.split import (
     MIN_ROWS,
     groups_of_copies,
     hash_folds,
@@ -170,7 +170,7 @@ def test_copies_are_found_in_blocks_of_columns(monkeypatch):
     X += 1e-8 * np.random.default_rng(0).standard_normal(X.shape)
     found = groups_of_copies(X)
     assert len(np.unique(found)) == 60
-    monkeypatch.setattr("sklaplace.networks.split._BLOCK", 1)
+    monkeypatch.setattr("sklaplace.data.split._BLOCK", 1)
     np.testing.assert_array_equal(groups_of_copies(X), found)
 
 

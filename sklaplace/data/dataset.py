@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader, Subset, default_collate
 
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import leaves, mapped
-from sklaplace.networks.arrays import as_array, as_numbers, check_finite, detached
-from sklaplace.networks.stored import StoredArray
-from sklaplace.networks.streams import (
+from sklaplace.data.arrays import as_array, as_numbers, check_finite, detached
+from sklaplace.data.stored import StoredArray
+from sklaplace.data.streams import (
     RowStream,
     Samples,
     is_stream,

@@ -9,7 +9,7 @@ from skorch.dataset import Dataset
 from torch.utils.data import DataLoader, Subset
 
 from sklaplace import LaplaceClassifier
-from sklaplace.networks.data import Batches, RowDataset, take_rows
+from sklaplace.data.dataset import Batches, RowDataset, take_rows
 
 FIXED = {"prior_precision": 1.0, "random_state": 0}
 WEIGHTS = np.linspace(0.5, 2, 60)
