@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from files.write import FORMATS, check
 from joblib import Memory
 from nets import MLP, classifier, regressor
 from sklearn.frozen import FrozenEstimator
@@ -99,15 +98,6 @@ def test_estimators_are_loaded_with_the_trusted_types(name, tmp_path, figure):
     assert set(vars(back)) == set(vars(model))
     for copied in (pickle.loads(pickle.dumps(back)), copy.deepcopy(back)):
         np.testing.assert_array_equal(predicted(copied), predicted(model))
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for folder in FORMATS for path in sorted(folder.glob("*.skops"))],
-    ids=lambda path: path.stem,
-)
-def test_files_of_earlier_versions_are_loaded(path):
-    check(sio.load(path, trusted=TRUSTED), path)
 
 
 def test_a_loaded_estimator_goes_on_fitting():
