@@ -197,10 +197,14 @@ class MarglikTraining(PriorCallback):
         return self.subset_of_weights
 
     def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
-        own, network, layout = self._options, TrainedNetwork(net, spec), spec.layout
+        settings, network, layout = (
+            self._options,
+            TrainedNetwork(net, spec),
+            spec.layout,
+        )
         options.check_prior_shape(self.prior_precision, self.prior_structure, layout)
-        own.check_bytes(spec, network.device, n_rows)
-        self.hyperparameters_ = initial_hyperparameters(own, network)
+        settings.check_bytes(spec, network.device, n_rows)
+        self.hyperparameters_ = initial_hyperparameters(settings, network)
         self.epoch_ = 0
         self.best_: _Best | None = None
         return layout
@@ -257,14 +261,14 @@ class MarglikTraining(PriorCallback):
 
     def _posterior(self, net: NeuralNet) -> GaussianPosterior:
         """Return the posterior at the current weights and hyperparameters."""
-        spec, own = self.training_.spec, self._options
-        network, curvature = TrainedNetwork(net, spec), own.configured_curvature
+        spec, settings = self.training_.spec, self._options
+        network, curvature = TrainedNetwork(net, spec), settings.configured_curvature
         sums = accumulate(
             network,
             [self.training_.dataset],
             curvature,
-            own.accumulator(spec.layout),
-            batch_size=spec.batch_size(row_elements=own.row_elements(spec)),
+            settings.accumulator(spec.layout),
+            batch_size=spec.batch_size(row_elements=settings.row_elements(spec)),
         )
         structure, h = sums.accumulator.decompose(), self.hyperparameters_
         return at_weights(network, structure, sums.data_fit, h, curvature.order)
@@ -389,8 +393,8 @@ class PriorTraining(PriorCallback):
     def _subset(self, net: NeuralNet) -> Any:
         named, layout = unwrapped(net.module_).named_parameters(), self.prior.layout
         shapes = {name: tuple(parameter.shape) for name, parameter in named}
-        known = [block for block in layout.blocks if block.name in shapes]
-        blocks = tuple(replace(block, shape=shapes[block.name]) for block in known)
+        shared = [block for block in layout.blocks if block.name in shapes]
+        blocks = tuple(replace(block, shape=shapes[block.name]) for block in shared)
         options.check_earlier_layout(self.prior, replace(layout, blocks=blocks))
         return [block.name for block in layout.blocks]
 
@@ -404,7 +408,7 @@ class PriorTraining(PriorCallback):
         return self.earlier_.gradient(theta)
 
     def _loss_scale(self) -> Tensor:
-        given, mean = self.sigma_noise, self.earlier_.mean
-        noise = self.prior.hyperparameters.sigma_noise if given is None else given
+        sigma, mean = self.sigma_noise, self.earlier_.mean
+        noise = self.prior.hyperparameters.sigma_noise if sigma is None else sigma
         noise = torch.as_tensor(noise, dtype=torch.float64, device=mean.device)
         return self.training_.spec.likelihood.scale(noise) / self.temperature

@@ -75,8 +75,8 @@ class SharedMasks(TorchDispatchMode):
         x, p = (*args, 0.5)[:2]
         if func is OPERATORS[0]:
             return x.copy_(self._kept(x, p))
-        kept = self._kept(x, 1 - p)  # fused on a GPU
-        return x * kept / (1 - p), kept.bool()
+        mask = self._kept(x, 1 - p)  # fused on a GPU
+        return x * mask / (1 - p), mask.bool()
 
     def _kept(self, x: Tensor, share: float) -> Tensor:
         """Draw a mask for one sample, with ones for kept units, and repeat it."""
@@ -86,8 +86,8 @@ class SharedMasks(TorchDispatchMode):
         else:  # attention folds its heads into the axis of samples
             n, rest = divmod(shape[0], self.n_samples or shape[0])
             shape[0] = 1 if rest else n
-        kept = torch.rand(shape, generator=self.generator) >= 1 - share
-        return kept.to(x).repeat([n // m for n, m in zip(x.shape, shape, strict=True)])
+        mask = torch.rand(shape, generator=self.generator) >= 1 - share
+        return mask.to(x).repeat([n // m for n, m in zip(x.shape, shape, strict=True)])
 
 
 def dropping_modules(module: nn.Module) -> list[nn.Module]:
@@ -133,34 +133,34 @@ def mark_dropping_modules(net: NeuralNet, x: Batch) -> set[str]:
     """
     forward = as_forward(copied_net(net))
     named = dict(forward.module.named_modules())
-    others = [m for m in named.values() if not isinstance(m, _FIXED)]
-    with forward.frozen(), drawn_mask(others, torch.Generator()) as masks:
+    searched = [m for m in named.values() if not isinstance(m, _FIXED)]
+    with forward.frozen(), drawn_mask(searched, torch.Generator()) as masks:
         forward.returned(x)
-    found = {name: owner for name, owner in named.items() if owner in masks.drawing}
-    for name, owner in found.items():
+    drawing = {name: owner for name, owner in named.items() if owner in masks.drawing}
+    for name, owner in drawing.items():
         if not isinstance(owner, DROPOUTS):
             for module in (forward.module, as_forward(net).module):
                 setattr(module.get_submodule(name), _MARK, True)
     with forward.frozen(), drawn_mask(forward.module, torch.Generator()) as masks:
         forward.returned(x)
-    if skipped := [name for name in found if named[name] not in masks.drawing]:
+    if skipped := [name for name in drawing if named[name] not in masks.drawing]:
         raise ValueError(
             f"The network calls {listed(skipped)} only if self.training of another "
             "module is True. Call dropout layers in every forward pass; they do "
             "nothing in evaluation mode."
         )
-    return {type(owner).__name__ for owner in found.values()}
+    return {type(owner).__name__ for owner in drawing.values()}
 
 
 def mc_dropout_outputs(forward: Forward, x: Batch, seeds: list[int]) -> Tensor:
     """Return the outputs (b, c, s) of a frozen network, with one mask per seed."""
-    found = []
+    draws = []
     with torch.no_grad():
         for seed in progress.tracked(seeds, "draws", len(seeds)):
             generator = torch.Generator().manual_seed(seed)
             with drawn_mask(forward.module, generator, n_samples(x)):
-                found.append(forward(x).double())
-    return torch.stack(found, -1)
+                draws.append(forward(x).double())
+    return torch.stack(draws, -1)
 
 
 # ----------------------------------------------------------------------- estimators
@@ -191,10 +191,10 @@ class DropoutTrainer(Trainer):
         forward, x = as_forward(net), spread_rows(net, dataset)
         dropping = mark_dropping_modules(net, x)
         if not dropping:
-            known = ", ".join(kind.__name__ for kind in DROPOUTS)
+            names = ", ".join(kind.__name__ for kind in DROPOUTS)
             raise ValueError(
                 "The network calls no dropout layer with p > 0. Use one of "
-                f"{known} from torch.nn."
+                f"{names} from torch.nn."
             )
         order = torch.tensor([-1])  # a batch of another size, and another sample
         with forward.frozen():

@@ -50,12 +50,12 @@ class EnsembleDraws(OutputModel):
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return the outputs (b, c, s), with one network per draw."""
-        found: dict[int, Tensor] = {}
+        by_network: dict[int, Tensor] = {}
         for index in set(self.chosen):
             member = self.networks[index].forward()
             with member.frozen(), torch.no_grad():
-                found[index] = member(x).double()
-        return torch.stack([found[index] for index in self.chosen], -1)
+                by_network[index] = member(x).double()
+        return torch.stack([by_network[index] for index in self.chosen], -1)
 
     def redrawn(self, n_samples: int, seed: int) -> "EnsembleDraws":
         """Return the outputs of networks that are drawn with replacement."""
@@ -87,15 +87,15 @@ class EnsembleTrainer(Trainer):
         """Train networks with the same held-out samples; return the first network."""
         net = inner_net(self.estimator)
         if encoded.validation is None and not getattr(net, "train_split", None):
-            parts = self.hold_out(encoded.data)
-            if parts is not None:
-                encoded = encoded.split(parts)
+            split = self.hold_out(encoded.data)
+            if split is not None:
+                encoded = encoded.split(split)
             self._keyed = None  # workers do not need it
         seeds = np.random.default_rng(self.seed).integers(2**31, size=self.n_estimators)
-        given = [(int(seed), encoded) for seed in seeds]
+        arguments = [(int(seed), encoded) for seed in seeds]
         n_jobs = _processes(self.n_jobs)
         with progress.phase("train"):
-            self.networks = in_parallel(self.train_one, given, n_jobs, "networks")
+            self.networks = in_parallel(self.train_one, arguments, n_jobs, "networks")
         return self.networks[0]
 
     def train_one(self, seed: int, encoded: EncodedData) -> TrainedNetwork:

@@ -179,7 +179,10 @@ class BaseLaplace(NetEstimator):
         torch.Size([111])
         """
         samples = Samples(
-            *(X, y, sample_weight, groups),
+            X,
+            y,
+            sample_weight,
+            groups,
             X_val=X_val,
             y_val=y_val,
             groups_val=groups_val,
@@ -318,28 +321,28 @@ class BaseLaplace(NetEstimator):
         posterior, options = self.posterior_, self._options
         subset = options.subset_of_weights
         names = subset if isinstance(subset, str) else ", ".join(subset)
-        parts = [
+        phrases = [
             f"{options.hessian_structure} posterior over "
             f"{posterior.layout.n_parameters:,} weights ({names})",
             "weights refitted" if posterior.is_refitted else "weights kept",
         ]
         if posterior.earlier is not None:
-            parts.append("prior given as a Gaussian")
+            phrases.append("prior given as a Gaussian")
         else:
-            parts.append(f"prior_precision {posterior.shown_precision()}")
+            phrases.append(f"prior_precision {posterior.shown_precision()}")
             if options.free_prior and are_certain(posterior):
-                parts.append("weights hardly uncertain")
+                phrases.append("weights hardly uncertain")
         residual = self._residual_of(self._novelty, self.posterior_)
         if residual is not None:
-            parts.append(
+            phrases.append(
                 f"residual {residual.variance:.3g} (steepness {residual.steepness:g})"
             )
         if self.temperature_ != 1:
-            parts.append(f"temperature {self.temperature_:.3g}")
+            phrases.append(f"temperature {self.temperature_:.3g}")
         if options.tuner == "marglik":
             # under other priors, weights without a refit can be improbable
-            parts.append(f"log evidence {self.log_marginal_likelihood_value_:.1f}")
-        return parts
+            phrases.append(f"log evidence {self.log_marginal_likelihood_value_:.1f}")
+        return phrases
 
     def _get_fitted_attr_html(self, doc_link: str = "") -> Any:
         """Return the table of fitted attributes, without a misleading evidence.
@@ -393,15 +396,23 @@ class BaseLaplace(NetEstimator):
         novelty: Novelty | None,
     ) -> BatchedOutputs:
         """Distribution of a network's outputs under a posterior."""
-        kind = OUTPUT_MODELS[self.pred_type]
-        draws = int(self.n_samples), self._seed, posterior
-        model, residual = kind(*draws), self._residual_of(novelty, posterior)
+        n_samples = int(self.n_samples)
+        model = OUTPUT_MODELS[self.pred_type](n_samples, self._seed, posterior)
+        residual = self._residual_of(novelty, posterior)
         if residual is not None:
             layers = network.spec.feature_layers
-            model = ResidualOutputs(*draws, model, residual, layers)
-        elements = self._options.row_elements(network.spec)
-        given = network, model, self.batch_size, elements
-        return BatchedOutputs(*given, self.n_jobs, (type(self).__name__, self.verbose))
+            model = ResidualOutputs(
+                n_samples, self._seed, posterior, model, residual, layers
+            )
+        return BatchedOutputs(
+            network,
+            model,
+            self.batch_size,
+            row_elements=self._options.row_elements(network.spec),
+            n_jobs=self.n_jobs,
+            name=type(self).__name__,
+            verbose=self.verbose,
+        )
 
     def _residual_of(
         self, novelty: Novelty | None, posterior: GaussianPosterior
@@ -550,12 +561,12 @@ class BaseLaplace(NetEstimator):
         True
         """
         check_is_fitted(self)
-        given = {"prior_precision": prior_precision, "sigma_noise": sigma_noise}
+        changes = {"prior_precision": prior_precision, "sigma_noise": sigma_noise}
         posterior = under_hyperparameters(
-            self.posterior_, given, self._options, self._targets
+            self.posterior_, changes, self._options, self._targets
         )
         evidence = self._evidence(posterior)
-        has_tensor = any(isinstance(value, Tensor) for value in given.values())
+        has_tensor = any(isinstance(value, Tensor) for value in changes.values())
         return evidence if has_tensor else float(evidence)
 
     def tune(
@@ -732,5 +743,6 @@ class BaseLaplace(NetEstimator):
             rows, n_joint = without_groups(rows)
         with forward.frozen(), torch.enable_grad():
             raw_outputs(self.estimator_, rows)  # raises for invalid inputs
-            found = require_finite(*model.in_graph(forward, rows, n_joint))
-            return self._targets.restored_outputs(self._likelihood, *found)
+            mean, cov = model.in_graph(forward, rows, n_joint)
+            mean, cov = require_finite(mean, cov)
+            return self._targets.restored_outputs(self._likelihood, mean, cov)

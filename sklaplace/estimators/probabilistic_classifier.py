@@ -133,11 +133,11 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
     def _entropies(self, X: Inputs, method: str) -> np.ndarray:
         """Return total, aleatoric and epistemic entropy of each label, (n·r, 3)."""
         if method != "mc":
-            found = dirichlet.uncertainty(self._concentrations(X, method))
+            entropies = dirichlet.uncertainty(self._concentrations(X, method))
         else:
-            found = self._entropies_of_draws(X)
+            entropies = self._entropies_of_draws(X)
         # a network with one logit has two classes
-        return found if self._targets.n_classes > 1 else np.zeros_like(found)
+        return entropies if self._targets.n_classes > 1 else np.zeros_like(entropies)
 
     def _entropies_of_draws(self, X: Inputs) -> np.ndarray:
         """Return the entropies of `_entropies`, estimated from draws of the logits."""
@@ -161,15 +161,15 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         labels = self._check_samples(X, y, reset=False)[1]
         codes = self._targets.encode(labels).reshape(-1, 1).astype(np.intp)
         scores = self._class_scores(model, X)
-        found = np.take_along_axis(scores, codes.clip(min=0), axis=1)
-        return np.where(codes >= 0, found, np.nan)
+        of_labels = np.take_along_axis(scores, codes.clip(min=0), axis=1)
+        return np.where(codes >= 0, of_labels, np.nan)
 
     def _class_scores(self, model: Any, X: Inputs) -> np.ndarray:
         """Return the conformity scores of all classes under a model, (n, K)."""
         proba = model.predict_proba(X)
-        found = np.ones((len(proba), len(self.classes_)))  # a fold can lack classes
-        found[:, np.searchsorted(self.classes_, model.classes_)] -= proba
-        return found
+        scores = np.ones((len(proba), len(self.classes_)))  # a fold can lack classes
+        scores[:, np.searchsorted(self.classes_, model.classes_)] -= proba
+        return scores
 
     # ------------------------------------------------------------- public methods
     def predict_proba(self, X: Inputs) -> np.ndarray:
@@ -621,8 +621,8 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         if method is None:
             method = self.dirichlet_approx if is_gaussian else "mc"
         check_option("method", method, ["mc", *dirichlet.APPROXIMATIONS])
-        found = self._entropies(X, method)
-        return self._targets.target_type.unflatten(found)
+        entropies = self._entropies(X, method)
+        return self._targets.target_type.unflatten(entropies)
 
     def score_samples(self, X: Inputs) -> np.ndarray:
         """Return the negative epistemic uncertainty, lower for unusual samples.
@@ -653,8 +653,8 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         >>> model.score_samples(X[:3]).shape
         (3,)
         """
-        found = self._entropies(X, "mc")[:, 2]
-        return -found.reshape(count_rows(X), -1).mean(1)
+        epistemic = self._entropies(X, "mc")[:, 2]
+        return -epistemic.reshape(count_rows(X), -1).mean(1)
 
     def predict_set(
         self,

@@ -352,10 +352,11 @@ class LaplaceRanker(LaplaceClassifier):
 
     def _check_items(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise ValueError if the shape of items differs from that in ``fit``."""
-        known = getattr(self, "_item_shape", shape)
-        if shape != known:
+        fitted_shape = getattr(self, "_item_shape", shape)
+        if shape != fitted_shape:
             raise ValueError(
-                f"{name} has items of shape {shape}, but items in fit have {known}."
+                f"{name} has items of shape {shape}, but items in fit have "
+                f"{fitted_shape}."
             )
 
     @naming(items="items")

@@ -32,7 +32,11 @@ from sklaplace.estimators.targets.numbers import (
     geometric_mean,
     has_noise,
 )
-from sklaplace.estimators.training import samples
+from sklaplace.estimators.training.samples import (
+    Samples,
+    draw_seed,
+    warn_of_weight_scale,
+)
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.trained import TrainedNetwork, n_epochs
 
@@ -123,21 +127,21 @@ class BaseSampling(NetEstimator):
         array([0, 1, 2])
         """
         held_out: Any = {"X_val": X_val, "y_val": y_val, "groups_val": groups_val}
-        given = samples.Samples(
+        samples = Samples(
             X, y, sample_weight, groups, **held_out, fit_params=fit_params
         )
         with self._reported():
-            return self._fit(given)
+            return self._fit(samples)
 
-    def _fit(self, given: samples.Samples) -> Any:
+    def _fit(self, samples: Samples) -> Any:
         self._check_options()
         if self.estimator is None or self._trainer_kind.has_prior:
-            samples.warn_of_weight_scale(given.sample_weight)
-        encoded = self._encode(given)
-        self._seed = samples.draw_seed(self.random_state)
+            warn_of_weight_scale(samples.sample_weight)
+        encoded = self._encode(samples)
+        self._seed = draw_seed(self.random_state)
         device = getattr(inner_net(self.estimator), "device", "cpu")
         trainer = self._trainer()
-        trainer.is_part |= given.is_part
+        trainer.is_part |= samples.is_part
         with private_rng(self._seed, device), torch.inference_mode(False):
             network = trainer.train(encoded)
             self.estimator_, self.network_spec_ = network.net, network.spec
@@ -148,14 +152,14 @@ class BaseSampling(NetEstimator):
 
     def _fit_summary(self) -> list[str]:
         """Return the parts of the summary that describe the training."""
-        n, parts = self.n_iter_, []
+        n, phrases = self.n_iter_, []
         if hasattr(self, "estimators_"):
-            parts.append(f"{len(self.estimators_)} networks")
+            phrases.append(f"{len(self.estimators_)} networks")
         if hasattr(self, "posterior_"):
-            parts.append(repr(self.posterior_))
+            phrases.append(repr(self.posterior_))
         elif is_frozen(self.estimator):
             return ["weights kept"]
-        return [*parts, f"trained for {n:,} epoch{'' if n == 1 else 's'}"]
+        return [*phrases, f"trained for {n:,} epoch{'' if n == 1 else 's'}"]
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> None:
@@ -204,10 +208,15 @@ class BaseSampling(NetEstimator):
         """Return the distribution of the outputs."""
 
     def _outputs_of(self, network: TrainedNetwork) -> BatchedOutputs:
-        scope = type(self).__name__, self.verbose
         self._check_settings()
         model = self._output_model()
-        return BatchedOutputs(network, model, self.batch_size, scope=scope)
+        return BatchedOutputs(
+            network,
+            model,
+            self.batch_size,
+            name=type(self).__name__,
+            verbose=self.verbose,
+        )
 
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""

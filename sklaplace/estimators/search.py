@@ -137,8 +137,8 @@ class PriorSearch:
         fit: LaplaceFit,
     ) -> Tuner:
         """Return the tuner that sets the results of the search."""
-        given = self.prior_precisions
-        grid = [float(value) for value in (GRID if given is None else given)]
+        precisions = self.prior_precisions
+        grid = [float(value) for value in (GRID if precisions is None else precisions)]
         scorer = validation.scorer
         # the tuner scores the linearised network without a residual
         is_linear = self.pred_type == "glm" and isinstance(self.residual, str)

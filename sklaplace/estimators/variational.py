@@ -73,14 +73,14 @@ class BaseVariational(BaseSampling):
 
     def _weight_prior(self) -> WeightPrior:
         """Return the prior with its options; raise an error for invalid options."""
-        kind, given = PRIORS[self.prior], self.prior_params
+        kind, params = PRIORS[self.prior], self.prior_params
         names = {field.name for field in fields(kind)}
         common: dict[str, Any] = {"scale": self.prior_scale, "bound": self.bound}
         # the prior checks the values of its own options
-        own = dict.fromkeys(names - set(common), lambda name, value: None)
-        check_params("prior_params", given, own, f"prior={self.prior!r}")
-        known = {k: common[k] for k in names & set(common)}
-        return kind(**known, **(given or {}))
+        checks = dict.fromkeys(names - set(common), lambda name, value: None)
+        check_params("prior_params", params, checks, f"prior={self.prior!r}")
+        shared = {k: common[k] for k in names & set(common)}
+        return kind(**shared, **(params or {}))
 
     @property
     def _given_noise(self) -> float | None:
@@ -133,10 +133,10 @@ class BaseVariational(BaseSampling):
         start = TrainedNetwork(copied(inner_net(self.estimator)), network.spec)
         before = BatchedOutputs(start, PointOutputs(1, 0), self.batch_size)
         # if the noise was fitted for the posterior, fit the noise for the network too
-        own = None if self._given_noise is None else sigma
+        noise = None if self._given_noise is None else sigma
         with start.forward().frozen():
-            known = _held_out_nll(before, network.held_out, own)
-        change = _held_out_nll(outputs, network.held_out, sigma) - known
+            initial = _held_out_nll(before, network.held_out, noise)
+        change = _held_out_nll(outputs, network.held_out, sigma) - initial
         error = change.std() / len(change) ** 0.5
         if change.mean() > max(2 * error, NOTABLE_INCREASE):
             warn_user(
@@ -153,8 +153,8 @@ def _held_out_nll(outputs: BatchedOutputs, dataset: Any, sigma: Any) -> np.ndarr
     If ``sigma`` is None, the noise is estimated from the residuals.
     """
     likelihood = outputs.network.spec.likelihood
-    parts, _, (n_targets, *_) = zip(*outputs.losses_of(dataset), strict=True)
-    losses = torch.cat(parts)
+    batches, _, (n_targets, *_) = zip(*outputs.losses_of(dataset), strict=True)
+    losses = torch.cat(batches)
     if sigma is None:
         tiny = torch.finfo(torch.float32).tiny
         mean = losses.mean((0, 2))

@@ -86,9 +86,9 @@ class CrossValidation:
             kind = DummyRegressor if labels is None else DummyClassifier
             _check_score(scoring, scorer, y, rows[0], kind, type(owner).__name__)
         # samples without weight are not encoded
-        kept = weighted_data(targets, np.arange(len(y)), y, data.sample_weight).X
+        encoded = weighted_data(targets, np.arange(len(y)), y, data.sample_weight).X
         places = np.full(len(y), -1)
-        places[kept] = np.arange(len(kept))
+        places[encoded] = np.arange(len(encoded))
         splits = []
         for number, split in enumerate(rows):
             splits.append(_among_kept(number, split, places))
@@ -114,17 +114,17 @@ def _row_splits(
 
     ``labels`` is None for regression.
     """
-    known, by_class = np.arange(len(data.y)), labels is not None
+    scorable, by_class = np.arange(len(data.y)), labels is not None
     if labels is not None:  # labels that the criterion ignores have no score
-        ignored = labels.is_ignored(data.y).reshape(len(known), -1).all(1)
-        known = known[~ignored]
-    part = select(data, known)
+        ignored = labels.is_ignored(data.y).reshape(len(scorable), -1).all(1)
+        scorable = scorable[~ignored]
+    part = select(data, scorable)
     splitter = _splitter(cv, part, by_class)
     try:
         with private_rng(None):
-            X = known.reshape(-1, 1) if is_opaque(part.X) else part.X
+            X = scorable.reshape(-1, 1) if is_opaque(part.X) else part.X
             pairs = splitter.split(X, part.y, part.groups)
-            splits = [(known[a], known[b]) for a, b in pairs]
+            splits = [(scorable[a], scorable[b]) for a, b in pairs]
     except (IndexError, TypeError, ValueError) as error:
         advice = (
             "Use fewer folds, leave out classes of y with few samples, or pass pairs "
@@ -133,7 +133,7 @@ def _row_splits(
         if part.groups is None and "group" in f"{splitter}{error}".lower():
             advice = "Pass groups= to fit, with the group of each row."
         raise ValueError(
-            f"cv={cv!r} cannot split {len(known)} samples: "
+            f"cv={cv!r} cannot split {len(scorable)} samples: "
             f"{str(error).rstrip('.')}. {advice}"
         ) from error
     if not splits:

@@ -67,8 +67,8 @@ def _under_noise(
             f"column of y: shape ({n},)."
         )
     unit = torch.as_tensor(scale, dtype=noise.dtype, device=noise.device)
-    found = posterior.with_noise_levels((noise / unit).expand(n))
-    if found is None:
+    rescaled = posterior.with_noise_levels((noise / unit).expand(n))
+    if rescaled is None:
         now = posterior.noise_proportions * posterior.hyperparameters.sigma_noise
         raise ValueError(
             f"sigma_noise={noise.tolist()} is not a multiple of sigma_noise_="
@@ -76,7 +76,7 @@ def _under_noise(
             "fit with subset_of_weights='last_layer' and hessian_structure='kron', "
             "'diag' or 'full'."
         )
-    return found
+    return rescaled
 
 
 def free_parameters(posterior: GaussianPosterior, parameters: Any) -> frozenset[str]:

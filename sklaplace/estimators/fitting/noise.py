@@ -58,12 +58,12 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float | np.
     -----
     The estimate requires one pass over the samples, and memory for outputs (n, c).
     """
-    likelihood, parts = outputs.network.spec.likelihood, []
+    likelihood, batches = outputs.network.spec.likelihood, []
     for draws, y, w in outputs.draws_of(dataset):
         mean, variance = moments(draws, diagonal=True, centred=False)
         weights = torch.ones_like(mean[:, 0]) if w is None else w.to(mean)
-        parts.append((mean, variance, likelihood.targets(y, mean), weights))
-    *given, weights = (torch.cat(part) for part in zip(*parts, strict=True))
+        batches.append((mean, variance, likelihood.targets(y, mean), weights))
+    mean, variance, targets, weights = map(torch.cat, zip(*batches, strict=True))
     groups = outputs.network.held_out_groups
     if groups is not None and dataset is outputs.network.held_out:
         _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
@@ -82,12 +82,13 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float | np.
             sigma = math.exp(log_ratio + math.log(scale))
             return -float(weights @ likelihood.log_density(mean, variance, y, sigma))
 
-        found = minimize_scalar(loss, bounds=_LOG_BOUNDS, method="bounded")
-        return scale * math.exp(float(found.x))
+        optimum = minimize_scalar(loss, bounds=_LOG_BOUNDS, method="bounded")
+        return scale * math.exp(float(optimum.x))
 
-    n_levels = losses_by_output(likelihood, given[0], given[2]).shape[1]
-    columns = zip(*(values.chunk(n_levels, 1) for values in given), strict=True)
-    return plain(as_number(torch.tensor([level(*column) for column in columns])))
+    n_levels = losses_by_output(likelihood, mean, targets).shape[1]
+    columns = (values.chunk(n_levels, 1) for values in (mean, variance, targets))
+    levels = [level(m, v, y) for m, v, y in zip(*columns, strict=True)]
+    return plain(as_number(torch.tensor(levels)))
 
 
 # Largest number of residuals for fitting a noise model.
@@ -118,11 +119,11 @@ def with_column_noises(networks: Sequence[TrainedNetwork]) -> list[TrainedNetwor
     is_shared = isinstance(likelihood, Gaussian) and likelihood.relative is None
     if not is_shared or networks[0].spec.n_outputs == 1:
         return list(networks)
-    parts = networks[1:] or networks
-    squares = torch.stack([_squares(network) for network in parts]).sum(0)
-    own = replace(likelihood, relative=tuple(_proportions(squares).tolist()))
+    measured = networks[1:] or networks
+    squares = torch.stack([_squares(network) for network in measured]).sum(0)
+    adapted = replace(likelihood, relative=tuple(_proportions(squares).tolist()))
     return [
-        replace(network, spec=replace(network.spec, likelihood=own))
+        replace(network, spec=replace(network.spec, likelihood=adapted))
         for network in networks
     ]
 
@@ -147,7 +148,7 @@ def _proportions(squares: Tensor) -> Tensor:
 
 
 def held_out_residuals(
-    outputs: BatchedOutputs, parts: Iterable[BatchedOutputs], levels: np.ndarray
+    outputs: BatchedOutputs, held_out: Sequence[BatchedOutputs], levels: np.ndarray
 ) -> Residuals:
     """Return the residuals of held-out samples.
 
@@ -156,7 +157,7 @@ def held_out_residuals(
     outputs : BatchedOutputs
         Outputs of the network that is used for predictions. This network provides the
         features.
-    parts : iterable of BatchedOutputs
+    held_out : sequence of BatchedOutputs
         Outputs of networks with held-out samples. These outputs provide the moments,
         and may include ``outputs``. Samples beyond `MOST_RESIDUALS` are ignored.
     levels : ndarray of shape (c,)
@@ -176,51 +177,82 @@ def held_out_residuals(
     groups, of distinct inputs (Kish 1965). More residuals at the same inputs do not
     show how the noise depends on the inputs.
     """
+    rows = _held_out_rows(outputs, held_out)
+    rows = {name: values[rows["weight"] > 0] for name, values in rows.items()}
+    leverage = np.minimum(rows["variance_if_seen"] / levels**2, MOST_LEVERAGE)
+    variance_if_unseen = rows["variance_if_seen"] / (1 - leverage)
+    ratios = rows["variance"] / np.maximum(variance_if_unseen, np.finfo(float).tiny)
+    factor = np.maximum(1, weighted_median(ratios, rows["weight"]))
+    residuals = rows["target"] - rows["mean"]
+    inputs, keys = rows["inputs"], rows["key"]
+    keys = shared_keys(inputs, keys) if inputs.size else keys
+    groups = rows.get("group", keys)
+    keys = separate_replicates(keys, rows["target"])
+    # copies may have different predictions, from different folds
+    codes = [np.unique(labels, return_inverse=True)[1] for labels in (keys, groups)]
+    copies = groups_of_copies(np.column_stack([*codes, residuals]))
+    order = np.lexsort((keys, groups))
+    first = order[np.sort(np.unique(copies[order], return_index=True)[1])]
+    weights = np.bincount(copies, weights=rows["weight"])[copies[first]]
+    _, group, sizes = np.unique(groups[first], return_inverse=True, return_counts=True)
+    if "group" in rows:
+        weights = weights / sizes[group]
+    totals = np.bincount(group, weights=weights)
+    predictions = Predictions(
+        features=torch.from_numpy(rows["features"][first]),
+        inputs=torch.from_numpy(inputs[first]),
+        mean=torch.from_numpy(rows["mean"][first]),
+        variance=torch.from_numpy((rows["variance"] / factor)[first]),
+    )
+    return Residuals(
+        predictions=predictions,
+        values=residuals[first],
+        # the sum of the weights is the effective number of groups
+        weights=weights * weights.sum() / (totals**2).sum(),
+        keys=groups[first],
+    )
+
+
+def _held_out_rows(
+    outputs: BatchedOutputs, held_out: Sequence[BatchedOutputs]
+) -> dict[str, np.ndarray]:
+    """Return predictions, targets, weights, keys and groups of held-out samples.
+
+    ``"variance_if_seen"`` is the variance that ``outputs`` predicts, whose network may
+    have been trained on the sample. ``"group"`` is missing without groups.
+    """
     forward, spec = outputs.network.forward(), outputs.network.spec
-    found: list[list[np.ndarray]] = []
-    for part in parts:
-        batches = part.gaussians_of(part.network.held_out)
-        labels, start = part.network.held_out_groups, 0
+    batches: list[dict[str, np.ndarray]] = []
+    for of_network in held_out:
+        network = of_network.network
+        labels, start = network.held_out_groups, 0
         groups = None if labels is None else row_keys(None, len(labels), 0, labels)
-        is_fold = part.network.net is not outputs.network.net
-        with forward.frozen(), part.network.forward().frozen(), torch.no_grad():
-            for x, (mean, variance), y, weights in batches:
-                if sum(len(rows[0]) for rows in found) >= MOST_RESIDUALS:
+        is_fold = network.net is not outputs.network.net
+        with forward.frozen(), network.forward().frozen(), torch.no_grad():
+            for x, gaussian, y, weights in of_network.gaussians_of(network.held_out):
+                if sum(len(batch["key"]) for batch in batches) >= MOST_RESIDUALS:
                     break
+                mean, variance = gaussian
                 with FeatureRecorder(forward, spec.feature_layers) as recorder:
                     features = recorder.take(len(forward(x)))
-                own = outputs.variances(forward, x)[1] if is_fold else variance
-                given = Predictions.of(features, x, mean, variance)
-                targets = spec.likelihood.targets(y, mean)
-                w = torch.ones_like(mean[:, 0]) if weights is None else weights
-                tensors = own.double(), *vars(given).values(), targets.double(), w
-                keys = row_hash(x).numpy()
-                start += len(keys)
-                units = keys if groups is None else groups[start - len(keys) : start]
-                found.append([*(t.cpu().numpy() for t in tensors), keys, units])
-    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
-    kept = columns[-3] > 0
-    own, *moments, targets, w, keys, units = (column[kept] for column in columns)
-    w = w.astype(np.float64)
-    without = own / (1 - np.minimum(own / levels**2, MOST_LEVERAGE))
-    excess = moments[3] / np.maximum(without, np.finfo(float).tiny)
-    moments[3] /= np.maximum(1, weighted_median(excess, w))
-    values, inputs = targets - moments[2], moments[1]
-    keys = shared_keys(inputs, keys) if inputs.size else keys
-    units = keys if labels is None else units
-    keys = separate_replicates(keys, targets)
-    # copies may have different predictions, from different folds
-    codes = (np.unique(k, return_inverse=True)[1] for k in (keys, units))
-    copies = groups_of_copies(np.column_stack([*codes, values]))
-    order = np.lexsort((keys, units))
-    rows = order[np.sort(np.unique(copies[order], return_index=True)[1])]
-    w = np.bincount(copies, weights=w)[copies[rows]]
-    moments, values, units = [m[rows] for m in moments], values[rows], units[rows]
-    _, unit, sizes = np.unique(units, return_inverse=True, return_counts=True)
-    w = w if labels is None else w / sizes[unit]
-    totals = np.bincount(unit, weights=w)
-    w = w * w.sum() / (totals**2).sum()  # the sum is the effective number of units
-    return Residuals(Predictions(*map(torch.from_numpy, moments)), values, w, units)
+                if_seen = outputs.variances(forward, x)[1] if is_fold else variance
+                tensors = {
+                    "variance_if_seen": if_seen.double(),
+                    **vars(Predictions.of(features, x, mean, variance)),
+                    "target": spec.likelihood.targets(y, mean).double(),
+                    "weight": torch.ones_like(mean[:, 0])
+                    if weights is None
+                    else weights,
+                }
+                batch = {name: t.cpu().numpy() for name, t in tensors.items()}
+                batch["weight"] = batch["weight"].astype(np.float64)
+                batch["key"] = row_hash(x).numpy()
+                if groups is not None:
+                    batch["group"] = groups[start : start + len(batch["key"])]
+                start += len(batch["key"])
+                batches.append(batch)
+    names = batches[0].keys()
+    return {name: np.concatenate([b[name] for b in batches]) for name in names}
 
 
 def weighted_median(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

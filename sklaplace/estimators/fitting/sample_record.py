@@ -55,15 +55,17 @@ class NoveltyRecorder(FeatureRecorder):
         if not self.has_compared:
             self.has_compared = True
             self._is_known = self._are_of_samples(features, x, f)
-        given = self._likelihood, features, f, weights, row_hash(x), x
-        new = Novelty.of(self._likelihood, FeatureBatch.of(*given, targets), f.shape[1])
+        batch = FeatureBatch.of(
+            self._likelihood, features, f, weights, row_hash(x), x, targets
+        )
+        new = Novelty.of(self._likelihood, batch, f.shape[1])
         self._novelty = new if self._novelty is None else self._novelty.merged(new)
 
     def _are_of_samples(self, features: Tensor, x: Batch, f: Tensor) -> bool:
         """Return whether samples have the same features in a smaller batch."""
-        some = compare_alone(self._forward, x, f, self._rounding)
-        alone = self.take(len(some))
-        return alone is not None and agree(alone, features[some], self._rounding)
+        compared = compare_alone(self._forward, x, f, self._rounding)
+        alone = self.take(len(compared))
+        return alone is not None and agree(alone, features[compared], self._rounding)
 
     def add_all(self, batches: Batches) -> None:
         """Pass batches through the network, and record each batch."""

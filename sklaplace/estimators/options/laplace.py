@@ -99,8 +99,8 @@ class LaplaceOptions:
         subset = copy.deepcopy(values["subset_of_weights"])
         # NumPy booleans are not identical to True and False
         refine = "auto" if values["refine"] == "auto" else bool(values["refine"])
-        given = {**values, **copied, "subset_of_weights": subset, "refine": refine}
-        options = cls(**plain(given))
+        resolved = {**values, **copied, "subset_of_weights": subset, "refine": refine}
+        options = cls(**plain(resolved))
         check_subset(options.subset_of_weights, options.subset_params)
         options.check_structure()
         if options.prior is not None:
@@ -132,26 +132,28 @@ class LaplaceOptions:
     def check_prior(self, defaults: Mapping[str, ArrayLike]) -> None:
         """Raise an error if parameters conflict with an earlier posterior or matrix."""
         earlier = self.prior if isinstance(self.prior, GaussianPosterior) else None
-        given = "an earlier posterior" if earlier else "a matrix"
-        own = [
+        kind_of_prior = "an earlier posterior" if earlier else "a matrix"
+        replaced = [
             name
             for name, default in defaults.items()
             if (earlier or name != "prior_mean")
             and not np.array_equal(getattr(self, name), default)
         ]
-        if own:
+        if replaced:
             raise ValueError(
-                f"{listed(own)} and prior are both given, but {given} replaces the "
-                "former. Leave one of them out."
+                f"{listed(replaced)} and prior are both given, but {kind_of_prior} "
+                "replaces the former. Leave one of them out."
             )
         if self.refine is True:
-            of = "prior" if earlier else "posterior_.earlier"
+            source = "prior" if earlier else "posterior_.earlier"
             raise ValueError(
                 "refine=True cannot be used with prior. Train the network with the "
-                f"callback PriorTraining({of}), or use refine='auto'."
+                f"callback PriorTraining({source}), or use refine='auto'."
             )
         name = self.hessian_structure
-        adding = [k for k, (_, found) in STRUCTURES.items() if found.is_additive]
+        adding = [
+            k for k, (_, structure) in STRUCTURES.items() if structure.is_additive
+        ]
         if not earlier and name != "full":
             raise ValueError(
                 f"hessian_structure={name!r} does not support a prior precision "
@@ -270,8 +272,8 @@ class LaplaceOptions:
 
     def row_elements(self, spec: NetworkSpec) -> int:
         """Return the number of float64 values that the structure needs per sample."""
-        kind, given = STRUCTURES[self.hessian_structure][0], self.structure_params
-        return kind.row_elements(spec.layout, spec.n_outputs, **given)
+        kind, params = STRUCTURES[self.hessian_structure][0], self.structure_params
+        return kind.row_elements(spec.layout, spec.n_outputs, **params)
 
     def batches(
         self,
@@ -297,8 +299,8 @@ class LaplaceOptions:
             advice += ", or subset_of_weights='last_layer'"
         is_dense = self.is_exact or not isinstance(self.prior, GaussianPosterior | None)
         n_rows = None if is_dense else n * spec.n_outputs
-        given = {"n_columns": spec.n_outputs, **self.structure_params}
-        needed = STRUCTURES[name][0].n_bytes(spec.layout, n_rows, **given)
+        sizes = {"n_columns": spec.n_outputs, **self.structure_params}
+        needed = STRUCTURES[name][0].n_bytes(spec.layout, n_rows, **sizes)
         subject = f"hessian_structure={name!r} over {p:,} parameters"
         require_bytes(needed + 8 * WEIGHT_COPIES * p, device, subject, advice)
 
@@ -311,8 +313,10 @@ class LaplaceOptions:
 def sibling(name: str, is_classifier: bool) -> str:
     """Return the name of the estimator for the other kind of targets."""
     kinds = ("Classifier", "Regressor")
-    own, other = kinds if is_classifier else kinds[::-1]
-    return name.replace(own, other) if own in name else f"Laplace{other}"
+    name_of_kind, other = kinds if is_classifier else kinds[::-1]
+    return (
+        name.replace(name_of_kind, other) if name_of_kind in name else f"Laplace{other}"
+    )
 
 
 def check_likelihood(given: Any, is_classification: bool, other: str) -> None:

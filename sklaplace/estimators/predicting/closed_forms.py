@@ -120,8 +120,12 @@ class QuadraticForm:
         rotation = rotated.layers[0].first.inputs[:i, 0]
         inputs = torch.cat([rotation.mT, inputs[i:]])
         jacobian = of_head(layout, head, inputs, f, centring)
-        found = precision.functional(jacobian, diagonal=diagonal).flatten(1)
-        return cls(rotation, torch.cat([found[:i] - found[i:], found[i:]]), shape)
+        covariances = precision.functional(jacobian, diagonal=diagonal).flatten(1)
+        return cls(
+            rotation,
+            torch.cat([covariances[:i] - covariances[i:], covariances[i:]]),
+            shape,
+        )
 
 
 def log_upper_tail(z: Tensor) -> Tensor:

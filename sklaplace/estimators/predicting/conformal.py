@@ -64,13 +64,13 @@ class Conformal:
         groups: Sequence[NDArray[Any]] | None,
     ) -> "Conformal":
         """Return the scores that are not NaN, with the weights of their groups."""
-        kept = [~np.isnan(s).any(axis=1) for s in scores]
-        scores = [s[rows] for s, rows in zip(scores, kept, strict=True)]
+        is_scored = [~np.isnan(s).any(axis=1) for s in scores]
+        scores = [s[rows] for s, rows in zip(scores, is_scored, strict=True)]
         ends = np.cumsum([len(s) for s in scores])
         labels: Any = range(ends[-1])
         if groups is not None:
-            parts = zip(groups, kept, strict=True)
-            labels = np.concatenate([g[rows] for g, rows in parts])
+            pairs = zip(groups, is_scored, strict=True)
+            labels = np.concatenate([g[rows] for g, rows in pairs])
         _, group, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         weights = np.split(1 / sizes[group], ends[:-1])
         return cls(models, scores, settings, weights, groups is not None)

@@ -64,18 +64,20 @@ class GLMOutputs(WeightDraws):
         is_shared = layout.head is not None and posterior.structure.keeps_factors
         n_numbers = sum(layout.blocks[0].factor_shape if is_shared else layout.sizes)
         require_joint(outputs, X, across_outputs, 2 * n_numbers)
-        means, parts = [], list[Any]()
+        means, factors = [], list[Any]()
         with outputs.evaluation(X) as (forward, batches):
             for x, _, _ in batches:
                 f, jacobian = backpropagate(forward, x, layout)
                 means.append(linearised_mean(posterior, f, jacobian))
-                parts.append(jacobian if is_shared else precision.whiten(jacobian))
+                factors.append(jacobian if is_shared else precision.whiten(jacobian))
         mean = torch.cat(means)
-        if is_shared and all(part.is_shared for part in parts):
-            whole = Jacobian.stacked(parts, share=True)
+        if is_shared and all(part.is_shared for part in factors):
+            whole = Jacobian.stacked(factors, share=True)
             cov = precision.between_samples(whole, across_outputs=across_outputs)
             return mean, cov.flatten(2).flatten(0, 1) if across_outputs else cov
-        root = torch.cat([precision.whiten(p) for p in parts] if is_shared else parts)
+        root = torch.cat(
+            [precision.whiten(p) for p in factors] if is_shared else factors
+        )
         if across_outputs:
             rows = root.flatten(0, 1)
             return mean, rows @ rows.mT

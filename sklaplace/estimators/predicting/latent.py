@@ -35,8 +35,8 @@ def moments(
 
     def on_last_axis(matrix: Tensor) -> Tensor:
         """Apply the linear part of the map to rows (m, n·c), and return (m, n·L)."""
-        found = values(latent, matrix.reshape(-1, n_outputs))
-        return (found - offset).reshape(len(matrix), -1)
+        mapped = values(latent, matrix.reshape(-1, n_outputs))
+        return (mapped - offset).reshape(len(matrix), -1)
 
     half = on_last_axis(cov)
     return values(latent, center).numpy(), on_last_axis(half.mT).numpy()
@@ -57,8 +57,8 @@ def joint_draws(
     """Return draws (n, ..., n_samples) of the latent values."""
     seed = as_seed("random_state", random_state)
     draws = torch.as_tensor(outputs.sample(X, n_samples, seed)).mT  # (n, s, c)
-    found = values(latent, draws.reshape(-1, draws.shape[-1]))
-    return found.reshape(*draws.shape[:2], *found.shape[1:]).movedim(1, -1).numpy()
+    drawn = values(latent, draws.reshape(-1, draws.shape[-1]))
+    return drawn.reshape(*draws.shape[:2], *drawn.shape[1:]).movedim(1, -1).numpy()
 
 
 def check_one(**asked: bool) -> None:

@@ -82,12 +82,15 @@ class Predictions:
         cls, features: Tensor | None, x: Batch, mean: Tensor, variance: Tensor
     ) -> "Predictions":
         """Return the predictions of a batch."""
-        parts = [features, x if isinstance(x, Tensor) and x.ndim == 2 else None]
-        known = [
-            mean[:, :0] if part is None or part.shape[1] > MOST_INPUTS else part
-            for part in parts
-        ]
-        return cls(*(t.double() for t in (*known, mean, variance)))
+        none = mean[:, :0].double()
+        inputs = x if isinstance(x, Tensor) and x.ndim == 2 else none
+        features = none if features is None else features
+        return cls(
+            features=none if features.shape[1] > MOST_INPUTS else features.double(),
+            inputs=none if inputs.shape[1] > MOST_INPUTS else inputs.double(),
+            mean=mean.double(),
+            variance=variance.double(),
+        )
 
 
 @dataclass(frozen=True)
@@ -228,8 +231,8 @@ class QuantileForest:
             return np.concatenate([getattr(tree, name) for tree in trees])
 
         def next_nodes(name: str) -> Tensor:
-            children, own = joined(name), np.arange(len(offsets))
-            return torch.from_numpy(np.where(children < 0, own, children + offsets))
+            children, nodes = joined(name), np.arange(len(offsets))
+            return torch.from_numpy(np.where(children < 0, nodes, children + offsets))
 
         leaves = forest.apply(rounded) + roots[:-1]
         return cls(
@@ -260,11 +263,11 @@ def _leaf_quantiles(leaves: Any, n_nodes: int, z: Array, weights: Array) -> Arra
     share = weights.sum() / (weights.sum() + HALF)
     for of_tree in leaves.T:
         order = np.argsort(of_tree, kind="stable")
-        found, starts = np.unique(of_tree[order], return_index=True)
-        for leaf, rows in zip(found, np.split(order, starts[1:]), strict=True):
+        labels, starts = np.unique(of_tree[order], return_index=True)
+        for leaf, rows in zip(labels, np.split(order, starts[1:]), strict=True):
             probabilities, values, n = _ranked(z[rows], weights[rows])
-            own = np.interp(LEVELS, probabilities, values)
-            quantiles[leaf] += share * n / (n + HALF_OF_LEAF) * (own - SCORES)
+            of_leaf = np.interp(LEVELS, probabilities, values)
+            quantiles[leaf] += share * n / (n + HALF_OF_LEAF) * (of_leaf - SCORES)
     return quantiles
 
 
@@ -305,13 +308,13 @@ class ColumnNoise:
     def fit(cls, residuals: Residuals, column: int, level: float) -> "ColumnNoise":
         """Fit the noise of a column to residuals, of which at least one is nonzero."""
         r, w = residuals.values[:, column], residuals.weights
-        given = residuals.predictions
-        variance = given.variance[:, column].numpy()
+        predictions = residuals.predictions
+        variance = predictions.variance[:, column].numpy()
         size = np.abs(r)
         target = np.log(size + SMALLEST * np.average(size, weights=w))
-        (origin,), (unit,) = _standardisation(given.mean[:, [column]].numpy(), w)
-        own = level, float(origin), float(unit)
-        inputs = _line_inputs(given, column, *own).numpy()
+        (origin,), (unit,) = _standardisation(predictions.mean[:, [column]].numpy(), w)
+        origin, unit = float(origin), float(unit)
+        inputs = _line_inputs(predictions, column, level, origin, unit).numpy()
         logs = _across_groups(LogScale.fit, inputs, target, residuals)
         logs = logs.clip(target.min(), target.max())
         bounds = logs.min(), logs.max()
@@ -326,7 +329,7 @@ class ColumnNoise:
         low, high = _LOG_BOUNDS
         log_factor = brentq(excess, low, high) if excess(low) > 0 else low
         z = r / np.sqrt(variance + np.exp(2 * log_factor) * noise)
-        inputs = _forest_inputs(given, column, torch.from_numpy(logs)).numpy()
+        inputs = _forest_inputs(predictions, column, torch.from_numpy(logs)).numpy()
         rows = _across_groups(QuantileForest.fit, inputs, z, residuals)
         nodes = np.tile(NODES, (len(rows), 1))
         rows = rows - (_values_at(nodes, rows) @ WEIGHTS)[:, None]
@@ -335,15 +338,28 @@ class ColumnNoise:
         corrected = normal + n / (n + HALF) * (scores - normal)
         forest = QuantileForest.fit(inputs, z, w)
         at_nodes = Interpolation.at(_interpolated(NODES, normal, corrected))
-        return cls(*own, line, log_factor, forest, normal, corrected, at_nodes)
+        return cls(
+            level=level,
+            origin=origin,
+            unit=unit,
+            log_scale=line,
+            log_factor=log_factor,
+            forest=forest,
+            normal_scores=normal,
+            corrected=corrected,
+            at_nodes=at_nodes,
+        )
 
-    def distribution(self, given: Predictions, column: int) -> tuple[Tensor, Tensor]:
+    def distribution(
+        self, predictions: Predictions, column: int
+    ) -> tuple[Tensor, Tensor]:
         """Return the noise (n,) relative to the level, and quantiles (n, n_levels)."""
-        own = self.level, self.origin, self.unit
-        logs = self.log_scale(_line_inputs(given, column, *own))
-        rows = self.forest(_forest_inputs(given, column, logs))
+        inputs = _line_inputs(predictions, column, self.level, self.origin, self.unit)
+        logs = self.log_scale(inputs)
+        rows = self.forest(_forest_inputs(predictions, column, logs))
         mean, std = self.at_nodes.moments(rows)
-        variance, scale = given.variance[:, column], (logs + self.log_factor).exp()
+        variance = predictions.variance[:, column]
+        scale = (logs + self.log_factor).exp()
         # with this noise, the variance is std² times the sum of the variances
         noise = std**2 * (variance + scale**2) - variance
         noise = torch.maximum(noise, (SMALLEST_NOISE * scale) ** 2).sqrt()
@@ -401,49 +417,51 @@ class NoiseModel:
             return None
         return cls([ColumnNoise.fit(residuals, k, s) for k, s in enumerate(levels)])
 
-    def of_batch(self, *batch: Any) -> tuple[Tensor, ...]:
+    def of_batch(
+        self, features: Tensor | None, x: Batch, mean: Tensor, variance: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the noise (b, c) relative to the levels, and quantiles (b, c, q).
 
         The arguments are the same as those of `Predictions.of`.
         """
-        given = Predictions.of(*batch)
-        return self.distributions(Predictions(*(t.cpu() for t in vars(given).values())))
+        predictions = Predictions.of(features, x, mean, variance)
+        on_cpu = {name: tensor.cpu() for name, tensor in vars(predictions).items()}
+        return self.distributions(Predictions(**on_cpu))
 
-    def distributions(self, given: Predictions) -> tuple[Tensor, ...]:
+    def distributions(self, predictions: Predictions) -> tuple[Tensor, Tensor]:
         """Return the noise (b, c) relative to the levels, and quantiles (b, c, q)."""
-        parts = [c.distribution(given, k) for k, c in enumerate(self.columns)]
-        noise, rows = (torch.stack(v, 1) for v in zip(*parts, strict=True))
-        return noise, rows
+        pairs = [c.distribution(predictions, k) for k, c in enumerate(self.columns)]
+        noise, quantiles = (torch.stack(v, 1) for v in zip(*pairs, strict=True))
+        return noise, quantiles
 
     def standardised(self, rows: Array, scores: Array) -> Array:
         """Return standardised targets (n, c, s) for normal scores (n, c, s)."""
-        return self._by_column(ColumnNoise.standardised, rows, scores)
+        columns = zip(
+            self.columns, rows.swapaxes(0, 1), scores.swapaxes(0, 1), strict=True
+        )
+        return np.stack([c.standardised(r, s) for c, r, s in columns], axis=1)
 
     def scores(self, rows: Array, standardised: Array) -> Array:
         """Return the normal scores (n, c) of standardised targets (n, c)."""
-        return self._by_column(ColumnNoise.scores, rows, standardised)
-
-    def _by_column(self, of: Callable[..., Array], *given: Array) -> Array:
-        """Apply a method of `ColumnNoise` to each column (second axis) of arrays."""
-        columns = zip(self.columns, *(a.swapaxes(0, 1) for a in given), strict=True)
-        return np.stack([of(*column) for column in columns], axis=1)
+        columns = zip(self.columns, rows.swapaxes(0, 1), standardised.T, strict=True)
+        return np.stack([c.scores(r, z) for c, r, z in columns], axis=1)
 
 
 def _line_inputs(
-    given: Predictions, column: int, level: float, origin: float, unit: float
+    predictions: Predictions, column: int, level: float, origin: float, unit: float
 ) -> Tensor:
     """Return the inputs (n, i + 4) of the linear function."""
-    mean = (given.mean[:, column] - origin) / unit
-    deviation = (given.variance[:, column] + level**2).log() / 2
+    mean = (predictions.mean[:, column] - origin) / unit
+    deviation = (predictions.variance[:, column] + level**2).log() / 2
     moments = torch.stack([mean, mean**2, mean.abs(), deviation], 1)
-    return torch.cat([given.features, moments], 1)
+    return torch.cat([predictions.features, moments], 1)
 
 
-def _forest_inputs(given: Predictions, column: int, logs: Tensor) -> Tensor:
+def _forest_inputs(predictions: Predictions, column: int, logs: Tensor) -> Tensor:
     """Return the inputs (n, p + 3) of the forest."""
-    std = given.variance[:, column].sqrt()
-    moments = torch.stack([given.mean[:, column], std, logs], 1)
-    return torch.cat([given.inputs, moments], 1)
+    std = predictions.variance[:, column].sqrt()
+    moments = torch.stack([predictions.mean[:, column], std, logs], 1)
+    return torch.cat([predictions.inputs, moments], 1)
 
 
 def _standardisation(inputs: Array, weights: Array) -> tuple[Array, Array]:
@@ -465,13 +483,13 @@ def _across_groups(
 ) -> Array:
     """Return predictions for each group of samples, from a fit to all other groups."""
     group = np.unique(residuals.keys, return_inverse=True)[1] % N_GROUPS
-    parts, rows = [], []
+    predictions, rows = [], []
     for k in range(N_GROUPS):
-        seen, own = group != k, np.flatnonzero(group == k)
+        seen, left_out = group != k, np.flatnonzero(group == k)
         model = fit(inputs[seen], target[seen], residuals.weights[seen])
-        parts.append(model(torch.from_numpy(inputs[own])).numpy())
-        rows.append(own)
-    return np.asarray(np.concatenate(parts)[np.argsort(np.concatenate(rows))])
+        predictions.append(model(torch.from_numpy(inputs[left_out])).numpy())
+        rows.append(left_out)
+    return np.asarray(np.concatenate(predictions)[np.argsort(np.concatenate(rows))])
 
 
 def _ranked(values: Array, weights: Array) -> tuple[Array, Array, float]:

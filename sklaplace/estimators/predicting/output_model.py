@@ -86,8 +86,8 @@ class OutputModel(ABC):
         centred : bool
             Whether to subtract the mean over outputs, which a softmax ignores.
         """
-        found = self.draws(forward, x)
-        return moments(found, n_blocks=n_blocks, diagonal=diagonal, centred=centred)
+        drawn = self.draws(forward, x)
+        return moments(drawn, n_blocks=n_blocks, diagonal=diagonal, centred=centred)
 
     def redrawn(self, n_samples: int, seed: int) -> "OutputModel":
         """Return a copy of the model with new draws."""
@@ -179,7 +179,7 @@ class BatchedOutputs:
         Number of float64 values computed per sample.
     n_jobs : int or None
         Number of workers; see `ordered_map`.
-    scope : tuple of str and int
+    name, verbose
         Name of the estimator, and its ``verbose``; see `progress.reporting`.
     in_worker : bool
         Whether this object is in a worker. A worker does not start further workers.
@@ -190,7 +190,8 @@ class BatchedOutputs:
     batch_size: int | None = None
     row_elements: int = 0
     n_jobs: int | None = None
-    scope: tuple[str, Any] = ("", 0)
+    name: str = ""
+    verbose: Any = 0
     in_worker: bool = False
 
     # ------------------------------------------------------------------- Gaussians
@@ -399,18 +400,20 @@ class BatchedOutputs:
         """Return the results of `mapped`, with samples divided among workers."""
         dataset, workers = self._dataset(X), n_workers(self.n_jobs)
         batch_size = self.batches_of(dataset, **sizes).batch_size
-        alone = replace(self, batch_size=batch_size, scope=("", 0), in_worker=True)
-        own: Callable[..., Any] = partial(alone.mapped, function=function, **sizes)
+        alone = replace(self, batch_size=batch_size, verbose=0, in_worker=True)
+        of_shard: Callable[..., Any] = partial(alone.mapped, function=function, **sizes)
         n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
         shards = shards_of(dataset, batch_size, n_shards)
         if len(shards) > 1:
             with one_thread():
                 # The first batch is computed here, so that workers receive the values
                 # that the posterior caches between batches.
-                own(cut(dataset, slice(0, 1)))
-        with progress.reporting(*self.scope):
-            parts = ordered_map(own, shards, n_jobs=self.n_jobs, label="predictions")
-            return [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
+                of_shard(cut(dataset, slice(0, 1)))
+        with progress.reporting(self.name, self.verbose):
+            results = ordered_map(
+                of_shard, shards, n_jobs=self.n_jobs, label="predictions"
+            )
+            return [np.concatenate(pieces) for pieces in zip(*results, strict=True)]
 
     def _dataset(self, X: Inputs) -> Any:
         count_rows(X)
@@ -425,7 +428,7 @@ class BatchedOutputs:
         """
         batches = self.batches_of(self._dataset(X), **sizes)
         forward = self.network.forward()
-        with progress.reporting(*self.scope), forward.frozen():
+        with progress.reporting(self.name, self.verbose), forward.frozen():
             yield forward, progress.tracked(batches, "predictions", len(batches))
 
     def batches_of(self, dataset: Any, **sizes: Any) -> Batches:

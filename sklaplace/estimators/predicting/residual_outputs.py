@@ -74,18 +74,18 @@ class ResidualOutputs(WeightDraws):
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return joint draws of a batch's outputs, (b, c, s), float64."""
-        found, residual = self.inner.draws(forward, x), self.residual
+        inner_draws, residual = self.inner.draws(forward, x), self.residual
         rows = residual.rows(*self._features(forward, x), x)
-        _, c, s = found.shape
+        _, c, s = inner_draws.shape
         require_draws(s, rows.shape[1] * c)
-        drawn = found + residual.drawn(rows, c, s, self.seed + _OTHER)
+        drawn = inner_draws + residual.drawn(rows, c, s, self.seed + _OTHER)
         if residual.bounds is None:
             return drawn
         if self.is_gaussian:
             options: dict[str, Any] = {"diagonal": True, "centred": False}
             mean, variance = self.inner.gaussian(forward, x, n_blocks=1, **options)
         else:
-            mean, variance = moments(found, diagonal=True, centred=False)
+            mean, variance = moments(inner_draws, diagonal=True, centred=False)
         variance = variance + rows.square().sum(1, keepdim=True) * residual.variances
         return residual.bounded_draws(drawn, mean, variance)
 

@@ -111,19 +111,19 @@ class ClassTargets(Targets):
                 "All rows have the label that the criterion ignores. Pass some rows "
                 "with other labels."
             )
-        found = target_type.classes(labels[~ignored])
+        observed = target_type.classes(labels[~ignored])
         if not target_type.has_class_names and classes is not None:
-            if not np.array_equal(classes, found):
+            if not np.array_equal(classes, observed):
                 raise ValueError(
                     f"classes={classes.tolist()} does not match the column indices "
-                    f"of y, {found.tolist()}. Leave classes out."
+                    f"of y, {observed.tolist()}. Leave classes out."
                 )
             classes = None
         if is_frozen and target_type.has_class_names:
-            known = _classes_of_net(net, found if classes is None else classes)
+            known = _classes_of_net(net, observed if classes is None else classes)
             classes = classes if known is None else known
         are_of_labels = classes is None and target_type.has_class_names
-        chosen = found if classes is None else classes
+        chosen = observed if classes is None else classes
         targets = cls(target_type, net, chosen, are_of_labels)
         return targets.weighted(y, class_weight)
 
@@ -169,29 +169,31 @@ class ClassTargets(Targets):
         """Return the weighted accuracy on labels that are not ignored."""
         labels = self.check(y)
         check_consistent_length(predicted, labels, sample_weight)
-        known = ~self.is_ignored(labels)
+        is_scored = ~self.is_ignored(labels)
         if not self.target_type.has_class_names:  # subset accuracy
-            labels, known = labels.astype(predicted.dtype), known[:, 0]
-        if not known.any():
+            labels, is_scored = labels.astype(predicted.dtype), is_scored[:, 0]
+        if not is_scored.any():
             raise ValueError(
                 "The criterion ignores all labels of y. Pass some rows with classes."
             )
         weights = None
         if sample_weight is not None:
-            rows = np.asarray(sample_weight).reshape(-1, *[1] * (known.ndim - 1))
-            weights = np.broadcast_to(rows, known.shape)[known]
-        found = accuracy_score(labels[known], predicted[known], sample_weight=weights)
-        return float(found)
+            rows = np.asarray(sample_weight).reshape(-1, *[1] * (is_scored.ndim - 1))
+            weights = np.broadcast_to(rows, is_scored.shape)[is_scored]
+        accuracy = accuracy_score(
+            labels[is_scored], predicted[is_scored], sample_weight=weights
+        )
+        return float(accuracy)
 
     def log_proba_of(self, y: ArrayLike, proba: np.ndarray) -> np.ndarray:
         """Return the finite log-probability of each sample's labels, (n,)."""
         labels = self.check(y)
-        known = ~self.is_ignored(labels)
-        codes = self.target_type.encode(labels[known], self.classes)
-        chosen = proba[known.ravel()][np.arange(len(codes)), codes.ravel()]
-        found = np.zeros(labels.shape)
-        found[known] = np.log(np.maximum(chosen, np.finfo(np.float64).tiny))
-        return found.reshape(len(labels), -1).sum(1)
+        is_scored = ~self.is_ignored(labels)
+        codes = self.target_type.encode(labels[is_scored], self.classes)
+        chosen = proba[is_scored.ravel()][np.arange(len(codes)), codes.ravel()]
+        scores = np.zeros(labels.shape)
+        scores[is_scored] = np.log(np.maximum(chosen, np.finfo(np.float64).tiny))
+        return scores.reshape(len(labels), -1).sum(1)
 
     def encode(self, y: ArrayLike, name: str = "y") -> np.ndarray:
         """Return codes 0 … K-1 in the criterion's dtype, or negative if ignored."""
@@ -222,10 +224,12 @@ class ClassTargets(Targets):
         codes = codes.astype(np.int64)
         weights = self.class_weights
         weights = None if weights is None else weights[codes.clip(min=0)]
-        known: np.ndarray = (codes >= 0).reshape(len(codes), -1).max(1)
-        if known.all():
+        is_labelled: np.ndarray = (codes >= 0).reshape(len(codes), -1).max(1)
+        if is_labelled.all():
             return weights
-        return known.astype(np.float64) if weights is None else weights * known
+        return (
+            is_labelled.astype(np.float64) if weights is None else weights * is_labelled
+        )
 
     def notable_loss(self, data: TrainingData) -> float:
         """Return the training loss (nats per label) of a net that learned nothing.
@@ -252,8 +256,8 @@ class ClassTargets(Targets):
         """Return the classes that are missing from a part of the training targets."""
         if not self.are_of_labels:
             return self.classes[:0]
-        found = self.target_type.classes(labels[~self.is_ignored(labels)])
-        return np.setdiff1d(self.classes, found)
+        classes = self.target_type.classes(labels[~self.is_ignored(labels)])
+        return np.setdiff1d(self.classes, classes)
 
     # ----------------------------------------------------------------- the network
     @property
@@ -339,18 +343,18 @@ def is_ignored(
     torch's default index is ignored only if all other labels (or all classes, if they
     are known) are whole numbers from zero.
     """
-    index, known = _ignore_index(net), labels if classes is None else classes
+    index, candidates = _ignore_index(net), labels if classes is None else classes
     is_class = index is None or labels.dtype.kind not in "iuf"
     if index == _DEFAULT_INDEX and not is_class:
-        others = known[known != index] if classes is None else known
-        is_class = known.dtype.kind not in "iu" or bool((others < 0).any())
+        unignored = candidates[candidates != index] if classes is None else candidates
+        is_class = candidates.dtype.kind not in "iu" or bool((unignored < 0).any())
     return np.zeros(labels.shape, dtype=bool) if is_class else labels == index
 
 
 def _classes_of_net(net: NeuralNet, found: np.ndarray) -> np.ndarray | None:
     """Return a fitted net's classes if they include all classes in y, or None."""
-    known = np.asarray(getattr(net, "classes_", None))
-    if known.dtype.kind != found.dtype.kind:
+    labels = np.asarray(getattr(net, "classes_", None))
+    if labels.dtype.kind != found.dtype.kind:
         return None
-    known = known[~is_ignored(known, net)]
-    return known if np.isin(found, known).all() else None
+    labels = labels[~is_ignored(labels, net)]
+    return labels if np.isin(found, labels).all() else None

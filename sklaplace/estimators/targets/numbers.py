@@ -49,8 +49,8 @@ class TargetScaling:
         ``y`` has the shape (n, n_outputs). The scale of a constant column is one.
         ``weights`` must be positive.
         """
-        given = np.ones(len(y)) if weights is None else weights
-        center, scale = center_and_scale(y.astype(np.float64), given)
+        counts = np.ones(len(y)) if weights is None else weights
+        center, scale = center_and_scale(y.astype(np.float64), counts)
         return cls(center, scale) if len(scale) > 1 else cls(center[0], scale[0])
 
     def normalized(self, y: Array) -> Array:
@@ -149,8 +149,8 @@ class NumberTargets(Targets):
             )
         n_outputs = columns.shape[1]
         if sample_weight is not None:
-            kept = sample_weight > 0
-            columns, sample_weight = columns[kept], sample_weight[kept]
+            is_weighted = sample_weight > 0
+            columns, sample_weight = columns[is_weighted], sample_weight[is_weighted]
         distribution = TargetScaling.of(columns, sample_weight)
         given = input_type, likelihood, sigma_noise, classifier
         return cls(y.ndim, n_outputs, *given, distribution, normalizes)
@@ -178,8 +178,8 @@ class NumberTargets(Targets):
         """
         if not self.normalizes:
             return mean, cov
-        found = likelihood.rescaled_outputs(*self._columns(self.scaling))
-        shift, factor = (torch.as_tensor(v).to(mean) for v in found)
+        moments = likelihood.rescaled_outputs(*self._columns(self.scaling))
+        shift, factor = (torch.as_tensor(v).to(mean) for v in moments)
         n_joint = mean.shape[1] // len(shift)
         shift, factor = shift.repeat(n_joint), factor.repeat(n_joint)
         cov = cov * factor**2 if cov.ndim == 2 else cov * factor * factor[:, None]
@@ -243,14 +243,14 @@ class NumberTargets(Targets):
                 "unit. Use normalize_y=False, or criterion=torch.nn.MSELoss."
             )
         likelihood.check_targets(y)
-        given = self.sigma_noise
-        if not (likelihood.has_noise or isinstance(given, str) or np.all(given == 1)):
+        sigma = self.sigma_noise
+        if not (likelihood.has_noise or isinstance(sigma, str) or np.all(sigma == 1)):
             raise ValueError(
-                f"sigma_noise={given!r} was passed, but criterion="
+                f"sigma_noise={sigma!r} was passed, but criterion="
                 f"{type(net.criterion_).__name__} has no noise level. Leave it out."
             )
         is_constant = len(y) > 1 and (y == y[0]).all(axis=0).any()
-        if likelihood.has_noise and isinstance(given, str) and is_constant:
+        if likelihood.has_noise and isinstance(sigma, str) and is_constant:
             warn_user(
                 "y or one of its columns is constant, so standard deviations will be "
                 "close to zero. Pass sigma_noise as a number, or targets that vary."
@@ -303,8 +303,8 @@ def _as_numbers(y: ArrayLike, name: str, classifier: str) -> np.ndarray:
 
 def has_noise(likelihood: Any, net: NeuralNet) -> bool:
     """Return whether the noise can be tuned, or True if the likelihood is unknown."""
-    known = likelihood or likelihood_of(net)
-    return known is None or bool(known.has_noise)
+    likelihood = likelihood or likelihood_of(net)
+    return likelihood is None or bool(likelihood.has_noise)
 
 
 def _check_size(y: np.ndarray, name: str, low: float, high: float) -> None:

@@ -108,8 +108,8 @@ class LaplaceTrainer(Trainer):
             or is_stream(data.X)
         ):
             return None
-        parts = recorded_split(net, data.X, data.y)
-        return None if parts is None or len(parts[1]) < MIN_HELD_OUT else parts
+        split = recorded_split(net, data.X, data.y)
+        return None if split is None or len(split[1]) < MIN_HELD_OUT else split
 
     def takes_folds(self, data: TrainingData) -> bool:
         """Return whether to train networks on folds instead of holding out samples.
@@ -142,8 +142,8 @@ class LaplaceTrainer(Trainer):
         elements = options.row_elements(trained.spec)
         fitting = trained.spec.batch_size(row_elements=elements)
         by = options.subset_params.get("by", CRITERION)
-        known = options.subset_params.keys() & SCORE_CHECKS.get(by, {}).keys()
-        given = {name: options.subset_params[name] for name in known}
+        names = options.subset_params.keys() & SCORE_CHECKS.get(by, {}).keys()
+        params = {name: options.subset_params[name] for name in names}
         with forward.frozen():
             layout = select(forward, spread_rows(trained.net, trained.train), "all", {})
             problem = SelectionProblem(
@@ -153,7 +153,7 @@ class LaplaceTrainer(Trainer):
                 batch_size=options.batch_size or fitting,
                 seed=self.seed,
             )
-            return choose(problem, by, trained.spec.layout.n_parameters, **given)
+            return choose(problem, by, trained.spec.layout.n_parameters, **params)
 
     # --------------------------------------------------------------- specification
     def infer_spec(

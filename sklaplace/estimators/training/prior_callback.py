@@ -163,8 +163,8 @@ class PriorCallback(Callback, ABC):
 
 def given_callbacks(net: NeuralNet) -> list[Callback | type[Callback]]:
     """Return the callbacks passed to a skorch net, without their names."""
-    given = getattr(net, "callbacks", None)
-    entries = given if isinstance(given, list | tuple) else []
+    callbacks = getattr(net, "callbacks", None)
+    entries = callbacks if isinstance(callbacks, list | tuple) else []
     return [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
 
 
@@ -214,7 +214,7 @@ def criterion_scale(
         f = torch.full((n, spec.n_outputs), 0.37, dtype=dtype, device=y.device)
         f = (f + torch.linspace(0, 1, f.shape[1]).to(f)).requires_grad_()
         loss = net.get_loss(_module_outputs(net, spec, f, y), y, training=True)
-        (found,) = torch.autograd.grad(loss, f)
+        (gradient,) = torch.autograd.grad(loss, f)
     f = f.detach().double()
     likelihood, w = spec.likelihood, batch_weights(net)
     targets = likelihood.targets(y, f)
@@ -223,7 +223,7 @@ def criterion_scale(
     if w is not None:
         expected = expected * w.unsqueeze(-1)
     square = (expected**2).sum()
-    ratio = (found.double() * expected).sum() / square
+    ratio = (gradient.double() * expected).sum() / square
     # no step if all targets of the batch have zero weight
     return torch.where(square > 0, ratio, torch.zeros_like(ratio)) * (n / n_rows)
 

@@ -139,11 +139,11 @@ def weighted_data(
         Name of the targets for messages.
     """
     data = TrainingData(X, targets.encode(y, name), None, groups)
-    own = targets.sample_weight(data.y)
+    implied = targets.sample_weight(data.y)
     if sample_weight is None:
-        return data if own is None else data.weighted(own)
+        return data if implied is None else data.weighted(implied)
     weights = as_weights(sample_weight, len(data.y))
-    return data.weighted(weights if own is None else weights * own)
+    return data.weighted(weights if implied is None else weights * implied)
 
 
 @naming(sample_weight="sample_weight")
@@ -343,13 +343,13 @@ class InputForm(InputType):
 
     def cast_tensors(self, x: Any, module: nn.Module) -> Any:
         """Cast tensors to the dtype of a trained module, in a differentiable way."""
-        parts = [] if issparse(x) else list(leaves(x))
-        if not parts or not all(isinstance(part, Tensor) for part in parts):
+        tensors = [] if issparse(x) else list(leaves(x))
+        if not tensors or not all(isinstance(part, Tensor) for part in tensors):
             raise TypeError(
                 f"x is of type {type(x).__name__}, but predictive needs tensors. Use "
                 "torch.as_tensor(x), or latent_mean_and_variance for arrays."
             )
-        if any(part.ndim == 0 or len(part) == 0 for part in parts):
+        if any(part.ndim == 0 or len(part) == 0 for part in tensors):
             raise ValueError("x has no rows. Pass a tensor with at least one row.")
         dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
 

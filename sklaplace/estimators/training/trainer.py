@@ -138,30 +138,30 @@ class Trainer:
         """Return the trained network with its training and held-out samples."""
         data, validation = encoded.data, encoded.validation
         net = self.new_net(data)
-        train_split, parts, groups = net.train_split, None, None
+        train_split, split, groups = net.train_split, None, None
         if not self.is_frozen:
             self.targets.check_net(net)
             self._split_within_inputs(net, data)
-        own = self.own_split(net, data) if validation is None else None
-        splits = own or (train_split and not self.is_frozen)
+        recorded = self.own_split(net, data) if validation is None else None
+        splits = recorded or (train_split and not self.is_frozen)
         crosses = validation is None and splits and self._copies_cross(net, data)
-        own = None if crosses else own
+        recorded = None if crosses else recorded
         if validation is None and (crosses or not splits):
-            parts = self.hold_out(data)
-            if parts is None:
+            split = self.hold_out(data)
+            if split is None:
                 self.require_no_held_out()
             elif splits:
-                net.train_split = ValidSplit([parts])
-                groups = None if data.groups is None else data.groups[parts[1]]
+                net.train_split = ValidSplit([split])
+                groups = None if data.groups is None else data.groups[split[1]]
             else:
-                encoded = encoded.split(parts)
+                encoded = encoded.split(split)
                 validation = encoded.validation
         learned = self.learn(net, encoded)
         net.train_split = train_split
-        seen, held_out = own or learned
+        seen, held_out = recorded or learned
         if validation is not None:
             held_out, groups = validation.dataset(net), validation.groups
-        elif crosses and parts is None:
+        elif crosses and split is None:
             held_out = None
         spec = self.infer_spec(net, seen, is_trained=True)
         if self.is_frozen:  # other nets are checked before training
@@ -204,10 +204,10 @@ class Trainer:
             return None
         check_sampler(self.estimator)
         keys, stratify = self.keys(data), self.targets.stratify
-        parts = hash_split(keys, data.y, self.validation_fraction, stratify=stratify)
-        if parts is None or not leaves_one_sample(self.estimator, len(parts[0])):
-            return parts
-        seen, held_out = parts  # batch norm needs more than one sample
+        split = hash_split(keys, data.y, self.validation_fraction, stratify=stratify)
+        if split is None or not leaves_one_sample(self.estimator, len(split[0])):
+            return split
+        seen, held_out = split  # batch norm needs more than one sample
         return np.delete(seen, keys[seen].argmax()), held_out
 
     def _copies_cross(self, net: NeuralNet, data: TrainingData) -> bool:
@@ -254,10 +254,10 @@ class Trainer:
         if (~is_seen & (sizes > 1))[cell].mean() < NOTABLE_COPIES:
             return
         stratify = self.targets.stratify
-        parts = hash_split(keys, data.y, FRACTION, stratify=stratify)
-        if parts is None:
+        split = hash_split(keys, data.y, FRACTION, stratify=stratify)
+        if split is None:
             return
-        net.train_split = ValidSplit([parts])
+        net.train_split = ValidSplit([split])
         warn_user(
             "The net's train_split holds out all rows of some repeated inputs, so the "
             "network would never see these inputs. fit holds out other rows. Shuffle "
@@ -293,9 +293,9 @@ class Trainer:
         """Return the specification of a net's outputs; raise an error if invalid."""
         samples = spread_rows(net, dataset)
         with as_forward(net).frozen():
-            found = measure_outputs(net, samples, **self.spec_options(is_trained))[0]
+            spec = measure_outputs(net, samples, **self.spec_options(is_trained))[0]
         check_repeatable(net, samples)
-        return found
+        return spec
 
     def before_training(self, net: NeuralNet, spec: OutputSpec, held_out: Any) -> None:
         """Check and prepare an initialised net before its first step."""
