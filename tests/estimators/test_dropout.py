@@ -317,10 +317,10 @@ class TestEstimators:
 ROWS = np.random.default_rng(0).normal(size=(90, 6, 4)).astype(np.float32)
 SIGNS = (ROWS.mean((1, 2)) > 0).astype(np.int64)
 WITHIN = [
-    *(Functional, Recurrent, Attending),
+    *(Functional, Recurrent),
     *(
         pytest.param(module, marks=pytest.mark.slow)
-        for module in (Channels, Gated, AttendingFast, Encoding)
+        for module in (Channels, Gated, Attending, AttendingFast, Encoding)
     ),
 ]
 

@@ -280,7 +280,7 @@ def frozen(n):
     return FrozenEstimator(seeded(net, X, y[:, None])), X, y
 
 
-@pytest.mark.parametrize("n", [40, 400])
+@pytest.mark.parametrize("n", [40, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("rng_untouched")
 def test_frozen_nets_are_never_trained(n):
     net, X, y = frozen(n)
@@ -316,7 +316,7 @@ def test_predictions_near_the_data_are_those_of_frozen_nets(structure, subset):
 
 
 @MAY_BE_ALONE
-@pytest.mark.parametrize("n_targets", [1, 2])
+@pytest.mark.parametrize("n_targets", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_their_noise_is_that_of_cross_validation(n_targets):
     """The network has one layer, so nothing else has seen the samples."""
     rng = np.random.default_rng(0)

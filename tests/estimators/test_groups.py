@@ -166,7 +166,11 @@ def test_held_out_samples_of_seen_groups_warn(groups_val):
 
 @pytest.mark.parametrize(
     "kind",
-    [DeepEnsembleRegressor, MCDropoutRegressor, SWAGRegressor, VariationalRegressor],
+    [
+        *(MCDropoutRegressor, VariationalRegressor),
+        pytest.param(DeepEnsembleRegressor, marks=pytest.mark.slow),
+        pytest.param(SWAGRegressor, marks=pytest.mark.slow),
+    ],
 )
 def test_held_out_groups_count_equally_in_estimators_that_draw(kind):
     X, y, groups = patients(0)

@@ -77,6 +77,7 @@ class TestNoiseModel:
         assert abs(np.log(noise).mean()) < 0.05
         assert np.log(noise).std() < 0.05
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", [norm, expon], ids=["normal", "skewed"])
     def test_quantiles_are_those_of_the_truth(self, kind):
         given, new = predictions(4000), predictions(seed=2)
@@ -104,7 +105,7 @@ class TestNoiseModel:
         found = quantiles(model, new, np.linspace(1e-4, 1 - 1e-4, 400))
         assert (np.diff(found, axis=-1) >= 0).all()
 
-    @pytest.mark.parametrize("n", [40, 400])
+    @pytest.mark.parametrize("n", [40, pytest.param(400, marks=pytest.mark.slow)])
     def test_moments_are_those_of_the_quantiles(self, n):
         given = predictions(n)
         model = NoiseModel.fit(residuals(given, drawn(given, 1, expon)), np.ones(1))
@@ -115,6 +116,7 @@ class TestNoiseModel:
         np.testing.assert_allclose(found.mean(-1) / std, 0, atol=0.02)
         np.testing.assert_allclose(found.std(-1) / std, 1, atol=0.03)
 
+    @pytest.mark.slow
     def test_outliers_hardly_widen_intervals(self):
         given = predictions()
         clean = drawn(given)
@@ -196,13 +198,8 @@ def fitted():
 
 
 class TestRegressor:
-    @pytest.mark.parametrize(
-        "net",
-        [
-            pytest.param(None, id="default"),
-            pytest.param(small_net(), id="net", marks=pytest.mark.slow),
-        ],
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("net", [None, small_net()], ids=["default", "net"])
     def test_deviations_follow_the_inputs(self, net, full_training):
         seen = data(600 if net is None else 2000)[:2]
         model = LaplaceRegressor(net, random_state=0).fit(*seen)

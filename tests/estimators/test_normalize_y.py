@@ -154,6 +154,7 @@ def test_evidence_is_that_of_the_density_of_y(n_targets):
     assert_allclose(found.sigma_noise_, 30.0)
 
 
+@pytest.mark.slow
 def test_more_samples_and_recalibration():
     X, y = problem(2, n=90)
     mean, std = by_hand(y[:60])
@@ -221,7 +222,7 @@ def test_means_and_variances_as_outputs():
     assert found.sigma_noise_ == 1.0
 
 
-@pytest.mark.parametrize("n_targets", [None, 2])
+@pytest.mark.parametrize("n_targets", [2, pytest.param(None, marks=pytest.mark.slow)])
 def test_cross_validation_chooses_noise_in_units_of_y(n_targets):
     X, y = problem(n_targets)
     options = {"prior_precisions": [0.1, 1.0, 10.0], "cv": 3, "random_state": 0}
@@ -251,6 +252,7 @@ def test_constant_column_and_rare_digits():
     assert len(np.unique(codes[:, 0])) == 60
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The network predicts its training targets")
 def test_cache_and_pickle(tmp_path):
     X, y = problem()
@@ -306,7 +308,9 @@ def assert_same_in_units(found, truth, X):
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("auto", "swag") else pytest.param(name, marks=pytest.mark.slow)
+        name
+        if name in ("dropout", "swag")
+        else pytest.param(name, marks=pytest.mark.slow)
         for name in DEFAULTS
     ],
 )

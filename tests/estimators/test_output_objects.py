@@ -204,6 +204,7 @@ class OwnStep(NeuralNetClassifier):
         return {"loss": loss, "y_pred": outputs}
 
 
+@pytest.mark.slow
 def test_a_net_with_a_step_of_its_own_gets_the_tuple():
     params = classifier(Pair, **QUICK).get_params(deep=False)
     own = OwnStep(**{k: v for k, v in params.items() if not k.startswith("_")})

@@ -40,14 +40,15 @@ def test_scorers_are_minus_the_metric(scorer, metric):
 
 def test_scorer_of_intervals():
     X, y = make_regression(60, 3, noise=5, random_state=0)
-    model = make_pipeline(StandardScaler(), LaplaceRegressor(random_state=0)).fit(X, y)
+    model = LaplaceRegressor(prior_precision=1.0, sigma_noise=5.0, random_state=0)
+    model = make_pipeline(StandardScaler(), model).fit(X, y)
     interval = model[-1].predict_interval(model[:-1].transform(X), coverage=0.9)
     expected = -interval_score(y, interval, coverage=0.9)
     assert neg_interval_score_scorer(model[-1], model[:-1].transform(X), y) == expected
     assert neg_interval_score_scorer(model, X, y) == expected
     outer = make_pipeline("passthrough", model)
     assert neg_interval_score_scorer(outer, X, y) == expected
-    grid = {"laplaceregressor__prior_precision": ["auto"]}
+    grid = {"laplaceregressor__prior_precision": [1.0]}
     search = GridSearchCV(model, grid, cv=2).fit(X, y)
     assert neg_interval_score_scorer(search, X, y) == expected
 
