@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
-from costs import calls
-from nets import MLP, TanhMLP, classifier
+from nets import MLP, RecordTraining, TanhMLP, classifier
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import GridSearchCV
 from skorch.callbacks import EpochScoring
 
 from sklaplace import LaplaceClassifier
-from sklaplace.estimators.training import trainer
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(60, 2)).astype("f4")
@@ -23,8 +21,9 @@ def fitted_net():
 
 def model(memory=None, **params):
     settings = {"subset_of_weights": "all", "hessian_structure": "diag"}
-    settings |= {"prior_precision": "marglik", "random_state": 0, **params}
-    return LaplaceClassifier(classifier(MLP, max_epochs=2), memory=memory, **settings)
+    settings |= {"prior_precision": "marglik", "random_state": 0}
+    settings |= {"estimator": classifier(MLP, max_epochs=2), **params}
+    return LaplaceClassifier(memory=memory, **settings)
 
 
 @pytest.mark.parametrize("subset", ["all", "last_layer"])
@@ -74,13 +73,14 @@ def test_whatever_the_fit_depends_on_makes_a_new_one(tmp_path, change):
 
 def test_a_search_over_priors_trains_once_per_fold(tmp_path):
     grid = {"prior_precision": [0.1, 1.0, 10.0], "temperature": [0.5, 1.0]}
+    net = classifier(MLP, max_epochs=2, callbacks=[RecordTraining()])
     found, expected = (
-        GridSearchCV(model(memory, pred_type="glm"), grid, cv=2, refit=False)
+        GridSearchCV(model(memory, estimator=net), grid, cv=2, refit=False)
         for memory in (tmp_path, None)
     )
-    with calls(trainer, "train") as trained:
-        found.fit(X, Y)
-    assert len(trained) == 2
+    RecordTraining.steps.clear()
+    found.fit(X, Y)
+    assert RecordTraining.steps == [30] * 2 * 2
     expected.fit(X, Y)
     for name in ("split0_test_score", "split1_test_score"):
         np.testing.assert_array_equal(
