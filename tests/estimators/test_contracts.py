@@ -75,6 +75,7 @@ OF_COUNTS = regressor(criterion=nn.PoissonNLLLoss, **DOUBLE)
 OF_VARIANCES = regressor(criterion=HeteroscedasticNLLLoss, module__n_out=2, **DOUBLE)
 FROZEN = FrozenEstimator(seeded(clone(OF_CLASSES), X, Y))
 FROZEN_REG = FrozenEstimator(seeded(clone(OF_NUMBERS), X_REG, Y_REG[:, None]))
+FROZEN_DROPOUT = FrozenEstimator(seeded(classifier(DropoutMLP, **DOUBLE), X, Y))
 TAGS = FrozenEstimator(seeded(tagging.net(), tagging.X, tagging.Y.astype(float)))
 SCORER = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1, bias=False))
 SCORER = BradleyTerry(SCORER.double())
@@ -127,6 +128,10 @@ SUBJECTS = {
     "ensemble": of_classes(DeepEnsembleClassifier(OF_CLASSES, **NETWORKS)),
     "swag": of_classes(SWAGClassifier(OF_CLASSES, **SWAG)),
     "variational": of_classes(VariationalClassifier(OF_CLASSES, **DRAWS)),
+    "frozen search": of_classes(LaplaceClassifierCV(FROZEN, **CV)),
+    "frozen dropout": of_classes(MCDropoutClassifier(FROZEN_DROPOUT, **DRAWS)),
+    "frozen swag": of_classes(SWAGClassifier(FROZEN, **SWAG)),
+    "frozen variational": of_classes(VariationalClassifier(FROZEN, **DRAWS)),
     "pairs": Subject(LaplaceRanker(random_state=0), *PAIRS),
     "frozen pairs": Subject(LaplaceRanker(SCORES, **FIXED, **ALL), *PAIRS),
     "numbers": of_numbers(LaplaceRegressor(OF_NUMBERS, random_state=0)),
@@ -248,7 +253,8 @@ def neither_batches_nor_order_matter(subject):
 def samples_of_a_frozen_net_are_exchangeable(subject):
     """Batches, order, parts, and repetition instead of weights do not matter."""
     model, X, y = clone(subject.model), subject.X, subject.y
-    if not isinstance(model.estimator, FrozenEstimator):
+    is_frozen = isinstance(model.estimator, FrozenEstimator)
+    if not is_frozen or "prior_precision" not in model.get_params():
         return
     new, expected = X[:9], [found[:9] for found in subject.answers]
     order = np.random.default_rng(1).permutation(len(X))

@@ -1,7 +1,5 @@
 """Dropout in prediction: masks depend only on the draw; exact sums."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -329,7 +327,6 @@ WITHIN = [
 def test_all_dropout_stays_active(module):
     """The variance is that of the network in training mode, and rows share masks."""
     net = seeded(classifier(module, max_epochs=2), ROWS, SIGNS)
-    state = {k: v.clone() for k, v in net.module_.state_dict().items()}
     model = MCDropoutClassifier(FrozenEstimator(net), n_samples=400, random_state=0)
     model.fit(ROWS, SIGNS)
     found = model.latent_mean_and_variance(ROWS[:20])[1]
@@ -345,10 +342,6 @@ def test_all_dropout_stays_active(module):
     np.testing.assert_allclose(alone, proba[:3], atol=1e-6)
     turned = model.predict_proba(ROWS[::-1].copy())[::-1]
     np.testing.assert_allclose(turned, proba, atol=1e-6)
-    loaded = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(loaded.predict_proba(ROWS), proba)
-    for owner in (net.module_, model.estimator_.module_):
-        assert all(torch.equal(v, state[k]) for k, v in owner.state_dict().items())
 
 
 @pytest.mark.parametrize("module", [ByHand, TimeFirst])

@@ -281,12 +281,9 @@ class TestPrice:
 
     def test_a_frozen_network_is_not_trained(self):
         net = seeded(classifier(**DOUBLE, callbacks=[RecordTraining()]), X, Y)
-        weights = net.module_.state_dict()
-        before = {name: value.clone() for name, value in weights.items()}
         RecordTraining.steps.clear()
         model = for_classes(FrozenEstimator(net)).fit(X, Y)
         assert RecordTraining.steps == []
-        assert all((weights[name] == before[name]).all() for name in before)
         assert_same_choice(model, grid_search(model, X, Y))
 
     @pytest.mark.parametrize("kind", BOTH)

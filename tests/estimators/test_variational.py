@@ -219,18 +219,6 @@ class TestFrozenStart:
         for name, value in model.estimator_.module_.named_parameters():
             torch.testing.assert_close(value, own[name], rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.filterwarnings("ignore::UserWarning")
-    def test_the_net_is_as_it_was(self, net):
-        before = {k: v.clone() for k, v in net.module_.state_dict().items()}
-        attributes, history = dict(vars(net)), len(net.history)
-        model = started(net)
-        assert vars(net) == attributes
-        assert len(net.history) == history
-        for name, value in net.module_.state_dict().items():
-            assert torch.equal(value, before[name])
-        assert all(p.requires_grad for p in net.module_.parameters())
-        assert model.estimator_ is not net
-
     def test_what_does_not_learn_is_taken_along(self):
         net = seeded(classifier(BatchNormMLP), X, Y)
         net.module_.hidden.requires_grad_(False)
