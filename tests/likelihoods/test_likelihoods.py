@@ -149,6 +149,15 @@ def test_bernoulli_class_logits_give_the_sigmoid():
     assert_equal(Bernoulli().probabilities(f), p, 1e-14)
 
 
+def test_labels_of_a_row_are_predicted_independently():
+    likelihood = references.LIKELIHOODS["MultilabelBernoulli"]
+    f, root = normal(5, 3), normal(5, 3, 3, seed=1)
+    cov = root @ root.mT
+    expected = likelihood.class_logits(f, cov.diagonal(dim1=1, dim2=2))
+    for found, wanted in zip(likelihood.class_logits(f, cov), expected, strict=True):
+        assert_equal(found, wanted, 1e-15)
+
+
 def test_categorical_class_logits_are_the_outputs():
     f, cov = normal(5, 3), normal(5, 3, 3)
     mean, same = Categorical().class_logits(f, cov)
