@@ -125,27 +125,38 @@ def _rows_and_columns(outputs: Any, cotangents: Any) -> tuple[int, int]:
 
 
 @contextmanager
+def passes(network: type[nn.Module] | None) -> Iterator[list[int]]:
+    """Record the rows of each pass through a class of networks."""
+    rows: list[int] = []
+
+    def note(module: nn.Module, args: Any, _output: Any) -> None:
+        if type(module) is network:
+            rows.append(len(args[0]))
+
+    with nn.modules.module.register_module_forward_hook(note):
+        yield rows
+
+
+@contextmanager
 def counted(network: type[nn.Module] | None = None) -> Iterator[Costs]:
     """Count the operations inside; ``network`` is the class of the whole network."""
     costs = Costs()
     grad = torch.autograd.grad
-
-    def note_rows(module: nn.Module, args: Any, _output: Any) -> None:
-        if network is not None and type(module) is network:
-            costs.forward.append(len(args[0]))
 
     def note_columns(outputs: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         cotangents = args[0] if args else options.get("grad_outputs")
         costs.backward.append(_rows_and_columns(outputs, cotangents))
         return grad(outputs, inputs, *args, **options)
 
-    handle = nn.modules.module.register_module_forward_hook(note_rows)
     watch = _Watch(costs)
     try:
-        with mock.patch.object(torch.autograd, "grad", note_columns), watch:
+        with (
+            passes(network) as costs.forward,
+            mock.patch.object(torch.autograd, "grad", note_columns),
+            watch,
+        ):
             yield costs
     finally:
-        handle.remove()
         watch.stop()
 
 

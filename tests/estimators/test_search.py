@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from costs import counted
+from costs import passes
 from nets import (
     MLP,
     RecordTraining,
@@ -264,17 +264,17 @@ class TestPrice:
         RecordTraining.steps.clear()
         grid = np.logspace(-3, 3, 6)
         model = made(kind, recording(kind), prior_precisions=grid, **settings)
-        with counted(MLP) as costs:
+        with passes(MLP) as rows:
             model.fit(*DATA[kind])
         n_epochs = DOUBLE["max_epochs"]
         assert RecordTraining.steps == [60] * n_epochs + [40] * 3 * n_epochs
-        assert costs.forward.count(20) == 3
+        assert rows.count(20) == 3
 
     @pytest.mark.parametrize("subset", ["last_layer", "all"])
     def test_batches_of_held_out_samples(self, subset):
-        with counted(MLP) as costs:
+        with passes(MLP) as rows:
             small = for_classes(batch_size=7, subset_of_weights=subset).fit(X, Y)
-        batches = [n for n in costs.forward if n in (6, 7)]
+        batches = [n for n in rows if n in (6, 7)]
         assert batches[-9:] == [7, 7, 6] * 3
         whole = for_classes(subset_of_weights=subset).fit(X, Y)
         np.testing.assert_allclose(fold_scores(small), fold_scores(whole), rtol=1e-12)
