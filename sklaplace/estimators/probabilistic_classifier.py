@@ -116,9 +116,9 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
 
         ``reduce`` is applied to the probabilities (b·r, K) of each batch.
         """
-        n_classes = self._targets.n_classes
+        outputs, n_classes = self._outputs(), self._targets.n_classes
         of_batch = partial(_mean_proba, self._likelihood, n_classes, reduce)
-        return self._outputs().map_draws(self._check_inputs(X), of_batch).numpy()
+        return outputs.map_draws(self._check_inputs(X), of_batch).numpy()
 
     def _concentrations(self, X: Inputs, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
