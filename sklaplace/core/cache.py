@@ -13,11 +13,12 @@ import marshal
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import joblib
 import numpy as np
@@ -32,7 +33,6 @@ from torch import Tensor
 from sklaplace.core import progress
 from sklaplace.core.checks import warn_user
 
-T = TypeVar("T")
 _VERSIONS = {m.__name__: m.__version__ for m in (joblib, np, scipy, sklearn, skorch)}
 _VERSIONS |= {"torch": str(torch.__version__), "python": sys.version}
 # Libraries whose classes and functions are hashed by name.
@@ -61,44 +61,49 @@ def check_memory(memory: Any) -> Any:
     return check_joblib_memory(os.fspath(memory) if is_path else memory)
 
 
-def cached(memory: Any, key: str, work: Callable[[], T]) -> T:
-    """Return the stored result for a key, or compute and store it.
+@dataclass(frozen=True)
+class Entry:
+    """Place of a result in a store.
 
-    Parameters
+    If the store cannot be read or written, a warning is shown.
+
+    Attributes
     ----------
     memory : joblib.Memory
         Store, from `check_memory`.
     key : str
         Hash of everything that the result depends on, from `fingerprint`.
-    work : callable
-        Computes the result. This function is called without arguments, at most once.
-
-    Returns
-    -------
-    object
-        The value of ``work()``, or a copy of the value stored earlier for the key.
-
-    Notes
-    -----
-    If the store cannot be read or written, a warning is shown.
     """
-    begun, fresh = list[str](), list[T]()
 
-    def entry(key: str) -> T:  # joblib stores the value under the argument
-        begun.append(key)
-        fresh.append(work())
-        return fresh[0]
+    memory: Any
+    key: str
 
-    try:
-        found = cast(T, memory.cache(entry)(key))
-    except OSError as error:  # raised by the store, or by the work
-        if begun and not fresh:
-            raise
-        warn_without_memory(error)
-        return fresh[0] if fresh else work()
-    if not fresh:
-        progress.line("network and curvature: from memory")
-    return found
+    def load(self) -> Any:
+        """Return a copy of the stored result, or None if there is no result."""
+        try:
+            function = self.memory.cache(_stored, ignore=["result"])
+            if not function.check_call_in_cache(self.key, None):
+                return None
+            # joblib replaces a damaged result with the argument, None
+            result = function(self.key, None)
+        except OSError as error:
+            warn_without_memory(error)
+            return None
+        if result is not None:
+            progress.line("network and curvature: from memory")
+        return result
+
+    def store(self, result: object) -> None:
+        """Store a result."""
+        try:
+            self.memory.cache(_stored, ignore=["result"]).call(self.key, result)
+        except OSError as error:
+            warn_without_memory(error)
+
+
+def _stored(key: str, result: object) -> object:
+    """Return the result, which joblib stores under the key."""
+    return result
 
 
 def warn_without_memory(error: Exception) -> None:

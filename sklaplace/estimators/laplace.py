@@ -19,7 +19,7 @@ from sklaplace.core.trees import Inputs, without_groups
 from sklaplace.curvature.priors import per_group
 from sklaplace.estimators.base import NetEstimator, without_class
 from sklaplace.estimators.fitting.cross_validation import CrossValidation
-from sklaplace.estimators.fitting.fit_cache import cached_fit
+from sklaplace.estimators.fitting.fit_cache import cache_entry
 from sklaplace.estimators.fitting.hyperparameters import (
     check_addable,
     check_evidence,
@@ -28,6 +28,7 @@ from sklaplace.estimators.fitting.hyperparameters import (
 )
 from sklaplace.estimators.fitting.laplace_fit import (
     LaplaceFit,
+    accumulate_fit,
     network_at_mean,
     novelty_with_samples,
     with_samples,
@@ -49,6 +50,7 @@ from sklaplace.estimators.options.laplace import REPLACED, LaplaceOptions
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, require_finite
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
+from sklaplace.estimators.training.folds import train_with_folds
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.samples import (
     Samples,
@@ -202,17 +204,26 @@ class BaseLaplace(NetEstimator):
         self._seed = draw_seed(self.random_state)
         options = self._scaled(options)
         # train the network, and accumulate the curvature of its loss
-        fit = cached_fit(
-            replace(
-                self._trainer(options),
-                is_part=samples.is_part,
-                splits=None if validation is None else validation.splits,
-            ),
+        trainer = replace(
+            self._trainer(options),
+            is_part=samples.is_part,
+            splits=None if validation is None else validation.splits,
+        )
+        entry = cache_entry(
+            trainer,
             encoded,
             memory=self.memory,
             random_state=self.random_state,
             settings=self._fit_settings(options),
         )
+        fit: LaplaceFit | None = None if entry is None else entry.load()
+        if fit is None:
+            network, folds = train_with_folds(trainer, encoded)
+            fit = accumulate_fit(options, network, folds)
+            if entry is not None and not trainer.is_interrupted:
+                entry.store(fit.stored())
+        else:
+            trainer.check_trained(fit.network)
         # tune the prior precision and the noise
         score = replace(
             self._score(fit.network.spec.likelihood),

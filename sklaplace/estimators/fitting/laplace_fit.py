@@ -8,12 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
+
+import torch
 
 from sklaplace.core import progress
 from sklaplace.core.parallel import ordered_map
 from sklaplace.curvature.accumulation import CurvatureSums, accumulate
 from sklaplace.curvature.structures import Structure
+from sklaplace.curvature.structures.kron import Kron
 from sklaplace.curvature.structures.rounding import check_finite
 from sklaplace.data.dataset import TrainingData
 from sklaplace.estimators.fitting.noise import with_column_noises
@@ -65,7 +69,11 @@ class LaplaceFit:
     folds: tuple["LaplaceFit", ...] = ()
 
     def stored(self) -> "LaplaceFit":
-        """Return the fit without training samples that are no longer needed."""
+        """Return the fit to store, without samples that are no longer needed."""
+        if isinstance(self.structure, Kron):
+            # all prior precisions share the eigenvectors
+            for factor in chain.from_iterable(self.structure.factors):
+                factor.eigh()
         if self.needs_rows:
             return self
         network = replace(self.network, train=None)
@@ -81,6 +89,7 @@ class LaplaceFit:
             yield
 
 
+@torch.inference_mode(False)
 @progress.phase("curvature")
 def accumulate_fit(
     options: LaplaceOptions, network: TrainedNetwork, folds: Sequence[TrainedNetwork]

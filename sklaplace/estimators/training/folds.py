@@ -35,6 +35,7 @@ ENOUGH, ENOUGH_FOR_NOISE = 200, 5000
 Fold = tuple[np.ndarray, np.ndarray]  # indices of training and of held-out samples
 
 
+@torch.inference_mode(False)
 def train_with_folds(
     trainer: LaplaceTrainer, encoded: EncodedData
 ) -> tuple[TrainedNetwork, list[TrainedNetwork]]:
