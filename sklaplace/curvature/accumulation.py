@@ -7,6 +7,8 @@ processed in parts, by the builtin ``map`` or by joblib workers.
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import iadd
 from typing import Any
 
 import torch
@@ -84,12 +86,13 @@ class CurvatureSums:
     data_fit: DataFit
     record: Any = None
 
-    def merge(self, other: "CurvatureSums") -> None:
+    def __iadd__(self, other: "CurvatureSums") -> "CurvatureSums":
         """Add the sums over the samples that follow."""
         self.accumulator.merge(other.accumulator)
         self.data_fit = self.data_fit + other.data_fit
         if other.record is not None:
             self.record.merge(other.record)
+        return self
 
 
 # ``map(function, parts)`` yields sums over the parts, in order
@@ -138,20 +141,11 @@ def accumulate(
         If an output is not finite.
     """
     one_pass = _Pass(network, curvature, accumulator, batch_size, recorder)
-    sums = total(map(one_pass, parts))
+    sums = reduce(iadd, map(one_pass, parts))
     while sums.accumulator.needs_another_pass():
         again = replace(one_pass, accumulator=sums.accumulator, recorder=Recorder)
-        sums.accumulator = total(map(again, parts)).accumulator
+        sums.accumulator = reduce(iadd, map(again, parts)).accumulator
     return sums
-
-
-def total(parts: Iterable[CurvatureSums]) -> CurvatureSums:
-    """Add all sums to the first sum, in order, and return the total."""
-    parts = iter(parts)
-    first = next(parts)
-    for part in parts:
-        first.merge(part)
-    return first
 
 
 @dataclass(frozen=True)

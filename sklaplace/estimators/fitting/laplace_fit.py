@@ -89,6 +89,23 @@ class LaplaceFit:
             yield
 
 
+def networks_for_tuning(
+    options: LaplaceOptions, network: TrainedNetwork, folds: Sequence[TrainedNetwork]
+) -> list[TrainedNetwork]:
+    """Return the network and those of folds, with the held-out samples to be used.
+
+    If the noise is tuned, their likelihood has the relative noise levels of columns.
+    """
+    networks = [network, *folds]
+    if not options.tunes_on_held_out:
+        networks = [replace(network, held_out=None)]
+    if options.free_noise:
+        networks = with_column_noises(networks)
+    if options.uses_held_out:  # also samples that do not choose the noise
+        networks[0] = replace(networks[0], held_out=network.held_out)
+    return networks
+
+
 @torch.inference_mode(False)
 @progress.phase("curvature")
 def accumulate_fit(
@@ -105,35 +122,26 @@ def accumulate_fit(
     folds : sequence of TrainedNetwork
         Networks that were each trained without one fold of the samples.
     """
-    networks = [network, *folds]
-    if not options.tunes_on_held_out:
-        networks = [replace(network, held_out=None)]
-    if options.free_noise:
-        networks = with_column_noises(networks)
-    if options.uses_held_out:  # also samples that do not choose the noise
-        networks[0] = replace(networks[0], held_out=network.held_out)
-    fit, *of_folds = [_accumulated(options, one) for one in networks]
-    return replace(fit, folds=tuple(of_folds))
-
-
-def _accumulated(options: LaplaceOptions, network: TrainedNetwork) -> LaplaceFit:
-    """Accumulate the curvature of one network."""
-    is_chosen = options.tuner is not None or network.held_out is not None
-    refits = options.refits(network.spec, len(network.train))
-    refits = refits and (is_chosen or options.refine is True)
-    head_map = network.spec.head_map if refits else None
-    sums = curvature_sums(
-        options, network, recorder=partial(SampleRecorder, head_map=head_map)
-    )
-    record: SampleRecord = sums.record
-    return LaplaceFit(
-        network=network,
-        structure=sums.accumulator.decompose(),
-        data_fit=sums.data_fit,
-        head_rows=record.head_rows,
-        needs_rows=options.refine is True and not record.head_rows.is_linear,
-        novelty=record.novelty,
-    )
+    fits = []
+    for one in networks_for_tuning(options, network, folds):
+        is_chosen = options.tuner is not None or one.held_out is not None
+        refits = options.refits(one.spec, len(one.train))
+        refits = refits and (is_chosen or options.refine is True)
+        head_map = one.spec.head_map if refits else None
+        recorder = partial(SampleRecorder, head_map=head_map)
+        sums = curvature_sums(options, one, recorder=recorder)
+        record: SampleRecord = sums.record
+        fits.append(
+            LaplaceFit(
+                network=one,
+                structure=sums.accumulator.decompose(),
+                data_fit=sums.data_fit,
+                head_rows=record.head_rows,
+                needs_rows=options.refine is True and not record.head_rows.is_linear,
+                novelty=record.novelty,
+            )
+        )
+    return replace(fits[0], folds=tuple(fits[1:]))
 
 
 def curvature_sums(
