@@ -264,8 +264,8 @@ class Likelihood(ABC):
         >>> Bernoulli().gradient(f, y)
         tensor([[-0.5000]])
         """
-        of = torch.func.grad(lambda outputs: self.loss(outputs.clone(), y).sum())
-        gradient: Tensor = of(f)
+        gradient_at = torch.func.grad(lambda f: self.loss(f.clone(), y).sum())
+        gradient: Tensor = gradient_at(f)
         return gradient
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
@@ -651,12 +651,12 @@ class DataFit:
         return cls(weights @ losses, n_targets, by_output)
 
     @classmethod
-    def total(cls, parts: Sequence["DataFit"]) -> "DataFit":
+    def total(cls, fits: Sequence["DataFit"]) -> "DataFit":
         """Return the total training loss of several batches."""
-        each = [part.by_output for part in parts if part.by_output is not None]
+        each = [fit.by_output for fit in fits if fit.by_output is not None]
         return cls(
-            torch.stack([part.loss for part in parts]).sum(),
-            torch.stack([part.n_targets for part in parts]).sum(),
+            torch.stack([fit.loss for fit in fits]).sum(),
+            torch.stack([fit.n_targets for fit in fits]).sum(),
             torch.stack(each).sum(0) if each else None,
         )
 

@@ -52,18 +52,18 @@ def cdf(y: Array, mean: Array, variance: Array) -> Array:
     ``log G``, and the trapezoidal rule is used. Both integrals are accurate to 1e-8.
     """
     y, mean, std = np.broadcast_arrays(y, mean, np.sqrt(np.maximum(variance, 0)))
-    found = np.zeros(y.shape)
+    proba = np.zeros(y.shape)
     is_narrow = std * np.sqrt(np.maximum(y, 0) + 1) <= _NARROW
     here = is_narrow & (y >= 0)
     rates = exp_at_nodes(mean[here], std[here] ** 2)
-    found[here] = pdtr(y[here, None], rates) @ WEIGHTS
+    proba[here] = pdtr(y[here, None], rates) @ WEIGHTS
     here = ~is_narrow & (y >= 0)
     degrees = y[here, None] + 1
     offset = _STEPS / np.sqrt(degrees)
     weights = np.exp(-degrees * _exp_remainder(torch.from_numpy(offset)).numpy())
     above = ndtr((np.log(degrees) + offset - mean[here, None]) / std[here, None])
-    found[here] = (weights * above).sum(-1) / weights.sum(-1)
-    return found
+    proba[here] = (weights * above).sum(-1) / weights.sum(-1)
+    return proba
 
 
 def quantiles(mean: Array, variance: Array, levels: Array) -> Array:
@@ -71,14 +71,14 @@ def quantiles(mean: Array, variance: Array, levels: Array) -> Array:
     arrays = np.broadcast_arrays(mean, variance, levels)
     n_chunks = max(1, arrays[0].size // _CHUNK)
     chunks = zip(*(np.array_split(a.ravel(), n_chunks) for a in arrays), strict=True)
-    found = np.concatenate([_quantiles(*chunk) for chunk in chunks])
-    return found.reshape(arrays[0].shape)
+    counts = np.concatenate([_quantiles(m, v, q) for m, v, q in chunks])
+    return counts.reshape(arrays[0].shape)
 
 
 def _quantiles(mean: Array, variance: Array, levels: Array) -> Array:
     low, high = _bracket(mean, np.sqrt(np.maximum(variance, 0)), levels)
-    found = first_where(lambda y: cdf(y, mean, variance) >= levels, low, high, _middle)
-    return np.where(found == _MAX, np.inf, found)
+    y = first_where(lambda y: cdf(y, mean, variance) >= levels, low, high, _middle)
+    return np.where(y == _MAX, np.inf, y)
 
 
 def poisson_quantiles(rates: Array, levels: Array) -> Array:
@@ -95,11 +95,11 @@ def poisson_quantiles(rates: Array, levels: Array) -> Array:
 def draw(rates: Array, generator: np.random.Generator) -> Array:
     """Draw Poisson variables, float64, from a normal approximation for huge rates."""
     is_large = rates > _LARGEST
-    found = generator.poisson(np.where(is_large, 0.0, rates)).astype(np.float64)
+    counts = generator.poisson(np.where(is_large, 0.0, rates)).astype(np.float64)
     large = rates[is_large]
     std = np.sqrt(np.minimum(large, _MAX))
-    found[is_large] = large + std * generator.standard_normal(large.shape)
-    return found
+    counts[is_large] = large + std * generator.standard_normal(large.shape)
+    return counts
 
 
 def log_mass(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

@@ -145,8 +145,8 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
 
         def of_chunk(f: Tensor) -> Tensor:
             y, p = self._nodes(f)
-            of = torch.func.grad(lambda at: self.log_prob(at.clone(), y).sum())
-            scores = of(f.unsqueeze(-1).expand(y.shape))
+            score = torch.func.grad(lambda f: self.log_prob(f.clone(), y).sum())
+            scores = score(f.unsqueeze(-1).expand(y.shape))
             return (p * torch.where(p > _LEAST, scores, 0) ** 2).sum(-1).sqrt()
 
         return _by_chunks(of_chunk, f).to(f)
@@ -155,7 +155,8 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """Draw targets by inverting the distribution function, (b, c)."""
 
         def of_chunk(f: Tensor, u: Tensor) -> Tensor:
-            return self._quantiles(*self._nodes(f), u.unsqueeze(-1))[:, 0]
+            y, p = self._nodes(f)
+            return self._quantiles(y, p, u.unsqueeze(-1))[:, 0]
 
         return _by_chunks(of_chunk, f, u).to(f)
 
@@ -171,8 +172,8 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
             return torch.stack([center[:, 0], total], -1)
 
         f = mean[..., None] + np.sqrt(np.maximum(var, 0))[..., None] * NODES
-        given = _by_chunks(of_chunk, torch.from_numpy(f)).numpy()
-        centers, variances = given[..., 0], given[..., 1]
+        pairs = _by_chunks(of_chunk, torch.from_numpy(f)).numpy()
+        centers, variances = pairs[..., 0], pairs[..., 1]
         center = centers @ WEIGHTS
         return center, (variances + (centers - center[..., None]) ** 2) @ WEIGHTS
 
@@ -198,25 +199,26 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
             log_weights = (-(z**2) / 2).log_softmax(0).unsqueeze(-1)
 
             def log_mixture(y: Tensor) -> Tensor:
-                given = self.log_prob(f, y.unsqueeze(-2)) + log_weights
-                return given.logsumexp(-2)
+                log_joint = self.log_prob(f, y.unsqueeze(-2)) + log_weights
+                return log_joint.logsumexp(-2)
 
-            return self._quantiles(*self._nodes(mean, log_mixture), u)
+            y, p = self._nodes(mean, log_mixture)
+            return self._quantiles(y, p, u)
 
         m, std = (torch.from_numpy(a) for a in (mean, np.sqrt(np.maximum(var, 0))))
-        found = m.new_empty(*m.shape, len(u))
+        quantiles = m.new_empty(*m.shape, len(u))
         ratios = (std * self.root_hessian(m)).clamp(min=1).log2().ceil().exp2()
         is_wide = ratios <= 1 / _NARROW
         if not is_wide.all():  # the noise is negligible
             at = ~is_wide
             f = m[at].unsqueeze(-1) + std[at].unsqueeze(-1) * torch.special.ndtri(u)
-            found[at] = self.draw(f, torch.full_like(f, 0.5)).sort(-1)[0]
+            quantiles[at] = self.draw(f, torch.full_like(f, 0.5)).sort(-1)[0]
         for ratio in ratios[is_wide].unique():
             n = 2 * math.ceil(_DEVIATIONS * ratio / _STEP) + 1
             at = ratios == ratio
-            of = partial(of_chunk, n=n)
-            found[at] = _by_chunks(of, m[at], std[at], n_each=n)
-        return found.numpy()
+            function = partial(of_chunk, n=n)
+            quantiles[at] = _by_chunks(function, m[at], std[at], n_each=n)
+        return quantiles.numpy()
 
     def sample(self, f: Array, noise: Noise, generator: np.random.Generator) -> Array:
         """Draw one target per draw of the outputs, (n, t, s)."""
@@ -245,12 +247,12 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         The density is conditional on outputs (k,). If ``log_density`` is given, this
         function of targets (k, q) defines the density instead.
         """
-        of = log_density or partial(self.log_prob, f.unsqueeze(-1))
+        log_p_at = log_density or partial(self.log_prob, f.unsqueeze(-1))
         if self.is_positive:
-            y, log_p = _masses(lambda x: of(x.exp()) + x, 0 * f, _REACH_OF_LOGS)
+            y, log_p = _masses(lambda x: log_p_at(x.exp()) + x, 0 * f, _REACH_OF_LOGS)
             y = y.exp()
         else:  # targets of most likelihoods are near the outputs
-            y, log_p = _masses(of, f, _REACH)
+            y, log_p = _masses(log_p_at, f, _REACH)
         error = log_p.logsumexp(-1).nan_to_num(0, 0, 0).abs().max()
         if log_density is None and error > _TOLERANCE:
             raise ValueError(
@@ -272,19 +274,19 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         scores = torch.special.ndtri(below.clamp(1e-300, 1 - 1e-16))
         wanted = torch.special.ndtri(u.to(y)).expand(len(y), -1)
         rows = zip(*(t.cpu().numpy() for t in (wanted, scores, y)), strict=True)
-        found = torch.from_numpy(np.array([np.interp(*row) for row in rows])).to(y)
-        found[p.isnan().any(-1)] = torch.nan
-        return found.exp() if self.is_positive else found
+        quantiles = torch.from_numpy(np.array([np.interp(*row) for row in rows])).to(y)
+        quantiles[p.isnan().any(-1)] = torch.nan
+        return quantiles.exp() if self.is_positive else quantiles
 
 
 def _by_chunks(
-    function: Callable[..., Tensor], *given: Tensor, n_each: int = 1
+    function: Callable[..., Tensor], *tensors: Tensor, n_each: int = 1
 ) -> Tensor:
     """Apply a function of vectors to the flattened tensors, in float64."""
     size = max(1, _CHUNK // (n_each * len(_NODES)))
-    flat = (t.detach().double().flatten().split(size) for t in given)
-    found = torch.cat([function(*vectors) for vectors in zip(*flat, strict=True)])
-    return found.reshape(*given[0].shape, *found.shape[1:])
+    flat = (t.detach().double().flatten().split(size) for t in tensors)
+    values = torch.cat([function(*vectors) for vectors in zip(*flat, strict=True)])
+    return values.reshape(*tensors[0].shape, *values.shape[1:])
 
 
 def _masses(
@@ -298,13 +300,13 @@ def _masses(
     center, bound = center.unsqueeze(-1), math.sinh(reach)
 
     def value(x: Tensor) -> Tensor:
-        found = log_function(center + x.clamp(-bound, bound))
-        if found.shape != x.shape:
+        log_f = log_function(center + x.clamp(-bound, bound))
+        if log_f.shape != x.shape:
             raise ValueError(
-                f"log_prob returns shape {tuple(found.shape)} for targets of shape "
+                f"log_prob returns shape {tuple(log_f.shape)} for targets of shape "
                 f"{tuple(x.shape)}. Return one log-density per target."
             )
-        return found.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
+        return log_f.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
     x = (reach * _COARSE.to(center)).sinh().expand(len(center), -1)
     steps = _FINE.to(center)
