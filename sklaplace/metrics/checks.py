@@ -98,8 +98,8 @@ def check_gaussian(
     y_true: Values, y_mean: Values, y_std: Values
 ) -> tuple[Floats, Floats]:
     """Return residuals and standard deviations, each of shape (n, C)."""
-    given = {"y_true": y_true, "y_mean": y_mean, "y_std": y_std}
-    arrays = [as_floats(values, name) for name, values in given.items()]
+    named = {"y_true": y_true, "y_mean": y_mean, "y_std": y_std}
+    arrays = [as_floats(values, name) for name, values in named.items()]
     truth, mean, std = (a.reshape(-1, 1) if a.ndim == 1 else a for a in arrays)
     check_consistent_length(truth, mean, std)
     # Broadcasting (n, 1) against (n, C) would mix up targets.

@@ -112,8 +112,8 @@ def reliability_curve(
             bins = _bins_of_equal_weight(values, weights, n_bins)
         columns = weights * hit, weights * values, weights
         sums.append([np.bincount(bins, column, n_bins) for column in columns])
-    found = np.swapaxes(sums, 0, 1)
-    hits, probabilities, weight = found if kind == "per_class" else found[:, 0]
+    totals = np.swapaxes(sums, 0, 1)
+    hits, probabilities, weight = totals if kind == "per_class" else totals[:, 0]
     divisor = np.where(weight > 0, weight, np.nan)
     return hits / divisor, probabilities / divisor, weight
 
@@ -383,9 +383,9 @@ def class_sharpness(
     """
     proba, codes = check_proba(y_true, y_proba, labels)
     weights = check_weights(sample_weight, codes)
-    n_classes, own = proba.shape[1], proba[np.arange(len(codes)), codes]
+    n_classes, of_truth = proba.shape[1], proba[np.arange(len(codes)), codes]
     totals = np.bincount(codes, weights, minlength=n_classes)
-    sums = np.bincount(codes, weights * own, minlength=n_classes)
+    sums = np.bincount(codes, weights * of_truth, minlength=n_classes)
     return sums / np.where(totals > 0, totals, np.nan)
 
 

@@ -54,7 +54,8 @@ def ood_auroc(confidence_in: Values, confidence_out: Values) -> float:
     >>> ood_auroc([0.9, 0.8, 0.5], [0.7, 0.4])
     0.8333
     """
-    return float(roc_auc_score(*_labelled(confidence_in, confidence_out)))
+    truth, confidence = _labelled(confidence_in, confidence_out)
+    return float(roc_auc_score(truth, confidence))
 
 
 def ood_fpr(

@@ -304,14 +304,14 @@ class UncertaintyDisplay(Display):
         """
         (xx0, xx1), points, names = grid_over(X, 2, grid_resolution, eps)
         classifier, points = last_step(classifier, points)
-        parts = np.asarray(classifier.predict_uncertainty(points, method=method))
-        if parts.ndim != 2:
+        entropy = np.asarray(classifier.predict_uncertainty(points, method=method))
+        if entropy.ndim != 2:
             raise ValueError(
-                f"The uncertainty of a sample has shape {parts.shape[1:]}, but only "
+                f"The uncertainty of a sample has shape {entropy.shape[1:]}, but only "
                 "one label can be plotted. Fit one label per sample."
             )
-        parts = parts.reshape(*xx0.shape, 3)
-        display = cls(xx0=xx0, xx1=xx1, uncertainty=parts, feature_names=names)
+        maps = entropy.reshape(*xx0.shape, 3)
+        display = cls(xx0=xx0, xx1=xx1, uncertainty=maps, feature_names=names)
         return display.plot(**options)
 
     def _draw(self, *, colorbar: bool = True, surface_kw: Style = None) -> None:

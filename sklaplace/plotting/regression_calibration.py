@@ -236,8 +236,8 @@ class RegressionCalibrationDisplay(Display):
         self.reference_ = axes.draw_diagonal(self.ax_)
         number = f"sharpness {axes.three_digits(self.sharpness)}"
         label = axes.curve_label(self.name, number)
-        curve, style = (self.levels, self.frequency), {"label": label, **axes.MARKED}
-        self.line_ = axes.draw_line(self.ax_, *curve, line_kw, **style)
+        x, y, style = self.levels, self.frequency, {"label": label, **axes.MARKED}
+        self.line_ = axes.draw_line(self.ax_, x, y, line_kw, **style)
         x_label, y_label = _LABELS[self.kind]
         self.ax_.set(xlabel=x_label, ylabel=y_label, xlim=(0, 1), ylim=(0, 1))
         axes.draw_legend(self.ax_)

@@ -130,7 +130,8 @@ class RiskCoverageDisplay(Display):
             losses = misclassified(estimator, proba, y).astype(float)
             confidence, loss_name = proba.max(axis=1), "error"
         else:
-            residuals, std = check_gaussian(y, *estimator.predict(X, return_std=True))
+            y_mean, y_std = estimator.predict(X, return_std=True)
+            residuals, std = check_gaussian(y, y_mean, y_std)
             losses, confidence = residuals**2, -std
             loss_name = "squared error"
         options.setdefault("name", type(estimator).__name__)
@@ -201,8 +202,8 @@ class RiskCoverageDisplay(Display):
     def _draw(self, *, line_kw: Style = None) -> None:
         """Draw the curve."""
         label = axes.curve_label(self.name, f"AURC {axes.three_digits(self.area)}")
-        curve = self.coverage, self.risk
-        self.line_ = axes.draw_line(self.ax_, *curve, line_kw, label=label)
+        x, y = self.coverage, self.risk
+        self.line_ = axes.draw_line(self.ax_, x, y, line_kw, label=label)
         y_label = f"risk: mean {self.loss_name}"
         self.ax_.set(xlabel="coverage", ylabel=y_label, xlim=(0, 1))
         axes.draw_legend(self.ax_)
