@@ -129,7 +129,8 @@ def laplace_bridge(
 
 def centred_bridge(mean: Tensor, cov: Tensor, norm: str | None = None) -> Tensor:
     """Apply `laplace_bridge` after centring; cov has shape (b, K, K) or (b, K)."""
-    return laplace_bridge(*centred_moments(mean, cov), project=False, norm=norm)
+    mean, variances = centred_moments(mean, cov)
+    return laplace_bridge(mean, variances, project=False, norm=norm)
 
 
 def inverse_bridge(alpha: Array) -> tuple[Array, Array]:

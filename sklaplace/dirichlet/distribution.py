@@ -446,5 +446,5 @@ def _marginal_quantile(a: Tensor, total: Tensor, q: float) -> Tensor:
     """Return the quantile of ``Beta(a, A − a)``."""
     factor = (_MAX_QUANTILE_TOTAL / total).clamp(max=1)
     a, rest = a * factor, ((total - a) * factor).clamp(min=arrays.MIN_CONCENTRATION)
-    found = betaincinv(a.detach().cpu().numpy(), rest.detach().cpu().numpy(), q)
-    return torch.from_numpy(np.asarray(found)).to(a.device)
+    x = betaincinv(a.detach().cpu().numpy(), rest.detach().cpu().numpy(), q)
+    return torch.from_numpy(np.asarray(x)).to(a.device)

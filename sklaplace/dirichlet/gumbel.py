@@ -123,16 +123,16 @@ def _by_leading(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
     logits are integrated by quadrature. If too many logits have large errors, a second
     attempt integrates more logits, and a third attempt all logits.
     """
-    found, is_precise = _with_leading(_LEADING, mean, variances, n_nodes)
+    proba, is_precise = _with_leading(_LEADING, mean, variances, n_nodes)
     left = (~is_precise).nonzero().squeeze(-1)
     if len(left):
         n_more = max(_LEADING, mean.shape[-1] // _PART)
-        proba, is_precise = _with_leading(n_more, mean[left], variances[left], n_nodes)
-        found, left = found.index_put((left,), proba), left[~is_precise]
+        more, is_precise = _with_leading(n_more, mean[left], variances[left], n_nodes)
+        proba, left = proba.index_put((left,), more), left[~is_precise]
     if len(left):
-        proba = _by_nodes(mean[left], variances[left], n_nodes)
-        found = found.index_put((left,), proba)
-    return found
+        exact = _by_nodes(mean[left], variances[left], n_nodes)
+        proba = proba.index_put((left,), exact)
+    return proba
 
 
 def _with_leading(
@@ -141,30 +141,31 @@ def _with_leading(
     """Return probabilities (b, K), and whether the leading classes suffice (b,)."""
     tails = mean + variances / 2
     errors, leading = (tails + variances).detach().topk(n_leading, -1, sorted=False)
-    few = mean.gather(-1, leading), variances.gather(-1, leading)
+    few_means, few_variances = (a.gather(-1, leading) for a in (mean, variances))
     rest = tails.scatter(-1, leading, -torch.inf)
     largest = rest.detach().amax(-1, keepdim=True)
     shares = (rest - largest).exp()
     total = shares.sum(-1, keepdim=True)
     logit = total.log() + largest
     # the largest value probably exceeds both lower ends
-    lowest = NormalGumbel(*(part.detach() for part in few)).lower.amax(-1)
+    lowest = NormalGumbel(few_means.detach(), few_variances.detach()).lower.amax(-1)
     lowest = lowest.maximum(logit.detach().squeeze(-1) + LOWEST)
     # False for non-finite values
     is_precise = errors.amin(-1) - math.log(2) - lowest < _LOG_ERROR
-    joined = torch.cat([few[0], logit], -1), torch.cat([few[1], 0 * logit], -1)
-    proba = torch.zeros_like(joined[0])
+    means = torch.cat([few_means, logit], -1)
+    merged_variances = torch.cat([few_variances, 0 * logit], -1)
+    proba = torch.zeros_like(means)
     if bool(is_precise.any()):
-        precise = _by_nodes(joined[0][is_precise], joined[1][is_precise], n_nodes)
+        precise = _by_nodes(means[is_precise], merged_variances[is_precise], n_nodes)
         proba = proba.index_put((is_precise,), precise)
-    found = shares * (proba[:, -1:] / total)
-    return found.scatter(-1, leading, proba[:, :-1]), is_precise
+    improbable = shares * (proba[:, -1:] / total)
+    return improbable.scatter(-1, leading, proba[:, :-1]), is_precise
 
 
 def _by_nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
     """Compute `argmax_proba` by quadrature for each class."""
-    parts = [_integrals(*part, n_nodes) for part in chunks(mean, variances, n_nodes)]
-    proba, ratio = map(torch.cat, zip(*parts, strict=True))
+    integrals = [_integrals(m, v, n_nodes) for m, v in chunks(mean, variances, n_nodes)]
+    proba, ratio = map(torch.cat, zip(*integrals, strict=True))
     is_coarse = ((proba.sum(-1) - 1).abs() > _TOLERANCE) | (ratio > _MAX_RATIO)
     coarse = is_coarse.nonzero().squeeze(-1)
     if len(coarse) and n_nodes < _MAX_NODES:

@@ -327,8 +327,8 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """
     if mean.shape[-1] > MANY_CLASSES:  # a few samples at a time
         n = max(1, _MANY_BYTES // (8 * cov[:1].numel()))
-        parts = zip(mean.split(n), cov.split(n), strict=True)
-        return torch.cat([_gumbel(*part) for part in parts])
+        pairs = zip(mean.split(n), cov.split(n), strict=True)
+        return torch.cat([_gumbel(m, c) for m, c in pairs])
     return _gumbel(mean, cov)
 
 
@@ -343,8 +343,7 @@ def _gumbel(mean: Tensor, cov: Tensor) -> Tensor:
         return argmax_proba(mean, variances)
     softmax = mean.softmax(-1)
     proba = _expanded(softmax, variances, variances * softmax)
-    found = argmax_proba(mean[wide], variances[wide])
-    return proba.index_put((wide,), found)
+    return proba.index_put((wide,), argmax_proba(mean[wide], variances[wide]))
 
 
 def mc(
@@ -402,9 +401,9 @@ def mc(
     >>> round(float(mc(mean, cov, draws)[0, 0]), 1)
     0.7
     """
-    parts = chunks(mean, cov, len(draws))
-    scaled = (without_common_variance(*part, len(draws)) for part in parts)
-    drawn = (_sampled_proba(*part, draws, dtype) for part in scaled)
+    pairs = chunks(mean, cov, len(draws))
+    scaled = (without_common_variance(m, c, len(draws)) for m, c in pairs)
+    drawn = (_sampled_proba(m, c, draws, dtype) for m, c in scaled)
     return torch.cat([proba.mean(-1).double() for proba in drawn])
 
 
@@ -425,8 +424,8 @@ def mc_uncertainty(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Tensor of shape (b, 3)
         Float64 entropies in nats.
     """
-    parts = (_sampled_proba(*part, draws) for part in chunks(mean, cov, len(draws)))
-    return torch.cat([uncertainty_of_draws(proba) for proba in parts])
+    drawn = (_sampled_proba(m, c, draws) for m, c in chunks(mean, cov, len(draws)))
+    return torch.cat([uncertainty_of_draws(proba) for proba in drawn])
 
 
 def uncertainty_of_draws(proba: Tensor) -> Tensor:
@@ -713,8 +712,8 @@ def without_common_variance(
     shifted = cov - constant[:, None, None]
     variances = shifted.diagonal(dim1=-2, dim2=-1)
     # a lower bound of all eigenvalues (Gershgorin), up to rounding
-    others = shifted.abs().sum(-1) - variances.abs()
-    common = (1 - 1e-13) * (variances - others).amin(-1)
+    radii = shifted.abs().sum(-1) - variances.abs()
+    common = (1 - 1e-13) * (variances - radii).amin(-1)
     excess = (common - 2 * n_draws / k).clamp(min=0)
     scale = (1 + _COMMON_SCALES.get(k, math.pi / 8) * excess).sqrt()
     identity = torch.eye(k).to(cov)

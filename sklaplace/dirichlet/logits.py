@@ -87,14 +87,14 @@ def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     return _centre_mean(mean), variances.masked_fill(_is_rounding(variances, cov), 0)
 
 
-def centred_factor(cov: Tensor, given: Tensor | None = None) -> Tensor:
+def centred_factor(cov: Tensor, uncentred: Tensor | None = None) -> Tensor:
     """Return a factor of a centred covariance.
 
     Parameters
     ----------
     cov : Tensor of shape (b, K, K)
         Float64 centred covariances.
-    given : Tensor of shape (b, K, K), optional
+    uncentred : Tensor of shape (b, K, K), optional
         Covariances before centring, which determine the size of rounding errors.
 
     Returns
@@ -125,10 +125,10 @@ def centred_factor(cov: Tensor, given: Tensor | None = None) -> Tensor:
     )
     if bool(failed.any()):
         rows = failed.nonzero().squeeze(-1)
-        given = cov if given is None else given
-        noise = leading.shape[-1] * _rounding(given[rows])
-        found = _semidefinite_cholesky(leading[rows], noise)
-        factor = factor.index_copy(0, rows, found)
+        uncentred = cov if uncentred is None else uncentred
+        noise = leading.shape[-1] * _rounding(uncentred[rows])
+        lower = _semidefinite_cholesky(leading[rows], noise)
+        factor = factor.index_copy(0, rows, lower)
     return torch.cat([factor, -factor.sum(-2, keepdim=True)], -2)
 
 
@@ -223,9 +223,9 @@ def _gap_of_one(log_proba: Tensor, shifts: Tensor) -> Tensor:
     """Return changes in logsumexp due to shifts: (b, r), (b, r, s) -> (b, r, s)."""
     log_p = log_proba.unsqueeze(-1)
     has_others = log_p < -torch.finfo(log_p.dtype).tiny
-    others = (-log_p.where(has_others, -log_p.new_ones(())).expm1()).log()
+    log_rest = (-log_p.where(has_others, -log_p.new_ones(())).expm1()).log()
     # if the other logits are negligible, the change equals the shift
-    return torch.logaddexp(others.where(has_others, -torch.inf), log_p + shifts)
+    return torch.logaddexp(log_rest.where(has_others, -torch.inf), log_p + shifts)
 
 
 def _expected_gaps_of_one(log_proba: Tensor, variances: Tensor) -> Tensor:

@@ -94,8 +94,8 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     arrays.check_variances(variances, variances.amax(-1, keepdim=True))
     rows = logits.reshape(-1, n_classes)
     matrices = covariances.reshape(-1, n_classes, n_classes)
-    parts = [_expected_log_proba(*part) for part in chunks(rows, matrices, _N_POINTS)]
-    log_proba, gap = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+    pairs = [_expected_log_proba(m, c) for m, c in chunks(rows, matrices, _N_POINTS)]
+    log_proba, gap = map(torch.cat, zip(*pairs, strict=True))
     alpha = arrays.capped(_solve_log_alpha(log_proba, gap))
     return like(alpha.reshape(logits.shape), mean)
 
