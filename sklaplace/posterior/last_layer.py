@@ -109,11 +109,11 @@ class LastLayerModel(LinearModel):
         elements = accumulator.row_elements(self.layout, f.shape[1])
         n_rows = batch_rows(8 * (elements + self.features.shape[1]))
         batches = zip(*(tensor.split(n_rows) for tensor in tensors), strict=True)
-        for features, *data in batches:
-            hessian = curvature(self.likelihood, *data)
+        for features, outputs, targets, weights, keys in batches:
+            hessian = curvature(self.likelihood, outputs, targets, weights, keys)
             inputs = self._inputs(features)
             layer = LayerRows(tuple(HeadBlock(hessian, self._map, a) for a in inputs))
-            yield Jacobian([layer], data[2], keys=data[3])
+            yield Jacobian([layer], weights, keys=keys)
 
     def _inputs(self, features: Tensor) -> list[Tensor | None]:
         """Return the inputs (n, 1, i) of the weight and of any bias."""
@@ -132,8 +132,9 @@ class LastLayerModel(LinearModel):
 
     def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
         """Return the Kronecker-factored curvature at outputs ``f``."""
-        data = self.targets, self.sample_weight, self.keys
-        hessian = curvature(self.likelihood, f, *data)
+        hessian = curvature(
+            self.likelihood, f, self.targets, self.sample_weight, self.keys
+        )
         outputs = Moment.of_outputs(HeadBlock(hessian, self._map)).factor()
         inputs, counts = zip(*self._input_factors, strict=True)
         return Kron(self.layout, (KronLayer(outputs, inputs, counts),))
@@ -255,8 +256,8 @@ class LastLayerModel(LinearModel):
 
     def _layer_curvatures(self, f: Tensor, stride: int = 1) -> Tensor:
         """Return the loss curvature (n, o) in the layer's outputs, for some samples."""
-        data = f, self.targets, self.sample_weight
-        hessian = GGN(self.likelihood, *(values[::stride] for values in data))
+        targets, weights = self.targets[::stride], self.sample_weight[::stride]
+        hessian = GGN(self.likelihood, f[::stride], targets, weights)
         return hessian.diagonals(self._map)
 
     def _blockwise(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator | None:

@@ -103,7 +103,7 @@ class FeatureMoments:
     def merged(self, other: "FeatureMoments") -> "FeatureMoments":
         """Return the moments of both sets of samples."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return FeatureMoments(*(own + others for own, others in pairs))
+        return FeatureMoments(*(mine + theirs for mine, theirs in pairs))
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ class Leverage(FieldsOnly):
         deviations = features - self.means.to(features.dtype)[groups]
         ridges = range(len(self.ridges))
         whitenings = [self.whitening(ridge, features.dtype) for ridge in ridges]
-        found = [(deviations @ m).square().sum(1).double() for m in whitenings]
-        return torch.stack(found, 1).clamp(max=LARGEST)
+        norms = [(deviations @ m).square().sum(1).double() for m in whitenings]
+        return torch.stack(norms, 1).clamp(max=LARGEST)
 
     def __call__(self, features: Tensor, groups: Tensor) -> Tensor:
         """Return leverages (b, R) of new samples (b, i) in groups (b,), float64."""
@@ -209,6 +209,6 @@ class Leverage(FieldsOnly):
         factors = counts / (counts - removed).clamp(min=_SMALLEST)
         distances = self._distances(features, groups)
         remaining = (1 - removed * factors * distances).clamp(min=_ROUNDING)
-        found = factors / counts + factors**2 * distances / remaining
+        leverages = factors / counts + factors**2 * distances / remaining
         is_alone = counts <= removed * (1 + _ROUNDING)
-        return torch.where(is_alone, torch.inf, found)
+        return torch.where(is_alone, torch.inf, leverages)

@@ -95,10 +95,10 @@ class LinearisedNetwork(LinearModel):
         start = 0
         for jacobian in self.jacobians:
             rows = slice(start, start := start + jacobian.n_rows)
-            data = [tensor[rows] for tensor in tensors]
-            hessian = curvature(self.likelihood, *data)
+            outputs, targets, weights, keys = (tensor[rows] for tensor in tensors)
+            hessian = curvature(self.likelihood, outputs, targets, weights, keys)
             combined = jacobian.double().combined(hessian.factor())
-            yield replace(combined, weights=data[2], keys=data[3])
+            yield replace(combined, weights=weights, keys=keys)
 
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """Return ``v -> M⁻¹ v`` for a structure ``M`` with an eigenbasis.

@@ -128,8 +128,8 @@ def hashed_inputs(x: object) -> tuple[Tensor | None, tuple[int, ...]]:
     two axes (a table) or with four or more (images). Arrays with three axes can be
     sequences, whose lengths may differ between batches.
     """
-    first, *others = leaves(x)
-    if others or not isinstance(first, Tensor) or first.ndim in (0, 1, 3):
+    first, *rest = leaves(x)
+    if rest or not isinstance(first, Tensor) or first.ndim in (0, 1, 3):
         return None, ()
     if not first.is_floating_point():
         return None, ()
@@ -222,11 +222,11 @@ class FeatureBatch:
         """Keep the samples with the smallest hashes; merge those with equal hashes."""
         if len(self.keys) <= MAX_KEPT:
             return self
-        found, places = self.keys.unique(return_inverse=True)
+        keys, places = self.keys.unique(return_inverse=True)
         order = torch.arange(len(places), device=places.device)
-        first = torch.full_like(found, len(places))
+        first = torch.full_like(keys, len(places))
         first = first.scatter_reduce(0, places, order, "amin")[:MAX_KEPT]
-        totals = self.weights.new_zeros(len(found)).index_add(0, places, self.weights)
+        totals = self.weights.new_zeros(len(keys)).index_add(0, places, self.weights)
         taken: Any = {k: v[first] for k, v in self._tensors.items()}
         return replace(self, **(taken | {"weights": totals[:MAX_KEPT]}))
 
@@ -257,8 +257,8 @@ class Distance:
 
     def left_out(self, samples: FeatureBatch) -> Tensor:
         """Return `logs` of training samples, leave-one-out."""
-        of = getattr(samples, self.name), samples.groups, samples.weights
-        return self.leverage.left_out(*of).log()
+        rows = getattr(samples, self.name)
+        return self.leverage.left_out(rows, samples.groups, samples.weights).log()
 
     def whitened(self, batch: FeatureBatch) -> Tensor:
         """Return vectors (b, i + 1) whose squared norms are leverages."""
@@ -298,8 +298,8 @@ class NearestInput:
     def left_out(self) -> Tensor:
         """Return the logarithms of distances from the nearest other inputs, (n, 1)."""
         distances = self._distances(self._rows)
-        others = distances.masked_fill(distances == 0, torch.inf)
-        return others.amin(1, keepdim=True).log()
+        positive = distances.masked_fill(distances == 0, torch.inf)
+        return positive.amin(1, keepdim=True).log()
 
     def _distances(self, rows: Tensor) -> Tensor:
         # matrix products would not return zero for equal rows
@@ -341,7 +341,8 @@ class Scale:
 
         ``share`` of the samples do not exceed ``t₀``.
         """
-        scale = cls(*finite_moments(scores, weights))
+        mean, std = finite_moments(scores, weights)
+        scale = cls(mean, std)
         t = scale.tails(scores)
         weights = weights * t.isfinite()
         usual, q = weighted_quantile(t, weights, share), scores.shape[1]
@@ -390,9 +391,10 @@ class Novelty(FieldsOnly):
         if isinstance(likelihood, ClassificationLikelihood):
             zeros = batch.features.new_zeros(1, c)
             n_groups = _class_logits(likelihood, zeros, batch.features)[1]
-        of = batch.groups, batch.weights, n_groups
-        values = batch.features, batch.inputs
-        features, inputs = (FeatureMoments.of(rows, *of) for rows in values)
+        features, inputs = (
+            FeatureMoments.of(rows, batch.groups, batch.weights, n_groups)
+            for rows in (batch.features, batch.inputs)
+        )
         return cls(likelihood, features, inputs, batch.kept())
 
     def batch(self, features: Tensor, f: Tensor, x: object) -> FeatureBatch:
@@ -403,13 +405,13 @@ class Novelty(FieldsOnly):
         ValueError
             If features or inputs have other shapes than in training.
         """
-        batch, known = FeatureBatch.of(self.likelihood, features, f, x=x), self.samples
-        check_input_shape(batch.input_shape, known.input_shape)
-        if batch.features.shape[1:] != known.features.shape[1:]:
+        batch = FeatureBatch.of(self.likelihood, features, f, x=x)
+        check_input_shape(batch.input_shape, self.samples.input_shape)
+        if batch.features.shape[1:] != self.samples.features.shape[1:]:
             raise ValueError(
                 f"The last layer received {features.shape[1]} features per sample, "
-                f"and {known.features.shape[1]} in fit. Pass X in the same format as "
-                "in fit, or use residual='none'."
+                f"and {self.samples.features.shape[1]} in fit. Pass X in the same "
+                "format as in fit, or use residual='none'."
             )
         return batch
 
@@ -417,10 +419,12 @@ class Novelty(FieldsOnly):
         """Return the novelty without inputs."""
         none = self.samples.inputs[:, :0]
         samples = replace(self.samples, inputs=none, input_shape=())
-        of = samples.groups, samples.weights, len(self.moments.counts)
+        n_groups = len(self.moments.counts)
         return replace(
             self,
-            input_moments=FeatureMoments.of(none, *of),
+            input_moments=FeatureMoments.of(
+                none, samples.groups, samples.weights, n_groups
+            ),
             samples=samples,
             held_out=None,
         )
@@ -460,10 +464,10 @@ class Novelty(FieldsOnly):
     @cached_property
     def distances(self) -> list[Distance]:
         """Leverages of the features and, if there are any, of the inputs."""
-        known = [Distance("features", self.leverage)]
+        distances = [Distance("features", self.leverage)]
         if self._input_leverage is not None:
-            known.append(Distance("inputs", self._input_leverage))
-        return [d for d in known if d.left_out(self.samples).isfinite().any()]
+            distances.append(Distance("inputs", self._input_leverage))
+        return [d for d in distances if d.left_out(self.samples).isfinite().any()]
 
     @cached_property
     def nearest(self) -> NearestInput | None:
@@ -517,7 +521,10 @@ class Novelty(FieldsOnly):
     @cached_property
     def scale(self) -> Scale:
         """Scale of held-out samples, otherwise of training samples."""
-        return self.held_out or Scale.of(*self._training_scores, self._share)
+        if self.held_out is not None:
+            return self.held_out
+        scores, weights = self._training_scores
+        return Scale.of(scores, weights, self._share)
 
     @cached_property
     def _training_scores(self) -> tuple[Tensor, Tensor]:

@@ -129,21 +129,21 @@ def network_draws(
     Each forward pass evaluates one weight sample, or as many weight samples as fit in
     the cache. The network's own weights do not change.
     """
-    own = dict(forward.module.named_parameters())
+    parameters = dict(forward.module.named_parameters())
     jac.require_known_layers(forward, x, posterior.layout)
 
     def outputs(vector: Tensor) -> Tensor:
         values = posterior.layout.unflatten(vector, forward.module)
-        given = {name: value.to(own[name]) for name, value in values.items()}
-        return call_with(forward, given, x).double()
+        cast = {name: value.to(parameters[name]) for name, value in values.items()}
+        return call_with(forward, cast, x).double()
 
     n_inputs = sum(leaf.numel() for leaf in leaves(x))
     at_once = CACHE // 8 // (weights.shape[1] + ACTIVATIONS_PER_INPUT * n_inputs)
     with torch.no_grad():
         if at_once > 1 and forward.takes_many:
-            parts = weights.split(at_once)
-            parts = progress.tracked(parts, "draws", len(parts))
-            draws = _vectorised(outputs, forward, parts)
+            chunks = weights.split(at_once)
+            chunks = progress.tracked(chunks, "draws", len(chunks))
+            draws = _vectorised(outputs, forward, chunks)
             if draws is not None:
                 return draws.movedim(0, -1)
         vectors = progress.tracked(weights, "draws", len(weights))
@@ -151,14 +151,14 @@ def network_draws(
 
 
 def _vectorised(
-    outputs: Callable[[Tensor], Tensor], forward: Forward, parts: Iterable[Tensor]
+    outputs: Callable[[Tensor], Tensor], forward: Forward, chunks: Iterable[Tensor]
 ) -> Tensor | None:
     """Return outputs (s, b, c) by vmap, or None if an operator has no batching rule."""
     # to restore attributes that the forward pass sets to vmap's wrapped tensors
     before = [(part, dict(vars(part))) for part in forward.module.modules()]
     try:
         with quiet_batching():
-            return torch.cat([vmap(outputs)(part) for part in parts])
+            return torch.cat([vmap(outputs)(chunk) for chunk in chunks])
     except RuntimeError:  # no batching rule: evaluate the samples one by one
         forward.takes_many = False
         return None
@@ -204,10 +204,10 @@ def in_graph(
     -----
     The dense Jacobian has b·c·P elements and requires c backward passes per sample.
     """
-    own = {name: p.detach() for name, p in forward.module.named_parameters()}
+    values = {name: p.detach() for name, p in forward.module.named_parameters()}
     layout = posterior.layout
     jac.require_known_layers(forward, x, layout)
-    selected = {block.name: own[block.name] for block in layout.blocks}
+    selected = {block.name: values[block.name] for block in layout.blocks}
 
     def outputs(values: dict[str, Tensor], row: Batch) -> tuple[Tensor, Tensor]:
         f = call_with(forward, values, add_axis(row))[0]
@@ -220,7 +220,7 @@ def in_graph(
     except RuntimeError:  # no batching rule: evaluate the samples one by one
         n_rows = len(next(leaves(x)))
         try:
-            parts = [linearised(tree_rows(x, n)) for n in range(n_rows)]
+            pairs = [linearised(tree_rows(x, n)) for n in range(n_rows)]
         except RuntimeError as error:
             if "requires_grad_" not in str(error):
                 raise
@@ -228,7 +228,7 @@ def in_graph(
                 "The network calls requires_grad_, which predictive does not support. "
                 "Use torch.func.grad instead, or call latent_mean_and_variance."
             ) from error
-        rows, f = default_collate(parts)
+        rows, f = default_collate(pairs)
     jacobian = layout.flatten(rows[block.name] for block in layout.blocks).double()
     mean = f.double() + jacobian @ (posterior.mean - posterior.weights)
     mean, jacobian = (

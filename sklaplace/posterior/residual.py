@@ -166,13 +166,13 @@ class Residual:
         across_outputs : bool
             Whether ``cov`` includes covariances between outputs.
         """
-        relative, own = rows @ rows.mT, self.variances.expand(c)
+        relative, variances = rows @ rows.mT, self.variances.expand(c)
         if not across_outputs:
             bounds = None if self.bounds is None else self.bounds.unsqueeze(-1)
-            cov = cov.movedim(-1, 0) + relative * own.view(-1, 1, 1)
+            cov = cov.movedim(-1, 0) + relative * variances.view(-1, 1, 1)
             return _bounded(cov, bounds).movedim(0, -1)
         bounds = None if self.bounds is None else self.bounds.repeat(rows.shape[-2])
-        added = torch.einsum("...nm,kl->...nkml", relative, own.diag())
+        added = torch.einsum("...nm,kl->...nkml", relative, variances.diag())
         return _bounded(cov + added.flatten(-4, -3).flatten(-2), bounds)
 
     def drawn(self, rows: Tensor, c: int, n_samples: int, seed: int) -> Tensor:
@@ -180,8 +180,8 @@ class Residual:
         generator = torch.Generator().manual_seed(seed)
         shape = rows.shape[1], c * n_samples
         normals = torch.randn(shape, generator=generator, dtype=torch.float64)
-        found = (rows @ normals.to(rows)).unflatten(1, (c, n_samples))
-        return found * self.variances.sqrt().unsqueeze(-1)
+        draws = (rows @ normals.to(rows)).unflatten(1, (c, n_samples))
+        return draws * self.variances.sqrt().unsqueeze(-1)
 
     def bounded_draws(self, draws: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Shrink draws (b, c, s), given their variances (b, c), to meet the bounds."""
@@ -232,8 +232,8 @@ def with_residual(
     """
     if cov.ndim == 2:
         k = cov.shape[1] // n_blocks
-        own = relative.unsqueeze(1) * variances
-        cov = cov + own * (1 - 1 / k if centred else 1)
+        added = relative.unsqueeze(1) * variances
+        cov = cov + added * (1 - 1 / k if centred else 1)
         return cov if bounds is None else cov / (1 + cov / bounds)
     identity = torch.eye(cov.shape[-1]).to(cov) * variances
     if centred:  # all outputs have the same variance

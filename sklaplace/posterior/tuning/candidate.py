@@ -47,15 +47,16 @@ def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
     n_blocks = 1 if diagonal else problem.posterior.likelihood.n_blocks
     scores: list[list[tuple[Tensor, ...]]] = [[] for _ in path]
     for part, batches in problem.batches():
-        structure, known = part.posterior.structure, []
+        structure, projections = part.posterior.structure, []
         for batch in batches:
             mean = linearised_mean(part.posterior, batch.f, batch.jacobian)
-            known.append((batch, mean, projected(structure, batch.jacobian, n_blocks)))
+            projection = projected(structure, batch.jacobian, n_blocks)
+            projections.append((batch, mean, projection))
         for ratio, losses in zip(path, scores, strict=True):
             precision = structure.precision(
                 ratio, torch.ones_like(part.posterior.scale)
             )
-            for batch, mean, projection in known:
+            for batch, mean, projection in projections:
                 u = projection.covariance(precision, diagonal=diagonal)
                 of_batch = _losses(problem, mean, u, batch)
                 losses.append((batch.weights.double(), *of_batch))
@@ -149,6 +150,6 @@ def _with_noise(
     else:
         upper = float(clamped(weights @ (squares / relative).mean(1)).log())
         bounds = upper - 30, upper + 1
-        found = minimize_scalar(loss_at, bounds=bounds, method="bounded")
-        variance = ratio.new_tensor(math.exp(found.x))
+        minimum = minimize_scalar(loss_at, bounds=bounds, method="bounded")
+        variance = ratio.new_tensor(math.exp(minimum.x))
     return variance, loss(variance)

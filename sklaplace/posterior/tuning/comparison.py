@@ -41,9 +41,8 @@ def compare_with_network(problem: TuningProblem, posterior: GaussianPosterior) -
         outputs.append((batch.f, batch.targets, batch.weights))
     noise = posterior.hyperparameters.sigma_noise
     fixed = None if problem.free_noise else noise
-    means = increased_means(
-        torch.cat(losses), *network_losses(likelihood, outputs, fixed)
-    )
+    reference, weights = network_losses(likelihood, outputs, fixed)
+    means = increased_means(torch.cat(losses), reference, weights)
     if means is None:
         return
     is_seen = problem.free_noise and not problem.noise_on_held_out

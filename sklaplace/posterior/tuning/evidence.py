@@ -150,8 +150,8 @@ class NegativeEvidence:
 
     def _free_logs(self, h: Hyperparameters) -> Tensor:
         delta = priors.per_group(h.prior_precision, h.groups)
-        parts = [delta.log().reshape(-1)] * self.free_prior
-        return torch.cat(parts + [h.sigma_noise.log().reshape(1)] * self.free_noise)
+        logs = [delta.log().reshape(-1)] * self.free_prior
+        return torch.cat(logs + [h.sigma_noise.log().reshape(1)] * self.free_noise)
 
     def logs(self, h: Hyperparameters) -> Tensor:
         """Return the coordinates (n,) of hyperparameters."""
@@ -211,8 +211,8 @@ class NegativeEvidence:
         gradient = np.array([scatter - sum_w, 2 * n - 4 * loss - 2 * order * sum_w]) / 2
         both, noise = order * sum_uw, 4 * loss + 2 * order**2 * sum_uw
         hessian = np.array([[(sum_uw + scatter) / 2, both], [both, noise]])
-        kept = slice(not self.free_prior, 1 + self.free_noise)
-        return value, gradient[kept], hessian[kept, kept]
+        free = slice(not self.free_prior, 1 + self.free_noise)
+        return value, gradient[free], hessian[free, free]
 
 
 def _typical_precision(posterior: GaussianPosterior) -> Tensor:
@@ -242,14 +242,14 @@ def _newton(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
             return v, True
         for _ in range(30):
             trial = (v + step).clip(-LOG_BOUND, LOG_BOUND)
-            found = objective.derivatives(trial)
-            if found[0] <= value + 1e-12 * abs(value):
+            derivatives = objective.derivatives(trial)
+            if derivatives[0] <= value + 1e-12 * abs(value):
                 break
             step = step / 2
         else:
             # converged: rounding hides the decrease by short steps
             return v, size <= math.sqrt(STEP_TOLERANCE)
-        v, (value, gradient, hessian) = trial, found
+        v, (value, gradient, hessian) = trial, derivatives
     return v, False
 
 

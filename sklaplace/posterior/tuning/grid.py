@@ -67,18 +67,18 @@ def score_grid(
         under = problem.under(delta, refine=problem.refine)
         chosen = _precise(under, best_candidate(under))
         noise = chosen.posterior.hyperparameters.sigma_noise
-        kept, *folds = (
+        posterior, *folds = (
             part.posterior.replace(sigma_noise=noise) for part in (under, *under.folds)
         )
         posteriors = enumerate(chosen.refitted or folds)
         if fold_score is None:
             scores = [
-                _mean_log_likelihood(problem.folds[index], posterior)
-                for index, posterior in posteriors
+                _mean_log_likelihood(problem.folds[index], of_fold)
+                for index, of_fold in posteriors
             ]
         else:
-            scores = [fold_score(*fold) for fold in posteriors]
-        points.append(GridPoint(kept, bool(chosen.refitted), scores))
+            scores = [fold_score(index, of_fold) for index, of_fold in posteriors]
+        points.append(GridPoint(posterior, bool(chosen.refitted), scores))
     return points
 
 

@@ -1,7 +1,7 @@
 """Search along a path of prior precisions for the best score on held-out samples."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -38,20 +38,21 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     """
     is_cheap = problem.score.log_proba is None or problem.score.is_cheap
     is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
-    found: dict[int, Candidate] = {}
+    candidates: dict[int, Candidate] = {}
 
-    def best_of(*places: int) -> int:
+    def best_of(places: Iterable[int]) -> int:
         """Score points, and return the best index so far."""
-        new = [i for i in places if i in range(len(path)) and i not in found]
-        found.update(zip(new, scored(problem, [path[i] for i in new]), strict=True))
-        return _best(found)
+        new = [i for i in places if i in range(len(path)) and i not in candidates]
+        scores = scored(problem, [path[i] for i in new])
+        candidates.update(zip(new, scores, strict=True))
+        return _best(candidates)
 
     if is_cheap or is_stream:
-        return found[best_of(*range(len(path)))]
-    best = best_of(*range(0, MIDDLE + STRIDE + 1, STRIDE))
-    if not found[max(found)].score > found[best].score + MARGIN:
-        best = best_of(*range(0, len(path), STRIDE))
-    return found[best_of(*range(best - STRIDE + 1, best + STRIDE))]
+        return candidates[best_of(range(len(path)))]
+    best = best_of(range(0, MIDDLE + STRIDE + 1, STRIDE))
+    if not candidates[max(candidates)].score > candidates[best].score + MARGIN:
+        best = best_of(range(0, len(path), STRIDE))
+    return candidates[best_of(range(best - STRIDE + 1, best + STRIDE))]
 
 
 def best_refitted(
@@ -130,7 +131,7 @@ def refitted(
 
     Refits start at another candidate or at the network's weights.
     """
-    parts = []
+    refits = []
     for part, posterior in zip(
         problem.parts,
         start.refitted if start else [part.posterior for part in problem.parts],
@@ -142,7 +143,7 @@ def refitted(
             noise = implied_variance(posterior, ratio).sqrt()
             template = posterior.replace(sigma_noise=noise)
         refit = part.model.refit(template, tolerance=tolerance)
-        parts.append(replace(part, posterior=refit))
-    problem = replace(problem, folds=tuple(parts)) if problem.folds else parts[0]
+        refits.append(replace(part, posterior=refit))
+    problem = replace(problem, folds=tuple(refits)) if problem.folds else refits[0]
     (candidate,) = scored(problem, [ratio])
-    return replace(candidate, refitted=tuple(part.posterior for part in parts))
+    return replace(candidate, refitted=tuple(part.posterior for part in refits))

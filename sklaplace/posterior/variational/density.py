@@ -157,9 +157,11 @@ class Density(LocationScale):
     def _moments(self) -> tuple[Tensor, Tensor]:
         p = self._density_at_nodes()
         # two-point Gauss quadrature between nodes is exact up to degree three
-        parts = 0.5 + self.nodes.new_tensor([[[-1.0]], [[1.0]]]) / math.sqrt(12)
-        pairs = ((self.nodes[:-1], self.nodes[1:]), (p[:-1], p[1:]))
-        z, density = (torch.lerp(*pair, parts).flatten(0, 1) for pair in pairs)
+        fractions = 0.5 + self.nodes.new_tensor([[[-1.0]], [[1.0]]]) / math.sqrt(12)
+        z, density = (
+            torch.lerp(values[:-1], values[1:], fractions).flatten(0, 1)
+            for values in (self.nodes, p)
+        )
         mass = density * (self._step / 2)
         mean = (mass * z).sum(0)
         return mean, (mass * (z - mean).square()).sum(0)

@@ -110,8 +110,8 @@ class Elbo:
     def wrapped(self, module: nn.Module) -> StochasticModule:
         """Wrap a module, or `start` if given, in a module with drawn weights."""
         base = unwrapped(module if self.start is None else copy.deepcopy(self.start))
-        layout, own = random_weights(base), dict(base.named_parameters())
-        values = [own[block.name].detach() for block in layout.blocks]
+        layout, parameters = random_weights(base), dict(base.named_parameters())
+        values = [parameters[block.name].detach() for block in layout.blocks]
         location = torch.cat([w.reshape(-1).to(values[0].dtype) for w in values])
         scale = initial_scales(values).to(location)
         return StochasticModule(base, layout, self.family.start(location, scale))

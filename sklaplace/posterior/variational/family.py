@@ -57,12 +57,12 @@ class PosteriorFamily:
         if not issubclass(self.kind, WeightPosterior):
             check_option("posterior", self.given, POSTERIORS, _OTHERS)
         check_positive("bound", self.bound)
-        checks, of = self.kind.checks, f"posterior={self.kind.name!r}"
+        checks, owner = self.kind.checks, f"posterior={self.kind.name!r}"
         if isinstance(self.given, WeightPosterior):
-            checks, of = {}, f"an instance of {self.kind.name!r}"
-        check_params("posterior_params", self.options, checks, of)
-        given: Any = self.kind if isinstance(self.given, str) else self.given
-        check_support(given, prior)
+            checks, owner = {}, f"an instance of {self.kind.name!r}"
+        check_params("posterior_params", self.options, checks, owner)
+        source: Any = self.kind if isinstance(self.given, str) else self.given
+        check_support(source, prior)
 
     def start(self, location: Tensor, scale: Tensor) -> WeightPosterior:
         """Return a posterior with initial medians and standard deviations, (P,) each.
@@ -101,9 +101,12 @@ def _fault(posterior: WeightPosterior, location: Tensor, scale: Tensor) -> str |
     moments = {key: getattr(posterior, key)() for key in ("median", "mean", "variance")}
     for key, value in {"draws": w, "log densities": log_q, **moments}.items():
         shape = (n,) if key in moments else (2, n)
-        found = tuple(getattr(value, "shape", ())), getattr(value, "dtype", type(value))
-        if found != (shape, w.dtype):
-            return f"{key} of shape {found[0]}, {found[1]}, not {shape}, {w.dtype}"
+        size, dtype = (
+            tuple(getattr(value, "shape", ())),
+            getattr(value, "dtype", type(value)),
+        )
+        if (size, dtype) != (shape, w.dtype):
+            return f"{key} of shape {size}, {dtype}, not {shape}, {w.dtype}"
     with torch.no_grad():
         error = float((posterior.log_prob(w) - log_q).abs().median())
         many, _ = drawn(max(2, min(_DRAWN // n, 1000)))

@@ -100,10 +100,11 @@ class StochasticModule(nn.Module):
         self.register_buffer("noise_variance", torch.zeros((), dtype=torch.float64))
         self.drawn: tuple[Tensor, Tensor] | None = None
         self._logits: list[Tensor] = []
-        own = dict(base.named_parameters())
-        self._dtypes = {block.name: own[block.name].dtype for block in layout.blocks}
-        for name in self._dtypes:
-            own[name].requires_grad_(False)
+        parameters = dict(base.named_parameters())
+        names = [block.name for block in layout.blocks]
+        self._dtypes = {name: parameters[name].dtype for name in names}
+        for name in names:
+            parameters[name].requires_grad_(False)
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Return the network's outputs under drawn weights, or under their medians."""
@@ -135,9 +136,9 @@ class StochasticModule(nn.Module):
     @torch.no_grad()
     def at_medians(self) -> nn.Module:
         """Return the network itself, with the medians as trainable weights."""
-        own = dict(self._orig_mod.named_parameters())
+        parameters = dict(self._orig_mod.named_parameters())
         for name, value in self.layout.unflatten(self.posterior.median()).items():
-            own[name].copy_(value).requires_grad_(True)
+            parameters[name].copy_(value).requires_grad_(True)
         return self._orig_mod
 
 
@@ -388,6 +389,6 @@ class VariationalPosterior:
         """
         kl = exact_divergence(self.distribution, self.prior)
         if kl is None:
-            drawn = self.distribution.sample(n_samples, generator)
-            kl = divergence(self.distribution, self.prior, *drawn)
+            w, log_q = self.distribution.sample(n_samples, generator)
+            kl = divergence(self.distribution, self.prior, w, log_q)
         return kl.double()
