@@ -37,12 +37,12 @@ def _control_groups() -> Iterator[int]:
 
     Only control groups of version 2 are read.
     """
-    own = Path()
+    group_path = Path()
     with suppress(OSError):
         lines = (PROC / "self" / "cgroup").read_text().splitlines()
-        own = Path(*(line[4:] for line in lines if line.startswith("0::/")))
+        group_path = Path(*(line[4:] for line in lines if line.startswith("0::/")))
     # in a container, the path may belong to the host and be invisible
-    for group in (CGROUPS / folder for folder in (own, *own.parents)):
+    for group in (CGROUPS / folder for folder in (group_path, *group_path.parents)):
         # a group without a limit has "max" instead of a number
         with suppress(OSError, ValueError):
             limit = int((group / "memory.max").read_text())

@@ -26,12 +26,12 @@ def listed(names: Iterable[str]) -> str:
 
 
 def check_option(
-    name: str, value: object, allowed: Collection[str], others: str = ""
+    name: str, value: object, allowed: Collection[str], hint: str = ""
 ) -> None:
-    """Raise ValueError unless a value is allowed; ``others`` extends the message."""
+    """Raise ValueError unless a value is allowed; ``hint`` extends the message."""
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(
-            f"{name}={value!r} is not known. Choose one of {listed(allowed)}{others}."
+            f"{name}={value!r} is not known. Choose one of {listed(allowed)}{hint}."
         )
 
 
@@ -59,7 +59,7 @@ def check_count(name: str, value: Any, smallest: int = 1) -> int:
 
 
 def check_params(
-    name: str, value: object, checks: Mapping[str, Check], of: str
+    name: str, value: object, checks: Mapping[str, Check], owner: str
 ) -> None:
     """Raise an error for unknown options and for invalid values."""
     if value is None:
@@ -69,8 +69,10 @@ def check_params(
         raise TypeError(f"{name} is of type {kind}. Pass a dict, or None.")
     for key, setting in value.items():
         if key not in checks:
-            known = f"It accepts {listed(checks)}." if checks else "It accepts none."
-            raise ValueError(f"{name} has {key!r}, which {of} does not accept. {known}")
+            accepted = f"It accepts {listed(checks)}." if checks else "It accepts none."
+            raise ValueError(
+                f"{name} has {key!r}, which {owner} does not accept. {accepted}"
+            )
         checks[key](f"{name}[{key!r}]", setting)
 
 
@@ -119,9 +121,9 @@ def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
 
 def check_unmasked(values: Any, name: str) -> None:
     """Raise ValueError for masked entries, because numpy would drop the mask."""
-    parts = values.values() if isinstance(values, Mapping) else values
-    parts = parts if isinstance(values, (list, tuple, Mapping)) else [values]
-    if any(isinstance(p, np.ma.MaskedArray) and np.ma.is_masked(p) for p in parts):
+    columns = values.values() if isinstance(values, Mapping) else values
+    columns = columns if isinstance(values, (list, tuple, Mapping)) else [values]
+    if any(isinstance(c, np.ma.MaskedArray) and np.ma.is_masked(c) for c in columns):
         raise ValueError(
             f"{name} has masked entries. Pass {name}.filled(value), leave out these "
             f"samples, or impute {name}.filled(numpy.nan) (SimpleImputer)."

@@ -86,9 +86,9 @@ def wide_root_eigh(root: Tensor) -> tuple[Tensor, Tensor]:
     n, p = root.shape
     basis, corner = torch.linalg.qr(root.double().mT, mode="complete")
     vectors, singular, _ = torch.linalg.svd(corner[:n])
-    own = (basis[:, :n] @ vectors).flip(1)
+    row_space = (basis[:, :n] @ vectors).flip(1)
     values = torch.cat([singular.new_zeros(p - n), singular.flip(0) ** 2])
-    return values, torch.cat([basis[:, n:], own], 1)
+    return values, torch.cat([basis[:, n:], row_space], 1)
 
 
 def group_products(values: Tensor, matrices: Tensor) -> Tensor:
@@ -119,12 +119,12 @@ def all_finite(values: Tensor) -> bool:
     return math.isfinite(values.sum().item()) or bool(values.isfinite().all())
 
 
-def agree(found: Tensor, expected: Tensor, precision: float = 0.0) -> bool:
+def agree(actual: Tensor, expected: Tensor, precision: float = 0.0) -> bool:
     """Return whether two tensors are equal up to rounding of the largest entry.
 
     ``precision`` is the relative rounding error of the tensors, if known.
     """
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return False
     if not expected.numel():
         return True
@@ -132,7 +132,7 @@ def agree(found: Tensor, expected: Tensor, precision: float = 0.0) -> bool:
     eps = max(eps, precision)
     allowed = max(10 * min(eps, single) ** 0.5, MANY_ROUNDINGS * eps)
     largest = max(float(torch.linalg.vector_norm(expected, torch.inf)), 1e-30)
-    return float(torch.dist(found, expected, torch.inf)) <= allowed * largest
+    return float(torch.dist(actual, expected, torch.inf)) <= allowed * largest
 
 
 def solve_psd(matrix: Tensor, b: Tensor) -> Tensor:

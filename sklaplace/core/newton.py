@@ -193,13 +193,13 @@ class _Steps:
 
     def _preconditioner_at(self, f: Tensor) -> Operator:
         """Return the quick preconditioner while it suffices, then the better one."""
-        model, at = self._model, (f, self._rho, self._dtype)
-        found = model.quick_preconditioner_at(*at) if self._is_quick else None
-        self._is_quick = found is not None
-        if found is not None:
-            return found
+        model, rho, dtype = self._model, self._rho, self._dtype
+        quick = model.quick_preconditioner_at(f, rho, dtype) if self._is_quick else None
+        self._is_quick = quick is not None
+        if quick is not None:
+            return quick
         if self._precondition is None:
-            self._precondition = model.preconditioner_at(*at)
+            self._precondition = model.preconditioner_at(f, rho, dtype)
         return self._precondition
 
 

@@ -195,19 +195,19 @@ def one_thread() -> Iterator[None]:
     The limit applies to the process. If several Python threads enter, the last one to
     leave restores the number that the first one found.
     """
-    own = threading.get_ident()
-    if own in _inside:
+    thread = threading.get_ident()
+    if thread in _inside:
         yield
         return
     with _counting:
-        _inside[own] = next(iter(_inside.values()), torch.get_num_threads())
+        _inside[thread] = next(iter(_inside.values()), torch.get_num_threads())
         torch.set_num_threads(1)
     try:
         yield
     finally:
         with _counting:
             # OpenMP has a number for each thread; MKL and new threads share a number
-            torch.set_num_threads(_inside.pop(own))
+            torch.set_num_threads(_inside.pop(thread))
             if _inside:
                 other = threading.Thread(target=torch.set_num_threads, args=(1,))
                 other.start()

@@ -126,8 +126,8 @@ def _written(value: object, values: list[Any]) -> np.ndarray:
     file = BytesIO()
     torch.save(value, file, SimpleNamespace(Pickler=Pickler, __name__=__name__))
     file.seek(0)
-    known = {f"{__name__}.{f.__name__}" for f in (by_trusted_name, _left, _made)}
-    if unknown := {*get_unsafe_globals_in_checkpoint(file)} - known:
+    trusted = {f"{__name__}.{f.__name__}" for f in (by_trusted_name, _left, _made)}
+    if unknown := {*get_unsafe_globals_in_checkpoint(file)} - trusted:
         raise TypeError(f"torch does not load {', '.join(unknown)} from a file")
     return np.frombuffer(file.getvalue(), np.uint8)
 
@@ -149,8 +149,8 @@ def _reduced(value: object, values: list[Any]) -> Any:
         return _left, (len(values) - 1,)
     # a skorch net would pickle its modules
     is_net = isinstance(value, BaseEstimator)
-    parts = (_NEW, (kind,), vars(value)) if is_net else value.__reduce_ex__(2)
-    call, args, state, items, pairs = (*parts, None, None, None)[:5]
+    reduced = (_NEW, (kind,), vars(value)) if is_net else value.__reduce_ex__(2)
+    call, args, state, items, pairs = (*reduced, None, None, None)[:5]
     has_slots = isinstance(state, tuple) and not hasattr(value, "__setstate__")
     if has_slots or (args[0] if call is _NEW else call) is not kind:
         raise TypeError(f"{kind.__qualname__} cannot be rebuilt from its attributes")
@@ -187,8 +187,8 @@ def _made(call: Any, args: Any, state: Any, items: list[Any], pairs: list[Any]) 
 def _by_name() -> dict[str, Any]:
     """Return the functions and constants that a file may name."""
     of_torch = get_overridable_functions()
-    own = [f for f in vars(functional).values() if isinstance(f, FunctionType)]
-    functions = *own, *of_torch[torch], *of_torch[functional]
+    defined = [f for f in vars(functional).values() if isinstance(f, FunctionType)]
+    functions = *defined, *of_torch[torch], *of_torch[functional]
     constants = torch.dtype | torch.layout | torch.memory_format
     return {
         **{resolve_name(f) or "": f for f in functions},
@@ -218,9 +218,9 @@ def by_trusted_name(name: str) -> Any:
     value, home = _by_name().get(name), name.rpartition(".")[0]
     # `core` has caches but no fitted objects
     if f"{home}.".startswith(_HOMES) and not home.startswith("sklaplace.core."):
-        found = vars(importlib.import_module(home)).get(name.rpartition(".")[2])
-        is_class = isinstance(found, type) and found.__module__ == home
-        value = found if is_class else value
+        named = vars(importlib.import_module(home)).get(name.rpartition(".")[2])
+        is_class = isinstance(named, type) and named.__module__ == home
+        value = named if is_class else value
     if value is None:
         raise ValueError(f"{name!r} is not a class or function that a file may name")
     return value

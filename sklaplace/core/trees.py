@@ -20,8 +20,8 @@ Batch: TypeAlias = Tensor | dict[str, Any] | list[Any] | tuple[Any, ...]
 def leaves(x: object) -> Iterator[Any]:
     """Yield the leaves of a tree; dicts are read in the order of sorted keys."""
     if isinstance(x, (dict, list, tuple)):
-        parts = [x[key] for key in sorted(x)] if isinstance(x, dict) else x
-        yield from chain.from_iterable(map(leaves, parts))
+        children = [x[key] for key in sorted(x)] if isinstance(x, dict) else x
+        yield from chain.from_iterable(map(leaves, children))
     else:
         yield x
 
@@ -43,29 +43,29 @@ def mapped_tensors(
     Values without changed parts are returned unchanged; other values are copied. A
     value that several objects share is mapped once and stays shared.
     """
-    known: dict[int, Any] = {}  # mapped values, by the ``id`` of the original
+    memo: dict[int, Any] = {}  # mapped values, by the ``id`` of the original
 
-    def found(value: object) -> Any:
-        if id(value) not in known:
-            known[id(value)] = rebuilt(value)
-        return known[id(value)]
+    def shared(value: object) -> Any:
+        if id(value) not in memo:
+            memo[id(value)] = rebuilt(value)
+        return memo[id(value)]
 
     def rebuilt(value: object) -> Any:
         if isinstance(value, kinds):
             return function(value)
         if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-            new = type(value)(map(found, value))
+            new = type(value)(map(shared, value))
             same = all(a is b for a, b in zip(new, value, strict=True))
             return value if same else new
         if is_dataclass(value) and not isinstance(value, type):
             old = {field.name: getattr(value, field.name) for field in fields(value)}
-            parts = {name: found(entry) for name, entry in old.items()}
+            entries = {name: shared(entry) for name, entry in old.items()}
             # an unchanged object keeps its cached properties
-            same = all(parts[name] is old[name] for name in old)
-            return value if same else type(value)(**parts)
+            same = all(entries[name] is old[name] for name in old)
+            return value if same else type(value)(**entries)
         return value
 
-    return found(value)
+    return shared(value)
 
 
 def _maker(x: object) -> Callable[[Any], Any]:
