@@ -118,7 +118,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         """
         outputs, n_classes = self._outputs(), self._targets.n_classes
         of_batch = partial(_mean_proba, self._likelihood, n_classes, reduce)
-        return outputs.map_draws(self._check_inputs(X), of_batch).numpy()
+        return outputs.map_draws(self._check_inputs(X), of_batch)[0]
 
     def _concentrations(self, X: Inputs, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
@@ -147,7 +147,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
             function = partial(_sampled_entropies, self.n_samples, self._seed)
             return self._map_logits(X, function, LINKS["mc"])
         of_batch = partial(_entropies_of_draws, self._likelihood)
-        return outputs.map_draws(self._check_inputs(X), of_batch).numpy()
+        return outputs.map_draws(self._check_inputs(X), of_batch)[0]
 
     def _log_proba_of(self, X: Inputs, y: ArrayLike) -> np.ndarray:
         """Return the finite log-probability of each sample's labels, (n,)."""

@@ -129,7 +129,7 @@ def novelty_scores(
             )
         return novelty.log_tail_probability(features, f, x)
 
-    return outputs.map_features(X, scores)
+    return outputs.map_features(X, scores)[0]
 
 
 @dataclass

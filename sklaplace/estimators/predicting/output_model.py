@@ -104,7 +104,7 @@ class OutputModel(ABC):
         """Return the means (n, c) and covariances; see `BatchedOutputs.joint`."""
         self.check_variance()
         require_joint(outputs, X, across_outputs, 3 * self.n_samples)
-        draws = outputs.map_draws(X)
+        draws = torch.from_numpy(outputs.map_draws(X)[0])
         # covariances are computed within blocks of values
         by_group = draws.flatten(0, 1)[None] if across_outputs else draws.movedim(1, 0)
         _, cov = moments(by_group, diagonal=False, centred=False)
@@ -143,9 +143,6 @@ class PointOutputs(OutputModel):
         """Return outputs (b, c, 1)."""
         with torch.no_grad():
             return forward(x).double().unsqueeze(-1)
-
-
-BatchFunction = Callable[[Forward, Any], tuple[Tensor, ...]]
 
 
 def unchanged(values: Tensor) -> Tensor:
@@ -217,27 +214,30 @@ class BatchedOutputs:
         """
         if not diagonal:
             check_covariances(self.network.spec)
-        of_batch = partial(self._of_gaussian, function, diagonal, centred)
-        n_draws = self._n_draws()
-        return self.mapped(X, of_batch, with_covariance=not diagonal, n_draws=n_draws)
-
-    def _of_gaussian(
-        self,
-        function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
-        diagonal: bool,
-        centred: bool,
-        forward: Forward,
-        x: Batch,
-    ) -> tuple[Tensor, ...]:
-        """Apply a function to the Gaussians over a batch's outputs."""
-        mean, cov = self.model.gaussian(
-            forward,
-            x,
-            n_blocks=self.network.spec.likelihood.n_blocks,
-            diagonal=diagonal,
-            centred=centred,
-        )
-        return function(*require_finite(mean, cov))
+        sizes: dict[str, Any] = {
+            "with_covariance": not diagonal,
+            "n_draws": self._n_draws(),
+        }
+        if self._takes_workers:
+            of_shard = partial(
+                BatchedOutputs.map_gaussian,
+                function=function,
+                diagonal=diagonal,
+                centred=centred,
+            )
+            return self._in_workers(of_shard, X, **sizes)
+        results = []
+        with self.evaluation(X, **sizes) as (forward, batches):
+            for x, _, _ in batches:
+                mean, cov = self.model.gaussian(
+                    forward,
+                    x,
+                    n_blocks=self.network.spec.likelihood.n_blocks,
+                    diagonal=diagonal,
+                    centred=centred,
+                )
+                results.append(function(*require_finite(mean, cov)))
+        return joined(results)
 
     def latent(
         self, X: Inputs, full_cov: bool = False, function: Any = as_pair
@@ -264,19 +264,21 @@ class BatchedOutputs:
         The arguments of the function are the features (or None), inputs, means and
         variances.
         """
-        of_batch = partial(self._of_predictions, function)
-        return self.mapped(X, of_batch, n_draws=self._n_draws())
-
-    def _of_predictions(
-        self, function: Callable[..., tuple[Tensor, ...]], forward: Forward, x: Batch
-    ) -> tuple[Tensor, ...]:
-        layers = self.network.spec.feature_layers
-        with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
-            if not self.model.is_gaussian:  # draws use other weights and features
-                forward(x)
-            mean, variance = self.variances(forward, x)
-            features = recorder.take(len(mean))
-        return mean, variance, *function(features, x, mean, variance)
+        sizes = {"n_draws": self._n_draws()}
+        if self._takes_workers:
+            of_shard = partial(BatchedOutputs.map_predictions, function=function)
+            return self._in_workers(of_shard, X, **sizes)
+        layers, results = self.network.spec.feature_layers, []
+        with self.evaluation(X, **sizes) as (forward, batches):
+            for x, _, _ in batches:
+                with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
+                    if not self.model.is_gaussian:  # draws use other weights
+                        forward(x)
+                    mean, variance = self.variances(forward, x)
+                    features = recorder.take(len(mean))
+                values = function(features, x, mean, variance)
+                results.append((mean, variance, *values))
+        return joined(results)
 
     def _n_draws(self) -> int:
         """Return the number of draws for moments; raise an error for a single draw."""
@@ -294,24 +296,22 @@ class BatchedOutputs:
 
     def map_features(
         self, X: Inputs, function: Callable[[Tensor | None, Tensor, Any], Tensor]
-    ) -> np.ndarray:
+    ) -> list[np.ndarray]:
         """Apply a function to the trained network's features, outputs and inputs.
 
         `FeatureRecorder` records the features.
         """
-        return self.mapped(X, partial(self._of_features, function))[0]
-
-    def _of_features(
-        self,
-        function: Callable[[Tensor | None, Tensor, Any], Tensor],
-        forward: Forward,
-        x: Batch,
-    ) -> tuple[Tensor, ...]:
-        layers = self.network.spec.feature_layers
-        with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
-            f = forward(x)
-            require_finite(f, f)
-            return (function(recorder.take(len(f)), f, x),)
+        if self._takes_workers:
+            of_shard = partial(BatchedOutputs.map_features, function=function)
+            return self._in_workers(of_shard, X)
+        layers, results = self.network.spec.feature_layers, []
+        with self.evaluation(X) as (forward, batches):
+            for x, _, _ in batches:
+                with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
+                    f = forward(x)
+                    require_finite(f, f)
+                    results.append((function(recorder.take(len(f)), f, x),))
+        return joined(results)
 
     def joint(
         self, X: Inputs, across_outputs: bool = False
@@ -327,16 +327,15 @@ class BatchedOutputs:
     # ----------------------------------------------------------------------- draws
     def map_draws(
         self, X: Inputs, function: Callable[[Tensor], Tensor] = unchanged
-    ) -> Tensor:
+    ) -> list[np.ndarray]:
         """Apply a function to the draws (b, c, s) of each batch of samples."""
-        of_batch = partial(self._of_draws, function)
-        (values,) = self.mapped(X, of_batch, n_draws=self.model.n_samples)
-        return torch.from_numpy(values)
-
-    def _of_draws(
-        self, function: Callable[[Tensor], Tensor], forward: Forward, x: Batch
-    ) -> tuple[Tensor]:
-        return (function(self.model.draws(forward, x)),)
+        sizes = {"n_draws": self.model.n_samples}
+        if self._takes_workers:
+            of_shard = partial(BatchedOutputs.map_draws, function=function)
+            return self._in_workers(of_shard, X, **sizes)
+        with self.evaluation(X, **sizes) as (forward, batches):
+            draws = (self.model.draws(forward, x) for x, _, _ in batches)
+            return joined([(function(of_batch),) for of_batch in draws])
 
     def sample(self, X: Inputs, n_samples: int, seed: int) -> np.ndarray:
         """Return joint draws of the outputs, (n, c, s)."""
@@ -349,7 +348,7 @@ class BatchedOutputs:
             "draw fewer at a time, each time with a different random_state",
         )
         redrawn = replace(self, model=self.model.redrawn(n_samples, seed))
-        return redrawn.map_draws(X).numpy()
+        return redrawn.map_draws(X)[0]
 
     def draws_of(self, dataset: object) -> Iterator[tuple[Tensor, Any, Tensor | None]]:
         """Yield draws (b, c, s), targets and weights of each batch of a dataset.
@@ -385,23 +384,22 @@ class BatchedOutputs:
             yield losses, weights, likelihood.n_targets(draws.shape[1])
 
     # --------------------------------------------------------------------- batches
-    def mapped(
-        self, X: Inputs, function: BatchFunction, **sizes: Any
-    ) -> list[np.ndarray]:
-        """Apply a function to each batch of X, and concatenate the results."""
-        if not self.in_worker and n_workers(self.n_jobs):
-            return self._in_workers(X, function, sizes)
-        with self.evaluation(X, **sizes) as (forward, batches):
-            return joined([function(forward, x) for x, _, _ in batches])
+    @property
+    def _takes_workers(self) -> bool:
+        """Whether to divide samples among workers."""
+        return not self.in_worker and n_workers(self.n_jobs) > 0
 
     def _in_workers(
-        self, X: Inputs, function: BatchFunction, sizes: dict[str, Any]
+        self,
+        function: Callable[["BatchedOutputs", Any], list[np.ndarray]],
+        X: Inputs,
+        **sizes: Any,
     ) -> list[np.ndarray]:
-        """Return the results of `mapped`, with samples divided among workers."""
+        """Return the arrays of a method of this class, computed by workers."""
         dataset, workers = self._dataset(X), n_workers(self.n_jobs)
         batch_size = self.batches_of(dataset, **sizes).batch_size
         alone = replace(self, batch_size=batch_size, verbose=0, in_worker=True)
-        of_shard: Callable[..., Any] = partial(alone.mapped, function=function, **sizes)
+        of_shard = partial(function, alone)
         n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
         shards = shards_of(dataset, batch_size, n_shards)
         if len(shards) > 1:

@@ -96,7 +96,7 @@ class ResidualOutputs(WeightDraws):
         if not self.is_gaussian:
             return super().joint(outputs, X, across_outputs)
         mean, cov = self.inner.joint(outputs, X, across_outputs)
-        rows = torch.as_tensor(outputs.map_features(X, self._rows)).to(cov)
+        rows = torch.as_tensor(outputs.map_features(X, self._rows)[0]).to(cov)
         c = mean.shape[1]
         return mean, self.residual.added_jointly(cov, rows, c, across_outputs)
 
