@@ -95,7 +95,7 @@ def _tasks(
     size = None
     if trainer.estimator is None:
         size = trainer.size_for(encoded.data)
-    of_fold = replace(trainer, size=size, is_part=True, is_checked=True)
+    of_fold = replace(trainer, size=size, is_part=True)
     tasks = []
     for n, (train, held_out) in enumerate(folds):
         data = encoded.split((whole_batches(trainer.estimator, train), held_out))

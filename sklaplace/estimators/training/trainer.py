@@ -107,8 +107,6 @@ class Trainer:
         samples.
     is_part : bool
         Whether other networks are trained, too. If True, Ctrl-C raises an error.
-    is_checked : bool
-        Whether a net with the same modules has passed the checks before training.
     is_interrupted : bool
         Whether Ctrl-C ended the training.
     """
@@ -122,7 +120,6 @@ class Trainer:
     brings_encoded: bool = False
     size: Size | None = None
     is_part: bool = False
-    is_checked: bool = False
     is_interrupted: bool = False
     _keyed: tuple[Any, np.ndarray, np.ndarray] | None = field(default=None, init=False)
 
@@ -353,13 +350,12 @@ class Trainer:
         check_held_out_batches(net, held_out)
         initialise_lazy_modules(net, first_rows(net, dataset))
         _match_axes(net, dataset)
-        if not self.is_checked:
-            spec = self.infer_spec(net, dataset, is_trained=False)
-            self.targets.match(net, encoded.data.y)
-            _check_validation(net, validation)
-            warn_if_double_softmax(net, spec)
-            tuned_on = held_out if validation is None else validation.dataset(net)
-            self.before_training(net, spec, tuned_on)
+        spec = self.infer_spec(net, dataset, is_trained=False)
+        self.targets.match(net, encoded.data.y)
+        _check_validation(net, validation)
+        warn_if_double_softmax(net, spec)
+        tuned_on = held_out if validation is None else validation.dataset(net)
+        self.before_training(net, spec, tuned_on)
         context.enter_context(logits_alone(net, first_rows(net, dataset)))
 
     def _note_interrupt(self) -> None:
