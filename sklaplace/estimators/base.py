@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from inspect import isfunction, unwrap
+from numbers import Integral
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import numpy as np
+from numpy.random import RandomState
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, clone, is_classifier
 from sklearn.utils._param_validation import validate_parameter_constraints
@@ -27,7 +29,12 @@ from sklaplace.core.serialise import (
 )
 from sklaplace.core.trees import Inputs
 from sklaplace.data.dataset import TrainingData, is_opaque
-from sklaplace.estimators.options.constraints import CONSTRAINTS, Constraints
+from sklaplace.estimators.options.constraints import (
+    COUNT,
+    DeclaredConstraints,
+    Number,
+    option,
+)
 from sklaplace.estimators.options.given_net import check_net, inner_net, is_frozen
 from sklaplace.estimators.options.laplace import check_likelihood, sibling
 from sklaplace.estimators.predicting.conformal import Conformal, folds_of
@@ -94,11 +101,13 @@ class NetEstimator(BaseEstimator, ABC):
 
     estimator: Any = field(default=None, kw_only=False)
     likelihood: Any = None
-    batch_size: int | None = None
-    random_state: Any = None
-    verbose: int = 0
+    batch_size: int | None = option(None, COUNT, None)
+    random_state: Any = option(
+        None, Number(Integral, 0, 2**32 - 1, closed="both"), RandomState, None
+    )
+    verbose: int = option(0, "verbose")
 
-    _parameter_constraints: ClassVar[Constraints] = CONSTRAINTS
+    _parameter_constraints: ClassVar[Any] = DeclaredConstraints()
     if TYPE_CHECKING:  # set by subclasses and by fit
         _targets_kind: ClassVar[type[Targets]]
         _targets: Any

@@ -7,6 +7,7 @@ training. `PriorTraining` uses the posterior of an earlier task as the prior.
 import math
 import warnings
 from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 from typing import Any, ClassVar
 
 import torch
@@ -27,11 +28,15 @@ from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.estimators.fitting.untuned import at_weights, initial_hyperparameters
 from sklaplace.estimators.options import laplace as options
 from sklaplace.estimators.options.constraints import (
-    CONSTRAINTS,
+    COUNT,
     POSITIVE,
     POSITIVE_ARRAY,
     Constraints,
+    Number,
+    constraints_of,
+    option,
 )
+from sklaplace.estimators.options.parameters import LaplaceParameters
 from sklaplace.estimators.training.prior_callback import PriorCallback
 from sklaplace.networks.outputs import unwrapped
 from sklaplace.networks.trained import TrainedNetwork, device_of
@@ -165,24 +170,23 @@ class MarglikTraining(PriorCallback):
     subset_of_weights: str | list[str] = "all"
     hessian_structure: str = "kron"
     curvature: str = "ggn"
-    prior_precision: Any = 1.0
+    prior_precision: Any = option(1.0, POSITIVE_ARRAY)
     prior_structure: str = "layerwise"
-    sigma_noise: float = 1.0
+    sigma_noise: float = option(1.0, POSITIVE)
     temperature: float = 1.0
-    n_burnin: int = 0
-    every: int = 1
-    damping: float = 0.5
+    n_burnin: int = option(0, Number(Integral, 0, None, closed="left"))
+    every: int = option(1, COUNT)
+    damping: float = option(0.5, Number(Real, 0, 1, closed="left"))
 
     def _check_settings(self) -> None:
         constraints: Constraints = {
-            **CONSTRAINTS,
+            **constraints_of(LaplaceParameters),
+            **constraints_of(type(self)),
             # a subnetwork is selected after training
             "subset_of_weights": [StrOptions({*SUBSETS} - {"subnetwork"}), list, tuple],
             "curvature": [
                 StrOptions({k for k, kind in CURVATURES.items() if not kind.is_exact})
             ],
-            "prior_precision": [POSITIVE_ARRAY],
-            "sigma_noise": [POSITIVE],
         }
         validate_parameter_constraints(constraints, vars(self), type(self).__name__)
         self._options.check_structure()
@@ -191,7 +195,9 @@ class MarglikTraining(PriorCallback):
     @property
     def _options(self) -> options.LaplaceOptions:
         names = {f.name for f in fields(options.LaplaceOptions)} & vars(self).keys()
-        return options.LaplaceOptions(**{name: getattr(self, name) for name in names})
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        values |= dict.fromkeys(options.PARAMS, {})
+        return options.LaplaceOptions(**values, refine=False, residual="none")
 
     def _subset(self, net: NeuralNet) -> Any:
         return self.subset_of_weights

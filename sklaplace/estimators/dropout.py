@@ -21,6 +21,7 @@ from sklaplace.core.checks import listed
 from sklaplace.core.trees import Batch, copied, tree_rows
 from sklaplace.curvature.recorder import n_samples
 from sklaplace.data.dataset import TrainingData, spread_rows
+from sklaplace.estimators.options.constraints import COUNT, option
 from sklaplace.estimators.predicting.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
@@ -214,7 +215,7 @@ class DropoutTrainer(Trainer):
 class BaseDropout(BaseSampling):
     """Parameters and outputs of `MCDropoutClassifier` and `MCDropoutRegressor`."""
 
-    n_samples: int = 100
+    n_samples: int = option(100, COUNT)
 
     _trainer_kind = DropoutTrainer
 

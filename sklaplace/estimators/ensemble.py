@@ -14,6 +14,7 @@ from sklaplace.core import progress
 from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import Batch
+from sklaplace.estimators.options.constraints import COUNT, WORKERS, option
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
@@ -115,8 +116,8 @@ class EnsembleTrainer(Trainer):
 class BaseEnsemble(BaseSampling):
     """Parameters and fitting of the two ensemble estimators."""
 
-    n_estimators: int = 5
-    n_jobs: int | None = None
+    n_estimators: int = option(5, COUNT)
+    n_jobs: int | None = option(None, *WORKERS)
 
     _trainer_kind = EnsembleTrainer
 

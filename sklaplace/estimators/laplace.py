@@ -1,6 +1,5 @@
 """BaseLaplace: parameters, fit and posterior shared by the Laplace estimators."""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -47,6 +46,7 @@ from sklaplace.estimators.fitting.tuned import (
     warn_without_residual,
 )
 from sklaplace.estimators.options.laplace import REPLACED, LaplaceOptions
+from sklaplace.estimators.options.parameters import LaplaceParameters
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, require_finite
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
@@ -69,27 +69,8 @@ from sklaplace.posterior.tuning.problem import HeldOutScore
 
 @without_class
 @dataclass(eq=False, repr=False, kw_only=True)
-class BaseLaplace(NetEstimator):
+class BaseLaplace(LaplaceParameters, NetEstimator):
     """Parameters, fit and posterior that all Laplace estimators share."""
-
-    subset_of_weights: str | list[str] = "last_layer"
-    subset_params: dict[str, Any] | None = None
-    hessian_structure: str = "kron"
-    structure_params: dict[str, Any] | None = None
-    curvature: str = "ggn"
-    curvature_params: dict[str, Any] | None = None
-    prior_precision: Any = "auto"
-    prior_structure: str | Sequence[str] = "scalar"
-    prior_mean: Any = 0.0
-    prior: Any = None
-    refine: Any = "auto"
-    residual: Any = "auto"
-    temperature: float = 1.0
-    validation_fraction: float = 0.2
-    pred_type: str = "glm"
-    n_samples: int = 100
-    n_jobs: int | None = None
-    memory: Any = None
 
     if TYPE_CHECKING:  # provided by the other base classes of an estimator
         _likelihood: Any

@@ -1,6 +1,6 @@
 """ProbabilisticClassifier: class probabilities, and distributions over them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
+from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -17,9 +18,11 @@ from sklaplace.core.checks import as_seed, check_count, check_option, naming, wa
 from sklaplace.core.random import RandomState, cached_sobol_normals
 from sklaplace.core.trees import Inputs
 from sklaplace.data.dataset import count_rows
+from sklaplace.dirichlet import APPROXIMATIONS
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import LINKS, Link, mc_uncertainty, uncertainty_of_draws
 from sklaplace.estimators.base import NetEstimator, without_class
+from sklaplace.estimators.options.constraints import option
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting import latent
 from sklaplace.estimators.predicting.output_model import unchanged
@@ -44,8 +47,10 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
     Subclasses implement `_fit` and `_outputs`, the distribution of outputs.
     """
 
-    class_weight: dict[Any, float] | str | None = None
-    dirichlet_approx: str = "projection"
+    class_weight: dict[Any, float] | str | None = option(
+        None, StrOptions({"balanced"}), Mapping, None
+    )
+    dirichlet_approx: str = option("projection", StrOptions(APPROXIMATIONS.keys()))
 
     _targets_kind: ClassVar[type[ClassTargets]] = ClassTargets
 

@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from scipy.stats import norm
+from sklearn.utils._param_validation import StrOptions
 
 from sklaplace.core.checks import check_fraction
 from sklaplace.core.trees import Inputs, mapped_tensors
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.estimators.fitting.noise import held_out_residuals
 from sklaplace.estimators.laplace import BaseLaplace
+from sklaplace.estimators.options.constraints import LEVELS, keys_and, option
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.predicting.closed_forms import Interval, Numbers
@@ -28,6 +30,7 @@ from sklaplace.estimators.targets.numbers import (
 )
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.likelihoods import Gaussian, RegressionLikelihood
+from sklaplace.posterior.tuning import TUNERS
 from sklaplace.posterior.tuning.problem import HeldOutScore
 
 
@@ -229,6 +232,10 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     >>> model.predict_interval(X[:2], coverage=0.9).shape
     (2, 2)
     """
+
+    sigma_noise: Any = option(
+        "auto", StrOptions(keys_and(TUNERS, "homoscedastic")), LEVELS
+    )
 
     # --------------------------------------------------------------------- fit
     def _check_options(self) -> LaplaceOptions:

@@ -15,12 +15,6 @@ from sklaplace.core.random import private_rng
 from sklaplace.core.trees import Inputs
 from sklaplace.estimators.base import NetEstimator
 from sklaplace.estimators.fitting.noise import most_probable_noise
-from sklaplace.estimators.options.constraints import (
-    AUTO,
-    CONSTRAINTS,
-    LEVELS,
-    Constraints,
-)
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
@@ -54,10 +48,6 @@ class BaseSampling(NetEstimator):
         def _set_noise(self, sigma: Any) -> None: ...
 
     _trainer_kind: ClassVar[type[Trainer]] = Trainer
-    _parameter_constraints: ClassVar[Constraints] = {
-        **CONSTRAINTS,
-        "sigma_noise": [AUTO, LEVELS],
-    }
 
     def fit(
         self,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.utils._param_validation import StrOptions
 
 from sklaplace.core.checks import listed
 from sklaplace.core.trees import Inputs
@@ -19,12 +20,7 @@ from sklaplace.estimators.fitting.cross_validation import (
     score_of,
 )
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit
-from sklaplace.estimators.options.constraints import (
-    AUTO,
-    CONSTRAINTS,
-    POSITIVE,
-    Constraints,
-)
+from sklaplace.estimators.options.constraints import POSITIVE, Finite, option
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.regressor import LaplaceRegressor
 from sklaplace.estimators.training.laplace import LaplaceTrainer
@@ -39,8 +35,19 @@ from sklaplace.posterior.tuning.problem import TuningProblem
 GRID = np.logspace(-3, 3, 20)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PriorSearch:
     """Choice of the prior precision by cross-validation; a mixin for estimators."""
+
+    prior_precisions: Any = option(
+        None, Finite("an array of positive numbers", 0, [1]), None
+    )
+    cv: Any = None
+    scoring: Any = option(None, str, callable, None)
+    # chosen by the search, not parameters
+    prior_precision: Any = field(default="auto", init=False)
+    prior: Any = field(default=None, init=False)
+    validation_fraction: float = field(default=0.2, init=False)
 
     def fit(
         self: Any,
@@ -303,14 +310,6 @@ class LaplaceClassifierCV(PriorSearch, LaplaceClassifier):
     (2, 3)
     """
 
-    prior_precisions: Any = None
-    cv: Any = None
-    scoring: Any = None
-    # chosen by the search, not parameters of this class
-    prior_precision: Any = field(default="auto", init=False)
-    prior: Any = field(default=None, init=False)
-    validation_fraction: float = field(default=0.2, init=False)
-
     # scores are those of predictions
     _tunes_in_single: ClassVar[bool] = False
 
@@ -443,18 +442,7 @@ class LaplaceRegressorCV(PriorSearch, LaplaceRegressor):
     ((2,), (2,))
     """
 
-    prior_precisions: Any = None
-    cv: Any = None
-    scoring: Any = None
-    # chosen by the search, not parameters of this class
-    prior_precision: Any = field(default="auto", init=False)
-    prior: Any = field(default=None, init=False)
-    validation_fraction: float = field(default=0.2, init=False)
-
-    _parameter_constraints: ClassVar[Constraints] = {
-        **CONSTRAINTS,
-        "sigma_noise": [AUTO, POSITIVE],
-    }
+    sigma_noise: Any = option("auto", StrOptions({"auto"}), POSITIVE)
 
     # the noise is constant, and chosen together with the prior precision
     _models_noise = False

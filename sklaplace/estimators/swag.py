@@ -11,6 +11,12 @@ from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import plain
 from sklaplace.curvature.descent import SCHEDULE_CHECKS, Schedule
 from sklaplace.curvature.layout import Layout
+from sklaplace.estimators.options.constraints import (
+    COUNT,
+    POSITIVE,
+    TWO_OR_MORE,
+    option,
+)
 from sklaplace.estimators.predicting.output_model import (
     OutputModel,
     WeightDraws,
@@ -108,11 +114,11 @@ class SWAGTrainer(Trainer):
 class BaseSWAG(BaseSampling):
     """Parameters and ``fit`` method of `SWAGClassifier` and `SWAGRegressor`."""
 
-    n_snapshots: int = 100
-    steps_per_snapshot: int = 10
-    lr: float = 0.01
-    max_rank: int = 20
-    n_samples: int = 100
+    n_snapshots: int = option(100, TWO_OR_MORE)
+    steps_per_snapshot: int = option(10, COUNT)
+    lr: float = option(0.01, POSITIVE)
+    max_rank: int = option(20, TWO_OR_MORE)
+    n_samples: int = option(100, COUNT)
 
     _trainer_kind = SWAGTrainer
 

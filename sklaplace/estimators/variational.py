@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from sklearn.utils._param_validation import StrOptions
 
 from sklaplace.core.checks import check_params, warn_user
 from sklaplace.core.linalg import as_number, plain
-from sklaplace.estimators.options.constraints import LEVELS, Constraints
+from sklaplace.estimators.options.constraints import COUNT, LEVELS, POSITIVE, option
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
@@ -28,7 +28,7 @@ from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.estimators.training.variational import VariationalTrainer
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
-from sklaplace.posterior.variational.elbo import Elbo, nats
+from sklaplace.posterior.variational.elbo import KL_SCHEDULES, Elbo, nats
 from sklaplace.posterior.variational.family import PosteriorFamily
 from sklaplace.posterior.variational.priors import PRIORS, WeightPrior
 
@@ -44,23 +44,16 @@ class BaseVariational(BaseSampling):
     """Parameters and fit of `VariationalClassifier` and `VariationalRegressor`."""
 
     posterior: Any = "gaussian"
-    posterior_params: dict[str, Any] | None = None
-    prior: str = "gaussian"
-    prior_scale: float = 1.0
-    prior_params: dict[str, Any] | None = None
-    kl_weight: float = 0.1
-    kl_schedule: str = "uniform"
-    bound: float = 3.0
-    n_samples: int = 100
+    posterior_params: dict[str, Any] | None = option(None, Mapping, None)
+    prior: str = option("gaussian", StrOptions(PRIORS.keys()))
+    prior_scale: float = option(1.0, POSITIVE)
+    prior_params: dict[str, Any] | None = option(None, Mapping, None)
+    kl_weight: float = option(0.1, POSITIVE)
+    kl_schedule: str = option("uniform", StrOptions(KL_SCHEDULES.keys()))
+    bound: float = option(3.0, POSITIVE)
+    n_samples: int = option(100, COUNT)
 
     _trainer_kind = VariationalTrainer
-    _parameter_constraints: ClassVar[Constraints] = {
-        **BaseSampling._parameter_constraints,
-        "prior": [StrOptions(PRIORS.keys())],
-        "prior_params": [Mapping, None],
-        "posterior_params": [Mapping, None],
-        "sigma_noise": [StrOptions({"auto", "learned"}), LEVELS],
-    }
 
     # ------------------------------------------------------------------- options
     def _check_options(self) -> None:
@@ -353,6 +346,8 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     >>> mean.shape, std.shape
     ((2,), (2,))
     """
+
+    sigma_noise: Any = option("auto", StrOptions({"auto", "learned"}), LEVELS)
 
     def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> ArrayLike:
         is_learned = self._given_noise is None and (

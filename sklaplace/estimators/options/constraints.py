@@ -1,31 +1,48 @@
 """Constraints on constructor parameters, validated by scikit-learn.
 
-A parameter has the same meaning in all estimators. Each estimator uses `CONSTRAINTS`,
-with some changes, as its ``_parameter_constraints``. Views of the keys of registries
-include entries that are added later.
+`option` declares a parameter with its default value and its constraints. Views of the
+keys of registries include entries that are added later.
 """
 
 from collections import ChainMap
-from collections.abc import KeysView, Mapping, Sequence
+from collections.abc import KeysView, Sequence
+from dataclasses import field
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from sklearn.utils._param_validation import Interval, StrOptions
-
-from sklaplace.curvature.ggn import CURVATURES
-from sklaplace.curvature.priors import PRIOR_STRUCTURES
-from sklaplace.curvature.structures import STRUCTURES
-from sklaplace.curvature.subsets import SUBSETS
-from sklaplace.dirichlet import APPROXIMATIONS
-from sklaplace.dirichlet.links import LINKS
-from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
-from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.residual import RESIDUALS
-from sklaplace.posterior.tuning import TUNERS
-from sklaplace.posterior.variational.elbo import KL_SCHEDULES
+from sklearn.utils._param_validation import Interval
 
 Constraints = dict[str, list[object]]
+
+
+def option(default: object, *constraints: object, **settings: Any) -> Any:
+    """Declare a parameter of a dataclass with its default value and constraints.
+
+    ``settings`` are arguments of `dataclasses.field`.
+    """
+    metadata = {"constraints": [*constraints]}
+    return field(default=default, metadata=metadata, **settings)
+
+
+def constraints_of(dataclass: type) -> Constraints:
+    """Return the constraints that a dataclass and its base classes declare.
+
+    A class can declare another default value without repeating the constraints.
+    """
+    constraints: Constraints = {}
+    for base in reversed(dataclass.__mro__):
+        for parameter in vars(base).get("__dataclass_fields__", {}).values():
+            if "constraints" in parameter.metadata:
+                constraints[parameter.name] = parameter.metadata["constraints"]
+    return constraints
+
+
+class DeclaredConstraints:
+    """Attribute of a class with the constraints of its parameters."""
+
+    def __get__(self, instance: object, owner: type) -> Constraints:
+        return constraints_of(owner)
 
 
 class Number(Interval):
@@ -71,63 +88,10 @@ def keys_and(registry: dict[str, Any], name: str) -> KeysView[str]:
 
 
 COUNT = Number(Integral, 1, None, closed="left")
+WORKERS = COUNT, Number(Integral, None, -1, closed="right"), None
 TWO_OR_MORE = Number(Integral, 2, None, closed="left")
 FRACTION = Number(Real, 0, 1, closed="neither")
 POSITIVE = Finite("a positive number", 0, [0])
 LEVELS = Finite("a positive number or one per column", 0, [0, 1])
 POSITIVE_ARRAY = Finite("a positive number or array", 0)
 MATRIX = Finite("a finite matrix", ndims=[2])
-AUTO = StrOptions({"auto"})
-
-CONSTRAINTS: Constraints = {
-    "subset_of_weights": [StrOptions(SUBSETS.keys()), list, tuple],
-    "subset_params": [Mapping, None],
-    "hessian_structure": [StrOptions(STRUCTURES.keys())],
-    "structure_params": [Mapping, None],
-    "curvature": [StrOptions(CURVATURES.keys())],
-    "curvature_params": [Mapping, None],
-    # a matrix raises an error that suggests ``prior``
-    "prior_precision": [StrOptions(TUNERS.keys()), POSITIVE_ARRAY, MATRIX],
-    "prior_structure": [StrOptions(PRIOR_STRUCTURES.keys()), list, tuple],
-    "prior_mean": [Finite("a finite number or array")],
-    "prior": [GaussianPosterior, MATRIX, None],
-    "refine": ["boolean", AUTO],
-    "residual": [StrOptions(set(RESIDUALS)), POSITIVE],
-    "temperature": [POSITIVE],
-    "validation_fraction": [FRACTION],
-    "sigma_noise": [
-        StrOptions(keys_and(TUNERS, "homoscedastic")),
-        LEVELS,
-    ],
-    "normalize_y": ["boolean"],
-    "class_weight": [StrOptions({"balanced"}), Mapping, None],
-    "pred_type": [StrOptions(OUTPUT_MODELS.keys())],
-    "link_approx": [StrOptions(keys_and(LINKS, "auto"))],
-    "dirichlet_approx": [StrOptions(APPROXIMATIONS.keys())],
-    "n_samples": [COUNT],
-    "batch_size": [COUNT, None],
-    "n_jobs": [COUNT, Number(Integral, None, -1, closed="right"), None],
-    "random_state": [
-        Number(Integral, 0, 2**32 - 1, closed="both"),
-        np.random.RandomState,
-        None,
-    ],
-    "verbose": ["verbose"],
-    # searches over priors
-    "prior_precisions": [Finite("an array of positive numbers", 0, [1]), None],
-    "scoring": [str, callable, None],
-    # ensembles, SWAG and Bayes by Backprop
-    "n_estimators": [COUNT],
-    "max_rank": [TWO_OR_MORE],
-    "n_snapshots": [TWO_OR_MORE],
-    "steps_per_snapshot": [COUNT],
-    "lr": [POSITIVE],
-    "prior_scale": [POSITIVE],
-    "kl_weight": [POSITIVE],
-    "kl_schedule": [StrOptions(KL_SCHEDULES.keys())],
-    "bound": [POSITIVE],
-    # `MarglikTraining`
-    "n_burnin": [Number(Integral, 0, None, closed="left")],
-    "every": [COUNT],
-    "damping": [Number(Real, 0, 1, closed="left")],
-}

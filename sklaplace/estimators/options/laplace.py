@@ -1,15 +1,15 @@
 """LaplaceOptions: constructor parameters, checked and resolved.
 
-`CONSTRAINTS` declares the valid values of each parameter. This module checks
+`LaplaceParameters` declares the valid values of each parameter. This module checks
 combinations of values before training. Checks that depend on the layers of the network
 run as soon as these layers are known, but still before training.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from sklaplace.curvature.subnetwork import SCORE_CHECKS, SCORES
 from sklaplace.curvature.subsets import CRITERION, SUBSET_CHECKS, SUBSETS
 from sklaplace.data.dataset import Batches
 from sklaplace.data.streams import Samples
+from sklaplace.estimators.options.parameters import LaplaceParameters
 from sklaplace.likelihoods import (
     ClassificationLikelihood,
     Gaussian,
@@ -49,35 +50,17 @@ ASYMMETRY = 1e-6
 REPLACED = "prior_precision", "prior_structure", "prior_mean"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaplaceOptions:
+@dataclass(eq=False, kw_only=True)
+class LaplaceOptions(LaplaceParameters):
     """Validated constructor parameters of a Laplace approximation.
 
-    The attributes are the parameters of `LaplaceClassifier` and `LaplaceRegressor` for
-    training, curvature and tuning. ``refine`` is True, False or "auto". ``sigma_noise``
-    is the name of a tuner, or a number in the units of the likelihood. ``seed`` is the
-    seed of random curvatures. Attributes that are not parameters of `MarglikTraining`
-    have default values.
+    The parameters ``..._params`` are mappings, ``refine`` is True, False or "auto", and
+    ``sigma_noise`` is the name of a tuner, or a number in the units of the likelihood.
+    ``seed`` is the seed of random curvatures.
     """
 
     likelihood: Likelihood | None = None
-    subset_of_weights: str | list[str]
-    subset_params: dict[str, Any] = field(default_factory=dict)
-    hessian_structure: str
-    structure_params: dict[str, Any] = field(default_factory=dict)
-    curvature: str
-    curvature_params: dict[str, Any] = field(default_factory=dict)
-    prior_precision: str | ArrayLike
-    prior_structure: str | Sequence[str]
-    prior_mean: ArrayLike = 0.0
-    prior: GaussianPosterior | ArrayLike | None = None
-    refine: bool | Literal["auto"] = False
-    residual: str | float = "none"
-    temperature: float
-    validation_fraction: float = 0.2
-    pred_type: str = "glm"
     batch_size: int | None = None
-    n_jobs: int | None = None
     sigma_noise: str | float = 1.0
     seed: int = 0
 
