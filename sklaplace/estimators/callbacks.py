@@ -196,7 +196,7 @@ class MarglikTraining(PriorCallback):
     def _options(self) -> options.LaplaceOptions:
         names = {f.name for f in fields(options.LaplaceOptions)} & vars(self).keys()
         values: dict[str, Any] = {name: getattr(self, name) for name in names}
-        values |= dict.fromkeys(options.PARAMS, {})
+        values |= {name: {} for name in options.PARAMS}
         return options.LaplaceOptions(**values, refine=False, residual="none")
 
     def _subset(self, net: NeuralNet) -> Any:

@@ -245,7 +245,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         needs = is_linearised and not self._needs_variances_only(self._link().diagonal)
         return replace(super()._trainer(options), takes_covariances=needs)
 
-    def _score(self, likelihood: ClassificationLikelihood) -> HeldOutScore:
+    def _score(
+        self, likelihood: ClassificationLikelihood, *, is_given: bool
+    ) -> HeldOutScore:
         link = self._link()
         return HeldOutScore(
             partial(
@@ -256,6 +258,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             ),
             diagonal=self._needs_variances_only(link.diagonal),
             is_centred=link.centred,
+            is_given=is_given,
             is_cheap=link.cheap,
         )
 

@@ -16,6 +16,7 @@ from sklaplace.core.checks import naming
 from sklaplace.core.linalg import plain
 from sklaplace.core.trees import Inputs, without_groups
 from sklaplace.curvature.priors import per_group
+from sklaplace.data.dataset import TrainingData
 from sklaplace.estimators.base import NetEstimator, without_class
 from sklaplace.estimators.fitting.cross_validation import CrossValidation
 from sklaplace.estimators.fitting.fit_cache import cache_entry
@@ -31,6 +32,7 @@ from sklaplace.estimators.fitting.laplace_fit import (
     network_at_mean,
     novelty_with_samples,
     with_samples,
+    with_scaled_novelty,
 )
 from sklaplace.estimators.fitting.noise import loss_per_target
 from sklaplace.estimators.fitting.sample_record import (
@@ -75,7 +77,9 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
     if TYPE_CHECKING:  # provided by the other base classes of an estimator
         _likelihood: Any
 
-        def _check_loss(self, loss: float, rate: str = ...) -> None: ...
+        def _check_loss(
+            self, loss: float, data: TrainingData, rate: str = ...
+        ) -> None: ...
         def _grid_tuner(self, *args: Any) -> Tuner: ...
 
     # --------------------------------------------------------------------- fit
@@ -205,32 +209,25 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
                 entry.store(fit.stored())
         else:
             trainer.check_trained(fit.network)
+        fit = with_scaled_novelty(options, fit)
         # tune the prior precision and the noise
-        score = replace(
-            self._score(fit.network.spec.likelihood),
-            is_given=samples.X_val is not None,
-        )
-        self.residual_steepness_ = steepnesses(fit.network.spec.likelihood)[-1]
+        likelihood = fit.network.spec.likelihood
+        score = self._score(likelihood, is_given=samples.X_val is not None)
+        # the largest value, unless held-out samples choose another
+        self.residual_steepness_ = steepnesses(likelihood)[-1]
         tuner = None
         if validation is not None:
             tuner = self._grid_tuner(options, validation, fit)
         posterior = tuned_posterior(options, fit, score, tuner)
         self._set_fitted(options, fit.network, posterior)
-        self._check_loss(loss_per_target(fit.data_fit, fit.network, posterior))
+        loss = loss_per_target(fit.data_fit, fit.network, posterior)
+        self._check_loss(loss, encoded.data)
         # learn from held-out samples what is far from the data, and the noise there
-        novelties = self._held_out_novelties(options, fit)
-        self._novelty = fit.novelty and fit.novelty.scaled(novelties)
-        residual = self._residual_of(self._novelty, posterior)
-        if residual is None and options.residual_variance:
+        self._novelty = fit.novelty
+        if options.residual_variance and not self._has_residual:
             warn_without_residual(posterior, options)
-        outputs = []
-        if residual is not None or self._models_noise:
-            outputs = self._held_out_outputs(fit, novelties)
-        if residual is not None:
-            values = steepnesses(posterior.likelihood)
-            self.residual_steepness_ = chosen_steepness(outputs, score, values)
-            outputs = [with_steepness(o, self.residual_steepness_) for o in outputs]
-        self._fit_noise(outputs)
+        outputs = self._held_out_outputs(fit)
+        self._fit_noise(self._with_chosen_steepness(outputs, score))
         return self
 
     def _cross_validation(self, samples: Samples) -> CrossValidation | None:
@@ -255,35 +252,39 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
             settings["validation_fraction"] = self.validation_fraction
         return settings
 
-    def _held_out_novelties(
-        self, options: LaplaceOptions, fit: LaplaceFit
-    ) -> list[Tensor]:
-        """Return the novelty of held-out samples, which scales that of all samples.
-
-        The list is empty without a residual; see `Novelty.scaled`.
-        """
-        if not options.residual_variance:
-            return []
-        fits = fit.folds or (fit,)
-        novelties = [held_out_novelty(options, f.network, f.novelty) for f in fits]
-        return [novelty for novelty in novelties if novelty is not None]
-
-    def _held_out_outputs(
-        self, fit: LaplaceFit, novelties: list[Tensor]
-    ) -> list[BatchedOutputs]:
+    def _held_out_outputs(self, fit: LaplaceFit) -> list[BatchedOutputs]:
         """Return the outputs of all networks that have held-out samples.
 
-        ``novelties`` describes these samples; see `Novelty.scaled`.
+        The list is empty if neither a residual nor a noise model needs these samples.
         """
+        if not (self._has_residual or self._models_noise):
+            return []
         if not fit.folds:
             has_held_out = fit.network.held_out is not None
             return [replace(self._outputs(), network=fit.network)] * has_held_out
         outputs = []
         for fold in fit.folds:
             posterior = posterior_of_fold(self._options, fold, self.posterior_)
-            novelty = fold.novelty and fold.novelty.scaled(novelties)
-            outputs.append(self._outputs_of(fold.network, posterior, novelty))
+            outputs.append(self._outputs_of(fold.network, posterior, fold.novelty))
         return outputs
+
+    def _with_chosen_steepness(
+        self, outputs: list[BatchedOutputs], score: HeldOutScore
+    ) -> list[BatchedOutputs]:
+        """Choose the steepness of the residual, if any, on held-out outputs.
+
+        Return the outputs with this steepness.
+        """
+        if not self._has_residual:
+            return outputs
+        values = steepnesses(self.posterior_.likelihood)
+        self.residual_steepness_ = chosen_steepness(outputs, score, values)
+        return [with_steepness(one, self.residual_steepness_) for one in outputs]
+
+    @property
+    def _has_residual(self) -> bool:
+        """Whether predictions have a residual."""
+        return self._residual_of(self._novelty, self.posterior_) is not None
 
     @property
     def _models_noise(self) -> bool:
@@ -370,9 +371,12 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         """Return the likelihood settings that affect the curvature."""
         return self.likelihood
 
-    def _score(self, likelihood: Any) -> HeldOutScore:
-        """Return the score for held-out samples."""
-        return HeldOutScore()
+    def _score(self, likelihood: Any, *, is_given: bool) -> HeldOutScore:
+        """Return the score for held-out samples.
+
+        ``is_given`` states whether the user passed these samples.
+        """
+        return HeldOutScore(is_given=is_given)
 
     def _outputs(self) -> BatchedOutputs:
         """Distribution of the fitted network's outputs."""
@@ -646,7 +650,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
                     raise ValueError("y is missing. Pass both X and y, or neither.")
                 data = self._new_data(X, y, sample_weight)
                 network = replace(network, held_out=data.dataset(self.estimator_))
-            score = replace(self._score(network.spec.likelihood), is_given=True)
+            score = self._score(network.spec.likelihood, is_given=True)
             # the parameter can change after fit
             options = replace(self._options, residual=self.residual)
             with progress.phase("tune"), nullcontext() if X is None else naming(X="X"):
@@ -654,16 +658,12 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
                     options, self.posterior_, network, score, free
                 )
             self._set_fitted(self._options, network, posterior)
-            if (
-                network.held_out is not None
-                and self._residual_of(self._novelty, self.posterior_) is not None
-            ):
+            if network.held_out is not None and self._has_residual:
                 novelty = held_out_novelty(options, network, self._novelty)
                 if self._novelty is not None and novelty is not None:
                     self._novelty = self._novelty.scaled([novelty])
                 outputs = replace(self._outputs(), network=network)
-                values = steepnesses(posterior.likelihood)
-                self.residual_steepness_ = chosen_steepness([outputs], score, values)
+                self._with_chosen_steepness([outputs], score)
         return self
 
     def predictive(self, x: Tensor, joint: bool = False) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from sklaplace import dirichlet
 from sklaplace.core.checks import as_seed, check_count, check_option, naming, warn_user
 from sklaplace.core.random import RandomState, cached_sobol_normals
 from sklaplace.core.trees import Inputs
-from sklaplace.data.dataset import count_rows
+from sklaplace.data.dataset import TrainingData, count_rows
 from sklaplace.dirichlet import APPROXIMATIONS
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import LINKS, Link, mc_uncertainty, uncertainty_of_draws
@@ -29,7 +29,6 @@ from sklaplace.estimators.predicting.output_model import unchanged
 from sklaplace.estimators.targets.base import likelihood_of
 from sklaplace.estimators.targets.classes import ClassTargets
 from sklaplace.estimators.training.samples import Samples
-from sklaplace.estimators.training.trainer import EncodedData
 from sklaplace.likelihoods import ClassificationLikelihood
 
 # Above this number of classes, the most probable class is found batch by batch.
@@ -55,11 +54,6 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
     _targets_kind: ClassVar[type[ClassTargets]] = ClassTargets
 
     # ----------------------------------------------------------------- targets
-    def _encode(self, samples: Samples) -> EncodedData:
-        encoded = super()._encode(samples)
-        self._notable_loss = self._targets.notable_loss(encoded.data)
-        return encoded
-
     def _infer_targets(self, y: ArrayLike, samples: Samples) -> ClassTargets:
         """Return the classes of the targets passed to ``fit``, and set ``classes_``."""
         self._targets = self._targets_kind.infer(
@@ -73,9 +67,11 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         self.classes_ = self._targets.classes
         return self._targets
 
-    def _check_loss(self, loss: float, rate: str = "the learning rate") -> None:
+    def _check_loss(
+        self, loss: float, data: TrainingData, rate: str = "the learning rate"
+    ) -> None:
         """Warn if the training loss (nats per label) is that of guessing."""
-        if loss > self._notable_loss:
+        if loss > self._targets.notable_loss(data):
             warn_user(
                 f"The network's training loss, {loss:.3g} nats per label, is no better "
                 "than the loss of guessing: training has diverged or has not begun. "

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from sklaplace.core.checks import as_levels, as_seed, check_option, naming
 from sklaplace.core.random import RandomState
 from sklaplace.core.trees import Inputs
-from sklaplace.data.dataset import count_rows
+from sklaplace.data.dataset import TrainingData, count_rows
 from sklaplace.estimators.base import NetEstimator, without_class
 from sklaplace.estimators.options.constraints import FRACTION, LEVELS, option
 from sklaplace.estimators.options.given_net import is_frozen
@@ -78,7 +78,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         )
         return self._targets
 
-    def _check_loss(self, loss: float, rate: str = "") -> None:
+    def _check_loss(self, loss: float, data: TrainingData, rate: str = "") -> None:
         """Warn if the network has not learned targets whose scale is far from one."""
         net = self.estimator
         if net is not None and not is_frozen(net):

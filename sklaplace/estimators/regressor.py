@@ -288,10 +288,14 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         is_tuned = self._targets.n_outputs > 1 and isinstance(self.sigma_noise, str)
         return self.likelihood, cast(Gaussian, adapted).relative, is_tuned
 
-    def _score(self, likelihood: RegressionLikelihood) -> HeldOutScore:
+    def _score(
+        self, likelihood: RegressionLikelihood, *, is_given: bool
+    ) -> HeldOutScore:
+        score = super()._score(likelihood, is_given=is_given)
         if likelihood.has_noise:  # noise is tuned with the prior
-            return HeldOutScore()
-        return HeldOutScore(log_density=partial(likelihood.log_density, noise=1.0))
+            return score
+        log_density = partial(likelihood.log_density, noise=1.0)
+        return replace(score, log_density=log_density)
 
     def _set_fitted(self, *fitted: Any) -> None:
         super()._set_fitted(*fitted)

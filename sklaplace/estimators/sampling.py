@@ -13,6 +13,7 @@ from sklaplace.core import progress
 from sklaplace.core.checks import check_count
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import Inputs
+from sklaplace.data.dataset import TrainingData
 from sklaplace.estimators.base import NetEstimator
 from sklaplace.estimators.fitting.noise import most_probable_noise
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
@@ -44,7 +45,9 @@ class BaseSampling(NetEstimator):
         normalize_y: bool
         validation_fraction: float
 
-        def _check_loss(self, loss: float, rate: str = ...) -> None: ...
+        def _check_loss(
+            self, loss: float, data: TrainingData, rate: str = ...
+        ) -> None: ...
         def _set_noise(self, sigma: Any) -> None: ...
 
     _trainer_kind: ClassVar[type[Trainer]] = Trainer
@@ -138,7 +141,17 @@ class BaseSampling(NetEstimator):
             self.n_iter_ = n_epochs(network.net)
             with network.forward().frozen():
                 self._set_fitted(trainer, network)
+                self._check_loss(self._training_loss(network), encoded.data)
         return self
+
+    def _training_loss(self, network: TrainedNetwork) -> float:
+        """Return the mean loss per target at the network's weights."""
+        at_weights = BatchedOutputs(network, PointOutputs(1, 0), self.batch_size)
+        loss, n_targets = 0.0, 0.0
+        for losses, weights, n_per_sample in at_weights.losses_of(network.train):
+            loss += float((weights @ losses.mean(-1)).sum())
+            n_targets += float(weights.sum()) * n_per_sample
+        return loss / n_targets
 
     def _fit_summary(self) -> list[str]:
         """Return the parts of the summary that describe the training."""
@@ -172,12 +185,6 @@ class BaseSampling(NetEstimator):
         """Set fitted attributes from the trained network, in evaluation mode."""
         if is_regressor(self):
             self._set_noise(self._chosen_noise(trainer, network))
-        at_mean = BatchedOutputs(network, PointOutputs(1, 0), self.batch_size)
-        loss, n_targets = 0.0, 0.0
-        for losses, w, n in at_mean.losses_of(network.train):
-            loss += float((w @ losses.mean(-1)).sum())
-            n_targets += float(w.sum()) * n
-        self._check_loss(loss / n_targets)
 
     def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> ArrayLike:
         """Return the given or the most probable noise, in the network's units.

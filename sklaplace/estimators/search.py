@@ -152,12 +152,10 @@ class PriorSearch:
         if scorer is None and not is_linear:
             scorer = type(self)._log_likelihood
 
-        novelties = [] if scorer is None else self._held_out_novelties(options, fit)
-
         def fold_score(fold: int, posterior: GaussianPosterior) -> float:
             part = fit.folds[fold]
             model = self._under(options, part.network, posterior)
-            model._novelty = part.novelty and part.novelty.scaled(novelties)
+            model._novelty = part.novelty
             return score_of(scorer, model, validation.scored(fold))
 
         def tuner(problem: TuningProblem) -> GaussianPosterior:

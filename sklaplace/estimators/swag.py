@@ -11,6 +11,7 @@ from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import plain
 from sklaplace.curvature.descent import SCHEDULE_CHECKS, Schedule
 from sklaplace.curvature.layout import Layout
+from sklaplace.data.dataset import TrainingData
 from sklaplace.estimators.options.constraints import (
     COUNT,
     POSITIVE,
@@ -131,9 +132,11 @@ class BaseSWAG(BaseSampling):
         self.posterior_ = trainer.posterior
         super()._set_fitted(trainer, network)
 
-    def _check_loss(self, loss: float, rate: str = "the learning rate") -> None:
+    def _check_loss(
+        self, loss: float, data: TrainingData, rate: str = "the learning rate"
+    ) -> None:
         # with large steps, finite iterates can be far from any minimum
-        super()._check_loss(loss, f"lr={self.lr:g}, or {rate} of the net")
+        super()._check_loss(loss, data, f"lr={self.lr:g}, or {rate} of the net")
 
     def _output_model(self) -> OutputModel:
         return WeightDraws(int(self.n_samples), self._seed, self.posterior_)

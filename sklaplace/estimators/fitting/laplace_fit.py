@@ -4,18 +4,18 @@ A `LaplaceFit` does not depend on the prior, noise, temperature or link, so a si
 is sufficient for a whole search over these settings.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.parallel import ordered_map
-from sklaplace.curvature.accumulation import CurvatureSums, accumulate
+from sklaplace.curvature.accumulation import CurvatureSums, Recorder, accumulate
 from sklaplace.curvature.structures import Structure
 from sklaplace.curvature.structures.kron import Kron
 from sklaplace.curvature.structures.rounding import check_finite
@@ -25,9 +25,11 @@ from sklaplace.estimators.fitting.sample_record import (
     NoveltyRecorder,
     SampleRecord,
     SampleRecorder,
+    held_out_novelty,
 )
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.likelihoods.base import DataFit
+from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.shards import shards_of
 from sklaplace.networks.trained import TrainedNetwork
@@ -79,6 +81,14 @@ class LaplaceFit:
         network = replace(self.network, train=None)
         folds = tuple(fold.stored() for fold in self.folds)
         return replace(self, network=network, folds=folds)
+
+    def with_novelty_of(self, of_held_out: list[Tensor]) -> "LaplaceFit":
+        """Scale the novelty of all networks by the novelty of held-out samples."""
+        return replace(
+            self,
+            novelty=self.novelty and self.novelty.scaled(of_held_out),
+            folds=tuple(fold.with_novelty_of(of_held_out) for fold in self.folds),
+        )
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -144,8 +154,23 @@ def accumulate_fit(
     return replace(fits[0], folds=tuple(fits[1:]))
 
 
+def with_scaled_novelty(options: LaplaceOptions, fit: LaplaceFit) -> LaplaceFit:
+    """Scale the novelty of all networks by their held-out samples.
+
+    Without a residual, training samples scale the novelty; see `Novelty.scaled`.
+    """
+    of_held_out = []
+    if options.residual_variance:
+        for one in fit.folds or (fit,):
+            novelty = held_out_novelty(options, one.network, one.novelty)
+            of_held_out += [] if novelty is None else [novelty]
+    return fit.with_novelty_of(of_held_out)
+
+
 def curvature_sums(
-    options: LaplaceOptions, network: TrainedNetwork, **recorder: Any
+    options: LaplaceOptions,
+    network: TrainedNetwork,
+    recorder: Callable[[TrainedNetwork, Forward], Recorder] = Recorder,
 ) -> CurvatureSums:
     """Sum curvature and loss over a network's training samples."""
     batch_size = options.batches(network, network.train).batch_size
@@ -156,7 +181,7 @@ def curvature_sums(
         options.accumulator(network.spec.layout),
         batch_size=batch_size,
         map=partial(ordered_map, n_jobs=options.n_jobs, label="curvature"),
-        **recorder,
+        recorder=recorder,
     )
 
 

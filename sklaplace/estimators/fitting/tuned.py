@@ -61,13 +61,14 @@ def tuned_posterior(
 
 def _refitted(options: LaplaceOptions, problem: TuningProblem) -> GaussianPosterior:
     """Return the posterior for given hyperparameters, refitted if requested."""
-    chooses = problem.has_held_out and problem.linear_model is not None
-    if not (chooses or options.refine is True):
+    can_choose = problem.has_held_out and problem.linear_model is not None
+    if options.refine is not True and not can_choose:
         return problem.posterior
     with progress.phase("refit"):
         if options.refine is True:
             return problem.model.refit(problem.posterior)
-        return tune_on_validation(problem)  # which only chooses the refit
+        # no hyperparameter is free, so held-out samples only decide whether to refit
+        return tune_on_validation(problem)
 
 
 def retuned_posterior(
