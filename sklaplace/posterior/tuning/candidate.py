@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from scipy.optimize import minimize_scalar
@@ -43,26 +44,25 @@ def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
     list of Candidate
         Candidates in the order of ``path``.
     """
-    diagonal = problem.score.diagonal
-    n_blocks = 1 if diagonal else problem.posterior.likelihood.n_blocks
-    scores: list[list[tuple[Tensor, ...]]] = [[] for _ in path]
+    posterior, diagonal = problem.posterior, problem.score.diagonal
+    n_blocks = 1 if diagonal else posterior.likelihood.n_blocks
+    by_ratio: list[list[_Errors]] = [[] for _ in path]
     for part, batches in problem.batches():
         structure, projections = part.posterior.structure, []
         for batch in batches:
             mean = linearised_mean(part.posterior, batch.f, batch.jacobian)
             projection = projected(structure, batch.jacobian, n_blocks)
             projections.append((batch, mean, projection))
-        for ratio, losses in zip(path, scores, strict=True):
+        for ratio, errors in zip(path, by_ratio, strict=True):
             precision = structure.precision(
                 ratio, torch.ones_like(part.posterior.scale)
             )
             for batch, mean, projection in projections:
-                u = projection.covariance(precision, diagonal=diagonal)
-                of_batch = _losses(problem, mean, u, batch)
-                losses.append((batch.weights.double(), *of_batch))
+                cov = projection.covariance(precision, diagonal=diagonal)
+                errors.append(_Errors.of(problem, mean, cov, batch))
     return [
-        _candidate(problem, ratio, *map(torch.cat, zip(*losses, strict=True)))
-        for ratio, losses in zip(path, scores, strict=True)
+        _candidate(problem, ratio, _Errors(*map(torch.cat, zip(*errors, strict=True))))
+        for ratio, errors in zip(path, by_ratio, strict=True)
     ]
 
 
@@ -73,39 +73,78 @@ def implied_variance(posterior: GaussianPosterior, ratio: Tensor) -> Tensor:
     return inverse_scale ** (1 / posterior.curvature_order)
 
 
-def _losses(
-    problem: TuningProblem, mean: Tensor, u: Tensor, batch: LinearisedBatch
-) -> tuple[Tensor, ...]:
-    """Return losses (b,), or squared residuals (b, c) and variances (b, c).
+class _Errors(NamedTuple):
+    """Errors of predictions for n held-out samples.
 
-    With ``u = J (H + ρ)⁻¹ Jᵀ`` and ``ρ = δ/scale``, the functional covariance is
-    ``u/scale``. For Gaussian noise, ``scale = 1/(σ²T)``. The predictive variance
-    ``σ²(1 + T u)`` is then proportional to σ², and the best σ² has a closed form. For a
-    curvature of order two, the predictive variance is ``σ²(1 + T σ² u)``, and σ² is
-    found by a numerical search.
+    Attributes
+    ----------
+    weights : Tensor of shape (n,)
+        Sample weights.
+    n_targets : Tensor of shape (n,)
+        Numbers of observed values.
+    losses : Tensor of shape (n,)
+        Negative log-likelihoods in nats; without meaning if there is noise.
+    squares, variances : Tensor of shape (n, c) or (n, 0)
+        If there is noise, squared residuals and variances of the outputs in units of
+        ``σ^(2·order)``, which determine the losses for each noise level σ.
     """
-    posterior = problem.posterior
-    if problem.score.log_density is not None or problem.score.log_proba is not None:
-        cov = u / posterior.scale
-        return (problem.score.losses(posterior, mean, cov, batch.targets),)
-    return (mean - batch.targets) ** 2, posterior.hyperparameters.temperature * u
+
+    weights: Tensor
+    n_targets: Tensor
+    losses: Tensor
+    squares: Tensor
+    variances: Tensor
+
+    @classmethod
+    def of(
+        cls, problem: TuningProblem, mean: Tensor, cov: Tensor, batch: LinearisedBatch
+    ) -> "_Errors":
+        """Return the errors of a batch, given ``cov = J (H + ρ)⁻¹ Jᵀ``.
+
+        With ``ρ = δ/scale``, the functional covariance is ``cov/scale``. For Gaussian
+        noise, ``scale = 1/(σ²T)``. The predictive variance ``σ²(1 + T cov)`` is then
+        proportional to σ², and the best σ² has a closed form. For a curvature of order
+        two, the predictive variance is ``σ²(1 + T σ² cov)``, and σ² is found by a
+        numerical search.
+        """
+        posterior, weights = problem.posterior, batch.weights.double()
+        losses, squares, variances = weights, mean[:, :0], mean[:, :0]
+        if posterior.likelihood.has_noise:
+            squares = (mean - batch.targets) ** 2
+            variances = posterior.hyperparameters.temperature * cov
+        else:
+            losses = problem.score.losses(
+                posterior, mean, cov / posterior.scale, batch.targets
+            )
+        n_targets = posterior.likelihood.n_targets(mean.shape[1])
+        return cls(
+            weights=weights,
+            n_targets=torch.full_like(weights, n_targets),
+            losses=losses,
+            squares=squares,
+            variances=variances,
+        )
 
 
-def _candidate(
-    problem: TuningProblem, ratio: Tensor, weights: Tensor, *losses: Tensor
-) -> Candidate:
+def _candidate(problem: TuningProblem, ratio: Tensor, errors: _Errors) -> Candidate:
     """Return the posterior at a ratio ``ρ = δ/scale``, and its score."""
-    posterior, n_rows = problem.posterior, float(weights.sum())
+    posterior, total = problem.posterior, float(errors.weights.sum())
+    shares = errors.weights / total
     if posterior.likelihood.has_noise:
-        variance, loss = _with_noise(problem, ratio, weights / n_rows, *losses)
+        variance, mean_loss = _with_noise(
+            problem, ratio, shares, errors.squares, errors.variances
+        )
         posterior = posterior.replace(sigma_noise=clamped(variance.sqrt()))
     else:
-        loss = (weights / n_rows) @ losses[0]
-    score = float(loss) * n_rows
+        mean_loss = shares @ errors.losses
+    score = float(mean_loss) * total
     if problem.free_prior or not posterior.likelihood.has_noise:
         posterior = posterior.replace(prior_precision=ratio * posterior.scale)
-    n_targets = n_rows * posterior.likelihood.n_targets(losses[0].shape[-1])
-    return Candidate(posterior, score if math.isfinite(score) else math.inf, n_targets)
+    return Candidate(
+        posterior=posterior,
+        score=score if math.isfinite(score) else math.inf,
+        n_targets=float(errors.weights @ errors.n_targets),
+    )
 
 
 def _with_noise(

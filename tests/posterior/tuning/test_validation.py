@@ -86,6 +86,22 @@ def test_best_score_on_held_out_rows(refine, likelihood, structure, prior):
     assert found.hyperparameters.temperature == 0.8
 
 
+@pytest.mark.parametrize("likelihood", ["Poisson", "HeteroscedasticGaussian"])
+def test_strongest_prior_near_the_best_score_without_noise(likelihood):
+    fitted = fit(likelihood, prior_mean=1.0)
+    held = held_out(fitted, weights=torch.full((30,), 0.5, dtype=DOUBLE))
+    problem = tuning_problem(fitted, validation=held.rows, refine=True)
+
+    def score(posterior):
+        mean = held.f + held.J @ (posterior.mean - posterior.weights)
+        cov = held.J @ torch.linalg.inv(posterior.precision_matrix()) @ held.J.mT
+        variances = cov.diagonal(dim1=1, dim2=2)
+        return float(held.weights @ -problem.score.log_density(mean, variances, held.y))
+
+    found = validation.tune_on_validation(problem)
+    same_choice(found, naive_choice(fitted, problem, score))
+
+
 @pytest.mark.parametrize("error", [0.0, 2.0])
 def test_auto_keeps_a_good_last_layer_and_refits_a_bad_one(error):
     """The labels are drawn from the network; then its bias is spoilt."""
