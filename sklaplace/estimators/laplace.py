@@ -224,9 +224,12 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         self._check_loss(loss, encoded.data)
         # learn from held-out samples what is far from the data, and the noise there
         self._novelty = fit.novelty
-        if options.residual_variance and not self._has_residual:
+        residual = self._residual_of(fit.novelty, posterior)
+        if residual is None and options.residual_variance:
             warn_without_residual(posterior, options)
-        outputs = self._held_out_outputs(fit)
+        outputs = []
+        if residual is not None or self._models_noise:
+            outputs = self._held_out_outputs(fit)
         self._fit_noise(self._with_chosen_steepness(outputs, score))
         return self
 
@@ -253,12 +256,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         return settings
 
     def _held_out_outputs(self, fit: LaplaceFit) -> list[BatchedOutputs]:
-        """Return the outputs of all networks that have held-out samples.
-
-        The list is empty if neither a residual nor a noise model needs these samples.
-        """
-        if not (self._has_residual or self._models_noise):
-            return []
+        """Return the outputs of all networks that have held-out samples."""
         if not fit.folds:
             has_held_out = fit.network.held_out is not None
             return [replace(self._outputs(), network=fit.network)] * has_held_out
@@ -275,16 +273,11 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
 
         Return the outputs with this steepness.
         """
-        if not self._has_residual:
+        if not any(isinstance(one.model, ResidualOutputs) for one in outputs):
             return outputs
         values = steepnesses(self.posterior_.likelihood)
         self.residual_steepness_ = chosen_steepness(outputs, score, values)
         return [with_steepness(one, self.residual_steepness_) for one in outputs]
-
-    @property
-    def _has_residual(self) -> bool:
-        """Whether predictions have a residual."""
-        return self._residual_of(self._novelty, self.posterior_) is not None
 
     @property
     def _models_noise(self) -> bool:
@@ -658,7 +651,8 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
                     options, self.posterior_, network, score, free
                 )
             self._set_fitted(self._options, network, posterior)
-            if network.held_out is not None and self._has_residual:
+            residual = self._residual_of(self._novelty, posterior)
+            if network.held_out is not None and residual is not None:
                 novelty = held_out_novelty(options, network, self._novelty)
                 if self._novelty is not None and novelty is not None:
                     self._novelty = self._novelty.scaled([novelty])

@@ -1,7 +1,7 @@
 """Search along a path of prior precisions for the best score on held-out samples."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -75,15 +75,10 @@ def best_refitted(
     is_exact = posterior.likelihood.has_noise or posterior.prior_precision.ndim > 0
     coarse, fine = (EXACT, EXACT) if is_exact else (COARSE, FINE)
     candidates: dict[int, Candidate] = {}
-
-    def score(index: int) -> float:
-        """Score a point, starting its refit at the best point so far."""
-        if index not in candidates:
-            start = candidates[_best(candidates)] if candidates else None
-            candidates[index] = refitted(problem, path[index], start, coarse)
-        return candidates[index].score
-
-    best = _local_minimum(score, len(path))
+    for index in _search_order(candidates, len(path)):
+        start = candidates[_best(candidates)] if candidates else None
+        candidates[index] = refitted(problem, path[index], start, coarse)
+    best = _best(candidates)
     if candidates[best].score - MARGIN < below:
         near = range(max(0, best - 1), min(len(path), best + 2))
         start = candidates[best]
@@ -103,19 +98,23 @@ def best_refitted(
     return chosen
 
 
-def _local_minimum(score: Callable[[int], float], n_points: int) -> int:
-    """Return the index of the lowest score that a search from the middle finds.
+def _search_order(candidates: Mapping[int, Candidate], n_points: int) -> Iterator[int]:
+    """Yield the indices of points on a path to score, until the best is found.
 
-    The search moves in both directions, in steps of two points, as long as the score
-    improves.
+    The search starts at the middle of the path and moves in both directions, in steps
+    of two points, as long as the score improves. Between two steps, the caller adds the
+    point to ``candidates``.
     """
     middle = min(MIDDLE, n_points - 1)
-    first = [i for i in (middle, middle + 2, middle - 2) if i in range(n_points)]
-    best = min(first, key=score)
+    first = middle, middle + 2, middle - 2
+    yield from (index for index in first if index in range(n_points))
     for stride in (2, -2):
-        while best + stride in range(n_points) and score(best + stride) < score(best):
-            best += stride
-    return best
+        best = _best(candidates)
+        while (index := best + stride) in range(n_points) and index not in candidates:
+            yield index
+            if _best(candidates) == best:
+                break
+            best = index
 
 
 def _best(candidates: Mapping[int, Candidate]) -> int:
