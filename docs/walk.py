@@ -29,10 +29,10 @@ PACKAGE = Path(sklaplace.__file__).parent
 PAGE = Path(__file__).with_name("walk.inc")
 # Qualified names of the functions that a reader looks for.
 FIT = {
-    *("LaplaceOptions.of", "ClassTargets.encode", "train", "infer_network_spec"),
+    *("LaplaceOptions.of", "ClassTargets.encode", "infer_network_spec"),
     *("KronAccumulator.update", "KronAccumulator.decompose", "NoveltyRecorder.add"),
     *("tune_on_validation", "LinearModel.refit", "BaseLaplace._set_fitted"),
-    *("Residual.of",),
+    *("Residual.of", "training_run"),
 }
 FIT_WITH_FOLDS = FIT | {"hash_folds"}
 FIT_WITH_NET = FIT | {"Trainer.hold_out"}

@@ -6,11 +6,13 @@ and records the train/validation split. The weighted loss of a batch is
 """
 
 import copy
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from sklaplace.core.random import private_rng
-from sklaplace.data.dataset import TrainingData, collate_weighted, sample_weights
+from sklaplace.data.dataset import (
+    TrainingData,
+    collate_weighted,
+    first_rows,
+    sample_weights,
+)
 from sklaplace.data.streams import Samples
 from sklaplace.likelihoods import CRITERIA
 from sklaplace.networks.forward import computed_tensors, first_tensor, with_attributes
@@ -32,15 +39,49 @@ from sklaplace.networks.outputs import as_forward, unwrapped
 _STEPS = "train_step", "train_step_single", "validation_step"
 
 
-def train(
+@dataclass
+class TrainingRun:
+    """Data sets of a training run, and sample weights of the current batch.
+
+    Attributes
+    ----------
+    X : object
+        Inputs of the training.
+    dataset : Dataset or None
+        Data set that replaces the inputs.
+    check : callable or None
+        Function of the data set and of the validation part (or None). The function is
+        called on the initialised net before the first step, and may raise an error.
+    hooks : ExitStack
+        Hooks of the net's module, which are removed after the training.
+    datasets : tuple of Dataset, or None
+        Training and validation data, once the data set is split.
+    weights : Tensor of shape (b,) or None
+        Sample weights of the current batch.
+    mean_weight : float
+        Mean sample weight in the data set of the current batch.
+    """
+
+    X: object = None
+    dataset: Samples | None = None
+    check: Callable[[Samples, Samples | None], None] | None = None
+    hooks: ExitStack = field(default_factory=ExitStack)
+    datasets: Any = None
+    weights: Tensor | None = None
+    mean_weight: float = 1.0
+
+
+@contextmanager
+def training_run(
     net: NeuralNet,
     data: TrainingData,
-    check: Callable[[Samples, Samples | None], None],
-    changes: tuple[type, ...] = (),
-    /,
-    **fit_params: object,
-) -> tuple[Samples, Samples | None]:
-    """Fit a skorch net in place; return its training and validation data.
+    check: Callable[[Samples, Samples | None], None] | None = None,
+    mixins: tuple[type, ...] = (),
+) -> Iterator[TrainingRun]:
+    """Prepare a skorch net for one call of ``net.fit(data.X, data.y)``.
+
+    Meanwhile, mixins precede the net's class. Afterwards, the net has its own class,
+    and ``datasets`` of the run are its training and validation data.
 
     Parameters
     ----------
@@ -49,23 +90,28 @@ def train(
     data : TrainingData
         Samples in any form that skorch accepts. If X is a dataset, y replaces the
         targets of the dataset.
-    check : callable
-        Function that is called before the first step. Its arguments are the dataset and
-        the validation part (or None). The function may raise an error.
-    changes : tuple of types
+    check : callable, optional
+        See `TrainingRun`.
+    mixins : tuple of types
         Mixins that precede the net's class during training.
-
-    Returns
-    -------
-    train, valid : Dataset, Dataset or None
     """
-    X, state = data.X, _TrainingState(data.X, check=check)
-    if data.sample_weight is not None or isinstance(X, torch.utils.data.Dataset):
-        state.dataset = data.dataset(net)
-        changes = (*changes, _WeightedTraining)
-    with _training_class(net, state, changes):
-        net.fit(X, data.y, **fit_params)
-    return state.parts or (state.dataset or data.dataset(net), None)
+    run = TrainingRun(data.X, check=check)
+    if data.sample_weight is not None or isinstance(data.X, torch.utils.data.Dataset):
+        run.dataset = data.dataset(net)
+        mixins = (*mixins, _WeightedTraining)
+    original = type(net)
+    names = "__qualname__", "__module__"
+    attributes: dict[str, object] = {name: getattr(original, name) for name in names}
+    # class attributes, because skorch turns attributes of a net into parameters
+    attributes |= {"_original": original, "_training_run": run}
+    bases = (_ForTraining, *mixins, original)
+    net.__class__ = type(original.__name__, bases, attributes)
+    try:
+        with run.hooks:
+            yield run
+    finally:
+        net.__class__ = original
+    run.datasets = run.datasets or (run.dataset or data.dataset(net), None)
 
 
 @contextmanager
@@ -108,68 +154,30 @@ def _logits(_module: nn.Module, _args: object, outputs: object) -> Tensor:
     return first_tensor(outputs)
 
 
-@dataclass
-class _TrainingState:
-    """Data sets of a training run, and sample weights of the current batch.
-
-    ``dataset`` replaces X. After the split, ``parts`` contains its training and
-    validation parts. ``mean_weight`` is the mean weight in the data set of the current
-    batch.
-    """
-
-    X: object = None
-    dataset: Samples | None = None
-    check: Callable[[Samples, Samples | None], None] | None = None
-    parts: tuple[Samples, Samples | None] | None = None
-    weights: Tensor | None = None
-    mean_weight: float = 1.0
-
-
-@contextmanager
-def _training_class(
-    net: NeuralNet, state: _TrainingState, changes: tuple[type, ...]
-) -> Iterator[None]:
-    """Temporarily put mixins before the class of a net.
-
-    The state is a class attribute, because skorch turns attributes of a net into
-    parameters.
-    """
-    original = type(net)
-    names = "__qualname__", "__module__"
-    attributes: dict[str, object] = {name: getattr(original, name) for name in names}
-    attributes |= {"_original": original, "_training_state": state}
-    bases = (_ForTraining, *changes, original)
-    net.__class__ = type(original.__name__, bases, attributes)
-    try:
-        yield
-    finally:
-        net.__class__ = original
-
-
 class _ForTraining:
     """Mixin for nets whose class is changed during training."""
 
     _original: type
-    _training_state: _TrainingState
+    _training_run: TrainingRun
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         # callbacks that pickle the net store the user's class
         return object.__new__, (self._original,), self.__getstate__()
 
     def get_dataset(self, X: object, y: object = None) -> Samples:
-        state = self._training_state
-        if X is state.X and state.dataset is not None:
-            return state.dataset
+        run = self._training_run
+        if X is run.X and run.dataset is not None:
+            return run.dataset
         return super().get_dataset(X, y)  # type: ignore[misc]
 
     def get_split_datasets(
         self, X: object, y: object = None, **params: object
     ) -> tuple[Samples, Samples | None]:
         # skorch calls this method after initialisation, just before the first step.
-        state, split = self._training_state, super().get_split_datasets  # type: ignore[misc]
-        state.dataset = dataset = self.get_dataset(X, y)
+        run, split = self._training_run, super().get_split_datasets  # type: ignore[misc]
+        run.dataset = dataset = self.get_dataset(X, y)
         try:
-            parts = split(X, y, **params)
+            datasets = split(X, y, **params)
         except ValueError as error:
             if _overrides(self, "get_split_datasets"):
                 raise
@@ -178,54 +186,57 @@ class _ForTraining:
                 f"{str(error).rstrip('.')}. Use fewer splits, such as ValidSplit(2), "
                 "or train_split=None."
             ) from error
-        if state.check is not None:
-            with private_rng(None):
-                state.check(dataset, parts[1])
-        state.parts = parts
-        return parts
+        with private_rng(None):
+            if run.check is not None:
+                run.check(dataset, datasets[1])
+            x = first_rows(self, dataset)
+            run.hooks.enter_context(logits_alone(self, x))
+        run.datasets = datasets
+        return datasets
 
 
-def noting_interrupts(note: Callable[[], None]) -> type:
-    """Return a mixin for nets that calls ``note`` if Ctrl-C ends the training.
+@contextmanager
+def noting_ctrl_c(note: Callable[[], None]) -> Iterator[None]:
+    """Call ``note`` if Ctrl-C raises an error meanwhile.
 
-    After Ctrl-C, skorch stops without an exception, as if all epochs were complete.
+    After Ctrl-C, skorch ends the training without an exception, as after a callback
+    that stops early. Python raises the error in the main thread only.
     """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(
+        before
+    ):
+        yield
+        return
 
-    class NotingInterrupts:
-        def fit_loop(self, *args: object, **kwargs: object) -> NeuralNet:
-            try:
-                return super().fit_loop(*args, **kwargs)  # type: ignore[misc]
-            except KeyboardInterrupt as error:
-                if not _is_stop(error):
-                    note()
-                raise
+    def noted(number: int, frame: FrameType | None) -> None:
+        try:
+            before(number, frame)
+        except KeyboardInterrupt:
+            note()
+            raise
 
-    return NotingInterrupts
-
-
-def _is_stop(error: KeyboardInterrupt) -> bool:
-    """Return whether a callback, such as `EarlyStopping`, stopped the training.
-
-    Ctrl-C during a callback counts as a stop by the callback.
-    """
-    frames = walk_tb(error.__traceback__)
-    return any(frame.f_code.co_name == "notify" for frame, _ in frames)
+    signal.signal(signal.SIGINT, noted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def batch_weights(net: NeuralNet) -> Tensor | None:
     """Return the sample weights (b,) of the current training batch, or None."""
-    return getattr(net, "_training_state", _TrainingState()).weights
+    return getattr(net, "_training_run", TrainingRun()).weights
 
 
 def mean_weight(net: NeuralNet) -> float:
     """Return the mean sample weight of the current training or validation data."""
-    return getattr(net, "_training_state", _TrainingState()).mean_weight
+    return getattr(net, "_training_run", TrainingRun()).mean_weight
 
 
 class _WeightedTraining:
     """Mixin for nets that train on a given dataset with sample weights."""
 
-    _training_state: _TrainingState
+    _training_run: TrainingRun
     criterion_: nn.Module
     device: str | torch.device | None
 
@@ -234,20 +245,18 @@ class _WeightedTraining:
         weights = sample_weights(dataset)
         if weights is not None:
             loader.collate_fn = partial(collate_weighted, loader.collate_fn)
-        return _UnweightedLoader(loader, self._training_state, weights)
+        return _UnweightedLoader(loader, self._training_run, weights)
 
     def get_loss(
         self, y_pred: Tensor, y_true: Tensor, *args: object, **kw: object
     ) -> Tensor:
-        state = self._training_state
+        run = self._training_run
         loss_of = super().get_loss  # type: ignore[misc]
-        if state.weights is None:
+        if run.weights is None:
             return loss_of(y_pred, y_true, *args, **kw)
-        weights = to_tensor(state.weights, device=self.device)
+        weights = to_tensor(run.weights, device=self.device)
         compute = partial(loss_of, y_pred, y_true, *args, **kw)
-        return weighted_loss(
-            self.criterion_, compute, y_true, weights, state.mean_weight
-        )
+        return weighted_loss(self.criterion_, compute, y_true, weights, run.mean_weight)
 
 
 def weighted_loss(
@@ -302,15 +311,15 @@ def _class_weights(criterion: nn.Module, y: Tensor, losses: Tensor) -> Tensor:
 
 
 class _UnweightedLoader:
-    """Loader that yields ``(X, y)`` and stores the weights in a `_TrainingState`."""
+    """Loader that yields ``(X, y)`` and stores the weights in a `TrainingRun`."""
 
     def __init__(
         self,
         loader: DataLoader[object],
-        state: _TrainingState,
+        run: TrainingRun,
         weights: np.ndarray | None,
     ) -> None:
-        self.loader, self.state = loader, state
+        self.loader, self.run = loader, run
         self.mean_weight = None if weights is None else float(weights.mean())
 
     def __len__(self) -> int:
@@ -319,10 +328,10 @@ class _UnweightedLoader:
     def __iter__(self) -> Iterator[tuple[object, object]]:
         for batch in self.loader:
             X, y = unpack_data(batch)
-            self.state.weights = None
+            self.run.weights = None
             if self.mean_weight is not None:
-                y, self.state.weights = y
-                self.state.mean_weight = self.mean_weight
+                y, self.run.weights = y
+                self.run.mean_weight = self.mean_weight
             yield X, y
 
 

@@ -44,7 +44,7 @@ from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.data.dataset import TrainingData
 from sklaplace.likelihoods import Gaussian, HeteroscedasticNLLLoss
 from sklaplace.networks.outputs import as_forward
-from sklaplace.networks.training import copied, train
+from sklaplace.networks.training import copied, training_run
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.tuning.evidence import marglik
 
@@ -175,7 +175,8 @@ def test_gradients_are_those_of_the_log_posterior(
     net.callbacks, net.batch_size = [prior, note], batch_size
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        train(net, TrainingData(X64, y, w), lambda *_: None)
+        with training_run(net, TrainingData(X64, y, w)):
+            net.fit(X64, y)
     weights = torch.ones(len(y)).double() if w is None else torch.tensor(w)
     f = logits(net, torch.tensor(X64), density)
     expected = with_prior(energy(density, f, torch.tensor(y), weights), net)

@@ -95,7 +95,7 @@ def test_fits_are_taken_from_memory(mapped, tmp_path):
     model = LaplaceClassifier(NEW, **SMALL, memory=str(tmp_path / "memory"))
     expected = model.fit(mapped(X), Y).predict_proba(X)
     with mock.patch(
-        "sklaplace.estimators.training.trainer.train", side_effect=AssertionError
+        "sklaplace.estimators.training.trainer.training_run", side_effect=AssertionError
     ):
         found = model.fit(mapped(X), Y).predict_proba(X)
         with pytest.raises(AssertionError):

@@ -27,7 +27,7 @@ from sklaplace.networks.default import (
     without_penalty,
 )
 from sklaplace.networks.tabular import with_pieces
-from sklaplace.networks.training import train
+from sklaplace.networks.training import training_run
 
 
 def _outputs(net, X):
@@ -150,8 +150,8 @@ class TestWeightsAndOrder:
         rows = rng.permutation(np.repeat(np.arange(n), weight))
         weight = weight.astype(float)
         net = _default(kind, X, y, weight, n_outputs)
-        with private_rng(0):
-            train(net, TrainingData(X, y, weight), lambda *_: None)
+        with private_rng(0), training_run(net, TrainingData(X, y, weight)):
+            net.fit(X, y)
         repeated = _trained(kind, X[rows], y[rows], n_outputs=n_outputs)
         # predict_proba of skorch's regressor is its predict
         actual, expected = net.predict_proba(X), repeated.predict_proba(X)

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -35,6 +35,25 @@ ENOUGH, ENOUGH_FOR_NOISE = 200, 5000
 Fold = tuple[np.ndarray, np.ndarray]  # indices of training and of held-out samples
 
 
+@dataclass(frozen=True)
+class FoldTask:
+    """Training of a network without one fold of the samples.
+
+    Attributes
+    ----------
+    trainer : LaplaceTrainer
+        Trainer, with the size of the default network for all samples.
+    encoded : EncodedData
+        Training samples of the fold, and its held-out samples.
+    seed : int
+        Seed of the training.
+    """
+
+    trainer: LaplaceTrainer
+    encoded: EncodedData
+    seed: int
+
+
 @torch.inference_mode(False)
 def train_with_folds(
     trainer: LaplaceTrainer, encoded: EncodedData
@@ -48,19 +67,18 @@ def train_with_folds(
     with private_rng(trainer.seed, device):
         trained = trainer.train(encoded)
     if trainer.splits is not None:
-        # samples that the net itself held out are not scored
-        trained = replace(trained, held_out=None)
+        tasks = _fold_tasks(trainer, encoded, trainer.splits)
         with progress.phase("train on folds"):
-            tasks, n_jobs = (
-                _tasks(trainer, encoded, trainer.splits),
-                trainer.options.n_jobs,
-            )
-            return trained, in_parallel(_trained_on, tasks, n_jobs, "folds")
+            n_jobs = trainer.options.n_jobs
+            arguments = [(task,) for task in tasks]
+            networks = in_parallel(_trained_on_fold, arguments, n_jobs, "folds")
+        # samples that the net itself held out are not scored
+        return replace(trained, held_out=None), networks
     folds = _tuning_folds(trainer, trained, encoded)
     if not folds:
         return trained, []
     with progress.phase("train on folds"):
-        return trained, _train_each(_tasks(trainer, encoded, folds))
+        return trained, _train_each(_fold_tasks(trainer, encoded, folds))
 
 
 def _tuning_folds(
@@ -71,13 +89,14 @@ def _tuning_folds(
     The list is empty if `LaplaceTrainer.takes_folds` is False or if ``trained`` has
     held-out samples for tuning. With many samples, only some of the folds are used.
     """
-    net, data = trainer.estimator, encoded.data
+    data = encoded.data
     if encoded.validation is not None or trainer.is_interrupted:
         return []
-    held_out: Any = trained.held_out if getattr(net, "train_split", None) else None
-    has_held_out = brings_targets(trained.train, held_out)
-    if has_held_out and len(held_out) >= MIN_HELD_OUT:
-        return []
+    if getattr(trainer.estimator, "train_split", None):
+        held_out: Any = trained.held_out
+        has_held_out = brings_targets(trained.train, held_out)
+        if has_held_out and len(held_out) >= MIN_HELD_OUT:
+            return []
     if not trainer.takes_folds(data):
         return []
     keys, stratify = trainer.keys(data), trainer.targets.stratify
@@ -88,32 +107,30 @@ def _tuning_folds(
     return folds[: math.ceil(N_FOLDS * enough / len(data.y))]
 
 
-def _tasks(
+def _fold_tasks(
     trainer: LaplaceTrainer, encoded: EncodedData, folds: Sequence[Fold]
-) -> list[tuple[LaplaceTrainer, EncodedData, int]]:
-    """Return the arguments of `_trained_on` for each fold."""
-    size = None
-    if trainer.estimator is None:
-        size = trainer.size_for(encoded.data)
-    of_fold = replace(trainer, size=size, is_part=True)
+) -> list[FoldTask]:
+    """Return the training of one network per fold.
+
+    In a cross-validation, all networks have the same seed.
+    """
+    size = trainer.size_for(encoded.data) if trainer.estimator is None else None
+    fold_trainer = replace(trainer, size=size, is_part=True)
     tasks = []
     for n, (train, held_out) in enumerate(folds):
-        data = encoded.split((whole_batches(trainer.estimator, train), held_out))
-        seed = trainer.seed
-        if trainer.splits is None:
-            seed = (seed + n) % 2**32
-        tasks.append((of_fold, data, seed))
+        rows = whole_batches(trainer.estimator, train), held_out
+        shift = n if trainer.splits is None else 0
+        seed = (trainer.seed + shift) % 2**32
+        tasks.append(FoldTask(fold_trainer, encoded.split(rows), seed))
     return tasks
 
 
-def _train_each(
-    tasks: Sequence[tuple[LaplaceTrainer, EncodedData, int]],
-) -> list[TrainedNetwork]:
+def _train_each(tasks: Sequence[FoldTask]) -> list[TrainedNetwork]:
     """Return one network per fold; skip folds whose training fails, with a warning."""
     networks, failures = [], []
     for task in progress.tracked(tasks, "folds", len(tasks)):
         try:
-            networks.append(_trained_on(*task))
+            networks.append(_trained_on_fold(task))
         except Exception as error:
             failures.append(error)
     if failures:
@@ -125,26 +142,25 @@ def _train_each(
     return networks
 
 
-def _trained_on(
-    trainer: LaplaceTrainer, fold: EncodedData, seed: int
-) -> TrainedNetwork:
+def _trained_on_fold(task: FoldTask) -> TrainedNetwork:
     """Train a network on a fold without printing anything, in any process.
 
     In a cross-validation, the network is trained as on all samples. Otherwise, a net
     with a ``train_split`` uses the held-out samples for validation, for example for
     early stopping.
     """
+    trainer, encoded = task.trainer, task.encoded
     net, is_scored = trainer.estimator, trainer.splits is not None
     if isinstance(net, NeuralNet):
         net = clone(net).set_params(verbose=0)
         trainer = replace(trainer, estimator=net, brings_encoded=not is_scored)
         if net.train_split and not is_scored:
-            held_out = cast(TrainingData, fold.validation).dataset(net)
+            held_out = cast(TrainingData, encoded.validation).dataset(net)
             net.set_params(train_split=predefined_split(held_out))
     device = getattr(inner_net(net), "device", "cpu")
     # the default network uses one thread in workers, too
     limit = one_thread() if net is None else nullcontext()
     # training on all samples has already raised the same warnings
     ignored = warnings.catch_warnings(action="ignore")
-    with torch.inference_mode(False), limit, private_rng(seed, device), ignored:
-        return trainer.train(fold)
+    with torch.inference_mode(False), limit, private_rng(task.seed, device), ignored:
+        return trainer.train(encoded)

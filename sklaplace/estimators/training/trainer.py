@@ -4,7 +4,6 @@ A trainer can hold out samples, and trains the network unless it is frozen. Befo
 after training, the trainer infers the meaning of the outputs from a few samples.
 """
 
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -43,7 +42,12 @@ from sklaplace.networks.outputs import (
     warn_of_other_loss,
 )
 from sklaplace.networks.trained import TrainedNetwork
-from sklaplace.networks.training import copied, logits_alone, noting_interrupts, train
+from sklaplace.networks.training import (
+    copied,
+    logits_alone,
+    noting_ctrl_c,
+    training_run,
+)
 
 # If more than this fraction of samples has copies, a random split is not used for
 # tuning.
@@ -78,6 +82,28 @@ class EncodedData:
         data, validation = map(self.data.take, parts)
         params = _check_method_params(self.data.y, self.fit_params, indices=parts[0])
         return EncodedData(data, validation, params)
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Samples of a training, and what is known about its held-out samples.
+
+    Attributes
+    ----------
+    encoded : EncodedData
+        Training samples, and any samples that the network does not receive.
+    recorded : tuple of (Dataset, Dataset) or None
+        Training and held-out samples of a frozen net, according to its history.
+    groups : ndarray of shape (n_held_out,) or None
+        Groups of the samples that the net's ``train_split`` holds out.
+    uses_split : bool
+        Whether samples that the net holds out are used for tuning.
+    """
+
+    encoded: EncodedData
+    recorded: tuple[Any, Any] | None = None
+    groups: np.ndarray | None = None
+    uses_split: bool = True
 
 
 @dataclass(kw_only=True)
@@ -133,32 +159,20 @@ class Trainer:
 
     def train(self, encoded: EncodedData) -> TrainedNetwork:
         """Return the trained network with its training and held-out samples."""
-        data, validation = encoded.data, encoded.validation
-        net = self.new_net(data)
-        train_split, split, groups = net.train_split, None, None
+        net = self.new_net(encoded.data)
+        train_split = net.train_split
         if not self.is_frozen:
             self.targets.check_net(net)
-            self._split_within_inputs(net, data)
-        recorded = self.own_split(net, data) if validation is None else None
-        splits = recorded or (train_split and not self.is_frozen)
-        crosses = validation is None and splits and self._copies_cross(net, data)
-        recorded = None if crosses else recorded
-        if validation is None and (crosses or not splits):
-            split = self.hold_out(data)
-            if split is None:
-                self.require_no_held_out()
-            elif splits:
-                net.train_split = ValidSplit([split])
-                groups = None if data.groups is None else data.groups[split[1]]
-            else:
-                encoded = encoded.split(split)
-                validation = encoded.validation
+            self._split_within_inputs(net, encoded.data)
+        plan = self._plan(net, encoded)
+        encoded, validation = plan.encoded, plan.encoded.validation
         learned = self.learn(net, encoded)
         net.train_split = train_split
-        seen, held_out = recorded or learned
+        seen, held_out = plan.recorded or learned
+        groups = plan.groups
         if validation is not None:
             held_out, groups = validation.dataset(net), validation.groups
-        elif crosses and split is None:
+        elif not plan.uses_split:
             held_out = None
         spec = self.infer_spec(net, seen, is_trained=True)
         if self.is_frozen:  # other nets are checked before training
@@ -168,6 +182,29 @@ class Trainer:
         trained = TrainedNetwork(net, spec, seen, held_out, groups)
         self._compare_loss(trained)
         return self.after_training(trained)
+
+    def _plan(self, net: NeuralNet, encoded: EncodedData) -> TrainingPlan:
+        """Decide which samples are held out; may replace the net's ``train_split``.
+
+        Samples of `encoded.validation` take precedence, then samples that the net holds
+        out itself. If there are neither, the trainer holds out samples.
+        """
+        data = encoded.data
+        if encoded.validation is not None:
+            return TrainingPlan(encoded)
+        recorded = self.own_split(net, data)
+        has_split = bool(recorded or (net.train_split and not self.is_frozen))
+        if has_split and not self._copies_cross(net, data):
+            return TrainingPlan(encoded, recorded=recorded)
+        rows = self.hold_out(data)
+        if rows is None:
+            self.require_no_held_out()
+            return TrainingPlan(encoded, uses_split=not has_split)
+        if not has_split:
+            return TrainingPlan(encoded.split(rows))
+        net.train_split = ValidSplit([rows])
+        groups = None if data.groups is None else data.groups[rows[1]]
+        return TrainingPlan(encoded, groups=groups)
 
     def keys(self, data: TrainingData) -> np.ndarray:
         """Return keys that copies of a sample, or samples of a group, share."""
@@ -322,20 +359,23 @@ class Trainer:
                 )
             check_no_lazy_modules(net)
             return encoded.data.dataset(net), None
-        with progress.phase("train"), ExitStack() as context:
-            check = partial(self._check_initialised, net, encoded, context)
-            mixins = noting_interrupts(self._note_interrupt), *self.training_mixins()
-            seen, held_out = train(net, encoded.data, check, mixins, **fit_params)
+        data = encoded.data
+        check = partial(self._check_initialised, net, encoded)
+        with (
+            progress.phase("train"),
+            noting_ctrl_c(self._note_interrupt),
+            training_run(net, data, check, self.training_mixins()) as run,
+        ):
+            net.fit(data.X, data.y, **fit_params)
         if self.is_interrupted:
             self._accept_interrupt(net, fit_params.get("epochs") or net.max_epochs)
         _check_history(net)
-        return seen, held_out
+        return run.datasets
 
     def _check_initialised(
         self,
         net: NeuralNet,
         encoded: EncodedData,
-        context: ExitStack,
         dataset: Dataset,
         held_out: Dataset | None,
     ) -> None:
@@ -356,7 +396,6 @@ class Trainer:
         warn_if_double_softmax(net, spec)
         tuned_on = held_out if validation is None else validation.dataset(net)
         self.before_training(net, spec, tuned_on)
-        context.enter_context(logits_alone(net, first_rows(net, dataset)))
 
     def _note_interrupt(self) -> None:
         self.is_interrupted = True
