@@ -148,12 +148,12 @@ def _one_of_each_type(values: np.ndarray) -> list[Any]:
         return [*absent.flat[:1], *values.flat[:1]][:1]
     if values.dtype.kind != "O":
         return []
-    found = {type(value): value for value in values.flat}
-    for kind in found:
+    examples = {type(value): value for value in values.flat}
+    for kind in examples:
         if issubclass(kind, _WITH_NULL):
             of_kind = (value for value in values.flat if type(value) is kind)
-            found[kind] = next(filter(is_missing, of_kind), found[kind])
-    return list(found.values())
+            examples[kind] = next(filter(is_missing, of_kind), examples[kind])
+    return list(examples.values())
 
 
 def _kind(label: object) -> str:

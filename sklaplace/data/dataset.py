@@ -103,8 +103,8 @@ class Batches:
     batch_size: int
 
     def __iter__(self) -> Iterator[Batch]:
-        given = self.net.get_params_for("iterator_valid")
-        options = {k: v for k, v in given.items() if k not in _CHOOSING_OPTIONS}
+        options = self.net.get_params_for("iterator_valid")
+        options = {k: v for k, v in options.items() if k not in _CHOOSING_OPTIONS}
         is_plain = self.net.iterator_valid is DataLoader
         slices = is_plain and options.keys() <= _SLICING_OPTIONS
         arrays = _arrays(self.dataset) if slices else None
@@ -145,9 +145,9 @@ class Batches:
             yield (x, *y) if weighted else (x, y, None)
         if n_left:
             n_samples = len(self.dataset)
-            found = "more than" if n_left < 0 else f"{n_samples - n_left} of"
+            count = "more than" if n_left < 0 else f"{n_samples - n_left} of"
             raise ValueError(
-                f"iterator_valid={type(loader).__name__} yields {found} {n_samples} "
+                f"iterator_valid={type(loader).__name__} yields {count} {n_samples} "
                 "samples. Use a loader that yields each sample once, in order."
             )
 
@@ -226,22 +226,28 @@ class TrainingData:
     sample_weight: np.ndarray | None
     groups: np.ndarray | None = None
 
-    def take(self, rows: np.ndarray) -> "TrainingData":
-        """Select the samples at the given positions."""
-        rest = self.sample_weight, self.groups
-        parts = (None if values is None else values[rows] for values in rest)
-        return TrainingData(take_rows(self.X, rows), self.y[rows], *parts)
+    def take(
+        self, rows: np.ndarray, take: Callable[..., Any] = take_rows
+    ) -> "TrainingData":
+        """Select samples by their positions; ``take(X, rows)`` selects their inputs."""
+        weights, groups = self.sample_weight, self.groups
+        return TrainingData(
+            take(self.X, rows),
+            self.y[rows],
+            None if weights is None else weights[rows],
+            None if groups is None else groups[rows],
+        )
 
     def weighted(self, sample_weight: np.ndarray) -> "TrainingData":
         """Set sample weights, and drop samples with zero weight."""
-        kept = np.flatnonzero(sample_weight)
-        if len(kept) == 0:
+        is_weighted = sample_weight != 0
+        if not is_weighted.any():
             raise ValueError(
                 "The criterion ignores all labels of y, or their class_weight or "
                 "sample_weight is zero. Pass some rows with other labels."
             )
         data = replace(self, sample_weight=sample_weight)
-        return data if len(kept) == len(sample_weight) else data.take(kept)
+        return data if is_weighted.all() else data.take(np.flatnonzero(is_weighted))
 
     def dataset(self, net: NeuralNet) -> Samples:
         """Return the skorch net's dataset, including any sample weights."""
@@ -321,18 +327,6 @@ def _with_integer_indices(X: object) -> Any:
             "a boolean mask, use Subset(dataset, numpy.flatnonzero(mask))."
         )
     return Subset(_with_integer_indices(X.dataset), indices.astype(int).tolist())
-
-
-def check_converted(X: object) -> None:
-    """Raise TypeError for a Hugging Face dataset, unless it is a stream."""
-    # the type is read from its module, because datasets is not imported here
-    if hasattr(X, "with_format") and not is_stream(X):
-        raise TypeError(
-            f"X is a Hugging Face {type(X).__name__}. Pass the arguments of forward "
-            "as arrays: X = dataset.select_columns(['input_ids', 'attention_mask'])"
-            ".with_format('numpy')[:] and y = dataset['label']. If X is a DatasetDict, "
-            "select one split first."
-        )
 
 
 def count_rows(X: Any) -> int:

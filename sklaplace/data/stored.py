@@ -109,11 +109,11 @@ class StoredArray:
         if issparse(self.source):
             return np.asarray(self.source[self.rows].toarray())
         if isinstance(self.source, np.ndarray):
-            found = np.asarray(self.source)[self.rows]
+            values = np.asarray(self.source)[self.rows]
             file: Any = getattr(self.source, "_mmap", None)
             if hasattr(file, "madvise"):
                 file.madvise(mmap.MADV_DONTNEED)  # the map's pages count as memory
-            return found
+            return values
         if not len(self):
             return np.asarray(self.source[:0])
         size = self._chunk_rows

@@ -77,9 +77,9 @@ class Numbers:
         """Return encoded values (n, m), and whether each value is a surprise, (n,)."""
         values = values.astype(np.float64)
         missing = np.isnan(values)
-        found = np.where(missing, self.median, values)
-        parts = [found, missing] if self.has_indicator else [found]
-        return np.column_stack(parts), missing & self.is_complete
+        columns = [np.where(missing, self.median, values)]
+        columns += [missing] if self.has_indicator else []
+        return np.column_stack(columns), missing & self.is_complete
 
 
 @dataclass(frozen=True)
@@ -90,19 +90,20 @@ class Levels:
     ----------
     encoder : OneHotEncoder
         Encoder with one column per frequent level, and one column for all other levels.
-    known : frozenset or None
+    levels : frozenset or None
         Levels of the training samples, or None if new levels are not surprises.
     mean : ndarray of shape (m,)
         Mean of the encoded training samples, used as the encoding of new levels.
     """
 
     encoder: OneHotEncoder
-    known: frozenset[Any] | None
+    levels: frozenset[Any] | None
     mean: np.ndarray
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Levels":
-        """Learn the encoding of levels (n,), which are None if missing."""
+        """Learn the encoding of levels (n,)."""
+        values = _levels(values)
         options: dict[str, Any] = {"max_categories": MAX_LEVELS, "min_frequency": 2}
         options |= {"handle_unknown": "infrequent_if_exist", "sparse_output": False}
         # the setting of the user may ask for data frames
@@ -114,9 +115,12 @@ class Levels:
 
     def encoded(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return encoded levels (n, m), and whether each level is a surprise, (n,)."""
-        found, known = self.encoder.transform(values[:, None]), self.known
-        is_new = [known is not None and level not in known for level in values]
-        return np.where(np.c_[is_new], self.mean, found), np.array(is_new)
+        values = _levels(values)
+        codes = self.encoder.transform(values[:, None])
+        if self.levels is None:
+            return codes, np.zeros(len(values), dtype=bool)
+        is_new = np.array([level not in self.levels for level in values])
+        return np.where(is_new[:, None], self.mean, codes), is_new
 
 
 @dataclass(frozen=True)
@@ -137,12 +141,13 @@ class Table:
     @classmethod
     def of(cls, frame: Any) -> "Table":
         """Learn the encoding from a frame of training samples."""
-        found = _read(frame)
-        columns = [
-            Numbers.of(values) if content == NUMBERS else Levels.of(_levels(values))
-            for _, content, values in found
-        ]
-        return cls([content for _, content, _ in found], columns)
+        contents: list[str] = []
+        columns: list[Numbers | Levels] = []
+        for _, content, values in _read(frame):
+            is_number = content == NUMBERS
+            contents.append(content)
+            columns.append(Numbers.of(values) if is_number else Levels.of(values))
+        return cls(contents, columns)
 
     @property
     def is_plain(self) -> bool:
@@ -158,17 +163,18 @@ class Table:
             If a column has values other than numbers, booleans, strings, categories and
             missing values, or has changed between strings and numbers since ``fit``.
         """
-        found = []
-        parts = zip(_read(frame), self.contents, self.columns, strict=True)
-        for (name, content, values), known, column in parts:
-            if STRINGS in (pair := {content, known} - {MISSING}) and len(pair) > 1:
+        blocks, surprises = [], []
+        trained = zip(_read(frame), self.contents, self.columns, strict=True)
+        for (name, content, values), trained_content, column in trained:
+            contents = {content, trained_content} - {MISSING}
+            if STRINGS in contents and len(contents) > 1:
                 raise TypeError(
-                    f"{name} has {content}, but in fit it had {known}. Convert the "
-                    "column to the type that it had in fit."
+                    f"{name} has {content}, but in fit it had {trained_content}. "
+                    "Convert the column to the type that it had in fit."
                 )
-            levels = values if isinstance(column, Numbers) else _levels(values)
-            found.append(column.encoded(levels))
-        blocks, surprises = zip(*found, strict=True)
+            block, is_surprise = column.encoded(values)
+            blocks.append(block)
+            surprises.append(is_surprise)
         counts = np.sum(surprises, axis=0)
         if not self.is_plain:
             return np.column_stack([*blocks, SURPRISE * np.sqrt(counts)])
@@ -205,8 +211,8 @@ def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
     if is_category or values.dtype.kind not in "fiub" or values.ndim > 1:
         entries = [None if arrays.is_missing(value) else value for value in values]
         if is_category:  # for example a category of intervals
-            kept = Real | Decimal | date | None
-            entries = [v if isinstance(v, kept) else str(v) for v in entries]
+            plain = Real | Decimal | date | None
+            entries = [v if isinstance(v, plain) else str(v) for v in entries]
         present = {type(value): value for value in entries if value is not None}
         values = np.fromiter(entries, object, len(entries))
         if present and all(issubclass(kind, str) for kind in present):

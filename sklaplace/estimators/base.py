@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import fingerprint
-from sklaplace.core.checks import check_arrays, naming, warn_user
+from sklaplace.core.checks import naming, warn_user
 from sklaplace.core.parallel import one_thread
 from sklaplace.core.serialise import (
     from_portable,
@@ -194,14 +194,7 @@ class NetEstimator(BaseEstimator, ABC):
     def _encode(self, samples: Samples) -> EncodedData:
         """Check and encode samples, and store the encoding for later samples."""
         self._input_type = InputForm.of(inner_net(self.estimator), samples.X)
-        if (samples.X_val is None) != (samples.y_val is None):
-            missing = "y_val" if samples.y_val is None else "X_val"
-            raise ValueError(
-                f"{missing} is missing. Pass both X_val and y_val, or neither."
-            )
-        if samples.X_val is None and samples.groups_val is not None:
-            raise ValueError("groups_val has no samples. Pass X_val and y_val, too.")
-        check_arrays(X_val=samples.X_val, y_val=samples.y_val)
+        samples.check_held_out(is_frozen=is_frozen(self.estimator))
         check_loader(samples.X)
         if samples.y is None:
             raise ValueError(
@@ -210,25 +203,19 @@ class NetEstimator(BaseEstimator, ABC):
                 "fit(dataset, [y for _, y in dataset])."
             )
         X, y = self._check_samples(samples.X, samples.y, reset=True)
-        if samples.sample_weight is not None:
-            weights = as_weights(samples.sample_weight, y.shape[0])
-            samples = replace(samples, sample_weight=weights)
+        weights = as_weights(samples.sample_weight, y.shape[0])
+        samples = replace(samples, sample_weight=weights)
         with naming(y="y"):
             targets = self._infer_targets(y, samples)
         groups = as_groups(samples.groups, y.shape[0])
         self._has_groups = groups is not None
-        data = weighted_data(targets, X, y, samples.sample_weight, groups)
+        data = weighted_data(targets, X, y, weights, groups)
         if samples.X_val is None:
             return EncodedData(data, None, samples.fit_params)
         with naming(X="X_val", y="y_val"):
             X, y = self._check_samples(samples.X_val, samples.y_val, reset=False)
             groups = as_groups(samples.groups_val, y.shape[0], "groups_val")
             validation = weighted_data(targets, X, y, None, groups, name="y_val")
-        if samples.X_val is samples.X and not is_frozen(self.estimator):
-            raise ValueError(
-                "X_val is X, so fit would tune on the rows that the network is trained "
-                "on. Pass other rows. Without X_val, fit holds out rows of X itself."
-            )
         warn_of_other_ranges(data.X, validation.X)
         warn_of_seen_groups(data.groups, groups)
         return EncodedData(data, validation, samples.fit_params)
@@ -257,7 +244,8 @@ class NetEstimator(BaseEstimator, ABC):
         if is_opaque(inputs):  # arrays were already checked against the training data
             with naming(X="X"):
                 check_applicable(self.estimator_, inputs)
-        return weighted_data(self._targets, inputs, targets, sample_weight)
+        weights = as_weights(sample_weight, targets.shape[0])
+        return weighted_data(self._targets, inputs, targets, weights)
 
     # --------------------------------------------------------------- conformal
     def conformalize(

@@ -120,8 +120,8 @@ class ClassTargets(Targets):
                 )
             classes = None
         if is_frozen and target_type.has_class_names:
-            known = _classes_of_net(net, observed if classes is None else classes)
-            classes = classes if known is None else known
+            net_classes = _classes_of_net(net, observed if classes is None else classes)
+            classes = classes if net_classes is None else net_classes
         are_of_labels = classes is None and target_type.has_class_names
         chosen = observed if classes is None else classes
         targets = cls(target_type, net, chosen, are_of_labels)
@@ -351,10 +351,10 @@ def is_ignored(
     return np.zeros(labels.shape, dtype=bool) if is_class else labels == index
 
 
-def _classes_of_net(net: NeuralNet, found: np.ndarray) -> np.ndarray | None:
+def _classes_of_net(net: NeuralNet, observed: np.ndarray) -> np.ndarray | None:
     """Return a fitted net's classes if they include all classes in y, or None."""
     labels = np.asarray(getattr(net, "classes_", None))
-    if labels.dtype.kind != found.dtype.kind:
+    if labels.dtype.kind != observed.dtype.kind:
         return None
     labels = labels[~is_ignored(labels, net)]
-    return labels if np.isin(found, labels).all() else None
+    return labels if np.isin(observed, labels).all() else None

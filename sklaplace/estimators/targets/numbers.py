@@ -152,8 +152,16 @@ class NumberTargets(Targets):
             is_weighted = sample_weight > 0
             columns, sample_weight = columns[is_weighted], sample_weight[is_weighted]
         distribution = TargetScaling.of(columns, sample_weight)
-        given = input_type, likelihood, sigma_noise, classifier
-        return cls(y.ndim, n_outputs, *given, distribution, normalizes)
+        return cls(
+            ndim=y.ndim,
+            n_outputs=n_outputs,
+            input_type=input_type,
+            likelihood=likelihood,
+            sigma_noise=sigma_noise,
+            classifier=classifier,
+            distribution=distribution,
+            normalizes=normalizes,
+        )
 
     # ------------------------------------------------------------------- units of y
     @property

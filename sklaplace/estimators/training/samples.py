@@ -9,7 +9,6 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 from sklearn.utils import _safe_indexing, check_random_state
@@ -31,7 +30,6 @@ from sklaplace.data.dataset import (
     InputType,
     TrainingData,
     as_given,
-    check_converted,
     check_length,
     count_rows,
     input_type,
@@ -39,6 +37,7 @@ from sklaplace.data.dataset import (
     take_rows,
 )
 from sklaplace.data.stored import StoredArray, is_stored
+from sklaplace.data.streams import is_stream
 from sklaplace.data.table import Table, is_frame
 from sklaplace.estimators.targets.base import Targets
 from sklaplace.estimators.training.trainer import check_applicable
@@ -78,12 +77,25 @@ class Samples:
     classes: np.ndarray | None = None
     is_part: bool = False
 
+    def check_held_out(self, *, is_frozen: bool) -> None:
+        """Raise ValueError if held-out samples are incomplete, or are those of X."""
+        if (self.X_val is None) != (self.y_val is None):
+            missing = "y_val" if self.y_val is None else "X_val"
+            raise ValueError(
+                f"{missing} is missing. Pass both X_val and y_val, or neither."
+            )
+        if self.X_val is None and self.groups_val is not None:
+            raise ValueError("groups_val has no samples. Pass X_val and y_val, too.")
+        if self.X_val is not None and self.X_val is self.X and not is_frozen:
+            raise ValueError(
+                "X_val is X, so fit would tune on the rows that the network is trained "
+                "on. Pass other rows. Without X_val, fit holds out rows of X itself."
+            )
+
 
 def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
     """Select samples in their original form, with their targets and weights."""
-    take = take_rows if is_opaque(data.X) else _safe_indexing
-    X, data = take(data.X, rows), replace(data, X=np.arange(len(data.y)))
-    return replace(data.take(rows), X=X)
+    return data.take(rows, take_rows if is_opaque(data.X) else _safe_indexing)
 
 
 def warn_of_seen_groups(seen: np.ndarray | None, held_out: np.ndarray | None) -> None:
@@ -119,7 +131,7 @@ def weighted_data(
     targets: Targets,
     X: Any,
     y: Any,
-    sample_weight: ArrayLike | None,
+    sample_weight: np.ndarray | None,
     groups: np.ndarray | None = None,
     name: str = "y",
 ) -> TrainingData:
@@ -131,24 +143,25 @@ def weighted_data(
         Encoder of ``y``.
     X, y
         Checked samples.
-    sample_weight : array-like of shape (n,) or None
-        Sample weights.
+    sample_weight : ndarray of shape (n,) or None
+        Sample weights from `as_weights`.
     groups : ndarray of shape (n,) or None
         Groups of the samples.
     name : str
         Name of the targets for messages.
     """
     data = TrainingData(X, targets.encode(y, name), None, groups)
-    implied = targets.sample_weight(data.y)
-    if sample_weight is None:
-        return data if implied is None else data.weighted(implied)
-    weights = as_weights(sample_weight, len(data.y))
-    return data.weighted(weights if implied is None else weights * implied)
+    weights = targets.sample_weight(data.y)
+    if sample_weight is not None:
+        weights = sample_weight if weights is None else sample_weight * weights
+    return data if weights is None else data.weighted(weights)
 
 
 @naming(sample_weight="sample_weight")
-def as_weights(sample_weight: Any, n: int) -> np.ndarray:
+def as_weights(sample_weight: Any, n: int) -> np.ndarray | None:
     """Return n sample weights as float64; raise an error if they are not numbers."""
+    if sample_weight is None:
+        return None
     check_arrays(sample_weight=sample_weight)
     weights = _check_sample_weight(
         detached(sample_weight),
@@ -361,11 +374,19 @@ class InputForm(InputType):
 
 
 def check_loader(X: Any, method: str = "fit") -> None:
-    """Raise TypeError for a DataLoader, with advice on what to pass to ``method``.
+    """Raise TypeError for a DataLoader or a Hugging Face dataset.
 
-    Datasets that must be converted also raise an error.
+    The message says what to pass to ``method`` instead. Hugging Face streams are
+    accepted.
     """
-    check_converted(X)
+    # the type is read from its attributes, because datasets is not imported here
+    if hasattr(X, "with_format") and not is_stream(X):
+        raise TypeError(
+            f"X is a Hugging Face {type(X).__name__}. Pass the arguments of forward "
+            "as arrays: X = dataset.select_columns(['input_ids', 'attention_mask'])"
+            ".with_format('numpy')[:] and y = dataset['label']. If X is a DatasetDict, "
+            "select one split first."
+        )
     if isinstance(X, DataLoader):
         raise TypeError(
             f"X is a DataLoader. Pass its dataset to {method}, with all targets in an "
