@@ -142,8 +142,14 @@ class Forward(nn.Module):
         module = copy.deepcopy(self.module)
         net = getattr(self.call, "__self__", None)  # call is net.infer or the module
         call = module if net is None else with_attributes(net, module_=module).infer
-        given = self.output_map, self.logit_layer, self.shape, self.probability_map
-        return Forward(module, call, *given)
+        return Forward(
+            module,
+            call,
+            output_map=self.output_map,
+            logit_layer=self.logit_layer,
+            shape=self.shape,
+            probability_map=self.probability_map,
+        )
 
     def returned(self, x: object) -> object:
         """Apply the network to a copy of the batch.
@@ -305,8 +311,8 @@ def first_tensor(outputs: Any) -> Tensor:
     if isinstance(outputs, tuple):
         return outputs[0]
     is_mapping = isinstance(outputs, Mapping)
-    found = outputs.get("logits") if is_mapping else getattr(outputs, "logits", None)
-    return found if isinstance(found, Tensor) else outputs
+    logits = outputs.get("logits") if is_mapping else getattr(outputs, "logits", None)
+    return logits if isinstance(logits, Tensor) else outputs
 
 
 @contextmanager

@@ -8,7 +8,9 @@ from skorch.dataset import unpack_data
 
 from sklaplace.core.checks import warn_user
 from sklaplace.core.random import private_rng
+from sklaplace.data.dataset import first_rows
 from sklaplace.data.streams import Samples
+from sklaplace.networks.outputs import match_axes
 
 # relative difference of losses due to summation order and CPU instructions
 _TOLERANCE = 1e-4
@@ -43,6 +45,7 @@ def recorded_split(
         return None
     with private_rng(None):
         try:
+            y = match_axes(net, first_rows(net, net.get_dataset(X, y)), y)
             train, valid = net.get_split_datasets(X, y)
             loss = _validation_loss(net, valid)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
@@ -69,13 +72,8 @@ def _recorded_losses(net: NeuralNet) -> Iterator[float]:
 
 def _validation_loss(net: NeuralNet, valid: Samples) -> float:
     """Return the validation loss at the net's current weights."""
-    losses, sizes, is_flat = [], [], None
+    losses, sizes = [], []
     for batch in net.get_iterator(valid, training=False):
-        X, y = unpack_data(batch)
-        if is_flat is None:  # the criterion would broadcast (b,) against (b, 1)
-            outputs = net.evaluation_step(batch, training=False)
-            is_flat = getattr(outputs, "ndim", 2) == 1 and y.shape[1:] == (1,)
-        step = net.validation_step((X, y[:, 0] if is_flat else y))
-        losses.append(float(step["loss"]))
-        sizes.append(len(y))
+        losses.append(float(net.validation_step(batch)["loss"]))
+        sizes.append(len(unpack_data(batch)[1]))
     return float(np.average(losses, weights=sizes))

@@ -109,13 +109,13 @@ def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> N
         If ``predict_nonlinearity`` and the criterion imply different predictions for a
         few samples.
     """
-    given = getattr(net, "predict_nonlinearity", None)
-    if not callable(given):  # None or "auto"
+    nonlinearity = getattr(net, "predict_nonlinearity", None)
+    if not callable(nonlinearity):  # None or "auto"
         return
     plain = with_attributes(net, predict_nonlinearity="auto")
     with torch.no_grad():
         try:
-            found = given(raw)
+            predicted = nonlinearity(raw)
         except Exception as error:
             raise ValueError(
                 "predict_nonlinearity of the net cannot be applied to the outputs "
@@ -123,7 +123,7 @@ def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> N
                 "or use predict_nonlinearity='auto'."
             ) from error
         allowed = [plain._get_predict_nonlinearity()(raw), _implied(raw, likelihood)]
-    if not any(_are_equal(found, other) for other in allowed):
+    if not any(_are_equal(predicted, expected) for expected in allowed):
         raise ValueError(
             "predict_nonlinearity of the net contradicts "
             f"criterion={type(net.criterion_).__name__}, which determines predictions "
@@ -136,19 +136,21 @@ def _implied(raw: Tensor, likelihood: Likelihood) -> Tensor:
     """Return class probabilities or target means, given the outputs."""
     if isinstance(likelihood, ClassificationLikelihood):
         return likelihood.probabilities(raw)
-    f, known = raw.double().numpy(force=True), cast(RegressionLikelihood, likelihood)
-    return torch.as_tensor(known.moments(f, 0 * f, 0.0)[0]).to(raw)
+    f = raw.double().numpy(force=True)
+    means, _ = cast(RegressionLikelihood, likelihood).moments(f, 0 * f, 0.0)
+    return torch.as_tensor(means).to(raw)
 
 
-def _are_equal(found: object, expected: Tensor) -> bool:
-    """Return whether predictions agree; ``found`` may lack the first of two classes."""
-    if not isinstance(found, Tensor) or not found.is_floating_point():
+def _are_equal(predicted: object, expected: Tensor) -> bool:
+    """Return whether predictions agree; the first of two classes may be missing."""
+    if not isinstance(predicted, Tensor) or not predicted.is_floating_point():
         return False
-    if expected.ndim == 2 and expected.shape[1] == 2 and found.numel() == len(expected):
-        found, expected = found.flatten(), expected[:, 1]
-    atol = max(1e-5, MANY_ROUNDINGS * torch.finfo(found.dtype).eps)
-    is_like = found.shape == expected.shape
-    return is_like and torch.allclose(found.to(expected), expected, atol=atol)
+    has_two = expected.ndim == 2 and expected.shape[1] == 2
+    if has_two and predicted.numel() == len(expected):
+        predicted, expected = predicted.flatten(), expected[:, 1]
+    atol = max(1e-5, MANY_ROUNDINGS * torch.finfo(predicted.dtype).eps)
+    is_like = predicted.shape == expected.shape
+    return is_like and torch.allclose(predicted.to(expected), expected, atol=atol)
 
 
 def is_untouched(net: NeuralNet) -> bool:
@@ -158,9 +160,9 @@ def is_untouched(net: NeuralNet) -> bool:
     """
     if isinstance(net.module, nn.Module) or net.history:
         return False
-    modules = module_of(clone(net)), net.module_
-    fresh, own = ([p._version for p in module.parameters()] for module in modules)
-    return fresh == own
+    fresh = module_of(clone(net)).parameters()
+    n_changes = [parameter._version for parameter in net.module_.parameters()]
+    return n_changes == [parameter._version for parameter in fresh]
 
 
 def check_sampler(net: Any) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from skorch import NeuralNet, NeuralNetClassifier
 from torch import Tensor, nn
@@ -118,8 +119,14 @@ def as_forward(net: NeuralNet, spec: OutputSpec | None = None) -> Forward:
     of_probabilities = "logit" if is_binary else "log"
     if spec is None:
         return Forward(module, bare.infer, probability_map=of_probabilities)
-    given = spec.output_map, spec.logit_layer, spec.output_shape, of_probabilities
-    return Forward(module, bare.infer, *given)
+    return Forward(
+        module,
+        bare.infer,
+        output_map=spec.output_map,
+        logit_layer=spec.logit_layer,
+        shape=spec.output_shape,
+        probability_map=of_probabilities,
+    )
 
 
 def measure_outputs(
@@ -129,7 +136,7 @@ def measure_outputs(
     n_targets: int | None,
     is_trained: bool,
     likelihood: Likelihood | None = None,
-    adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
+    adapted: Callable[[Likelihood], Likelihood] = lambda likelihood: likelihood,
     other: str = "",
 ) -> tuple[OutputSpec, Tensor, dict[str, int]]:
     """Infer the meaning of a net's outputs from its criterion and a few samples.
@@ -172,8 +179,8 @@ def measure_outputs(
         likelihood, convention = _likelihood(net, allowed, adapted, other)
     else:
         likelihood, convention = adapted(likelihood), ""
-        # the layer outputs of large networks would occupy gigabytes
-    raw, leaves = _recorded(net, x, _without_values)
+    # the layer outputs of large networks would occupy gigabytes
+    raw, layers = _recorded(net, x)
     check_one_module(net, x)
     _check_finite(raw, is_trained)
     _check_ignored(net, raw)
@@ -181,26 +188,20 @@ def measure_outputs(
         _check_width(raw, likelihood, n_targets)
     if has_criterion:
         check_nonlinearity(net, raw, likelihood)
-    sums_to_one = likelihood.is_shift_invariant and raw.ndim > 1 and raw.shape[1] > 1
-    computed = [out for calls in leaves.values() for out in calls]
-    # a few rounding errors of probabilities and of their logarithms
-    tolerance = max(1e-4, 4 * rounding([raw, *computed]))
-    has_logs = convention == "probabilities" and sums_to_one
-    has_logs = has_logs and not takes_logarithm(net, raw, x)
-    p = raw.exp() if has_logs else raw
-    is_distribution = _is_distribution(p, sums_to_one, tolerance)
-    output_map, logit_layer = "identity", None
-    if convention == "probabilities":
-        if not is_distribution:
-            message = _NO_LOGARITHMS if has_logs else _NO_PROBABILITIES
-            raise ValueError(message.format(type(net.criterion_).__name__))
-        binary = not sums_to_one
-        logit_layer = _logit_layer(net, x, binary, tolerance)
-        if logit_layer is None:
-            output_map = "log" if sums_to_one else "logit"
     if type(likelihood) not in _BUILT_IN:
         _check_gradient(likelihood, raw)
-    sizes = {name: sum(map(_numel, calls)) for name, calls in leaves.items()}
+    sums_to_one = likelihood.is_shift_invariant and raw.ndim > 1 and raw.shape[1] > 1
+    computed = [output for calls in layers.values() for output in calls]
+    # a few rounding errors of probabilities and of their logarithms
+    tolerance = max(1e-4, 4 * rounding([raw, *computed]))
+    output_map, logit_layer = "identity", None
+    if convention == "probabilities":
+        _check_probabilities(net, x, raw, sums_to_one, tolerance)
+        logit_layer = _logit_layer(net, x, not sums_to_one, tolerance)
+        if logit_layer is None:
+            output_map = "log" if sums_to_one else "logit"
+    has_two_softmaxes = convention == "logits" and sums_to_one
+    sizes = {name: sum(map(_numel, calls)) for name, calls in layers.items()}
     c = raw[0].numel()
     elements = 2 * max(sizes.values(), default=0) // len(raw) + OUTPUT_COPIES * c
     spec = OutputSpec(
@@ -209,7 +210,7 @@ def measure_outputs(
         logit_layer=logit_layer,
         n_outputs=c,
         row_bytes=elements * raw.element_size(),
-        has_two_softmaxes=convention == "logits" and sums_to_one and is_distribution,
+        has_two_softmaxes=has_two_softmaxes and _is_distribution(raw, True, tolerance),
         output_shape=tuple(raw.shape[1:]),
     )
     return spec, raw, sizes
@@ -271,10 +272,10 @@ def warn_of_other_loss(net: NeuralNet, likelihood: Any, batch: Any) -> None:
         expected = expected if w is None else expected * w.unsqueeze(1)
         try:
             loss = net.get_loss(returned, y, X=x, training=True)
-            found = as_columns(torch.autograd.grad(loss, raw)[0]).to(f)
+            gradient = as_columns(torch.autograd.grad(loss, raw)[0]).to(f)
         except Exception:  # the loss cannot be computed for these targets
-            found = torch.zeros_like(f)
-    cosine = nn.functional.cosine_similarity(found.flatten(), expected.flatten(), 0)
+            gradient = torch.zeros_like(f)
+    cosine = nn.functional.cosine_similarity(gradient.flatten(), expected.flatten(), 0)
     if expected.any() and not cosine > 1 - 1e-4:  # no gradient at a perfect fit
         criterion = type(unwrapped(net.criterion_)).__name__
         warn_user(
@@ -316,27 +317,27 @@ def _likelihood(
 
 
 def _no_likelihood(
-    criterion: Any, known: Likelihood | None, allowed: tuple[type, ...], other: str
+    criterion: Any, likelihood: Likelihood | None, allowed: tuple[type, ...], other: str
 ) -> str:
     """Return the error message for a criterion without a supported likelihood."""
     criteria = ", ".join(
         sorted(
             f"{'torch.nn' if hasattr(nn, k.__name__) else LIKELIHOODS}.{k.__name__}"
-            for k, (likelihood, _) in CRITERIA.items()
-            if isinstance(likelihood, allowed)
+            for k, (supported, _) in CRITERIA.items()
+            if isinstance(supported, allowed)
         )
     )
     has_labels = issubclass(allowed[0], ClassificationLikelihood)
     advice = f"Choose one of {criteria}"
     if isinstance(criterion, nn.GaussianNLLLoss) and not has_labels:
         advice = f"Use {LIKELIHOODS}.HeteroscedasticNLLLoss, and {MEAN_AND_VARIANCE}"
-    elif known is None:
+    elif likelihood is None:
         base = ClassificationLikelihood if has_labels else RegressionLikelihood
         advice += (
             "; or pass likelihood=, an instance of a custom class derived "
             f"from {LIKELIHOODS}.{base.__name__}"
         )
-    elif other and known.is_classification != has_labels:
+    elif other and likelihood.is_classification != has_labels:
         advice += f"; or use {other}"
     return f"criterion={type(criterion).__name__} is not supported here. {advice}."
 
@@ -345,20 +346,35 @@ def raw_outputs(net: NeuralNet, x: object) -> Tensor:
     """Return the module's output for a few samples, (b,) or (b, c, ...)."""
     shape = f" of shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else ""
     try:
-        found = first_tensor(accepted(as_forward(net), x))
+        outputs = first_tensor(accepted(as_forward(net), x))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ValueError(
             f"The network cannot be applied to rows{shape}: {str(error).rstrip('.')}. "
             "Compare the size and type of its inputs with X; embedding layers need "
             "integers."
         ) from error
-    if not isinstance(found, Tensor):
+    if not isinstance(outputs, Tensor):
         raise TypeError(
-            f"The network returns a {type(found).__name__}. Return a tensor, a tuple "
+            f"The network returns a {type(outputs).__name__}. Return a tensor, a tuple "
             "that starts with a tensor, or a mapping or an object with a tensor named "
             "logits."
         )
-    return found.detach()
+    return outputs.detach()
+
+
+def match_axes(net: NeuralNet, x: object, y: np.ndarray) -> np.ndarray:
+    """Return real-valued targets with as many axes as the module's outputs.
+
+    A criterion would broadcast (n,) against (n, 1) to (n, n), or raise an error. ``x``
+    is a batch of a few samples.
+    """
+    if y.dtype.kind != "f":
+        return y
+    with as_forward(net).frozen():
+        n_axes = raw_outputs(net, x).ndim
+    if n_axes == 1 and y.shape[1:] == (1,):
+        return y.ravel()
+    return y.reshape(-1, 1) if n_axes == 2 and y.ndim == 1 else y
 
 
 def check_repeatable(net: NeuralNet, x: object) -> None:
@@ -375,20 +391,18 @@ def check_repeatable(net: NeuralNet, x: object) -> None:
         )
 
 
-def _recorded(
-    net: NeuralNet, x: object, kept: Callable[[Any], Any] = lambda out: out
-) -> tuple[Tensor, dict[str, list[Any]]]:
-    """Return `raw_outputs`, and the recorded outputs of modules without children."""
+def _recorded(net: NeuralNet, x: object) -> tuple[Tensor, dict[str, list[Any]]]:
+    """Return `raw_outputs`, and shapes and dtypes in modules without children."""
     module = as_forward(net).module
     leaves = [name for name, m in module.named_modules() if not any(m.children())]
-    with recorded_outputs(module, leaves, kept) as recorded:
+    with recorded_outputs(module, leaves, _without_values) as recorded:
         return raw_outputs(net, x), recorded
 
 
 def _without_values(out: object) -> object:
     """Keep only the shape and dtype of a module's outputs."""
-    found = first_tensor(out)
-    return found.to("meta") if isinstance(found, Tensor) else found
+    output = first_tensor(out)
+    return output.to("meta") if isinstance(output, Tensor) else output
 
 
 def _numel(out: object) -> int:
@@ -421,6 +435,17 @@ def _check_ignored(net: NeuralNet, raw: Tensor) -> None:
         )
 
 
+def _check_probabilities(
+    net: NeuralNet, x: object, raw: Tensor, sums_to_one: bool, tolerance: float
+) -> None:
+    """Raise ValueError unless outputs are the probabilities that a loss expects."""
+    has_logs = sums_to_one and not takes_logarithm(net, raw, x)
+    p = raw.exp() if has_logs else raw
+    if not _is_distribution(p, sums_to_one, tolerance):
+        message = _NO_LOGARITHMS if has_logs else _NO_PROBABILITIES
+        raise ValueError(message.format(type(net.criterion_).__name__))
+
+
 def _is_distribution(raw: Tensor, sums_to_one: bool, tolerance: float) -> bool:
     """Return whether outputs lie in [0, 1] and, if required, sum to one."""
     inside = bool(((raw >= 0) & (raw <= 1)).all())
@@ -432,14 +457,14 @@ def _is_distribution(raw: Tensor, sums_to_one: bool, tolerance: float) -> bool:
 def _logit_layer(
     net: NeuralNet, x: object, binary: bool, tolerance: float
 ) -> str | None:
-    """Return the last layer whose outputs are the logits of the probabilities."""
-    raw, recorded = _recorded(net, x)
-    for name, calls in reversed(recorded.items()):
-        logits = calls[0] if len(calls) == 1 else None
-        if not isinstance(logits, Tensor) or logits.numel() != raw.numel():
-            continue
-        if raw.ndim <= 2 or logits.shape == raw.shape:
-            logits = logits.reshape(raw.shape)
+    """Return the last linear layer if its outputs are logits of the probabilities."""
+    module = as_forward(net).module
+    linear = [name for name, m in module.named_modules() if isinstance(m, nn.Linear)]
+    with recorded_outputs(module, linear[-1:]) as recorded:
+        raw = raw_outputs(net, x)
+    for name, calls in recorded.items():
+        if len(calls) == 1 and calls[0].numel() == raw.numel() and raw.ndim <= 2:
+            logits = calls[0].reshape(raw.shape)
             if agreeing(logits, raw, binary, tolerance).all():
                 return name
     return None
@@ -512,9 +537,9 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     _check_map(raw, shape)
     if len(shape) > 1:
         return
-    found, needed = raw[0].numel(), likelihood.n_outputs(n_targets)
+    width, needed = raw[0].numel(), likelihood.n_outputs(n_targets)
     is_binary = isinstance(likelihood, Bernoulli)
-    if found == needed and not (is_binary and n_targets > 2):
+    if width == needed and not (is_binary and n_targets > 2):
         return
     nouns = likelihood.noun
     if n_targets != 1:
@@ -530,9 +555,9 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
         advice += f" For mean and variance, {MEAN_AND_VARIANCE}."
     elif likelihood.noun == "class" and n_targets == 1:
         advice = ONE_CLASS
-    elif likelihood.noun == "class" and found > needed:
+    elif likelihood.noun == "class" and width > needed:
         advice = f"{LACKING} Otherwise, set the size of its last layer to {needed}."
     raise ValueError(
-        f"The network returns {found} output{'s' if found != 1 else ''}, but y has "
+        f"The network returns {width} output{'s' if width != 1 else ''}, but y has "
         f"{n_targets} {nouns}. {advice}"
     )

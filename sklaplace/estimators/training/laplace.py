@@ -98,7 +98,9 @@ class LaplaceTrainer(Trainer):
             return None
         return super().hold_out(data)
 
-    def own_split(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any] | None:
+    def split_of_frozen(
+        self, net: NeuralNet, data: TrainingData
+    ) -> tuple[Any, Any] | None:
         """Return a frozen net's training and held-out samples, or None if unknown."""
         is_used = self.is_frozen and self.options.uses_held_out
         if (
@@ -127,7 +129,7 @@ class LaplaceTrainer(Trainer):
             return True
         return _is_silent(self.estimator) and len(np.unique(self.keys(data))) < few
 
-    def require_no_held_out(self) -> None:
+    def check_without_held_out(self) -> None:
         """Raise an error before training if the tuner needs held-out samples."""
         if "validation" in (self.options.tuner, self.options.sigma_noise):
             raise ValueError(
@@ -205,7 +207,7 @@ class LaplaceTrainer(Trainer):
         """
         self._check_spec(network.spec)
         if network.held_out is None:
-            self.require_no_held_out()
+            self.check_without_held_out()
 
     def _check_spec(self, spec: NetworkSpec) -> None:
         """Raise an error for options that do not match the layers or the likelihood."""

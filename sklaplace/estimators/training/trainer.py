@@ -36,6 +36,7 @@ from sklaplace.networks.outputs import (
     OutputSpec,
     as_forward,
     check_repeatable,
+    match_axes,
     measure_outputs,
     raw_outputs,
     warn_if_double_softmax,
@@ -192,13 +193,13 @@ class Trainer:
         data = encoded.data
         if encoded.validation is not None:
             return TrainingPlan(encoded)
-        recorded = self.own_split(net, data)
+        recorded = self.split_of_frozen(net, data)
         has_split = bool(recorded or (net.train_split and not self.is_frozen))
         if has_split and not self._copies_cross(net, data):
             return TrainingPlan(encoded, recorded=recorded)
         rows = self.hold_out(data)
         if rows is None:
-            self.require_no_held_out()
+            self.check_without_held_out()
             return TrainingPlan(encoded, uses_split=not has_split)
         if not has_split:
             return TrainingPlan(encoded.split(rows))
@@ -298,7 +299,9 @@ class Trainer:
             "the rows of X and y, or use train_split=None."
         )
 
-    def own_split(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any] | None:
+    def split_of_frozen(
+        self, net: NeuralNet, data: TrainingData
+    ) -> tuple[Any, Any] | None:
         """Return a frozen net's training and held-out samples, or None if unknown."""
         return None
 
@@ -318,7 +321,7 @@ class Trainer:
         # with a copy, training the original net later does not affect the posterior
         return copied(net) if self.is_frozen else clone(net)
 
-    def require_no_held_out(self) -> None:
+    def check_without_held_out(self) -> None:
         """Raise an error if held-out samples are required but there are none."""
 
     def infer_spec(
@@ -389,7 +392,8 @@ class Trainer:
         check_scripted(net)
         check_held_out_batches(net, held_out)
         initialise_lazy_modules(net, first_rows(net, dataset))
-        _match_axes(net, dataset)
+        if isinstance(getattr(dataset, "y", None), np.ndarray):
+            dataset.y = match_axes(net, first_rows(net, dataset), dataset.y)
         spec = self.infer_spec(net, dataset, is_trained=False)
         self.targets.match(net, encoded.data.y)
         _check_validation(net, validation)
@@ -442,23 +446,6 @@ def _check_validation(net: NeuralNet, validation: TrainingData | None) -> None:
     if validation is not None and is_opaque(validation.X):
         with naming(X="X_val"):
             check_applicable(net, validation.X)
-
-
-def _match_axes(net: NeuralNet, dataset: Dataset) -> None:
-    """Reshape real-valued targets to the number of axes of the module's outputs.
-
-    Without this reshaping, a criterion would broadcast (n,) against (n, 1) to (n, n),
-    or raise an error.
-    """
-    y = getattr(dataset, "y", None)
-    if not isinstance(y, np.ndarray) or y.dtype.kind != "f":
-        return
-    with as_forward(net).frozen():
-        n_axes = raw_outputs(net, first_rows(net, dataset)).ndim
-    if n_axes == 1 and y.ndim == 2 and y.shape[1] == 1:
-        dataset.y = y.ravel()
-    elif n_axes == 2 and y.ndim == 1:
-        dataset.y = y.reshape(-1, 1)
 
 
 def _check_history(net: NeuralNet) -> None:
