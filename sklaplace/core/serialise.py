@@ -40,15 +40,15 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 _KEY, _VALUES = "sklaplace_graph", "values"
 # Libraries whose objects skops stores.
-_LEFT = "datetime", "numpy", "pathlib", "scipy", "sklearn"
+_STORED_BY_SKOPS = "datetime", "numpy", "pathlib", "scipy", "sklearn"
 # Modules whose objects torch's weights-only loader accepts, and this module.
-_LOADED = (
+_STORED_BY_TORCH = (
     *("_codecs", "torch", "torch._tensor", "torch._utils", "torch.nn.parameter"),
     *("torch.storage", __name__),
 )
 # Modules whose classes a file may name. Other modules have classes that unpickle data
 # or write files, such as `skorch.callbacks.Checkpoint`.
-_HOMES = (
+_MODULES_OF_CLASSES = (
     *("sklaplace.", "sklearn.frozen.", "skorch.callbacks.scoring."),
     *("skorch.classifier.", "skorch.dataset.", "skorch.helper.", "skorch.history."),
     *("skorch.net.", "skorch.regressor.", "skorch.toy.", "torch.nn.modules."),
@@ -57,12 +57,12 @@ _HOMES = (
 )
 _NEW: Any = copyreg.__newobj__  # type: ignore[attr-defined]
 # Functions that a file may call. Each builds an object from its arguments.
-_CALLED = (
+_CALLABLE = (
     *(frozenset, range, set, slice, OrderedDict, defaultdict, partial),
     *(torch.Size, torch.device, descr_to_dtype, _NEW),
 )
 # Other objects that a file may name.
-_NAMED = (
+_ONLY_NAMED = (
     *(bool, bytearray, complex, dict, float, int, list, print, str, tuple),
     *(_make_split, optimizer_setter, to_numpy, EpochTimer, PrintLog),
     # indexing functions of skorch datasets
@@ -136,7 +136,7 @@ def _reduced(value: object, values: list[Any]) -> Any:
     """Return a function that rebuilds an object, and the function's arguments."""
     if name := trusted_name(value):
         return by_trusted_name, (name,)
-    if getattr(value, "__module__", "") in _LOADED:
+    if getattr(value, "__module__", "") in _STORED_BY_TORCH:
         return NotImplemented
     if isinstance(value, np.dtype):
         return _made, (descr_to_dtype, (dtype_to_descr(value),), None, [], [])
@@ -144,7 +144,7 @@ def _reduced(value: object, values: list[Any]) -> Any:
     if is_code:
         pickle.dumps(value)  # raises if it cannot be imported by name
     home = kind.__module__.split(".")[0]
-    if is_code or (home in _LEFT and kind is not FrozenEstimator):
+    if is_code or (home in _STORED_BY_SKOPS and kind is not FrozenEstimator):
         values.append(value)
         return _left, (len(values) - 1,)
     # a skorch net would pickle its modules
@@ -164,7 +164,7 @@ def _left(place: int) -> Any:
 def _made(call: Any, args: Any, state: Any, items: list[Any], pairs: list[Any]) -> Any:
     """Rebuild an object from the parts of its pickle reduction."""
     is_class_of_user = isinstance(call, type) and not trusted_name(call)
-    if call not in _CALLED and not is_class_of_user:
+    if call not in _CALLABLE and not is_class_of_user:
         raise TypeError(f"{call!r} is not a function that a file may call")
     made = call(*args)
     for item in items:
@@ -193,7 +193,7 @@ def _by_name() -> dict[str, Any]:
     return {
         **{resolve_name(f) or "": f for f in functions},
         **{str(v): v for v in vars(torch).values() if isinstance(v, constants)},
-        **{f"{v.__module__}.{v.__name__}": v for v in (*_CALLED, *_NAMED)},
+        **{f"{v.__module__}.{v.__name__}": v for v in (*_CALLABLE, *_ONLY_NAMED)},
     }
 
 
@@ -217,7 +217,8 @@ def by_trusted_name(name: str) -> Any:
     """
     value, home = _by_name().get(name), name.rpartition(".")[0]
     # `core` has caches but no fitted objects
-    if f"{home}.".startswith(_HOMES) and not home.startswith("sklaplace.core."):
+    is_allowed = f"{home}.".startswith(_MODULES_OF_CLASSES)
+    if is_allowed and not home.startswith("sklaplace.core."):
         named = vars(importlib.import_module(home)).get(name.rpartition(".")[2])
         is_class = isinstance(named, type) and named.__module__ == home
         value = named if is_class else value
@@ -232,14 +233,3 @@ class FieldsOnly:
     def __getstate__(self) -> dict[str, Any]:
         """Return only the fields, from which cached values are recomputed."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-
-
-def pickled(value: object, state: dict[str, Any], make: Any, *args: object) -> Any:
-    """Return the value of ``__reduce_ex__`` for an object with a given state.
-
-    ``make(*args)`` creates the object before its state is restored. The
-    ``__getstate__`` of a user's subclass takes precedence.
-    """
-    if not type(value).__getstate__.__module__.startswith("sklaplace."):
-        return make, args, value.__getstate__()
-    return make, args, state

@@ -22,11 +22,7 @@ from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import fingerprint
 from sklaplace.core.checks import naming, warn_user
 from sklaplace.core.parallel import one_thread
-from sklaplace.core.serialise import (
-    from_portable,
-    pickled,
-    to_portable,
-)
+from sklaplace.core.serialise import from_portable, to_portable
 from sklaplace.core.trees import Inputs
 from sklaplace.data.dataset import TrainingData, is_opaque
 from sklaplace.estimators.options.constraints import (
@@ -51,7 +47,7 @@ from sklaplace.estimators.training.samples import (
     warn_of_seen_groups,
     weighted_data,
 )
-from sklaplace.estimators.training.trainer import EncodedData, Trainer, check_applicable
+from sklaplace.estimators.training.trainer import Trainer, check_applicable
 from sklaplace.networks.trained import device_of
 from sklaplace.networks.training import copied
 
@@ -191,10 +187,10 @@ class NetEstimator(BaseEstimator, ABC):
         )
 
     # ----------------------------------------------------------------- samples
-    def _encode(self, samples: Samples) -> EncodedData:
+    def _encode(self, samples: Samples) -> TrainingData:
         """Check and encode samples, and store the encoding for later samples."""
         self._input_type = InputForm.of(inner_net(self.estimator), samples.X)
-        samples.check_held_out(is_frozen=is_frozen(self.estimator))
+        samples.check_held_out()
         check_loader(samples.X)
         if samples.y is None:
             raise ValueError(
@@ -210,15 +206,21 @@ class NetEstimator(BaseEstimator, ABC):
         groups = as_groups(samples.groups, y.shape[0])
         self._has_groups = groups is not None
         data = weighted_data(targets, X, y, weights, groups)
+        data = replace(data, fit_params=samples.fit_params)
         if samples.X_val is None:
-            return EncodedData(data, None, samples.fit_params)
+            return data
         with naming(X="X_val", y="y_val"):
             X, y = self._check_samples(samples.X_val, samples.y_val, reset=False)
             groups = as_groups(samples.groups_val, y.shape[0], "groups_val")
             validation = weighted_data(targets, X, y, None, groups, name="y_val")
+        if samples.X_val is samples.X and not is_frozen(self.estimator):
+            raise ValueError(
+                "X_val is X, so fit would tune on the rows that the network is trained "
+                "on. Pass other rows. Without X_val, fit holds out rows of X itself."
+            )
         warn_of_other_ranges(data.X, validation.X)
         warn_of_seen_groups(data.groups, groups)
-        return EncodedData(data, validation, samples.fit_params)
+        return replace(data, validation=validation)
 
     def _check_samples(
         self, X: Inputs, y: ArrayLike, *, reset: bool
@@ -363,7 +365,8 @@ class NetEstimator(BaseEstimator, ABC):
         for seen, held_out in folds:
             model = clone(self)
             with model._reported():
-                model._fit(Samples(**vars(select(rows, seen)), is_part=True))
+                part = select(rows, seen)
+                model._fit(Samples(part.X, part.y, groups=part.groups, is_part=True))
             scored = select(rows, held_out)
             of_folds.append(self._conformity(model, scored.X, scored.y))
             models.append(model)
@@ -393,9 +396,11 @@ class NetEstimator(BaseEstimator, ABC):
     # ------------------------------------------------------------------- files
     def __reduce_ex__(self, protocol: object) -> Any:
         """Pickle the estimator with its tensors on the CPU; skorch pickles the nets."""
+        if type(self).__getstate__ is not NetEstimator.__getstate__:  # of the user
+            return Unpickled, (type(self),), self.__getstate__()
         state = self._to_store(self.__dict__)
         state = moved_entries(state, _WITH_TENSORS, "cpu")
-        return pickled(self, state, Unpickled, type(self))
+        return Unpickled, (type(self),), state
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without tensors, for skops; see `to_portable`."""
