@@ -6,7 +6,7 @@ unchanged. The skorch net's own validation loader creates the batches.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from scipy.sparse import issparse
 from sklearn.base import clone
+from sklearn.utils.validation import _check_method_params
 from skorch import NeuralNet
 from skorch.dataset import Dataset, get_len, unpack_data
 from skorch.helper import SliceDict
@@ -198,12 +199,12 @@ def first_rows(net: NeuralNet, dataset: Samples, n: int = 3) -> Any:
 N_SPREAD = 16
 
 
-def spread_rows(net: NeuralNet, dataset: Samples, n: int = N_SPREAD) -> Any:
-    """Return up to n inputs, spread over a dataset and including the first sample."""
-    m = min(n, len(dataset))
-    even = np.linspace(0, len(dataset) - 1, m).round().astype(int)
-    order = sorted(range(m), key=lambda place: place % 4)
-    return next(iter(Batches(net, some_of(dataset, even[order].tolist()), m)))[0]
+def spread_rows(net: NeuralNet, dataset: Samples) -> Any:
+    """Return a few inputs, spread over a dataset and including the first sample."""
+    n = min(N_SPREAD, len(dataset))
+    even = np.linspace(0, len(dataset) - 1, n).round().astype(int)
+    order = sorted(range(n), key=lambda place: place % 4)
+    return next(iter(Batches(net, some_of(dataset, even[order].tolist()), n)))[0]
 
 
 def take_rows(X: Any, indices: Any) -> Any:
@@ -219,23 +220,46 @@ def take_rows(X: Any, indices: Any) -> Any:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Samples with encoded targets, and optional sample weights and groups."""
+    """Samples encoded for the network.
+
+    Attributes
+    ----------
+    X, y, sample_weight, groups
+        Training samples. Weights and groups are optional.
+    validation : TrainingData or None
+        Held-out samples that the network is not trained on.
+    fit_params : dict
+        Arguments for ``fit`` of the skorch net.
+    """
 
     X: Any
     y: np.ndarray
     sample_weight: np.ndarray | None
     groups: np.ndarray | None = None
+    validation: "TrainingData | None" = None
+    fit_params: dict[str, Any] = field(default_factory=dict)
 
     def take(
         self, rows: np.ndarray, take: Callable[..., Any] = take_rows
     ) -> "TrainingData":
-        """Select samples by their positions; ``take(X, rows)`` selects their inputs."""
+        """Select training samples; ``take(X, rows)`` selects their inputs."""
         weights, groups = self.sample_weight, self.groups
         return TrainingData(
             take(self.X, rows),
             self.y[rows],
             None if weights is None else weights[rows],
             None if groups is None else groups[rows],
+        )
+
+    def split(self, train: np.ndarray, held_out: np.ndarray) -> "TrainingData":
+        """Return training samples at some positions, with others held out.
+
+        Arguments of ``fit`` with one entry per sample are split, too.
+        """
+        return replace(
+            self.take(train),
+            validation=self.take(held_out),
+            fit_params=_check_method_params(self.y, self.fit_params, indices=train),
         )
 
     def weighted(self, sample_weight: np.ndarray) -> "TrainingData":

@@ -14,13 +14,14 @@ from sklaplace.core import progress
 from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import Batch
+from sklaplace.data.dataset import TrainingData
 from sklaplace.estimators.options.constraints import COUNT, WORKERS, option
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
-from sklaplace.estimators.training.trainer import EncodedData, Trainer
+from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork, n_epochs
 
@@ -84,32 +85,33 @@ class EnsembleTrainer(Trainer):
     n_jobs: int | None
     is_part: bool = True
 
-    def train(self, encoded: EncodedData) -> TrainedNetwork:
+    def train(self, data: TrainingData) -> TrainedNetwork:
         """Train networks with the same held-out samples; return the first network."""
         net = inner_net(self.estimator)
-        if encoded.validation is None and not getattr(net, "train_split", None):
-            split = self.hold_out(encoded.data)
+        if data.validation is None and not getattr(net, "train_split", None):
+            split = self.hold_out(data)
             if split is not None:
-                encoded = encoded.split(split)
+                train, held_out = split
+                data = data.split(train, held_out)
             self._keyed = None  # workers do not need it
         seeds = np.random.default_rng(self.seed).integers(2**31, size=self.n_estimators)
-        arguments = [(int(seed), encoded) for seed in seeds]
+        arguments = [(int(seed), data) for seed in seeds]
         n_jobs = _processes(self.n_jobs)
         with progress.phase("train"):
             self.networks = in_parallel(self.train_one, arguments, n_jobs, "networks")
         return self.networks[0]
 
-    def train_one(self, seed: int, encoded: EncodedData) -> TrainedNetwork:
+    def train_one(self, seed: int, data: TrainingData) -> TrainedNetwork:
         """Return one network, initialised and trained with the given seed."""
         device = getattr(inner_net(self.estimator), "device", "cpu")
         with private_rng(seed, device), torch.inference_mode(False):
-            return super().train(encoded)
+            return super().train(data)
 
-    def learn(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
+    def learn(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any]:
         """Train a net with the split that all networks share; return both parts."""
         if net.train_split:
             net.train_split = partial(_shared_split, net.train_split, self.seed)
-        return super().learn(net, encoded)
+        return super().learn(net, data)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

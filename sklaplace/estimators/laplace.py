@@ -16,7 +16,7 @@ from sklaplace.core.checks import naming
 from sklaplace.core.linalg import plain
 from sklaplace.core.trees import Inputs, without_groups
 from sklaplace.curvature.priors import per_group
-from sklaplace.data.dataset import TrainingData
+from sklaplace.dataset import TrainingData
 from sklaplace.estimators.base import NetEstimator, without_class
 from sklaplace.estimators.fitting.cross_validation import CrossValidation
 from sklaplace.estimators.fitting.fit_cache import cache_entry
@@ -184,7 +184,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         warn_of_weight_scale(samples.sample_weight)
         check_memory(self.memory)
         # encode the samples
-        encoded = self._encode(samples)
+        data = self._encode(samples)
         validation = self._cross_validation(samples)
         self._seed = draw_seed(self.random_state)
         options = self._scaled(options)
@@ -196,14 +196,14 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         )
         entry = cache_entry(
             trainer,
-            encoded,
+            data,
             memory=self.memory,
             random_state=self.random_state,
             settings=self._fit_settings(options),
         )
         fit: LaplaceFit | None = None if entry is None else entry.load()
         if fit is None:
-            network, folds = train_with_folds(trainer, encoded)
+            network, folds = train_with_folds(trainer, data)
             fit = accumulate_fit(options, network, folds)
             if entry is not None and not trainer.is_interrupted:
                 entry.store(fit.stored())
@@ -221,7 +221,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         posterior = tuned_posterior(options, fit, score, tuner)
         self._set_fitted(options, fit.network, posterior)
         loss = loss_per_target(fit.data_fit, fit.network, posterior)
-        self._check_loss(loss, encoded.data)
+        self._check_loss(loss, data)
         # learn from held-out samples what is far from the data, and the noise there
         self._novelty = fit.novelty
         residual = self._residual_of(fit.novelty, posterior)
@@ -425,7 +425,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
             warn_of_weight_scale(sample_weight)
             options = self._scaled(options)
             data = self._new_data(X, y, sample_weight)
-            samples = data.dataset(self.estimator_)
+            samples = dataset(self.estimator_)
             network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
             novelty = novelty_with_samples(options, self._novelty, network)
             network = network_at_mean(self.posterior_, network, data)
@@ -642,7 +642,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
                 if y is None:
                     raise ValueError("y is missing. Pass both X and y, or neither.")
                 data = self._new_data(X, y, sample_weight)
-                network = replace(network, held_out=data.dataset(self.estimator_))
+                network = replace(network, held_out=dataset(self.estimator_))
             score = self._score(network.spec.likelihood, is_given=True)
             # the parameter can change after fit
             options = replace(self._options, residual=self.residual)

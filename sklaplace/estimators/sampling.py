@@ -130,18 +130,18 @@ class BaseSampling(NetEstimator):
         self._check_options()
         if self.estimator is None or self._trainer_kind.has_prior:
             warn_of_weight_scale(samples.sample_weight)
-        encoded = self._encode(samples)
+        data = self._encode(samples)
         self._seed = draw_seed(self.random_state)
         device = getattr(inner_net(self.estimator), "device", "cpu")
         trainer = self._trainer()
         trainer.is_part |= samples.is_part
         with private_rng(self._seed, device), torch.inference_mode(False):
-            network = trainer.train(encoded)
+            network = trainer.train(data)
             self.estimator_, self.network_spec_ = network.net, network.spec
             self.n_iter_ = n_epochs(network.net)
             with network.forward().frozen():
                 self._set_fitted(trainer, network)
-                self._check_loss(self._training_loss(network), encoded.data)
+                self._check_loss(self._training_loss(network), data)
         return self
 
     def _training_loss(self, network: TrainedNetwork) -> float:

@@ -27,7 +27,7 @@ from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifie
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
 from sklaplace.estimators.training.prior_callback import PriorCallback, refuse_callbacks
-from sklaplace.estimators.training.trainer import EncodedData, Trainer
+from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.outputs import OutputSpec, as_forward
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.swag import SWAGPosterior
@@ -55,9 +55,9 @@ class SWAGTrainer(Trainer):
     max_rank: int
     n_samples: int
 
-    def train(self, encoded: EncodedData) -> TrainedNetwork:
+    def train(self, data: TrainingData) -> TrainedNetwork:
         """Return the network at the mean of the iterates."""
-        trained = super().train(encoded)
+        trained = super().train(data)
         self.posterior = self._collect(trained)
         module = as_forward(trained.net).module
         self.posterior.layout.write(self.posterior.mean, module)

@@ -63,10 +63,10 @@ def recorded_split(
 def _recorded_losses(net: NeuralNet) -> Iterator[float]:
     """Yield the validation loss of each epoch, averaged over batches as in skorch."""
     for epoch in getattr(net, "history_", None) or []:
-        if any("valid_loss" in batch for batch in epoch["batches"]):
-            names = "valid_loss", "valid_batch_size"
-            batches = [[b[n] for n in names] for b in epoch["batches"] if names[0] in b]
-            losses, sizes = np.transpose(batches)
+        batches = [batch for batch in epoch["batches"] if "valid_loss" in batch]
+        if batches:
+            losses = [batch["valid_loss"] for batch in batches]
+            sizes = [batch["valid_batch_size"] for batch in batches]
             yield float(np.average(losses, weights=sizes))
 
 

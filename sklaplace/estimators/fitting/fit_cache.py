@@ -10,13 +10,13 @@ from sklaplace.core.cache import (
 )
 from sklaplace.core.checks import warn_user
 from sklaplace.core.random import RandomState
+from sklaplace.data.dataset import TrainingData
 from sklaplace.estimators.training.laplace import LaplaceTrainer
-from sklaplace.estimators.training.trainer import EncodedData
 
 
 def cache_entry(
     trainer: LaplaceTrainer,
-    encoded: EncodedData,
+    data: TrainingData,
     *,
     memory: object,
     random_state: RandomState,
@@ -28,7 +28,7 @@ def cache_entry(
     ----------
     trainer : LaplaceTrainer
         Trainer of the networks.
-    encoded : EncodedData
+    data : TrainingData
         Training samples, and any held-out samples for tuning.
     memory, random_state
         Parameters of the estimator.
@@ -52,7 +52,7 @@ def cache_entry(
                 "curvature": options.curvature_settings(),
                 "estimator": trainer.estimator,
                 "seed": trainer.seed,
-                "data": encoded,
+                "data": data,
                 "splits": trainer.splits,
                 # refitting all weights requires the training samples again
                 "rows": (rows, options.may_refit, options.refine is True),

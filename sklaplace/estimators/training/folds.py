@@ -22,7 +22,6 @@ from sklaplace.data.split import hash_folds
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.targets.base import brings_targets
 from sklaplace.estimators.training.laplace import MIN_HELD_OUT, LaplaceTrainer
-from sklaplace.estimators.training.trainer import EncodedData
 from sklaplace.networks.net_checks import whole_batches
 from sklaplace.networks.trained import TrainedNetwork
 
@@ -43,20 +42,20 @@ class FoldTask:
     ----------
     trainer : LaplaceTrainer
         Trainer, with the size of the default network for all samples.
-    encoded : EncodedData
+    data : TrainingData
         Training samples of the fold, and its held-out samples.
     seed : int
         Seed of the training.
     """
 
     trainer: LaplaceTrainer
-    encoded: EncodedData
+    data: TrainingData
     seed: int
 
 
 @torch.inference_mode(False)
 def train_with_folds(
-    trainer: LaplaceTrainer, encoded: EncodedData
+    trainer: LaplaceTrainer, data: TrainingData
 ) -> tuple[TrainedNetwork, list[TrainedNetwork]]:
     """Return the trained network, and one network per fold if there are folds.
 
@@ -65,32 +64,31 @@ def train_with_folds(
     device = getattr(inner_net(trainer.estimator), "device", "cpu")
     # workers for folds also use `private_rng`, which admits one thread at a time
     with private_rng(trainer.seed, device):
-        trained = trainer.train(encoded)
+        trained = trainer.train(data)
     if trainer.splits is not None:
-        tasks = _fold_tasks(trainer, encoded, trainer.splits)
+        tasks = _fold_tasks(trainer, data, trainer.splits)
         with progress.phase("train on folds"):
             n_jobs = trainer.options.n_jobs
             arguments = [(task,) for task in tasks]
             networks = in_parallel(_trained_on_fold, arguments, n_jobs, "folds")
         # samples that the net itself held out are not scored
         return replace(trained, held_out=None), networks
-    folds = _tuning_folds(trainer, trained, encoded)
+    folds = _tuning_folds(trainer, trained, data)
     if not folds:
         return trained, []
     with progress.phase("train on folds"):
-        return trained, _train_each(_fold_tasks(trainer, encoded, folds))
+        return trained, _train_each(_fold_tasks(trainer, data, folds))
 
 
 def _tuning_folds(
-    trainer: LaplaceTrainer, trained: TrainedNetwork, encoded: EncodedData
+    trainer: LaplaceTrainer, trained: TrainedNetwork, data: TrainingData
 ) -> list[Fold]:
     """Return the folds for tuning, or an empty list if tuning uses no folds.
 
     The list is empty if `LaplaceTrainer.takes_folds` is False or if ``trained`` has
     held-out samples for tuning. With many samples, only some of the folds are used.
     """
-    data = encoded.data
-    if encoded.validation is not None or trainer.is_interrupted:
+    if data.validation is not None or trainer.is_interrupted:
         return []
     if getattr(trainer.estimator, "train_split", None):
         held_out: Any = trained.held_out
@@ -108,20 +106,20 @@ def _tuning_folds(
 
 
 def _fold_tasks(
-    trainer: LaplaceTrainer, encoded: EncodedData, folds: Sequence[Fold]
+    trainer: LaplaceTrainer, data: TrainingData, folds: Sequence[Fold]
 ) -> list[FoldTask]:
     """Return the training of one network per fold.
 
     In a cross-validation, all networks have the same seed.
     """
-    size = trainer.size_for(encoded.data) if trainer.estimator is None else None
+    size = trainer.size_for(data) if trainer.estimator is None else None
     fold_trainer = replace(trainer, size=size, is_part=True)
     tasks = []
     for n, (train, held_out) in enumerate(folds):
-        rows = whole_batches(trainer.estimator, train), held_out
+        train = whole_batches(trainer.estimator, train)
         shift = n if trainer.splits is None else 0
         seed = (trainer.seed + shift) % 2**32
-        tasks.append(FoldTask(fold_trainer, encoded.split(rows), seed))
+        tasks.append(FoldTask(fold_trainer, data.split(train, held_out), seed))
     return tasks
 
 
@@ -149,13 +147,13 @@ def _trained_on_fold(task: FoldTask) -> TrainedNetwork:
     with a ``train_split`` uses the held-out samples for validation, for example for
     early stopping.
     """
-    trainer, encoded = task.trainer, task.encoded
+    trainer, data = task.trainer, task.data
     net, is_scored = trainer.estimator, trainer.splits is not None
     if isinstance(net, NeuralNet):
         net = clone(net).set_params(verbose=0)
         trainer = replace(trainer, estimator=net, brings_encoded=not is_scored)
         if net.train_split and not is_scored:
-            held_out = cast(TrainingData, encoded.validation).dataset(net)
+            held_out = cast(TrainingData, data.validation).dataset(net)
             net.set_params(train_split=predefined_split(held_out))
     device = getattr(inner_net(net), "device", "cpu")
     # the default network uses one thread in workers, too
@@ -163,4 +161,4 @@ def _trained_on_fold(task: FoldTask) -> TrainedNetwork:
     # training on all samples has already raised the same warnings
     ignored = warnings.catch_warnings(action="ignore")
     with torch.inference_mode(False), limit, private_rng(task.seed, device), ignored:
-        return trainer.train(encoded)
+        return trainer.train(data)

@@ -77,8 +77,8 @@ class Samples:
     classes: np.ndarray | None = None
     is_part: bool = False
 
-    def check_held_out(self, *, is_frozen: bool) -> None:
-        """Raise ValueError if held-out samples are incomplete, or are those of X."""
+    def check_held_out(self) -> None:
+        """Raise ValueError if held-out samples are incomplete."""
         if (self.X_val is None) != (self.y_val is None):
             missing = "y_val" if self.y_val is None else "X_val"
             raise ValueError(
@@ -86,11 +86,6 @@ class Samples:
             )
         if self.X_val is None and self.groups_val is not None:
             raise ValueError("groups_val has no samples. Pass X_val and y_val, too.")
-        if self.X_val is not None and self.X_val is self.X and not is_frozen:
-            raise ValueError(
-                "X_val is X, so fit would tune on the rows that the network is trained "
-                "on. Pass other rows. Without X_val, fit holds out rows of X itself."
-            )
 
 
 def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
@@ -261,37 +256,38 @@ class InputForm(InputType):
         allow_nd : bool
             Whether targets may have more than two axes.
         """
-        check_loader(X)
-        check_arrays(X=X, y=y)
-        if is_opaque(X):
-            X, y = as_given(X, self.dtype), _as_targets(y, allow_nd=True)
-            check_length(X, y)
-            # set by an earlier fit to arrays
-            for name in ("n_features_in_", "feature_names_in_") if reset else ():
-                vars(owner).pop(name, None)
+        check_arrays(y=y)
+        X = self._checked(owner, X, reset=reset)
+        y = _as_targets(y, allow_nd=allow_nd or is_opaque(X))
+        if not is_opaque(X):
+            check_consistent_length(X, y)
             return X, y
-        X = self._cast(owner, X, reset=reset)
-        y = _as_targets(y, allow_nd=allow_nd)
-        check_consistent_length(X, y)
+        check_length(X, y)
+        # set by an earlier fit to arrays
+        for name in ("n_features_in_", "feature_names_in_") if reset else ():
+            vars(owner).pop(name, None)
         return X, y
 
     @naming(X="X")
     def check_inputs(self, owner: BaseEstimator, X: Any, net: NeuralNet) -> Any:
         """Return checked and cast inputs for predictions of a trained net."""
-        check_loader(X)
-        check_arrays(X=X)
-        if only_net_checks := is_opaque(X):
-            X = as_given(X, self.dtype)
-            count_rows(X)  # raises for streams
-            if self.keys and isinstance(X, dict) and self.keys != X.keys():
-                raise ValueError(
-                    f"X has keys {sorted(X)}. Pass the keys {sorted(self.keys)} of fit."
-                )
-        else:
-            X = self._cast(owner, X, reset=False)
-        if only_net_checks or self.n_axes is None:
+        X = self._checked(owner, X, reset=False)
+        count_rows(X)  # raises for streams
+        if self.keys and isinstance(X, dict) and self.keys != X.keys():
+            raise ValueError(
+                f"X has keys {sorted(X)}. Pass the keys {sorted(self.keys)} of fit."
+            )
+        if is_opaque(X) or self.n_axes is None:
             check_applicable(net, X)
         return X
+
+    def _checked(self, owner: BaseEstimator, X: Any, *, reset: bool) -> Any:
+        """Return checked inputs, cast unless only the network can read them."""
+        check_loader(X)
+        check_arrays(X=X)
+        if is_opaque(X):
+            return as_given(X, self.dtype)
+        return self._cast(owner, X, reset=reset)
 
     def _cast(
         self, owner: BaseEstimator, X: Any, *, reset: bool

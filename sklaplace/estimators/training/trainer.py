@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.utils.validation import _check_method_params
 from skorch import NeuralNet
 from skorch.dataset import Dataset, ValidSplit
 from torch.utils.data import Subset
@@ -58,40 +57,12 @@ FRACTION = 0.2
 
 
 @dataclass(frozen=True)
-class EncodedData:
-    """Samples encoded for the network.
-
-    Attributes
-    ----------
-    data : TrainingData
-        Training samples.
-    validation : TrainingData or None
-        Held-out samples that the network is not trained on.
-    fit_params : dict
-        Arguments for ``fit`` of the skorch net.
-    """
-
-    data: TrainingData
-    validation: TrainingData | None
-    fit_params: dict[str, Any]
-
-    def split(self, parts: tuple[np.ndarray, np.ndarray]) -> "EncodedData":
-        """Return the samples split into two parts, the second of which is held out.
-
-        Arguments of ``fit`` with one entry per sample are split, too.
-        """
-        data, validation = map(self.data.take, parts)
-        params = _check_method_params(self.data.y, self.fit_params, indices=parts[0])
-        return EncodedData(data, validation, params)
-
-
-@dataclass(frozen=True)
 class TrainingPlan:
     """Samples of a training, and what is known about its held-out samples.
 
     Attributes
     ----------
-    encoded : EncodedData
+    data : TrainingData
         Training samples, and any samples that the network does not receive.
     recorded : tuple of (Dataset, Dataset) or None
         Training and held-out samples of a frozen net, according to its history.
@@ -101,7 +72,7 @@ class TrainingPlan:
         Whether samples that the net holds out are used for tuning.
     """
 
-    encoded: EncodedData
+    data: TrainingData
     recorded: tuple[Any, Any] | None = None
     groups: np.ndarray | None = None
     uses_split: bool = True
@@ -158,16 +129,16 @@ class Trainer:
         """Whether the network keeps its weights."""
         return is_frozen(self.estimator)
 
-    def train(self, encoded: EncodedData) -> TrainedNetwork:
+    def train(self, data: TrainingData) -> TrainedNetwork:
         """Return the trained network with its training and held-out samples."""
-        net = self.new_net(encoded.data)
+        net = self.new_net(data)
         train_split = net.train_split
         if not self.is_frozen:
             self.targets.check_net(net)
-            self._split_within_inputs(net, encoded.data)
-        plan = self._plan(net, encoded)
-        encoded, validation = plan.encoded, plan.encoded.validation
-        learned = self.learn(net, encoded)
+            self._split_within_inputs(net, data)
+        plan = self._plan(net, data)
+        data, validation = plan.data, plan.data.validation
+        learned = self.learn(net, data)
         net.train_split = train_split
         seen, held_out = plan.recorded or learned
         groups = plan.groups
@@ -177,35 +148,35 @@ class Trainer:
             held_out = None
         spec = self.infer_spec(net, seen, is_trained=True)
         if self.is_frozen:  # other nets are checked before training
-            self.targets.match(net, encoded.data.y)
+            self.targets.match(net, data.y)
             _check_validation(net, validation)
             warn_if_double_softmax(net, spec)
         trained = TrainedNetwork(net, spec, seen, held_out, groups)
         self._compare_loss(trained)
         return self.after_training(trained)
 
-    def _plan(self, net: NeuralNet, encoded: EncodedData) -> TrainingPlan:
+    def _plan(self, net: NeuralNet, data: TrainingData) -> TrainingPlan:
         """Decide which samples are held out; may replace the net's ``train_split``.
 
-        Samples of `encoded.validation` take precedence, then samples that the net holds
-        out itself. If there are neither, the trainer holds out samples.
+        Samples that the user holds out take precedence, then samples that the net holds
+        out. If there are neither, the trainer holds out samples.
         """
-        data = encoded.data
-        if encoded.validation is not None:
-            return TrainingPlan(encoded)
+        if data.validation is not None:
+            return TrainingPlan(data)
         recorded = self.split_of_frozen(net, data)
         has_split = bool(recorded or (net.train_split and not self.is_frozen))
         if has_split and not self._copies_cross(net, data):
-            return TrainingPlan(encoded, recorded=recorded)
+            return TrainingPlan(data, recorded=recorded)
         rows = self.hold_out(data)
         if rows is None:
             self.check_without_held_out()
-            return TrainingPlan(encoded, uses_split=not has_split)
+            return TrainingPlan(data, uses_split=not has_split)
+        train, held_out = rows
         if not has_split:
-            return TrainingPlan(encoded.split(rows))
+            return TrainingPlan(data.split(train, held_out))
         net.train_split = ValidSplit([rows])
-        groups = None if data.groups is None else data.groups[rows[1]]
-        return TrainingPlan(encoded, groups=groups)
+        groups = None if data.groups is None else data.groups[held_out]
+        return TrainingPlan(data, groups=groups)
 
     def keys(self, data: TrainingData) -> np.ndarray:
         """Return keys that copies of a sample, or samples of a group, share."""
@@ -351,9 +322,9 @@ class Trainer:
         return trained
 
     # ------------------------------------------------------------------- training
-    def learn(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
+    def learn(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any]:
         """Train the net, and return its training and held-out samples."""
-        fit_params = encoded.fit_params
+        fit_params = data.fit_params
         if self.keeps_weights:
             if fit_params:
                 raise TypeError(
@@ -361,9 +332,8 @@ class Trainer:
                     "be passed to the training, but this network is frozen."
                 )
             check_no_lazy_modules(net)
-            return encoded.data.dataset(net), None
-        data = encoded.data
-        check = partial(self._check_initialised, net, encoded)
+            return data.dataset(net), None
+        check = partial(self._check_initialised, net, data)
         with (
             progress.phase("train"),
             noting_ctrl_c(self._note_interrupt),
@@ -378,12 +348,12 @@ class Trainer:
     def _check_initialised(
         self,
         net: NeuralNet,
-        encoded: EncodedData,
+        data: TrainingData,
         dataset: Dataset,
         held_out: Dataset | None,
     ) -> None:
         """Check an initialised net and its samples before the first step."""
-        validation = encoded.validation
+        validation = data.validation
         if isinstance(held_out, Subset) and held_out.dataset is dataset:
             require_choice(dataset)
             check_sampler(net)
@@ -395,7 +365,7 @@ class Trainer:
         if isinstance(getattr(dataset, "y", None), np.ndarray):
             dataset.y = match_axes(net, first_rows(net, dataset), dataset.y)
         spec = self.infer_spec(net, dataset, is_trained=False)
-        self.targets.match(net, encoded.data.y)
+        self.targets.match(net, data.y)
         _check_validation(net, validation)
         warn_if_double_softmax(net, spec)
         tuned_on = held_out if validation is None else validation.dataset(net)

@@ -16,7 +16,7 @@ from sklaplace.estimators.training.prior_callback import (
     check_optimizer,
     refuse_callbacks,
 )
-from sklaplace.estimators.training.trainer import EncodedData, Trainer
+from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.default import PenalisedNet, without_penalty
 from sklaplace.networks.outputs import OutputSpec
 from sklaplace.posterior.variational.elbo import Elbo
@@ -47,12 +47,12 @@ class VariationalTrainer(Trainer):
         net = super().new_net(data) if net is None else clone(net)
         return without_penalty(net) if isinstance(net, PenalisedNet) else net
 
-    def learn(self, net: NeuralNet, encoded: EncodedData) -> tuple[Any, Any]:
+    def learn(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any]:
         """Train the distributions, starting at the weights of a frozen net if given."""
         _check_net(net, has_likelihood=self.likelihood is not None)
         if self.is_frozen:
             self.elbo.start = copy.deepcopy(inner_net(self.estimator).module_)
-        samples, module = super().learn(net, encoded), net.module_
+        samples, module = super().learn(net, data), net.module_
         distribution = module.posterior.requires_grad_(False)
         if not all(bool(p.isfinite().all()) for p in distribution.parameters()):
             raise ValueError(
