@@ -348,8 +348,8 @@ class NetEstimator(BaseEstimator, ABC):
         if cv is None:
             scores = self._conformity(self, X, y)
             labels = as_groups(groups, len(scores))
-            of_scores = None if labels is None else [labels]
-            self._conformal = Conformal.of([], [scores], settings, of_scores)
+            score_groups = None if labels is None else [labels]
+            self._conformal = Conformal.of([], [scores], settings, score_groups)
             return self
         if is_frozen(self.estimator):
             raise ValueError(
@@ -361,19 +361,19 @@ class NetEstimator(BaseEstimator, ABC):
         data = TrainingData(inputs, codes, None, as_groups(groups, len(codes)))
         rows = replace(data, X=X, y=labels)
         folds = folds_of(data, y, cv, self._seed, self._targets.stratify)
-        models, of_folds = [], []
+        models, fold_scores = [], []
         for seen, held_out in folds:
             model = clone(self)
             with model._reported():
                 part = select(rows, seen)
                 model._fit(Samples(part.X, part.y, groups=part.groups, is_part=True))
             scored = select(rows, held_out)
-            of_folds.append(self._conformity(model, scored.X, scored.y))
+            fold_scores.append(self._conformity(model, scored.X, scored.y))
             models.append(model)
-        of_scores = None
+        score_groups = None
         if data.groups is not None:
-            of_scores = [data.groups[held_out] for _, held_out in folds]
-        self._conformal = Conformal.of(models, of_folds, settings, of_scores)
+            score_groups = [data.groups[held_out] for _, held_out in folds]
+        self._conformal = Conformal.of(models, fold_scores, settings, score_groups)
         return self
 
     def _calibrated(self) -> Conformal:

@@ -16,7 +16,7 @@ from sklaplace.core.checks import naming
 from sklaplace.core.linalg import plain
 from sklaplace.core.trees import Inputs, without_groups
 from sklaplace.curvature.priors import per_group
-from sklaplace.dataset import TrainingData
+from sklaplace.data.dataset import TrainingData
 from sklaplace.estimators.base import NetEstimator, without_class
 from sklaplace.estimators.fitting.cross_validation import CrossValidation
 from sklaplace.estimators.fitting.fit_cache import cache_entry
@@ -425,7 +425,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
             warn_of_weight_scale(sample_weight)
             options = self._scaled(options)
             data = self._new_data(X, y, sample_weight)
-            samples = dataset(self.estimator_)
+            samples = data.dataset(self.estimator_)
             network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
             novelty = novelty_with_samples(options, self._novelty, network)
             network = network_at_mean(self.posterior_, network, data)
@@ -642,7 +642,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
                 if y is None:
                     raise ValueError("y is missing. Pass both X and y, or neither.")
                 data = self._new_data(X, y, sample_weight)
-                network = replace(network, held_out=dataset(self.estimator_))
+                network = replace(network, held_out=data.dataset(self.estimator_))
             score = self._score(network.spec.likelihood, is_given=True)
             # the parameter can change after fit
             options = replace(self._options, residual=self.residual)

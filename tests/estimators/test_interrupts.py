@@ -60,6 +60,14 @@ class Stops(Callback):
             raise KeyboardInterrupt
 
 
+class Presses(Callback):
+    """Callback during which Ctrl-C is pressed, at the end of the third epoch."""
+
+    def on_epoch_end(self, net, **kwargs):
+        if len(net.history) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+
 def model_of(kind, *callbacks, module=MLP, net=(), **params):
     make = regressor if issubclass(kind, RegressorMixin) else classifier
     settings = {"max_epochs": 9, "callbacks": [*callbacks], **dict(net)}
@@ -96,6 +104,10 @@ def test_one_network_keeps_what_it_has_learned(kind):
     model = interrupted(model_of(kind, module=module, net={"optimizer": CtrlC}))
     assert len(model.estimator_.history) == 3
     assert np.isfinite(model.predict(CLASSES[0])).all()
+
+
+def test_ctrl_c_within_a_callback_counts():
+    assert interrupted(model_of(LaplaceClassifier, Presses())).n_iter_ == 3
 
 
 # -------------------------------------------------------------------- what is stored

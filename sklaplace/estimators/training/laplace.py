@@ -77,11 +77,11 @@ class LaplaceTrainer(Trainer):
         """Return the network with a specification of the selected weights."""
         if not self.options.selects_weights:
             return trained
-        options = {"indices": self._selected_weights(trained)}
-        fixed: dict[str, Any] = {"is_trained": True, "options": options}
-        return replace(
-            trained, spec=self.infer_spec(trained.net, trained.train, **fixed)
+        indices = {"indices": self._selected_weights(trained)}
+        spec = self.infer_spec(
+            trained.net, trained.train, is_trained=True, options=indices
         )
+        return replace(trained, spec=spec)
 
     def hold_out(self, data: TrainingData) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the indices of training samples and of held-out samples.
@@ -103,12 +103,8 @@ class LaplaceTrainer(Trainer):
     ) -> tuple[Any, Any] | None:
         """Return a frozen net's training and held-out samples, or None if unknown."""
         is_used = self.is_frozen and self.options.uses_held_out
-        if (
-            not is_used
-            or self.splits is not None
-            or data.sample_weight is not None
-            or is_stream(data.X)
-        ):
+        is_known = self.splits is None and data.sample_weight is None
+        if not (is_used and is_known) or is_stream(data.X):
             return None
         split = recorded_split(net, data.X, data.y)
         return None if split is None or len(split[1]) < MIN_HELD_OUT else split
@@ -122,11 +118,12 @@ class LaplaceTrainer(Trainer):
         """
         if not self.options.uses_folds or self.is_frozen or is_stream(data.X):
             return False
-        replaces = self.models_noise and self.options.holds_out
-        replaces = replaces and self.options.free_prior  # not in searches over priors
-        few = FEW_FOR_NOISE if replaces else FEW
         if self.estimator is None:
             return True
+        options = self.options
+        # without the searches over priors
+        fits_noise = self.models_noise and options.holds_out and options.free_prior
+        few = FEW_FOR_NOISE if fits_noise else FEW
         return _is_silent(self.estimator) and len(np.unique(self.keys(data))) < few
 
     def check_without_held_out(self) -> None:
@@ -141,8 +138,6 @@ class LaplaceTrainer(Trainer):
     def _selected_weights(self, trained: TrainedNetwork) -> Tensor:
         """Return the indices of the weights with the largest scores."""
         forward, options = trained.forward(), self.options
-        elements = options.row_elements(trained.spec)
-        fitting = trained.spec.batch_size(row_elements=elements)
         by = options.subset_params.get("by", CRITERION)
         names = options.subset_params.keys() & SCORE_CHECKS.get(by, {}).keys()
         params = {name: options.subset_params[name] for name in names}
@@ -152,7 +147,7 @@ class LaplaceTrainer(Trainer):
                 network=trained,
                 layout=layout,
                 descent=self.descent(trained),
-                batch_size=options.batch_size or fitting,
+                batch_size=self._batch_size(trained.spec),
                 seed=self.seed,
             )
             return choose(problem, by, trained.spec.layout.n_parameters, **params)
@@ -181,10 +176,8 @@ class LaplaceTrainer(Trainer):
                 check_repeatable(net, samples)
             raise
         if not is_trained:
-            elements = self.options.row_elements(spec)
-            fitting = spec.batch_size(row_elements=elements)
-            size = self.options.batch_size or fitting
-            check_batch(net, first_rows(net, dataset, size), spec)
+            x = first_rows(net, dataset, self._batch_size(spec))
+            check_batch(net, x, spec)
         self._check_spec(spec)
         device = device_of(net)
         self.options.check_bytes(spec, device, len(dataset))
@@ -198,6 +191,11 @@ class LaplaceTrainer(Trainer):
                 "use refine=False, or fewer rows",
             )
         return spec
+
+    def _batch_size(self, spec: NetworkSpec) -> int:
+        """Return the number of samples per batch in sums over the training samples."""
+        elements = self.options.row_elements(spec)
+        return self.options.batch_size or spec.batch_size(row_elements=elements)
 
     def check_trained(self, network: TrainedNetwork) -> None:
         """Raise an error for options that a trained network does not support.
