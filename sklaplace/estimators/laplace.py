@@ -411,7 +411,14 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         variance = replace(self._options, residual=self.residual).residual_variance
         if novelty is None or not variance:
             return None
-        return Residual.of(novelty, posterior, variance, self.residual_steepness_)
+        sigma = posterior.hyperparameters.sigma_noise
+        return Residual.of(
+            novelty,
+            posterior.likelihood,
+            sigma * posterior.noise_proportions.to(sigma),
+            variance=variance,
+            steepness=self.residual_steepness_,
+        )
 
     # ----------------------------------------------------------------------- samples
     def _add_samples(

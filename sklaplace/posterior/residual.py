@@ -44,7 +44,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sklaplace.likelihoods import Likelihood
-from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.novelty import FeatureBatch, Novelty
 
 # Non-numeric values of the parameter ``residual``.
@@ -98,26 +97,26 @@ class Residual:
     def of(
         cls,
         novelty: Novelty,
-        posterior: GaussianPosterior,
+        likelihood: Likelihood,
+        noise: Tensor,
+        *,
         variance: float,
         steepness: float,
     ) -> "Residual | None":
         """Build the residual with variance ``s²``.
 
-        Return None if the variance has no unit, as with counts, or if every class has
-        only one sample.
+        ``noise`` contains the standard deviations (c,) or (1,) of the noise, for
+        regression. Return None if the variance has no unit, as with counts, or if every
+        class has only one sample.
         """
-        likelihood = posterior.likelihood
         has_unit = likelihood.is_classification or likelihood.has_noise
         if not (has_unit and novelty.distances):
             return None
         if likelihood.is_classification:
             one = novelty.moments.counts.new_ones(1)
             return cls(novelty, variance, steepness, variance * one)
-        sigma = posterior.hyperparameters.sigma_noise
-        noise = (sigma * posterior.noise_proportions.to(sigma)) ** 2
-        bounds = SPREADS**2 * (novelty.target_variances + noise)
-        return cls(novelty, variance, steepness, variance * noise, bounds)
+        bounds = SPREADS**2 * (novelty.target_variances + noise**2)
+        return cls(novelty, variance, steepness, variance * noise**2, bounds)
 
     # -------------------------------------------------------------------- samples
     def log_ratios(self, features: Tensor, f: Tensor, x: object) -> Tensor:
