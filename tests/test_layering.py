@@ -27,6 +27,7 @@ FLOORS = [
     "likelihoods",
     "networks",
     "curvature",
+    "novelty",
     "posterior",
     "estimators",
     "plotting",

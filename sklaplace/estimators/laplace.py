@@ -62,9 +62,9 @@ from sklaplace.estimators.training.samples import (
 )
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, n_epochs
+from sklaplace.novelty.novelty import Novelty
+from sklaplace.novelty.residual import Residual, steepnesses
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.novelty import Novelty
-from sklaplace.posterior.residual import Residual, steepnesses
 from sklaplace.posterior.tuning import Tuner
 from sklaplace.posterior.tuning.problem import HeldOutScore
 

@@ -29,7 +29,7 @@ from sklaplace import (
     LaplaceRanker,
     LaplaceRegressor,
 )
-from sklaplace.posterior.residual import LARGEST_RATIO, SPREADS, VARIANCE
+from sklaplace.novelty.residual import LARGEST_RATIO, SPREADS, VARIANCE
 
 KINDS = [LaplaceClassifier, LaplaceRegressor]
 DOUBLE = {"module__dtype": torch.float64}

@@ -13,7 +13,7 @@ from skorch.helper import predefined_split
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 from sklaplace.estimators.fitting.steepness import ENOUGH, PRICE
 from sklaplace.estimators.predicting.closed_forms import log_upper_tail
-from sklaplace.posterior.residual import STEEPNESSES_CLASSES, STEEPNESSES_NUMBERS
+from sklaplace.novelty.residual import STEEPNESSES_CLASSES, STEEPNESSES_NUMBERS
 from sklaplace.posterior.tuning.path_search import MARGIN
 
 KINDS = [LaplaceClassifier, LaplaceRegressor]

@@ -34,9 +34,9 @@ from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.shards import shards_of
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
+from sklaplace.novelty.novelty import Novelty
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import LastLayerRecorder
-from sklaplace.posterior.novelty import Novelty
 
 
 @dataclass(frozen=True)

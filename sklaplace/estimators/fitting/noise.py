@@ -24,8 +24,8 @@ from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.likelihoods import Gaussian
 from sklaplace.likelihoods.base import DataFit, losses_by_output
 from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.novelty.novelty import Novelty
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.novelty import Novelty
 from sklaplace.posterior.predictive import linearised_mean, moments
 from sklaplace.posterior.tuning.levels import SMALLEST_RATIO
 from sklaplace.posterior.tuning.problem import LinearisedBatch

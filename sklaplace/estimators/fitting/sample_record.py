@@ -21,8 +21,8 @@ from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.likelihoods.base import sample_weights, weighted
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.novelty.novelty import FeatureBatch, Novelty
 from sklaplace.posterior.last_layer import LastLayerRecorder
-from sklaplace.posterior.novelty import FeatureBatch, Novelty
 
 
 class NoveltyRecorder(FeatureRecorder):

@@ -34,9 +34,9 @@ from sklaplace.likelihoods import (
     RegressionLikelihood,
 )
 from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.novelty.residual import VARIANCE
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import refit_bytes
-from sklaplace.posterior.residual import VARIANCE
 
 # Number of float64 vectors with one entry per weight, in addition to the curvature:
 # mean, eigenvalues, variances and intermediate results.

@@ -22,7 +22,7 @@ from sklaplace.estimators.options.constraints import (
 )
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.residual import RESIDUALS
+from sklaplace.novelty.residual import RESIDUALS
 from sklaplace.posterior.tuning import TUNERS
 
 

@@ -34,15 +34,15 @@ from sklaplace.estimators.predicting.noise_model import (
 )
 from sklaplace.estimators.targets.label_types import TargetType
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
-from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.leverage import LARGEST, sketched
-from sklaplace.posterior.novelty import check_input_shape, hashed_inputs, logit_terms
-from sklaplace.posterior.residual import (
+from sklaplace.novelty.leverage import LARGEST, sketched
+from sklaplace.novelty.novelty import check_input_shape, hashed_inputs, logit_terms
+from sklaplace.novelty.residual import (
     Residual,
     largest_log_ratios,
     relative_variance,
     with_residual,
 )
+from sklaplace.posterior.gaussian import GaussianPosterior
 
 # Normal score beyond which a continued fraction replaces a series, and the number of
 # terms of both, which then have an error below 1e-12.

@@ -1,7 +1,7 @@
 """ResidualOutputs: outputs of a network plus a residual that grows with distance.
 
 The residual does not depend on the weights. A draw combines drawn weights with separate
-random numbers for the residual; see `sklaplace.posterior.residual`.
+random numbers for the residual; see `sklaplace.novelty.residual`.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from sklaplace.estimators.predicting.output_model import (
     require_draws,
 )
 from sklaplace.networks.forward import Forward
+from sklaplace.novelty.residual import Residual
 from sklaplace.posterior.predictive import moments
-from sklaplace.posterior.residual import Residual
 
 # added to seeds, so that the residual and the weights use different random numbers
 _OTHER = 0x9E3779B9

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sklaplace.posterior.leverage import (
+from sklaplace.novelty.leverage import (
     MAX_FEATURES,
     FeatureMoments,
     Leverage,

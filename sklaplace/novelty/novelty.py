@@ -35,7 +35,7 @@ from sklaplace.core.parallel import cached_property
 from sklaplace.core.serialise import FieldsOnly
 from sklaplace.core.trees import leaves
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
-from sklaplace.posterior.leverage import (
+from sklaplace.novelty.leverage import (
     MAX_FEATURES,
     FeatureMoments,
     Leverage,

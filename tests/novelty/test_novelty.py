@@ -11,7 +11,7 @@ from scipy.spatial.distance import cdist
 
 from sklaplace.likelihoods import Gaussian
 from sklaplace.likelihoods.classification import Categorical, MultilabelBernoulli
-from sklaplace.posterior.novelty import (
+from sklaplace.novelty.novelty import (
     MAX_KEPT,
     RIDGES,
     ROW_RIDGE,

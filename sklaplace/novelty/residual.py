@@ -11,7 +11,7 @@ features and, if the inputs are an array of real numbers, of the inputs (see
 `leverage`). The samples for the estimate are held-out samples. If few or no samples are
 held out, training samples (leave-one-out) complete or replace them. A share ``p₀`` of
 these samples counts as unusual: 5 % for classes and 1 % for numbers. See
-`sklaplace.posterior.novelty`.
+`sklaplace.novelty.novelty`.
 
 For usual samples (``p > p₀``), ``a`` is `USUAL_STEEPNESS`. For unusual samples, the
 steepness ``a`` is the largest of several values whose score on held-out samples is
@@ -44,7 +44,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sklaplace.likelihoods import Likelihood
-from sklaplace.posterior.novelty import FeatureBatch, Novelty
+from sklaplace.novelty.novelty import FeatureBatch, Novelty
 
 # Non-numeric values of the parameter ``residual``.
 RESIDUALS = "auto", "none"
