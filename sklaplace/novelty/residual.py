@@ -44,7 +44,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sklaplace.likelihoods import Likelihood
-from sklaplace.novelty.novelty import FeatureBatch, Novelty
+from sklaplace.novelty.batch import FeatureBatch
+from sklaplace.novelty.novelty import Novelty
 
 # Non-numeric values of the parameter ``residual``.
 RESIDUALS = "auto", "none"

@@ -31,7 +31,7 @@ from sklaplace import (
     VariationalRegressor,
 )
 from sklaplace.likelihoods import HeteroscedasticNLLLoss
-from sklaplace.novelty.novelty import MAX_KEPT
+from sklaplace.novelty.batch import MAX_KEPT
 
 X, Y = blobs()
 X_REG, Y_REG = waves()

@@ -11,14 +11,9 @@ from scipy.spatial.distance import cdist
 
 from sklaplace.likelihoods import Gaussian
 from sklaplace.likelihoods.classification import Categorical, MultilabelBernoulli
-from sklaplace.novelty.novelty import (
-    MAX_KEPT,
-    RIDGES,
-    ROW_RIDGE,
-    FeatureBatch,
-    Novelty,
-    finite_moments,
-)
+from sklaplace.novelty.batch import MAX_KEPT, FeatureBatch
+from sklaplace.novelty.novelty import RIDGES, ROW_RIDGE, Novelty
+from sklaplace.novelty.scale import finite_moments
 
 N, WIDTH, K = 60, 4, 3
 

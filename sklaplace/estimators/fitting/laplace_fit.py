@@ -22,7 +22,6 @@ from sklaplace.curvature.structures.rounding import check_finite
 from sklaplace.data.dataset import TrainingData
 from sklaplace.estimators.fitting.noise import with_column_noises
 from sklaplace.estimators.fitting.sample_record import (
-    NoveltyRecorder,
     SampleRecord,
     SampleRecorder,
     held_out_novelty,
@@ -35,6 +34,7 @@ from sklaplace.networks.shards import shards_of
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
 from sklaplace.novelty.novelty import Novelty
+from sklaplace.novelty.recorder import NoveltyRecorder
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import LastLayerRecorder
 

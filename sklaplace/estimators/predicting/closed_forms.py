@@ -34,8 +34,8 @@ from sklaplace.estimators.predicting.noise_model import (
 )
 from sklaplace.estimators.targets.label_types import TargetType
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
+from sklaplace.novelty.batch import check_input_shape, hashed_inputs, logit_terms
 from sklaplace.novelty.leverage import LARGEST, sketched
-from sklaplace.novelty.novelty import check_input_shape, hashed_inputs, logit_terms
 from sklaplace.novelty.residual import (
     Residual,
     largest_log_ratios,

@@ -1,0 +1,87 @@
+"""Scale: distribution of the leverages of new samples."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+# Number of samples that the expected mean excess of `Scale` counts for.
+PRIOR_COUNT = 30
+# Smallest standard deviation of the logarithms, for identical training samples.
+SMALLEST_STD = 1e-2
+_TINY = 1e-300
+
+
+def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> float:
+    """Return the weighted quantile of the values at the level ``share``."""
+    values, order = values.sort()
+    totals = weights[order].cumsum(0)
+    index = torch.searchsorted(totals, share * totals[-1])
+    return float(values[index.clamp(max=len(values) - 1)])
+
+
+def finite_moments(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the means and standard deviations (q,) of the finite values (b, q).
+
+    The weights have shape (b,).
+    """
+    is_finite = values.isfinite()
+    shares = torch.where(is_finite, weights.unsqueeze(1), 0.0)
+    shares = shares / shares.sum(0).clamp(min=_TINY)
+    values = torch.where(is_finite, values, 0.0)
+    mean = (shares * values).sum(0)
+    std = (shares * (values - mean) ** 2).sum(0).sqrt()
+    return mean, std.clamp(min=SMALLEST_STD)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Distribution of the leverages of new samples from the data's distribution.
+
+    The logarithms of q leverages are normal. ``t`` is minus the sum of the logarithms
+    of their tail probabilities. The leverages are dependent, so ``t`` has a
+    distribution of its own. Its tail is exponential:
+
+        p(x) = P(t > t(x)) = p₀ exp(-(t(x) - t₀) / β),
+
+    where a share p₀ of the samples exceeds ``t₀``, and β is the mean excess over ``t₀``
+    (the "peaks over threshold" of Davison and Smith 1990, with a shape of zero). Few
+    samples exceed ``t₀``, so the mean excess is shrunk towards q. This is the value for
+    q equal leverages, for which ``t/q`` has an exponential distribution.
+
+    Attributes
+    ----------
+    mean, std : Tensor of shape (q,)
+        Moments of the standardised logarithms; see `Novelty.scores`.
+    usual, excess : float
+        ``t₀`` and β.
+    """
+
+    mean: Tensor
+    std: Tensor
+    usual: float = 0.0
+    excess: float = 1.0
+
+    @classmethod
+    def of(cls, scores: Tensor, weights: Tensor, share: float) -> "Scale":
+        """Estimate the scale from samples (b, q) with weights (b,).
+
+        ``share`` of the samples do not exceed ``t₀``.
+        """
+        mean, std = finite_moments(scores, weights)
+        scale = cls(mean, std)
+        t = scale.tails(scores)
+        weights = weights * t.isfinite()
+        usual, q = weighted_quantile(t, weights, share), scores.shape[1]
+        above = weights * (t > usual)
+        total = above @ (t.nan_to_num() - usual).clamp(min=0) + PRIOR_COUNT * q
+        excess = float(total / (above.sum() + PRIOR_COUNT))
+        return replace(scale, usual=usual, excess=excess)
+
+    def tails(self, scores: Tensor) -> Tensor:
+        """Return ``t`` (b,)."""
+        return -torch.special.log_ndtr((self.mean - scores) / self.std).sum(1)
+
+    def log_ratios(self, scores: Tensor) -> Tensor:
+        """Return ``log p₀/p`` (b,), which is positive beyond ``t₀``."""
+        return (self.tails(scores) - self.usual) / self.excess
