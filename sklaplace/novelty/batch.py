@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sklaplace.core.trees import leaves
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
-from sklaplace.novelty.leverage import MAX_FEATURES, sketched
+from sklaplace.novelty.leverage import FeatureMoments, sketched
 
 # Maximum number of training samples kept for comparison.
 MAX_KEPT = 256
@@ -18,22 +18,6 @@ MAX_INPUTS = 256
 MAX_SUMS = 2**22
 # Largest magnitude of `logit_terms`.
 _LARGEST = 1e6
-
-
-def class_logits(
-    likelihood: ClassificationLikelihood, f: Tensor, features: Tensor
-) -> tuple[Tensor, int]:
-    """Return the logits (b, labels, K) and the number of groups.
-
-    Each class is a group, and features (b, i) are compared with the predicted class.
-    There is a single group if there are several labels or if the feature sums of all
-    classes take up too much memory.
-    """
-    logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
-    logits = logits.reshape(len(f), -1, logits.shape[1])
-    _, n_labels, n_classes = logits.shape
-    n_numbers = n_classes * max(min(features.shape[1], MAX_FEATURES), MAX_INPUTS)
-    return logits, n_classes if n_labels == 1 and n_numbers <= MAX_SUMS else 1
 
 
 def logit_terms(logits: Tensor) -> Tensor:
@@ -47,23 +31,22 @@ def logit_terms(logits: Tensor) -> Tensor:
     return terms.double().clamp(min=-_LARGEST, max=_LARGEST)
 
 
-def hashed_inputs(x: object) -> tuple[Tensor | None, tuple[int, ...]]:
-    """Return the inputs as hashed rows (b, d), and the shape of a sample's inputs.
+def input_shape(x: object) -> tuple[int, ...]:
+    """Return the shape of a sample's inputs if they are an array of real numbers.
 
-    Return None and an empty shape if the inputs are not one array of real numbers, with
-    two axes (a table) or with four or more (images). Arrays with three axes can be
-    sequences, whose lengths may differ between batches.
+    Return an empty tuple if the inputs are not one array with two axes (a table) or
+    with four or more (images). Arrays with three axes can be sequences, whose lengths
+    may differ between batches.
     """
     first, *rest = leaves(x)
     if rest or not isinstance(first, Tensor) or first.ndim in (0, 1, 3):
-        return None, ()
-    if not first.is_floating_point():
-        return None, ()
-    return sketched(first.flatten(1), MAX_INPUTS), tuple(first.shape[1:])
+        return ()
+    return tuple(first.shape[1:]) if first.is_floating_point() else ()
 
 
-def check_input_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+def check_input_shape(x: object, expected: tuple[int, ...]) -> None:
     """Raise ValueError if inputs have another shape than expected, if any."""
+    shape = input_shape(x)
     if expected and shape != expected:
         raise ValueError(
             f"The inputs of X must be real numbers of shape {expected} per sample, as "
@@ -71,6 +54,11 @@ def check_input_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None
             "Their distance from the training samples is unknown. Pass X in the same "
             "format as in fit. Only predictions with residual='none' accept others."
         )
+
+
+def hashed_inputs(x: object) -> Tensor:
+    """Return the inputs, which are one array, as hashed rows (b, d)."""
+    return sketched(next(leaves(x)).flatten(1), MAX_INPUTS)
 
 
 @dataclass(frozen=True)
@@ -82,7 +70,10 @@ class FeatureBatch:
     features : Tensor of shape (b, i)
         Last-layer features.
     groups : Tensor of shape (b,)
-        Most probable class, or zero if there is a single group; see `class_logits`.
+        Most probable class, or zero if there is a single group.
+    n_groups : int
+        Number of groups. Each class is a group, except if there are several labels or
+        if the feature sums of all classes take up too much memory.
     logit_terms : Tensor of shape (b, 2) or (b, 0)
         Indecision and energy, for classification; see `logit_terms`.
     weights : Tensor of shape (b,)
@@ -99,12 +90,13 @@ class FeatureBatch:
 
     features: Tensor
     groups: Tensor
+    n_groups: int
     logit_terms: Tensor
     weights: Tensor
     keys: Tensor
     targets: Tensor
     inputs: Tensor
-    input_shape: tuple[int, ...] = ()
+    input_shape: tuple[int, ...]
 
     @classmethod
     def of(
@@ -112,40 +104,61 @@ class FeatureBatch:
         likelihood: Likelihood,
         features: Tensor,
         f: Tensor,
+        x: object,
+        *,
         weights: Tensor | None = None,
         keys: Tensor | None = None,
-        x: object = None,
         targets: Tensor | None = None,
     ) -> "FeatureBatch":
-        """Build a batch from features (b, i), outputs (b, c), inputs and targets."""
-        groups = torch.zeros(len(f), dtype=torch.long, device=f.device)
+        """Build a batch from features (b, i), outputs (b, c) and inputs."""
+        features, shape = sketched(features), input_shape(x)
+        inputs = hashed_inputs(x) if shape else features[:, :0]
         none = torch.zeros(len(f), 0, dtype=torch.float64, device=f.device)
-        terms, (inputs, shape) = none, hashed_inputs(x)
+        groups = torch.zeros(len(f), dtype=torch.long, device=f.device)
+        n_groups, terms = 1, none
         if isinstance(likelihood, ClassificationLikelihood):
-            logits, n_groups = class_logits(likelihood, f, features)
-            if n_groups > 1:
-                groups = logits[:, 0].argmax(1)
-            terms = logit_terms(logits)
-        has_targets = targets is not None and likelihood.has_noise
+            logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
+            n_classes = logits.shape[1]
+            n_sums = n_classes * max(features.shape[1], MAX_INPUTS)
+            if len(logits) == len(f) and n_sums <= MAX_SUMS:
+                groups, n_groups = logits.argmax(1), n_classes
+            terms = logit_terms(logits.reshape(len(f), -1, n_classes))
+        if targets is None or not likelihood.has_noise:
+            targets = none
         return cls(
-            features=sketched(features),
+            features=features,
             groups=groups,
+            n_groups=n_groups,
             logit_terms=terms,
             weights=(torch.ones_like(groups) if weights is None else weights).double(),
             keys=torch.zeros_like(groups) if keys is None else keys.to(groups),
-            targets=targets.double() if targets is not None and has_targets else none,
-            inputs=features[:, :0] if inputs is None else inputs,
+            targets=targets.double(),
+            inputs=inputs,
             input_shape=shape,
         )
 
+    def moments(self, name: str) -> FeatureMoments:
+        """Return the moments of the ``features`` or ``inputs``."""
+        rows = getattr(self, name)
+        return FeatureMoments.of(rows, self.groups, self.weights, self.n_groups)
+
+    def without_inputs(self) -> "FeatureBatch":
+        """Return the samples without inputs."""
+        return replace(self, inputs=self.inputs[:, :0], input_shape=())
+
     def joined(self, other: "FeatureBatch") -> "FeatureBatch":
         """Return the samples of both batches."""
-        pairs = {k: [v, getattr(other, k)] for k, v in self._tensors.items()}
-        tensors: Any = {k: torch.cat(pair) for k, pair in pairs.items()}
+        tensors: Any = {
+            name: torch.cat([tensor, getattr(other, name)])
+            for name, tensor in self._tensors.items()
+        }
         return replace(self, **tensors)
 
-    def kept(self) -> "FeatureBatch":
-        """Keep the samples with the smallest hashes; merge those with equal hashes."""
+    def subsample(self) -> "FeatureBatch":
+        """Return the samples with the smallest hashes; merge those with equal hashes.
+
+        If there are at most `MAX_KEPT` samples, return all of them.
+        """
         if len(self.keys) <= MAX_KEPT:
             return self
         keys, places = self.keys.unique(return_inverse=True)
@@ -153,8 +166,8 @@ class FeatureBatch:
         first = torch.full_like(keys, len(places))
         first = first.scatter_reduce(0, places, order, "amin")[:MAX_KEPT]
         totals = self.weights.new_zeros(len(keys)).index_add(0, places, self.weights)
-        taken: Any = {k: v[first] for k, v in self._tensors.items()}
-        return replace(self, **(taken | {"weights": totals[:MAX_KEPT]}))
+        tensors: Any = {name: tensor[first] for name, tensor in self._tensors.items()}
+        return replace(self, **(tensors | {"weights": totals[:MAX_KEPT]}))
 
     @property
     def _tensors(self) -> dict[str, Tensor]:

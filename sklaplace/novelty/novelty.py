@@ -32,8 +32,8 @@ from torch import Tensor
 
 from sklaplace.core.parallel import cached_property
 from sklaplace.core.serialise import FieldsOnly
-from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
-from sklaplace.novelty.batch import FeatureBatch, check_input_shape, class_logits
+from sklaplace.likelihoods import Likelihood
+from sklaplace.novelty.batch import FeatureBatch, check_input_shape
 from sklaplace.novelty.distance import Distance, NearestInput
 from sklaplace.novelty.leverage import FeatureMoments, Leverage
 from sklaplace.novelty.scale import Scale, finite_moments
@@ -79,17 +79,14 @@ class Novelty(FieldsOnly):
     held_out: Scale | None = None
 
     @classmethod
-    def of(cls, likelihood: Likelihood, batch: FeatureBatch, c: int) -> "Novelty":
-        """Build the novelty from a first batch, for a network with c outputs."""
-        n_groups = 1
-        if isinstance(likelihood, ClassificationLikelihood):
-            zeros = batch.features.new_zeros(1, c)
-            n_groups = class_logits(likelihood, zeros, batch.features)[1]
-        features, inputs = (
-            FeatureMoments.of(rows, batch.groups, batch.weights, n_groups)
-            for rows in (batch.features, batch.inputs)
+    def of(cls, likelihood: Likelihood, batch: FeatureBatch) -> "Novelty":
+        """Build the novelty from a first batch."""
+        return cls(
+            likelihood,
+            moments=batch.moments("features"),
+            input_moments=batch.moments("inputs"),
+            samples=batch.subsample(),
         )
-        return cls(likelihood, features, inputs, batch.kept())
 
     def batch(self, features: Tensor, f: Tensor, x: object) -> FeatureBatch:
         """Return new samples with features (b, i), outputs (b, c) and inputs ``x``.
@@ -99,8 +96,8 @@ class Novelty(FieldsOnly):
         ValueError
             If features or inputs have other shapes than in training.
         """
-        batch = FeatureBatch.of(self.likelihood, features, f, x=x)
-        check_input_shape(batch.input_shape, self.samples.input_shape)
+        check_input_shape(x, self.samples.input_shape)
+        batch = FeatureBatch.of(self.likelihood, features, f, x)
         if batch.features.shape[1:] != self.samples.features.shape[1:]:
             raise ValueError(
                 f"The last layer received {features.shape[1]} features per sample, "
@@ -111,14 +108,10 @@ class Novelty(FieldsOnly):
 
     def without_inputs(self) -> "Novelty":
         """Return the novelty without inputs."""
-        none = self.samples.inputs[:, :0]
-        samples = replace(self.samples, inputs=none, input_shape=())
-        n_groups = len(self.moments.counts)
+        samples = self.samples.without_inputs()
         return replace(
             self,
-            input_moments=FeatureMoments.of(
-                none, samples.groups, samples.weights, n_groups
-            ),
+            input_moments=samples.moments("inputs"),
             samples=samples,
             held_out=None,
         )
@@ -130,10 +123,12 @@ class Novelty(FieldsOnly):
         """
         if self.samples.input_shape != other.samples.input_shape:
             self, other = self.without_inputs(), other.without_inputs()
-        moments = self.moments.merged(other.moments)
-        inputs = self.input_moments.merged(other.input_moments)
-        samples = self.samples.joined(other.samples).kept()
-        return replace(self, moments=moments, input_moments=inputs, samples=samples)
+        return replace(
+            self,
+            moments=self.moments.merged(other.moments),
+            input_moments=self.input_moments.merged(other.input_moments),
+            samples=self.samples.joined(other.samples).subsample(),
+        )
 
     @cached_property
     def leverage(self) -> Leverage:
@@ -142,8 +137,8 @@ class Novelty(FieldsOnly):
         With a single group, only the small ridge is used, because the distance from the
         overall mean does not indicate novelty if the classes surround this mean.
         """
-        n_groups = len(self.moments.counts)
-        return Leverage(self.moments, RIDGES if n_groups > 1 else RIDGES[:1])
+        has_classes = self.samples.n_groups > 1
+        return Leverage(self.moments, RIDGES if has_classes else RIDGES[:1])
 
     @cached_property
     def _input_leverage(self) -> Leverage | None:

@@ -49,9 +49,15 @@ class NoveltyRecorder(FeatureRecorder):
             self.has_compared = True
             self._is_known = self._are_of_samples(features, x, f)
         batch = FeatureBatch.of(
-            self._likelihood, features, f, weights, row_hash(x), x, targets
+            self._likelihood,
+            features,
+            f,
+            x,
+            weights=weights,
+            keys=row_hash(x),
+            targets=targets,
         )
-        new = Novelty.of(self._likelihood, batch, f.shape[1])
+        new = Novelty.of(self._likelihood, batch)
         self._novelty = new if self._novelty is None else self._novelty.merged(new)
 
     def _are_of_samples(self, features: Tensor, x: Batch, f: Tensor) -> bool:

@@ -26,12 +26,11 @@ def normal(*shape, seed=0):
 def batch(likelihood, n=N, c=K, seed=0, keys=None, x=None):
     features, f = normal(n, WIDTH, seed=seed), 3 * normal(n, c, seed=seed + 1)
     keys = torch.arange(n) if keys is None else keys
-    return FeatureBatch.of(likelihood, features, f, None, keys, x), f
+    return FeatureBatch.of(likelihood, features, f, x, keys=keys), f
 
 
 def novelty(likelihood, **options):
-    found, f = batch(likelihood, **options)
-    return Novelty.of(likelihood, found, f.shape[1])
+    return Novelty.of(likelihood, batch(likelihood, **options)[0])
 
 
 def class_terms(f):
@@ -64,7 +63,7 @@ def nearest_distances(new, inputs, groups):
 def test_scores_are_sums_of_log_tail_probabilities():
     likelihood, x = Categorical(), normal(N, 3, seed=9) * torch.tensor([1, 10, 0.1])
     known, f = batch(likelihood, x=x)
-    model = Novelty.of(likelihood, known, K)
+    model = Novelty.of(likelihood, known)
     groups = f.argmax(1)
     of_features, of_inputs = (distance.leverage for distance in model.distances)
     reference = np.hstack(
@@ -156,13 +155,13 @@ def test_many_classes_have_one_group():
     n, c, width = 4, 2**12, 2**11
     features, f = normal(n, width), normal(n, c, seed=1)
     keys, likelihood = torch.arange(n), Categorical()
-    found = FeatureBatch.of(likelihood, features, f, None, keys, None)
-    model = Novelty.of(likelihood, found, c)
+    found = FeatureBatch.of(likelihood, features, f, None, keys=keys)
+    model = Novelty.of(likelihood, found)
     assert model.moments.sums.shape == (1, width)
     assert not model.samples.groups.any()
     assert model.leverage.ridges == RIDGES[:1]
     assert model.log_tail_probability(features, f, None).isfinite().all()
-    later = model.merged(Novelty.of(likelihood, found, c)).merged(model)
+    later = model.merged(Novelty.of(likelihood, found)).merged(model)
     assert later.moments.counts.tolist() == [3 * n]
 
 
@@ -185,7 +184,7 @@ def test_the_smallest_hashes_are_kept_whatever_the_batches():
 
     model = None
     for rows in torch.randperm(n, generator=generator).split(77):
-        new = Novelty.of(Gaussian(), taken(rows), K)
+        new = Novelty.of(Gaussian(), taken(rows))
         model = new if model is None else model.merged(new)
     found, counts = keys.unique(return_counts=True)
     assert torch.equal(model.samples.keys, found[:MAX_KEPT])

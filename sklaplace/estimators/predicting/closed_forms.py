@@ -239,12 +239,11 @@ class ResidualForm:
 
         Raises ValueError if the inputs ``x`` have another shape than in training.
         """
-        inputs, shape = hashed_inputs(x)
-        check_input_shape(shape, self.input_shape)
+        check_input_shape(x, self.input_shape)
         groups = torch.zeros_like(features[:, 0], dtype=torch.long)
         values = {"features": sketched(features)}
-        if inputs is not None:
-            values["inputs"] = inputs.double()
+        if self.input_shape:
+            values["inputs"] = hashed_inputs(x).double()
         if isinstance(self.likelihood, ClassificationLikelihood):
             zeros = torch.zeros_like(outputs)
             logits, _ = self.likelihood.class_logits(outputs, zeros)  # (b * labels, K)
