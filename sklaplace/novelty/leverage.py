@@ -32,7 +32,7 @@ from sklaplace.core.serialise import FieldsOnly
 # Maximum number of features; more features are hashed.
 MAX_FEATURES = 2048
 # Largest distance. Squares of large features overflow in float32.
-LARGEST = 1e30
+LARGEST_DISTANCE = 1e30
 _SMALLEST = 1e-30
 # Smallest ridge, as a fraction of the mean squared feature, for constant features.
 _ROUNDING = 1e-12
@@ -96,9 +96,12 @@ class FeatureMoments:
         else:
             weighted = features * weights.unsqueeze(1)
             squares = features.T @ weighted
-        zeros = features.new_zeros(n_groups, features.shape[1] + 1)
-        counts = zeros[:, -1].index_add(0, groups, weights)
-        return cls(counts, zeros[:, :-1].index_add(0, groups, weighted), squares)
+        sums = features.new_zeros(n_groups, features.shape[1])
+        return cls(
+            counts=weights.new_zeros(n_groups).index_add(0, groups, weights),
+            sums=sums.index_add(0, groups, weighted),
+            squares=squares,
+        )
 
     def merged(self, other: "FeatureMoments") -> "FeatureMoments":
         """Return the moments of both sets of samples."""
@@ -134,27 +137,26 @@ class Leverage(FieldsOnly):
         return torch.where(counts.unsqueeze(1) > 0, means, overall)
 
     @cached_property
-    def _whitenings(self) -> dict[tuple[int, torch.dtype], Tensor]:
-        return {}
-
-    def whitening(self, ridge: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Return ``M`` (i, i) with ``M Mᵀ = (W + ε)⁻¹`` for a ridge, in ``dtype``."""
-        key = ridge, torch.float64
-        if key not in self._whitenings:
-            roots = self.moments.counts.sqrt().unsqueeze(1)
-            scatter = self.moments.squares - gram(self.means * roots)
-            scales = self._scales()
-            scatter = scatter / scales / scales.unsqueeze(1)
-            squares = self.moments.squares.diagonal() / scales**2
-            smallest = _ROUNDING * squares.mean() + _SMALLEST
-            size = self.ridges[ridge] * scatter.diagonal().mean()
-            identity = torch.eye(len(scatter)).to(scatter)
-            root = torch.linalg.cholesky(scatter + size.maximum(smallest) * identity)
+    def whitenings(self) -> list[Tensor]:
+        """``M`` (i, i) with ``M Mᵀ = (W + ε)⁻¹`` for each ridge, float64."""
+        roots = self.moments.counts.sqrt().unsqueeze(1)
+        scatter = self.moments.squares - gram(self.means * roots)
+        scales = self._scales()
+        scatter = scatter / scales / scales.unsqueeze(1)
+        squares = self.moments.squares.diagonal() / scales**2
+        smallest = _ROUNDING * squares.mean() + _SMALLEST
+        identity, whitenings = torch.eye(len(scatter)).to(scatter), []
+        for ridge in self.ridges:
+            size = (ridge * scatter.diagonal().mean()).maximum(smallest)
+            root = torch.linalg.cholesky(scatter + size * identity)
             inverse = torch.linalg.solve_triangular(root, identity, upper=False)
-            self._whitenings[key] = (inverse / scales).mT
-        if (ridge, dtype) not in self._whitenings:
-            self._whitenings[ridge, dtype] = self._whitenings[key].to(dtype)
-        return self._whitenings[ridge, dtype]
+            whitenings.append((inverse / scales).mT)
+        return whitenings
+
+    @cached_property
+    def _whitenings_by_dtype(self) -> dict[torch.dtype, list[Tensor]]:
+        """Copies of `whitenings`, which `_distances` adds when it needs a dtype."""
+        return {torch.float64: self.whitenings}
 
     def _scales(self) -> Tensor:
         """Return divisors (i,) of the features; one for constant features."""
@@ -165,11 +167,12 @@ class Leverage(FieldsOnly):
 
     def _distances(self, features: Tensor, groups: Tensor) -> Tensor:
         """Return ``(φ - μ)ᵀ (W + ε)⁻¹ (φ - μ)`` for each ridge, (b, R), float64."""
-        deviations = features - self.means.to(features.dtype)[groups]
-        ridges = range(len(self.ridges))
-        whitenings = [self.whitening(ridge, features.dtype) for ridge in ridges]
-        norms = [(deviations @ m).square().sum(1).double() for m in whitenings]
-        return torch.stack(norms, 1).clamp(max=LARGEST)
+        dtype, copies = features.dtype, self._whitenings_by_dtype
+        if dtype not in copies:
+            copies[dtype] = [whitening.to(dtype) for whitening in self.whitenings]
+        deviations = features - self.means.to(dtype)[groups]
+        norms = [(deviations @ m).square().sum(1).double() for m in copies[dtype]]
+        return torch.stack(norms, 1).clamp(max=LARGEST_DISTANCE)
 
     def __call__(self, features: Tensor, groups: Tensor) -> Tensor:
         """Return leverages (b, R) of new samples (b, i) in groups (b,), float64."""
@@ -183,7 +186,7 @@ class Leverage(FieldsOnly):
         """
         deviations = features.double() - self.means[groups]
         constant = self.inverse_counts[groups].sqrt()
-        return torch.cat([deviations @ self.whitening(0), constant.unsqueeze(1)], 1)
+        return torch.cat([deviations @ self.whitenings[0], constant.unsqueeze(1)], 1)
 
     @property
     def inverse_counts(self) -> Tensor:

@@ -35,7 +35,7 @@ from sklaplace.estimators.predicting.noise_model import (
 from sklaplace.estimators.targets.label_types import TargetType
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
 from sklaplace.novelty.batch import check_input_shape, hashed_inputs, logit_terms
-from sklaplace.novelty.leverage import LARGEST, sketched
+from sklaplace.novelty.leverage import LARGEST_DISTANCE, sketched
 from sklaplace.novelty.residual import (
     Residual,
     largest_log_ratios,
@@ -159,7 +159,7 @@ class LeverageForm:
     Attributes
     ----------
     whitening : Tensor of shape (i, i)
-        See `Leverage.whitening`.
+        See `Leverage.whitenings`.
     means : Tensor of shape (K, i)
         Mean of each group.
     inverse_counts : Tensor of shape (K,)
@@ -173,7 +173,7 @@ class LeverageForm:
     def __call__(self, values: Tensor, groups: Tensor) -> Tensor:
         """Return leverages (b,) of values (b, i) in groups (b,)."""
         whitened = (values - self.means[groups]) @ self.whitening
-        distances = whitened.square().sum(1).clamp(max=LARGEST)
+        distances = whitened.square().sum(1).clamp(max=LARGEST_DISTANCE)
         return distances + self.inverse_counts[groups]
 
 
@@ -274,9 +274,9 @@ class ResidualForm:
         moments = ((a + b * mean, b * std) for a, b, mean, std in all_moments)
         for distance in novelty.distances:
             leverage = distance.leverage
-            for ridge in range(len(leverage.ridges)):
+            for whitening in leverage.whitenings:
                 form = LeverageForm(
-                    whitening=leverage.whitening(ridge),
+                    whitening=whitening,
                     means=leverage.means,
                     inverse_counts=leverage.inverse_counts,
                 )
