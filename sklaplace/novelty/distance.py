@@ -22,19 +22,24 @@ class Distance:
         Attribute of a `FeatureBatch`.
     leverage : Leverage
         Leverage of this attribute.
+    samples : FeatureBatch
+        Training samples.
     """
 
     name: str
     leverage: Leverage
+    samples: FeatureBatch
+
+    @cached_property
+    def training_logs(self) -> Tensor:
+        """`logs` of the training samples (n, r), leave-one-out."""
+        samples = self.samples
+        rows = getattr(samples, self.name)
+        return self.leverage.left_out(rows, samples.groups, samples.weights).log()
 
     def logs(self, batch: FeatureBatch) -> Tensor:
         """Return the logarithms of the leverages for r ridges, (b, r)."""
         return self.leverage(getattr(batch, self.name), batch.groups).log()
-
-    def left_out(self, samples: FeatureBatch) -> Tensor:
-        """Return `logs` of training samples, leave-one-out."""
-        rows = getattr(samples, self.name)
-        return self.leverage.left_out(rows, samples.groups, samples.weights).log()
 
     def whitened(self, batch: FeatureBatch) -> Tensor:
         """Return vectors (b, i + 1) whose squared norms are leverages."""
@@ -66,16 +71,17 @@ class NearestInput:
         groups = torch.zeros(len(inputs), dtype=torch.long, device=inputs.device)
         return self.leverage.whitened(inputs, groups)
 
+    @cached_property
+    def training_logs(self) -> Tensor:
+        """Logarithms of distances from the nearest other training inputs, (n, 1)."""
+        distances = self._distances(self._rows)
+        positive = distances.masked_fill(distances == 0, torch.inf)
+        return positive.amin(1, keepdim=True).log()
+
     def logs(self, batch: FeatureBatch) -> Tensor:
         """Return the logarithms of the distances, (b, 1)."""
         distances = self._distances(self._whitened(batch.inputs))
         return distances.amin(1, keepdim=True).clamp(min=_TINY).log()
-
-    def left_out(self) -> Tensor:
-        """Return the logarithms of distances from the nearest other inputs, (n, 1)."""
-        distances = self._distances(self._rows)
-        positive = distances.masked_fill(distances == 0, torch.inf)
-        return positive.amin(1, keepdim=True).log()
 
     def _distances(self, rows: Tensor) -> Tensor:
         # matrix products would not return zero for equal rows

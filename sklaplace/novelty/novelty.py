@@ -36,7 +36,7 @@ from sklaplace.likelihoods import Likelihood
 from sklaplace.novelty.batch import FeatureBatch, check_input_shape
 from sklaplace.novelty.distance import Distance, NearestInput
 from sklaplace.novelty.leverage import FeatureMoments, Leverage
-from sklaplace.novelty.scale import Scale, finite_moments
+from sklaplace.novelty.scale import Scale, ZScores, finite_moments
 
 # Ridges ε as fractions of the mean eigenvalue of W. The small ridge detects deviations
 # in directions where features hardly vary; the large ridge measures the distance to the
@@ -153,10 +153,10 @@ class Novelty(FieldsOnly):
     @cached_property
     def distances(self) -> list[Distance]:
         """Leverages of the features and, if there are any, of the inputs."""
-        distances = [Distance("features", self.leverage)]
+        distances = [Distance("features", self.leverage, self.samples)]
         if self._input_leverage is not None:
-            distances.append(Distance("inputs", self._input_leverage))
-        return [d for d in distances if d.left_out(self.samples).isfinite().any()]
+            distances.append(Distance("inputs", self._input_leverage, self.samples))
+        return [d for d in distances if d.training_logs.isfinite().any()]
 
     @cached_property
     def nearest(self) -> NearestInput | None:
@@ -164,28 +164,27 @@ class Novelty(FieldsOnly):
         if self._input_leverage is None:
             return None
         nearest = NearestInput(self._input_leverage, self.samples.inputs)
-        return nearest if nearest.left_out().isfinite().any() else None
+        return nearest if nearest.training_logs.isfinite().any() else None
 
     @cached_property
     def _training_logs(self) -> Tensor:
         """Values (n, q) of `_logs` for training samples, leave-one-out."""
-        samples, nearest = self.samples, self.nearest
-        logs = [distance.left_out(samples) for distance in self.distances]
-        logs.append(samples.logit_terms)
-        if nearest is not None:
-            logs.append(nearest.left_out())
+        logs = [distance.training_logs for distance in self.distances]
+        logs.append(self.samples.logit_terms)
+        if self.nearest is not None:
+            logs.append(self.nearest.training_logs)
         return torch.cat(logs, 1)
 
-    def _logs(self, batch: FeatureBatch, n_terms: int | None = None) -> Tensor:
-        """Return the first ``n_terms`` quantities (b, q); see the module's docstring.
+    def _logs(self, batch: FeatureBatch, *, has_nearest: bool = True) -> Tensor:
+        """Return the quantities (b, q); see the module's docstring.
 
-        By default, all are returned.
+        The distance from the nearest training input is the last quantity.
         """
         logs = [distance.logs(batch) for distance in self.distances]
         logs.append(batch.logit_terms)
-        if n_terms is None and self.nearest is not None:
+        if has_nearest and self.nearest is not None:
             logs.append(self.nearest.logs(batch))
-        return torch.cat(logs, 1)[:, :n_terms]
+        return torch.cat(logs, 1)
 
     @cached_property
     def moments_of_logs(self) -> tuple[Tensor, Tensor]:
@@ -202,58 +201,55 @@ class Novelty(FieldsOnly):
         n_terms = self.samples.logit_terms.shape[1]
         return n_leverages + (0 if self.samples.input_shape else min(n_terms, 1))
 
-    @property
-    def _share(self) -> float:
-        classes = self.likelihood.is_classification
-        return USUAL_CLASSES if classes else USUAL_NUMBERS
-
     @cached_property
     def scale(self) -> Scale:
         """Scale of held-out samples, otherwise of training samples."""
-        if self.held_out is not None:
-            return self.held_out
-        scores, weights = self._training_scores
-        return Scale.of(scores, weights, self._share)
+        return self.held_out or Scale.of(self._training_scores, self._usual_share)
+
+    @property
+    def _usual_share(self) -> float:
+        is_classification = self.likelihood.is_classification
+        return USUAL_CLASSES if is_classification else USUAL_NUMBERS
 
     @cached_property
-    def _training_scores(self) -> tuple[Tensor, Tensor]:
-        """`scores` (n, q) and weights (n,) of training samples, leave-one-out."""
-        n_terms, (mean, std) = self.n_residual_terms, self.moments_of_logs
-        scores = ((self._training_logs - mean) / std)[:, :n_terms]
-        is_finite = scores.isfinite().all(1)
-        return scores[is_finite], self.samples.weights[is_finite]
+    def _training_scores(self) -> ZScores:
+        """Z-scores of training samples, leave-one-out, without infinite ones."""
+        mean, std = self.moments_of_logs
+        z = ((self._training_logs - mean) / std)[:, : self.n_residual_terms]
+        is_finite = z.isfinite().all(1)
+        return ZScores(z[is_finite], self.samples.weights[is_finite])
 
-    def scores(self, batch: FeatureBatch) -> Tensor:
+    def z_scores(self, batch: FeatureBatch) -> Tensor:
         """Return the standardised quantities for the residual, (b, q)."""
         n_terms, (mean, std) = self.n_residual_terms, self.moments_of_logs
-        return (self._logs(batch, n_terms) - mean[:n_terms]) / std[:n_terms]
+        logs = self._logs(batch, has_nearest=False)[:, :n_terms]
+        return (logs - mean[:n_terms]) / std[:n_terms]
 
     def log_ratios(self, batch: FeatureBatch) -> Tensor:
         """Return ``log p₀/p`` (b,) for the tail probabilities p; see `Scale`."""
-        return self.scale.log_ratios(self.scores(batch))
+        return self.scale.log_ratios(self.z_scores(batch))
 
-    def scaled(self, scores: list[Tensor]) -> "Novelty":
+    def scaled(self, held_out: list[ZScores]) -> "Novelty":
         """Return the novelty with the scale of held-out samples.
 
         Held-out samples can have larger leverages than training samples, because the
-        network was fitted to the training samples. Each entry of ``scores`` has shape
-        (b, q + 1): the values of `scores` for held-out samples, followed by the sample
-        weights. The values may have been computed with other, similar networks.
+        network was fitted to the training samples. The scores of held-out samples may
+        have been computed with other, similar networks.
 
         With fewer than `MIN_SAMPLES` held-out samples, the training samples count for
         the samples that are missing.
         """
-        n_columns = self.n_residual_terms + 1 if scores else 0
-        scores = [values for values in scores if values.shape[1] == n_columns]
-        if not scores:
+        held_out = [z for z in held_out if z.values.shape[1] == self.n_residual_terms]
+        if not held_out:
             return self
-        values, held_out_weights = torch.cat(scores).split([n_columns - 1, 1], 1)
-        training_values, training_weights = self._training_scores
-        n_missing = (MIN_SAMPLES - held_out_weights.sum()).clamp(min=0)
-        shares = training_weights / training_weights.sum()
-        weights = torch.cat([n_missing * shares, held_out_weights.squeeze(1)])
-        values = torch.cat([training_values, values])
-        return replace(self, held_out=Scale.of(values, weights, self._share))
+        training, weights = self._training_scores, [z.weights for z in held_out]
+        n_missing = (MIN_SAMPLES - torch.cat(weights).sum()).clamp(min=0)
+        shares = training.weights / training.weights.sum()
+        scores = ZScores(
+            torch.cat([training.values, *(z.values for z in held_out)]),
+            torch.cat([n_missing * shares, *weights]),
+        )
+        return replace(self, held_out=Scale.of(scores, self._usual_share))
 
     def mean_leverage(self) -> Tensor:
         """Return the mean leverage of the training samples' features, ()."""

@@ -1,4 +1,4 @@
-"""Scale: distribution of the leverages of new samples."""
+"""Scale: distribution of the z-scores of new samples."""
 
 from dataclasses import dataclass, replace
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 # Number of samples that the expected mean excess of `Scale` counts for.
-PRIOR_COUNT = 30
+PSEUDO_COUNT = 30
 # Smallest standard deviation of the logarithms, for identical training samples.
 SMALLEST_STD = 1e-2
 _TINY = 1e-300
@@ -35,24 +35,41 @@ def finite_moments(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Distribution of the leverages of new samples from the data's distribution.
+class ZScores:
+    """Z-scores of samples: quantities that are standardised by `Novelty`.
 
-    The logarithms of q leverages are normal. ``t`` is minus the sum of the logarithms
-    of their tail probabilities. The leverages are dependent, so ``t`` has a
-    distribution of its own. Its tail is exponential:
+    Attributes
+    ----------
+    values : Tensor of shape (b, q)
+        Values of `Novelty.z_scores`.
+    weights : Tensor of shape (b,)
+        Sample weights, float64.
+    """
+
+    values: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Distribution of the z-scores of new samples from the data's distribution.
+
+    Each of the q z-scores, such as that of the logarithm of a leverage, is normal.
+    ``t`` is minus the sum of the logarithms of their tail probabilities. The z-scores
+    are dependent, so ``t`` has a distribution of its own. Its tail is exponential:
 
         p(x) = P(t > t(x)) = p₀ exp(-(t(x) - t₀) / β),
 
     where a share p₀ of the samples exceeds ``t₀``, and β is the mean excess over ``t₀``
     (the "peaks over threshold" of Davison and Smith 1990, with a shape of zero). Few
     samples exceed ``t₀``, so the mean excess is shrunk towards q. This is the value for
-    q equal leverages, for which ``t/q`` has an exponential distribution.
+    q equal z-scores, for which ``t/q`` has an exponential distribution.
 
     Attributes
     ----------
     mean, std : Tensor of shape (q,)
-        Moments of the standardised logarithms; see `Novelty.scores`.
+        Moments of the z-scores. Held-out samples have other moments than the training
+        samples, which define the z-scores.
     usual, excess : float
         ``t₀`` and β.
     """
@@ -63,25 +80,22 @@ class Scale:
     excess: float = 1.0
 
     @classmethod
-    def of(cls, scores: Tensor, weights: Tensor, share: float) -> "Scale":
-        """Estimate the scale from samples (b, q) with weights (b,).
-
-        ``share`` of the samples do not exceed ``t₀``.
-        """
-        mean, std = finite_moments(scores, weights)
+    def of(cls, scores: ZScores, share: float) -> "Scale":
+        """Estimate the scale; ``share`` of the samples do not exceed ``t₀``."""
+        mean, std = finite_moments(scores.values, scores.weights)
         scale = cls(mean, std)
-        t = scale.tails(scores)
-        weights = weights * t.isfinite()
-        usual, q = weighted_quantile(t, weights, share), scores.shape[1]
+        t = scale.tails(scores.values)
+        weights = scores.weights * t.isfinite()
+        usual, q = weighted_quantile(t, weights, share), len(mean)
         above = weights * (t > usual)
-        total = above @ (t.nan_to_num() - usual).clamp(min=0) + PRIOR_COUNT * q
-        excess = float(total / (above.sum() + PRIOR_COUNT))
+        total = above @ (t.nan_to_num() - usual).clamp(min=0) + PSEUDO_COUNT * q
+        excess = float(total / (above.sum() + PSEUDO_COUNT))
         return replace(scale, usual=usual, excess=excess)
 
-    def tails(self, scores: Tensor) -> Tensor:
-        """Return ``t`` (b,)."""
-        return -torch.special.log_ndtr((self.mean - scores) / self.std).sum(1)
+    def tails(self, z: Tensor) -> Tensor:
+        """Return ``t`` (b,) of z-scores (b, q)."""
+        return -torch.special.log_ndtr((self.mean - z) / self.std).sum(1)
 
-    def log_ratios(self, scores: Tensor) -> Tensor:
+    def log_ratios(self, z: Tensor) -> Tensor:
         """Return ``log p₀/p`` (b,), which is positive beyond ``t₀``."""
-        return (self.tails(scores) - self.usual) / self.excess
+        return (self.tails(z) - self.usual) / self.excess

@@ -136,8 +136,8 @@ def test_repeated_inputs_do_not_count_as_their_own_neighbours():
     twice = novelty(Gaussian(), x=x, keys=keys)
     once = novelty(Gaussian(), n=N // 2, x=x[: N // 2])
     # the scatter of the inputs, a sum, is twice as large
-    expected = once.nearest.left_out().repeat(2, 1) - math.log(2) / 2
-    torch.testing.assert_close(twice.nearest.left_out(), expected)
+    expected = once.nearest.training_logs.repeat(2, 1) - math.log(2) / 2
+    torch.testing.assert_close(twice.nearest.training_logs, expected)
     assert novelty(Gaussian(), x=torch.ones(N, 3)).nearest is None
 
 

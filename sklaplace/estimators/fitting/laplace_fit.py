@@ -11,7 +11,6 @@ from functools import partial
 from itertools import chain
 
 import torch
-from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.parallel import ordered_map
@@ -35,6 +34,7 @@ from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
 from sklaplace.novelty.novelty import Novelty
 from sklaplace.novelty.recorder import NoveltyRecorder
+from sklaplace.novelty.scale import ZScores
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import LastLayerRecorder
 
@@ -82,7 +82,7 @@ class LaplaceFit:
         folds = tuple(fold.stored() for fold in self.folds)
         return replace(self, network=network, folds=folds)
 
-    def with_novelty_of(self, of_held_out: list[Tensor]) -> "LaplaceFit":
+    def with_novelty_of(self, of_held_out: list[ZScores]) -> "LaplaceFit":
         """Scale the novelty of all networks by the novelty of held-out samples."""
         return replace(
             self,

@@ -18,21 +18,22 @@ from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.novelty.novelty import Novelty
 from sklaplace.novelty.recorder import NoveltyRecorder
+from sklaplace.novelty.scale import ZScores
 from sklaplace.posterior.last_layer import LastLayerRecorder
 
 
 def held_out_novelty(
     options: LaplaceOptions, network: TrainedNetwork, novelty: Novelty | None
-) -> Tensor | None:
-    """Return the novelty of held-out samples, and their weights; see `Novelty.scaled`.
+) -> ZScores | None:
+    """Return the z-scores of held-out samples; see `Novelty.scaled`.
 
     Return None without held-out samples, or if the network has no features.
     """
-    if network.held_out is None:
+    if network.held_out is None or novelty is None:
         return None
     batches = options.batches(network, network.held_out)
     forward, likelihood = network.forward(), network.spec.likelihood
-    rows = []
+    values, all_weights = [], []
     with (
         FeatureRecorder(forward, network.spec.feature_layers) as recorder,
         forward.frozen(),
@@ -41,13 +42,13 @@ def held_out_novelty(
         for x, y, weights in batches:
             f = forward(x)
             features = recorder.take(len(f))
-            if novelty is None or features is None:
+            if features is None:
                 return None
             targets = likelihood.targets(y, f)
             weights = sample_weights(likelihood, targets, weights, f)
-            scores = novelty.scores(novelty.batch(features, f, x))
-            rows.append(torch.cat([scores, weights.double().unsqueeze(1)], 1))
-    return torch.cat(rows)
+            values.append(novelty.z_scores(novelty.batch(features, f, x)))
+            all_weights.append(weights.double())
+    return ZScores(torch.cat(values), torch.cat(all_weights))
 
 
 def novelty_scores(

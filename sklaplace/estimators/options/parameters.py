@@ -21,8 +21,8 @@ from sklaplace.estimators.options.constraints import (
     option,
 )
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
-from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.novelty.residual import RESIDUALS
+from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning import TUNERS
 
 
