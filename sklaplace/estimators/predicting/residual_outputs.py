@@ -70,12 +70,13 @@ class ResidualOutputs(WeightDraws):
 
     def log_ratios(self, recorder: FeatureRecorder, x: Batch, n_samples: int) -> Tensor:
         """Return `Residual.log_ratios` (b,) of the batch in the last forward pass."""
-        return self.residual.log_ratios(*_recorded(recorder, n_samples), x)
+        features = _required(recorder.take(n_samples))
+        return self.residual.log_ratios(features, recorder.outputs, x)
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return joint draws of a batch's outputs, (b, c, s), float64."""
         inner_draws, residual = self.inner.draws(forward, x), self.residual
-        rows = residual.rows(*self._features(forward, x), x)
+        rows = self._rows(forward, x)
         _, c, s = inner_draws.shape
         require_draws(s, rows.shape[1] * c)
         drawn = inner_draws + residual.drawn(rows, c, s, self.seed + _OTHER)
@@ -96,13 +97,9 @@ class ResidualOutputs(WeightDraws):
         if not self.is_gaussian:
             return super().joint(outputs, X, across_outputs)
         mean, cov = self.inner.joint(outputs, X, across_outputs)
-        rows = torch.as_tensor(outputs.map_features(X, self._rows)[0]).to(cov)
+        rows = torch.as_tensor(outputs.map_features(X, self._rows_of)[0]).to(cov)
         c = mean.shape[1]
         return mean, self.residual.added_jointly(cov, rows, c, across_outputs)
-
-    def _rows(self, features: Tensor | None, f: Tensor, x: Batch) -> Tensor:
-        """Return `Residual.rows` of a batch, or raise ValueError without features."""
-        return self.residual.rows(_known(features), f, x)
 
     def in_graph(
         self, forward: Forward, x: Batch, n_joint: int
@@ -110,30 +107,26 @@ class ResidualOutputs(WeightDraws):
         """Return moments that are differentiable in ``x``; see `GLMOutputs`."""
         assert isinstance(self.inner, GLMOutputs)
         mean, cov = self.inner.in_graph(forward, x, n_joint)
-        rows = self.residual.rows(*self._features(forward, x, keeps_graph=True), x)
-        rows = rows.unflatten(0, (-1, n_joint))
-        return mean, self.residual.added_jointly(
-            cov, rows, mean.shape[1] // n_joint, True
-        )
+        rows = self._rows(forward, x, keeps_graph=True).unflatten(0, (-1, n_joint))
+        c = mean.shape[1] // n_joint
+        return mean, self.residual.added_jointly(cov, rows, c, across_outputs=True)
 
-    def _features(
-        self, forward: Forward, x: Batch, keeps_graph: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Return features and outputs of a batch from a separate forward pass."""
+    def _rows(self, forward: Forward, x: Batch, keeps_graph: bool = False) -> Tensor:
+        """Return `Residual.rows` of a batch from a separate forward pass."""
         with (
             FeatureRecorder(forward, self.layers, keeps_graph) as recorder,
             torch.set_grad_enabled(keeps_graph),
         ):
-            return _recorded(recorder, len(forward(x)))
+            features = recorder.take(len(forward(x)))
+        return self._rows_of(features, recorder.outputs, x)
+
+    def _rows_of(self, features: Tensor | None, f: Tensor, x: Batch) -> Tensor:
+        """Return `Residual.rows` of a batch, or raise ValueError without features."""
+        return self.residual.rows(_required(features), f, x)
 
 
-def _recorded(recorder: FeatureRecorder, n_samples: int) -> tuple[Tensor, Tensor]:
-    """Return features (b, i) and outputs of the network for a batch."""
-    return _known(recorder.take(n_samples)), recorder.outputs
-
-
-def _known(features: Tensor | None) -> Tensor:
-    """Return the features, or raise ValueError if there are no features."""
+def _required(features: Tensor | None) -> Tensor:
+    """Return the features, or raise ValueError if there are none."""
     if features is None:
         raise ValueError(
             "The network's last layer has no features per sample for these rows, "
