@@ -63,7 +63,8 @@ from sklaplace.estimators.training.samples import (
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, n_epochs
 from sklaplace.novelty.novelty import Novelty
-from sklaplace.novelty.residual import Residual, steepnesses
+from sklaplace.novelty.residual import Residual
+from sklaplace.novelty.steepness import steepnesses
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning import Tuner
 from sklaplace.posterior.tuning.problem import HeldOutScore

@@ -15,7 +15,7 @@ these samples counts as unusual: 5 % for classes and 1 % for numbers. See
 
 For usual samples (``p > p₀``), ``a`` is `USUAL_STEEPNESS`. For unusual samples, the
 steepness ``a`` is the largest of several values whose score on held-out samples is
-close to the best; see `sklaplace.estimators.fitting.steepness`.
+close to the best; see `sklaplace.novelty.steepness`.
 
 Far from the data, the logits and their standard deviations grow only linearly with the
 distance (Hein, Andriushchenko and Bitterwolf 2019). The variance of ``g`` grows faster
@@ -55,15 +55,11 @@ VARIANCE = 0.5
 # Power of the tail probability of usual samples, with ``p > p₀``. Smaller powers would
 # add uncertainty near the data that more samples do not remove.
 USUAL_STEEPNESS = 2.0
-# Powers for unusual samples to choose from, for classes and for numbers. In
-# regression, larger powers would widen intervals near the data.
-STEEPNESSES_CLASSES = 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0
-STEEPNESSES_NUMBERS = 0.5, 0.75, 1.0, 1.25
 # Largest standard deviation of regression outputs, in standard deviations of the
 # targets.
 SPREADS = 2.0
 # Largest logarithm of the relative variance, which could overflow.
-LARGEST = 300.0
+LARGEST_LOG = 300.0
 # Largest relative variance of class logits, relative to one plus the square of the
 # largest logit. All classes are then equally probable, except for a fraction of 1e-4
 # that keeps their order.
@@ -128,8 +124,10 @@ class Residual:
         return self._log_ratios(self.novelty.batch(features, f, x), f)
 
     def _log_ratios(self, batch: FeatureBatch, f: Tensor) -> Tensor:
-        largest = largest_log_ratios(self.novelty.likelihood, f, self.steepness)
-        return self.novelty.log_ratios(batch).minimum(largest)
+        log_ratios = self.novelty.log_ratios(batch)
+        return bounded_log_ratios(
+            log_ratios, self.novelty.likelihood, f, self.steepness
+        )
 
     def rows(self, features: Tensor, f: Tensor, x: object) -> Tensor:
         """Return rows (b, p) whose inner products are covariances of ``g_k / s_k``."""
@@ -190,30 +188,24 @@ class Residual:
         return mean + (draws - mean) * shrink.unsqueeze(-1)
 
 
-def steepnesses(likelihood: Likelihood) -> tuple[float, ...]:
-    """Return the values of the steepness to choose from, in ascending order."""
-    is_classes = likelihood.is_classification
-    return STEEPNESSES_CLASSES if is_classes else STEEPNESSES_NUMBERS
-
-
-def largest_log_ratios(
-    likelihood: Likelihood, f: Tensor, steepness: float | Tensor
+def bounded_log_ratios(
+    log_ratios: Tensor, likelihood: Likelihood, f: Tensor, steepness: float | Tensor
 ) -> Tensor:
-    """Return upper bounds (b,) of ``log p₀/p`` for outputs (b, c).
+    """Return ``log p₀/p`` (b,), bounded for the logits (b, c) of classes.
 
     Larger values would make the probabilities of all classes equal in floating point,
     so that the predicted class would be arbitrary.
     """
-    squares = f.double().square().amax(1)
-    if likelihood.is_classification:
-        return (LARGEST_RATIO * (1 + squares)).log() / steepness
-    return torch.full_like(squares, LARGEST) / steepness
+    if not likelihood.is_classification:
+        return log_ratios
+    largest = LARGEST_RATIO * (1 + f.double().square().amax(1))
+    return log_ratios.minimum(largest.log() / steepness)
 
 
 def relative_variance(log_ratios: Tensor, steepness: float | Tensor) -> Tensor:
     """Return the variances (b,) of ``g_k / s_k`` for values of ``log p₀/p`` (b,)."""
     powers = torch.where(log_ratios < 0, USUAL_STEEPNESS, steepness)
-    return (powers * log_ratios).clamp(max=LARGEST).exp()
+    return (powers * log_ratios).clamp(max=LARGEST_LOG).exp()
 
 
 def with_residual(

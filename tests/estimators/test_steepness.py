@@ -11,9 +11,13 @@ from skorch.dataset import Dataset
 from skorch.helper import predefined_split
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.estimators.fitting.steepness import ENOUGH, PRICE
 from sklaplace.estimators.predicting.closed_forms import log_upper_tail
-from sklaplace.novelty.residual import STEEPNESSES_CLASSES, STEEPNESSES_NUMBERS
+from sklaplace.novelty.steepness import (
+    FEW_SAMPLES,
+    STEEPNESSES_CLASSES,
+    STEEPNESSES_NUMBERS,
+    TOLERANCE,
+)
 from sklaplace.posterior.tuning.path_search import MARGIN
 
 KINDS = [LaplaceClassifier, LaplaceRegressor]
@@ -24,7 +28,7 @@ def frozen(kind, n=150, max_epochs=5):
     """Return a frozen net, its training samples and further samples."""
     is_classifier = kind is LaplaceClassifier
     make, draw = (classifier, blobs) if is_classifier else (regressor, waves)
-    X, y = draw(n + 2 * ENOUGH, dtype=np.float64)
+    X, y = draw(n + 2 * FEW_SAMPLES, dtype=np.float64)
     order = np.random.default_rng(0).permutation(len(X))
     X, y = X[order], y[order]
     options = {"module__dtype": torch.float64, "train_split": None}
@@ -48,7 +52,7 @@ def loss(model, X, y, steepness):
 
 
 # --------------------------------------------------------------------- the steepness
-@pytest.mark.parametrize("n", [20, 2 * ENOUGH])
+@pytest.mark.parametrize("n", [20, 2 * FEW_SAMPLES])
 @pytest.mark.parametrize("spread", [1.0, 1.5])
 @pytest.mark.parametrize("prior", [1.0, "auto", "marglik"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,7 +63,7 @@ def test_the_largest_that_costs_little_is_chosen(kind, prior, spread, n):
     chosen = model.residual_steepness_
     losses = {a: loss(model, X, y, a) for a in VALUES[kind]}
     best = min(losses.values())
-    price = PRICE * max(ENOUGH / n, 1)
+    price = TOLERANCE * max(FEW_SAMPLES / n, 1)
     assert chosen == max(a for a in losses if losses[a] <= best + price)
 
 

@@ -1,8 +1,8 @@
-"""Steepness of the residual, chosen on held-out samples."""
+"""Choice of the residual's steepness on held-out samples."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,19 +12,15 @@ from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
 from sklaplace.likelihoods.base import sample_weights
+from sklaplace.novelty.steepness import largest_within_tolerance
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.problem import HeldOutScore
-
-# Largest difference between the chosen and the best score, in nats per sample. Fewer
-# samples than `ENOUGH` have a more uncertain mean score; the largest difference of the
-# total score is then constant.
-PRICE, ENOUGH = 0.0025, 100
 
 
 def chosen_steepness(
     outputs: Iterable[BatchedOutputs], score: HeldOutScore, steepnesses: Sequence[float]
 ) -> float:
-    """Return the largest steepness whose score is close to the best; see `PRICE`.
+    """Return the largest steepness whose score is close to the best.
 
     Without held-out samples, return the largest steepness.
 
@@ -37,15 +33,11 @@ def chosen_steepness(
     steepnesses : sequence of float
         Values to choose from, in ascending order.
     """
-    batches = [b for part in outputs for b in _losses(part, score, steepnesses)]
+    batches = [b for model in outputs for b in _losses(model, score, steepnesses)]
     if not batches:
         return steepnesses[-1]
-    losses, weights = map(torch.cat, zip(*batches, strict=True))
-    n_effective = weights.sum() ** 2 / (weights**2).sum()
-    price = PRICE * (ENOUGH / n_effective).clamp(min=1)
-    means = weights @ losses / weights.sum()
-    is_close = (means <= means.min() + price).tolist()
-    return max(a for a, close in zip(steepnesses, is_close, strict=True) if close)
+    losses, weights = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
+    return largest_within_tolerance(losses, weights, steepnesses)
 
 
 def with_steepness(outputs: BatchedOutputs, steepness: float) -> BatchedOutputs:
@@ -62,24 +54,22 @@ def _losses(
     network, model = outputs.network, cast(ResidualOutputs, outputs.model)
     posterior = cast(GaussianPosterior, model.posterior)
     inner = GLMOutputs(model.n_samples, model.seed, posterior)  # as in tuning
+    residuals = [replace(model.residual, steepness=a) for a in steepnesses]
     forward, likelihood = network.forward(), network.spec.likelihood
-    moments: dict[str, Any] = {
-        "diagonal": score.diagonal,
-        "n_blocks": 1 if score.diagonal else likelihood.n_blocks,
-        "centred": score.log_proba is not None and score.is_centred,
-    }
+    diagonal = score.diagonal
+    n_blocks = 1 if diagonal else likelihood.n_blocks
+    centred = score.log_proba is not None and score.is_centred
     with forward.frozen(), torch.no_grad():
         for x, y, weights in outputs.batches_of(network.held_out):
             with FeatureRecorder(forward, model.layers) as recorder:
-                mean, cov = inner.gaussian(forward, x, **moments)
+                mean, cov = inner.gaussian(
+                    forward, x, n_blocks=n_blocks, diagonal=diagonal, centred=centred
+                )
                 log_ratios = model.log_ratios(recorder, x, len(mean))
             targets = likelihood.targets(y, mean)
             weights = sample_weights(likelihood, targets, weights, mean)
             losses = []
-            for steepness in steepnesses:
-                residual = replace(model.residual, steepness=steepness)
-                total = residual.added(
-                    cov, log_ratios, moments["n_blocks"], centred=moments["centred"]
-                )
+            for residual in residuals:
+                total = residual.added(cov, log_ratios, n_blocks, centred=centred)
                 losses.append(score.losses(posterior, mean, total, targets))
             yield torch.stack(losses, 1), weights.double()

@@ -38,7 +38,7 @@ from sklaplace.novelty.batch import check_input_shape, hashed_inputs, logit_term
 from sklaplace.novelty.leverage import LARGEST_DISTANCE, sketched
 from sklaplace.novelty.residual import (
     Residual,
-    largest_log_ratios,
+    bounded_log_ratios,
     relative_variance,
     with_residual,
 )
@@ -253,9 +253,11 @@ class ResidualForm:
             if leverage and len(leverage.means) > 1:  # one per predicted class
                 groups = logits.argmax(1)
         t = sum(tail(values[tail.name], groups) for tail in self.tails)
-        largest = largest_log_ratios(self.likelihood, outputs, self.steepness)
-        log_ratios = ((t - self.usual) / self.excess).minimum(largest)
-        return relative_variance(log_ratios, self.steepness)
+        log_ratios = (t - self.usual) / self.excess
+        return relative_variance(
+            bounded_log_ratios(log_ratios, self.likelihood, outputs, self.steepness),
+            self.steepness,
+        )
 
     def added(
         self, cov: Tensor, relative: Tensor, n_blocks: int = 1, *, centred: bool = False
