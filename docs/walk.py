@@ -30,9 +30,9 @@ PAGE = Path(__file__).with_name("walk.inc")
 # Qualified names of the functions that a reader looks for.
 FIT = {
     *("LaplaceOptions.of", "ClassTargets.encode", "infer_network_spec"),
-    *("KronAccumulator.update", "KronAccumulator.decompose", "NoveltyRecorder.add"),
+    *("KronAccumulator.update", "KronAccumulator.decompose"),
     *("tune_on_validation", "LinearModel.refit", "BaseLaplace._set_fitted"),
-    *("Residual.of", "training_run"),
+    *("NoveltyRecorder.observe_batch", "Residual.of", "training_run"),
 }
 FIT_WITH_FOLDS = FIT | {"hash_folds"}
 FIT_WITH_NET = FIT | {"Trainer.hold_out"}

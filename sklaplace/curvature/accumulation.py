@@ -60,8 +60,10 @@ class Recorder(AbstractContextManager["Recorder"]):
         ``S``. The rows of ``jacobian`` are ``Sᵀ J``.
         """
 
-    def observe_batch(self, *batch: Any) -> None:
-        """Record ``x, f, targets, weights`` of a whole batch, with outputs (b, c)."""
+    def observe_batch(
+        self, x: Batch, f: Tensor, targets: Any, weights: Tensor | None
+    ) -> None:
+        """Record a whole batch with outputs (b, c)."""
 
     def result(self) -> Any:
         """Return the record (an object with a ``merge`` method) or None."""

@@ -221,9 +221,10 @@ def novelty_with_samples(
     """Add a network's training samples to the samples that define novelty."""
     if novelty is None:
         return None
-    with NoveltyRecorder(network.spec, network.forward(), novelty) as recorder:
-        recorder.add_all(options.batches(network, network.train))
-    return recorder.result()
+    recorder = NoveltyRecorder(network, network.forward(), novelty)
+    with recorder:
+        recorder.observe_all(options.batches(network, network.train))
+    return recorder.novelty
 
 
 def network_at_mean(

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.trees import Inputs
-from sklaplace.curvature.accumulation import Recorder
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.shared import IdentityMap
 from sklaplace.estimators.options.laplace import LaplaceOptions
@@ -98,15 +97,13 @@ class SampleRecord:
             self.novelty = self.novelty.merged(other.novelty)
 
 
-class SampleRecorder(Recorder):
+class SampleRecorder(NoveltyRecorder):
     """Recorder that builds a `SampleRecord` in a pass over samples.
 
     Parameters
     ----------
-    network : TrainedNetwork
-        Trained network.
-    forward : Forward
-        Trained network as a function.
+    network, forward
+        See `NoveltyRecorder`.
     head_map : Tensor of shape (c, o), IdentityMap or None
         See `LastLayerRecorder`.
     """
@@ -117,22 +114,13 @@ class SampleRecorder(Recorder):
         forward: Forward,
         head_map: Tensor | IdentityMap | None,
     ) -> None:
+        super().__init__(network, forward)
         self._head_rows = LastLayerRecorder(head_map)
-        self._novelty = NoveltyRecorder(network.spec, forward)
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the hooks from the network."""
-        self._novelty.close()
 
     def observe(self, *batch: Any) -> None:
         """Record samples for the last layer's linear model."""
         self._head_rows.add(*batch)
 
-    def observe_batch(self, *batch: Any) -> None:
-        """Record the features of a batch."""
-        self._novelty.add(*batch)
-        self.has_compared = self._novelty.has_compared
-
     def result(self) -> SampleRecord:
         """Return the record."""
-        return SampleRecord(self._head_rows, self._novelty.result())
+        return SampleRecord(self._head_rows, self.novelty)
