@@ -44,6 +44,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sklaplace.likelihoods import Likelihood
+from sklaplace.novelty.amplitudes import Amplitudes
 from sklaplace.novelty.batch import FeatureBatch
 from sklaplace.novelty.novelty import Novelty
 
@@ -78,17 +79,14 @@ class Residual:
         ``s²``.
     steepness : float
         Power ``a``.
-    variances : Tensor of shape (c,) or (1,)
-        ``s_k²``.
-    bounds : Tensor of shape (c,) or None
-        ``τ_k²``, or None if the variance is not bounded.
+    amplitudes : Amplitudes
+        ``s_k²``, and the bounds ``τ_k²`` in regression.
     """
 
     novelty: Novelty
     variance: float
     steepness: float
-    variances: Tensor
-    bounds: Tensor | None = None
+    amplitudes: Amplitudes
 
     @classmethod
     def of(
@@ -111,81 +109,24 @@ class Residual:
             return None
         if likelihood.is_classification:
             one = novelty.moments.counts.new_ones(1)
-            return cls(novelty, variance, steepness, variance * one)
-        bounds = SPREADS**2 * (novelty.target_variances + noise**2)
-        return cls(novelty, variance, steepness, variance * noise**2, bounds)
+            amplitudes = Amplitudes(variance * one)
+        else:
+            bounds = SPREADS**2 * (novelty.target_variances + noise**2)
+            amplitudes = Amplitudes(variance * noise**2, bounds)
+        return cls(novelty, variance, steepness, amplitudes)
 
-    # -------------------------------------------------------------------- samples
-    def log_ratios(self, features: Tensor, f: Tensor, x: object) -> Tensor:
-        """Return ``log p₀/p`` (b,) of samples ``x``.
-
-        ``features`` (b, i) and ``f`` (b, c) are the network's features and outputs.
-        """
-        return self._log_ratios(self.novelty.batch(features, f, x), f)
-
-    def _log_ratios(self, batch: FeatureBatch, f: Tensor) -> Tensor:
-        log_ratios = self.novelty.log_ratios(batch)
-        return bounded_log_ratios(
-            log_ratios, self.novelty.likelihood, f, self.steepness
-        )
-
-    def rows(self, features: Tensor, f: Tensor, x: object) -> Tensor:
-        """Return rows (b, p) whose inner products are covariances of ``g_k / s_k``."""
+    def log_ratios(self, batch: FeatureBatch, f: Tensor) -> Tensor:
+        """Return ``log p₀/p`` (b,) of a batch with outputs (b, c)."""
         novelty = self.novelty
-        batch = novelty.batch(features, f, x)
-        whitened = [distance.whitened(batch) for distance in novelty.distances]
+        log_ratios = novelty.log_ratios(batch)
+        return bounded_log_ratios(log_ratios, novelty.likelihood, f, self.steepness)
+
+    def rows(self, batch: FeatureBatch, f: Tensor) -> Tensor:
+        """Return rows (b, p) whose inner products are covariances of ``g_k / s_k``."""
+        whitened = [distance.whitened(batch) for distance in self.novelty.distances]
         directions = normalize(torch.cat(whitened, 1))
-        variances = relative_variance(self._log_ratios(batch, f), self.steepness)
+        variances = relative_variance(self.log_ratios(batch, f), self.steepness)
         return directions * variances.sqrt().unsqueeze(1)
-
-    # --------------------------------------------------------------------- outputs
-    def added(
-        self, cov: Tensor, log_ratios: Tensor, n_blocks: int, *, centred: bool
-    ) -> Tensor:
-        """Add the residual at samples with ``log p₀/p`` (b,); see `with_residual`."""
-        relative = relative_variance(log_ratios, self.steepness)
-        return with_residual(
-            cov, self.variances, self.bounds, relative, n_blocks, centred=centred
-        )
-
-    def added_jointly(
-        self, cov: Tensor, rows: Tensor, c: int, across_outputs: bool
-    ) -> Tensor:
-        """Add the residual to covariances between samples.
-
-        Parameters
-        ----------
-        cov : Tensor of shape (n, n, c), or (..., n·c, n·c) if ``across_outputs``
-            Covariances without the residual. The outputs of a sample are adjacent.
-        rows : Tensor of shape (..., n, p)
-            Rows from `rows`.
-        c : int
-            Number of outputs.
-        across_outputs : bool
-            Whether ``cov`` includes covariances between outputs.
-        """
-        relative, variances = rows @ rows.mT, self.variances.expand(c)
-        if not across_outputs:
-            bounds = None if self.bounds is None else self.bounds.unsqueeze(-1)
-            cov = cov.movedim(-1, 0) + relative * variances.view(-1, 1, 1)
-            return _bounded(cov, bounds).movedim(0, -1)
-        bounds = None if self.bounds is None else self.bounds.repeat(rows.shape[-2])
-        added = torch.einsum("...nm,kl->...nkml", relative, variances.diag())
-        return _bounded(cov + added.flatten(-4, -3).flatten(-2), bounds)
-
-    def drawn(self, rows: Tensor, c: int, n_samples: int, seed: int) -> Tensor:
-        """Return joint draws (b, c, s) of ``g`` for rows (b, p)."""
-        generator = torch.Generator().manual_seed(seed)
-        shape = rows.shape[1], c * n_samples
-        normals = torch.randn(shape, generator=generator, dtype=torch.float64)
-        draws = (rows @ normals.to(rows)).unflatten(1, (c, n_samples))
-        return draws * self.variances.sqrt().unsqueeze(-1)
-
-    def bounded_draws(self, draws: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        """Shrink draws (b, c, s), given their variances (b, c), to meet the bounds."""
-        assert self.bounds is not None
-        mean, shrink = mean.unsqueeze(-1), (1 + variance / self.bounds).rsqrt()
-        return mean + (draws - mean) * shrink.unsqueeze(-1)
 
 
 def bounded_log_ratios(
@@ -206,37 +147,3 @@ def relative_variance(log_ratios: Tensor, steepness: float | Tensor) -> Tensor:
     """Return the variances (b,) of ``g_k / s_k`` for values of ``log p₀/p`` (b,)."""
     powers = torch.where(log_ratios < 0, USUAL_STEEPNESS, steepness)
     return (powers * log_ratios).clamp(max=LARGEST_LOG).exp()
-
-
-def with_residual(
-    cov: Tensor,
-    variances: Tensor,
-    bounds: Tensor | None,
-    relative: Tensor,
-    n_blocks: int,
-    *,
-    centred: bool,
-) -> Tensor:
-    """Add a residual to covariances or to variances (b, c) of the outputs.
-
-    Covariances have shape (b, c, c), or (b, r, K, K) for r blocks. `Residual` describes
-    the variances, bounds and relative variances.
-    """
-    if cov.ndim == 2:
-        k = cov.shape[1] // n_blocks
-        added = relative.unsqueeze(1) * variances
-        cov = cov + added * (1 - 1 / k if centred else 1)
-        return cov if bounds is None else cov / (1 + cov / bounds)
-    identity = torch.eye(cov.shape[-1]).to(cov) * variances
-    if centred:  # all outputs have the same variance
-        identity = identity - identity.mean(-1, keepdim=True)
-    cov = cov + relative.view(-1, *[1] * (cov.ndim - 1)) * identity
-    return _bounded(cov, bounds)
-
-
-def _bounded(cov: Tensor, bounds: Tensor | None) -> Tensor:
-    """Shrink covariances (..., q, q) so that the variances respect bounds (q,)."""
-    if bounds is None:
-        return cov
-    shrink = (1 + cov.diagonal(dim1=-2, dim2=-1) / bounds).rsqrt()
-    return cov * shrink.unsqueeze(-1) * shrink.unsqueeze(-2)

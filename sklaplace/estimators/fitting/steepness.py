@@ -12,6 +12,7 @@ from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
 from sklaplace.likelihoods.base import sample_weights
+from sklaplace.novelty.residual import relative_variance
 from sklaplace.novelty.steepness import largest_within_tolerance
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.problem import HeldOutScore
@@ -54,9 +55,8 @@ def _losses(
     network, model = outputs.network, cast(ResidualOutputs, outputs.model)
     posterior = cast(GaussianPosterior, model.posterior)
     inner = GLMOutputs(model.n_samples, model.seed, posterior)  # as in tuning
-    residuals = [replace(model.residual, steepness=a) for a in steepnesses]
     forward, likelihood = network.forward(), network.spec.likelihood
-    diagonal = score.diagonal
+    amplitudes, diagonal = model.residual.amplitudes, score.diagonal
     n_blocks = 1 if diagonal else likelihood.n_blocks
     centred = score.log_proba is not None and score.is_centred
     with forward.frozen(), torch.no_grad():
@@ -69,7 +69,8 @@ def _losses(
             targets = likelihood.targets(y, mean)
             weights = sample_weights(likelihood, targets, weights, mean)
             losses = []
-            for residual in residuals:
-                total = residual.added(cov, log_ratios, n_blocks, centred=centred)
+            for steepness in steepnesses:
+                relative = relative_variance(log_ratios, steepness)
+                total = amplitudes.added(cov, relative, n_blocks, centred=centred)
                 losses.append(score.losses(posterior, mean, total, targets))
             yield torch.stack(losses, 1), weights.double()

@@ -34,13 +34,13 @@ from sklaplace.estimators.predicting.noise_model import (
 )
 from sklaplace.estimators.targets.label_types import TargetType
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
+from sklaplace.novelty.amplitudes import Amplitudes
 from sklaplace.novelty.batch import check_input_shape, hashed_inputs, logit_terms
 from sklaplace.novelty.leverage import LARGEST_DISTANCE, sketched
 from sklaplace.novelty.residual import (
     Residual,
     bounded_log_ratios,
     relative_variance,
-    with_residual,
 )
 from sklaplace.posterior.gaussian import GaussianPosterior
 
@@ -214,8 +214,8 @@ class ResidualForm:
         Terms of ``t``; see `Scale`.
     usual, excess, steepness : Tensor of shape ()
         ``t₀`` and β of `Scale`, and the steepness of the residual.
-    amplitudes, bounds : Tensor of shape (c,) or (1,), and Tensor of shape (c,) or None
-        Variances of the residual, and upper bounds of the total variance.
+    amplitudes : Amplitudes
+        Variances of the residual, for a relative variance of one.
     likelihood : Likelihood
         Likelihood of the network.
     n_labels : int
@@ -228,14 +228,13 @@ class ResidualForm:
     usual: Tensor
     excess: Tensor
     steepness: Tensor
-    amplitudes: Tensor
-    bounds: Tensor | None
+    amplitudes: Amplitudes
     likelihood: Likelihood
     n_labels: int
     input_shape: tuple[int, ...]
 
     def relative(self, features: Tensor, x: object, outputs: Tensor) -> Tensor:
-        """Return the variances (b,) in units of ``amplitudes``.
+        """Return the relative variances (b,).
 
         Raises ValueError if the inputs ``x`` have another shape than in training.
         """
@@ -258,13 +257,6 @@ class ResidualForm:
             bounded_log_ratios(log_ratios, self.likelihood, outputs, self.steepness),
             self.steepness,
         )
-
-    def added(
-        self, cov: Tensor, relative: Tensor, n_blocks: int = 1, *, centred: bool = False
-    ) -> Tensor:
-        """Add the residual to covariances or variances; see `with_residual`."""
-        scale = self.amplitudes, self.bounds, relative
-        return with_residual(cov, *scale, n_blocks, centred=centred)
 
     @classmethod
     def of(cls, residual: Residual, c: int) -> "ResidualForm":
@@ -294,8 +286,7 @@ class ResidualForm:
             usual=scale.usual * one,
             excess=scale.excess * one,
             steepness=residual.steepness * one,
-            amplitudes=residual.variances,
-            bounds=residual.bounds,
+            amplitudes=residual.amplitudes,
             likelihood=likelihood,
             n_labels=n_labels,
             input_shape=novelty.samples.input_shape,

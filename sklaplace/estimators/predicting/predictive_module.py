@@ -131,11 +131,9 @@ class PredictiveModule(nn.Module):
         if parts.residual is not None:
             outputs = parts.outputs(features)
             relative = parts.residual.relative(features, x, outputs)
-            variance = parts.residual.added(variance, relative)
-            n_blocks = parts.likelihood.n_blocks
-            cov = parts.residual.added(
-                cov, relative, n_blocks, centred=parts.is_centred
-            )
+            amplitudes, n_blocks = parts.residual.amplitudes, parts.likelihood.n_blocks
+            variance = amplitudes.added(variance, relative)
+            cov = amplitudes.added(cov, relative, n_blocks, centred=parts.is_centred)
         return parts.result(Predictions.of(features, x, mean, variance), cov)
 
     def _features(self, x: Batch) -> Tensor:

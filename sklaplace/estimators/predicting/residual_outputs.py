@@ -21,7 +21,8 @@ from sklaplace.estimators.predicting.output_model import (
     require_draws,
 )
 from sklaplace.networks.forward import Forward
-from sklaplace.novelty.residual import Residual
+from sklaplace.novelty.batch import FeatureBatch
+from sklaplace.novelty.residual import Residual, relative_variance
 from sklaplace.posterior.predictive import moments
 
 # added to seeds, so that the residual and the weights use different random numbers
@@ -65,30 +66,33 @@ class ResidualOutputs(WeightDraws):
         with FeatureRecorder(forward, self.layers) as recorder:
             mean, cov = self.inner.gaussian(forward, x, **options)
             log_ratios = self.log_ratios(recorder, x, len(mean))
+        relative = relative_variance(log_ratios, self.residual.steepness)
         n_blocks, centred = options["n_blocks"], options["centred"]
-        return mean, self.residual.added(cov, log_ratios, n_blocks, centred=centred)
+        amplitudes = self.residual.amplitudes
+        return mean, amplitudes.added(cov, relative, n_blocks, centred=centred)
 
     def log_ratios(self, recorder: FeatureRecorder, x: Batch, n_samples: int) -> Tensor:
         """Return `Residual.log_ratios` (b,) of the batch in the last forward pass."""
-        features = _required(recorder.take(n_samples))
-        return self.residual.log_ratios(features, recorder.outputs, x)
+        f = recorder.outputs
+        batch = self._batch(recorder.take(n_samples), f, x)
+        return self.residual.log_ratios(batch, f)
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return joint draws of a batch's outputs, (b, c, s), float64."""
-        inner_draws, residual = self.inner.draws(forward, x), self.residual
+        inner_draws, amplitudes = self.inner.draws(forward, x), self.residual.amplitudes
         rows = self._rows(forward, x)
         _, c, s = inner_draws.shape
         require_draws(s, rows.shape[1] * c)
-        drawn = inner_draws + residual.drawn(rows, c, s, self.seed + _OTHER)
-        if residual.bounds is None:
+        drawn = inner_draws + amplitudes.drawn(rows, c, s, self.seed + _OTHER)
+        if amplitudes.bounds is None:
             return drawn
         if self.is_gaussian:
             options: dict[str, Any] = {"diagonal": True, "centred": False}
             mean, variance = self.inner.gaussian(forward, x, n_blocks=1, **options)
         else:
             mean, variance = moments(inner_draws, diagonal=True, centred=False)
-        variance = variance + rows.square().sum(1, keepdim=True) * residual.variances
-        return residual.bounded_draws(drawn, mean, variance)
+        variance = variance + rows.square().sum(1, keepdim=True) * amplitudes.variances
+        return amplitudes.bounded_draws(drawn, mean, variance)
 
     def joint(
         self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool
@@ -98,8 +102,8 @@ class ResidualOutputs(WeightDraws):
             return super().joint(outputs, X, across_outputs)
         mean, cov = self.inner.joint(outputs, X, across_outputs)
         rows = torch.as_tensor(outputs.map_features(X, self._rows_of)[0]).to(cov)
-        c = mean.shape[1]
-        return mean, self.residual.added_jointly(cov, rows, c, across_outputs)
+        c, amplitudes = mean.shape[1], self.residual.amplitudes
+        return mean, amplitudes.added_jointly(cov, rows, c, across_outputs)
 
     def in_graph(
         self, forward: Forward, x: Batch, n_joint: int
@@ -108,8 +112,8 @@ class ResidualOutputs(WeightDraws):
         assert isinstance(self.inner, GLMOutputs)
         mean, cov = self.inner.in_graph(forward, x, n_joint)
         rows = self._rows(forward, x, keeps_graph=True).unflatten(0, (-1, n_joint))
-        c = mean.shape[1] // n_joint
-        return mean, self.residual.added_jointly(cov, rows, c, across_outputs=True)
+        c, amplitudes = mean.shape[1] // n_joint, self.residual.amplitudes
+        return mean, amplitudes.added_jointly(cov, rows, c, across_outputs=True)
 
     def _rows(self, forward: Forward, x: Batch, keeps_graph: bool = False) -> Tensor:
         """Return `Residual.rows` of a batch from a separate forward pass."""
@@ -121,15 +125,14 @@ class ResidualOutputs(WeightDraws):
         return self._rows_of(features, recorder.outputs, x)
 
     def _rows_of(self, features: Tensor | None, f: Tensor, x: Batch) -> Tensor:
-        """Return `Residual.rows` of a batch, or raise ValueError without features."""
-        return self.residual.rows(_required(features), f, x)
+        """Return `Residual.rows` of a batch."""
+        return self.residual.rows(self._batch(features, f, x), f)
 
-
-def _required(features: Tensor | None) -> Tensor:
-    """Return the features, or raise ValueError if there are none."""
-    if features is None:
-        raise ValueError(
-            "The network's last layer has no features per sample for these rows, "
-            "unlike in fit, so there is no residual. Use residual='none'."
-        )
-    return features
+    def _batch(self, features: Tensor | None, f: Tensor, x: Batch) -> FeatureBatch:
+        """Return a batch of features, or raise ValueError without features."""
+        if features is None:
+            raise ValueError(
+                "The network's last layer has no features per sample for these rows, "
+                "unlike in fit, so there is no residual. Use residual='none'."
+            )
+        return self.residual.novelty.batch(features, f, x)
