@@ -186,9 +186,9 @@ class PairTargets(ClassTargets):
     )
 
     @classmethod
-    def infer(cls, y: ArrayLike, *given: Any, **options: Any) -> "PairTargets":
+    def infer(cls, y: ArrayLike, *args: Any, **options: Any) -> "PairTargets":
         """Return the two labels of pairs; raise ValueError for other targets."""
-        targets = super().infer(y, *given, **options)
+        targets = super().infer(y, *args, **options)
         classes = targets.classes
         if targets.target_type != SingleLabel() or len(classes) != 2:
             raise ValueError(
@@ -208,9 +208,13 @@ class PairTargets(ClassTargets):
         items = require_array(data.X).reshape(2 * len(data.y), -1)
         preferred = np.stack([1 - data.y, data.y], 1).reshape(-1, 1)
         w = None if data.sample_weight is None else np.repeat(data.sample_weight, 2)
-        given = TrainingData(items, preferred, w), size, nn.BCEWithLogitsLoss
-        # each pair counts once but has two items
-        return penalised_classifier(*given, 2.0, PairNetwork)
+        return penalised_classifier(
+            TrainingData(items, preferred, w),
+            size,
+            nn.BCEWithLogitsLoss,
+            factor=2.0,  # each pair counts once but has two items
+            module=PairNetwork,
+        )
 
 
 class PairTrainer(LaplaceTrainer):
@@ -310,7 +314,7 @@ class LaplaceRanker(LaplaceClassifier):
 
     def _check_options(self) -> LaplaceOptions:
         options = super()._check_options()
-        self._residual_of()
+        self._check_settings()
         if options.structure_params.get("weight_sharing") == "reduce":
             raise ValueError(
                 "structure_params={'weight_sharing': 'reduce'} adds the gradients of "
@@ -319,9 +323,9 @@ class LaplaceRanker(LaplaceClassifier):
             )
         return options
 
-    def _residual_of(self, *_: object) -> None:
-        """Raise ValueError for a residual, which is not a difference of two scores."""
-        if self.residual != "none":
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        if self.residual != "none":  # it is not a difference of two scores
             raise ValueError(
                 f"residual={self.residual!r} cannot be used for pairs. Use "
                 "residual='none'."
@@ -334,29 +338,30 @@ class LaplaceRanker(LaplaceClassifier):
     def _check_samples(
         self, X: Inputs, y: ArrayLike, *, reset: bool
     ) -> tuple[Any, Any]:
-        if reset:  # a new fit can have different items
-            self.__dict__.pop("_item_shape", None)
         _check_pairs(X)
         pairs, y = super()._check_samples(X, y, reset=reset)
-        if not is_opaque(pairs):
-            self._check_items("X", pairs.shape[2:])
-            self._item_shape = pairs.shape[2:]
+        if reset:
+            self._item_shape = None if is_opaque(pairs) else pairs.shape[2:]
+        self._check_item_shape("X", pairs)
         return pairs, y
 
     def _check_inputs(self, X: Inputs) -> Any:
         _check_pairs(X)
         pairs = super()._check_inputs(X)
-        if not is_opaque(pairs):
-            self._check_items("X", pairs.shape[2:])
+        self._check_item_shape("X", pairs)
         return pairs
 
-    def _check_items(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise ValueError if the shape of items differs from that in ``fit``."""
-        fitted_shape = getattr(self, "_item_shape", shape)
-        if shape != fitted_shape:
+    def _check_item_shape(self, name: str, pairs: Any) -> None:
+        """Raise ValueError if items have another shape than in ``fit``.
+
+        ``pairs`` has shape (n, 2, ...), or (n, 1, ...) for single items.
+        """
+        if self._item_shape is None or is_opaque(pairs):
+            return
+        if pairs.shape[2:] != self._item_shape:
             raise ValueError(
-                f"{name} has items of shape {shape}, but items in fit have "
-                f"{fitted_shape}."
+                f"{name} has items of shape {pairs.shape[2:]}, but items in fit have "
+                f"{self._item_shape}."
             )
 
     @naming(items="items")
@@ -436,8 +441,9 @@ class LaplaceRanker(LaplaceClassifier):
             return super()._check_inputs(mapped(lambda leaf: leaf[:, None], items))
         options: dict[str, Any] = {"ensure_2d": False, "ensure_all_finite": False}
         array = check_array(detached(items), dtype=None, allow_nd=True, **options)
-        self._check_items("items", array.shape[1:])
-        return self._input_type.inputs(array[:, None], "items")
+        single_items = array[:, None]
+        self._check_item_shape("items", single_items)
+        return self._input_type.inputs(single_items, "items")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
