@@ -18,8 +18,8 @@ MODULES = (
     "sklaplace.posterior.gaussian",
     "sklaplace.posterior.tuning.evidence",
     "sklaplace.posterior.swag",
-    "sklaplace.posterior.variational",
-    "sklaplace.posterior.variational.module",
+    "sklaplace.variational",
+    "sklaplace.variational.module",
 )
 # called by torch and skorch, not by users
 HOOKS = {name for name in vars(Callback) if name.startswith("on_")} | {"extra_repr"}

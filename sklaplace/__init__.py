@@ -11,7 +11,8 @@ from the lowest to the highest level:
 * ``networks``: skorch nets as functions, their training and their data
 * ``curvature``: layouts, Jacobians, subsets of weights, structures of the Hessian
 * ``posterior``: Gaussian posteriors over weights, their predictive distributions and
-  their tuning; variational posteriors
+  their tuning
+* ``variational``: mean-field posteriors of Bayes by Backprop
 * ``estimators``: all classes with a ``fit`` method
 * ``plotting``: displays
 

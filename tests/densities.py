@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import logsigmoid
 
 from sklaplace.core.checks import check_positive
-from sklaplace.posterior.variational import POSTERIORS, WeightPosterior
+from sklaplace.variational import POSTERIORS, WeightPosterior
 
 N_WEIGHTS = 4
 LOCATION = torch.tensor([0.0, 0.4, -1.5, 2.0], dtype=torch.float64)

@@ -48,8 +48,8 @@ from sklaplace.estimators.dropout import DROPOUTS
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
 from sklaplace.likelihoods import CRITERIA
 from sklaplace.posterior.tuning import TUNERS
-from sklaplace.posterior.variational import POSTERIORS, PRIORS
-from sklaplace.posterior.variational.elbo import KL_SCHEDULES
+from sklaplace.variational import POSTERIORS, PRIORS
+from sklaplace.variational.elbo import KL_SCHEDULES
 
 Arrays = list[np.ndarray]
 N = 24

@@ -29,6 +29,7 @@ FLOORS = [
     "curvature",
     "novelty",
     "posterior",
+    "variational",
     "estimators",
     "plotting",
 ]

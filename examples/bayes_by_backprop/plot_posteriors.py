@@ -29,7 +29,7 @@ from torch import nn
 from sklaplace import VariationalRegressor
 from sklaplace.metrics import gaussian_nll
 from sklaplace.plotting import PredictiveBandDisplay
-from sklaplace.posterior.variational import Kumaraswamy
+from sklaplace.variational import Kumaraswamy
 
 torch.set_num_threads(1)  # small networks gain nothing from more
 

@@ -31,7 +31,7 @@ from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.outputs import OutputSpec, as_forward
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.swag import SWAGPosterior
-from sklaplace.posterior.variational.module import random_weights
+from sklaplace.variational.module import random_weights
 
 # Number of additional weight-sized vectors for the running moments.
 N_VECTORS = 8

@@ -28,9 +28,9 @@ from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.estimators.training.variational import VariationalTrainer
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
-from sklaplace.posterior.variational.elbo import KL_SCHEDULES, Elbo, nats
-from sklaplace.posterior.variational.family import PosteriorFamily
-from sklaplace.posterior.variational.priors import PRIORS, WeightPrior
+from sklaplace.variational.elbo import KL_SCHEDULES, Elbo, nats
+from sklaplace.variational.family import PosteriorFamily
+from sklaplace.variational.priors import PRIORS, WeightPrior
 
 # Number of draws for the evidence lower bound. Averaging over samples keeps the noise
 # small.
@@ -178,7 +178,7 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
             default="gaussian"
         Family of the weight distributions. All families except ``"gaussian"`` are
         experimental. A custom family is a subclass of
-        `sklaplace.posterior.variational.WeightPosterior`. If an instance is passed,
+        `sklaplace.variational.WeightPosterior`. If an instance is passed,
         such as ``posterior_.distribution`` of an earlier fit, training starts at a copy
         of this instance instead of at the network's weights.
     posterior_params : dict, default=None

@@ -3,8 +3,7 @@
 `GaussianPosterior` is the Laplace approximation. ``predictive`` computes the predictive
 distribution of the outputs. ``linear_model`` refits the posterior mean for the last
 layer or a linearised network. ``tuning`` selects hyperparameters by the marginal
-likelihood or on held-out samples. ``variational`` contains the posteriors of Bayes by
-Backprop.
+likelihood or on held-out samples.
 """
 
 from sklaplace.posterior.gaussian import GaussianPosterior

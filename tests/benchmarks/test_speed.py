@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy
 from sklaplace.core.random import sobol_normals
 from sklaplace.dirichlet import APPROXIMATIONS
 from sklaplace.dirichlet.links import LINKS, choose_link
-from sklaplace.posterior.variational import POSTERIORS, GaussianPrior
-from sklaplace.posterior.variational.divergence import divergence
+from sklaplace.variational import POSTERIORS, GaussianPrior
+from sklaplace.variational.divergence import divergence
 
 pytest.importorskip("pytest_benchmark")
 

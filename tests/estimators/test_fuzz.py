@@ -32,8 +32,8 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 from sklaplace import LaplaceClassifier, LaplaceRanker, LaplaceRegressor
-from sklaplace.posterior.variational import POSTERIORS
-from sklaplace.posterior.variational.priors import PRIORS
+from sklaplace.variational import POSTERIORS
+from sklaplace.variational.priors import PRIORS
 
 N, N_CONFIGURATIONS, N_PARTS = 24, 2_400, 8  # parts that workers share
 # Laplace has more parameters than the others together

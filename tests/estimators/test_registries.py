@@ -16,8 +16,8 @@ from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.dirichlet.links import LINKS
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
 from sklaplace.posterior.tuning import TUNERS
-from sklaplace.posterior.variational import POSTERIORS, PRIORS
-from sklaplace.posterior.variational.elbo import KL_SCHEDULES
+from sklaplace.variational import POSTERIORS, PRIORS
+from sklaplace.variational.elbo import KL_SCHEDULES
 
 X, Y = load_iris(return_X_y=True)
 X = ((X - X.mean(0)) / X.std(0)).astype("f4")

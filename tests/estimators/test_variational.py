@@ -30,7 +30,7 @@ from torch import nn
 from sklaplace import VariationalClassifier, VariationalRegressor
 from sklaplace.estimators.callbacks import MarglikTraining
 from sklaplace.networks.optimizer import CosineAdam
-from sklaplace.posterior.variational import POSTERIORS
+from sklaplace.variational import POSTERIORS
 
 X, Y = blobs()
 X_REG, Y_REG = waves()

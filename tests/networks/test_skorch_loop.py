@@ -28,7 +28,7 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from sklaplace import VariationalClassifier, VariationalRegressor
-from sklaplace.posterior.variational.module import StochasticModule
+from sklaplace.variational.module import StochasticModule
 
 X, Y = blobs()
 SPLIT = {"train_split": ValidSplit(3), "callbacks": None}

@@ -19,8 +19,8 @@ from sklaplace.estimators.training.prior_callback import (
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.default import PenalisedNet, without_penalty
 from sklaplace.networks.outputs import OutputSpec
-from sklaplace.posterior.variational.elbo import Elbo
-from sklaplace.posterior.variational.module import VariationalPosterior
+from sklaplace.variational.elbo import Elbo
+from sklaplace.variational.module import VariationalPosterior
 
 
 @dataclass(kw_only=True)

@@ -7,8 +7,8 @@ divergence is estimated by the mean of ``Σ (log q − log p)`` over draws.
 from torch import Tensor
 
 from sklaplace.core.checks import listed
-from sklaplace.posterior.variational.base import WeightPosterior
-from sklaplace.posterior.variational.priors import PRIORS, WeightPrior
+from sklaplace.variational.base import WeightPosterior
+from sklaplace.variational.priors import PRIORS, WeightPrior
 
 
 def divergence(

@@ -8,8 +8,8 @@ import torch
 from densities import generator, set_kumaraswamy
 from scipy.special import betaln, digamma
 
-from sklaplace.posterior.variational import Kumaraswamy
-from sklaplace.posterior.variational import kumaraswamy as module
+from sklaplace.variational import Kumaraswamy
+from sklaplace.variational import kumaraswamy as module
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 

@@ -1,6 +1,6 @@
 import torch
 
-from sklaplace.posterior.variational.base import inverse_softplus, positive
+from sklaplace.variational.base import inverse_softplus, positive
 
 
 def test_inverse_softplus_inverts():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.checks import check_fraction, check_positive
-from sklaplace.posterior.variational.base import LOG_ROOT_TWO_PI
+from sklaplace.variational.base import LOG_ROOT_TWO_PI
 
 
 class WeightPrior(ABC):
@@ -37,7 +37,7 @@ class WeightPrior(ABC):
 
     Examples
     --------
-    >>> from sklaplace.posterior.variational import PRIORS, WeightPrior
+    >>> from sklaplace.variational import PRIORS, WeightPrior
     >>> all(issubclass(prior, WeightPrior) for prior in PRIORS.values())
     True
     """
@@ -67,7 +67,7 @@ class WeightPrior(ABC):
         Examples
         --------
         >>> import torch
-        >>> from sklaplace.posterior.variational import GaussianPrior
+        >>> from sklaplace.variational import GaussianPrior
         >>> prior = GaussianPrior()
         >>> prior.log_prob(torch.zeros(1))
         tensor([-0.9189])
@@ -94,7 +94,7 @@ class WeightPrior(ABC):
         Examples
         --------
         >>> import torch
-        >>> from sklaplace.posterior.variational import GaussianPrior
+        >>> from sklaplace.variational import GaussianPrior
         >>> prior = GaussianPrior()
         >>> prior.expected_log_prob(torch.ones(1))
         tensor([-1.4189])
@@ -128,7 +128,7 @@ class GaussianPrior(WeightPrior):
     Examples
     --------
     >>> import torch
-    >>> from sklaplace.posterior.variational import GaussianPrior
+    >>> from sklaplace.variational import GaussianPrior
     >>> prior = GaussianPrior(scale=1.0)
     >>> prior.log_prob(torch.tensor([0.0, 1.0]))
     tensor([-0.9189, -1.4189])
@@ -192,7 +192,7 @@ class ScaleMixturePrior(WeightPrior):
     Examples
     --------
     >>> import torch
-    >>> from sklaplace.posterior.variational import ScaleMixturePrior
+    >>> from sklaplace.variational import ScaleMixturePrior
     >>> prior = ScaleMixturePrior(narrow=0.01)
     >>> prior.log_prob(torch.tensor([0.0, 1.0]))
     tensor([ 3.0030, -2.1121])
@@ -243,7 +243,7 @@ class UniformPrior(WeightPrior):
     Examples
     --------
     >>> import torch
-    >>> from sklaplace.posterior.variational import UniformPrior
+    >>> from sklaplace.variational import UniformPrior
     >>> prior = UniformPrior(bound=3.0)
     >>> prior.log_prob(torch.tensor([0.0, 4.0]))
     tensor([-1.7918,    -inf])

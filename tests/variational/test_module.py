@@ -11,10 +11,10 @@ from torch import nn
 
 from sklaplace.core.random import private_rng
 from sklaplace.curvature.layout import BlockSpec, Layout
-from sklaplace.posterior.variational import POSTERIORS, GaussianPrior, MeanFieldGaussian
-from sklaplace.posterior.variational.elbo import Elbo
-from sklaplace.posterior.variational.family import PosteriorFamily
-from sklaplace.posterior.variational.module import (
+from sklaplace.variational import POSTERIORS, GaussianPrior, MeanFieldGaussian
+from sklaplace.variational.elbo import Elbo
+from sklaplace.variational.family import PosteriorFamily
+from sklaplace.variational.module import (
     INITIAL_FRACTION,
     VariationalPosterior,
     initial_scales,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.core.checks import check_count
-from sklaplace.posterior.variational.base import (
+from sklaplace.variational.base import (
     LOG_ROOT_TWO_PI,
     LocationScale,
     inverse_softplus,
@@ -77,7 +77,7 @@ class Quantile(LocationScale):
     Examples
     --------
     >>> import torch
-    >>> from sklaplace.posterior.variational import Quantile
+    >>> from sklaplace.variational import Quantile
     >>> q = Quantile(torch.zeros(3), torch.full((3,), 0.1))
     >>> q.sample(5, torch.Generator().manual_seed(0))[0].shape
     torch.Size([5, 3])

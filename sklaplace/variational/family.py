@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.checks import check_option, check_params, check_positive
-from sklaplace.posterior.variational import POSTERIORS
-from sklaplace.posterior.variational.base import WeightPosterior
-from sklaplace.posterior.variational.divergence import check_support
-from sklaplace.posterior.variational.priors import WeightPrior
+from sklaplace.variational import POSTERIORS
+from sklaplace.variational.base import WeightPosterior
+from sklaplace.variational.divergence import check_support
+from sklaplace.variational.priors import WeightPrior
 
 # Largest median difference, in nats, between `log_prob` and the log densities of draws.
 # The difference is about 1e-5 in float32.

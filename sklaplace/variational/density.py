@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from sklaplace.core.checks import check_count
-from sklaplace.posterior.variational.base import LocationScale, spread
+from sklaplace.variational.base import LocationScale, spread
 
 # Half the width of the support, and default sizes of the grid and the network.
 EDGE, N_NODES, N_UNITS, N_LAYERS = 4.0, 16, 6, 1
@@ -77,7 +77,7 @@ class Density(LocationScale):
     Examples
     --------
     >>> import torch
-    >>> from sklaplace.posterior.variational import Density
+    >>> from sklaplace.variational import Density
     >>> q = Density(torch.zeros(3), torch.full((3,), 0.1))
     >>> q.sample(5, torch.Generator().manual_seed(0))[0].shape
     torch.Size([5, 3])

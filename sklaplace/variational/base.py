@@ -92,7 +92,7 @@ class WeightPosterior(nn.Module, ABC):
     >>> import torch
     >>> from torch import nn
     >>> from torch.nn.functional import logsigmoid
-    >>> from sklaplace.posterior.variational import WeightPosterior
+    >>> from sklaplace.variational import WeightPosterior
     >>> class Logistic(WeightPosterior):
     ...     def __init__(self, location, scale, bound=3.0):
     ...         super().__init__(location, scale, bound)
@@ -186,7 +186,7 @@ class WeightPosterior(nn.Module, ABC):
         Examples
         --------
         >>> import torch
-        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> from sklaplace.variational import MeanFieldGaussian
         >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
         >>> w, log_q = q.sample(5, torch.Generator().manual_seed(0))
         >>> w.shape, log_q.shape
@@ -217,7 +217,7 @@ class WeightPosterior(nn.Module, ABC):
         Examples
         --------
         >>> import torch
-        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> from sklaplace.variational import MeanFieldGaussian
         >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
         >>> q.noise(5, torch.Generator().manual_seed(0)).shape
         torch.Size([5, 3])
@@ -251,7 +251,7 @@ class WeightPosterior(nn.Module, ABC):
         Examples
         --------
         >>> import torch
-        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> from sklaplace.variational import MeanFieldGaussian
         >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
         >>> w, _ = q.transform(torch.ones(1, 3))  # one standard deviation above
         >>> w.detach()
@@ -279,7 +279,7 @@ class WeightPosterior(nn.Module, ABC):
         Examples
         --------
         >>> import torch
-        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> from sklaplace.variational import MeanFieldGaussian
         >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
         >>> q.log_prob(torch.zeros(3)).detach().round(decimals=2)
         tensor([1.3800, 1.3800, 1.3800])
@@ -301,7 +301,7 @@ class WeightPosterior(nn.Module, ABC):
         Examples
         --------
         >>> import torch
-        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> from sklaplace.variational import MeanFieldGaussian
         >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
         >>> q.median().detach()
         tensor([0., 0., 0.])
@@ -324,7 +324,7 @@ class WeightPosterior(nn.Module, ABC):
         Examples
         --------
         >>> import torch
-        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> from sklaplace.variational import MeanFieldGaussian
         >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
         >>> q.mean().detach()
         tensor([0., 0., 0.])
@@ -346,7 +346,7 @@ class WeightPosterior(nn.Module, ABC):
         Examples
         --------
         >>> import torch
-        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> from sklaplace.variational import MeanFieldGaussian
         >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
         >>> q.variance().detach().round(decimals=3)
         tensor([0.0100, 0.0100, 0.0100])
@@ -368,7 +368,7 @@ class WeightPosterior(nn.Module, ABC):
         Examples
         --------
         >>> import torch
-        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> from sklaplace.variational import MeanFieldGaussian
         >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
         >>> entropy, second_moment = q.closed_form()
         >>> second_moment.detach().round(decimals=3)
@@ -410,7 +410,7 @@ class LocationScale(WeightPosterior):
         Examples
         --------
         >>> import torch
-        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> from sklaplace.variational import MeanFieldGaussian
         >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
         >>> q.scale.detach()
         tensor([0.1000, 0.1000, 0.1000])

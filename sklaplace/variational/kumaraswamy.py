@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from sklaplace.posterior.variational.base import WeightPosterior
+from sklaplace.variational.base import WeightPosterior
 
 # Parameters are clamped to these magnitudes to avoid overflow in float32.
 _LARGEST_LOG_A, _LARGEST_LOGIT = 20.0, 80.0
@@ -87,7 +87,7 @@ class Kumaraswamy(WeightPosterior):
     Examples
     --------
     >>> import torch
-    >>> from sklaplace.posterior.variational import Kumaraswamy
+    >>> from sklaplace.variational import Kumaraswamy
     >>> q = Kumaraswamy(torch.zeros(3), torch.full((3,), 0.1))
     >>> w, _ = q.sample(5, torch.Generator().manual_seed(0))
     >>> bool((w.abs() < q.bound).all())

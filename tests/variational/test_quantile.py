@@ -7,8 +7,8 @@ from densities import check_finite, generator, posterior
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from sklaplace.posterior.variational import Quantile
-from sklaplace.posterior.variational.base import positive
+from sklaplace.variational import Quantile
+from sklaplace.variational.base import positive
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from densities import check_finite, generator, posterior
 
-from sklaplace.posterior.variational import Density
-from sklaplace.posterior.variational.base import positive
+from sklaplace.variational import Density
+from sklaplace.variational.base import positive
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 

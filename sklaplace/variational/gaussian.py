@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sklaplace.posterior.variational.base import LOG_ROOT_TWO_PI, LocationScale
+from sklaplace.variational.base import LOG_ROOT_TWO_PI, LocationScale
 
 
 class MeanFieldGaussian(LocationScale):
@@ -50,7 +50,7 @@ class MeanFieldGaussian(LocationScale):
     Examples
     --------
     >>> import torch
-    >>> from sklaplace.posterior.variational import MeanFieldGaussian
+    >>> from sklaplace.variational import MeanFieldGaussian
     >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
     >>> w, log_q = q.sample(5, torch.Generator().manual_seed(0))
     >>> w.shape, log_q.shape

@@ -9,7 +9,7 @@ import torch
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-from sklaplace.posterior.variational import (
+from sklaplace.variational import (
     GaussianPrior,
     ScaleMixturePrior,
     UniformPrior,

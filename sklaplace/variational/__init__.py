@@ -19,18 +19,18 @@ Blundell, Cornebise, Kavukcuoglu, Wierstra (2015), "Weight uncertainty in neural
 networks", ICML.
 """
 
-from sklaplace.posterior.variational.base import WeightPosterior
-from sklaplace.posterior.variational.density import Density
-from sklaplace.posterior.variational.gaussian import MeanFieldGaussian
-from sklaplace.posterior.variational.kumaraswamy import Kumaraswamy
-from sklaplace.posterior.variational.priors import (
+from sklaplace.variational.base import WeightPosterior
+from sklaplace.variational.density import Density
+from sklaplace.variational.gaussian import MeanFieldGaussian
+from sklaplace.variational.kumaraswamy import Kumaraswamy
+from sklaplace.variational.priors import (
     PRIORS,
     GaussianPrior,
     ScaleMixturePrior,
     UniformPrior,
     WeightPrior,
 )
-from sklaplace.posterior.variational.quantile import Quantile
+from sklaplace.variational.quantile import Quantile
 
 POSTERIORS: dict[str, type[WeightPosterior]] = {
     kind.name: kind for kind in (Density, MeanFieldGaussian, Kumaraswamy, Quantile)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from densities import BOUND, KINDS, LOCATION, SCALE, Logistic, generator, posterior
 
-from sklaplace.posterior.variational import (
+from sklaplace.variational import (
     POSTERIORS,
     GaussianPrior,
     Kumaraswamy,
@@ -15,7 +15,7 @@ from sklaplace.posterior.variational import (
     UniformPrior,
     WeightPosterior,
 )
-from sklaplace.posterior.variational.family import PosteriorFamily
+from sklaplace.variational.family import PosteriorFamily
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 

@@ -16,9 +16,9 @@ from sklaplace.core.checks import as_generator
 from sklaplace.core.random import RandomState
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.forward import first_tensor, read_logits, recorded_outputs
-from sklaplace.posterior.variational.base import WeightPosterior
-from sklaplace.posterior.variational.divergence import divergence, exact_divergence
-from sklaplace.posterior.variational.priors import WeightPrior
+from sklaplace.variational.base import WeightPosterior
+from sklaplace.variational.divergence import divergence, exact_divergence
+from sklaplace.variational.priors import WeightPrior
 
 __all__ = ["VariationalPosterior"]
 
@@ -159,7 +159,7 @@ class VariationalPosterior:
 
     See Also
     --------
-    sklaplace.posterior.variational.WeightPosterior : Class of ``distribution``.
+    sklaplace.variational.WeightPosterior : Class of ``distribution``.
     sklaplace.VariationalClassifier : Fits this posterior.
 
     Examples
@@ -211,7 +211,7 @@ class VariationalPosterior:
 
         See Also
         --------
-        sklaplace.posterior.variational.WeightPosterior.sample :
+        sklaplace.variational.WeightPosterior.sample :
             Draws with their log densities.
 
         Notes
@@ -325,7 +325,7 @@ class VariationalPosterior:
 
         See Also
         --------
-        sklaplace.posterior.variational.WeightPosterior.log_prob : With gradients.
+        sklaplace.variational.WeightPosterior.log_prob : With gradients.
 
         Examples
         --------
@@ -366,7 +366,7 @@ class VariationalPosterior:
 
         See Also
         --------
-        sklaplace.posterior.variational.WeightPosterior.closed_form : Entropies.
+        sklaplace.variational.WeightPosterior.closed_form : Entropies.
 
         Examples
         --------

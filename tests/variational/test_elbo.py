@@ -41,7 +41,7 @@ from torch.nn import functional
 
 from sklaplace import VariationalClassifier, VariationalRegressor
 from sklaplace.likelihoods import HeteroscedasticNLLLoss
-from sklaplace.posterior.variational.elbo import KL_SCHEDULES, blundell, uniform
+from sklaplace.variational.elbo import KL_SCHEDULES, blundell, uniform
 
 
 # ------------------------------------------------------------------- likelihoods

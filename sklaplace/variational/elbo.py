@@ -28,14 +28,14 @@ from sklaplace.likelihoods.base import Likelihood, losses_by_output, weighted
 from sklaplace.networks.forward import OUTPUT_MAPS, Forward, as_columns
 from sklaplace.networks.outputs import OutputSpec, unwrapped
 from sklaplace.networks.training import batch_weights, mean_weight
-from sklaplace.posterior.variational.divergence import divergence
-from sklaplace.posterior.variational.family import PosteriorFamily
-from sklaplace.posterior.variational.module import (
+from sklaplace.variational.divergence import divergence
+from sklaplace.variational.family import PosteriorFamily
+from sklaplace.variational.module import (
     StochasticModule,
     initial_scales,
     random_weights,
 )
-from sklaplace.posterior.variational.priors import WeightPrior
+from sklaplace.variational.priors import WeightPrior
 
 # Minimum number of steps in the running mean of squared residuals. A mean over fewer
 # steps would follow the sampling noise of single draws.

@@ -8,13 +8,13 @@ import torch
 from densities import CASES, KINDS, expectation, generator, posterior
 from torch.distributions import Normal, kl_divergence
 
-from sklaplace.posterior.variational import (
+from sklaplace.variational import (
     POSTERIORS,
     GaussianPrior,
     ScaleMixturePrior,
     UniformPrior,
 )
-from sklaplace.posterior.variational.divergence import (
+from sklaplace.variational.divergence import (
     check_support,
     divergence,
     exact_divergence,
