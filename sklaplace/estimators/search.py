@@ -120,7 +120,8 @@ class PriorSearch:
             return self._fit(samples)
 
     def _fit(self: Any, samples: Samples) -> Any:
-        if held_out := {"X_val", "y_val", "groups_val"} & set(samples.fit_params):
+        held_out = {"X_val", "y_val", "groups_val"} & set(samples.fit_params)
+        if held_out:
             plain = type(self).__name__.removesuffix("CV")
             raise TypeError(
                 f"fit got {listed(held_out)}, but cv selects the held-out rows. Leave "
@@ -130,8 +131,9 @@ class PriorSearch:
 
     def _cross_validation(self: Any, samples: Samples) -> CrossValidation:
         check_sampler(self.estimator)
-        search = self.cv, self.scoring, self
-        return CrossValidation.of(samples, self._targets, *search)
+        return CrossValidation.of(
+            samples, self._targets, cv=self.cv, scoring=self.scoring, owner=self
+        )
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         trainer: LaplaceTrainer = super()._trainer(options)  # type: ignore[misc]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
+from sklearn.base import is_classifier
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.metrics import brier_score_loss, check_scoring, log_loss
 from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, check_cv
@@ -83,18 +84,18 @@ class CrossValidation:
         if labels is not None and not labels.target_type.is_single:
             _check_scores_columns(scorer)
         elif isinstance(scoring, str):
-            kind = DummyRegressor if labels is None else DummyClassifier
-            _check_score(scoring, scorer, y, rows[0], kind, type(owner).__name__)
+            _check_score(owner, scoring, scorer, y, rows[0])
         # samples without weight are not encoded
         encoded = weighted_data(targets, np.arange(len(y)), y, data.sample_weight).X
         places = np.full(len(y), -1)
         places[encoded] = np.arange(len(encoded))
         splits = []
         for number, split in enumerate(rows):
-            splits.append(_among_kept(number, split, places))
+            splits.append(_among_encoded(number, split, places))
             if labels is None:
                 continue
-            if len(lacking := labels.missing_classes(y[split[0]])):
+            lacking = labels.missing_classes(y[split[0]])
+            if len(lacking):
                 raise ValueError(
                     f"Split {number} of cv has no rows of the classes "
                     f"{lacking[:5].tolist()} to train on. {_advice(data, lacking)}, or "
@@ -164,7 +165,7 @@ def _advice(data: TrainingData, lacking: np.ndarray) -> str:
     return "Use shuffled or stratified folds (StratifiedKFold)"
 
 
-def _among_kept(number: int, split: Split, places: np.ndarray) -> Split:
+def _among_encoded(number: int, split: Split, places: np.ndarray) -> Split:
     """Return a split of the encoded samples; raise ValueError if a part is empty.
 
     ``places`` contains the index of each row among the encoded samples, or -1.
@@ -180,21 +181,20 @@ def _among_kept(number: int, split: Split, places: np.ndarray) -> Split:
 
 
 def _check_score(
-    scoring: str, scorer: Any, y: np.ndarray, split: Split, kind: type, name: str
+    owner: Any, scoring: str, scorer: Any, y: np.ndarray, split: Split
 ) -> None:
-    """Score constant predictions before training; raise an error if scoring fails.
-
-    ``kind`` is the class of the predictor, and ``name`` the name of the estimator.
-    """
-    train, test = (np.zeros((len(rows), 1)) for rows in split)
+    """Score constant predictions before training; raise an error if scoring fails."""
+    dummy = DummyClassifier() if is_classifier(owner) else DummyRegressor()
+    train, test = split
     with warnings.catch_warnings(action="ignore"):
         try:
-            scorer(kind().fit(train, y[split[0]]), test, y[split[1]])
+            dummy.fit(np.zeros((len(train), 1)), y[train])
+            scorer(dummy, np.zeros((len(test), 1)), y[test])
         except (TypeError, ValueError, AttributeError) as error:
-            reason = str(error).replace(kind.__name__, name).rstrip(".")
+            reason = str(error).replace(type(dummy).__name__, type(owner).__name__)
             raise ValueError(
-                f"scoring={scoring!r} cannot score these targets: {reason}. Use "
-                "another score, or scoring=None."
+                f"scoring={scoring!r} cannot score these targets: "
+                f"{reason.rstrip('.')}. Use another score, or scoring=None."
             ) from error
 
 
