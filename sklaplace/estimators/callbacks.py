@@ -203,11 +203,8 @@ class MarglikTraining(PriorCallback):
         return self.subset_of_weights
 
     def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
-        settings, network, layout = (
-            self._options,
-            TrainedNetwork(net, spec),
-            spec.layout,
-        )
+        settings, layout = self._options, spec.layout
+        network = TrainedNetwork(net, spec)
         options.check_prior_shape(self.prior_precision, self.prior_structure, layout)
         settings.check_bytes(spec, network.device, n_rows)
         self.hyperparameters_ = initial_hyperparameters(settings, network)

@@ -73,7 +73,7 @@ class SharedMasks(TorchDispatchMode):
             self.drawing.update(self.running[-1:])
         if func not in OPERATORS:
             return func(*args, **(kwargs or {}))
-        x, p = (*args, 0.5)[:2]
+        x, p = (*args, 0.5)[:2]  # p is 0.5 by default
         if func is OPERATORS[0]:
             return x.copy_(self._kept(x, p))
         mask = self._kept(x, 1 - p)  # fused on a GPU
@@ -144,7 +144,8 @@ def mark_dropping_modules(net: NeuralNet, x: Batch) -> set[str]:
                 setattr(module.get_submodule(name), _MARK, True)
     with forward.frozen(), drawn_mask(forward.module, torch.Generator()) as masks:
         forward.returned(x)
-    if skipped := [name for name in drawing if named[name] not in masks.drawing]:
+    skipped = [name for name in drawing if named[name] not in masks.drawing]
+    if skipped:
         raise ValueError(
             f"The network calls {listed(skipped)} only if self.training of another "
             "module is True. Call dropout layers in every forward pass; they do "

@@ -45,9 +45,10 @@ def divergence(
     Blundell, Cornebise, Kavukcuoglu, Wierstra (2015), "Weight uncertainty in neural
     networks", ICML, eq. (2).
     """
-    is_cheap = posterior.is_closed_form_cheap
-    if is_cheap and (exact := exact_divergence(posterior, prior)) is not None:
-        return exact
+    if posterior.is_closed_form_cheap:
+        exact = exact_divergence(posterior, prior)
+        if exact is not None:
+            return exact
     return (log_q - prior.log_prob(w)).sum() / len(w)
 
 
@@ -71,7 +72,8 @@ def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor |
         or second moment of the posterior has no closed form, or if the prior's
         expectation is not a function of the second moment.
     """
-    if (closed_form := posterior.closed_form()) is None:
+    closed_form = posterior.closed_form()
+    if closed_form is None:
         return None
     entropy, second_moment = closed_form
     expected = prior.expected_log_prob(second_moment)

@@ -33,7 +33,7 @@ class PosteriorFamily:
 
     Attributes
     ----------
-    given : str, subclass or instance of WeightPosterior
+    posterior : str, subclass or instance of WeightPosterior
         Key of ``POSTERIORS``, a class, or an instance for the weights of one network.
     bound : float
         Bound of the weights in bounded families; an instance has its own bound.
@@ -41,28 +41,29 @@ class PosteriorFamily:
         Additional arguments of the class.
     """
 
-    given: str | type[WeightPosterior] | WeightPosterior
+    posterior: str | type[WeightPosterior] | WeightPosterior
     bound: float = 3.0
     options: Mapping[str, object] | None = None
 
     @property
     def kind(self) -> type[Any]:
         """Class of the posterior; `check` requires a subclass of WeightPosterior."""
-        if isinstance(self.given, str):
-            return POSTERIORS.get(self.given, str)
-        return self.given if isinstance(self.given, type) else type(self.given)
+        if isinstance(self.posterior, str):
+            return POSTERIORS.get(self.posterior, str)
+        is_class = isinstance(self.posterior, type)
+        return self.posterior if is_class else type(self.posterior)
 
     def check(self, prior: WeightPrior) -> None:
         """Raise an error for an unknown family, bad options or an unsuitable prior."""
         if not issubclass(self.kind, WeightPosterior):
-            check_option("posterior", self.given, POSTERIORS, _OTHERS)
+            check_option("posterior", self.posterior, POSTERIORS, _OTHERS)
         check_positive("bound", self.bound)
         checks, owner = self.kind.checks, f"posterior={self.kind.name!r}"
-        if isinstance(self.given, WeightPosterior):
+        if isinstance(self.posterior, WeightPosterior):
             checks, owner = {}, f"an instance of {self.kind.name!r}"
         check_params("posterior_params", self.options, checks, owner)
-        source: Any = self.kind if isinstance(self.given, str) else self.given
-        check_support(source, prior)
+        is_instance = isinstance(self.posterior, WeightPosterior)
+        check_support(self.posterior if is_instance else self.kind, prior)
 
     def start(self, location: Tensor, scale: Tensor) -> WeightPosterior:
         """Return a posterior with initial medians and standard deviations, (P,) each.
@@ -70,23 +71,24 @@ class PosteriorFamily:
         An instance is copied with its current parameters. Draws and moments of custom
         families are checked.
         """
-        if isinstance(self.given, WeightPosterior):
-            posterior, n_weights = self.given, self.given.n_weights
+        if isinstance(self.posterior, WeightPosterior):
+            n_weights = self.posterior.n_weights
             if n_weights != len(location):
                 raise ValueError(
                     f"posterior is an instance for {n_weights:,} weights, but "
                     f"{len(location):,} weights of the network require gradients. Pass "
                     "the class, or an instance for this network."
                 )
-            posterior = copy.deepcopy(posterior).to(location).requires_grad_(True)
-            location = posterior.median().detach()
+            start = copy.deepcopy(self.posterior).to(location).requires_grad_(True)
+            location = start.median().detach()
         else:
             options = self.options or {}
-            posterior = self.kind(location, scale, bound=self.bound, **options)
-        is_own = self.kind not in POSTERIORS.values()
-        if is_own and (fault := _fault(posterior, location, scale)):
-            raise ValueError(f"posterior={self.kind.name!r} has {fault}. {_ADVICE}")
-        return posterior
+            start = self.kind(location, scale, bound=self.bound, **options)
+        if self.kind not in POSTERIORS.values():
+            fault = _fault(start, location, scale)
+            if fault is not None:
+                raise ValueError(f"posterior={self.kind.name!r} has {fault}. {_ADVICE}")
+        return start
 
 
 @torch.enable_grad()
@@ -100,13 +102,11 @@ def _fault(posterior: WeightPosterior, location: Tensor, scale: Tensor) -> str |
     (w, log_q), (again, _) = drawn(2), drawn(2)
     moments = {key: getattr(posterior, key)() for key in ("median", "mean", "variance")}
     for key, value in {"draws": w, "log densities": log_q, **moments}.items():
-        shape = (n,) if key in moments else (2, n)
-        size, dtype = (
-            tuple(getattr(value, "shape", ())),
-            getattr(value, "dtype", type(value)),
-        )
-        if (size, dtype) != (shape, w.dtype):
-            return f"{key} of shape {size}, {dtype}, not {shape}, {w.dtype}"
+        expected = (n,) if key in moments else (2, n)
+        shape = tuple(getattr(value, "shape", ()))
+        dtype = getattr(value, "dtype", type(value))
+        if (shape, dtype) != (expected, w.dtype):
+            return f"{key} of shape {shape}, {dtype}, not {expected}, {w.dtype}"
     with torch.no_grad():
         error = float((posterior.log_prob(w) - log_q).abs().median())
         many, _ = drawn(max(2, min(_DRAWN // n, 1000)))

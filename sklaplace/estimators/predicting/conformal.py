@@ -81,10 +81,8 @@ class Conformal:
         # differences within rounding errors count as equal
         needed = (n + 1) * coverage - 1e-9
         if (needed > n).any():
-            level, units = (
-                float(coverage.max()),
-                "groups" if self.has_groups else "rows",
-            )
+            level = float(coverage.max())
+            units = "groups" if self.has_groups else "rows"
             n_needed = int(np.ceil(level / (1 - level) - 1e-9))
             raise ValueError(
                 f"A coverage of {level:g} cannot be guaranteed from {n} {units}. Pass "

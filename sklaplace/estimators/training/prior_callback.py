@@ -6,7 +6,7 @@ a maximum of the posterior, around which the Laplace approximation is computed.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -115,10 +115,11 @@ class PriorCallback(Callback, ABC):
         self, net: NeuralNet, X: Any = None, y: Any = None, **kw: Any
     ) -> None:
         """Warn if the prior harmed predictions, and delete state of the training."""
-        before = vars(self).get("before_", ())
-        if before and (
-            means := increased_means(self._held_out_losses(net)[0], *before)
-        ):
+        before, means = vars(self).get("before_"), None
+        if before is not None:
+            losses, weights = self._held_out_losses(net)
+            means = increased_means(losses, before[0], weights)
+        if means is not None:
             warn_user(
                 f"{type(self).__name__} increased the mean loss of the net's held-out "
                 f"samples from {means[1]:.3f} to {means[0]:.3f} nats. {self._advice}"
@@ -126,19 +127,21 @@ class PriorCallback(Callback, ABC):
         for name in _OF_TRAINING:
             self.__dict__.pop(name, None)
 
-    def _held_out_losses(self, net: NeuralNet) -> tuple[Tensor, ...]:
-        """Return losses (n,) and weights (n,) of the validation samples, if any."""
+    def _held_out_losses(self, net: NeuralNet) -> Any:
+        """Return losses (n,) and weights (n,) of validation samples, or None."""
         spec, held_out = self.training_.spec, self.training_.held_out
         if held_out is None:
-            return ()
+            return None
         network = TrainedNetwork(net, spec)
-        forward, batches = network.forward(), network.batches(held_out)
+        forward = network.forward()
+
+        def predicted() -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+            for x, y, w in network.batches(held_out):
+                f = forward(x)
+                yield f, spec.likelihood.targets(y, f), w
+
         with forward.frozen(), torch.no_grad():
-            rows = (
-                (f := forward(x), spec.likelihood.targets(y, f), w)
-                for x, y, w in batches
-            )
-            return network_losses(spec.likelihood, rows)
+            return network_losses(spec.likelihood, predicted())
 
     @abstractmethod
     def _check_settings(self) -> None:
