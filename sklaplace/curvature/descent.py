@@ -29,9 +29,9 @@ from sklaplace.networks.training import copied, logits_alone, weighted_loss
 
 # Maximum mean fraction of the training samples in a batch. With nearly all samples, the
 # gradient would have almost no noise.
-MAX_FRACTION = 0.1
+MAX_BATCH_FRACTION = 0.1
 # Number of samples to hash at a time.
-HASHED = 1024
+HASH_BATCH_SIZE = 1024
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Descent:
         own = dict(module.named_parameters())
         leaves = [own[block.name].requires_grad_() for block in layout.blocks]
         decays = [self.weight_decay.get(block.name, 0.0) for block in layout.blocks]
-        batches = Batches(self.net, self.dataset, HASHED)
+        batches = Batches(self.net, self.dataset, HASH_BATCH_SIZE)
         keys = torch.cat([row_hash(x) for x, _, _ in batches])
         fraction = self._fraction(len(keys))
         with logits_alone(net, first_rows(net, self.dataset)):
@@ -124,7 +124,7 @@ class Descent:
         """Return the fraction of all samples that a batch contains on average."""
         options = self.net.get_params_for("iterator_train")
         given = options.get("batch_size", self.net.batch_size) / n_samples
-        return min(MAX_FRACTION, given) if given > 0 else MAX_FRACTION
+        return min(MAX_BATCH_FRACTION, given) if given > 0 else MAX_BATCH_FRACTION
 
     def _gradients(
         self, net: NeuralNet, drawn: list[int], leaves: list[Tensor]

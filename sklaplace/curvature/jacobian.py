@@ -71,13 +71,13 @@ class Jacobian:
     keys: Tensor | None = None
 
     @property
-    def n_rows(self) -> int:
-        """Number b of samples, also if biases have one entry for all samples."""
+    def n_samples(self) -> int:
+        """Number b of samples, also if the rows of biases are stored only once."""
         return max(len(block) for block in self.tensors())
 
     @property
     def n_columns(self) -> int:
-        """Number k of rows per sample."""
+        """Number k of columns of ``S``, that is, of rows per sample."""
         return int(self.layers[0].first.n_columns)
 
     @property
@@ -91,8 +91,8 @@ class Jacobian:
         return self.layers[0].first.device
 
     @property
-    def is_shared(self) -> bool:
-        """Whether all samples and parameters share the same output gradients."""
+    def samples_share_gradients(self) -> bool:
+        """Whether there is one layer, and its ``g`` is the same for all samples."""
         first = self.layers[0].first
         return (
             len(self.layers) == 1
@@ -103,7 +103,10 @@ class Jacobian:
         )
 
     def features(self) -> Tensor:
-        """Return layer inputs (b, i), with ones for a bias; requires `is_shared`."""
+        """Return the inputs (b, i) of the only layer, with ones for a bias.
+
+        `samples_share_gradients` must be true.
+        """
         first, *biases = self.layers[0].blocks
         a: Tensor = first.a.squeeze(1)
         return torch.cat([a, *(a.new_ones(len(a), 1) for _ in biases)], 1)
@@ -126,15 +129,17 @@ class Jacobian:
         """Convert the rows to float64."""
         return replace(
             self,
-            layers=[layer.each(lambda block: block.double()) for layer in self.layers],
+            layers=[
+                layer.map_blocks(lambda block: block.double()) for layer in self.layers
+            ],
         )
 
     def take(self, indices: Tensor) -> "Jacobian":
         """Return the rows of the samples with the given indices (n,), in float64."""
-        b, indices = self.n_rows, indices.to(self.device)
+        b, indices = self.n_samples, indices.to(self.device)
         layers = [
             # one entry may stand for all samples
-            layer.mapped(
+            layer.map_factors(
                 lambda g: g.expand(b, -1, -1, -1)[indices].double(),
                 lambda a: a[indices].double(),
             )
@@ -145,31 +150,33 @@ class Jacobian:
 
     def combined(self, columns: Tensor) -> "Jacobian":
         """Return the q rows ``Sᵀ J`` for ``S`` (b, k, q)."""
-        return self._mapped(lambda g: torch.einsum("bkq,bkro->bqro", columns, g))
+        return self._map_gradients(lambda g: torch.einsum("bkq,bkro->bqro", columns, g))
 
     def columns(self, indices: slice) -> "Jacobian":
         """Return a slice of each sample's k rows."""
-        return self._mapped(lambda g: g[:, indices])
+        return self._map_gradients(lambda g: g[:, indices])
 
     def times(self, factor: Tensor) -> "Jacobian":
         """Multiply the rows by a factor, () or (b, 1, 1, 1)."""
-        return self._mapped(lambda g: g * factor)
+        return self._map_gradients(lambda g: g * factor)
 
-    def _mapped(self, function: Callable[[Tensor], Tensor]) -> "Jacobian":
+    def _map_gradients(self, function: Callable[[Tensor], Tensor]) -> "Jacobian":
         """Transform the output gradients of each layer."""
-        return replace(self, layers=[layer.mapped(function) for layer in self.layers])
+        return replace(
+            self, layers=[layer.map_factors(function) for layer in self.layers]
+        )
 
-    def shortest(self) -> "Jacobian":
+    def compressed(self) -> "Jacobian":
         """Convert layers to dense rows if dense rows need less memory."""
-        layers = [layer.each(BaseBlock.shortest) for layer in self.layers]
+        layers = [layer.map_blocks(BaseBlock.compressed) for layer in self.layers]
         return replace(self, layers=layers)
 
     @staticmethod
     def stacked(parts: "Sequence[Jacobian]", *, share: bool = False) -> "Jacobian":
         """Concatenate the samples of batches, of which all or none must have keys.
 
-        With ``share``, all batches with `is_shared` use the output gradients of the
-        first batch.
+        With ``share``, the result uses the output gradients of the first batch. All
+        batches must then have these gradients, the same for all samples.
         """
         layers = []
         for same in zip(*(part.layers for part in parts), strict=True):
@@ -178,7 +185,7 @@ class Jacobian:
                 g = torch.cat([layer.first.g for layer in same])
             blocks = zip(*(layer.blocks for layer in same), strict=True)
             inputs = [joined_inputs([block.a for block in each]) for each in blocks]
-            layers.append(same[0].like(g, inputs))
+            layers.append(same[0].with_factors(g, inputs))
         keys = [part.keys for part in parts if part.keys is not None]
         return Jacobian(layers, keys=torch.cat(keys) if keys else None)
 
@@ -229,7 +236,7 @@ def joined(parts: list[tuple[Tensor, Jacobian]]) -> tuple[Tensor, Jacobian]:
     layers = []
     for same in zip(*(jacobian.layers for jacobian in jacobians), strict=True):
         g = torch.cat([layer.first.g for layer in same], 1)
-        layers.append(same[0].like(g, [block.a for block in same[0].blocks]))
+        layers.append(same[0].with_factors(g, [block.a for block in same[0].blocks]))
     return outputs[0], Jacobian(layers, jacobians[0].weights)
 
 
@@ -383,7 +390,7 @@ def _with_equal_positions(samples: Sequence[Sequence[LayerRows]]) -> list[Jacobi
     layers = []
     for same in zip(*samples, strict=True):
         n = max(layer.first.g.shape[2] for layer in same)
-        layers.append([layer.each(methodcaller("padded", n)) for layer in same])
+        layers.append([layer.map_blocks(methodcaller("padded", n)) for layer in same])
     return [Jacobian(of_sample) for of_sample in zip(*layers, strict=True)]
 
 
@@ -470,7 +477,7 @@ def _layers(blocks: list[Block]) -> list[LayerRows]:
     """Combine each weight with a bias that follows it and has the same gradients."""
     layers: list[LayerRows] = []
     for block in blocks:
-        if layers and layers[-1].shares_gradients(block):
+        if layers and layers[-1].accepts(block):
             layers[-1] = LayerRows((*layers[-1].blocks, block))
         else:
             layers.append(LayerRows((block,)))

@@ -18,7 +18,7 @@ from sklaplace.curvature.features import feature_layers
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.recorder import BACKWARD_COPIES, compare_alone
-from sklaplace.curvature.shared import MAX_DENSE, IdentityMap
+from sklaplace.curvature.shared import MAX_DENSE_OUTPUTS, IdentityMap
 from sklaplace.curvature.subsets import common_gradient, select
 from sklaplace.curvature.verification import check_jacobian_bytes, probe
 from sklaplace.networks import outputs
@@ -26,12 +26,12 @@ from sklaplace.networks import outputs
 # copies of a layer's inputs in memory at once: original and rotated
 INPUT_COPIES = 2
 # number of samples whose full Jacobian is computed, and minimum number to verify
-N_ROWS = 3
+N_DIFFERENTIATED = 3
 # Batch size per verified sample. Large networks have smaller batches, and are therefore
 # verified on fewer samples.
-VERIFIED_SHARE = 16
+BATCH_PER_VERIFIED = 16
 # minimum batch size for many outputs, because each batch reads all weights once
-ROWS_OF_MANY = 128
+MIN_BATCH_FOR_MANY_OUTPUTS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +67,15 @@ class NetworkSpec(outputs.OutputSpec):
         n = super().batch_size(
             row_elements=row_elements, with_covariance=with_covariance
         )
-        if self.layout.head is None or self.n_outputs <= MAX_DENSE or with_covariance:
+        if (
+            self.layout.head is None
+            or self.n_outputs <= MAX_DENSE_OUTPUTS
+            or with_covariance
+        ):
             return n
         row_bytes = self.row_bytes + 8 * row_elements
         most = CACHE // (8 * self.n_outputs), 8 * self.layout.n_parameters // row_bytes
-        return max(n, min(ROWS_OF_MANY, *most))
+        return max(n, min(MIN_BATCH_FOR_MANY_OUTPUTS, *most))
 
 
 def infer_network_spec(
@@ -106,11 +110,11 @@ def infer_network_spec(
     with bare.frozen():
         found, raw, sizes = outputs.measure_outputs(net, x, *expected, **others)
         forward = bare.with_output_map(found.output_map, found.logit_layer)
-        n_verified = max(N_ROWS, found.batch_size() // VERIFIED_SHARE)
+        n_verified = max(N_DIFFERENTIATED, found.batch_size() // BATCH_PER_VERIFIED)
         layout = select(forward, tree_rows(x, slice(n_verified)), subset, options or {})
-        few = tree_rows(x, slice(N_ROWS))
+        few = tree_rows(x, slice(N_DIFFERENTIATED))
         sizes = {name: n * len(few) // len(raw) for name, n in sizes.items()}
-        _check_map_bytes(raw[:N_ROWS], sizes, layout)
+        _check_map_bytes(raw[:N_DIFFERENTIATED], sizes, layout)
         f, jacobian = backpropagate(forward, few, layout)
         row_bytes = _row_bytes(f, sizes, layout, jacobian, found.likelihood.n_blocks)
         last = feature_layers(forward, few, layout, subset)
@@ -168,15 +172,15 @@ def _row_bytes(
     f: Tensor, sizes: dict[str, int], layout: Layout, jacobian: Jacobian, n_blocks: int
 ) -> int:
     """Return the bytes per sample needed to compute and use the Jacobian."""
-    n_rows, c = f.shape
+    n_samples, c = f.shape
     tensors = jacobian.tensors()
     inputs = sum(block.a.numel() for block in tensors if block.a is not None)
-    elements = INPUT_COPIES * inputs // n_rows + outputs.OUTPUT_COPIES * c
+    elements = INPUT_COPIES * inputs // n_samples + outputs.OUTPUT_COPIES * c
     if layout.head is not None:  # only inputs and outputs of one layer are kept
-        elements += 2 * max(sizes.values(), default=0) // n_rows
+        elements += 2 * max(sizes.values(), default=0) // n_samples
     else:
         gradients = sum(block.g.numel() for block in tensors)
-        elements += (sum(sizes.values()) + BACKWARD_COPIES * gradients) // n_rows
+        elements += (sum(sizes.values()) + BACKWARD_COPIES * gradients) // n_samples
     if n_blocks > 1:  # dense columns
         elements += 3 * c**2
     return int(elements) * f.element_size()

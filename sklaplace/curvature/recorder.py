@@ -30,7 +30,7 @@ Kwargs: TypeAlias = dict[str, Tensor]
 # copies of a column's gradients in memory at once: kept and backpropagated
 BACKWARD_COPIES = 2
 # maximum number of samples of a batch that pass through the network again
-MAX_CHECKED = 8
+MAX_COMPARED = 8
 
 
 def first_input(args: Args, kwargs: Kwargs) -> Tensor:
@@ -70,7 +70,7 @@ def _samples_to_check(b: int) -> Tensor:
 
     The order is reversed to detect networks that sort their samples.
     """
-    n = min(MAX_CHECKED, (b + 1) // 2)
+    n = min(MAX_COMPARED, (b + 1) // 2)
     return b - 1 - b * torch.arange(n) // n
 
 

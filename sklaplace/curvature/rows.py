@@ -21,9 +21,26 @@ from sklaplace.likelihoods.output_hessian import OutputHessian
 # maximum number of elements of a temporary array
 CHUNK_ELEMENTS = 2**22
 # limit for arrays that are reused immediately and should stay in the caches
-DENSE_ELEMENTS = 2**19
+DENSE_CHUNK_ELEMENTS = 2**19
 # limit for arrays that are small compared with their inputs
-CACHED_ELEMENTS = 2**16
+PRODUCT_CHUNK_ELEMENTS = 2**16
+
+
+@dataclass(frozen=True)
+class OuterProducts:
+    """``Rᵀ R'`` of the rows of two blocks at one position, as sums over samples.
+
+    Attributes
+    ----------
+    outputs : Tensor of shape (b, o, o')
+        ``Σₖ g g'ᵀ`` of each sample.
+    left, right : Tensor of shape (b, i) or (b, i')
+        Inputs of both blocks.
+    """
+
+    outputs: Tensor
+    left: Tensor
+    right: Tensor
 
 
 class BaseBlock:
@@ -46,7 +63,7 @@ class BaseBlock:
     is_from_head: bool = False
     """Whether a `Head`, verified for each sample, determines the rows."""
 
-    def like(self, g: Tensor, a: Inputs | None) -> "Block":
+    def with_factors(self, g: Tensor, a: Inputs | None) -> "Block":
         """Build rows for the same parameters from other factors ``g`` and ``a``."""
         return Block(g, a)
 
@@ -101,7 +118,9 @@ class BaseBlock:
     @property
     def _chunk_length(self) -> int:
         """Number of samples whose dense rows fit into the caches."""
-        return max(1, DENSE_ELEMENTS // max(1, self.n_columns * self.n_parameters))
+        return max(
+            1, DENSE_CHUNK_ELEMENTS // max(1, self.n_columns * self.n_parameters)
+        )
 
     def dense_chunks(self) -> Iterator[Tensor]:
         """Yield the dense rows of a few samples at a time."""
@@ -109,22 +128,22 @@ class BaseBlock:
         for start in range(0, len(self), n):
             yield self.take(slice(start, start + n)).dense()
 
-    def reduced(self) -> "BaseBlock":
+    def merge_positions(self) -> "BaseBlock":
         """Replace all positions by one, with the sum of ``g`` and the mean of ``a``."""
         if self.a is None or self.has_one_position:
             return self
-        return self.like(self.g.sum(2, keepdim=True), mean_input(self.a))
+        return self.with_factors(self.g.sum(2, keepdim=True), mean_input(self.a))
 
     def double(self) -> "BaseBlock":
         """Convert the rows to float64."""
-        return self.like(
+        return self.with_factors(
             self.gradients.double(), None if self.a is None else self.a.double()
         )
 
     def take(self, indices: Tensor | slice) -> "BaseBlock":
         """Return the rows of the samples with the given indices (n,)."""
         g = self.g.expand(len(self), -1, -1, -1)[indices]
-        return self.like(g, None if self.a is None else self.a[indices])
+        return self.with_factors(g, None if self.a is None else self.a[indices])
 
     def padded(self, n_positions: int) -> "BaseBlock":
         """Zero-pad the factors to the given number of positions."""
@@ -132,10 +151,10 @@ class BaseBlock:
         if self.a is None or not missing:
             return self
         g, a = (nn.functional.pad(t, (0, 0, 0, missing)) for t in (self.g, self.inputs))
-        return self.like(g, a)
+        return self.with_factors(g, a)
 
-    def shortest(self) -> "BaseBlock":
-        """Return dense rows if they need less memory than the factors."""
+    def compressed(self) -> "BaseBlock":
+        """Return dense rows if these need less memory than the factors."""
         if self.a is None or self.has_one_position:
             return self
         n_factors = self.g.numel() + self.a.numel()
@@ -182,7 +201,7 @@ class BaseBlock:
             return weights @ (self.g**2)[0, :, 0].T
         g = self.g.squeeze(2)
         # a few samples at a time, so that the products stay in the caches
-        n = max(1, CACHED_ELEMENTS // g[0].numel())
+        n = max(1, PRODUCT_CHUNK_ELEMENTS // g[0].numel())
         pairs = zip(g.split(n), weights.expand(len(g), -1).split(n), strict=True)
         return torch.cat([(w.unsqueeze(1) * rows**2).sum(-1) for rows, w in pairs])
 
@@ -230,8 +249,8 @@ class BaseBlock:
         """Return ``Σ g gᵀ`` over samples, columns and positions, (o, o)."""
         return gram(self.g.flatten(0, 2))
 
-    def grams(self, other: "BaseBlock") -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return ``Σₖ g g'ᵀ`` (b, o, o') for another block, and both inputs (b, i).
+    def outer_products(self, other: "BaseBlock") -> OuterProducts | None:
+        """Return products with another block of the same samples, summed over columns.
 
         Return None for several positions, where rows are sums over positions, or
         without inputs, where a product of all rows needs less memory.
@@ -241,7 +260,8 @@ class BaseBlock:
         if self.a is None and other.a is None:
             return None
         outputs = self.g.squeeze(2).mT @ other.g.squeeze(2)
-        return outputs, self.inputs.squeeze(1), other.inputs.squeeze(1)
+        left, right = self.inputs.squeeze(1), other.inputs.squeeze(1)
+        return OuterProducts(outputs, left, right)
 
 
 @dataclass(frozen=True)
@@ -294,7 +314,7 @@ class GroupedBlock(Block):
     basis: Tensor | None = None
     has_one_position = False  # products would mix the groups' outputs and inputs
 
-    def like(self, g: Tensor, a: Inputs | None) -> Block:
+    def with_factors(self, g: Tensor, a: Inputs | None) -> Block:
         """Build rows for the same parameters from other factors ``g`` and ``a``."""
         return replace(self, g=g, a=a)
 
@@ -348,7 +368,7 @@ class HeadBlock(BaseBlock):
 
     def __len__(self) -> int:
         """Return the number of samples."""
-        return self.hessian.n_rows
+        return self.hessian.n_samples
 
     @property
     def n_columns(self) -> int:
@@ -402,14 +422,14 @@ class HeadBlock(BaseBlock):
         """Return ``Σ MᵀΛM`` over samples, (o, o)."""
         return self.hessian.moment(self.matrix)
 
-    def grams(self, other: BaseBlock) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ``MᵀΛM`` (b, o, o), and the inputs (b, i) of both blocks."""
-        outputs = self.hessian.grams(self.matrix)
-        here, there = (
+    def outer_products(self, other: BaseBlock) -> OuterProducts:
+        """Return products with another block of the same layer, from ``MᵀΛM``."""
+        outputs = self.hessian.matrices(self.matrix)
+        left, right = (
             outputs.new_ones(len(outputs), 1) if a is None else unfolded(a).squeeze(1)
             for a in (self.a, other.a)
         )
-        return outputs, here, there
+        return OuterProducts(outputs, left, right)
 
 
 @dataclass(frozen=True)
@@ -437,30 +457,30 @@ class LayerRows:
         """Length of the rows of all tensors together."""
         return sum(block.n_parameters for block in self.blocks)
 
-    def shares_gradients(self, block: BaseBlock) -> bool:
-        """Return whether a block can be combined with these rows."""
+    def accepts(self, block: BaseBlock) -> bool:
+        """Return whether a block has the same ``g``, so that it can be added."""
         return self.first.has_one_position and block.g is self.first.g
 
     def split(self) -> "list[LayerRows]":
         """Separate the parameter tensors."""
         return [LayerRows((block,)) for block in self.blocks]
 
-    def mapped(
+    def map_factors(
         self,
-        of_gradients: Callable[[Tensor], Tensor],
-        of_inputs: Callable[[Inputs], Inputs] = lambda a: a,
+        function_of_gradients: Callable[[Tensor], Tensor],
+        function_of_inputs: Callable[[Inputs], Inputs] = lambda a: a,
     ) -> "LayerRows":
-        """Transform the gradients and the layer inputs."""
-        inputs = [None if b.a is None else of_inputs(b.a) for b in self.blocks]
-        return self.like(of_gradients(self.first.g), inputs)
+        """Apply one function to the shared ``g``, and one to each ``a``."""
+        inputs = [None if b.a is None else function_of_inputs(b.a) for b in self.blocks]
+        return self.with_factors(function_of_gradients(self.first.g), inputs)
 
-    def like(self, g: Any, inputs: Iterable[Inputs | None]) -> "LayerRows":
+    def with_factors(self, g: Any, inputs: Iterable[Inputs | None]) -> "LayerRows":
         """Build rows for the same parameters from other factors."""
         pairs = zip(self.blocks, inputs, strict=True)
-        return LayerRows(tuple(block.like(g, a) for block, a in pairs))
+        return LayerRows(tuple(block.with_factors(g, a) for block, a in pairs))
 
-    def each(self, function: Callable[[Any], Any]) -> "LayerRows":
-        """Transform the rows of each tensor."""
+    def map_blocks(self, function: Callable[[Any], Any]) -> "LayerRows":
+        """Apply a function to the rows of each parameter tensor."""
         return LayerRows(tuple(function(block) for block in self.blocks))
 
     def gram(self, v: Tensor) -> Tensor:
@@ -503,7 +523,9 @@ def with_entries(layers: Iterable[Any], v: Tensor) -> Iterator[tuple[Any, Tensor
     """Yield the rows of each layer or tensor with their entries of ``v`` (P, ...)."""
     start = 0
     for rows in layers:
-        yield rows, v[start : (start := start + rows.n_parameters)]
+        end = start + rows.n_parameters
+        yield rows, v[start:end]
+        start = end
 
 
 def variance(layers: Iterable[LayerRows], v: Tensor) -> Tensor:

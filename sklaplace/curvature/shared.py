@@ -15,7 +15,7 @@ from sklaplace.core.parallel import cached_property
 from sklaplace.curvature.rows import BaseBlock, Block
 
 # Maximum number of outputs for a dense (c, c) matrix, which takes 8 MiB in float64.
-MAX_DENSE = 1024
+MAX_DENSE_OUTPUTS = 1024
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class SharedBlock(BaseBlock):
         """Number of outputs of the layer, equal to `n_columns`."""
         return self.columns.n
 
-    def like(self, g: Any, a: Any) -> Any:
+    def with_factors(self, g: Any, a: Any) -> Any:
         """Build rows for the same parameters from other factors ``g`` and ``a``."""
         return Block(g, a) if isinstance(g, Tensor) else SharedBlock(g, a)
 

@@ -23,7 +23,7 @@ from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import MAX_LISTED, BlockSpec, Head, Layout, contains
 from sklaplace.curvature.patches import has_layer_form
-from sklaplace.curvature.shared import MAX_DENSE, IdentityMap
+from sklaplace.curvature.shared import MAX_DENSE_OUTPUTS, IdentityMap
 from sklaplace.curvature.uses import (
     check_gradients,
     restarted_at,
@@ -245,7 +245,7 @@ def _affine_head(
     matrix: Tensor | None
     n = f.shape[1]
     if torch.equal(hidden[0], f) and torch.allclose(probed, probe(f)):
-        if n > MAX_DENSE:
+        if n > MAX_DENSE_OUTPUTS:
             return Head(IdentityMap(n), f.new_zeros(n, dtype=torch.float64))
         matrix = torch.eye(n, dtype=torch.float64, device=f.device)
     else:

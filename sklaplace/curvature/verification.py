@@ -27,7 +27,7 @@ from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.forward import Forward, requiring_grad
 
 # above this size, rows are compared for one sample and one column at a time
-MAX_TOGETHER = 2**24
+MAX_PARAMETERS_TOGETHER = 2**24
 # rows (b, k, p) of parameters by name; None if the rows are missing
 _Rows = dict[str, Tensor | None]
 
@@ -71,7 +71,7 @@ def verified(forward: Forward, x: Batch, f: Tensor, specs: list[BlockSpec]) -> L
     # samples with the lowest, median and highest combination of outputs
     order = (f @ probe(f[:1])[0]).squeeze(1).cpu().argsort(stable=True)
     few, columns = order[[0, len(f) // 2, -1]].unique(), probe(f, 2)
-    is_large = sum(math.prod(spec.shape) for spec in specs) > MAX_TOGETHER
+    is_large = sum(math.prod(spec.shape) for spec in specs) > MAX_PARAMETERS_TOGETHER
     parts = [few[n : n + 1] for n in range(len(few))] if is_large else [few]
     by_column = columns.split(1, 2) if is_large else [columns]
     for some, combinations in product(parts, by_column):

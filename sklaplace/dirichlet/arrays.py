@@ -18,7 +18,7 @@ MIN_CONCENTRATION = 1e-100
 _SUM_TOLERANCE = 1e-4
 # Negative variances smaller than this fraction of the largest variance are treated as
 # rounding errors.
-_NEGATIVE = 1e-3
+_MAX_NEGATIVE_SHARE = 1e-3
 
 
 def as_tensor(array: Tensor | np.ndarray) -> Tensor:
@@ -63,7 +63,7 @@ def check_variances(variances: Tensor, largest: Tensor) -> None:
     small relative to ``largest`` (..., 1).
     """
     check_finite("cov", variances)
-    if bool((variances < -_NEGATIVE * largest.abs()).any()):
+    if bool((variances < -_MAX_NEGATIVE_SHARE * largest.abs()).any()):
         raise ValueError(
             "cov is not positive semidefinite. Pass symmetric covariances of the "
             "logits, without negative eigenvalues."

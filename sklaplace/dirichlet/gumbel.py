@@ -16,32 +16,36 @@ from sklaplace.dirichlet.normal_gumbel import LOWEST, NormalGumbel
 
 # Initial and maximum numbers of quadrature nodes, and tolerance for the sum of
 # probabilities.
-_FIRST_NODES, _MAX_NODES, _TOLERANCE = 16, 2048, 3e-4
+_FIRST_NODES, _MAX_NODES, _MAX_SUM_ERROR = 16, 2048, 3e-4
 # Maximum ratio of the node spacing to the distance from the lower end. Above this
 # ratio, the errors of two classes may cancel in the sum.
-_MAX_RATIO = 0.35
-# The log-probability that the largest value is below the lower end is about -exp(_END).
-_END = -LOWEST
+_MAX_SPACING_RATIO = 0.35
+# The log-probability that the largest value is below the lower end is about minus the
+# exponential of this value.
+_LOG_NATS_AT_LOWER_END = -LOWEST
 # Noise variance that the nodes must resolve if the logits have zero variance.
-_NOISE = 1.3
-# For more than MANY_CLASSES classes, all but the leading classes are merged. The first
-# attempt uses _LEADING leading classes, the second a fraction 1/_PART of all classes if
-# that is more. _LOG_ERROR is the log of the largest relative error of ``-log F`` for
-# merged classes at the lower end. This error is as large as in `NormalGumbel`, and
-# smaller by e^LOWEST where the integrand is large.
-MANY_CLASSES, _LEADING, _PART, _LOG_ERROR = 1024, 512, 32, math.log(1e-2)
+_MIN_RESOLVED_VARIANCE = 1.3
+# For more classes than this, all but the leading classes are merged.
+MANY_CLASSES = 1024
+# Number of leading classes in the first attempt. The second attempt uses the number of
+# all classes divided by `_LEADING_DIVISOR`, if that is more.
+_N_LEADING, _LEADING_DIVISOR = 512, 32
+# Log of the largest relative error of ``-log F`` for merged classes at the lower end.
+# This error is as large as in `NormalGumbel`, and smaller by e^LOWEST where the
+# integrand is large.
+_MAX_LOG_MERGE_ERROR = math.log(1e-2)
 # Minimum variance, which keeps quotients finite.
-_TINY = 1e-300
+_MIN_VARIANCE = 1e-300
 # Number of points at unit spacing, and derivatives of their interpolating polynomial at
 # each point.
-_STENCIL = 7
-_DERIVATIVES = np.array(
+_STENCIL_SIZE = 7
+_STENCIL_DERIVATIVES = np.array(
     [
         np.linalg.solve(
-            np.vander(np.arange(_STENCIL) - point, increasing=True).T,
-            np.eye(_STENCIL)[1],
+            np.vander(np.arange(_STENCIL_SIZE) - point, increasing=True).T,
+            np.eye(_STENCIL_SIZE)[1],
         )
-        for point in range(_STENCIL)
+        for point in range(_STENCIL_SIZE)
     ]
 )
 
@@ -123,10 +127,10 @@ def _by_leading(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
     logits are integrated by quadrature. If too many logits have large errors, a second
     attempt integrates more logits, and a third attempt all logits.
     """
-    proba, is_precise = _with_leading(_LEADING, mean, variances, n_nodes)
+    proba, is_precise = _with_leading(_N_LEADING, mean, variances, n_nodes)
     left = (~is_precise).nonzero().squeeze(-1)
     if len(left):
-        n_more = max(_LEADING, mean.shape[-1] // _PART)
+        n_more = max(_N_LEADING, mean.shape[-1] // _LEADING_DIVISOR)
         more, is_precise = _with_leading(n_more, mean[left], variances[left], n_nodes)
         proba, left = proba.index_put((left,), more), left[~is_precise]
     if len(left):
@@ -151,7 +155,7 @@ def _with_leading(
     lowest = NormalGumbel(few_means.detach(), few_variances.detach()).lower.amax(-1)
     lowest = lowest.maximum(logit.detach().squeeze(-1) + LOWEST)
     # False for non-finite values
-    is_precise = errors.amin(-1) - math.log(2) - lowest < _LOG_ERROR
+    is_precise = errors.amin(-1) - math.log(2) - lowest < _MAX_LOG_MERGE_ERROR
     means = torch.cat([few_means, logit], -1)
     merged_variances = torch.cat([few_variances, 0 * logit], -1)
     proba = torch.zeros_like(means)
@@ -166,7 +170,9 @@ def _by_nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
     """Compute `argmax_proba` by quadrature for each class."""
     integrals = [_integrals(m, v, n_nodes) for m, v in chunks(mean, variances, n_nodes)]
     proba, ratio = map(torch.cat, zip(*integrals, strict=True))
-    is_coarse = ((proba.sum(-1) - 1).abs() > _TOLERANCE) | (ratio > _MAX_RATIO)
+    is_coarse = ((proba.sum(-1) - 1).abs() > _MAX_SUM_ERROR) | (
+        ratio > _MAX_SPACING_RATIO
+    )
     coarse = is_coarse.nonzero().squeeze(-1)
     if len(coarse) and n_nodes < _MAX_NODES:
         finer = _by_nodes(mean[coarse], variances[coarse], 2 * n_nodes)
@@ -196,16 +202,22 @@ def _nodes(
     The classes have shape (K, b) and the variances (b, K). Each ratio is the spacing of
     distant nodes divided by their distance from the lower end.
     """
-    scale = (variances.amin(1) + _NOISE).sqrt()
+    scale = (variances.amin(1) + _MIN_RESOLVED_VARIANCE).sqrt()
     high = classes.upper_end(variances.shape[1]).amax(0)
     # a product of probabilities does not exceed its smallest factor
     nodes, _ = _spaced(classes.lower.amax(0), high, scale, max(6, n_nodes // 3))
     minus_log = classes.minus_log(nodes.unsqueeze(1)).sum(1).log()
     # the last of the lower nodes at which the product is too small
-    index = (minus_log > _END).cumprod(0).sum(0).sub_(1).clamp_(0, len(nodes) - 2)
+    index = (
+        (minus_log > _LOG_NATS_AT_LOWER_END)
+        .cumprod(0)
+        .sum(0)
+        .sub_(1)
+        .clamp_(0, len(nodes) - 2)
+    )
     index = torch.stack([index, index + 1])
     (first, second), (above, below) = nodes.gather(0, index), minus_log.gather(0, index)
-    part = ((above - _END) / (above - below)).clamp(0, 1)
+    part = ((above - _LOG_NATS_AT_LOWER_END) / (above - below)).clamp(0, 1)
     return _spaced(torch.lerp(first, second, part), high, scale, n_nodes)
 
 
@@ -218,10 +230,10 @@ def _spaced(low: Tensor, high: Tensor, scale: Tensor, n: int) -> tuple[Tensor, T
 
 def _differences(values: Tensor) -> Tensor:
     """Return derivatives (t, b) of values at points with unit spacing."""
-    derivatives = torch.as_tensor(_DERIVATIVES).to(values)
-    middle = _STENCIL // 2
-    inner = values.unfold(0, _STENCIL, 1) @ derivatives[middle]
-    first, last = values[:_STENCIL], values[-_STENCIL:]
+    derivatives = torch.as_tensor(_STENCIL_DERIVATIVES).to(values)
+    middle = _STENCIL_SIZE // 2
+    inner = values.unfold(0, _STENCIL_SIZE, 1) @ derivatives[middle]
+    first, last = values[:_STENCIL_SIZE], values[-_STENCIL_SIZE:]
     ends = derivatives[:middle] @ first, derivatives[middle + 1 :] @ last
     return torch.cat([ends[0], inner, ends[1]])
 
@@ -234,6 +246,6 @@ def _upper_bound(mean: Tensor, variances: Tensor) -> Tensor:
     """
     largest = mean.argmax(-1, keepdim=True)
     gaps = mean.gather(-1, largest) - mean
-    total = (variances + variances.gather(-1, largest)).clamp(min=_TINY)
+    total = (variances + variances.gather(-1, largest)).clamp(min=_MIN_VARIANCE)
     s = (gaps / total).clamp(max=1)
     return (s * (s * total / 2 - gaps)).exp()

@@ -40,12 +40,12 @@ Probabilities = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # If no variance exceeds this value, the second-order expansion is more accurate than
 # quadrature.
-_SMALL_VARIANCE = 0.09
+_MAX_EXPANDED_VARIANCE = 0.09
 # Bytes of variances that `gumbel` processes at once if there are many classes. With
 # this size, several samples share a quadrature, and arrays fit into the CPU caches.
-_MANY_BYTES = 2**23
+_GUMBEL_CHUNK_BYTES = 2**23
 # Bound on drawn single-precision logits, which keeps sums over classes finite.
-_LARGE = 1e30
+_MAX_FLOAT32_LOGIT = 1e30
 
 
 def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
@@ -326,7 +326,7 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     array([[0.7 , 0.15, 0.15]])
     """
     if mean.shape[-1] > MANY_CLASSES:  # a few samples at a time
-        n = max(1, _MANY_BYTES // (8 * cov[:1].numel()))
+        n = max(1, _GUMBEL_CHUNK_BYTES // (8 * cov[:1].numel()))
         pairs = zip(mean.split(n), cov.split(n), strict=True)
         return torch.cat([_gumbel(m, c) for m, c in pairs])
     return _gumbel(mean, cov)
@@ -338,7 +338,7 @@ def _gumbel(mean: Tensor, cov: Tensor) -> Tensor:
     if mean.shape[-1] == 1:
         return torch.ones_like(mean)
     variances = independent_variances(centred)
-    wide = (variances.amax(-1) > _SMALL_VARIANCE).nonzero().squeeze(-1)
+    wide = (variances.amax(-1) > _MAX_EXPANDED_VARIANCE).nonzero().squeeze(-1)
     if len(wide) == len(mean):
         return argmax_proba(mean, variances)
     softmax = mean.softmax(-1)
@@ -597,7 +597,7 @@ LINKS: dict[str, Link] = {
 
 # Maximum numbers of classes for `mean_field` and `mc`, and minimum number of draws for
 # `mc`.
-_CLASSES_OF_MEAN_FIELD, _CLASSES_OF_MC, _DRAWS_OF_MC = 2, 16, 50
+_MAX_CLASSES_OF_MEAN_FIELD, _MAX_CLASSES_OF_MC, _MIN_DRAWS_OF_MC = 2, 16, 50
 
 
 def choose_link(n_classes: int, n_samples: int = 100) -> str:
@@ -649,9 +649,9 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
     >>> choose_link(2), choose_link(10), choose_link(1000)
     ('mean_field', 'mc', 'gumbel')
     """
-    if n_classes <= _CLASSES_OF_MEAN_FIELD:
+    if n_classes <= _MAX_CLASSES_OF_MEAN_FIELD:
         return "mean_field"
-    if n_classes <= _CLASSES_OF_MC and n_samples >= _DRAWS_OF_MC:
+    if n_classes <= _MAX_CLASSES_OF_MC and n_samples >= _MIN_DRAWS_OF_MC:
         return "mc"
     return "gumbel"
 
@@ -673,8 +673,12 @@ def _sampled_proba(
     factor = centred_factor(centred, cov)  # (b, K, K - 1)
     if dtype != mean.dtype:
         # keep logits in the range of the dtype, and the largest logits precise
-        mean = (mean - mean.amax(-1, keepdim=True)).clamp(min=-_LARGE).to(dtype)
-        factor = factor.clamp(-_LARGE, _LARGE).to(dtype)
+        mean = (
+            (mean - mean.amax(-1, keepdim=True))
+            .clamp(min=-_MAX_FLOAT32_LOGIT)
+            .to(dtype)
+        )
+        factor = factor.clamp(-_MAX_FLOAT32_LOGIT, _MAX_FLOAT32_LOGIT).to(dtype)
     points = draws[:, : factor.shape[-1]].to(factor)
     # draws on the last axis, because a softmax over short contiguous rows is slow
     return (factor @ points.T + mean.unsqueeze(-1)).softmax(-2)

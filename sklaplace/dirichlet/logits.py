@@ -20,17 +20,17 @@ MAX_LOGIT = 1e100
 # variance. The minimum keeps the pivots of a zero covariance positive.
 JITTER, MIN_VARIANCE = 1e-10, 1e-200
 # Gaps below this value are treated as zero.
-_MIN_UNIT = 1e-100
+_MIN_GAP = 1e-100
 # Memory for the tensors of a chunk of samples. Larger chunks do not fit into the cache
 # of a core and take 50 % longer.
 _CHUNK_BYTES = 2**21
 # Points of `logsumexp_gap`: minimum and maximum numbers of directions, and maximum
 # dimension with three radii instead of two.
-_MIN_DIRECTIONS, _MAX_DIRECTIONS, _MAX_DIM_OF_THREE = 8, 64, 8
+_MIN_DIRECTIONS, _MAX_DIRECTIONS, _MAX_DIM_OF_THREE_RADII = 8, 64, 8
 # Number of logits with the largest variances that are integrated separately, and nodes
 # of the trapezoidal rule for these one-dimensional integrals.
 _N_WIDEST = 2
-_NODES = torch.linspace(-8, 8, 33, dtype=torch.float64)
+_NORMAL_NODES = torch.linspace(-8, 8, 33, dtype=torch.float64)
 
 
 def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,7 +230,7 @@ def _gap_of_one(log_proba: Tensor, shifts: Tensor) -> Tensor:
 
 def _expected_gaps_of_one(log_proba: Tensor, variances: Tensor) -> Tensor:
     """Sum the expected changes in logsumexp due to r normal logits; return (b, 1)."""
-    nodes = _NODES.to(variances)
+    nodes = _NORMAL_NODES.to(variances)
     deviations = variances.clamp(min=MIN_VARIANCE).sqrt().unsqueeze(-1)
     mass = (-(nodes**2) / 2).softmax(-1)
     return (_gap_of_one(log_proba, deviations * nodes) @ mass).sum(-1, keepdim=True)
@@ -241,12 +241,12 @@ def _correction(
 ) -> Tensor:
     """Return the change (b, 1) of a weighted mean due to control variates (b, s)."""
     # scaled so that squares and their derivatives neither overflow nor vanish
-    unit = expected.clamp(min=_MIN_UNIT)
+    unit = expected.clamp(min=_MIN_GAP)
     expected, variates = expected / unit, variates / unit
     error = expected - (variates @ weights).unsqueeze(-1)
     deviations = variates - expected + error
     variance = unit * (deviations**2 @ weights).unsqueeze(-1)
-    variance = variance.clamp(min=_MIN_UNIT)
+    variance = variance.clamp(min=_MIN_GAP)
     covariance = (deviations * gaps @ weights).unsqueeze(-1)
     slope = covariance.clamp(min=0).minimum(variance) / variance
     return slope * error * unit
@@ -270,7 +270,7 @@ def _rule(dim: int) -> tuple[Tensor, Tensor]:
     normal = normal.normal_(generator=generator).double()
     directions = torch.linalg.qr(normal)[0].mT.reshape(-1, dim)
     # Golub and Welsch: nodes of generalised Gauss-Laguerre quadrature
-    i = torch.arange(3 if dim <= _MAX_DIM_OF_THREE else 2).double()
+    i = torch.arange(3 if dim <= _MAX_DIM_OF_THREE_RADII else 2).double()
     off_diagonal = (i[1:] * (i[1:] + dim / 2 - 1)).sqrt()
     matrix = torch.diag(2 * i + dim / 2)
     matrix += off_diagonal.diag(1) + off_diagonal.diag(-1)

@@ -15,12 +15,12 @@ from sklaplace.dirichlet.logits import centre, centred_factor, chunks, logsumexp
 
 # Newton's method converges quadratically, so the error after a step of this size is
 # about 1e-8.
-_TOLERANCE = 1e-4
+_MAX_LAST_STEP = 1e-4
 _MAX_STEPS = 100
 # Above this gap, trigamma overflows at the resulting concentrations.
 _MAX_GAP = 1e99
 # A sample uses about as much memory as this number of points.
-_N_POINTS = 36
+_POINTS_PER_SAMPLE = 36
 
 
 def kl_projection(mean: Array, cov: Array) -> Array:
@@ -94,7 +94,9 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     arrays.check_variances(variances, variances.amax(-1, keepdim=True))
     rows = logits.reshape(-1, n_classes)
     matrices = covariances.reshape(-1, n_classes, n_classes)
-    pairs = [_expected_log_proba(m, c) for m, c in chunks(rows, matrices, _N_POINTS)]
+    pairs = [
+        _expected_log_proba(m, c) for m, c in chunks(rows, matrices, _POINTS_PER_SAMPLE)
+    ]
     log_proba, gap = map(torch.cat, zip(*pairs, strict=True))
     alpha = arrays.capped(_solve_log_alpha(log_proba, gap))
     return like(alpha.reshape(logits.shape), mean)
@@ -120,7 +122,7 @@ def _solve_log_alpha(log_proba: Tensor, gap: Tensor) -> Tensor:
         for _ in range(_MAX_STEPS):
             step = _newton_step(log_alpha[rows], expected[rows])
             log_alpha[rows] -= step
-            rows = rows[step.abs().amax(-1) > _TOLERANCE]
+            rows = rows[step.abs().amax(-1) > _MAX_LAST_STEP]
             if not len(rows):
                 break
     if expected.requires_grad:  # a last step provides the derivative at the solution

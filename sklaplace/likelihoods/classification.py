@@ -18,12 +18,12 @@ from sklaplace.likelihoods.output_hessian import BlockDiagonal, OutputHessian, S
 
 # Largest number of classes for which a softmax over columns of the transpose is faster.
 # torch does not vectorise short contiguous rows.
-FEW_CLASSES = 20
+MAX_TRANSPOSED_CLASSES = 20
 
 
 def _softmax(f: Tensor, function: Callable[..., Tensor] = torch.softmax) -> Tensor:
     """Apply ``torch.softmax`` or ``torch.log_softmax`` to each row, (b, K)."""
-    is_narrow = f.shape[-1] <= FEW_CLASSES
+    is_narrow = f.shape[-1] <= MAX_TRANSPOSED_CLASSES
     return function(f.mT, -2).mT if is_narrow else function(f, -1)
 
 

@@ -20,22 +20,22 @@ Array = np.ndarray
 
 # `cdf` integrates over the log-rate if its standard deviation is at most this multiple
 # of the standard deviation of a gamma variable's logarithm.
-_NARROW = 1.0
+_MAX_RELATIVE_STD = 1.0
 # Nodes of the trapezoidal rule for the logarithm of a gamma variable, in units of its
 # standard deviation. Beyond the nodes, the density is below exp(-36), even with one
 # degree of freedom.
-_STEPS = np.linspace(-38.0, 9.0, 95)
+_GAMMA_NODES = np.linspace(-38.0, 9.0, 95)
 # Poisson quantiles use an expansion for rates above the first value. numpy cannot draw
 # Poisson variables for rates above the second value.
-_LARGE, _LARGEST = 1e8, 1e18
-_MAX = np.finfo(np.float64).max
+_MAX_EXACT_RATE, _MAX_NUMPY_RATE = 1e8, 1e18
+_MAX_COUNT = np.finfo(np.float64).max
 # Number of quantiles per chunk, to limit the memory for the nodes.
-_CHUNK = 10_000
+_QUANTILES_PER_CHUNK = 10_000
 # Gauss-Legendre nodes on (0, 1) with weights. The interval extends until the
-# log-integrand has decreased by `_FALL`.
+# log-integrand has decreased by `_LOG_DROP`.
 _X, _W = np.polynomial.legendre.leggauss(32)
 _LEGENDRE = (1 + _X) / 2, _W / 2
-_FALL = 30.0
+_LOG_DROP = 30.0
 _NEWTON_STEPS = 8
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -53,13 +53,13 @@ def cdf(y: Array, mean: Array, variance: Array) -> Array:
     """
     y, mean, std = np.broadcast_arrays(y, mean, np.sqrt(np.maximum(variance, 0)))
     proba = np.zeros(y.shape)
-    is_narrow = std * np.sqrt(np.maximum(y, 0) + 1) <= _NARROW
+    is_narrow = std * np.sqrt(np.maximum(y, 0) + 1) <= _MAX_RELATIVE_STD
     here = is_narrow & (y >= 0)
     rates = exp_at_nodes(mean[here], std[here] ** 2)
     proba[here] = pdtr(y[here, None], rates) @ WEIGHTS
     here = ~is_narrow & (y >= 0)
     degrees = y[here, None] + 1
-    offset = _STEPS / np.sqrt(degrees)
+    offset = _GAMMA_NODES / np.sqrt(degrees)
     weights = np.exp(-degrees * _exp_remainder(torch.from_numpy(offset)).numpy())
     above = ndtr((np.log(degrees) + offset - mean[here, None]) / std[here, None])
     proba[here] = (weights * above).sum(-1) / weights.sum(-1)
@@ -69,7 +69,7 @@ def cdf(y: Array, mean: Array, variance: Array) -> Array:
 def quantiles(mean: Array, variance: Array, levels: Array) -> Array:
     """Return the smallest counts ``y`` with ``cdf(y) ≥ level``, or inf above 1e308."""
     arrays = np.broadcast_arrays(mean, variance, levels)
-    n_chunks = max(1, arrays[0].size // _CHUNK)
+    n_chunks = max(1, arrays[0].size // _QUANTILES_PER_CHUNK)
     chunks = zip(*(np.array_split(a.ravel(), n_chunks) for a in arrays), strict=True)
     counts = np.concatenate([_quantiles(m, v, q) for m, v, q in chunks])
     return counts.reshape(arrays[0].shape)
@@ -78,7 +78,7 @@ def quantiles(mean: Array, variance: Array, levels: Array) -> Array:
 def _quantiles(mean: Array, variance: Array, levels: Array) -> Array:
     low, high = _bracket(mean, np.sqrt(np.maximum(variance, 0)), levels)
     y = first_where(lambda y: cdf(y, mean, variance) >= levels, low, high, _middle)
-    return np.where(y == _MAX, np.inf, y)
+    return np.where(y == _MAX_COUNT, np.inf, y)
 
 
 def poisson_quantiles(rates: Array, levels: Array) -> Array:
@@ -88,16 +88,16 @@ def poisson_quantiles(rates: Array, levels: Array) -> Array:
     """
     z = ndtri(levels)
     large = np.ceil(rates + z * np.sqrt(rates) + (z**2 - 1) / 6 - 0.5)
-    small = poisson.ppf(levels, np.minimum(rates, _LARGE))
-    return np.asarray(np.where(rates > _LARGE, large, small))
+    small = poisson.ppf(levels, np.minimum(rates, _MAX_EXACT_RATE))
+    return np.asarray(np.where(rates > _MAX_EXACT_RATE, large, small))
 
 
 def draw(rates: Array, generator: np.random.Generator) -> Array:
     """Draw Poisson variables, float64, from a normal approximation for huge rates."""
-    is_large = rates > _LARGEST
+    is_large = rates > _MAX_NUMPY_RATE
     counts = generator.poisson(np.where(is_large, 0.0, rates)).astype(np.float64)
     large = rates[is_large]
-    std = np.sqrt(np.minimum(large, _MAX))
+    std = np.sqrt(np.minimum(large, _MAX_COUNT))
     counts[is_large] = large + std * generator.standard_normal(large.shape)
     return counts
 
@@ -138,10 +138,10 @@ def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
     ends = []
     for tail, sign in ((levels, -1), (1 - levels, 1)):
         with np.errstate(over="ignore"):
-            rate = np.minimum(np.exp(mean - sign * std * ndtri(tail / 2)), _MAX)
+            rate = np.minimum(np.exp(mean - sign * std * ndtri(tail / 2)), _MAX_COUNT)
         deviations = np.sqrt(-2 * np.log(tail / 2))
         extra = deviations * np.sqrt(rate) + deviations**2 / 2 + 1
-        ends.append(np.clip(np.floor(rate + sign * extra), -1.0, _MAX))
+        ends.append(np.clip(np.floor(rate + sign * extra), -1.0, _MAX_COUNT))
     return ends[0], ends[1]
 
 
@@ -184,10 +184,10 @@ def _reach(rate: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     distance follows from ``exp(u) - 1 - u ≥ u²/2``, and ``exp(u) - 1 - u ≥ exp(u)/4``
     for u above 1.5.
     """
-    half = _FALL / 3
-    left = (half + (half**2 + 2 * _FALL * rate).sqrt()) / rate
-    right = (4 * _FALL / rate).log().clamp(min=1.5)
-    wide, narrow = (2 * _FALL * v).sqrt(), (2 * _FALL / (rate + 1 / v)).sqrt()
+    half = _LOG_DROP / 3
+    left = (half + (half**2 + 2 * _LOG_DROP * rate).sqrt()) / rate
+    right = (4 * _LOG_DROP / rate).log().clamp(min=1.5)
+    wide, narrow = (2 * _LOG_DROP * v).sqrt(), (2 * _LOG_DROP / (rate + 1 / v)).sqrt()
     return left.minimum(wide), right.minimum(narrow)
 
 

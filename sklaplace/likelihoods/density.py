@@ -28,28 +28,28 @@ Nodes = tuple[Tensor, Tensor]
 
 # Bounds on targets, on logarithms of positive targets (whose squares must not
 # overflow), and on standard scores of outputs, all as inverse hyperbolic sines.
-_REACH, _REACH_OF_LOGS, _REACH_OF_OUTPUTS = 32.0, 6.4, 4.4
+_MAX_ASINH_TARGET, _MAX_ASINH_LOG_TARGET, _MAX_ASINH_OUTPUT = 32.0, 6.4, 4.4
 # Search for the mode: grid of the first pass in units of the bound, grid between two
 # neighbours in each refinement, and number of refinements.
-_COARSE = torch.linspace(-1.0, 1.0, 201, dtype=torch.float64)
-_FINE = torch.linspace(0.0, 1.0, 33, dtype=torch.float64)
+_COARSE_GRID = torch.linspace(-1.0, 1.0, 201, dtype=torch.float64)
+_ZOOM_GRID = torch.linspace(0.0, 1.0, 33, dtype=torch.float64)
 _N_ZOOMS = 12
 # Distances from the mode at which to look for the width of the peak.
-_DISTANCES = 2.0 ** torch.arange(-60.0, 60.5, 0.5, dtype=torch.float64)
+_WIDTH_CANDIDATES = 2.0 ** torch.arange(-60.0, 60.5, 0.5, dtype=torch.float64)
 # Nodes in units of the width, spaced by a hyperbolic sine to reach far into the tails.
-_NODES = torch.linspace(-20.0, 20.0, 801, dtype=torch.float64)
+_ASINH_NODES = torch.linspace(-20.0, 20.0, 801, dtype=torch.float64)
 # A variance is infinite if an outermost node contributes more than this share.
-_SHARE = 1e-3
+_MAX_TAIL_SHARE = 1e-3
 # Largest allowed error in the logarithm of a density's integral.
-_TOLERANCE = 0.02
+_MAX_LOG_INTEGRAL_ERROR = 0.02
 # Scores of targets with a probability below this value can overflow, and are ignored.
-_LEAST = 1e-30
+_MIN_SCORED_PROBABILITY = 1e-30
 # Nodes over the outputs for quantiles: the largest standard deviation, and the largest
-# step in units of the width of the likelihood. Noise narrower than `_NARROW` standard
-# deviations of the output is neglected.
-_DEVIATIONS, _STEP, _NARROW = 6.5, 0.5, 0.03
+# step in units of the width of the likelihood. Noise narrower than `_MIN_NOISE_WIDTH`
+# standard deviations of the output is neglected.
+_MAX_OUTPUT_DEVIATIONS, _MAX_OUTPUT_STEP, _MIN_NOISE_WIDTH = 6.5, 0.5, 0.03
 # Number of density values to compute at a time.
-_CHUNK = 4_000_000
+_VALUES_PER_CHUNK = 4_000_000
 _LOG_2PI = math.log(2 * math.pi)
 
 
@@ -143,36 +143,40 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
     def root_hessian(self, f: Tensor) -> Tensor:
         """Return the square roots of the Fisher information, (b, c)."""
 
-        def of_chunk(f: Tensor) -> Tensor:
+        def root_information(f: Tensor) -> Tensor:
             y, p = self._nodes(f)
             score = torch.func.grad(lambda f: self.log_prob(f.clone(), y).sum())
             scores = score(f.unsqueeze(-1).expand(y.shape))
-            return (p * torch.where(p > _LEAST, scores, 0) ** 2).sum(-1).sqrt()
+            return (
+                (p * torch.where(p > _MIN_SCORED_PROBABILITY, scores, 0) ** 2)
+                .sum(-1)
+                .sqrt()
+            )
 
-        return _by_chunks(of_chunk, f).to(f)
+        return _by_chunks(root_information, f).to(f)
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
         """Draw targets by inverting the distribution function, (b, c)."""
 
-        def of_chunk(f: Tensor, u: Tensor) -> Tensor:
+        def quantile(f: Tensor, u: Tensor) -> Tensor:
             y, p = self._nodes(f)
             return self._quantiles(y, p, u.unsqueeze(-1))[:, 0]
 
-        return _by_chunks(of_chunk, f, u).to(f)
+        return _by_chunks(quantile, f, u).to(f)
 
     def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:
         """Return means and variances; variances dominated by the tails are inf."""
 
-        def of_chunk(f: Tensor) -> Tensor:
+        def conditional_moments(f: Tensor) -> Tensor:
             y, p = self._nodes(f)
             center = (p * y).sum(-1, keepdim=True)
             terms = p * (y - center) ** 2
             total, ends = terms.sum(-1), torch.maximum(terms[:, 0], terms[:, -1])
-            total = torch.where(ends > _SHARE * total, torch.inf, total)
+            total = torch.where(ends > _MAX_TAIL_SHARE * total, torch.inf, total)
             return torch.stack([center[:, 0], total], -1)
 
         f = mean[..., None] + np.sqrt(np.maximum(var, 0))[..., None] * NODES
-        pairs = _by_chunks(of_chunk, torch.from_numpy(f)).numpy()
+        pairs = _by_chunks(conditional_moments, torch.from_numpy(f)).numpy()
         centers, variances = pairs[..., 0], pairs[..., 1]
         center = centers @ WEIGHTS
         return center, (variances + (centers - center[..., None]) ** 2) @ WEIGHTS
@@ -193,8 +197,10 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """Return quantiles of the predictive distribution, (n, t, q)."""
         u = torch.as_tensor(levels, dtype=torch.float64)
 
-        def of_chunk(mean: Tensor, std: Tensor, n: int) -> Tensor:
-            z = torch.linspace(-_DEVIATIONS, _DEVIATIONS, n, dtype=torch.float64)
+        def mixture_quantiles(mean: Tensor, std: Tensor, n: int) -> Tensor:
+            z = torch.linspace(
+                -_MAX_OUTPUT_DEVIATIONS, _MAX_OUTPUT_DEVIATIONS, n, dtype=torch.float64
+            )
             f = (mean.unsqueeze(-1) + std.unsqueeze(-1) * z).unsqueeze(-1)
             log_weights = (-(z**2) / 2).log_softmax(0).unsqueeze(-1)
 
@@ -208,15 +214,15 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         m, std = (torch.from_numpy(a) for a in (mean, np.sqrt(np.maximum(var, 0))))
         quantiles = m.new_empty(*m.shape, len(u))
         ratios = (std * self.root_hessian(m)).clamp(min=1).log2().ceil().exp2()
-        is_wide = ratios <= 1 / _NARROW
+        is_wide = ratios <= 1 / _MIN_NOISE_WIDTH
         if not is_wide.all():  # the noise is negligible
             at = ~is_wide
             f = m[at].unsqueeze(-1) + std[at].unsqueeze(-1) * torch.special.ndtri(u)
             quantiles[at] = self.draw(f, torch.full_like(f, 0.5)).sort(-1)[0]
         for ratio in ratios[is_wide].unique():
-            n = 2 * math.ceil(_DEVIATIONS * ratio / _STEP) + 1
+            n = 2 * math.ceil(_MAX_OUTPUT_DEVIATIONS * ratio / _MAX_OUTPUT_STEP) + 1
             at = ratios == ratio
-            function = partial(of_chunk, n=n)
+            function = partial(mixture_quantiles, n=n)
             quantiles[at] = _by_chunks(function, m[at], std[at], n_each=n)
         return quantiles.numpy()
 
@@ -228,16 +234,16 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
     def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: Level) -> Tensor:
         """Return the predictive log-density, summed over columns, (b,)."""
 
-        def of_chunk(mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
+        def log_integral(mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
             m, s, y = (t.unsqueeze(-1) for t in (mean, std, y))
 
             def log_joint(z: Tensor) -> Tensor:
                 return self.log_prob(m + s * z, y) - (z**2 + _LOG_2PI) / 2
 
-            nodes = _masses(log_joint, 0 * mean, _REACH_OF_OUTPUTS)
-            return nodes[1].logsumexp(-1)
+            _, log_terms = _masses(log_joint, 0 * mean, _MAX_ASINH_OUTPUT)
+            return log_terms.logsumexp(-1)
 
-        return _by_chunks(of_chunk, mean, var.clamp(min=0).sqrt(), y).sum(-1)
+        return _by_chunks(log_integral, mean, var.clamp(min=0).sqrt(), y).sum(-1)
 
     def _nodes(
         self, f: Tensor, log_density: Callable[[Tensor], Tensor] | None = None
@@ -249,12 +255,14 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """
         log_p_at = log_density or partial(self.log_prob, f.unsqueeze(-1))
         if self.is_positive:
-            y, log_p = _masses(lambda x: log_p_at(x.exp()) + x, 0 * f, _REACH_OF_LOGS)
+            y, log_p = _masses(
+                lambda x: log_p_at(x.exp()) + x, 0 * f, _MAX_ASINH_LOG_TARGET
+            )
             y = y.exp()
         else:  # targets of most likelihoods are near the outputs
-            y, log_p = _masses(log_p_at, f, _REACH)
+            y, log_p = _masses(log_p_at, f, _MAX_ASINH_TARGET)
         error = log_p.logsumexp(-1).nan_to_num(0, 0, 0).abs().max()
-        if log_density is None and error > _TOLERANCE:
+        if log_density is None and error > _MAX_LOG_INTEGRAL_ERROR:
             raise ValueError(
                 f"The density of {type(self).__name__} does not integrate to one: the "
                 f"logarithm of its integral over targets is off by {float(error):.2g}. "
@@ -283,7 +291,7 @@ def _by_chunks(
     function: Callable[..., Tensor], *tensors: Tensor, n_each: int = 1
 ) -> Tensor:
     """Apply a function of vectors to the flattened tensors, in float64."""
-    size = max(1, _CHUNK // (n_each * len(_NODES)))
+    size = max(1, _VALUES_PER_CHUNK // (n_each * len(_ASINH_NODES)))
     flat = (t.detach().double().flatten().split(size) for t in tensors)
     values = torch.cat([function(*vectors) for vectors in zip(*flat, strict=True)])
     return values.reshape(*tensors[0].shape, *values.shape[1:])
@@ -308,13 +316,17 @@ def _masses(
             )
         return log_f.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
-    x = (reach * _COARSE.to(center)).sinh().expand(len(center), -1)
-    steps = _FINE.to(center)
+    x = (reach * _COARSE_GRID.to(center)).sinh().expand(len(center), -1)
+    steps = _ZOOM_GRID.to(center)
     for _ in range(_N_ZOOMS):
         best = value(x).argmax(-1, keepdim=True).clamp(1, x.shape[1] - 2)
         low, high = x.gather(-1, best - 1), x.gather(-1, best + 1)
         x = low + (high - low) * steps
-    mode, distances, nodes = (low + high) / 2, _DISTANCES.to(center), _NODES.to(center)
+    mode, distances, nodes = (
+        (low + high) / 2,
+        _WIDTH_CANDIDATES.to(center),
+        _ASINH_NODES.to(center),
+    )
     width = torch.zeros_like(mode)
     for sign in (-1, 1):  # find the first distance at which the integrand is small
         is_high = value(mode + sign * distances) > value(mode) - 0.5

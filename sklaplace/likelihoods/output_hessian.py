@@ -16,7 +16,7 @@ from sklaplace.core.linalg import gram
 from sklaplace.core.parallel import cached_property
 
 # With more classes, products are summed in the dtype of the outputs.
-_MANY_CLASSES = 256
+_MAX_CLASSES_IN_FLOAT64 = 256
 
 # M, or None for the identity
 Map = Tensor | None
@@ -27,19 +27,19 @@ class OutputHessian(ABC):
 
     Attributes
     ----------
-    n_rows, n_outputs, n_columns : int
+    n_samples, n_outputs, n_columns : int
         Numbers of samples b, outputs c, and columns k of ``S``.
     """
 
-    n_rows: int
+    n_samples: int
     n_outputs: int
     n_columns: int
 
-    def weighted(self, weights: Tensor | None) -> "OutputHessian":
+    def with_sample_weights(self, weights: Tensor | None) -> "OutputHessian":
         """Return ``wΛ`` for sample weights ``w`` (b,), or ``Λ`` without weights."""
         return self if weights is None else self._weighted(weights)
 
-    def scaled(self, weights: Tensor | None) -> "OutputHessian":
+    def with_output_weights(self, weights: Tensor | None) -> "OutputHessian":
         """Return ``√D Λ √D`` for a diagonal ``D`` (b, c), or ``Λ`` if ``D`` is None."""
         return self if weights is None else self._scaled(weights)
 
@@ -73,7 +73,7 @@ class OutputHessian(ABC):
         """Return the diagonal of ``MᵀΛM`` per sample, (b, o)."""
         return (self.rows(m) ** 2).sum(1)
 
-    def grams(self, m: Map) -> Tensor:
+    def matrices(self, m: Map) -> Tensor:
         """Return ``MᵀΛM`` per sample, (b, o, o)."""
         g = self.rows(m)
         return g.mT @ g
@@ -89,7 +89,7 @@ class OutputHessian(ABC):
         return rows.mT @ (rows @ u)
 
     def _set_sizes(self, b: int, c: int, k: int) -> None:
-        for name, size in {"n_rows": b, "n_outputs": c, "n_columns": k}.items():
+        for name, size in {"n_samples": b, "n_outputs": c, "n_columns": k}.items():
             object.__setattr__(self, name, size)
 
 
@@ -179,15 +179,15 @@ class BlockDiagonal(OutputHessian):
 
     def __post_init__(self) -> None:
         inner, r = self.blocks, self.n_blocks
-        self._set_sizes(inner.n_rows // r, r * inner.n_outputs, r * inner.n_columns)
+        self._set_sizes(inner.n_samples // r, r * inner.n_outputs, r * inner.n_columns)
 
     def _weighted(self, weights: Tensor) -> "BlockDiagonal":
         of_blocks = weights.repeat_interleave(self.n_blocks)
-        return replace(self, blocks=self.blocks.weighted(of_blocks))
+        return replace(self, blocks=self.blocks.with_sample_weights(of_blocks))
 
     def _scaled(self, weights: Tensor) -> "BlockDiagonal":
         of_blocks = weights.reshape(-1, self.blocks.n_outputs)
-        return replace(self, blocks=self.blocks.scaled(of_blocks))
+        return replace(self, blocks=self.blocks.with_output_weights(of_blocks))
 
     def double(self) -> "BlockDiagonal":
         """Return ``Λ`` in float64."""
@@ -197,7 +197,7 @@ class BlockDiagonal(OutputHessian):
     def _factors(self) -> Tensor:
         """Return the factors of the blocks, (b, r, K, j)."""
         factors = self.blocks.factor()
-        return factors.reshape(self.n_rows, self.n_blocks, *factors.shape[1:])
+        return factors.reshape(self.n_samples, self.n_blocks, *factors.shape[1:])
 
     def factor(self) -> Tensor:
         """Return the block-diagonal ``S``, (b, r·K, r·j)."""
@@ -214,7 +214,7 @@ class BlockDiagonal(OutputHessian):
     def diagonals(self, m: Map) -> Tensor:
         """Return the diagonal of ``MᵀΛM`` per sample, (b, o)."""
         if m is None:
-            return self.blocks.diagonals(None).reshape(self.n_rows, -1)
+            return self.blocks.diagonals(None).reshape(self.n_samples, -1)
         return super().diagonals(m)
 
     def rows(self, m: Map) -> Tensor:
@@ -282,7 +282,9 @@ class Softmax(OutputHessian):
         depend on this shift.
         """
         scales = self.weights.sqrt().unsqueeze(1)
-        dtype = torch.float64 if self.n_outputs <= _MANY_CLASSES else self.dtype
+        dtype = (
+            torch.float64 if self.n_outputs <= _MAX_CLASSES_IN_FLOAT64 else self.dtype
+        )
         total = gram((self.p * scales).to(dtype)).neg_().double()
         total.diagonal().copy_((self.p * (1 - self.p)).T @ self.weights)
         return total
@@ -296,14 +298,14 @@ class Softmax(OutputHessian):
             variances = (self.p @ m**2 - (self.p @ m) ** 2).clamp(min=0)
         return (variances * self.weights.unsqueeze(1)).to(self.dtype)
 
-    def grams(self, m: Map) -> Tensor:
+    def matrices(self, m: Map) -> Tensor:
         """Return ``MᵀΛM`` per sample, (b, o, o).
 
         Each row of ``Λ`` sums to zero, so the diagonal follows from the other entries.
         The formula ``w p (1 - p)`` would lose digits.
         """
         if m is not None:
-            return super().grams(m)
+            return super().matrices(m)
         products = (self.p * self.weights.neg()[:, None])[:, None] * self.p[:, :, None]
         diagonal = products.diagonal(dim1=1, dim2=2).zero_()
         diagonal.copy_(products.sum(1).neg_())

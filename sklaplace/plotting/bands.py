@@ -20,7 +20,7 @@ from sklaplace.plotting.display import Display, Style
 from sklaplace.plotting.grid import grid_over
 
 # opacity of the widest and the narrowest band
-_OPACITY = 0.15, 0.35
+_OPACITY_RANGE = 0.15, 0.35
 _HINT = "Choose a probability, such as 0.9."
 
 
@@ -181,7 +181,7 @@ class PredictiveBandDisplay(Display):
             half = std[:, None] * norm.ppf((1 + levels) / 2)
             ends = mean[:, None, None] + np.stack([-half, half], axis=1)
         self.bands_ = []
-        opacities = np.linspace(*_OPACITY, len(levels))
+        opacities = np.linspace(*_OPACITY_RANGE, len(levels))
         for k, alpha in zip(np.argsort(levels)[::-1], opacities, strict=True):
             level, (low, high) = levels[k], ends[:, :, k].T
             style = axes.styled(band_kw, color=axes.BLUE, alpha=alpha, linewidth=0)

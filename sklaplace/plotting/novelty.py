@@ -13,7 +13,7 @@ from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 
 # quantiles that bound the bins of the histograms
-_TAILS = 0.005, 0.995
+_BIN_QUANTILES = 0.005, 0.995
 
 
 class NoveltyDisplay(Display):
@@ -234,7 +234,7 @@ class NoveltyDisplay(Display):
         scores = np.concatenate([known, unknown])
         # Without these bounds, a few extreme scores would force all others into one
         # bin.
-        low, high = np.quantile(scores, _TAILS)
+        low, high = np.quantile(scores, _BIN_QUANTILES)
         edges = np.histogram_bin_edges(scores, bins, (low, high))
         histogram, roc = self.axes_
         self.histograms_ = []

@@ -12,7 +12,7 @@ from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 
 # maximum number of curves that are distinguishable on one plot
-_MOST_CLASSES = 5
+_MAX_CURVES = 5
 
 
 class ReliabilityDisplay(Display):
@@ -283,7 +283,7 @@ class ReliabilityDisplay(Display):
         """Return the row indices of the curves to draw."""
         if classes is None:
             worst = np.argsort(-np.atleast_1d(self._errors()), kind="stable")
-            return sorted(worst[:_MOST_CLASSES].tolist())
+            return sorted(worst[:_MAX_CURVES].tolist())
         chosen = [str(label) for label in np.ravel(classes).tolist()]
         if np.ndim(self.frequency) == 1 or not chosen or not set(chosen) <= set(names):
             raise ValueError(

@@ -15,7 +15,7 @@ from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 
 # half the width of a marginal in standard deviations, and its height in rows
-_REACH, _HEIGHT = 4.0, 0.85
+_MAX_DEVIATIONS, _ROW_HEIGHT = 4.0, 0.85
 
 
 class WeightPosteriorDisplay(Display):
@@ -133,8 +133,8 @@ class WeightPosteriorDisplay(Display):
     def _draw(self, *, density_kw: Style = None) -> None:
         """Draw the marginals and the line at zero."""
         self.zero_ = self.ax_.axvline(0, **axes.REFERENCE)
-        z = np.linspace(-_REACH, _REACH, 101)
-        height = _HEIGHT * norm.pdf(z) / norm.pdf(0)
+        z = np.linspace(-_MAX_DEVIATIONS, _MAX_DEVIATIONS, 101)
+        height = _ROW_HEIGHT * norm.pdf(z) / norm.pdf(0)
         rows = range(len(self.mean))[::-1]
         style = axes.styled(density_kw, color=axes.BLUE, alpha=0.5)
         self.densities_ = [

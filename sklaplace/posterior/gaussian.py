@@ -22,7 +22,7 @@ from sklaplace.curvature import priors
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import Accumulator, Precision, Structure
 from sklaplace.curvature.structures.rounding import (
-    MAX_ERROR,
+    MAX_VARIANCE_ERROR,
     UNRESOLVED,
     variance_error,
 )
@@ -32,7 +32,7 @@ from sklaplace.likelihoods.base import DataFit
 __all__ = ["GaussianPosterior", "Hyperparameters"]
 
 # Largest relative difference between noise levels that float32 rounding can cause.
-PROPORTIONAL = 1e-6
+MAX_ROUNDING_OF_LEVELS = 1e-6
 # Number of P × P matrices in memory: curvature, scaled curvature and precision.
 DENSE_COPIES = 3
 
@@ -300,7 +300,9 @@ class GaussianPosterior:
         >>> posterior.check_resolved(torch.float32)
         """
         eps = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
-        if not variance_error(self.precision, eps) <= MAX_ERROR:  # also for NaN
+        if (
+            not variance_error(self.precision, eps) <= MAX_VARIANCE_ERROR
+        ):  # also for NaN
             raise ValueError(UNRESOLVED)
 
     def replace(self, **hyperparameters: Tensor) -> "GaussianPosterior":
@@ -403,7 +405,7 @@ class GaussianPosterior:
         sigma = ratio.log().mean().exp()
         factors = sigma / ratio  # old ratios divided by new ratios
         moved = self.replace(sigma_noise=sigma)
-        is_same = bool((factors.detach() - 1).abs().max() < PROPORTIONAL)
+        is_same = bool((factors.detach() - 1).abs().max() < MAX_ROUNDING_OF_LEVELS)
         structure = None
         if self.layout.is_separable and not (is_same and not levels.requires_grad):
             power = self.curvature_order
@@ -748,8 +750,8 @@ class GaussianPosterior:
         True
         """
         both, new = accumulator(self.layout), accumulator(self.layout)
-        earlier.structure.scaled(earlier.scale / self.scale).resume(both)
-        self.structure.resume(new)
+        earlier.structure.scaled(earlier.scale / self.scale).add_to(both)
+        self.structure.add_to(new)
         both.merge(new)
         delta, h = earlier.prior_precision, self.hyperparameters
         h = replace(h, prior_precision=delta, prior_mean=earlier.mean)

@@ -22,7 +22,7 @@ from sklaplace.curvature.rows import HeadBlock, LayerRows
 from sklaplace.curvature.shared import IdentityMap
 from sklaplace.curvature.structures import Accumulator, Structure
 from sklaplace.curvature.structures.kron import (
-    MAX_FACTOR,
+    MAX_DENSE_WIDTH,
     Factor,
     Kron,
     KronAccumulator,
@@ -125,9 +125,9 @@ class LastLayerModel(LinearModel):
 
         The factors do not depend on the weights.
         """
-        one, weights = self.features.new_ones(()), self.sample_weight
+        weights, device = self.sample_weight, self.features.device
         inputs = self._inputs(self.features)
-        moments = [Moment.of_inputs(a, weights, one) for a in inputs]
+        moments = [Moment.of_inputs(a, weights, device) for a in inputs]
         return tuple((moment.mean(), moment.n) for moment in moments)
 
     def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
@@ -337,7 +337,7 @@ def refit_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
     per_row = 16 * i + 6 * 8 * n_outputs
     # a factor, its eigenvectors and the workspace to compute them
     is_dual = n_rows < i and _fit_budget(n_outputs, n_rows)
-    width = 0 if is_dual or i > MAX_FACTOR else i
+    width = 0 if is_dual or i > MAX_DENSE_WIDTH else i
     # weights, gradient, direction and its product with the curvature
     return per_row * n_rows + 3 * 8 * width**2 + 4 * 8 * layout.n_parameters
 

@@ -27,7 +27,7 @@ from sklaplace.posterior.tuning.problem import LinearisedBatch
 
 # Largest fraction of free memory for cached Jacobians. If the Jacobians need more
 # memory, every pass recomputes them.
-MEMORY_FRACTION = 0.25
+MAX_CACHED_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class LinearisedNetwork(LinearModel):
         def backward(u: Tensor) -> Tensor:
             total, start = u.new_zeros(self.layout.n_parameters), 0
             for part in in_dtype():
-                piece = u[start : (start := start + part.n_rows)]
+                piece = u[start : (start := start + part.n_samples)]
                 total += part.rmatmul(piece.unsqueeze(-1)).squeeze(-1)
             return total
 
@@ -94,7 +94,7 @@ class LinearisedNetwork(LinearModel):
         tensors = f, self.targets, self.sample_weight, self.keys
         start = 0
         for jacobian in self.jacobians:
-            rows = slice(start, start := start + jacobian.n_rows)
+            rows = slice(start, start := start + jacobian.n_samples)
             outputs, targets, weights, keys = (tensor[rows] for tensor in tensors)
             hessian = curvature(self.likelihood, outputs, targets, weights, keys)
             combined = jacobian.double().combined(hessian.factor())
@@ -138,7 +138,7 @@ class _Jacobians:
         size = 0
         for batch in self._batches:
             size += _n_bytes(batch.jacobian)
-            if size > MEMORY_FRACTION * free_bytes(batch.f.device):
+            if size > MAX_CACHED_FRACTION * free_bytes(batch.f.device):
                 self._cache = None
             if self._cache is not None:
                 self._cache.append(batch.jacobian)

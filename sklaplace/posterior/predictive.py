@@ -105,7 +105,7 @@ def glm(
             projection = projected(posterior.structure, jacobian, n_blocks)
             cov = projection.covariance(posterior.precision, diagonal=False)
         else:
-            cov = posterior.precision.functional(jacobian, diagonal=diagonal)
+            cov = posterior.precision.output_covariance(jacobian, diagonal=diagonal)
         covariances.append(cov)
     if len(means) == 1:
         return means[0], covariances[0]

@@ -101,8 +101,8 @@ def test_no_batching_rule_is_needed(case, monkeypatch):
 def test_rows_in_several_chunks(monkeypatch):
     monkeypatch.setattr("sklaplace.curvature.derivatives.CHUNK_ELEMENTS", 100)
     monkeypatch.setattr(layer_rows, "CHUNK_ELEMENTS", 100)
-    monkeypatch.setattr(layer_rows, "DENSE_ELEMENTS", 100)
-    monkeypatch.setattr(layer_rows, "CACHED_ELEMENTS", 10)
+    monkeypatch.setattr(layer_rows, "DENSE_CHUNK_ELEMENTS", 100)
+    monkeypatch.setattr(layer_rows, "PRODUCT_CHUNK_ELEMENTS", 10)
     for case in ("cnn", "norms", "called_twice"):
         found, v = problem(case), positive(problem(case).layout.n_parameters)
         _, jacobian = backpropagate(found.forward, found.x, found.layout)

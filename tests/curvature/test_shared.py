@@ -40,9 +40,9 @@ def test_rows_and_products_are_those_of_the_matrix(kind):
     found, expected = jacobians(kind)
     p = C * WIDTH + C
     v, w = normal(p, seed=1).square(), normal(p, 3, seed=2)
-    assert found.n_rows == N
+    assert found.n_samples == N
     assert found.n_columns == C
-    assert found.is_shared
+    assert found.samples_share_gradients
     assert_equal(found.dense(), expected.dense(), 1e-14)
     assert_equal(found.variance(v), expected.variance(v), 1e-14)
     assert_equal(found.gram(v), expected.gram(v), 1e-14)
@@ -82,7 +82,7 @@ def few_are_many(monkeypatch):
     """Return a function that lowers the limit, so that C outputs count as many."""
 
     def take():
-        monkeypatch.setattr(subsets, "MAX_DENSE", C - 1)
+        monkeypatch.setattr(subsets, "MAX_DENSE_OUTPUTS", C - 1)
 
     return take
 
@@ -136,7 +136,7 @@ def test_no_matrix_of_outputs_is_made(structure, c):
 def test_rows_of_many_weights_are_verified_one_by_one(monkeypatch):
     model = LaplaceClassifier(frozen(), prior_precision=2.0, random_state=0)
     expected = model.fit(X, Y).predict_proba(NEW)
-    monkeypatch.setattr(verification, "MAX_TOGETHER", 1)
+    monkeypatch.setattr(verification, "MAX_PARAMETERS_TOGETHER", 1)
     with calls(verification, "rows_by_loop") as verified:
         model.fit(X, Y)
     assert len(verified) == 6

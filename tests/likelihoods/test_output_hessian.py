@@ -26,7 +26,7 @@ def problem(name, form, mapped):
     if form == "factored":
         found = Factored(likelihood.hessian_factor(f))
     m = normal(known.n_outputs, WIDTH, seed=3) if mapped else None
-    return found.weighted(w), dense if m is None else m.T @ dense @ m, m
+    return found.with_sample_weights(w), dense if m is None else m.T @ dense @ m, m
 
 
 @every_likelihood
@@ -36,7 +36,7 @@ def test_parts_are_those_of_the_dense_hessian(name, form, mapped):
     found, dense, m = problem(name, form, mapped)
     assert_equal(found.moment(m), dense.sum(0), 1e-12)
     assert_equal(found.diagonals(m), dense.diagonal(dim1=1, dim2=2), 1e-12)
-    assert_equal(found.grams(m), dense, 1e-12)
+    assert_equal(found.matrices(m), dense, 1e-12)
     rows = found.rows(m)
     assert_equal(rows.mT @ rows, dense, 1e-12)
     for u in (normal(N, dense.shape[1], 3), normal(1, dense.shape[1], 3)):
@@ -50,17 +50,17 @@ def test_parts_are_those_of_the_dense_hessian(name, form, mapped):
 @every_form
 def test_no_weights_change_nothing(name, form):
     found, _, _ = problem(name, form, mapped=False)
-    assert found.weighted(None) is found
+    assert found.with_sample_weights(None) is found
 
 
 @every_likelihood
 def test_dtype_of_large_parts_is_that_of_the_outputs(name):
     likelihood = references.LIKELIHOODS[name]
     f = normal(N, references.reference(likelihood).n_outputs).float()
-    hessian = likelihood.hessian(f).weighted(positive(N))
+    hessian = likelihood.hessian(f).with_sample_weights(positive(N))
     assert hessian.factor().dtype == torch.float32
     assert hessian.diagonals(None).dtype == torch.float32
-    assert hessian.grams(None).dtype == torch.float32
+    assert hessian.matrices(None).dtype == torch.float32
 
 
 def test_grams_of_a_certain_network_are_not_rounding():
@@ -70,7 +70,7 @@ def test_grams_of_a_certain_network_are_not_rounding():
     others = torch.stack([p[:, [1, 2]], p[:, [0, 2]], p[:, [0, 1]]], 1).sum(2)
     expected = -p.unsqueeze(1) * p.unsqueeze(2)
     expected.diagonal(dim1=1, dim2=2).copy_(p * others)
-    found = Categorical().hessian(f).grams(None)
+    found = Categorical().hessian(f).matrices(None)
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
 
 

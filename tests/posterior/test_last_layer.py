@@ -172,7 +172,7 @@ def test_refit_by_products_of_samples_is_that_by_products_of_inputs(
     template = fitted.posterior.replace(prior_precision=positive(*shape, seed=6))
     expected = fitted.linear_model.refit(template)
     monkeypatch.setattr(last_layer, "BUDGET", budget)
-    monkeypatch.setattr(kron, "MAX_FACTOR", widest)
+    monkeypatch.setattr(kron, "MAX_DENSE_WIDTH", widest)
     found = fitted.linear_model.refit(template)
     # a gradient of 1e-7 and a precision of at least 0.3
     assert_equal(found.mean, expected.mean, 1e-6)
@@ -192,7 +192,7 @@ def test_newton_steps_by_products_of_samples_are_exact_for_squared_errors(delta)
 @pytest.mark.parametrize("structure", ["diag", "kron"])
 def test_refit_makes_no_matrix_over_pairs_of_inputs(structure):
     """A Kronecker factor above the width limit keeps its diagonal, as in ``fit``."""
-    n_inputs = kron.MAX_FACTOR + 1
+    n_inputs = kron.MAX_DENSE_WIDTH + 1
     fitted = fit_wide("Categorical", structure, n_inputs=n_inputs)
     with counted() as costs:
         found = fitted.linear_model.refit(fitted.posterior)

@@ -160,8 +160,8 @@ class Structure(FieldsOnly, ABC):
         """Return ``H`` as a matrix, (P, P), for small models and tests."""
 
     @abstractmethod
-    def resume(self, accumulator: Accumulator) -> None:
-        """Add ``H`` to an empty accumulator, to which more batches can be added."""
+    def add_to(self, accumulator: Accumulator) -> None:
+        """Add ``H`` to an empty accumulator, which then accepts more batches."""
 
     @abstractmethod
     def scaled(self, factor: Tensor) -> "Structure":
@@ -287,10 +287,11 @@ class Precision(FieldsOnly, ABC):
         e = self.scale * self.structure.eigenvalues
         return (e / (e + self.prior_precision)).sum()
 
-    def functional(self, jacobian: Jacobian, *, diagonal: bool) -> Tensor:
-        """Call `functional_variance` if ``diagonal``, else `functional_covariance`."""
-        of = self.functional_variance if diagonal else self.functional_covariance
-        return of(jacobian)
+    def output_covariance(self, jacobian: Jacobian, *, diagonal: bool) -> Tensor:
+        """Return variances (b, c) of outputs, or covariances (b, c, c) per sample."""
+        if diagonal:
+            return self.functional_variance(jacobian)
+        return self.functional_covariance(jacobian)
 
     def trace_correction(self) -> Tensor:
         """Return `logdet` minus ``log det P``, (); zero unless `logdet` is a bound."""
@@ -443,7 +444,7 @@ class EigenPrecision(Precision):
         """Return the diagonal of `functional_covariance`, (b, c), layer by layer."""
         v, largest = self.relative_variances(jacobian.dtype)
         layers = self.structure.rotated_layers(jacobian)
-        if jacobian.is_shared:
+        if jacobian.samples_share_gradients:
             rotated = list(layers)
             weights = self._input_weights(
                 jacobian.layers[0].first.gradients, rotated, v
@@ -469,9 +470,10 @@ class EigenPrecision(Precision):
     def between_samples(self, jacobian: Jacobian, *, across_outputs: bool) -> Tensor:
         """Return covariances between samples for each output, (b, b, c).
 
-        With ``across_outputs``, the shape is (b, c, b, c). `Jacobian.is_shared` and
-        `Structure.keeps_factors` must be true. If the layer has i inputs, the cost is
-        O(b² c (i + c)), or O(b² c (i + c²)) across outputs.
+        With ``across_outputs``, the shape is (b, c, b, c).
+        `Jacobian.samples_share_gradients` and `Structure.keeps_factors` must be true.
+        If the layer has i inputs, the cost is O(b² c (i + c)), or O(b² c (i + c²))
+        across outputs.
         """
         covariances = []
         rotated = self.structure.rotated_layers(jacobian.double())
@@ -529,7 +531,7 @@ class RotatedProjection(Projection):
         """Return ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c), or the diagonal."""
         eigen = precision.in_eigenbasis
         if eigen is None:
-            return precision.functional(self.jacobian, diagonal=diagonal)
+            return precision.output_covariance(self.jacobian, diagonal=diagonal)
         rows = self._rotated
         v, largest = eigen.relative_variances(rows.dtype)
         covariance = (rows.variance(v) if diagonal else rows.gram(v)).double() * largest

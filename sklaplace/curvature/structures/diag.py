@@ -56,7 +56,7 @@ class Diag(base.Diagonalised):
         """Return the diagonal of ``D H D``."""
         return Diag(self.layout, self.diagonal * self.layout.of_outputs(factors) ** 2)
 
-    def resume(self, accumulator: base.Accumulator) -> None:
+    def add_to(self, accumulator: base.Accumulator) -> None:
         """Put the diagonal into an empty accumulator."""
         assert isinstance(accumulator, DiagAccumulator)
         accumulator.sums = self.diagonal.clone()

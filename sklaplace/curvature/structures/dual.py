@@ -22,11 +22,11 @@ from sklaplace.curvature.structures.svd import SVDPrecision
 
 # Above this trace of scale·R D⁻¹ Rᵀ, the relative rounding error of variances would
 # exceed 2e-4. R is then decomposed instead of R Rᵀ.
-MAX_TRACE = 1e12
+MAX_TRACE_FOR_GRAM = 1e12
 # Maximum number of entries of R for this decomposition.
-MAX_ENTRIES = 2**27
+MAX_SVD_ENTRIES = 2**27
 # Maximum number of operations for this decomposition, about ten seconds on one core.
-MAX_OPERATIONS = 2**34
+MAX_SVD_OPERATIONS = 2**34
 
 
 class DualForm(base.Structure):
@@ -88,7 +88,7 @@ class DualForm(base.Structure):
     def _is_decomposable(self) -> bool:
         """Whether ``R`` is small enough for a dense decomposition."""
         n, p = self.root.n_rows, self.layout.n_parameters
-        return n * p <= MAX_ENTRIES and n * p * min(n, p) <= MAX_OPERATIONS
+        return n * p <= MAX_SVD_ENTRIES and n * p * min(n, p) <= MAX_SVD_OPERATIONS
 
     def hessian_diagonal(self) -> Tensor:
         """Return the diagonal of ``RᵀR``, (P,)."""
@@ -102,7 +102,7 @@ class DualForm(base.Structure):
     def precision(self, prior_precision: Tensor, scale: Tensor) -> base.Precision:
         """Return ``P = scale·RᵀR + diag δ``."""
         trace = self.trace() * scale.detach() / prior_precision.detach().min()
-        if float(trace) > MAX_TRACE and self._is_decomposable:
+        if float(trace) > MAX_TRACE_FOR_GRAM and self._is_decomposable:
             return SVDPrecision(self, prior_precision, scale, self.root.dense())
         return DualPrecision(self, prior_precision, scale)
 
@@ -262,7 +262,7 @@ class DualProjection(base.Projection):
         """Return ``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c)."""
         delta, scale = precision.prior_precision, precision.scale
         if delta.ndim:
-            return precision.functional(self.jacobian, diagonal=diagonal)
+            return precision.output_covariance(self.jacobian, diagonal=diagonal)
         weights = scale / (delta + scale * self.structure.eigh[0])
         if diagonal:
             prior = self._prior.diagonal(dim1=1, dim2=2)
@@ -287,7 +287,7 @@ class Dual(DualForm):
         rows = self.root.dense() * self.layout.of_outputs(factors)
         return Dual(self.layout, DenseRoot(self.layout, rows))
 
-    def resume(self, accumulator: base.Accumulator) -> None:
+    def add_to(self, accumulator: base.Accumulator) -> None:
         """Put the rows into an empty accumulator."""
         pieces = self.layout.split(self.root.rows)
         blocks = [Block(piece[:, None, None, :]) for piece in pieces]

@@ -18,20 +18,20 @@ from sklaplace.curvature.structures.root import DenseRoot, lower_inverse
 
 # If the ratio of rows of ``SᵀJ`` to parameters is below this fraction, the rows are
 # kept instead of ``H``.
-DUAL_FRACTION = 0.5
+MAX_ROWS_PER_PARAMETER = 0.5
 # Maximum ratio of the norm of ``scale·H`` to the smallest prior precision at which
 # float32 Jacobians are multiplied in float32. The relative error of variances is eps
 # times the root of the ratio.
-MAX_CONDITION = 1e6
+MAX_CONDITION_FOR_FLOAT32 = 1e6
 # Maximum ratio at which covariances of a float32 last layer are quadratic forms of its
 # inputs, in float64. The relative error of the smallest variances is eps times the
 # ratio, which is less than the error due to rounded inputs.
-MAX_FORM_CONDITION = 1e10
+MAX_CONDITION_FOR_FORMS = 1e10
 # Number of samples whose products of inputs stay in the caches.
-CACHED_ROWS = 256
+SAMPLES_PER_CHUNK = 256
 # Negative eigenvalues below this fraction of the largest eigenvalue count as rounding
 # errors in double precision.
-ROUNDING = 1e-10
+MAX_NEGATIVE_EIGENVALUE = 1e-10
 INDEFINITE = (
     "The exact Hessian is not positive definite under this prior precision: its "
     "smallest eigenvalue is {:.3g}, so the weights do not minimise the loss. Use "
@@ -110,7 +110,7 @@ class Full(base.Diagonalised):
         """Return ``H v``, (P,)."""
         return self.hessian @ vector
 
-    def resume(self, accumulator: base.Accumulator) -> None:
+    def add_to(self, accumulator: base.Accumulator) -> None:
         """Put the matrix into an empty accumulator."""
         accumulator.add_matrix(self.hessian, is_semidefinite=self.is_semidefinite)
 
@@ -213,7 +213,10 @@ class FullPrecision(base.Precision):
 
     def _narrow_whiten(self, jacobian: Jacobian) -> Tensor:
         """Return ``J F``, in the dtype of ``J`` if this dtype is precise enough."""
-        if jacobian.dtype != torch.float64 and self._condition <= MAX_CONDITION:
+        if (
+            jacobian.dtype != torch.float64
+            and self._condition <= MAX_CONDITION_FOR_FLOAT32
+        ):
             rows = jacobian.matmul(self._narrow_root(jacobian.dtype))
             if all_finite(rows):
                 return rows
@@ -221,8 +224,8 @@ class FullPrecision(base.Precision):
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
         """Return ``(J F)(J F)ᵀ``, (b, c, c)."""
-        is_single = jacobian.is_shared and jacobian.dtype == torch.float32
-        if not is_single or self._condition > MAX_FORM_CONDITION:
+        is_single = jacobian.samples_share_gradients and jacobian.dtype == torch.float32
+        if not is_single or self._condition > MAX_CONDITION_FOR_FORMS:
             rows = self._narrow_whiten(jacobian)
             return (rows @ rows.mT).double()
         n = jacobian.n_columns
@@ -236,7 +239,7 @@ class FullPrecision(base.Precision):
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
         """Return the diagonal of ``(J F)(J F)ᵀ``, (b, c)."""
-        if not jacobian.is_shared:
+        if not jacobian.samples_share_gradients:
             rows = self._narrow_whiten(jacobian)
             return (rows * rows).sum(-1).double()
         # pairs of each output with itself; sums may cancel to negative rounding errors
@@ -248,7 +251,7 @@ class FullPrecision(base.Precision):
         covariances = self._input_covariances(jacobian.layers[0].first.g)[:, pairs]
         # one product for all pairs: (b, i) @ (i, n·i)
         joined, shape = covariances.flatten(1), covariances.shape[1:]
-        features = jacobian.features().double().split(CACHED_ROWS)
+        features = jacobian.features().double().split(SAMPLES_PER_CHUNK)
         products = ((a @ joined).unflatten(1, shape).mul_(a[:, None]) for a in features)
         return torch.cat([products_of_pairs.sum(-1) for products_of_pairs in products])
 
@@ -290,7 +293,7 @@ class FullAccumulator(base.Accumulator):
         The dual form stores ``R``, scaled and solved copies of ``R``, and ``R Rᵀ``.
         """
         p = layout.n_parameters
-        if n_rows is not None and n_rows < DUAL_FRACTION * p:
+        if n_rows is not None and n_rows < MAX_ROWS_PER_PARAMETER * p:
             return 4 * 8 * n_rows * (p + n_rows)
         return 5 * 8 * p**2
 
@@ -338,9 +341,9 @@ class FullAccumulator(base.Accumulator):
 
     def _settle(self) -> None:
         """Replace the stored rows with their products once these need less memory."""
-        n_rows = sum(each.n_rows * each.n_columns for each in self.jacobians)
+        n_rows = sum(each.n_samples * each.n_columns for each in self.jacobians)
         fraction = n_rows / self.layout.n_parameters
-        if self.hessian is None and fraction < DUAL_FRACTION:
+        if self.hessian is None and fraction < MAX_ROWS_PER_PARAMETER:
             return
         for jacobian in self.jacobians:
             # rounding of float32 products would make eigenvalues negative
@@ -356,7 +359,7 @@ class FullAccumulator(base.Accumulator):
 def _is_psd(hessian: Tensor) -> bool:
     """Return whether all negative eigenvalues can be rounding errors."""
     eigenvalues = torch.linalg.eigvalsh(hessian)
-    return bool(eigenvalues[0] >= -ROUNDING * eigenvalues[-1].abs())
+    return bool(eigenvalues[0] >= -MAX_NEGATIVE_EIGENVALUE * eigenvalues[-1].abs())
 
 
 def _add_products(total: Tensor, left: BaseBlock, right: BaseBlock) -> None:
@@ -367,15 +370,16 @@ def _add_products(total: Tensor, left: BaseBlock, right: BaseBlock) -> None:
     product of rows with themselves, only the lower triangle is added, which halves the
     number of operations.
     """
-    if (grams := left.grams(right)) is None:
-        rows, columns = (each.dense().flatten(0, 1) for each in (left, right))
+    products = left.outer_products(right)
+    if products is None:
+        rows, columns = (block.dense().flatten(0, 1) for block in (left, right))
         total.addmm_(rows.T, columns)
         return
-    outputs, here, there = grams
-    for k, strip in enumerate(total.split(here.shape[1])):
-        pairs = outputs[:, k, : k + 1] if left is right else outputs[:, k]
-        columns = (pairs.unsqueeze(2) * there.unsqueeze(1)).flatten(1)
-        strip[:, : columns.shape[1]].addmm_(here.T, columns)
+    for k, strip in enumerate(total.split(products.left.shape[1])):
+        n_outputs = k + 1 if left is right else None
+        pairs = products.outputs[:, k, :n_outputs]
+        columns = (pairs.unsqueeze(2) * products.right.unsqueeze(1)).flatten(1)
+        strip[:, : columns.shape[1]].addmm_(products.left.T, columns)
 
 
 def _places(n: int, like: Tensor) -> Tensor:

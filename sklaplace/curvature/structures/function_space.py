@@ -50,13 +50,13 @@ from sklaplace.curvature.structures.root import DenseRoot, PointRoot, Root
 from sklaplace.curvature.structures.rounding import check_finite
 
 # default number of points
-N_POINTS = 100
+DEFAULT_N_POINTS = 100
 # maximum relative difference of a row from a multiple of another row
-ROUNDING = 1e-12
+MAX_DIFFERENCE_OF_MULTIPLES = 1e-12
 # eigenvalues of ``R Rᵀ`` below this fraction of the largest are rounding errors
-TOLERANCE = 1e-14
+MIN_RELATIVE_EIGENVALUE = 1e-14
 # number of candidates for each greedily chosen point
-POOL = 4
+CANDIDATES_PER_POINT = 4
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class FunctionSpace(DualForm):
         """Return the structure of ``factor·H``."""
         return replace(self, points=self.points.scaled(factor))
 
-    def resume(self, accumulator: Accumulator) -> None:
+    def add_to(self, accumulator: Accumulator) -> None:
         """Add the points to an empty accumulator."""
         assert isinstance(accumulator, PointsAccumulator)
         accumulator.is_partial |= self.is_partial
-        for point in self.points.points:
+        for point in self.points.jacobians:
             accumulator.update(point)
 
 
@@ -108,11 +108,11 @@ class Nystrom(FunctionSpace):
 
     Attributes
     ----------
-    rest : Tensor of shape ()
+    unexplained_trace : Tensor of shape ()
         ``tr(H - UUᵀH)``, the part of the trace that the points do not explain.
     """
 
-    rest: Tensor
+    unexplained_trace: Tensor
     kind = "nystrom"
     # each summand keeps its own points
     is_additive = True
@@ -124,12 +124,14 @@ class Nystrom(FunctionSpace):
 
     def scaled(self, factor: Tensor) -> "Nystrom":
         """Return the structure of ``factor·H``."""
-        return replace(self, points=self.points.scaled(factor), rest=factor * self.rest)
+        trace = factor * self.unexplained_trace
+        points = self.points.scaled(factor)
+        return replace(self, points=points, unexplained_trace=trace)
 
-    def resume(self, accumulator: Accumulator) -> None:
+    def add_to(self, accumulator: Accumulator) -> None:
         """Add ``H`` to an empty accumulator; new samples get their own points."""
         assert isinstance(accumulator, NystromAccumulator)
-        accumulator.earlier.append(self)
+        accumulator.summands_of_others.append(self)
 
 
 class Variational(Nystrom):
@@ -159,7 +161,7 @@ class BoundPrecision(DualPrecision):
 
     def trace_correction(self) -> Tensor:
         """Return ``scale/δ tr(H - UUᵀH)``, ()."""
-        return self.scale / self.prior_precision * self.structure.rest
+        return self.scale / self.prior_precision * self.structure.unexplained_trace
 
 
 class PointsAccumulator(Accumulator):
@@ -178,28 +180,33 @@ class PointsAccumulator(Accumulator):
 
     checks: ClassVar = {"n_points": check_count}
     takes_keys = True
-    pool: ClassVar[int] = 1
+    candidates_per_point: ClassVar[int] = 1
     """Number of candidates to keep for each point."""
 
-    def __init__(self, layout: Layout, n_points: int = N_POINTS) -> None:
+    def __init__(self, layout: Layout, n_points: int = DEFAULT_N_POINTS) -> None:
         super().__init__(layout)
-        self.n_points, self._capacity = n_points, self.pool * n_points
+        self.n_points, self._capacity = n_points, self.candidates_per_point * n_points
         self.is_partial = False
         self.keys = torch.zeros(0, dtype=torch.long)  # of the points
-        self.pieces: list[Jacobian] = []
+        self.jacobians: list[Jacobian] = []
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
         """Return the bytes of the rows of the points and of their products."""
         n_columns = options.get("n_columns", 1)
-        n = cls.pool * options.get("n_points", N_POINTS) * n_columns
+        n_points = options.get("n_points", DEFAULT_N_POINTS)
+        n = cls.candidates_per_point * n_points * n_columns
         n = n if n_rows is None else min(n, n_rows)
         widths = sum(_width(block, n_columns) for block in layout.blocks)
         return 8 * (n * widths // n_columns + 4 * n**2)
 
     @classmethod
     def row_elements(
-        cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **_: object
+        cls,
+        layout: Layout,
+        n_columns: int,
+        n_points: int = DEFAULT_N_POINTS,
+        **_: object,
     ) -> int:
         """Count the numbers in dense rows and in products with rows of all points."""
         wide = [block.size for block in layout.blocks if len(block.shape) > 2]
@@ -209,10 +216,11 @@ class PointsAccumulator(Accumulator):
         """Keep the points of one batch, and drop samples that are no longer points."""
         keys = _keys(jacobian)
         self._add_keys(keys)
-        if len(places := _places(keys, self.keys)):
-            self.pieces.append(jacobian.take(places).shortest())
-        if sum(piece.n_rows for piece in self.pieces) > 2 * self._capacity:
-            self.pieces = list(self._points())  # merge equal samples
+        indices = _indices_in(keys, self.keys)
+        if len(indices):
+            self.jacobians.append(jacobian.take(indices).compressed())
+        if sum(rows.n_samples for rows in self.jacobians) > 2 * self._capacity:
+            self.jacobians = list(self._points_by_shape())  # merge equal samples
 
     def _add_keys(self, keys: Tensor) -> None:
         """Update the list of the smallest hashes of all samples."""
@@ -221,33 +229,34 @@ class PointsAccumulator(Accumulator):
         smallest = smallest[: self._capacity]
         if not torch.equal(smallest, self.keys):
             self.keys = smallest
-            self.pieces = self._selected(self.pieces)
+            self.jacobians = self._selected(self.jacobians)
 
-    def _selected(self, pieces: Iterable[Jacobian]) -> list[Jacobian]:
+    def _selected(self, jacobians: Iterable[Jacobian]) -> list[Jacobian]:
         """Return the rows of the samples that are still points."""
         selected = []
-        for piece in pieces:
-            places = _places(_keys(piece), self.keys)
-            if len(places) == piece.n_rows:
-                selected.append(piece)
-            elif len(places):
-                selected.append(piece.take(places))
+        for rows in jacobians:
+            indices = _indices_in(_keys(rows), self.keys)
+            if len(indices) == rows.n_samples:
+                selected.append(rows)
+            elif len(indices):
+                selected.append(rows.take(indices))
         return selected
 
     def merge(self, other: Self) -> None:
         """Add the points of another accumulator."""
         self.is_partial |= other.is_partial
         self._add_keys(other.keys)
-        self.pieces += self._selected(other.pieces)
+        self.jacobians += self._selected(other.jacobians)
 
-    def _points(self) -> tuple[Jacobian, ...]:
-        """Return ``SᵀJ`` of all points, one piece per shape, ordered by hashes."""
-        groups = groupby(sorted(self.pieces, key=_shapes), _shapes)
-        return tuple(rows for _, pieces in groups for rows in _merged(list(pieces)))
+    def _points_by_shape(self) -> tuple[Jacobian, ...]:
+        """Return ``SᵀJ`` of all points, grouped by shape and ordered by hash."""
+        groups = groupby(sorted(self.jacobians, key=_shapes), _shapes)
+        merged = (_merge_equal_samples(list(jacobians)) for _, jacobians in groups)
+        return tuple(rows for jacobians in merged for rows in jacobians)
 
     def decompose(self) -> Structure:
         """Return the curvature of the points."""
-        points = PointRoot(self.layout, self._points())
+        points = PointRoot(self.layout, self._points_by_shape())
         return FunctionSpace(self.layout, points, self.is_partial)
 
 
@@ -264,29 +273,31 @@ class NystromAccumulator(PointsAccumulator):
 
     structure: ClassVar[type[Nystrom]] = Nystrom
 
-    def __init__(self, layout: Layout, n_points: int = N_POINTS) -> None:
+    def __init__(self, layout: Layout, n_points: int = DEFAULT_N_POINTS) -> None:
         super().__init__(layout, n_points)
-        self.earlier: list[Nystrom] = []
+        self.summands_of_others: list[Nystrom] = []
         self.basis: PointRoot | None = None  # Uᵀ
-        self.seen = torch.zeros(0, dtype=torch.long)  # points seen in the second pass
+        # hashes of the points among the samples of the second pass
+        self.seen_points = torch.zeros(0, dtype=torch.long)
 
     def needs_another_pass(self) -> bool:
         """Return True once, after the first pass; compute the basis of the points."""
         if self.basis is not None:
             return False
-        points = PointRoot(self.layout, self._chosen())
+        points = PointRoot(self.layout, self._choose_points())
         gram = points.gram()
         check_finite(gram.trace())
         values, vectors = symmetric_eigh(gram)
-        is_positive = values > TOLERANCE * values[-1]
+        is_positive = values > MIN_RELATIVE_EIGENVALUE * values[-1]
         basis = vectors[:, is_positive] * values[is_positive].rsqrt()
-        self.basis, self.pieces = replace(points, factor=basis.T), []
+        self.basis, self.jacobians = replace(points, factor=basis.T), []
         self.moment = values.new_zeros(basis.shape[1], basis.shape[1])
-        self.rest = values.new_zeros(())
+        self.unexplained_trace = values.new_zeros(())
         return True
 
-    def _chosen(self) -> tuple[Jacobian, ...]:
-        return self._points()
+    def _choose_points(self) -> tuple[Jacobian, ...]:
+        """Return ``SᵀJ`` of the points, here of all candidates."""
+        return self._points_by_shape()
 
     def update(self, jacobian: Jacobian) -> None:
         """Find points in the first pass; add products with the basis in the second."""
@@ -295,14 +306,14 @@ class NystromAccumulator(PointsAccumulator):
             return
         keys = _keys(jacobian)
         is_point = torch.isin(keys, _row_keys(self.basis))
-        self.seen = torch.cat([self.seen, keys[is_point]]).unique()
+        self.seen_points = torch.cat([self.seen_points, keys[is_point]]).unique()
         if is_point.all():
             return
         rows = jacobian.take((~is_point).nonzero().flatten())
         inside = self.basis.cross(rows).flatten(0, 1)  # (b·k, q)
         self.moment += inside.T @ inside
         trace = rows.variance(inside.new_ones(self.layout.n_parameters)).sum()
-        self.rest += trace - (inside**2).sum()
+        self.unexplained_trace += trace - (inside**2).sum()
 
     def merge(self, other: Self) -> None:
         """Add the points of another accumulator, or its sums in the second pass.
@@ -312,41 +323,48 @@ class NystromAccumulator(PointsAccumulator):
         """
         if other.basis is None:
             super().merge(other)
-            self.earlier += other.earlier
-        elif self.basis is not None and _are_equal(self.basis, other.basis):
+            self.summands_of_others += other.summands_of_others
+        elif self.basis is not None and _have_equal_points(self.basis, other.basis):
             self.is_partial |= other.is_partial
-            self.seen = torch.cat([self.seen, other.seen]).unique()
+            self.seen_points = torch.cat([self.seen_points, other.seen_points]).unique()
             self.moment = self.moment + other.moment
-            self.rest = self.rest + other.rest
-            self.earlier += other.earlier
+            self.unexplained_trace = self.unexplained_trace + other.unexplained_trace
+            self.summands_of_others += other.summands_of_others
         else:
-            self.earlier += other.parts()
+            self.summands_of_others += other.summands()
 
-    def parts(self) -> list[Nystrom]:
-        """Return the summands of the curvature so far, each with its own points."""
-        return self.earlier + ([] if self.basis is None else [self._own(self.basis)])
+    def summands(self) -> list[Nystrom]:
+        """Return approximations whose sum is the curvature, each with its points."""
+        if self.basis is None:
+            return self.summands_of_others
+        return [*self.summands_of_others, self._approximation(self.basis)]
 
     def decompose(self) -> Structure:
         """Return the sum of all approximations."""
-        parts = self.parts()
-        points = tuple(point for part in parts for point in part.points.points)
-        factors = [p.points.factor for p in parts if p.points.factor is not None]
-        root = PointRoot(self.layout, points, torch.block_diag(*factors))
-        is_partial = any(part.is_partial for part in parts)
-        rest = torch.stack([part.rest for part in parts]).sum()
-        return self.structure(self.layout, root, is_partial, rest)
+        summands = self.summands()
+        roots = [summand.points for summand in summands]
+        jacobians = tuple(rows for root in roots for rows in root.jacobians)
+        factors = [root.factor for root in roots if root.factor is not None]
+        return self.structure(
+            self.layout,
+            points=PointRoot(self.layout, jacobians, torch.block_diag(*factors)),
+            is_partial=any(summand.is_partial for summand in summands),
+            unexplained_trace=torch.stack(
+                [summand.unexplained_trace for summand in summands]
+            ).sum(),
+        )
 
-    def _own(self, basis: PointRoot) -> Nystrom:
-        """Decompose ``UᵀHU = W diag(e) Wᵀ``, with ``(FR)ᵀ = U W diag(√e)``."""
+    def _approximation(self, basis: PointRoot) -> Nystrom:
+        """Return ``U (UᵀHU) Uᵀ`` for ``UᵀHU = W diag(e) Wᵀ``: ``(FR)ᵀ = U W √e``."""
         factor = basis.factor
         assert factor is not None
         # coordinates of the points: V diag(λ)^½ from diag(λ)^-½ Vᵀ
         inside = (factor / (factor**2).sum(1, keepdim=True)).T
-        inside = inside[torch.isin(_row_keys(basis), self.seen)]
+        inside = inside[torch.isin(_row_keys(basis), self.seen_points)]
         e, w = symmetric_eigh(self.moment + inside.T @ inside)
         root = replace(basis, factor=(w * e.sqrt()).T @ factor)
-        rest = self.rest.clamp(min=0)
-        return self.structure(self.layout, root, self.is_partial, rest)
+        trace = self.unexplained_trace.clamp(min=0)
+        return self.structure(self.layout, root, self.is_partial, trace)
 
 
 class VariationalAccumulator(NystromAccumulator):
@@ -366,15 +384,15 @@ class VariationalAccumulator(NystromAccumulator):
     """
 
     structure = Variational
-    pool = POOL
+    candidates_per_point = CANDIDATES_PER_POINT
 
-    def _chosen(self) -> tuple[Jacobian, ...]:
-        pool = PointRoot(self.layout, self._points())
+    def _choose_points(self) -> tuple[Jacobian, ...]:
+        pool = PointRoot(self.layout, self._points_by_shape())
         check_finite(pool.trace())
         chosen = _least_explained(pool.gram(), _row_keys(pool), self.n_points)
-        places = [_places(_keys(rows), chosen) for rows in pool.points]
-        pairs = zip(pool.points, places, strict=True)
-        return tuple(rows.take(indices) for rows, indices in pairs if len(indices))
+        indices = [_indices_in(_keys(rows), chosen) for rows in pool.jacobians]
+        pairs = zip(pool.jacobians, indices, strict=True)
+        return tuple(rows.take(where) for rows, where in pairs if len(where))
 
 
 def _width(block: BlockSpec, n_columns: int) -> int:
@@ -393,18 +411,18 @@ def _keys(rows: Jacobian) -> Tensor:
 
 def _row_keys(root: PointRoot) -> Tensor:
     """Return, for each row of ``SᵀJ``, the hash of its sample, (m,)."""
-    keys = [_keys(rows).repeat_interleave(rows.n_columns) for rows in root.points]
+    keys = [_keys(rows).repeat_interleave(rows.n_columns) for rows in root.jacobians]
     return torch.cat(keys)
 
 
-def _are_equal(one: PointRoot, other: PointRoot) -> bool:
-    """Return whether two bases have the same points and factors."""
-    is_same = torch.equal(_row_keys(one), _row_keys(other))
-    return is_same and torch.equal(one.factor, other.factor)  # type: ignore[arg-type]
+def _have_equal_points(left: PointRoot, right: PointRoot) -> bool:
+    """Return whether two bases have the same hashes and the same factors."""
+    is_same = torch.equal(_row_keys(left), _row_keys(right))
+    return is_same and torch.equal(left.factor, right.factor)  # type: ignore[arg-type]
 
 
-def _places(keys: Tensor, points: Tensor) -> Tensor:
-    """Return the indices of hashes that belong to points."""
+def _indices_in(keys: Tensor, points: Tensor) -> Tensor:
+    """Return the indices of the samples ``keys`` that are among the ``points``."""
     return torch.isin(keys, points).nonzero().flatten()
 
 
@@ -414,7 +432,7 @@ def _shapes(rows: Jacobian) -> tuple[tuple[int, ...], ...]:
     return tuple(() if x is None else tuple(x.shape[1:]) for x in factors)
 
 
-def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
+def _merge_equal_samples(parts: list[Jacobian]) -> Iterator[Jacobian]:
     """Merge equal samples of Jacobians with one shape, and sort samples by hash.
 
     The rows of equal samples are multiples of each other, unless ``S`` depends on the
@@ -422,10 +440,10 @@ def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
     Jacobian.
     """
     rows = Jacobian.stacked(parts)
-    rest: Jacobian | None = rows.take(_keys(rows).sort(stable=True).indices)
-    while rest is not None:
-        one, rest = _first_copies(rest)
-        yield one
+    copies: Jacobian | None = rows.take(_keys(rows).sort(stable=True).indices)
+    while copies is not None:
+        merged, copies = _first_copies(copies)
+        yield merged
 
 
 def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
@@ -443,7 +461,7 @@ def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
     squares = (lead**2).sum(1)
     ratio = torch.where(squares > 0, (flat * lead).sum(1) / squares, 0)
     gap = (flat - ratio[:, None] * lead).abs().amax(1)
-    is_multiple = gap <= ROUNDING * flat.abs().amax(1)
+    is_multiple = gap <= MAX_DIFFERENCE_OF_MULTIPLES * flat.abs().amax(1)
     is_first = places == first[owner]
     weights = torch.where(is_multiple, ratio**2, 0).masked_fill(is_first, 1)
     total = flat.new_zeros(len(names)).index_add_(0, owner, weights)
@@ -461,20 +479,20 @@ def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
     """
     names, owner = keys.unique(return_inverse=True)
     owner = owner.to(gram.device)
-    left, factors = gram.diagonal().clone(), gram[:, :0]
-    size = float(left.sum())
+    unexplained, factors = gram.diagonal().clone(), gram[:, :0]
+    size = float(unexplained.sum())
     chosen: list[int] = []
     is_chosen = torch.zeros(len(names), dtype=torch.bool, device=gram.device)
     for _ in range(min(n, len(names))):
-        traces = left.new_zeros(len(names)).index_add_(0, owner, left)
+        traces = unexplained.new_zeros(len(names)).index_add_(0, owner, unexplained)
         best = int(traces.masked_fill_(is_chosen, -1.0).argmax())
         rows = (owner == best).nonzero().flatten()
         rest = gram[:, rows] - factors @ factors[rows].T
         values, vectors = symmetric_eigh(rest[rows])
-        is_positive = values > TOLERANCE * size
+        is_positive = values > MIN_RELATIVE_EIGENVALUE * size
         factor = rest @ (vectors[:, is_positive] * values[is_positive].rsqrt())
         factors = torch.cat([factors, factor], 1)
-        left = (left - (factor**2).sum(1)).clamp(min=0)
+        unexplained = (unexplained - (factor**2).sum(1)).clamp(min=0)
         chosen.append(best)
         is_chosen[best] = True
     return names[chosen]

@@ -35,13 +35,13 @@ from sklaplace.curvature.structures import base
 # Only the diagonal of wider factors is kept, because the eigenvectors of a dense factor
 # need 8 n² bytes and about 10 n³ operations. Factors of groups are always dense. Few of
 # them are wide, since a group has only some of the channels.
-MAX_FACTOR = 8192
+MAX_DENSE_WIDTH = 8192
 # If the number of rows exceeds this fraction of their width, decomposing the product is
 # faster than a singular value decomposition of the rows.
-ROOT_FRACTION = 0.7
+MAX_ROWS_PER_INPUT = 0.7
 # Eigenvector matrices wider than this are converted at each use, because the conversion
 # is fast compared with products, and a copy would be large.
-MAX_CONVERTED = 512
+MAX_CACHED_WIDTH = 512
 
 # how positions count as samples; see `KronAccumulator`
 WEIGHT_SHARING = "expand", "reduce"
@@ -86,7 +86,7 @@ class Factor(FieldsOnly):
         vectors = self.eigh()[1]
         if vectors is None or vectors.dtype == dtype:
             return vectors
-        wide = vectors.numel() > MAX_CONVERTED**2
+        wide = vectors.numel() > MAX_CACHED_WIDTH**2
         return vectors.to(dtype) if wide else self._converted(dtype, vectors)
 
     @base.cache_last_call
@@ -158,8 +158,8 @@ class Moment:
         ``Σ w`` over samples and positions; for a bias, the number of batches.
     root : tuple of Tensor of shape (n, i)
         Rows times the square roots of their weights, used if there are fewer rows in
-        total than `ROOT_FRACTION` times i. A decomposition of the rows costs O(n·i²)
-        instead of O(i³).
+        total than `MAX_ROWS_PER_INPUT` times i. A decomposition of the rows costs
+        O(n·i²) instead of O(i³).
     total : Tensor of shape (i, i), (G, i, i) or (i,), or None
         Sum in float64, or the diagonal of the sum; one sum per group if there are
         several.
@@ -171,9 +171,14 @@ class Moment:
 
     @classmethod
     def of_inputs(
-        cls, a: Inputs | None, weights: Tensor | None, one: Tensor, n_groups: int = 1
+        cls,
+        a: Inputs | None,
+        weights: Tensor | None,
+        device: torch.device,
+        n_groups: int = 1,
     ) -> "Moment":
-        """Compute the moment of one batch of inputs; ``one`` () is used for a bias."""
+        """Compute the moment of one batch of inputs, or of a bias if ``a`` is None."""
+        one = torch.ones((), dtype=torch.float64, device=device)
         if a is None:
             return cls(one, total=one.new_ones(1, 1))
         n_samples, n_positions, width = a.shape
@@ -181,20 +186,20 @@ class Moment:
         n = n * n_positions
         if n_groups > 1:
             return cls(n, total=grouped_moment(a, weights, n_groups))
-        if width > MAX_FACTOR:
+        if width > MAX_DENSE_WIDTH:
             return cls(n, total=second_diagonal(a, weights).double())
-        if n_samples * n_positions < ROOT_FRACTION * width:
+        if n_samples * n_positions < MAX_ROWS_PER_INPUT * width:
             return cls(n, (scaled_rows(a, weights),))
         return cls(n, total=second_moment(a, weights).double())
 
     @classmethod
     def of_outputs(cls, block: Any) -> "Moment":
         """Compute ``Σ g gᵀ`` of one batch, or only the diagonal of a large matrix."""
-        if block.n_outputs > MAX_FACTOR and block.n_groups == 1:
+        if block.n_outputs > MAX_DENSE_WIDTH and block.n_groups == 1:
             return cls(total=block.output_squares().double())
         if block.n_groups == 1 and not block.is_from_head:
             rows = block.g.flatten(0, 2)
-            if len(rows) < ROOT_FRACTION * block.n_outputs:
+            if len(rows) < MAX_ROWS_PER_INPUT * block.n_outputs:
                 return cls(root=(rows,))
         return cls(total=block.output_moment().double())
 
@@ -203,7 +208,7 @@ class Moment:
         root = self.root + other.root
         totals = [moment.total for moment in (self, other) if moment.total is not None]
         n_rows = sum(map(len, root))
-        if root and (totals or n_rows >= ROOT_FRACTION * root[0].shape[1]):
+        if root and (totals or n_rows >= MAX_ROWS_PER_INPUT * root[0].shape[1]):
             totals += [gram(rows).double() for rows in root]
             root = ()
         return Moment(self.n + other.n, root, total(totals) if totals else None)
@@ -282,7 +287,9 @@ class Kron(base.Diagonalised):
         for rows, layer in zip(*aligned(jacobian.layers, self.layers), strict=True):
             g = layer.outputs.rotate_outputs(rows.first.gradients)
             pairs = zip(rows.blocks, layer.inputs, strict=True)
-            rotated = (b.like(g, b.a).rotate(a.vectors(g.dtype)) for b, a in pairs)
+            rotated = (
+                b.with_factors(g, b.a).rotate(a.vectors(g.dtype)) for b, a in pairs
+            )
             yield LayerRows(tuple(rotated))
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
@@ -320,7 +327,7 @@ class Kron(base.Diagonalised):
         layers = (replace(o, outputs=multiplied(o.outputs)) for o in self.layers)
         return Kron(self.layout, tuple(layers))
 
-    def resume(self, accumulator: base.Accumulator) -> None:
+    def add_to(self, accumulator: base.Accumulator) -> None:
         """Add the factors, as sums, to an empty accumulator."""
         assert isinstance(accumulator, KronAccumulator)
         accumulator.add(
@@ -360,11 +367,11 @@ class Moments:
     @classmethod
     def of(cls, layer: LayerRows, jacobian: Jacobian) -> "Moments":
         """Compute the moments of one batch."""
-        one = torch.ones((), dtype=torch.float64, device=layer.first.device)
+        weights, device = jacobian.weights, layer.first.device
         inputs = (
             Moment()  # the inputs have already been added with the first columns
             if jacobian.first_column
-            else Moment.of_inputs(block.a, jacobian.weights, one, block.n_groups)
+            else Moment.of_inputs(block.a, weights, device, block.n_groups)
             for block in layer.blocks
         )
         return cls(Moment.of_outputs(layer.first), tuple(inputs))
@@ -413,7 +420,9 @@ class KronAccumulator(base.Accumulator):
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
         """Return the bytes of all factors, eigenvectors and the largest workspace."""
         widths = [(n, b.n_groups) for b in layout.blocks for n in b.factor_shape]
-        dense = [(n, groups) for n, groups in widths if n <= MAX_FACTOR or groups > 1]
+        dense = [
+            (n, groups) for n, groups in widths if n <= MAX_DENSE_WIDTH or groups > 1
+        ]
         largest = max([1, *(n for n, _ in dense)])
         return 8 * (2 * sum(n * n * groups for n, groups in dense) + 3 * largest**2)
 
@@ -421,7 +430,10 @@ class KronAccumulator(base.Accumulator):
         """Add the factors of one batch."""
         layers = jacobian.layers
         if self._reduces:
-            layers = [layer.each(lambda block: block.reduced()) for layer in layers]
+            layers = [
+                layer.map_blocks(lambda block: block.merge_positions())
+                for layer in layers
+            ]
         self.add([Moments.of(layer, jacobian) for layer in layers])
 
     def merge(self, other: Self) -> None:

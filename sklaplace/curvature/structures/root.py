@@ -95,14 +95,14 @@ class PointRoot:
     ----------
     layout : Layout
         The selected parameters.
-    points : tuple of Jacobian
+    jacobians : tuple of Jacobian
         ``SᵀJ``, (m, P) in total, float64, with hashes of the samples.
     factor : Tensor of shape (n, m) or None
         ``F``. None means the identity.
     """
 
     layout: Layout
-    points: tuple[Jacobian, ...]
+    jacobians: tuple[Jacobian, ...]
     factor: Tensor | None = None
 
     def __deepcopy__(self, _memo: object) -> "PointRoot":
@@ -118,12 +118,14 @@ class PointRoot:
         """Return ``tr RᵀR``, ()."""
         if self.factor is not None:
             return self.gram().trace()
-        ones = self.points[0].gradients()[0].new_ones(self.layout.n_parameters)
-        return torch.stack([point.variance(ones).sum() for point in self.points]).sum()
+        ones = self.jacobians[0].gradients()[0].new_ones(self.layout.n_parameters)
+        return torch.stack(
+            [point.variance(ones).sum() for point in self.jacobians]
+        ).sum()
 
     @property
     def _sizes(self) -> list[int]:
-        return [point.n_rows * point.n_columns for point in self.points]
+        return [point.n_samples * point.n_columns for point in self.jacobians]
 
     def _factored(self, products: Tensor) -> Tensor:
         """Return ``products Fᵀ``, (..., n), for products (..., m)."""
@@ -131,32 +133,37 @@ class PointRoot:
 
     def dense(self) -> Tensor:
         """Return ``R`` as a matrix, (n, P)."""
-        rows = torch.cat([point.dense().flatten(0, 1) for point in self.points])
+        rows = torch.cat([point.dense().flatten(0, 1) for point in self.jacobians])
         return self._factored(rows.T).T
 
     def matmul(self, weights: Tensor) -> Tensor:
         """Return ``R w``, (s, n), for each row ``w`` of (s, P)."""
-        products = [point.matmul(weights.T).flatten(0, 1) for point in self.points]
+        products = [point.matmul(weights.T).flatten(0, 1) for point in self.jacobians]
         return self._factored(torch.cat(products).T)
 
     def rmatmul(self, coefficients: Tensor) -> Tensor:
         """Return ``Rᵀ c``, (s, P), for each row ``c`` of (s, n)."""
         if self.factor is not None:
             coefficients = coefficients @ self.factor
-        pairs = zip(self.points, coefficients.T.split(self._sizes), strict=True)
-        terms = [p.rmatmul(w.unflatten(0, (p.n_rows, p.n_columns))) for p, w in pairs]
+        pairs = zip(self.jacobians, coefficients.T.split(self._sizes), strict=True)
+        terms = [
+            rows.rmatmul(w.unflatten(0, (rows.n_samples, rows.n_columns)))
+            for rows, w in pairs
+        ]
         return sum(terms[1:], terms[0]).T
 
     def gram(self, delta: Tensor | None = None) -> Tensor:
         """Return ``R D⁻¹ Rᵀ``, (n, n)."""
-        products = [self.cross(point, delta).flatten(0, 1) for point in self.points]
+        products = [self.cross(point, delta).flatten(0, 1) for point in self.jacobians]
         return self._factored(torch.cat(products).T).T
 
     def cross(self, jacobian: Jacobian, delta: Tensor | None = None) -> Tensor:
         """Return ``J D⁻¹ Rᵀ``, (b, c, n), for a scalar or layerwise prior."""
         variances = jacobian.gradients()[0].new_ones(()) if delta is None else 1 / delta
         variances = variances.expand(len(self.layout.blocks))
-        terms = [jacobian.kernel(point, variances).flatten(2) for point in self.points]
+        terms = [
+            jacobian.kernel(point, variances).flatten(2) for point in self.jacobians
+        ]
         return self._factored(torch.cat(terms, -1))
 
     def solved(self, lower: Tensor) -> "PointRoot":
@@ -167,8 +174,8 @@ class PointRoot:
 
     def scaled(self, factor: Tensor) -> "PointRoot":
         """Return the root of ``factor·H``."""
-        points = tuple(point.times(factor.sqrt()) for point in self.points)
-        return replace(self, points=points)
+        jacobians = tuple(point.times(factor.sqrt()) for point in self.jacobians)
+        return replace(self, jacobians=jacobians)
 
 
 Root = DenseRoot | PointRoot

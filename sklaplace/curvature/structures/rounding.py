@@ -5,7 +5,7 @@ from torch import Tensor
 from sklaplace.curvature.structures.base import Precision
 
 # maximum relative error of variances
-MAX_ERROR = 0.1
+MAX_VARIANCE_ERROR = 0.1
 UNRESOLVED = (
     "prior_precision is so small relative to the curvature of the likelihood that the "
     "variances would be rounding errors. Use a larger prior_precision or sigma_noise, "
@@ -49,7 +49,7 @@ def variance_error(precision: Precision, eps: float) -> float:
         return 0.0
     # posterior variances are at most the prior variances
     largest = precision.scale * structure.trace() / precision.prior_precision.min()
-    if rounding * (1 + largest) <= MAX_ERROR:
+    if rounding * (1 + largest) <= MAX_VARIANCE_ERROR:
         return rounding * float(1 + largest)
     diagonal = precision.scale * structure.hessian_diagonal() + precision.delta
     return rounding * float((diagonal * precision.variance()).max())

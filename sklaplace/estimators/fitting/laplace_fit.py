@@ -203,7 +203,7 @@ def with_samples(
         more = curvature_sums(options, network)
     accumulator = options.accumulator(posterior.layout)
     with network.forward().frozen():
-        posterior.structure.resume(accumulator)
+        posterior.structure.add_to(accumulator)
         accumulator.merge(more.accumulator)
         structure = accumulator.decompose()
     data_fit = posterior.data_fit + more.data_fit

@@ -120,7 +120,8 @@ class QuadraticForm:
         rotation = rotated.layers[0].first.inputs[:i, 0]
         inputs = torch.cat([rotation.mT, inputs[i:]])
         jacobian = of_head(layout, head, inputs, f, centring)
-        covariances = precision.functional(jacobian, diagonal=diagonal).flatten(1)
+        covariances = precision.output_covariance(jacobian, diagonal=diagonal)
+        covariances = covariances.flatten(1)
         return cls(
             rotation,
             torch.cat([covariances[:i] - covariances[i:], covariances[i:]]),

@@ -71,7 +71,7 @@ class GLMOutputs(WeightDraws):
                 means.append(linearised_mean(posterior, f, jacobian))
                 factors.append(jacobian if is_shared else precision.whiten(jacobian))
         mean = torch.cat(means)
-        if is_shared and all(part.is_shared for part in factors):
+        if is_shared and all(part.samples_share_gradients for part in factors):
             whole = Jacobian.stacked(factors, share=True)
             cov = precision.between_samples(whole, across_outputs=across_outputs)
             return mean, cov.flatten(2).flatten(0, 1) if across_outputs else cov

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.numerical
 def test_single_precision_rows_are_summed_in_double():
     found = problem("mlp")
     layers = [
-        layer.mapped(torch.Tensor.float, lambda a: a.float())
+        layer.map_factors(torch.Tensor.float, lambda a: a.float())
         for layer in found.jacobian().layers
     ]
     accumulator = DiagAccumulator(found.layout)

@@ -26,7 +26,7 @@ some_cases = pytest.mark.parametrize("case", ["inplace", "cnn", "called_twice"])
 def form(request, monkeypatch):
     """Force one form of the structure, for any number of rows."""
     share = 0 if request.param is Full else 1e9
-    monkeypatch.setattr(full, "DUAL_FRACTION", share)
+    monkeypatch.setattr(full, "MAX_ROWS_PER_PARAMETER", share)
     return request.param
 
 

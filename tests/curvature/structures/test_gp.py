@@ -55,7 +55,7 @@ def test_later_rows_displace_points():
     expected = accumulated(found, found.batches(N_ROWS)).decompose().dense()
     first, second = found.batches(4, 2)
     resumed = PointsAccumulator(found.layout, FEW)
-    accumulated(found, [first]).decompose().resume(resumed)
+    accumulated(found, [first]).decompose().add_to(resumed)
     found.accumulate(resumed, [second])
     assert_equal(resumed.decompose().dense(), expected, ROUNDING)
     left, right = accumulated(found, [first]), accumulated(found, [second])
@@ -83,7 +83,7 @@ def test_copies_take_no_memory(curvature):
     batches = [(x[:120], y[:120], None), (x[120:], y[120:], None)]
     kind = CURVATURES[curvature]
     structure = accumulated(found, batches, curvature=kind).decompose()
-    n_rows = sum(point.n_rows for point in structure.points.points)
+    n_rows = sum(point.n_samples for point in structure.points.jacobians)
     assert n_rows <= FEW * (3 if curvature == "ef" else 1)
     kept = torch.isin(copies, chosen_rows(found))
     full = found.structure("full", [(x[kept], y[kept], None)], kind)

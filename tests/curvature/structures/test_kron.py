@@ -29,7 +29,7 @@ pytestmark = pytest.mark.numerical
 
 def wide_structure(monkeypatch, limit=2):
     """Return a structure whose width limit for dense factors is very low."""
-    monkeypatch.setattr(kron, "MAX_FACTOR", limit)
+    monkeypatch.setattr(kron, "MAX_DENSE_WIDTH", limit)
     found = problem("mlp")
     return found, found.structure("kron")
 
@@ -102,7 +102,7 @@ def test_factors_are_dense_as_soon_as_samples_are_no_longer_few():
     twice = accumulator.decompose()
     assert n_diagonalised(once).count(WIDTH) < n_diagonalised(twice).count(WIDTH)
     assert_equal(twice.dense(), 2 * once.dense())
-    once.resume(resumed := KronAccumulator(found.layout))
+    once.add_to(resumed := KronAccumulator(found.layout))
     found.accumulate(resumed, found.batches(1))
     expected = found.structure("kron", found.batches(6) + found.batches(1))
     assert_equal(resumed.decompose().dense(), expected.dense())
@@ -256,7 +256,7 @@ def test_groups_are_separate_convolutions(name, sharing):
     covariances = [each.functional_covariance(jacobian) for each, jacobian in of_both]
     assert_equal(*covariances, 1e-10)
     resumed = KronAccumulator(one.layout, sharing)
-    found.resume(resumed)
+    found.add_to(resumed)
     assert_equal(resumed.decompose().dense(), found.dense(), 1e-12)
 
 

@@ -59,7 +59,7 @@ def test_tolerance_drops_small_eigenvalues():
 def test_many_classes_take_no_matrix_over_pairs_of_them(mapped, bias):
     """The sketch has fewer columns than the factor of the Hessian."""
     n, i, classes, outputs = 50, 4, 60, 50 if mapped else 60
-    hessian = Categorical().hessian(normal(n, classes)).weighted(positive(n))
+    hessian = Categorical().hessian(normal(n, classes)).with_sample_weights(positive(n))
     m = normal(classes, outputs, seed=2) if mapped else None
     inputs = [normal(n, 1, i, seed=3), None][: 1 + bias]
     jacobian = Jacobian([LayerRows(tuple(HeadBlock(hessian, m, a) for a in inputs))])
@@ -92,5 +92,5 @@ def test_no_curvature_at_all():
     prior = found.jacobian().gram(1 / delta.expand(found.layout.n_parameters))
     assert_equal(precision.functional_covariance(found.jacobian()), prior, 1e-6)
     some = found.jacobian()
-    nothing = some.rmatmul(normal(some.n_rows, some.n_columns, 0))
+    nothing = some.rmatmul(normal(some.n_samples, some.n_columns, 0))
     assert nothing.shape == (found.layout.n_parameters, 0)

@@ -63,7 +63,7 @@ def test_what_points_do_not_span_is_as_uncertain_as_the_prior(name):
     found = problem("mlp")
     J, jacobian = found.parts.J, found.jacobian()
     model = structure(found, name, 1)
-    U = basis(torch.cat([p.dense().flatten(0, 1) for p in model.points.points]))
+    U = basis(torch.cat([p.dense().flatten(0, 1) for p in model.points.jacobians]))
     outside = J - J @ U @ U.T
     cov = model.precision(DELTA, scale()).functional_covariance(jacobian)
     inner = U.T @ model.dense() @ U * scale() + DELTA * torch.eye(U.shape[1])
@@ -88,8 +88,11 @@ def test_evidence_is_bounded_from_both_sides():
 def test_the_bound_is_tight_where_points_are_all_rows():
     found = problem("mlp")
     model = structure(found, "variational", N_ROWS)
-    assert float(model.rest) < 1e-10
-    few = [float(structure(found, "variational", n).rest) for n in (1, 2, 3, 4)]
+    assert float(model.unexplained_trace) < 1e-10
+    few = [
+        float(structure(found, "variational", n).unexplained_trace)
+        for n in (1, 2, 3, 4)
+    ]
     assert few == sorted(few, reverse=True)
 
 
@@ -98,7 +101,7 @@ def test_no_other_gaussian_of_its_kind_is_closer():
     found = problem("mlp")
     H = found.structure("full").dense()
     model = structure(found, "variational", 2)
-    R = torch.cat([p.dense().flatten(0, 1) for p in model.points.points])
+    R = torch.cat([p.dense().flatten(0, 1) for p in model.points.jacobians])
     identity = torch.eye(len(H), dtype=H.dtype)
     target = scale() * H + DELTA * identity
 
@@ -157,12 +160,16 @@ def test_added_rows_have_points_of_their_own(name):
     first, second = found.batches(4, 2)
     parts = [structure(found, name, 2, [batch]) for batch in (first, second)]
     resumed = KINDS[name](found.layout, 2)
-    parts[0].resume(resumed)
+    parts[0].add_to(resumed)
     found.accumulate(resumed, [second])
     both = resumed.decompose()
     assert_equal(both.dense(), parts[0].dense() + parts[1].dense(), ROUNDING)
     if name == "variational":
-        assert_equal(both.rest, parts[0].rest + parts[1].rest, ROUNDING)
+        assert_equal(
+            both.unexplained_trace,
+            parts[0].unexplained_trace + parts[1].unexplained_trace,
+            ROUNDING,
+        )
 
 
 def trained(n):
