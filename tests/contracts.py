@@ -63,13 +63,13 @@ def accumulate(
     likelihood: Likelihood,
     curvature: Curvature,
     accumulator: Accumulator,
-    observe: Any = lambda *batch: None,
+    observe: Any = lambda rows: None,
 ) -> DataFit:
     """Add batches, as one part, to a possibly non-empty accumulator."""
 
     class Observing(accumulation.Recorder):
-        def observe(self, *batch):
-            observe(*batch)
+        def observe(self, rows):
+            observe(rows)
 
     network = Network(forward, SimpleNamespace(likelihood=likelihood))
     given = network, [batches], curvature, accumulator

@@ -98,7 +98,7 @@ MUTATIONS = [
     Mutation(
         "identity curvature without weights of single outputs",
         "sklaplace/curvature/ggn.py",
-        "return unit.with_output_weights(output_weights(likelihood, y, f.shape[1]))",
+        "return unit.weigh_outputs(output_weights(likelihood, y, f.shape[1]))",
         "return unit",
         "curvature/test_ggn.py::test_identity_leaves_out_ignored_positions",
     ),
@@ -155,7 +155,7 @@ MUTATIONS = [
     Mutation(
         "sample weights left out of the curvature",
         "sklaplace/curvature/ggn.py",
-        ".with_sample_weights(weights)",
+        ".weigh_samples(weights)",
         "",
         "curvature/structures/test_base.py::test_integer_weights_are_repeated_rows",
     ),

@@ -20,7 +20,7 @@ from sklaplace.core.random import private_rng, row_hash
 from sklaplace.core.trees import Batch
 from sklaplace.curvature.derivatives import exact_hessian
 from sklaplace.curvature.ggn import Curvature
-from sklaplace.curvature.jacobian import backpropagate_in_parts
+from sklaplace.curvature.jacobian import Jacobian, backpropagate_in_parts
 from sklaplace.curvature.recorder import compare_alone
 from sklaplace.curvature.structures import Accumulator
 from sklaplace.data.streams import Samples
@@ -28,6 +28,34 @@ from sklaplace.likelihoods.base import DataFit, Likelihood, weighted
 from sklaplace.likelihoods.output_hessian import OutputHessian
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
+
+
+@dataclass(frozen=True)
+class ObservedRows:
+    """Rows ``SᵀJ`` of a batch, and the values that determine them.
+
+    Attributes
+    ----------
+    f : Tensor of shape (b, c)
+        Outputs.
+    hessian : OutputHessian
+        ``S Sᵀ``.
+    jacobian : Jacobian
+        Rows for all or only some of the columns of ``S``.
+    targets : Tensor
+        Targets from `Likelihood.targets`.
+    weights : Tensor of shape (b,) or None
+        Sample weights; None means ones.
+    keys : Tensor of shape (b,) or None
+        Hashes of the samples, if they are needed.
+    """
+
+    f: Tensor
+    hessian: OutputHessian
+    jacobian: Jacobian
+    targets: Tensor
+    weights: Tensor | None
+    keys: Tensor | None
 
 
 class Recorder(AbstractContextManager["Recorder"]):
@@ -53,17 +81,13 @@ class Recorder(AbstractContextManager["Recorder"]):
     def __exit__(self, *_: object) -> None:
         """End the pass."""
 
-    def observe(self, *batch: Any) -> None:
-        """Record ``f, hessian, jacobian, targets, weights, keys`` of a batch.
-
-        A batch may be recorded in several calls, each with some of the columns of
-        ``S``. The rows of ``jacobian`` are ``Sᵀ J``.
-        """
+    def observe(self, rows: ObservedRows) -> None:
+        """Record rows. A batch may be recorded in several calls, column by column."""
 
     def observe_batch(
-        self, x: Batch, f: Tensor, targets: Any, weights: Tensor | None
+        self, x: Batch, f: Tensor, targets: Tensor, weights: Tensor | None
     ) -> None:
-        """Record a whole batch with outputs (b, c)."""
+        """Record a whole batch with outputs (b, c), after its rows."""
 
     def result(self) -> Any:
         """Return the record (an object with a ``merge`` method) or None."""
@@ -209,10 +233,10 @@ class _Batch:
             self.keys = row_hash(self.x)
         parts = backpropagate_in_parts(self.forward, self.x, layout, self._columns)
         for f, jacobian in parts:
-            rows = replace(jacobian, weights=self.weights, keys=self.keys)
-            self.accumulator.update(rows)
+            weights, keys = self.weights, self.keys
+            self.accumulator.update(replace(jacobian, weights=weights, keys=keys))
             recorder.observe(
-                f, self.hessian, jacobian, self.targets, self.weights, self.keys
+                ObservedRows(f, self.hessian, jacobian, self.targets, weights, keys)
             )
         return f
 

@@ -103,8 +103,8 @@ def mapped_rows(
         return {}
 
     def rows(x_n: Batch, columns_n: Tensor) -> dict[str, Tensor]:
-        one = add_axis(x_n)
-        pull = vjp(lambda p: call_with(forward, p, one)[0], parameters)[1]
+        batch = add_axis(x_n)
+        pull = vjp(lambda p: call_with(forward, p, batch)[0], parameters)[1]
         back = vmap(lambda column: pull(column)[0])(columns_n.T)
         return {
             name: value.reshape(len(value), -1).to(columns.dtype)

@@ -19,7 +19,7 @@ from sklaplace.likelihoods.base import Likelihood, output_weights
 from sklaplace.likelihoods.output_hessian import Diagonal, Factored, OutputHessian
 
 # number of targets to draw for each sample
-DEFAULT_N_DRAWS = 10
+N_DRAWS = 10
 
 
 # hashes of the samples; if None, their outputs are hashed
@@ -33,9 +33,8 @@ def ggn(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessi
     likelihoods in this package (Martens 2020, "New insights and perspectives on the
     natural gradient method").
     """
-    return likelihood.hessian(f).with_output_weights(
-        output_weights(likelihood, y, f.shape[1])
-    )
+    weights = output_weights(likelihood, y, f.shape[1])
+    return likelihood.hessian(f).weigh_outputs(weights)
 
 
 def ef(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
@@ -55,7 +54,7 @@ def ggn_mc(
     f: Tensor,
     y: Tensor,
     keys: Keys,
-    n_draws: int = DEFAULT_N_DRAWS,
+    n_draws: int = N_DRAWS,
     seed: int = 0,
 ) -> OutputHessian:
     """Return gradients at ``n_draws`` targets drawn from the likelihood.
@@ -70,7 +69,7 @@ def ggn_mc(
     parts = noise.to(f.device).chunk(n_draws, -1)
     columns = [likelihood.score(f, likelihood.draw(f, part)) for part in parts]
     root = torch.stack(columns, -1) * float(n_draws**-0.5)
-    return Factored(root).with_output_weights(output_weights(likelihood, y, f.shape[1]))
+    return Factored(root).weigh_outputs(output_weights(likelihood, y, f.shape[1]))
 
 
 def identity(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> OutputHessian:
@@ -86,7 +85,7 @@ def identity(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> Output
     # the outputs' noise levels and common factor are units of the outputs
     ones = Diagonal(torch.ones_like(f))
     unit = likelihood.hessian(f) if likelihood.has_noise else ones
-    return unit.with_output_weights(output_weights(likelihood, y, f.shape[1]))
+    return unit.weigh_outputs(output_weights(likelihood, y, f.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -130,9 +129,8 @@ class Curvature:
         keys: Keys = None,
     ) -> OutputHessian:
         """Return ``w S Sᵀ`` for each sample, with sample weights ``w`` (b,) if any."""
-        return self.function(
-            likelihood, f, y, keys, **self.options
-        ).with_sample_weights(weights)
+        hessian = self.function(likelihood, f, y, keys, **self.options)
+        return hessian.weigh_samples(weights)
 
 
 CURVATURES: dict[str, Curvature] = {

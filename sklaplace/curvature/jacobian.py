@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from sklaplace.core.linalg import agree
 from sklaplace.core.trees import Batch, tree_rows
 from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES, dense_rows
-from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.layout import BlockSpec, Head, Layout
 from sklaplace.curvature.patches import LAYER_INPUTS, Inputs, joined_inputs, unfolded
 from sklaplace.curvature.recorder import (
     Args,
+    CallRecorder,
     Kwargs,
     MixedSamplesError,
-    Recorder,
     first_input,
     n_samples,
     only_known_layers,
@@ -43,6 +42,7 @@ from sklaplace.curvature.rows import (
     with_entries,
 )
 from sklaplace.curvature.shared import SharedBlock
+from sklaplace.curvature.uses import count_uses
 from sklaplace.likelihoods.output_hessian import Factored, OutputHessian
 from sklaplace.networks.forward import Forward, requiring_grad
 
@@ -127,12 +127,7 @@ class Jacobian:
 
     def double(self) -> "Jacobian":
         """Convert the rows to float64."""
-        return replace(
-            self,
-            layers=[
-                layer.map_blocks(lambda block: block.double()) for layer in self.layers
-            ],
-        )
+        return self._map_blocks(methodcaller("double"))
 
     def take(self, indices: Tensor) -> "Jacobian":
         """Return the rows of the samples with the given indices (n,), in float64."""
@@ -162,14 +157,21 @@ class Jacobian:
 
     def _map_gradients(self, function: Callable[[Tensor], Tensor]) -> "Jacobian":
         """Transform the output gradients of each layer."""
-        return replace(
-            self, layers=[layer.map_factors(function) for layer in self.layers]
-        )
+        layers = [layer.map_factors(function) for layer in self.layers]
+        return replace(self, layers=layers)
+
+    def _map_blocks(self, function: Callable[[Any], BaseBlock]) -> "Jacobian":
+        """Transform the rows of each parameter tensor."""
+        layers = [layer.map_blocks(function) for layer in self.layers]
+        return replace(self, layers=layers)
+
+    def merge_positions(self) -> "Jacobian":
+        """Replace the positions of each layer by one; see `BaseBlock`."""
+        return self._map_blocks(methodcaller("merge_positions"))
 
     def compressed(self) -> "Jacobian":
-        """Convert layers to dense rows if dense rows need less memory."""
-        layers = [layer.map_blocks(BaseBlock.compressed) for layer in self.layers]
-        return replace(self, layers=layers)
+        """Store the rows of each parameter tensor in the form that is smaller."""
+        return self._map_blocks(methodcaller("compressed"))
 
     @staticmethod
     def stacked(parts: "Sequence[Jacobian]", *, share: bool = False) -> "Jacobian":
@@ -345,12 +347,12 @@ def backpropagate_batch(
         yield outputs, Jacobian(_layers(blocks), first_column=start)
 
 
-def recorded(forward: Forward, x: Batch, layout: Layout) -> tuple[Tensor, Recorder]:
+def recorded(forward: Forward, x: Batch, layout: Layout) -> tuple[Tensor, CallRecorder]:
     """Return the outputs with their graph, and the recorded calls of the layers.
 
     See `backpropagate_batch` for the errors.
     """
-    with torch.enable_grad(), Recorder(forward.module, layout) as recorder:
+    with torch.enable_grad(), CallRecorder(forward.module, layout) as recorder:
         f = forward(x)
         recorder.check(forward, x, f, layout.rounding)
     return f, recorder
@@ -405,7 +407,7 @@ def _columns(f: Tensor, cotangents: Cotangents) -> Tensor:
 
 
 def _layer_factors(
-    module: nn.Module, f: Tensor, recorder: Recorder, columns: Tensor
+    module: nn.Module, f: Tensor, recorder: CallRecorder, columns: Tensor
 ) -> dict[str, tuple[Inputs, Tensor]]:
     """Return inputs (b, r, i) and output gradients (b, k, r, o) of every layer.
 
@@ -417,7 +419,7 @@ def _layer_factors(
         layer: Any = module.get_submodule(name)
         b, _, k = columns.shape
         pairs = [
-            _of_samples(layer, call.x.to(f.dtype), gradient, b)
+            _call_factors(layer, call.x.to(f.dtype), gradient, b)
             for call, gradient in zip(recorder.calls[name], gradients, strict=True)
             if call.x.numel()
         ]
@@ -435,7 +437,7 @@ def _layer_factors(
     return factors
 
 
-def _of_samples(layer: Any, x: Tensor, g: Tensor, b: int) -> tuple[Inputs, Tensor]:
+def _call_factors(layer: Any, x: Tensor, g: Tensor, b: int) -> tuple[Inputs, Tensor]:
     """Return inputs (b, r, i) and output gradients (b, k, r, o) of a call on ``x``.
 
     In a batch of one sample, all entries of ``x`` belong to this sample.
@@ -490,12 +492,12 @@ def of_head(
     """Return the rows for the outputs ``f`` (b, c) of a `Head` with inputs (b, i)."""
     # S is the same for all samples; None means the identity
     gradients = head.shared(centring, f)
-    kind: Any = Block if isinstance(gradients, Tensor) else SharedBlock
-    factors = _head_inputs(layout, inputs)
-    return Jacobian([LayerRows(tuple(kind(gradients, a) for a in factors))])
+    block: Any = Block if isinstance(gradients, Tensor) else SharedBlock
+    blocks = (block(gradients, a) for a in head_inputs(layout, inputs))
+    return Jacobian([LayerRows(tuple(blocks))])
 
 
-def _head_inputs(layout: Layout, inputs: Tensor) -> list[Tensor | None]:
+def head_inputs(layout: Layout, inputs: Tensor) -> list[Tensor | None]:
     """Return the inputs (b, 1, i) of each parameter tensor of a `Head`."""
     return [None if spec.is_bias else inputs.unsqueeze(1) for spec in layout.blocks]
 
@@ -508,22 +510,25 @@ def _through_head(
     The version counters of tensors reveal in-place changes by the network.
     """
     layer = forward.module.get_submodule(str(layout.blocks[0].layer))
-    calls: list[list[tuple[Tensor, int]]] = []
+    tensors: list[Tensor] = []  # input and output of each call
+    versions: list[int] = []
 
     def record(_: nn.Module, args: Args, kwargs: Kwargs, output: Tensor) -> None:
-        calls.append([(t, t._version) for t in (first_input(args, kwargs), output)])
+        tensors.extend([first_input(args, kwargs), output])
+        versions.extend(tensor._version for tensor in tensors[-2:])
 
     leaves = list(layer.parameters(recurse=False)) if layout.counts_uses else []
     hook = layer.register_forward_hook(record, with_kwargs=True)
     with torch.enable_grad(), requiring_grad(leaves), hook:
         f = forward(x)
-    if len(calls) != 1 or any(tensor._version != v for tensor, v in calls[0]):
+    is_changed = [tensor._version for tensor in tensors] != versions
+    if len(tensors) != 2 or is_changed:  # not one call
         return None
     # a weight is used below its layer, or again above it
-    if calls[0][0][0].requires_grad or any(n > 1 for n in count_uses([f]).values()):
+    if tensors[0].requires_grad or any(n > 1 for n in count_uses([f]).values()):
         return None
     f = f.detach()
-    inputs, hidden = (tensor.detach().to(f.dtype) for tensor, _ in calls[0])
+    inputs, hidden = (tensor.detach().to(f.dtype) for tensor in tensors)
     if hidden.ndim != 2 or len(hidden) != n_samples(x) or not head.fits(hidden, f):
         return None
     if cotangents is None or isinstance(cotangents, Centring):
@@ -531,5 +536,5 @@ def _through_head(
     columns = cotangents(f)
     hessian = Factored(columns) if isinstance(columns, Tensor) else columns
     matrix: Any = None if head.is_identity else head.matrix.to(f)
-    blocks = (HeadBlock(hessian, matrix, a) for a in _head_inputs(layout, inputs))
+    blocks = (HeadBlock(hessian, matrix, a) for a in head_inputs(layout, inputs))
     return f, Jacobian([LayerRows(tuple(blocks))])

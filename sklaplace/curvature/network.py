@@ -67,11 +67,8 @@ class NetworkSpec(outputs.OutputSpec):
         n = super().batch_size(
             row_elements=row_elements, with_covariance=with_covariance
         )
-        if (
-            self.layout.head is None
-            or self.n_outputs <= MAX_DENSE_OUTPUTS
-            or with_covariance
-        ):
+        has_many_outputs = self.n_outputs > MAX_DENSE_OUTPUTS
+        if self.layout.head is None or not has_many_outputs or with_covariance:
             return n
         row_bytes = self.row_bytes + 8 * row_elements
         most = CACHE // (8 * self.n_outputs), 8 * self.layout.n_parameters // row_bytes

@@ -19,9 +19,8 @@ from sklaplace.core.budget import BUDGET
 from sklaplace.core.linalg import agree, all_finite
 from sklaplace.core.trees import Batch, leaves, tree_rows
 from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES, vectorised
-from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.uses import unseen_use
+from sklaplace.curvature.uses import count_uses, unseen_use
 from sklaplace.networks.forward import Forward, requiring_grad
 
 # arguments of a layer
@@ -79,20 +78,19 @@ def compare_alone(forward: Forward, x: Batch, f: Tensor, rounding: float) -> Ten
 
     Return the indices of the compared samples. Raise ValueError if the outputs differ.
     """
-    some = _samples_to_check(len(f))
+    compared = _samples_to_check(len(f))
     with torch.no_grad():
-        found = forward(tree_rows(x, some))
-    if not agree(found, f[some], rounding):
+        outputs = forward(tree_rows(x, compared))
+    if not agree(outputs, f[compared], rounding):
         raise ValueError(DEPENDENT_SAMPLES)
-    return some
+    return compared
 
 
-def _agree_each(found: list[Tensor], expected: list[Tensor], precision: float) -> bool:
+def _agree_each(actual: list[Tensor], expected: list[Tensor], precision: float) -> bool:
     """Return whether two lists have the same length and equal tensors."""
-    pairs = zip(found, expected, strict=False)
-    return len(found) == len(expected) and all(
-        agree(*pair, precision) for pair in pairs
-    )
+    if len(actual) != len(expected):
+        return False
+    return all(agree(a, e, precision) for a, e in zip(actual, expected, strict=True))
 
 
 def layer_parameters(module: nn.Module, layout: Layout) -> dict[str, nn.Parameter]:
@@ -105,7 +103,7 @@ def layer_parameters(module: nn.Module, layout: Layout) -> dict[str, nn.Paramete
 
 @contextmanager
 def only_known_layers(
-    module: nn.Module, known: Collection[str] | None
+    module: nn.Module, known_layers: Collection[str] | None
 ) -> Iterator[None]:
     """Raise ValueError if other layers with parameters are called; None allows all."""
 
@@ -114,14 +112,14 @@ def only_known_layers(
 
     with ExitStack() as hooks:
         for name, layer in module.named_modules():
-            is_new = known is not None and name not in known
+            is_new = known_layers is not None and name not in known_layers
             if is_new and list(layer.parameters(recurse=False)):
                 hook = layer.register_forward_pre_hook(partial(refuse, name))
                 hooks.enter_context(hook)
         yield
 
 
-class Recorder(ExitStack):
+class CallRecorder(ExitStack):
     """Context manager that records the calls of layers during one forward pass.
 
     The *gradient edge* of each layer's output is recorded instead of the output itself,
@@ -130,7 +128,8 @@ class Recorder(ExitStack):
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
         super().__init__()
-        self._alone: dict[str, list[Tensor]] | None = None
+        # inputs of each layer in the smaller batch of `check`
+        self._inputs_alone: dict[str, list[Tensor]] | None = None
         self._layout, self._parameters = layout, layer_parameters(module, layout)
         self.calls: dict[str, list[_Call]] = {name: [] for name in layout.layers}
         self.enter_context(requiring_grad(self._parameters.values()))
@@ -154,15 +153,15 @@ class Recorder(ExitStack):
         activations.
         """
         x = first_input(args, kwargs)
-        if self._alone is not None:
-            self._alone[name].append(x.detach())
+        if self._inputs_alone is not None:
+            self._inputs_alone[name].append(x.detach())
             return None
         return (x if x.requires_grad else x.detach().requires_grad_(),), {}
 
     def _record(
         self, name: str, layer: nn.Module, args: Args, _: Kwargs, output: Tensor
     ) -> Tensor:
-        if self._alone is not None:
+        if self._inputs_alone is not None:
             return output
         if output._is_view():
             # an in-place activation would remove the edge of a view from the graph
@@ -214,11 +213,11 @@ class Recorder(ExitStack):
             return
         if any(call.n_samples != b for call in self._all_calls):
             raise MixedSamplesError
-        self._alone = {name: [] for name in self.calls}
-        some = compare_alone(forward, x, f, rounding)
+        self._inputs_alone = {name: [] for name in self.calls}
+        compared = compare_alone(forward, x, f, rounding)
         for name, calls in self.calls.items():
-            inputs = [call.x[some] for call in calls]
-            if not _agree_each(self._alone[name], inputs, rounding):
+            inputs = [call.x[compared] for call in calls]
+            if not _agree_each(self._inputs_alone[name], inputs, rounding):
                 raise MixedSamplesError
 
     def columns_at_once(self, columns: Tensor) -> int:
@@ -247,5 +246,8 @@ class Recorder(ExitStack):
                 for g, call in zip(gradients, calls, strict=True)
             )
 
-        found = iter(vectorised(backward, columns.movedim(-1, 0).contiguous()))
-        return {name: [next(found) for _ in c] for name, c in self.calls.items()}
+        by_call = iter(vectorised(backward, columns.movedim(-1, 0).contiguous()))
+        return {
+            name: [next(by_call) for _ in calls_of_layer]
+            for name, calls_of_layer in self.calls.items()
+        }

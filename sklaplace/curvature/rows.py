@@ -118,9 +118,8 @@ class BaseBlock:
     @property
     def _chunk_length(self) -> int:
         """Number of samples whose dense rows fit into the caches."""
-        return max(
-            1, DENSE_CHUNK_ELEMENTS // max(1, self.n_columns * self.n_parameters)
-        )
+        sample_elements = max(1, self.n_columns * self.n_parameters)
+        return max(1, DENSE_CHUNK_ELEMENTS // sample_elements)
 
     def dense_chunks(self) -> Iterator[Tensor]:
         """Yield the dense rows of a few samples at a time."""

@@ -19,15 +19,11 @@ from torch import Tensor, nn
 from sklaplace.core.checks import Check, check_count, listed
 from sklaplace.core.trees import Batch
 from sklaplace.core.trees import leaves as tensors
-from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import MAX_LISTED, BlockSpec, Head, Layout, contains
 from sklaplace.curvature.patches import has_layer_form
 from sklaplace.curvature.shared import MAX_DENSE_OUTPUTS, IdentityMap
-from sklaplace.curvature.uses import (
-    check_gradients,
-    restarted_at,
-)
+from sklaplace.curvature.uses import check_gradients, count_uses, restarted_at
 from sklaplace.curvature.verification import check_jacobian_bytes, probe, verified
 from sklaplace.networks.forward import Forward, first_tensor, requiring_grad, rounding
 

@@ -7,6 +7,7 @@ reordered samples), and an operator may have a wrong batching rule.
 """
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -62,20 +63,21 @@ def verified(forward: Forward, x: Batch, f: Tensor, specs: list[BlockSpec]) -> L
             "layers are empty. Select other layers, or layers with inputs and outputs."
         )
     parameters = dict(forward.module.named_parameters())
-    if complex_ := [s.name for s in specs if parameters[s.name].is_complex()]:
+    complex_names = [s.name for s in specs if parameters[s.name].is_complex()]
+    if complex_names:
         raise ValueError(
-            f"subset_of_weights selects the complex weights {complex_[0]!r}; weights "
-            "must be real. Select the names of other layers, or apply "
+            f"subset_of_weights selects the complex weights {complex_names[0]!r}, "
+            "but weights must be real. Select the names of other layers, or apply "
             "torch.view_as_complex to a real parameter in the module."
         )
     # samples with the lowest, median and highest combination of outputs
     order = (f @ probe(f[:1])[0]).squeeze(1).cpu().argsort(stable=True)
     few, columns = order[[0, len(f) // 2, -1]].unique(), probe(f, 2)
     is_large = sum(math.prod(spec.shape) for spec in specs) > MAX_PARAMETERS_TOGETHER
-    parts = [few[n : n + 1] for n in range(len(few))] if is_large else [few]
-    by_column = columns.split(1, 2) if is_large else [columns]
-    for some, combinations in product(parts, by_column):
-        specs = _verified_on(forward, x, f, specs, some, combinations)
+    sample_groups = few.split(1) if is_large else [few]
+    column_groups = columns.split(1, 2) if is_large else [columns]
+    for samples, combinations in product(sample_groups, column_groups):
+        specs = _verified_on(forward, x, f, specs, samples, combinations)
     return Layout(tuple(specs), rounding=forward.rounding)
 
 
@@ -102,25 +104,27 @@ def _verified_on(
         backwards = forward(tree_rows(x, back))
     if not (equal(alone, f[few]) and equal(backwards, f[back])):
         raise ValueError(DEPENDENT_SAMPLES)
-    expected = {spec.name: own for spec, own in zip(specs, rows, strict=True)}
+    expected = dict(zip((spec.name for spec in specs), rows, strict=True))
 
-    def wrong(found: _Rows) -> set[str]:
+    def wrong(rows_by_name: _Rows) -> set[str]:
         """Return the names of parameters with missing or wrong rows."""
-        pairs = ((name, found[name], expected[name]) for name in found)
-        return {name for name, a, b in pairs if a is None or not equal(a, b)}
+        return {
+            name
+            for name, rows in rows_by_name.items()
+            if rows is None or not equal(rows, expected[name])
+        }
 
     layered = [spec for spec in specs if spec.layer is not None]
     at = len(f) - 1 - few  # their positions in reverse order
-    found = _layer_rows(forward, tree_rows(x, back), layered, columns[back], at)
-    without = wrong(found)
-    specs = [BlockSpec(s.name, s.shape) if s.name in without else s for s in specs]
+    layer_rows = _layer_rows(forward, tree_rows(x, back), layered, columns[back], at)
+    names = wrong(layer_rows)
+    specs = [BlockSpec(s.name, s.shape) if s.name in names else s for s in specs]
     dense = [spec for spec in specs if spec.layer is None]
-    try:
-        found = {**mapped_rows(forward, samples, dense, columns[few])}
-    except RuntimeError:  # an operator without a batching rule
-        found = dict.fromkeys(spec.name for spec in dense)
-    without = wrong(found)
-    return [replace(s, one_by_one=True) if s.name in without else s for s in specs]
+    dense_rows: _Rows = dict.fromkeys(spec.name for spec in dense)
+    with suppress(RuntimeError):  # an operator without a batching rule
+        dense_rows |= mapped_rows(forward, samples, dense, columns[few])
+    names = wrong(dense_rows)
+    return [replace(s, one_by_one=True) if s.name in names else s for s in specs]
 
 
 def check_jacobian_bytes(f: Tensor) -> None:
@@ -163,7 +167,9 @@ def _layer_rows(
     except RuntimeError:  # find the parameters without a layer form
         if len(specs) == 1:
             return {specs[0].name: None}
-        alone = [_layer_rows(forward, x, [spec], columns, at) for spec in specs]
-        return {name: rows for found in alone for name, rows in found.items()}
+        rows: _Rows = {}
+        for spec in specs:
+            rows |= _layer_rows(forward, x, [spec], columns, at)
+        return rows
     tensors = joined(parts)[1].tensors()
     return {s.name: t.take(at).dense() for s, t in zip(specs, tensors, strict=True)}

@@ -22,7 +22,7 @@ _FIRST_NODES, _MAX_NODES, _MAX_SUM_ERROR = 16, 2048, 3e-4
 _MAX_SPACING_RATIO = 0.35
 # The log-probability that the largest value is below the lower end is about minus the
 # exponential of this value.
-_LOG_NATS_AT_LOWER_END = -LOWEST
+_LOG_AT_END = -LOWEST
 # Noise variance that the nodes must resolve if the logits have zero variance.
 _MIN_RESOLVED_VARIANCE = 1.3
 # For more classes than this, all but the leading classes are merged.
@@ -170,9 +170,8 @@ def _by_nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
     """Compute `argmax_proba` by quadrature for each class."""
     integrals = [_integrals(m, v, n_nodes) for m, v in chunks(mean, variances, n_nodes)]
     proba, ratio = map(torch.cat, zip(*integrals, strict=True))
-    is_coarse = ((proba.sum(-1) - 1).abs() > _MAX_SUM_ERROR) | (
-        ratio > _MAX_SPACING_RATIO
-    )
+    error = (proba.sum(-1) - 1).abs()
+    is_coarse = (error > _MAX_SUM_ERROR) | (ratio > _MAX_SPACING_RATIO)
     coarse = is_coarse.nonzero().squeeze(-1)
     if len(coarse) and n_nodes < _MAX_NODES:
         finer = _by_nodes(mean[coarse], variances[coarse], 2 * n_nodes)
@@ -208,16 +207,11 @@ def _nodes(
     nodes, _ = _spaced(classes.lower.amax(0), high, scale, max(6, n_nodes // 3))
     minus_log = classes.minus_log(nodes.unsqueeze(1)).sum(1).log()
     # the last of the lower nodes at which the product is too small
-    index = (
-        (minus_log > _LOG_NATS_AT_LOWER_END)
-        .cumprod(0)
-        .sum(0)
-        .sub_(1)
-        .clamp_(0, len(nodes) - 2)
-    )
+    n_low = (minus_log > _LOG_AT_END).cumprod(0).sum(0)
+    index = n_low.sub_(1).clamp_(0, len(nodes) - 2)
     index = torch.stack([index, index + 1])
     (first, second), (above, below) = nodes.gather(0, index), minus_log.gather(0, index)
-    part = ((above - _LOG_NATS_AT_LOWER_END) / (above - below)).clamp(0, 1)
+    part = ((above - _LOG_AT_END) / (above - below)).clamp(0, 1)
     return _spaced(torch.lerp(first, second, part), high, scale, n_nodes)
 
 

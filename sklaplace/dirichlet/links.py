@@ -673,11 +673,8 @@ def _sampled_proba(
     factor = centred_factor(centred, cov)  # (b, K, K - 1)
     if dtype != mean.dtype:
         # keep logits in the range of the dtype, and the largest logits precise
-        mean = (
-            (mean - mean.amax(-1, keepdim=True))
-            .clamp(min=-_MAX_FLOAT32_LOGIT)
-            .to(dtype)
-        )
+        mean = mean - mean.amax(-1, keepdim=True)
+        mean = mean.clamp(min=-_MAX_FLOAT32_LOGIT).to(dtype)
         factor = factor.clamp(-_MAX_FLOAT32_LOGIT, _MAX_FLOAT32_LOGIT).to(dtype)
     points = draws[:, : factor.shape[-1]].to(factor)
     # draws on the last axis, because a softmax over short contiguous rows is slow

@@ -20,7 +20,7 @@ _MAX_STEPS = 100
 # Above this gap, trigamma overflows at the resulting concentrations.
 _MAX_GAP = 1e99
 # A sample uses about as much memory as this number of points.
-_POINTS_PER_SAMPLE = 36
+_N_POINTS = 36
 
 
 def kl_projection(mean: Array, cov: Array) -> Array:
@@ -94,9 +94,7 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     arrays.check_variances(variances, variances.amax(-1, keepdim=True))
     rows = logits.reshape(-1, n_classes)
     matrices = covariances.reshape(-1, n_classes, n_classes)
-    pairs = [
-        _expected_log_proba(m, c) for m, c in chunks(rows, matrices, _POINTS_PER_SAMPLE)
-    ]
+    pairs = [_expected_log_proba(m, c) for m, c in chunks(rows, matrices, _N_POINTS)]
     log_proba, gap = map(torch.cat, zip(*pairs, strict=True))
     alpha = arrays.capped(_solve_log_alpha(log_proba, gap))
     return like(alpha.reshape(logits.shape), mean)

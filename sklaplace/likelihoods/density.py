@@ -28,14 +28,14 @@ Nodes = tuple[Tensor, Tensor]
 
 # Bounds on targets, on logarithms of positive targets (whose squares must not
 # overflow), and on standard scores of outputs, all as inverse hyperbolic sines.
-_MAX_ASINH_TARGET, _MAX_ASINH_LOG_TARGET, _MAX_ASINH_OUTPUT = 32.0, 6.4, 4.4
+_MAX_ASINH_TARGET, _MAX_ASINH_LOG, _MAX_ASINH_OUTPUT = 32.0, 6.4, 4.4
 # Search for the mode: grid of the first pass in units of the bound, grid between two
 # neighbours in each refinement, and number of refinements.
 _COARSE_GRID = torch.linspace(-1.0, 1.0, 201, dtype=torch.float64)
 _ZOOM_GRID = torch.linspace(0.0, 1.0, 33, dtype=torch.float64)
 _N_ZOOMS = 12
 # Distances from the mode at which to look for the width of the peak.
-_WIDTH_CANDIDATES = 2.0 ** torch.arange(-60.0, 60.5, 0.5, dtype=torch.float64)
+_WIDTHS = 2.0 ** torch.arange(-60.0, 60.5, 0.5, dtype=torch.float64)
 # Nodes in units of the width, spaced by a hyperbolic sine to reach far into the tails.
 _ASINH_NODES = torch.linspace(-20.0, 20.0, 801, dtype=torch.float64)
 # A variance is infinite if an outermost node contributes more than this share.
@@ -43,11 +43,11 @@ _MAX_TAIL_SHARE = 1e-3
 # Largest allowed error in the logarithm of a density's integral.
 _MAX_LOG_INTEGRAL_ERROR = 0.02
 # Scores of targets with a probability below this value can overflow, and are ignored.
-_MIN_SCORED_PROBABILITY = 1e-30
+_MIN_PROBABILITY = 1e-30
 # Nodes over the outputs for quantiles: the largest standard deviation, and the largest
 # step in units of the width of the likelihood. Noise narrower than `_MIN_NOISE_WIDTH`
 # standard deviations of the output is neglected.
-_MAX_OUTPUT_DEVIATIONS, _MAX_OUTPUT_STEP, _MIN_NOISE_WIDTH = 6.5, 0.5, 0.03
+_MAX_DEVIATIONS, _MAX_STEP, _MIN_NOISE_WIDTH = 6.5, 0.5, 0.03
 # Number of density values to compute at a time.
 _VALUES_PER_CHUNK = 4_000_000
 _LOG_2PI = math.log(2 * math.pi)
@@ -147,11 +147,8 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
             y, p = self._nodes(f)
             score = torch.func.grad(lambda f: self.log_prob(f.clone(), y).sum())
             scores = score(f.unsqueeze(-1).expand(y.shape))
-            return (
-                (p * torch.where(p > _MIN_SCORED_PROBABILITY, scores, 0) ** 2)
-                .sum(-1)
-                .sqrt()
-            )
+            scores = torch.where(p > _MIN_PROBABILITY, scores, 0)
+            return (p * scores**2).sum(-1).sqrt()
 
         return _by_chunks(root_information, f).to(f)
 
@@ -199,7 +196,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
 
         def mixture_quantiles(mean: Tensor, std: Tensor, n: int) -> Tensor:
             z = torch.linspace(
-                -_MAX_OUTPUT_DEVIATIONS, _MAX_OUTPUT_DEVIATIONS, n, dtype=torch.float64
+                -_MAX_DEVIATIONS, _MAX_DEVIATIONS, n, dtype=torch.float64
             )
             f = (mean.unsqueeze(-1) + std.unsqueeze(-1) * z).unsqueeze(-1)
             log_weights = (-(z**2) / 2).log_softmax(0).unsqueeze(-1)
@@ -220,7 +217,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
             f = m[at].unsqueeze(-1) + std[at].unsqueeze(-1) * torch.special.ndtri(u)
             quantiles[at] = self.draw(f, torch.full_like(f, 0.5)).sort(-1)[0]
         for ratio in ratios[is_wide].unique():
-            n = 2 * math.ceil(_MAX_OUTPUT_DEVIATIONS * ratio / _MAX_OUTPUT_STEP) + 1
+            n = 2 * math.ceil(_MAX_DEVIATIONS * ratio / _MAX_STEP) + 1
             at = ratios == ratio
             function = partial(mixture_quantiles, n=n)
             quantiles[at] = _by_chunks(function, m[at], std[at], n_each=n)
@@ -255,9 +252,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """
         log_p_at = log_density or partial(self.log_prob, f.unsqueeze(-1))
         if self.is_positive:
-            y, log_p = _masses(
-                lambda x: log_p_at(x.exp()) + x, 0 * f, _MAX_ASINH_LOG_TARGET
-            )
+            y, log_p = _masses(lambda x: log_p_at(x.exp()) + x, 0 * f, _MAX_ASINH_LOG)
             y = y.exp()
         else:  # targets of most likelihoods are near the outputs
             y, log_p = _masses(log_p_at, f, _MAX_ASINH_TARGET)
@@ -322,11 +317,8 @@ def _masses(
         best = value(x).argmax(-1, keepdim=True).clamp(1, x.shape[1] - 2)
         low, high = x.gather(-1, best - 1), x.gather(-1, best + 1)
         x = low + (high - low) * steps
-    mode, distances, nodes = (
-        (low + high) / 2,
-        _WIDTH_CANDIDATES.to(center),
-        _ASINH_NODES.to(center),
-    )
+    mode = (low + high) / 2
+    distances, nodes = _WIDTHS.to(center), _ASINH_NODES.to(center)
     width = torch.zeros_like(mode)
     for sign in (-1, 1):  # find the first distance at which the integrand is small
         is_high = value(mode + sign * distances) > value(mode) - 0.5

@@ -16,7 +16,7 @@ from sklaplace.core.linalg import gram
 from sklaplace.core.parallel import cached_property
 
 # With more classes, products are summed in the dtype of the outputs.
-_MAX_CLASSES_IN_FLOAT64 = 256
+_MANY_CLASSES = 256
 
 # M, or None for the identity
 Map = Tensor | None
@@ -35,11 +35,11 @@ class OutputHessian(ABC):
     n_outputs: int
     n_columns: int
 
-    def with_sample_weights(self, weights: Tensor | None) -> "OutputHessian":
+    def weigh_samples(self, weights: Tensor | None) -> "OutputHessian":
         """Return ``wΛ`` for sample weights ``w`` (b,), or ``Λ`` without weights."""
         return self if weights is None else self._weighted(weights)
 
-    def with_output_weights(self, weights: Tensor | None) -> "OutputHessian":
+    def weigh_outputs(self, weights: Tensor | None) -> "OutputHessian":
         """Return ``√D Λ √D`` for a diagonal ``D`` (b, c), or ``Λ`` if ``D`` is None."""
         return self if weights is None else self._scaled(weights)
 
@@ -183,11 +183,11 @@ class BlockDiagonal(OutputHessian):
 
     def _weighted(self, weights: Tensor) -> "BlockDiagonal":
         of_blocks = weights.repeat_interleave(self.n_blocks)
-        return replace(self, blocks=self.blocks.with_sample_weights(of_blocks))
+        return replace(self, blocks=self.blocks.weigh_samples(of_blocks))
 
     def _scaled(self, weights: Tensor) -> "BlockDiagonal":
         of_blocks = weights.reshape(-1, self.blocks.n_outputs)
-        return replace(self, blocks=self.blocks.with_output_weights(of_blocks))
+        return replace(self, blocks=self.blocks.weigh_outputs(of_blocks))
 
     def double(self) -> "BlockDiagonal":
         """Return ``Λ`` in float64."""
@@ -282,9 +282,7 @@ class Softmax(OutputHessian):
         depend on this shift.
         """
         scales = self.weights.sqrt().unsqueeze(1)
-        dtype = (
-            torch.float64 if self.n_outputs <= _MAX_CLASSES_IN_FLOAT64 else self.dtype
-        )
+        dtype = torch.float64 if self.n_outputs <= _MANY_CLASSES else self.dtype
         total = gram((self.p * scales).to(dtype)).neg_().double()
         total.diagonal().copy_((self.p * (1 - self.p)).T @ self.weights)
         return total

@@ -300,9 +300,8 @@ class GaussianPosterior:
         >>> posterior.check_resolved(torch.float32)
         """
         eps = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
-        if (
-            not variance_error(self.precision, eps) <= MAX_VARIANCE_ERROR
-        ):  # also for NaN
+        # "not <=" is true for NaN, too
+        if not variance_error(self.precision, eps) <= MAX_VARIANCE_ERROR:
             raise ValueError(UNRESOLVED)
 
     def replace(self, **hyperparameters: Tensor) -> "GaussianPosterior":

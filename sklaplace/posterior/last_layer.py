@@ -15,8 +15,9 @@ from torch.nn.functional import pad
 from sklaplace.core.budget import BUDGET, batch_rows
 from sklaplace.core.linalg import symmetric_eigh
 from sklaplace.core.parallel import cached_property
+from sklaplace.curvature.accumulation import ObservedRows
 from sklaplace.curvature.ggn import GGN, Curvature
-from sklaplace.curvature.jacobian import Jacobian
+from sklaplace.curvature.jacobian import Jacobian, head_inputs
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.rows import HeadBlock, LayerRows
 from sklaplace.curvature.shared import IdentityMap
@@ -32,7 +33,7 @@ from sklaplace.curvature.structures.kron import (
 from sklaplace.curvature.structures.root import lower_inverse
 from sklaplace.likelihoods.output_hessian import OutputHessian
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.linear_model import LinearModel, Operator
+from sklaplace.posterior.linear_model import LabelledOutputs, LinearModel, Operator
 
 # Number of evenly spaced samples per feature for each block of the preconditioner. More
 # samples take longer and save hardly any iterations.
@@ -111,13 +112,9 @@ class LastLayerModel(LinearModel):
         batches = zip(*(tensor.split(n_rows) for tensor in tensors), strict=True)
         for features, outputs, targets, weights, keys in batches:
             hessian = curvature(self.likelihood, outputs, targets, weights, keys)
-            inputs = self._inputs(features)
+            inputs = head_inputs(self.layout, features)
             layer = LayerRows(tuple(HeadBlock(hessian, self._map, a) for a in inputs))
             yield Jacobian([layer], weights, keys=keys)
-
-    def _inputs(self, features: Tensor) -> list[Tensor | None]:
-        """Return the inputs (n, 1, i) of the weight and of any bias."""
-        return [features.unsqueeze(1), None][: len(self.layout.blocks)]
 
     @cached_property
     def _input_factors(self) -> tuple[tuple[Factor, Tensor], ...]:
@@ -126,7 +123,7 @@ class LastLayerModel(LinearModel):
         The factors do not depend on the weights.
         """
         weights, device = self.sample_weight, self.features.device
-        inputs = self._inputs(self.features)
+        inputs = head_inputs(self.layout, self.features)
         moments = [Moment.of_inputs(a, weights, device) for a in inputs]
         return tuple((moment.mean(), moment.n) for moment in moments)
 
@@ -156,22 +153,23 @@ class LastLayerModel(LinearModel):
         there are fewer samples than features, a dual form with inner products of
         samples is used.
         """
-        n, i = self.features.shape
-        if (blocks := self._blockwise(f, rho, dtype)) is not None:
+        blocks = self._blockwise(f, rho, dtype)
+        if blocks is not None:
             return self._on_weights(blocks, rho, dtype)
-        if n < i and (dual := self._dual_blockwise(f, rho)) is not None:
-            operator = dual
-        else:
-            kron = self._kron(f, GGN)
-            eigenvalues = (kron.eigenvalues + rho.mean()).to(dtype)
-
-            def operator(v: Tensor) -> Tensor:
-                return kron.from_basis(kron.to_basis(v) / eigenvalues)
+        n, i = self.features.shape
+        dual = self._dual_blockwise(f, rho) if n < i else None
+        operator = self._kron_operator(f, rho, dtype) if dual is None else dual
 
         def rows(values: Tensor) -> Tensor:
             return self.by_output(operator(self.from_outputs(values)))
 
         return self._on_weights(rows, rho, dtype)
+
+    def _kron_operator(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
+        """Invert a Kronecker-factored ``H`` plus the mean of ``ρ``."""
+        kron = self._kron(f, GGN)
+        eigenvalues = (kron.eigenvalues + rho.mean()).to(dtype)
+        return lambda v: kron.from_basis(kron.to_basis(v) / eigenvalues)
 
     def quick_preconditioner_at(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
@@ -295,8 +293,9 @@ class LastLayerModel(LinearModel):
         if not _fit_budget(o, n):
             return None
         grams: list[Tensor] = []
-        for row in (rows := self.by_output(rho)):
-            if not grams or not torch.equal(row, rows[len(grams) - 1]):
+        rows = self.by_output(rho)
+        for k, row in enumerate(rows):
+            if k == 0 or not torch.equal(row, rows[k - 1]):
                 products = (self.features / row[:i]) @ self.features.T
                 products += (1 / row[i:]).sum()  # for any bias
             grams.append(products)
@@ -360,39 +359,41 @@ class LastLayerRecorder:
 
     def __init__(self, head_map: Tensor | IdentityMap | None) -> None:
         self.head_map = head_map
-        self.batches: list[tuple[Tensor, ...]] = []
+        self.features: list[Tensor] = []
+        self.outputs: list[LabelledOutputs] = []
 
     @property
     def is_linear(self) -> bool:
         """Whether the outputs are affine in the weights for all recorded samples."""
-        return self.head_map is not None and bool(self.batches)
+        return self.head_map is not None and bool(self.outputs)
 
-    def add(
-        self,
-        f: Tensor,
-        columns: OutputHessian,
-        jacobian: Jacobian,
-        targets: Tensor,
-        weights: Tensor | None,
-        keys: Tensor | None,
-    ) -> None:
-        """Record a batch with ``S`` in ``columns`` and rows ``SᵀJ`` in ``jacobian``."""
+    def add(self, rows: ObservedRows) -> None:
+        """Record the samples of a batch, given the first columns of their rows."""
         if self.head_map is None:
             return
+        f, jacobian = rows.f, rows.jacobian
         block = jacobian.layers[0].first
-        if not block.is_from_head and not self._agrees(block.g, columns, jacobian):
-            self.head_map, self.batches = None, []
+        if not block.is_from_head and not self._agrees(block.g, rows.hessian, jacobian):
+            self._stop()
         elif not jacobian.first_column:
-            w = torch.ones(len(f), device=f.device) if weights is None else weights
-            k = torch.zeros(len(f), dtype=torch.long) if keys is None else keys
-            self.batches.append((block.a.squeeze(1), f, targets, w, k))
+            ones = torch.ones(len(f), device=f.device)
+            weights = ones if rows.weights is None else rows.weights
+            no_keys = torch.zeros(len(f), dtype=torch.long)
+            keys = no_keys if rows.keys is None else rows.keys
+            self.features.append(block.a.squeeze(1))
+            self.outputs.append(LabelledOutputs(f, rows.targets, weights, keys))
 
     def merge(self, other: "LastLayerRecorder") -> None:
         """Append another recorder's samples; drop all if a recorder has stopped."""
         if self.head_map is None or other.head_map is None:
-            self.head_map, self.batches = None, []
+            self._stop()
         else:
-            self.batches += other.batches
+            self.features += other.features
+            self.outputs += other.outputs
+
+    def _stop(self) -> None:
+        """Drop all samples, and record no more."""
+        self.head_map, self.features, self.outputs = None, [], []
 
     def _agrees(self, g: Tensor, hessian: OutputHessian, jacobian: Jacobian) -> bool:
         """Return whether ``head_map`` predicts gradients of a combination of outputs.
@@ -418,9 +419,11 @@ class LastLayerRecorder:
         """Build the linear model, or return None if the outputs are not affine."""
         if not self.is_linear:
             return None
-        features = torch.cat([batch[0] for batch in self.batches]).double()
-        data = [data for _, *data in self.batches]
-        fields = {"features": features, "head_map": self.head_map}
         return LastLayerModel.of_batches(
-            template, data, curvature, accumulator, **fields
+            template,
+            self.outputs,
+            curvature,
+            accumulator,
+            features=torch.cat(self.features).double(),
+            head_map=self.head_map,
         )

@@ -8,7 +8,7 @@ evidence for modern deep learning").
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -26,6 +26,26 @@ from sklaplace.likelihoods.base import DataFit, Likelihood, output_weights
 from sklaplace.posterior.gaussian import GaussianPosterior
 
 Operator = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class LabelledOutputs:
+    """Outputs of a batch of samples, with the targets to which they are fitted.
+
+    Attributes
+    ----------
+    f : Tensor of shape (b, c)
+        Outputs at the network's weights.
+    targets : Tensor
+        Targets from `Likelihood.targets`.
+    weights, keys : Tensor of shape (b,)
+        Weights and hashes of the samples.
+    """
+
+    f: Tensor
+    targets: Tensor
+    weights: Tensor
+    keys: Tensor
 
 
 @dataclass(frozen=True)
@@ -74,23 +94,24 @@ class LinearModel(ABC):
     def of_batches(
         cls,
         template: GaussianPosterior,
-        data: Iterable[Sequence[Tensor]],
+        batches: Sequence[LabelledOutputs],
         curvature: Curvature,
         accumulator: Callable[[Layout], Accumulator],
         **fields: object,
     ) -> Self:
-        """Build a model from batches (outputs, targets, sample weights, keys)."""
-        f, targets, weights, keys = (torch.cat(p) for p in zip(*data, strict=True))
+        """Build a model from all batches; ``fields`` are the fields of a subclass."""
+        f = torch.cat([batch.f for batch in batches])
+        targets = torch.cat([batch.targets for batch in batches])
         return cls(
             layout=template.layout,
             outputs=f.double(),
             targets=targets.double() if targets.is_floating_point() else targets,
-            sample_weight=weights.double(),
+            sample_weight=torch.cat([batch.weights for batch in batches]).double(),
             weights=template.weights,
             likelihood=template.likelihood,
             curvature=curvature,
             accumulator=accumulator,
-            keys=keys,
+            keys=torch.cat([batch.keys for batch in batches]),
             dtype=f.dtype,
             **fields,
         )

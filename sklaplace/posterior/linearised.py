@@ -22,7 +22,7 @@ from sklaplace.curvature.structures.base import Diagonalised
 from sklaplace.curvature.structures.diag import DiagAccumulator
 from sklaplace.curvature.structures.kron import KronAccumulator
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.linear_model import LinearModel, Operator
+from sklaplace.posterior.linear_model import LabelledOutputs, LinearModel, Operator
 from sklaplace.posterior.tuning.problem import LinearisedBatch
 
 # Largest fraction of free memory for cached Jacobians. If the Jacobians need more
@@ -56,12 +56,18 @@ class LinearisedNetwork(LinearModel):
     ) -> "LinearisedNetwork":
         """Build a model from batches that can be iterated over repeatedly."""
         jacobians = _Jacobians(batches)
-        data = [
-            (b.f, b.targets, b.weights, cast(Tensor, b.keys))
+        outputs = [
+            LabelledOutputs(b.f, b.targets, b.weights, cast(Tensor, b.keys))
             for b in jacobians.first_pass()
         ]
-        fields = {"jacobians": jacobians, "structure": template.structure}
-        return cls.of_batches(template, data, curvature, accumulator, **fields)
+        return cls.of_batches(
+            template,
+            outputs,
+            curvature,
+            accumulator,
+            jacobians=jacobians,
+            structure=template.structure,
+        )
 
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
         """Return ``v -> J v`` and ``u -> Jᵀ u``.
@@ -80,9 +86,10 @@ class LinearisedNetwork(LinearModel):
 
         def backward(u: Tensor) -> Tensor:
             total, start = u.new_zeros(self.layout.n_parameters), 0
-            for part in in_dtype():
-                piece = u[start : (start := start + part.n_samples)]
-                total += part.rmatmul(piece.unsqueeze(-1)).squeeze(-1)
+            for jacobian in in_dtype():
+                end = start + jacobian.n_samples
+                total += jacobian.rmatmul(u[start:end].unsqueeze(-1)).squeeze(-1)
+                start = end
             return total
 
         return forward, backward
@@ -91,14 +98,16 @@ class LinearisedNetwork(LinearModel):
         self, f: Tensor, curvature: Curvature, accumulator: Accumulator
     ) -> Iterator[Jacobian]:
         """Yield Jacobian rows ``Sᵀ J``; ``S Sᵀ`` is the output Hessian at ``f``."""
-        tensors = f, self.targets, self.sample_weight, self.keys
         start = 0
         for jacobian in self.jacobians:
-            rows = slice(start, start := start + jacobian.n_samples)
-            outputs, targets, weights, keys = (tensor[rows] for tensor in tensors)
-            hessian = curvature(self.likelihood, outputs, targets, weights, keys)
+            rows = slice(start, start + jacobian.n_samples)
+            weights, keys = self.sample_weight[rows], self.keys[rows]
+            hessian = curvature(
+                self.likelihood, f[rows], self.targets[rows], weights, keys
+            )
             combined = jacobian.double().combined(hessian.factor())
             yield replace(combined, weights=weights, keys=keys)
+            start = rows.stop
 
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """Return ``v -> M⁻¹ v`` for a structure ``M`` with an eigenbasis.

@@ -159,18 +159,15 @@ def test_observer_sees_every_batch():
     accumulator = STRUCTURES["diag"][0](found.layout)
     batches = found.batches(4, 2, weights=w)
 
-    def note(*batch):
-        seen.append(batch)
-
-    accumulate(found.forward, batches, found.likelihood, GGN, accumulator, note)
-    f = torch.cat([batch[0] for batch in seen])
+    accumulate(found.forward, batches, found.likelihood, GGN, accumulator, seen.append)
+    f = torch.cat([batch.f for batch in seen])
     assert_equal(f, found.forward(found.x).detach(), 1e-14)
-    S = torch.cat([batch[1].factor() for batch in seen])
+    S = torch.cat([batch.hessian.factor() for batch in seen])
     assert_equal(S @ S.mT, w.reshape(-1, 1, 1) * found.parts.L, 1e-12)
-    rows = torch.cat([batch[2].dense() for batch in seen])
+    rows = torch.cat([batch.jacobian.dense() for batch in seen])
     assert_equal(rows, torch.einsum("nck,ncp->nkp", S, found.parts.J), 1e-12)
-    assert torch.equal(torch.cat([batch[3] for batch in seen]), found.y)
-    assert torch.equal(torch.cat([batch[4] for batch in seen]), w)
+    assert torch.equal(torch.cat([batch.targets for batch in seen]), found.y)
+    assert torch.equal(torch.cat([batch.weights for batch in seen]), w)
 
 
 def test_outputs_must_be_finite():

@@ -26,7 +26,7 @@ def problem(name, form, mapped):
     if form == "factored":
         found = Factored(likelihood.hessian_factor(f))
     m = normal(known.n_outputs, WIDTH, seed=3) if mapped else None
-    return found.with_sample_weights(w), dense if m is None else m.T @ dense @ m, m
+    return found.weigh_samples(w), dense if m is None else m.T @ dense @ m, m
 
 
 @every_likelihood
@@ -50,14 +50,14 @@ def test_parts_are_those_of_the_dense_hessian(name, form, mapped):
 @every_form
 def test_no_weights_change_nothing(name, form):
     found, _, _ = problem(name, form, mapped=False)
-    assert found.with_sample_weights(None) is found
+    assert found.weigh_samples(None) is found
 
 
 @every_likelihood
 def test_dtype_of_large_parts_is_that_of_the_outputs(name):
     likelihood = references.LIKELIHOODS[name]
     f = normal(N, references.reference(likelihood).n_outputs).float()
-    hessian = likelihood.hessian(f).with_sample_weights(positive(N))
+    hessian = likelihood.hessian(f).weigh_samples(positive(N))
     assert hessian.factor().dtype == torch.float32
     assert hessian.diagonals(None).dtype == torch.float32
     assert hessian.matrices(None).dtype == torch.float32

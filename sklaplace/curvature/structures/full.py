@@ -22,11 +22,11 @@ MAX_ROWS_PER_PARAMETER = 0.5
 # Maximum ratio of the norm of ``scale·H`` to the smallest prior precision at which
 # float32 Jacobians are multiplied in float32. The relative error of variances is eps
 # times the root of the ratio.
-MAX_CONDITION_FOR_FLOAT32 = 1e6
+MAX_FLOAT32_CONDITION = 1e6
 # Maximum ratio at which covariances of a float32 last layer are quadratic forms of its
 # inputs, in float64. The relative error of the smallest variances is eps times the
 # ratio, which is less than the error due to rounded inputs.
-MAX_CONDITION_FOR_FORMS = 1e10
+MAX_FORM_CONDITION = 1e10
 # Number of samples whose products of inputs stay in the caches.
 SAMPLES_PER_CHUNK = 256
 # Negative eigenvalues below this fraction of the largest eigenvalue count as rounding
@@ -213,10 +213,7 @@ class FullPrecision(base.Precision):
 
     def _narrow_whiten(self, jacobian: Jacobian) -> Tensor:
         """Return ``J F``, in the dtype of ``J`` if this dtype is precise enough."""
-        if (
-            jacobian.dtype != torch.float64
-            and self._condition <= MAX_CONDITION_FOR_FLOAT32
-        ):
+        if jacobian.dtype != torch.float64 and self._condition <= MAX_FLOAT32_CONDITION:
             rows = jacobian.matmul(self._narrow_root(jacobian.dtype))
             if all_finite(rows):
                 return rows
@@ -225,7 +222,7 @@ class FullPrecision(base.Precision):
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
         """Return ``(J F)(J F)ᵀ``, (b, c, c)."""
         is_single = jacobian.samples_share_gradients and jacobian.dtype == torch.float32
-        if not is_single or self._condition > MAX_CONDITION_FOR_FORMS:
+        if not is_single or self._condition > MAX_FORM_CONDITION:
             rows = self._narrow_whiten(jacobian)
             return (rows @ rows.mT).double()
         n = jacobian.n_columns

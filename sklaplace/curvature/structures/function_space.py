@@ -50,7 +50,7 @@ from sklaplace.curvature.structures.root import DenseRoot, PointRoot, Root
 from sklaplace.curvature.structures.rounding import check_finite
 
 # default number of points
-DEFAULT_N_POINTS = 100
+N_POINTS = 100
 # maximum relative difference of a row from a multiple of another row
 MAX_DIFFERENCE_OF_MULTIPLES = 1e-12
 # eigenvalues of ``R Rᵀ`` below this fraction of the largest are rounding errors
@@ -108,11 +108,11 @@ class Nystrom(FunctionSpace):
 
     Attributes
     ----------
-    unexplained_trace : Tensor of shape ()
+    unexplained : Tensor of shape ()
         ``tr(H - UUᵀH)``, the part of the trace that the points do not explain.
     """
 
-    unexplained_trace: Tensor
+    unexplained: Tensor
     kind = "nystrom"
     # each summand keeps its own points
     is_additive = True
@@ -124,9 +124,8 @@ class Nystrom(FunctionSpace):
 
     def scaled(self, factor: Tensor) -> "Nystrom":
         """Return the structure of ``factor·H``."""
-        trace = factor * self.unexplained_trace
-        points = self.points.scaled(factor)
-        return replace(self, points=points, unexplained_trace=trace)
+        points, unexplained = self.points.scaled(factor), factor * self.unexplained
+        return replace(self, points=points, unexplained=unexplained)
 
     def add_to(self, accumulator: Accumulator) -> None:
         """Add ``H`` to an empty accumulator; new samples get their own points."""
@@ -161,7 +160,7 @@ class BoundPrecision(DualPrecision):
 
     def trace_correction(self) -> Tensor:
         """Return ``scale/δ tr(H - UUᵀH)``, ()."""
-        return self.scale / self.prior_precision * self.structure.unexplained_trace
+        return self.scale / self.prior_precision * self.structure.unexplained
 
 
 class PointsAccumulator(Accumulator):
@@ -183,7 +182,7 @@ class PointsAccumulator(Accumulator):
     candidates_per_point: ClassVar[int] = 1
     """Number of candidates to keep for each point."""
 
-    def __init__(self, layout: Layout, n_points: int = DEFAULT_N_POINTS) -> None:
+    def __init__(self, layout: Layout, n_points: int = N_POINTS) -> None:
         super().__init__(layout)
         self.n_points, self._capacity = n_points, self.candidates_per_point * n_points
         self.is_partial = False
@@ -194,7 +193,7 @@ class PointsAccumulator(Accumulator):
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
         """Return the bytes of the rows of the points and of their products."""
         n_columns = options.get("n_columns", 1)
-        n_points = options.get("n_points", DEFAULT_N_POINTS)
+        n_points = options.get("n_points", N_POINTS)
         n = cls.candidates_per_point * n_points * n_columns
         n = n if n_rows is None else min(n, n_rows)
         widths = sum(_width(block, n_columns) for block in layout.blocks)
@@ -202,11 +201,7 @@ class PointsAccumulator(Accumulator):
 
     @classmethod
     def row_elements(
-        cls,
-        layout: Layout,
-        n_columns: int,
-        n_points: int = DEFAULT_N_POINTS,
-        **_: object,
+        cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **_: object
     ) -> int:
         """Count the numbers in dense rows and in products with rows of all points."""
         wide = [block.size for block in layout.blocks if len(block.shape) > 2]
@@ -273,7 +268,7 @@ class NystromAccumulator(PointsAccumulator):
 
     structure: ClassVar[type[Nystrom]] = Nystrom
 
-    def __init__(self, layout: Layout, n_points: int = DEFAULT_N_POINTS) -> None:
+    def __init__(self, layout: Layout, n_points: int = N_POINTS) -> None:
         super().__init__(layout, n_points)
         self.summands_of_others: list[Nystrom] = []
         self.basis: PointRoot | None = None  # Uᵀ
@@ -292,7 +287,7 @@ class NystromAccumulator(PointsAccumulator):
         basis = vectors[:, is_positive] * values[is_positive].rsqrt()
         self.basis, self.jacobians = replace(points, factor=basis.T), []
         self.moment = values.new_zeros(basis.shape[1], basis.shape[1])
-        self.unexplained_trace = values.new_zeros(())
+        self.unexplained = values.new_zeros(())
         return True
 
     def _choose_points(self) -> tuple[Jacobian, ...]:
@@ -313,7 +308,7 @@ class NystromAccumulator(PointsAccumulator):
         inside = self.basis.cross(rows).flatten(0, 1)  # (b·k, q)
         self.moment += inside.T @ inside
         trace = rows.variance(inside.new_ones(self.layout.n_parameters)).sum()
-        self.unexplained_trace += trace - (inside**2).sum()
+        self.unexplained += trace - (inside**2).sum()
 
     def merge(self, other: Self) -> None:
         """Add the points of another accumulator, or its sums in the second pass.
@@ -328,7 +323,7 @@ class NystromAccumulator(PointsAccumulator):
             self.is_partial |= other.is_partial
             self.seen_points = torch.cat([self.seen_points, other.seen_points]).unique()
             self.moment = self.moment + other.moment
-            self.unexplained_trace = self.unexplained_trace + other.unexplained_trace
+            self.unexplained = self.unexplained + other.unexplained
             self.summands_of_others += other.summands_of_others
         else:
             self.summands_of_others += other.summands()
@@ -349,9 +344,7 @@ class NystromAccumulator(PointsAccumulator):
             self.layout,
             points=PointRoot(self.layout, jacobians, torch.block_diag(*factors)),
             is_partial=any(summand.is_partial for summand in summands),
-            unexplained_trace=torch.stack(
-                [summand.unexplained_trace for summand in summands]
-            ).sum(),
+            unexplained=torch.stack([s.unexplained for s in summands]).sum(),
         )
 
     def _approximation(self, basis: PointRoot) -> Nystrom:
@@ -363,7 +356,7 @@ class NystromAccumulator(PointsAccumulator):
         inside = inside[torch.isin(_row_keys(basis), self.seen_points)]
         e, w = symmetric_eigh(self.moment + inside.T @ inside)
         root = replace(basis, factor=(w * e.sqrt()).T @ factor)
-        trace = self.unexplained_trace.clamp(min=0)
+        trace = self.unexplained.clamp(min=0)
         return self.structure(self.layout, root, self.is_partial, trace)
 
 

@@ -420,21 +420,15 @@ class KronAccumulator(base.Accumulator):
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
         """Return the bytes of all factors, eigenvectors and the largest workspace."""
         widths = [(n, b.n_groups) for b in layout.blocks for n in b.factor_shape]
-        dense = [
-            (n, groups) for n, groups in widths if n <= MAX_DENSE_WIDTH or groups > 1
-        ]
+        dense = [(n, g) for n, g in widths if n <= MAX_DENSE_WIDTH or g > 1]
         largest = max([1, *(n for n, _ in dense)])
-        return 8 * (2 * sum(n * n * groups for n, groups in dense) + 3 * largest**2)
+        return 8 * (2 * sum(n * n * g for n, g in dense) + 3 * largest**2)
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the factors of one batch."""
-        layers = jacobian.layers
         if self._reduces:
-            layers = [
-                layer.map_blocks(lambda block: block.merge_positions())
-                for layer in layers
-            ]
-        self.add([Moments.of(layer, jacobian) for layer in layers])
+            jacobian = jacobian.merge_positions()
+        self.add([Moments.of(layer, jacobian) for layer in jacobian.layers])
 
     def merge(self, other: Self) -> None:
         """Add the sums of another accumulator."""

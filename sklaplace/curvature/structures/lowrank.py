@@ -22,10 +22,10 @@ from sklaplace.curvature.structures.dual import Dual
 from sklaplace.curvature.structures.root import DenseRoot, identity
 from sklaplace.curvature.structures.rounding import check_finite
 
-DEFAULT_RANK = 100
+RANK = 100
 # Eigenvectors with eigenvalues below this fraction of the largest one are dropped. The
 # fraction is close to the rounding error of a sketch in double precision.
-DEFAULT_TOLERANCE = 1e-12
+TOLERANCE = 1e-12
 # Additional columns of the sketch, beyond the rank (Halko, Martinsson and Tropp 2011,
 # section 4.2, recommend five or ten).
 OVERSAMPLING = 10
@@ -137,10 +137,7 @@ class LowRankAccumulator(SumAccumulator):
     checks: ClassVar = {"rank": check_count, "tolerance": check_below_one}
 
     def __init__(
-        self,
-        layout: Layout,
-        rank: int = DEFAULT_RANK,
-        tolerance: float = DEFAULT_TOLERANCE,
+        self, layout: Layout, rank: int = RANK, tolerance: float = TOLERANCE
     ) -> None:
         super().__init__(layout)
         self.rank, self.tolerance = rank, tolerance
@@ -151,7 +148,7 @@ class LowRankAccumulator(SumAccumulator):
         cls,
         layout: Layout,
         n_rows: int | None = None,
-        rank: int = DEFAULT_RANK,
+        rank: int = RANK,
         **_: object,
     ) -> int:
         """Return three times the bytes of the sketch and ``Ω``, to cover factors."""
@@ -160,7 +157,7 @@ class LowRankAccumulator(SumAccumulator):
 
     @classmethod
     def row_elements(
-        cls, layout: Layout, n_columns: int, rank: int = DEFAULT_RANK, **_: object
+        cls, layout: Layout, n_columns: int, rank: int = RANK, **_: object
     ) -> int:
         """Count the numbers in products of a sample's gradients with ``Ω``."""
         widest = max(o for o, _ in (block.factor_shape for block in layout.blocks))

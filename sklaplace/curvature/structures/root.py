@@ -119,9 +119,8 @@ class PointRoot:
         if self.factor is not None:
             return self.gram().trace()
         ones = self.jacobians[0].gradients()[0].new_ones(self.layout.n_parameters)
-        return torch.stack(
-            [point.variance(ones).sum() for point in self.jacobians]
-        ).sum()
+        traces = [point.variance(ones).sum() for point in self.jacobians]
+        return torch.stack(traces).sum()
 
     @property
     def _sizes(self) -> list[int]:
@@ -161,10 +160,8 @@ class PointRoot:
         """Return ``J D⁻¹ Rᵀ``, (b, c, n), for a scalar or layerwise prior."""
         variances = jacobian.gradients()[0].new_ones(()) if delta is None else 1 / delta
         variances = variances.expand(len(self.layout.blocks))
-        terms = [
-            jacobian.kernel(point, variances).flatten(2) for point in self.jacobians
-        ]
-        return self._factored(torch.cat(terms, -1))
+        kernels = [jacobian.kernel(point, variances) for point in self.jacobians]
+        return self._factored(torch.cat([k.flatten(2) for k in kernels], -1))
 
     def solved(self, lower: Tensor) -> "PointRoot":
         """Return ``L⁻¹ R``."""

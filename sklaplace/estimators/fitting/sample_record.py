@@ -1,13 +1,13 @@
 """SampleRecord: data about training samples that a fit stores besides the curvature."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sklaplace.core.trees import Inputs
+from sklaplace.curvature.accumulation import ObservedRows
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.shared import IdentityMap
 from sklaplace.estimators.options.laplace import LaplaceOptions
@@ -117,9 +117,9 @@ class SampleRecorder(NoveltyRecorder):
         super().__init__(network, forward)
         self._head_rows = LastLayerRecorder(head_map)
 
-    def observe(self, *batch: Any) -> None:
+    def observe(self, rows: ObservedRows) -> None:
         """Record samples for the last layer's linear model."""
-        self._head_rows.add(*batch)
+        self._head_rows.add(rows)
 
     def result(self) -> SampleRecord:
         """Return the record."""

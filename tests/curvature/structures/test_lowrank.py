@@ -59,7 +59,7 @@ def test_tolerance_drops_small_eigenvalues():
 def test_many_classes_take_no_matrix_over_pairs_of_them(mapped, bias):
     """The sketch has fewer columns than the factor of the Hessian."""
     n, i, classes, outputs = 50, 4, 60, 50 if mapped else 60
-    hessian = Categorical().hessian(normal(n, classes)).with_sample_weights(positive(n))
+    hessian = Categorical().hessian(normal(n, classes)).weigh_samples(positive(n))
     m = normal(classes, outputs, seed=2) if mapped else None
     inputs = [normal(n, 1, i, seed=3), None][: 1 + bias]
     jacobian = Jacobian([LayerRows(tuple(HeadBlock(hessian, m, a) for a in inputs))])

@@ -88,11 +88,8 @@ def test_evidence_is_bounded_from_both_sides():
 def test_the_bound_is_tight_where_points_are_all_rows():
     found = problem("mlp")
     model = structure(found, "variational", N_ROWS)
-    assert float(model.unexplained_trace) < 1e-10
-    few = [
-        float(structure(found, "variational", n).unexplained_trace)
-        for n in (1, 2, 3, 4)
-    ]
+    assert float(model.unexplained) < 1e-10
+    few = [float(structure(found, "variational", n).unexplained) for n in (1, 2, 3, 4)]
     assert few == sorted(few, reverse=True)
 
 
@@ -166,8 +163,8 @@ def test_added_rows_have_points_of_their_own(name):
     assert_equal(both.dense(), parts[0].dense() + parts[1].dense(), ROUNDING)
     if name == "variational":
         assert_equal(
-            both.unexplained_trace,
-            parts[0].unexplained_trace + parts[1].unexplained_trace,
+            both.unexplained,
+            parts[0].unexplained + parts[1].unexplained,
             ROUNDING,
         )
 
