@@ -90,8 +90,8 @@ class Descent:
         """Yield the selected weights of each snapshot, (P,), in float64."""
         net = copied(self.net)
         module = as_forward(net).module.eval().requires_grad_(False)
-        own = dict(module.named_parameters())
-        leaves = [own[block.name].requires_grad_() for block in layout.blocks]
+        parameters = dict(module.named_parameters())
+        leaves = [parameters[block.name].requires_grad_() for block in layout.blocks]
         decays = [self.weight_decay.get(block.name, 0.0) for block in layout.blocks]
         batches = Batches(self.net, self.dataset, HASH_BATCH_SIZE)
         keys = torch.cat([row_hash(x) for x, _, _ in batches])
@@ -123,8 +123,9 @@ class Descent:
     def _fraction(self, n_samples: int) -> float:
         """Return the fraction of all samples that a batch contains on average."""
         options = self.net.get_params_for("iterator_train")
-        given = options.get("batch_size", self.net.batch_size) / n_samples
-        return min(MAX_BATCH_FRACTION, given) if given > 0 else MAX_BATCH_FRACTION
+        fraction = options.get("batch_size", self.net.batch_size) / n_samples
+        # a batch size of -1 means all samples
+        return min(MAX_BATCH_FRACTION, fraction) if fraction > 0 else MAX_BATCH_FRACTION
 
     def _gradients(
         self, net: NeuralNet, drawn: list[int], leaves: list[Tensor]

@@ -84,7 +84,7 @@ class FeatureRecorder(ExitStack):
         x = _first_real(args, kwargs)
         if x is None:
             self._inputs[name].append(None)
-        elif not any(other != name and _is_same(x, y) for other, y in self._seen):
+        elif not any(name != seen and _is_same(x, y) for seen, y in self._seen):
             # keep the input, so that no later input reuses its memory
             self._seen.append((name, x))
             x = x if self._keeps_graph else x.detach()
@@ -107,12 +107,14 @@ class FeatureRecorder(ExitStack):
         features: list[Tensor] = []
         for calls in inputs.values():
             means = [_by_sample(call, n_samples) for call in calls]
-            known = [mean for mean in means if mean is not None]
-            if len(known) < len(means) or len({mean.shape for mean in known}) > 1:
+            matching = [mean for mean in means if mean is not None]
+            has_mismatch = len(matching) < len(means)
+            if has_mismatch or len({mean.shape for mean in matching}) > 1:
                 return None
-            if known:
-                mean = torch.stack(known).mean(0) if len(known) > 1 else known[0]
-                features.append(mean)
+            if len(matching) == 1:
+                features.append(matching[0])
+            elif matching:
+                features.append(torch.stack(matching).mean(0))
         return torch.cat(features, 1) if features else None
 
 

@@ -20,7 +20,7 @@ from sklaplace.core.linalg import agree
 from sklaplace.core.trees import Batch, tree_rows
 from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES, dense_rows
 from sklaplace.curvature.layout import BlockSpec, Head, Layout
-from sklaplace.curvature.patches import LAYER_INPUTS, Inputs, joined_inputs, unfolded
+from sklaplace.curvature.patches import LAYER_INPUTS, joined_inputs, unfolded
 from sklaplace.curvature.recorder import (
     Args,
     CallRecorder,
@@ -227,10 +227,10 @@ class Jacobian:
         pairs = list(with_entries(self.layers[0].blocks, v))
         outputs = total([block.layer_outputs(piece) for block, piece in pairs])
         curved = head.hessian.products(head.matrix, outputs)
-        return torch.cat([block.in_weights(curved) for block, _ in pairs])
+        return torch.cat([block.weight_gradients(curved) for block, _ in pairs])
 
 
-def joined(parts: list[tuple[Tensor, Jacobian]]) -> tuple[Tensor, Jacobian]:
+def join_columns(parts: list[tuple[Tensor, Jacobian]]) -> tuple[Tensor, Jacobian]:
     """Return the outputs, and the Jacobian with the columns of all parts."""
     if len(parts) == 1:
         return parts[0]
@@ -303,7 +303,7 @@ def backpropagate(
     with k columns follows, down to the lowest selected layer. Memory use is ``b Σ r (i
     + k·o)`` over the selected layers, plus ``b·k·p`` for rows of other layers.
     """
-    return joined(list(backpropagate_in_parts(forward, x, layout, cotangents)))
+    return join_columns(list(backpropagate_in_parts(forward, x, layout, cotangents)))
 
 
 def backpropagate_in_parts(
@@ -381,7 +381,7 @@ def _one_by_one(
 
     def layers(sample: Batch, columns: Tensor) -> Sequence[LayerRows]:
         parts = backpropagate_batch(forward, sample, layout, lambda _f: columns)
-        return joined(list(parts))[1].layers
+        return join_columns(list(parts))[1].layers
 
     by_sample = aligned(*map(layers, samples, columns.split(1)))
     return outputs, Jacobian.stacked(_with_equal_positions(by_sample))
@@ -408,36 +408,35 @@ def _columns(f: Tensor, cotangents: Cotangents) -> Tensor:
 
 def _layer_factors(
     module: nn.Module, f: Tensor, recorder: CallRecorder, columns: Tensor
-) -> dict[str, tuple[Inputs, Tensor]]:
-    """Return inputs (b, r, i) and output gradients (b, k, r, o) of every layer.
+) -> dict[str, Block]:
+    """Return the inputs (b, r, i) and output gradients (b, k, r, o) of every layer.
 
     If a layer is called several times, its positions are concatenated. If a layer is
     not called, its rows are zero.
     """
-    factors: dict[str, tuple[Inputs, Tensor]] = {}
+    factors: dict[str, Block] = {}
     for name, gradients in recorder.gradients(f, columns).items():
         layer: Any = module.get_submodule(name)
         b, _, k = columns.shape
-        pairs = [
+        blocks = [
             _call_factors(layer, call.x.to(f.dtype), gradient, b)
             for call, gradient in zip(recorder.calls[name], gradients, strict=True)
             if call.x.numel()
         ]
-        if not pairs:
+        if not blocks:
             o, i = layer.weight.flatten(1).shape
             i *= getattr(layer, "groups", 1)
-            factors[name] = columns.new_zeros(b, 1, i), columns.new_zeros(b, k, 1, o)
-            continue
-        inputs, outputs = zip(*pairs, strict=True)
-        if len(pairs) == 1:
-            factors[name] = inputs[0], outputs[0].contiguous()
-            continue
-        a = torch.cat([*map(unfolded, inputs)], 1)
-        factors[name] = a, torch.cat(outputs, dim=2)
+            g, a = columns.new_zeros(b, k, 1, o), columns.new_zeros(b, 1, i)
+            factors[name] = Block(g, a)
+        elif len(blocks) == 1:
+            factors[name] = Block(blocks[0].g.contiguous(), blocks[0].a)
+        else:
+            a = torch.cat([block.inputs for block in blocks], 1)
+            factors[name] = Block(torch.cat([block.g for block in blocks], 2), a)
     return factors
 
 
-def _call_factors(layer: Any, x: Tensor, g: Tensor, b: int) -> tuple[Inputs, Tensor]:
+def _call_factors(layer: Any, x: Tensor, g: Tensor, b: int) -> Block:
     """Return inputs (b, r, i) and output gradients (b, k, r, o) of a call on ``x``.
 
     In a batch of one sample, all entries of ``x`` belong to this sample.
@@ -448,7 +447,7 @@ def _call_factors(layer: Any, x: Tensor, g: Tensor, b: int) -> tuple[Inputs, Ten
     if b == 1 and len(x) > 1:
         a, g = unfolded(a).flatten(0, 1).unsqueeze(0), g.transpose(0, 1).flatten(1, 2)
         g = g.unsqueeze(0)
-    return a, g
+    return Block(g, a)
 
 
 def _by_position(layer: nn.Module, g: Tensor) -> Tensor:
@@ -460,18 +459,22 @@ def _by_position(layer: nn.Module, g: Tensor) -> Tensor:
 
 
 def _block(
-    spec: BlockSpec, factors: dict[str, tuple[Inputs, Tensor]], dense: dict[str, Tensor]
+    spec: BlockSpec, factors: dict[str, Block], dense: dict[str, Tensor]
 ) -> Block:
-    """Return the rows of the selected entries of one parameter tensor."""
+    """Return the rows of the selected entries of one parameter tensor.
+
+    ``factors`` are the rows of each layer's weight, and ``dense`` are the dense rows of
+    parameters without a layer.
+    """
     if spec.layer is None:
         block = Block(dense[spec.name].unsqueeze(2))
     elif spec.is_bias:
-        g = factors[spec.layer][1]
+        g = factors[spec.layer].g
         block = Block(g if g.shape[2] == 1 else g.sum(2, keepdim=True))
     else:
-        a, g = factors[spec.layer]
-        grouped = spec.n_groups > 1
-        block = GroupedBlock(g, a, spec.n_groups) if grouped else Block(g, a)
+        block = factors[spec.layer]
+        if spec.n_groups > 1:
+            block = GroupedBlock(block.g, block.a, spec.n_groups)
     return block if spec.indices is None else block.select(spec.indices)
 
 

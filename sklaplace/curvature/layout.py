@@ -177,22 +177,22 @@ class Layout(FieldsOnly):
         """Split the last axis, of length P, into one piece per block."""
         return list(vector.split(self.sizes, dim=-1))
 
-    def of_outputs(self, values: Tensor) -> Tensor:
+    def expand_outputs(self, values: Tensor) -> Tensor:
         """Expand values per output of a layer, (o,), to values per weight, (P,)."""
         n = len(values)
         return torch.cat([values.repeat_interleave(s // n) for s in self.sizes])
 
     def read(self, module: nn.Module) -> Tensor:
         """Copy the current values of the selected parameters to float64, (P,)."""
-        own = dict(module.named_parameters())
-        return self.flatten(own[b.name].detach().double() for b in self.blocks)
+        values = dict(module.named_parameters())
+        return self.flatten(values[b.name].detach().double() for b in self.blocks)
 
     def write(self, vector: Tensor, module: nn.Module) -> None:
         """Set the selected parameters of a module from a vector (P,)."""
-        own = dict(module.named_parameters())
+        parameters = dict(module.named_parameters())
         with torch.no_grad():
             for name, value in self.unflatten(vector, module).items():
-                own[name].copy_(value)
+                parameters[name].copy_(value)
 
     def flatten(self, pieces: Iterable[Tensor]) -> Tensor:
         """Join the selected entries of parameters (..., *shape) into shape (..., P)."""
@@ -212,14 +212,14 @@ class Layout(FieldsOnly):
 
         Entries that are not selected are copied from ``module``.
         """
-        others = dict(module.named_parameters()) if module is not None else {}
-        found = {}
+        current = dict(module.named_parameters()) if module is not None else {}
+        parameters = {}
         for block, piece in zip(self.blocks, self.split(vector), strict=True):
             if block.indices is not None:
-                flat = others[block.name].detach().reshape(-1).to(piece)
+                flat = current[block.name].detach().reshape(-1).to(piece)
                 piece = flat.index_put((block.indices.to(flat.device),), piece)
-            found[block.name] = piece.reshape(block.shape)
-        return found
+            parameters[block.name] = piece.reshape(block.shape)
+        return parameters
 
 
 def contains(name: str, other: str) -> bool:

@@ -105,25 +105,26 @@ def infer_network_spec(
     """
     bare = outputs.as_forward(net)
     with bare.frozen():
-        found, raw, sizes = outputs.measure_outputs(net, x, *expected, **others)
-        forward = bare.with_output_map(found.output_map, found.logit_layer)
-        n_verified = max(N_DIFFERENTIATED, found.batch_size() // BATCH_PER_VERIFIED)
+        meaning, raw, sizes = outputs.measure_outputs(net, x, *expected, **others)
+        forward = bare.with_output_map(meaning.output_map, meaning.logit_layer)
+        n_verified = max(N_DIFFERENTIATED, meaning.batch_size() // BATCH_PER_VERIFIED)
         layout = select(forward, tree_rows(x, slice(n_verified)), subset, options or {})
         few = tree_rows(x, slice(N_DIFFERENTIATED))
         sizes = {name: n * len(few) // len(raw) for name, n in sizes.items()}
         _check_map_bytes(raw[:N_DIFFERENTIATED], sizes, layout)
         f, jacobian = backpropagate(forward, few, layout)
-        row_bytes = _row_bytes(f, sizes, layout, jacobian, found.likelihood.n_blocks)
-        last = feature_layers(forward, few, layout, subset)
+        row_bytes = _row_bytes(f, sizes, layout, jacobian, meaning.likelihood.n_blocks)
+        last_layers = feature_layers(forward, few, layout, subset)
     head_map = None if layout.head is None else layout.head.matrix
-    if not found.likelihood.is_convex:
+    if not meaning.likelihood.is_convex:
         head_map = None
     elif subset == "last_layer" and head_map is None:
         head_map = common_gradient(layout, jacobian)
     layout = replace(layout, is_separable=_is_separable(layout, head_map))
-    own = {"row_bytes": row_bytes, "layout": layout, "head_map": head_map}
-    own["feature_layers"] = last
-    return NetworkSpec(**(vars(found) | own))
+    fields = vars(meaning) | {"row_bytes": row_bytes}
+    return NetworkSpec(
+        **fields, layout=layout, head_map=head_map, feature_layers=last_layers
+    )
 
 
 def check_batch(net: NeuralNet, x: Batch, spec: NetworkSpec) -> None:

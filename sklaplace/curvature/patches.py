@@ -54,9 +54,9 @@ class Patches:
         """Return the number of elements of the image."""
         return self.image.numel()
 
-    def __getitem__(self, some: slice | Tensor) -> "Patches":
-        """Return the patches of some samples."""
-        return replace(self, image=self.image[some])
+    def __getitem__(self, samples: slice | Tensor) -> "Patches":
+        """Return the patches of the samples with the given indices."""
+        return replace(self, image=self.image[samples])
 
     def scaled(self, factors: Tensor) -> "Patches":
         """Multiply the patches of each sample by one factor per sample, (b,)."""

@@ -2,13 +2,12 @@
 
 The prior precision ``δ`` is one number (``scalar``), one number per parameter tensor
 (``layerwise``) or one number per parameter (``diag``). Groups of parameter tensors can
-share one number. A `Prior` may also be any other Gaussian, such as the posterior of an
-earlier task.
+share one number. The posterior of an earlier task can replace such a prior.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,11 +49,13 @@ def groups_of(
     if isinstance(structure, str):
         return None
     names = [block.name for block in layout.blocks]
-    inside = [[contains(group, name) for group in structure] for name in names]
-    wrong = [name for name, is_in in zip(names, inside, strict=True) if sum(is_in) != 1]
-    empty = [
-        group for k, group in enumerate(structure) if not any(f[k] for f in inside)
-    ]
+    memberships = {
+        name: [k for k, group in enumerate(structure) if contains(group, name)]
+        for name in names
+    }
+    wrong = [name for name, indices in memberships.items() if len(indices) != 1]
+    used = {k for indices in memberships.values() for k in indices}
+    empty = [group for k, group in enumerate(structure) if k not in used]
     if wrong or empty:
         what = (
             f"names {listed(map(str, empty))}, which contains no selected parameter"
@@ -66,7 +67,7 @@ def groups_of(
             f"parameter, or a module that contains it: {listed(names[:MAX_LISTED])}. "
             "subset_of_weights='all' selects all parameters."
         )
-    return torch.tensor([is_in.index(True) for is_in in inside], device=device)
+    return torch.tensor([k for (k,) in memberships.values()], device=device)
 
 
 def per_group(prior_precision: Tensor, groups: Tensor | None) -> Tensor:
@@ -105,22 +106,9 @@ def of_tensors(
     return of_weights if structure == "diag" else of_weights.log().mean().exp()
 
 
-class Prior(Protocol):
-    """Gaussian prior ``N(μ₀, P₀⁻¹)`` over the selected parameters."""
-
-    def logdet(self) -> Tensor:
-        """Return ``log det P₀``, in nats."""
-
-    def quadratic_form(self, theta: Tensor) -> Tensor:
-        """Return ``(θ - μ₀)ᵀ P₀ (θ - μ₀)``, ()."""
-
-    def gradient(self, theta: Tensor) -> Tensor:
-        """Return ``P₀ (θ - μ₀)``, (P,), the gradient of half the quadratic form."""
-
-
 @dataclass(frozen=True)
 class Independent:
-    """Differentiable Gaussian prior with a diagonal covariance.
+    """Differentiable Gaussian prior ``N(μ₀, diag(δ)⁻¹)`` over the selected parameters.
 
     Attributes
     ----------
@@ -142,5 +130,5 @@ class Independent:
         return (self.precision * (theta - self.mean) ** 2).sum()
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """Return ``δ (θ - μ₀)``, (P,)."""
+        """Return ``δ (θ - μ₀)``, (P,), the gradient of half the quadratic form."""
         return self.precision * (theta - self.mean)

@@ -410,7 +410,7 @@ class HeadBlock(BaseBlock):
             return matrices.transpose(0, 1)
         return (self.a.squeeze(1) @ matrices).transpose(0, 1)
 
-    def in_weights(self, outputs: Tensor) -> Tensor:
+    def weight_gradients(self, outputs: Tensor) -> Tensor:
         """Map gradients of layer outputs (b, o, q) to gradients of weights (p, q)."""
         if self.a is None:
             return outputs.sum(0)

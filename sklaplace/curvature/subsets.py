@@ -50,8 +50,7 @@ def last_layer(forward: Forward, x: Batch) -> Layout:
     """
     calls = _called_layers(forward, x)
     last_weights: set[Tensor] = set()
-    last = _last_layers(forward, x, calls.names)
-    for name in last:
+    for name in _last_layers(forward, x, calls.names):
         head = forward.module.get_submodule(name)
         if not isinstance(head, nn.Linear):
             raise ValueError(
@@ -112,14 +111,14 @@ def named(forward: Forward, x: Batch, names: Sequence[str]) -> Layout:
     specs = _specs(forward.module, calls)
     missing = [n for n in names if not any(contains(n, s.name) for s in specs)]
     if missing:
-        known = listed(spec.name for spec in specs[:MAX_LISTED])
+        valid = listed(spec.name for spec in specs[:MAX_LISTED])
         more = " …" if len(specs) > MAX_LISTED else ""
         is_whole = all(map(_is_weight, forward.module.parameters()))
         hint = "" if is_whole else " Integer and empty tensors are not weights."
         raise ValueError(
             f"subset_of_weights={missing!r} is not known. Choose one of "
             f"{listed(SUBSETS)}, or a list of names of modules or of the parameters "
-            f"{known}{more}.{hint}"
+            f"{valid}{more}.{hint}"
         )
     chosen = [s for s in specs if any(contains(name, s.name) for name in names)]
     return _with_head(forward, x, _layout(forward, x, calls, chosen))
@@ -155,9 +154,9 @@ def subnetwork(
     chosen = torch.as_tensor(range(n) if indices is None else indices).long()
     last = int(chosen[-1])
     if last >= p:
-        given = f"n_weights={n:,}" if indices is None else f"index {last:,}"
+        value = f"n_weights={n:,}" if indices is None else f"index {last:,}"
         raise ValueError(
-            f"subset_params has {given}, but the network has {p:,} weights, "
+            f"subset_params has {value}, but the network has {p:,} weights, "
             "numbered from 0. Pass a smaller value, or use subset_of_weights='all'."
         )
     blocks, start = [], 0
@@ -292,8 +291,8 @@ def _ends(forward: Forward, x: Batch, layers: list[str]) -> list[str]:
     inputs: list[Tensor] = []
 
     def enter(_layer: nn.Module, args: object, kwargs: object) -> None:
-        given = (v for v in tensors((args, kwargs)) if isinstance(v, Tensor))
-        inputs.extend(v for v in given if v.requires_grad)
+        leaves = (v for v in tensors((args, kwargs)) if isinstance(v, Tensor))
+        inputs.extend(leaf for leaf in leaves if leaf.requires_grad)
 
     with torch.enable_grad(), ExitStack() as hooks:
         for name in layers:

@@ -23,7 +23,7 @@ from sklaplace.curvature.derivatives import (
     mapped_rows,
     rows_by_loop,
 )
-from sklaplace.curvature.jacobian import backpropagate_batch, joined
+from sklaplace.curvature.jacobian import backpropagate_batch, join_columns
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.forward import Forward, requiring_grad
 
@@ -151,8 +151,8 @@ _NOT_DIFFERENTIABLE = (
 def probe(f: Tensor, k: int = 1) -> Tensor:
     """Return k combinations of the outputs, which differ between samples, (b, c, k)."""
     shape = *f.shape, k
-    signs = torch.arange(f.numel() * k, dtype=f.dtype, device=f.device).reshape(shape)
-    return torch.cos(1 + 2 * signs)
+    steps = torch.arange(f.numel() * k, dtype=f.dtype, device=f.device).reshape(shape)
+    return torch.cos(1 + 2 * steps)
 
 
 def _layer_rows(
@@ -171,5 +171,5 @@ def _layer_rows(
         for spec in specs:
             rows |= _layer_rows(forward, x, [spec], columns, at)
         return rows
-    tensors = joined(parts)[1].tensors()
+    tensors = join_columns(parts)[1].tensors()
     return {s.name: t.take(at).dense() for s, t in zip(specs, tensors, strict=True)}

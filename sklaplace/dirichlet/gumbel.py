@@ -216,7 +216,11 @@ def _nodes(
 
 
 def _spaced(low: Tensor, high: Tensor, scale: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return nodes (n, b), more widely spaced beyond ``scale``, and ratios (b,)."""
+    """Return n nodes (n, b) from ``low`` to ``high``, and ratios (b,).
+
+    The spacing increases beyond ``scale``. The ratios compare the spacing with the
+    distance from ``low``.
+    """
     even = torch.linspace(0, 1, n, dtype=low.dtype, device=low.device)
     end = ((high - low) / scale).asinh()
     return low + scale * (end * even.unsqueeze(1)).sinh(), end / (n - 1)

@@ -1,5 +1,7 @@
 """Confidence metrics: out-of-distribution detection and selective prediction."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.utils import check_consistent_length
@@ -173,8 +175,8 @@ def risk_coverage_curve(
     >>> risk
     array([0.  , 0.  , 0.33, 0.5 ])
     """
-    coverage, risk, _ = _risk_coverage(losses, confidence, sample_weight)
-    return coverage, risk
+    curve = _risk_coverage(losses, confidence, sample_weight)
+    return curve.coverage, curve.risk
 
 
 def area_under_risk_coverage(
@@ -224,8 +226,8 @@ def area_under_risk_coverage(
     >>> area_under_risk_coverage([0, 1, 0, 1], [0.9, 0.6, 0.8, 0.7])
     0.208
     """
-    _, risk, weights = _risk_coverage(losses, confidence, sample_weight)
-    return float(risk @ weights / weights.sum())
+    curve = _risk_coverage(losses, confidence, sample_weight)
+    return float(curve.risk @ curve.weight / curve.weight.sum())
 
 
 def _labelled(confidence_in: Values, confidence_out: Values) -> tuple[Floats, Floats]:
@@ -236,10 +238,19 @@ def _labelled(confidence_in: Values, confidence_out: Values) -> tuple[Floats, Fl
     return truth, np.concatenate([inside, outside])
 
 
+@dataclass(frozen=True)
+class _RiskCoverage:
+    """Coverage, risk and weight at the distinct confidences, highest first."""
+
+    coverage: Floats
+    risk: Floats
+    weight: Floats
+
+
 def _risk_coverage(
     losses: Values, confidence: Values, sample_weight: Given
-) -> tuple[Floats, Floats, Floats]:
-    """Return coverage, risk and weight at the distinct confidences, highest first."""
+) -> _RiskCoverage:
+    """Return the curve; samples with the same confidence are accepted together."""
     loss = as_vector(losses, "losses")
     score = as_vector(confidence, "confidence")
     check_consistent_length(loss, score)
@@ -249,4 +260,4 @@ def _risk_coverage(
     totals: Floats = np.bincount(groups, weights[used]).astype(np.float64)
     answered = totals.cumsum()
     risk = np.bincount(groups, (weights * loss)[used]).cumsum() / answered
-    return answered / answered[-1], risk, totals
+    return _RiskCoverage(answered / answered[-1], risk, totals)

@@ -152,21 +152,21 @@ class PredictiveBandDisplay(Display):
         >>> len(display.bands_)
         1
         """
-        (x,), grid, (name,) = grid_over(X, 1, grid_resolution, eps)
+        grid = grid_over(X, 1, grid_resolution, eps)
         check_consistent_length(X, y)
         points = None if y is None else (np.ravel(X), column_or_1d(y))
-        mean, std = map(column_or_1d, regressor.predict(grid, return_std=True))
-        (predictor, grid), intervals = last_step(regressor, grid), None
+        mean, std = map(column_or_1d, regressor.predict(grid.points, return_std=True))
+        (predictor, inputs), intervals = last_step(regressor, grid.points), None
         if hasattr(predictor, "predict_interval"):
-            intervals = predictor.predict_interval(grid, np.ravel(coverage))
-            intervals = intervals.reshape(len(x), 2, -1)
+            intervals = predictor.predict_interval(inputs, np.ravel(coverage))
+            intervals = intervals.reshape(len(mean), 2, -1)
         return cls(
-            x=x,
+            x=grid.mesh[0],
             mean=mean,
             std=std,
             coverage=coverage,
             points=points,
-            feature_name=name,
+            feature_name=grid.names[0],
             intervals=intervals,
         ).plot(**options)
 

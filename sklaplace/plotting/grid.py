@@ -1,5 +1,6 @@
 """Grids over the ranges of features."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,26 @@ from sklearn.utils import check_array
 from sklaplace.core.checks import check_count
 
 
-def grid_over(
-    X: ArrayLike, n_features: int, resolution: int, eps: float
-) -> tuple[list[np.ndarray], ArrayLike, tuple[str | None, ...]]:
+@dataclass(frozen=True)
+class Grid:
+    """Evenly spaced points over the ranges of d features.
+
+    Attributes
+    ----------
+    mesh : list of d ndarrays of shape (resolution,) * d
+        Values of each feature.
+    points : ndarray or data frame of shape (resolution ** d, d)
+        All points, as a data frame if the samples are a data frame.
+    names : tuple of d str or None
+        Names of the features, if known.
+    """
+
+    mesh: list[np.ndarray]
+    points: ArrayLike
+    names: tuple[str | None, ...]
+
+
+def grid_over(X: ArrayLike, n_features: int, resolution: int, eps: float) -> Grid:
     """Return an evenly spaced grid over the extended range of each feature.
 
     Parameters
@@ -27,12 +45,8 @@ def grid_over(
 
     Returns
     -------
-    mesh : list of d ndarrays of shape (resolution,) * d
-        Values of each feature.
-    points : ndarray or data frame of shape (resolution ** d, d)
-        All points of the grid, as a data frame if ``X`` is a data frame.
-    names : tuple of d str or None
-        Names of the features; None for arrays.
+    Grid
+        The points, as a data frame if ``X`` is a data frame.
     """
     samples = check_array(X, dtype=[np.float64, np.float32], input_name="X")
     if samples.shape[1] != n_features:
@@ -46,8 +60,9 @@ def grid_over(
     mesh = list(np.meshgrid(*values))
     points = np.stack([values.ravel() for values in mesh], axis=1)
     if not hasattr(X, "columns"):
-        return mesh, points, (None,) * n_features
+        return Grid(mesh, points, (None,) * n_features)
     # Estimators check feature names, so the points must also be a data frame.
     keyword = "schema" if hasattr(X, "schema") else "columns"  # polars, pandas
     frame: Any = type(X)
-    return mesh, frame(points, **{keyword: list(X.columns)}), tuple(X.columns)
+    points = frame(points, **{keyword: list(X.columns)})
+    return Grid(mesh, points, tuple(X.columns))

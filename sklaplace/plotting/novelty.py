@@ -238,14 +238,14 @@ class NoveltyDisplay(Display):
         edges = np.histogram_bin_edges(scores, bins, (low, high))
         histogram, roc = self.axes_
         self.histograms_ = []
-        for part, color, kind in (
+        for values, color, label in (
             (known, axes.BLUE, "known"),
             (unknown, axes.VERMILION, "unknown"),
         ):
             style = axes.styled(hist_kw, color=color, alpha=0.5, density=True)
-            style = {"label": kind, "bins": edges} | style
-            part = part.clip(edges[0], edges[-1])
-            self.histograms_.append(histogram.hist(part, **style))
+            style = {"label": label, "bins": edges} | style
+            inside = values.clip(edges[0], edges[-1])
+            self.histograms_.append(histogram.hist(inside, **style))
         histogram.set(xlabel=self.name or "confidence", ylabel="density")
         histogram.locator_params(axis="x", nbins=6)  # avoid overlapping labels
         truth = np.repeat([1, 0], [len(known), len(unknown)])

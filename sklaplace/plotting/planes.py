@@ -11,7 +11,7 @@ from sklaplace.plotting import axes
 from sklaplace.plotting.display import Display, Style
 from sklaplace.plotting.grid import grid_over
 
-KINDS = ("total", "aleatoric", "epistemic")
+TITLES = ("total", "aleatoric", "epistemic")
 
 
 class ConfidenceDisplay(Display):
@@ -150,9 +150,12 @@ class ConfidenceDisplay(Display):
         >>> display.confidence.shape
         (5, 5)
         """
-        (xx0, xx1), points, names = grid_over(X, 2, grid_resolution, eps)
-        proba = np.asarray(classifier.predict_proba(points)).reshape(*xx0.shape, -1)
-        return cls(xx0=xx0, xx1=xx1, proba=proba, feature_names=names).plot(**options)
+        grid = grid_over(X, 2, grid_resolution, eps)
+        xx0, xx1 = grid.mesh
+        proba = np.asarray(classifier.predict_proba(grid.points))
+        proba = proba.reshape(*xx0.shape, -1)
+        display = cls(xx0=xx0, xx1=xx1, proba=proba, feature_names=grid.names)
+        return display.plot(**options)
 
     def _draw(self, *, surface_kw: Style = None, boundary_kw: Style = None) -> None:
         """Draw the confidence and the decision boundaries."""
@@ -165,9 +168,10 @@ class ConfidenceDisplay(Display):
         self.surface_ = self.ax_.contourf(self.xx0, self.xx1, confidence, **style)
         style = axes.styled(boundary_kw, colors="white", linewidths=1.5)
         # Compare each class with the best other class. Two classes have one boundary.
-        ones = range(n_classes if n_classes > 2 else n_classes - 1)
+        n_compared = n_classes if n_classes > 2 else n_classes - 1
         margins = [
-            proba[..., k] - np.delete(proba, k, axis=-1).max(axis=-1) for k in ones
+            proba[..., k] - np.delete(proba, k, axis=-1).max(axis=-1)
+            for k in range(n_compared)
         ]
         self.boundaries_ = [
             self.ax_.contour(self.xx0, self.xx1, margin, **style | {"levels": [0.0]})
@@ -302,8 +306,9 @@ class UncertaintyDisplay(Display):
         >>> display.uncertainty.shape
         (5, 5, 3)
         """
-        (xx0, xx1), points, names = grid_over(X, 2, grid_resolution, eps)
-        classifier, points = last_step(classifier, points)
+        grid = grid_over(X, 2, grid_resolution, eps)
+        xx0, xx1 = grid.mesh
+        classifier, points = last_step(classifier, grid.points)
         entropy = np.asarray(classifier.predict_uncertainty(points, method=method))
         if entropy.ndim != 2:
             raise ValueError(
@@ -311,7 +316,7 @@ class UncertaintyDisplay(Display):
                 "one label can be plotted. Fit one label per sample."
             )
         maps = entropy.reshape(*xx0.shape, 3)
-        display = cls(xx0=xx0, xx1=xx1, uncertainty=maps, feature_names=names)
+        display = cls(xx0=xx0, xx1=xx1, uncertainty=maps, feature_names=grid.names)
         return display.plot(**options)
 
     def _draw(self, *, colorbar: bool = True, surface_kw: Style = None) -> None:
@@ -322,9 +327,9 @@ class UncertaintyDisplay(Display):
         values = np.moveaxis(np.clip(self.uncertainty, 0, top), -1, 0)
         style = axes.styled(surface_kw, cmap="cividis", levels=np.linspace(0, top, 11))
         self.surfaces_ = []
-        for ax, kind, part in zip(self.axes_, KINDS, values, strict=True):
-            self.surfaces_.append(ax.contourf(self.xx0, self.xx1, part, **style))
-            ax.set(title=kind, xlabel=self.feature_names[0])
+        for ax, title, surface in zip(self.axes_, TITLES, values, strict=True):
+            self.surfaces_.append(ax.contourf(self.xx0, self.xx1, surface, **style))
+            ax.set(title=title, xlabel=self.feature_names[0])
         self.ax_.set(ylabel=self.feature_names[1])
         self.colorbar_ = None
         if colorbar:

@@ -592,7 +592,8 @@ class GaussianPosterior:
         return self.log_likelihood() - complexity / 2
 
     @property
-    def _prior(self) -> priors.Prior:
+    def _prior(self) -> "GaussianPosterior | priors.Independent":
+        """The earlier posterior if there is one, else the prior of the weights."""
         if self.earlier is not None:
             return self.earlier
         delta = priors.expand(self.prior_precision, self.layout)
@@ -748,13 +749,13 @@ class GaussianPosterior:
         >>> second.posterior_.earlier is not None
         True
         """
-        both, new = accumulator(self.layout), accumulator(self.layout)
-        earlier.structure.scaled(earlier.scale / self.scale).add_to(both)
+        total, new = accumulator(self.layout), accumulator(self.layout)
+        earlier.structure.scaled(earlier.scale / self.scale).add_to(total)
         self.structure.add_to(new)
-        both.merge(new)
-        delta, h = earlier.prior_precision, self.hyperparameters
-        h = replace(h, prior_precision=delta, prior_mean=earlier.mean)
-        structure = both.decompose()
+        total.merge(new)
+        delta, mean = earlier.prior_precision, earlier.mean
+        h = replace(self.hyperparameters, prior_precision=delta, prior_mean=mean)
+        structure = total.decompose()
         return replace(self, structure=structure, hyperparameters=h, earlier=earlier)
 
     def to(self, device: torch.device | str) -> "GaussianPosterior":

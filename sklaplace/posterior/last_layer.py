@@ -93,11 +93,11 @@ class LastLayerModel(LinearModel):
 
     def backward(self, cotangent: Tensor) -> Tensor:
         """Return ``Jᵀ cotangent`` (P,) for a cotangent (N, c)."""
-        return self._in_weights(
+        return self._weight_gradients(
             cotangent if self._map is None else cotangent @ self._map
         )
 
-    def _in_weights(self, hidden: Tensor) -> Tensor:
+    def _weight_gradients(self, hidden: Tensor) -> Tensor:
         """Backpropagate gradients (N, o) from the layer's outputs to weights (P,)."""
         weight = (hidden.T @ self.features).flatten()
         return torch.cat([weight, hidden.sum(0)]) if self._has_bias else weight
@@ -312,7 +312,7 @@ class LastLayerModel(LinearModel):
             scaled = v / rho  # in float32, differences would be rounding errors
             columns = halves @ (self._layer_outputs(scaled) * roots).T.unsqueeze(2)
             hidden = (halves.mT @ columns).squeeze(2).T * roots
-            return (scaled - self._in_weights(hidden) / rho).to(v.dtype)
+            return (scaled - self._weight_gradients(hidden) / rho).to(v.dtype)
 
         return apply
 
@@ -419,11 +419,8 @@ class LastLayerRecorder:
         """Build the linear model, or return None if the outputs are not affine."""
         if not self.is_linear:
             return None
+        features = torch.cat(self.features).double()
+        fields = {"features": features, "head_map": self.head_map}
         return LastLayerModel.of_batches(
-            template,
-            self.outputs,
-            curvature,
-            accumulator,
-            features=torch.cat(self.features).double(),
-            head_map=self.head_map,
+            template, self.outputs, curvature, accumulator, **fields
         )

@@ -56,18 +56,9 @@ class LinearisedNetwork(LinearModel):
     ) -> "LinearisedNetwork":
         """Build a model from batches that can be iterated over repeatedly."""
         jacobians = _Jacobians(batches)
-        outputs = [
-            LabelledOutputs(b.f, b.targets, b.weights, cast(Tensor, b.keys))
-            for b in jacobians.first_pass()
-        ]
-        return cls.of_batches(
-            template,
-            outputs,
-            curvature,
-            accumulator,
-            jacobians=jacobians,
-            structure=template.structure,
-        )
+        outputs = list(jacobians.first_pass())
+        fields = {"jacobians": jacobians, "structure": template.structure}
+        return cls.of_batches(template, outputs, curvature, accumulator, **fields)
 
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
         """Return ``v -> J v`` and ``u -> Jᵀ u``.
@@ -142,8 +133,8 @@ class _Jacobians:
         self._batches = batches
         self._cache: list[Jacobian] | None = []
 
-    def first_pass(self) -> Iterator[LinearisedBatch]:
-        """Yield all batches and cache their Jacobians."""
+    def first_pass(self) -> Iterator[LabelledOutputs]:
+        """Yield the outputs of all batches, and cache the Jacobians."""
         size = 0
         for batch in self._batches:
             size += _n_bytes(batch.jacobian)
@@ -151,7 +142,8 @@ class _Jacobians:
                 self._cache = None
             if self._cache is not None:
                 self._cache.append(batch.jacobian)
-            yield batch
+            keys = cast(Tensor, batch.keys)
+            yield LabelledOutputs(batch.f, batch.targets, batch.weights, keys)
 
     def __iter__(self) -> Iterator[Jacobian]:
         return iter(self._cache or (batch.jacobian for batch in self._batches))

@@ -93,11 +93,11 @@ def glm(
     """
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
     n_blocks = posterior.likelihood.n_blocks
-    pairs = jac.backpropagate_in_parts(forward, x, posterior.layout, centring)
+    parts = jac.backpropagate_in_parts(forward, x, posterior.layout, centring)
     if not diagonal:  # covariances need all outputs at once
-        pairs = iter([jac.joined(list(pairs))])
+        parts = iter([jac.join_columns(list(parts))])
     means, covariances = [], []
-    for f, jacobian in pairs:
+    for f, jacobian in parts:
         outputs = f if centring is None else centring.centred(f)
         f = outputs.narrow(1, jacobian.first_column, jacobian.n_columns)
         means.append(linearised_mean(posterior, f, jacobian))
@@ -155,7 +155,7 @@ def _vectorised(
 ) -> Tensor | None:
     """Return outputs (s, b, c) by vmap, or None if an operator has no batching rule."""
     # to restore attributes that the forward pass sets to vmap's wrapped tensors
-    before = [(part, dict(vars(part))) for part in forward.module.modules()]
+    before = [(module, dict(vars(module))) for module in forward.module.modules()]
     try:
         with quiet_batching():
             return torch.cat([vmap(outputs)(chunk) for chunk in chunks])

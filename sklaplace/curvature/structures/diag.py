@@ -53,8 +53,10 @@ class Diag(base.Diagonalised):
         return Diag(self.layout, factor * self.diagonal)
 
     def with_output_factors(self, factors: Tensor) -> "Diag":
-        """Return the diagonal of ``D H D``."""
-        return Diag(self.layout, self.diagonal * self.layout.of_outputs(factors) ** 2)
+        """Return the diagonal of ``D H D``, where ``D`` multiplies the weights."""
+        return Diag(
+            self.layout, self.diagonal * self.layout.expand_outputs(factors) ** 2
+        )
 
     def add_to(self, accumulator: base.Accumulator) -> None:
         """Put the diagonal into an empty accumulator."""

@@ -284,7 +284,7 @@ class Dual(DualForm):
 
     def with_output_factors(self, factors: Tensor) -> "Dual | None":
         """Return the structure of ``D H D``, with rows ``R D``."""
-        rows = self.root.dense() * self.layout.of_outputs(factors)
+        rows = self.root.dense() * self.layout.expand_outputs(factors)
         return Dual(self.layout, DenseRoot(self.layout, rows))
 
     def add_to(self, accumulator: base.Accumulator) -> None:

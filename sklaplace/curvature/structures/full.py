@@ -103,7 +103,7 @@ class Full(base.Diagonalised):
 
     def with_output_factors(self, factors: Tensor) -> "Full":
         """Return the structure of ``D H D``."""
-        d = self.layout.of_outputs(factors)
+        d = self.layout.expand_outputs(factors)
         return Full(self.layout, d[:, None] * self.hessian * d, self.is_semidefinite)
 
     def product(self, vector: Tensor) -> Tensor:
@@ -222,12 +222,12 @@ class FullPrecision(base.Precision):
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
         """Return ``(J F)(J F)ᵀ``, (b, c, c)."""
         is_single = jacobian.samples_share_gradients and jacobian.dtype == torch.float32
-        if not is_single or self._condition > MAX_FORM_CONDITION:
-            rows = self._narrow_whiten(jacobian)
-            return (rows @ rows.mT).double()
-        n = jacobian.n_columns
-        forms = self._quadratic_forms(jacobian, slice(None))
-        return forms[:, _places(n, forms)].unflatten(1, (n, n))
+        if is_single and self._condition <= MAX_FORM_CONDITION:
+            n = jacobian.n_columns
+            forms = self._quadratic_forms(jacobian, slice(None))
+            return forms[:, _triangle_indices(n, forms)].unflatten(1, (n, n))
+        rows = self._narrow_whiten(jacobian)
+        return (rows @ rows.mT).double()
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
         """Return ``(J F)(J F)ᵀ`` of a dense ``J``, (b, c, c)."""
@@ -379,7 +379,7 @@ def _add_products(total: Tensor, left: BaseBlock, right: BaseBlock) -> None:
         strip[:, : columns.shape[1]].addmm_(products.left.T, columns)
 
 
-def _places(n: int, like: Tensor) -> Tensor:
+def _triangle_indices(n: int, like: Tensor) -> Tensor:
     """Return the lower-triangle index of each entry of an (n, n) matrix, (n²,)."""
     index = torch.arange(n, device=like.device)
     low, high = index.minimum(index[:, None]), index.maximum(index[:, None])

@@ -196,7 +196,7 @@ class PointsAccumulator(Accumulator):
         n_points = options.get("n_points", N_POINTS)
         n = cls.candidates_per_point * n_points * n_columns
         n = n if n_rows is None else min(n, n_rows)
-        widths = sum(_width(block, n_columns) for block in layout.blocks)
+        widths = sum(_stored_elements(block, n_columns) for block in layout.blocks)
         return 8 * (n * widths // n_columns + 4 * n**2)
 
     @classmethod
@@ -245,7 +245,7 @@ class PointsAccumulator(Accumulator):
 
     def _points_by_shape(self) -> tuple[Jacobian, ...]:
         """Return ``SᵀJ`` of all points, grouped by shape and ordered by hash."""
-        groups = groupby(sorted(self.jacobians, key=_shapes), _shapes)
+        groups = groupby(sorted(self.jacobians, key=_factor_shapes), _factor_shapes)
         merged = (_merge_equal_samples(list(jacobians)) for _, jacobians in groups)
         return tuple(rows for jacobians in merged for rows in jacobians)
 
@@ -316,7 +316,7 @@ class NystromAccumulator(PointsAccumulator):
         If the bases differ, the other accumulator's approximation is stored with its
         own points.
         """
-        if other.basis is None:
+        if other.basis is None:  # the first pass
             super().merge(other)
             self.summands_of_others += other.summands_of_others
         elif self.basis is not None and _have_equal_points(self.basis, other.basis):
@@ -388,7 +388,7 @@ class VariationalAccumulator(NystromAccumulator):
         return tuple(rows.take(where) for rows, where in pairs if len(where))
 
 
-def _width(block: BlockSpec, n_columns: int) -> int:
+def _stored_elements(block: BlockSpec, n_columns: int) -> int:
     """Count the numbers stored per sample, at most those of the dense rows."""
     if block.layer is None or len(block.shape) > 2:
         return n_columns * block.size
@@ -419,7 +419,7 @@ def _indices_in(keys: Tensor, points: Tensor) -> Tensor:
     return torch.isin(keys, points).nonzero().flatten()
 
 
-def _shapes(rows: Jacobian) -> tuple[tuple[int, ...], ...]:
+def _factor_shapes(rows: Jacobian) -> tuple[tuple[int, ...], ...]:
     """Return the shapes that must be equal if Jacobians are to be concatenated."""
     factors = [factor for block in rows.tensors() for factor in (block.g, block.a)]
     return tuple(() if x is None else tuple(x.shape[1:]) for x in factors)

@@ -72,7 +72,8 @@ class Factor(FieldsOnly):
             if state.ndim == 1:
                 state = state, None
             else:
-                state = (wide_root_eigh if _is_wide(state) else symmetric_eigh)(state)
+                decompose = wide_root_eigh if _is_root(state) else symmetric_eigh
+                state = decompose(state)
             self.state = state
         return state
 
@@ -86,8 +87,9 @@ class Factor(FieldsOnly):
         vectors = self.eigh()[1]
         if vectors is None or vectors.dtype == dtype:
             return vectors
-        wide = vectors.numel() > MAX_CACHED_WIDTH**2
-        return vectors.to(dtype) if wide else self._converted(dtype, vectors)
+        if vectors.numel() > MAX_CACHED_WIDTH**2:
+            return vectors.to(dtype)
+        return self._converted(dtype, vectors)
 
     @base.cache_last_call
     def _converted(self, dtype: torch.dtype, vectors: Tensor) -> Tensor:
@@ -101,7 +103,7 @@ class Factor(FieldsOnly):
         vectors = self.vectors(g.dtype)
         if vectors is None:
             return g
-        return (self._rotated if len(g) == 1 else _times)(g, vectors)
+        return self._rotated(g, vectors) if len(g) == 1 else _times(g, vectors)
 
     @base.cache_last_call
     def _rotated(self, g: Any, vectors: Tensor) -> Tensor:
@@ -111,16 +113,16 @@ class Factor(FieldsOnly):
         """Copy the factor (n, n), or its diagonal (n,) if only this is stored."""
         state = self.state
         if isinstance(state, Tensor):
-            return gram(state) if _is_wide(state) else state.clone()
+            return gram(state) if _is_root(state) else state.clone()
         values, vectors = state
-        return values.clone() if vectors is None else _product(values, vectors)
+        return values.clone() if vectors is None else _from_eigen(values, vectors)
 
     def trace(self) -> Tensor:
         """Return the trace of the factor, (), or of each group's factor, (G,)."""
         state = self.state
         if not isinstance(state, Tensor):
             return state[0].sum(-1)
-        if _is_wide(state):
+        if _is_root(state):
             return (state**2).sum()
         if state.ndim == 1:
             return state.sum()
@@ -129,11 +131,11 @@ class Factor(FieldsOnly):
     def dense(self) -> Tensor:
         """Return the matrix of each group, (G, n, n), from its eigenvectors."""
         values, vectors = self.eigh()
-        dense = values.diag() if vectors is None else _product(values, vectors)
+        dense = values.diag() if vectors is None else _from_eigen(values, vectors)
         return dense.reshape(-1, *dense.shape[-2:])
 
 
-def _product(values: Tensor, vectors: Tensor) -> Tensor:
+def _from_eigen(values: Tensor, vectors: Tensor) -> Tensor:
     """Return ``Q diag(e) Qᵀ``."""
     return (vectors * values.unsqueeze(-2)) @ vectors.mT
 
@@ -144,7 +146,8 @@ def _times(g: Any, vectors: Tensor) -> Tensor:
     return product
 
 
-def _is_wide(matrix: Tensor) -> bool:
+def _is_root(matrix: Tensor) -> bool:
+    """Return whether a `Factor.state` is a root ``R`` instead of a factor ``RᵀR``."""
     return matrix.ndim == 2 and len(matrix) < matrix.shape[1]
 
 
