@@ -24,7 +24,7 @@ from sklaplace.curvature.jacobian import Jacobian, backpropagate_in_parts
 from sklaplace.curvature.recorder import compare_alone
 from sklaplace.curvature.structures import Accumulator
 from sklaplace.data.streams import Samples
-from sklaplace.likelihoods.base import DataFit, Likelihood, weighted
+from sklaplace.likelihoods.base import DataFit, Likelihood, loss_weights
 from sklaplace.likelihoods.output_hessian import OutputHessian
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
@@ -262,7 +262,7 @@ class _Batch:
                 "training has diverged. Lower the learning rate or scale the inputs."
             )
         self.targets = self.likelihood.targets(self.y, f)
-        self.weights = weighted(self.likelihood, self.targets, self.sample_weight)
+        self.weights = loss_weights(self.likelihood, self.targets, self.sample_weight)
         ones = torch.ones(len(f), dtype=torch.float64, device=f.device)
         self.sample_weights = ones if self.weights is None else self.weights.double()
 

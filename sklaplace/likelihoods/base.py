@@ -671,7 +671,7 @@ class DataFit:
         return DataFit(by_output.sum(), self.n_targets, by_output)
 
 
-def weighted(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weights:
+def loss_weights(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weights:
     """Return sample weights times the criterion's factors, (b,), or None for ones."""
     scale = likelihood.loss_scale(targets)
     if scale is None:
@@ -679,11 +679,11 @@ def weighted(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weigh
     return scale if weights is None else weights * scale.to(weights)
 
 
-def sample_weights(
+def loss_weights_or_ones(
     likelihood: Likelihood, targets: Tensor, weights: Weights, f: Tensor
 ) -> Tensor:
-    """Return the weights of `weighted`, or ones, (b,), for outputs (b, c)."""
-    factors = weighted(likelihood, targets, weights)
+    """Return the weights of `loss_weights`, or ones, (b,), for outputs (b, c)."""
+    factors = loss_weights(likelihood, targets, weights)
     return torch.ones_like(f[:, 0]) if factors is None else factors
 
 

@@ -12,7 +12,7 @@ from sklaplace.curvature.accumulation import Recorder
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.recorder import compare_alone
 from sklaplace.data.dataset import Batches
-from sklaplace.likelihoods.base import weighted
+from sklaplace.likelihoods.base import loss_weights
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.novelty.batch import FeatureBatch
@@ -81,7 +81,7 @@ class NoveltyRecorder(Recorder):
             for x, y, weights in batches:
                 f = self._forward(x)
                 targets = likelihood.targets(y, f)
-                weights = weighted(likelihood, targets, weights)
+                weights = loss_weights(likelihood, targets, weights)
                 self.observe_batch(x, f, targets, weights)
 
     @property

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from sklaplace.data.dataset import Batches
 from sklaplace.data.streams import Samples
-from sklaplace.likelihoods.base import Likelihood, losses_by_output, weighted
+from sklaplace.likelihoods.base import Likelihood, loss_weights, losses_by_output
 from sklaplace.networks.forward import OUTPUT_MAPS, Forward, as_columns
 from sklaplace.networks.outputs import OutputSpec, unwrapped
 from sklaplace.networks.training import batch_weights, mean_weight
@@ -140,7 +140,7 @@ class Elbo:
         f = OUTPUT_MAPS[self.spec.output_map](as_columns(module.outputs(returned)))
         targets = likelihood.targets(y, f)
         losses = losses_by_output(likelihood, f, targets)
-        weights = weighted(likelihood, targets, batch_weights(net))
+        weights = loss_weights(likelihood, targets, batch_weights(net))
         weights = losses.new_ones(len(f)) if weights is None else weights.to(losses)
         weights = weights / mean_weight(net)
         n_targets = likelihood.n_targets(f.shape[1])

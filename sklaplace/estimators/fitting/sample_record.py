@@ -12,7 +12,7 @@ from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.shared import IdentityMap
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
-from sklaplace.likelihoods.base import sample_weights
+from sklaplace.likelihoods.base import loss_weights_or_ones
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.novelty.novelty import Novelty
@@ -44,7 +44,7 @@ def held_out_novelty(
             if features is None:
                 return None
             targets = likelihood.targets(y, f)
-            weights = sample_weights(likelihood, targets, weights, f)
+            weights = loss_weights_or_ones(likelihood, targets, weights, f)
             values.append(novelty.z_scores(novelty.batch(features, f, x)))
             all_weights.append(weights.double())
     return ZScores(torch.cat(values), torch.cat(all_weights))

@@ -11,7 +11,7 @@ from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
-from sklaplace.likelihoods.base import sample_weights
+from sklaplace.likelihoods.base import loss_weights_or_ones
 from sklaplace.novelty.residual import relative_variance
 from sklaplace.novelty.steepness import largest_within_tolerance
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -67,7 +67,7 @@ def _losses(
                 )
                 log_ratios = model.log_ratios(recorder, x, len(mean))
             targets = likelihood.targets(y, mean)
-            weights = sample_weights(likelihood, targets, weights, mean)
+            weights = loss_weights_or_ones(likelihood, targets, weights, mean)
             losses = []
             for steepness in steepnesses:
                 relative = relative_variance(log_ratios, steepness)

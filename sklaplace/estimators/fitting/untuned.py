@@ -20,7 +20,7 @@ from sklaplace.data.dataset import Batches
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit
 from sklaplace.estimators.fitting.noise import root_mean_square
 from sklaplace.estimators.options.laplace import LaplaceOptions
-from sklaplace.likelihoods.base import DataFit, sample_weights
+from sklaplace.likelihoods.base import DataFit, loss_weights_or_ones
 from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
@@ -180,6 +180,6 @@ class LinearisedSamples:
         for x, y, weights in self.batches:
             f, jacobian = backpropagate(forward, x, spec.layout, columns)
             targets = likelihood.targets(y, f)
-            weights = sample_weights(likelihood, targets, weights, f)
+            weights = loss_weights_or_ones(likelihood, targets, weights, f)
             keys = row_hash(x) if self.in_training else None
             yield LinearisedBatch(f, jacobian, targets, weights, keys)

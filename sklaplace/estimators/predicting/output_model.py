@@ -30,7 +30,7 @@ from sklaplace.core.parallel import (
 from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.data.dataset import Batches, count_rows
-from sklaplace.likelihoods.base import losses_by_output, sample_weights
+from sklaplace.likelihoods.base import loss_weights_or_ones, losses_by_output
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import OutputSpec
 from sklaplace.networks.shards import cut, shards_of
@@ -380,7 +380,8 @@ class BatchedOutputs:
                 losses_by_output(likelihood, f, targets) for f in draws.unbind(-1)
             ]
             losses = torch.stack(of_draws, -1)
-            weights = sample_weights(likelihood, targets, w, draws[..., 0]).to(losses)
+            weights = loss_weights_or_ones(likelihood, targets, w, draws[..., 0])
+            weights = weights.to(losses)
             yield losses, weights, likelihood.n_targets(draws.shape[1])
 
     # --------------------------------------------------------------------- batches

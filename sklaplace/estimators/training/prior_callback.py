@@ -23,7 +23,7 @@ from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
 from sklaplace.data.dataset import Batches, spread_rows
 from sklaplace.likelihoods import CRITERIA
-from sklaplace.likelihoods.base import weighted
+from sklaplace.likelihoods.base import loss_weights
 from sklaplace.networks.net_checks import check_device
 from sklaplace.networks.outputs import raw_outputs, takes_logarithm, unwrapped
 from sklaplace.networks.trained import TrainedNetwork, device_of
@@ -222,7 +222,7 @@ def criterion_scale(
     likelihood, w = spec.likelihood, batch_weights(net)
     targets = likelihood.targets(y, f)
     expected = likelihood.gradient(f, targets)
-    w = weighted(likelihood, targets, None if w is None else w.to(f))
+    w = loss_weights(likelihood, targets, None if w is None else w.to(f))
     if w is not None:
         expected = expected * w.unsqueeze(-1)
     square = (expected**2).sum()
