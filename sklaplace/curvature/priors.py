@@ -31,12 +31,12 @@ def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
     return prior_precision.expand(layout.n_parameters)
 
 
-def kind(structure: str | Sequence[str]) -> str:
+def structure_name(structure: str | Sequence[str]) -> str:
     """Return the name of a prior structure, or "layerwise" for a list of groups."""
     return structure if isinstance(structure, str) else "layerwise"
 
 
-def groups_of(
+def group_indices(
     structure: str | Sequence[str], layout: Layout, device: Any = "cpu"
 ) -> Tensor | None:
     """Return the group of each parameter tensor, (L,), or None if there are no groups.
@@ -70,15 +70,15 @@ def groups_of(
     return torch.tensor([k for (k,) in memberships.values()], device=device)
 
 
-def per_group(prior_precision: Tensor, groups: Tensor | None) -> Tensor:
-    """Return one prior precision per group, (G,), or the input without groups."""
+def by_group(prior_precision: Tensor, groups: Tensor | None) -> Tensor:
+    """Return the prior precision of each group, (G,), or the input without groups."""
     if groups is None:
         return prior_precision
     n, indices = int(groups.max()) + 1, groups.tolist()
     return prior_precision[[indices.index(k) for k in range(n)]]
 
 
-def of_groups(values: Tensor, groups: Tensor | None) -> Tensor:
+def by_tensor(values: Tensor, groups: Tensor | None) -> Tensor:
     """Expand values per group, (G,), to values per tensor, (L,); keep scalars, ()."""
     return values if groups is None or not values.ndim else values[groups]
 
@@ -88,14 +88,14 @@ def group_sums(values: Tensor, groups: Tensor) -> Tensor:
     return torch.zeros_like(values).index_add(0, groups, values)[groups]
 
 
-def of_tensors(
+def as_structure(
     precisions: Tensor, structure: str | Sequence[str], layout: Layout
 ) -> Tensor:
     """Convert one prior precision per tensor, (L,), to a prior structure.
 
     A precision shared by several tensors is the geometric mean over all their weights.
     """
-    groups = groups_of(structure, layout, precisions.device)
+    groups = group_indices(structure, layout, precisions.device)
     if groups is not None:
         sizes = torch.tensor(layout.sizes).to(precisions)
         total = group_sums(sizes * precisions.log(), groups)

@@ -15,7 +15,7 @@ from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import naming
 from sklaplace.core.linalg import plain
 from sklaplace.core.trees import Inputs, without_groups
-from sklaplace.curvature.priors import per_group
+from sklaplace.curvature.priors import by_group
 from sklaplace.data.dataset import TrainingData
 from sklaplace.estimators.base import NetEstimator, without_class
 from sklaplace.estimators.fitting.cross_validation import CrossValidation
@@ -300,7 +300,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         self.posterior_ = posterior
         self.n_iter_ = n_epochs(network.net)
         groups = posterior.hyperparameters.groups
-        self.prior_precision_ = plain(per_group(posterior.prior_precision, groups))
+        self.prior_precision_ = plain(by_group(posterior.prior_precision, groups))
         self.temperature_ = plain(posterior.hyperparameters.temperature)
 
     def _fit_summary(self) -> list[str]:

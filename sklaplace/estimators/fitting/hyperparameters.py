@@ -12,7 +12,7 @@ from sklaplace.core.cache import fingerprint
 from sklaplace.core.checks import check_option, check_positive, listed
 from sklaplace.core.linalg import as_number
 from sklaplace.curvature.network import NetworkSpec
-from sklaplace.curvature.priors import of_groups
+from sklaplace.curvature.priors import by_tensor
 from sklaplace.estimators.options.laplace import LaplaceOptions, check_prior_shape
 from sklaplace.estimators.targets.base import Targets
 from sklaplace.estimators.targets.numbers import NumberTargets
@@ -46,7 +46,7 @@ def under_hyperparameters(
         for name, value in values.items()
     }
     if "prior_precision" in tensors:
-        delta = of_groups(as_number(tensors["prior_precision"]), h.groups)
+        delta = by_tensor(as_number(tensors["prior_precision"]), h.groups)
         delta = delta.expand(h.prior_precision.shape)
         posterior = posterior.replace(prior_precision=delta)
     if "sigma_noise" in tensors:

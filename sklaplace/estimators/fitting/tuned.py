@@ -179,7 +179,8 @@ def _learned_precision(
         learned = getattr(callback, "precisions_", {})
         if options.free_prior and learned.keys() >= {*names}:
             values = posterior.mean.new_tensor([learned[name] for name in names])
-            return priors.of_tensors(values, options.prior_structure, posterior.layout)
+            structure, layout = options.prior_structure, posterior.layout
+            return priors.as_structure(values, structure, layout)
     return None
 
 

@@ -84,9 +84,9 @@ def initial_hyperparameters(
     for name in ("prior_precision", "prior_mean", "temperature"):
         tensors[name] = as_number(tensors[name])
     structure = options.prior_structure
-    shape = PRIOR_STRUCTURES[priors.kind(structure)](layout)
-    groups = priors.groups_of(structure, layout, device)
-    delta = priors.of_groups(tensors.pop("prior_precision"), groups)
+    shape = PRIOR_STRUCTURES[priors.structure_name(structure)](layout)
+    groups = priors.group_indices(structure, layout, device)
+    delta = priors.by_tensor(tensors.pop("prior_precision"), groups)
     delta = delta.expand(shape).clone()
     return Hyperparameters(prior_precision=delta, groups=groups, **tensors)
 

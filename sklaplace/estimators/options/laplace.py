@@ -20,7 +20,7 @@ from sklaplace.core.checks import check_option, check_params, listed, plain
 from sklaplace.curvature.ggn import CURVATURES, Curvature
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.network import NetworkSpec
-from sklaplace.curvature.priors import PRIOR_STRUCTURES, groups_of, kind
+from sklaplace.curvature.priors import PRIOR_STRUCTURES, group_indices, structure_name
 from sklaplace.curvature.structures import STRUCTURES, Accumulator
 from sklaplace.curvature.subnetwork import SCORE_CHECKS, SCORES
 from sklaplace.curvature.subsets import CRITERION, SUBSET_CHECKS, SUBSETS
@@ -96,7 +96,7 @@ class LaplaceOptions(LaplaceParameters):
         curvature = CURVATURES[self.curvature]
         of = f"hessian_structure={self.hessian_structure!r}"
         check_params("structure_params", self.structure_params, accumulator.checks, of)
-        if kind(self.prior_structure) not in structure.priors:
+        if structure_name(self.prior_structure) not in structure.priors:
             raise ValueError(
                 f"prior_structure={self.prior_structure!r} cannot be used with {of}. "
                 f"Choose one of {listed(structure.priors)}, or another "
@@ -385,8 +385,8 @@ def check_prior_shape(
     value: str | ArrayLike, prior_structure: str | Sequence[str], layout: Layout
 ) -> None:
     """Raise ValueError if the prior precision has the wrong shape for its structure."""
-    groups = groups_of(prior_structure, layout)
-    sizes = PRIOR_STRUCTURES[kind(prior_structure)](layout)
+    groups = group_indices(prior_structure, layout)
+    sizes = PRIOR_STRUCTURES[structure_name(prior_structure)](layout)
     expected = sizes if groups is None else (len(prior_structure),)
     shape = np.shape(value)
     if isinstance(value, str) or shape in ((), (1,), expected):

@@ -149,7 +149,7 @@ class NegativeEvidence:
         return self._free_logs(replace(h, prior_precision=delta))
 
     def _free_logs(self, h: Hyperparameters) -> Tensor:
-        delta = priors.per_group(h.prior_precision, h.groups)
+        delta = priors.by_group(h.prior_precision, h.groups)
         logs = [delta.log().reshape(-1)] * self.free_prior
         return torch.cat(logs + [h.sigma_noise.log().reshape(1)] * self.free_noise)
 
@@ -163,7 +163,7 @@ class NegativeEvidence:
         h = self.posterior.hyperparameters
         if self.free_prior:
             delta = values[: len(values) - self.free_noise]
-            delta = priors.of_groups(delta, h.groups).reshape(h.prior_precision.shape)
+            delta = priors.by_tensor(delta, h.groups).reshape(h.prior_precision.shape)
             h = replace(h, prior_precision=delta)
         return replace(h, sigma_noise=values[-1]) if self.free_noise else h
 
