@@ -76,7 +76,7 @@ def test_structure_under_priors(check, prior, page):
 
 def test_structure_of_an_estimator(page, net):
     model = LaplaceClassifier(net, hessian_structure="tied", prior_precision=1.0)
-    assert model.fit(X, Y).posterior_.structure.kind == "tied"
+    assert model.fit(X, Y).posterior_.structure.name == "tied"
 
 
 def test_link(page, net):

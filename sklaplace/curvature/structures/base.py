@@ -140,7 +140,7 @@ class Structure(FieldsOnly, ABC):
     """Whether rotating a block of rows keeps the block in factored form."""
     is_spectral: ClassVar[bool] = True
     """Whether ``log det P = Σ log(scale·e + δ)`` under a scalar prior."""
-    kind: ClassVar[str]
+    name: ClassVar[str]
     """Name in the registry."""
     is_additive: ClassVar[bool] = True
     """Whether the structures of two summands of ``H`` determine the sum's structure."""

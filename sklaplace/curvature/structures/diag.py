@@ -23,7 +23,7 @@ class Diag(base.Diagonalised):
     """
 
     diagonal: Tensor
-    kind = "diag"
+    name = "diag"
     keeps_factors = True
     priors = frozenset({"scalar", "layerwise", "diag"})
 

@@ -275,7 +275,7 @@ class Dual(DualForm):
     """Full matrix ``H``, represented by the rows ``R = SᵀJ`` of all samples."""
 
     root: DenseRoot
-    kind = "full"
+    name = "full"
     priors = frozenset({"scalar", "layerwise", "diag"})
 
     def scaled(self, factor: Tensor) -> "Dual":

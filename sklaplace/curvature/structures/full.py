@@ -58,7 +58,7 @@ class Full(base.Diagonalised):
 
     hessian: Tensor
     is_semidefinite: bool = True
-    kind = "full"
+    name = "full"
     priors = frozenset({"scalar", "layerwise", "diag"})
 
     @cached_property

@@ -73,7 +73,7 @@ class FunctionSpace(DualForm):
 
     points: PointRoot
     is_partial: bool
-    kind = "gp"
+    name = "gp"
     # points beyond the maximum number are dropped
     is_additive = False
     priors = frozenset({"scalar", "layerwise"})
@@ -113,7 +113,7 @@ class Nystrom(FunctionSpace):
     """
 
     unexplained: Tensor
-    kind = "nystrom"
+    name = "nystrom"
     # each summand keeps its own points
     is_additive = True
     priors = frozenset({"scalar"})
@@ -136,7 +136,7 @@ class Nystrom(FunctionSpace):
 class Variational(Nystrom):
     """`Nystrom` with a lower bound instead of the evidence."""
 
-    kind = "variational"
+    name = "variational"
     is_spectral = False
     # the bound includes the trace that the points do not explain
     evidence_is_biased_up = False

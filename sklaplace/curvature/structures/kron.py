@@ -265,7 +265,7 @@ class Kron(base.Diagonalised):
     """
 
     layers: tuple[KronLayer, ...]
-    kind = "kron"
+    name = "kron"
     keeps_factors = True
     priors = frozenset({"scalar", "layerwise"})
 

@@ -44,7 +44,7 @@ class LowRank(Dual):
     """
 
     sketch: Tensor
-    kind = "lowrank"
+    name = "lowrank"
     # truncation may have dropped leading directions of the sum
     is_additive = False
 

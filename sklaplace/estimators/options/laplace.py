@@ -142,10 +142,10 @@ class LaplaceOptions(LaplaceParameters):
                 f"hessian_structure={name!r} does not support a prior precision "
                 "matrix. Use hessian_structure='full'."
             )
-        if earlier and (name not in adding or name != earlier.structure.kind):
+        if earlier and (name not in adding or name != earlier.structure.name):
             raise ValueError(
                 f"hessian_structure={name!r} cannot be used with a prior of structure "
-                f"{earlier.structure.kind!r}. Use one of {listed(adding)} for all "
+                f"{earlier.structure.name!r}. Use one of {listed(adding)} for all "
                 "tasks."
             )
         if self.selects_weights:

@@ -52,7 +52,7 @@ def maximise_evidence(problem: TuningProblem) -> GaussianPosterior:
     structure, refine = problem.posterior.structure, problem.refine
     if structure.evidence_is_biased_up:
         warn_user(
-            f"hessian_structure={structure.kind!r} ignores curvature that its points "
+            f"hessian_structure={structure.name!r} ignores curvature that its points "
             "cannot represent. This biases the evidence upwards, so prior_precision "
             "will be too small. Use more points, prior_precision='validation', or "
             "hessian_structure='variational', whose evidence is a lower bound.",
