@@ -162,15 +162,15 @@ MUTATIONS = [
     Mutation(
         "Kronecker factor divided by batches, not samples",
         "sklaplace/curvature/structures/kron.py",
-        "n = one * (n_samples if weights is None else weights.double().sum())",
-        "n = one",
+        "n = unit * (n_samples if weights is None else weights.double().sum())",
+        "n = unit",
         "curvature/structures/test_kron.py::test_inputs_are_weighted_as_rows",
     ),
     Mutation(
         "Kronecker factor divided without sample weights",
         "sklaplace/curvature/structures/kron.py",
-        "n = one * (n_samples if weights is None else weights.double().sum())",
-        "n = one * n_samples",
+        "n = unit * (n_samples if weights is None else weights.double().sum())",
+        "n = unit * n_samples",
         "curvature/structures/test_kron.py::test_inputs_are_weighted_as_rows",
     ),
     Mutation(

@@ -4,6 +4,7 @@
 processed in parts, by the builtin ``map`` or by joblib workers.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -186,7 +187,7 @@ class _Pass:
 
     def __call__(self, samples: Samples) -> CurvatureSums:
         """Return the sums over a dataset."""
-        network, accumulator = self.network, self.accumulator.fresh()
+        network, accumulator = self.network, copy.deepcopy(self.accumulator)
         batches = network.batches(samples, self.batch_size)
         likelihood = network.spec.likelihood
         forward, fits = network.forward(), list[DataFit]()

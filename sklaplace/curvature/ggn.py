@@ -66,8 +66,8 @@ def ggn_mc(
     """
     keys = row_hash(f) if keys is None else keys
     noise = counter_uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
-    parts = noise.to(f.device).chunk(n_draws, -1)
-    columns = [likelihood.score(f, likelihood.draw(f, part)) for part in parts]
+    uniforms = noise.to(f.device).chunk(n_draws, -1)
+    columns = [likelihood.score(f, likelihood.draw(f, u)) for u in uniforms]
     root = torch.stack(columns, -1) * float(n_draws**-0.5)
     return Factored(root).weigh_outputs(output_weights(likelihood, y, f.shape[1]))
 

@@ -174,21 +174,21 @@ class Jacobian:
         return self._map_blocks(methodcaller("compressed"))
 
     @staticmethod
-    def stacked(parts: "Sequence[Jacobian]", *, share: bool = False) -> "Jacobian":
+    def stacked(jacobians: "Sequence[Jacobian]", *, share: bool = False) -> "Jacobian":
         """Concatenate the samples of batches, of which all or none must have keys.
 
         With ``share``, the result uses the output gradients of the first batch. All
         batches must then have these gradients, the same for all samples.
         """
         layers = []
-        for same in zip(*(part.layers for part in parts), strict=True):
-            g = same[0].first.gradients
+        for batches in zip(*(jacobian.layers for jacobian in jacobians), strict=True):
+            g = batches[0].first.gradients
             if not share:
-                g = torch.cat([layer.first.g for layer in same])
-            blocks = zip(*(layer.blocks for layer in same), strict=True)
-            inputs = [joined_inputs([block.a for block in each]) for each in blocks]
-            layers.append(same[0].with_factors(g, inputs))
-        keys = [part.keys for part in parts if part.keys is not None]
+                g = torch.cat([rows.first.g for rows in batches])
+            tensors = zip(*(rows.blocks for rows in batches), strict=True)
+            inputs = [joined_inputs([b.a for b in blocks]) for blocks in tensors]
+            layers.append(batches[0].with_factors(g, inputs))
+        keys = [part.keys for part in jacobians if part.keys is not None]
         return Jacobian(layers, keys=torch.cat(keys) if keys else None)
 
     def kernel(self, other: "Jacobian", v: Tensor) -> Tensor:
@@ -236,9 +236,10 @@ def join_columns(parts: list[tuple[Tensor, Jacobian]]) -> tuple[Tensor, Jacobian
         return parts[0]
     outputs, jacobians = zip(*parts, strict=True)
     layers = []
-    for same in zip(*(jacobian.layers for jacobian in jacobians), strict=True):
-        g = torch.cat([layer.first.g for layer in same], 1)
-        layers.append(same[0].with_factors(g, [block.a for block in same[0].blocks]))
+    for parts_of_layer in zip(*(part.layers for part in jacobians), strict=True):
+        g = torch.cat([rows.first.g for rows in parts_of_layer], 1)
+        first = parts_of_layer[0]
+        layers.append(first.with_factors(g, [block.a for block in first.blocks]))
     return outputs[0], Jacobian(layers, jacobians[0].weights)
 
 
@@ -390,10 +391,11 @@ def _one_by_one(
 def _with_equal_positions(samples: Sequence[Sequence[LayerRows]]) -> list[Jacobian]:
     """Zero-pad the layers of several samples to the same number of positions."""
     layers = []
-    for same in zip(*samples, strict=True):
-        n = max(layer.first.g.shape[2] for layer in same)
-        layers.append([layer.map_blocks(methodcaller("padded", n)) for layer in same])
-    return [Jacobian(of_sample) for of_sample in zip(*layers, strict=True)]
+    for samples_of_layer in zip(*samples, strict=True):
+        n = max(rows.first.g.shape[2] for rows in samples_of_layer)
+        pad = methodcaller("padded", n)
+        layers.append([rows.map_blocks(pad) for rows in samples_of_layer])
+    return [Jacobian(sample) for sample in zip(*layers, strict=True)]
 
 
 def _columns(f: Tensor, cotangents: Cotangents) -> Tensor:
@@ -489,7 +491,7 @@ def _layers(blocks: list[Block]) -> list[LayerRows]:
     return layers
 
 
-def of_head(
+def head_jacobian(
     layout: Layout, head: Head, inputs: Tensor, f: Tensor, centring: Centring | None
 ) -> Jacobian:
     """Return the rows for the outputs ``f`` (b, c) of a `Head` with inputs (b, i)."""
@@ -535,7 +537,7 @@ def _through_head(
     if hidden.ndim != 2 or len(hidden) != n_samples(x) or not head.fits(hidden, f):
         return None
     if cotangents is None or isinstance(cotangents, Centring):
-        return f, of_head(layout, head, inputs, f, cotangents)
+        return f, head_jacobian(layout, head, inputs, f, cotangents)
     columns = cotangents(f)
     hessian = Factored(columns) if isinstance(columns, Tensor) else columns
     matrix: Any = None if head.is_identity else head.matrix.to(f)

@@ -102,8 +102,8 @@ def as_structure(
         return (total / group_sums(sizes, groups)).exp()
     if structure == "layerwise":
         return precisions
-    of_weights = expand(precisions, layout)
-    return of_weights if structure == "diag" else of_weights.log().mean().exp()
+    by_weight = expand(precisions, layout)
+    return by_weight if structure == "diag" else by_weight.log().mean().exp()
 
 
 @dataclass(frozen=True)

@@ -241,8 +241,8 @@ class BaseBlock:
     def products(self, other: "BaseBlock") -> Tensor:
         """Return the products with all rows of another block, (b, k, b', k')."""
         mine = self.dense()
-        parts = [torch.tensordot(mine, p, ([2], [2])) for p in other.dense_chunks()]
-        return torch.cat(parts, 2)
+        chunks = other.dense_chunks()
+        return torch.cat([torch.tensordot(mine, c, ([2], [2])) for c in chunks], 2)
 
     def output_moment(self) -> Tensor:
         """Return ``Σ g gᵀ`` over samples, columns and positions, (o, o)."""

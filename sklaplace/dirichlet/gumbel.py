@@ -211,8 +211,8 @@ def _nodes(
     index = n_low.sub_(1).clamp_(0, len(nodes) - 2)
     index = torch.stack([index, index + 1])
     (first, second), (above, below) = nodes.gather(0, index), minus_log.gather(0, index)
-    part = ((above - _LOG_AT_END) / (above - below)).clamp(0, 1)
-    return _spaced(torch.lerp(first, second, part), high, scale, n_nodes)
+    fraction = ((above - _LOG_AT_END) / (above - below)).clamp(0, 1)
+    return _spaced(torch.lerp(first, second, fraction), high, scale, n_nodes)
 
 
 def _spaced(low: Tensor, high: Tensor, scale: Tensor, n: int) -> tuple[Tensor, Tensor]:

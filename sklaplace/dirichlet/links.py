@@ -100,8 +100,8 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     mean, cov = centre(mean, cov)
     variances = cov.diagonal(dim1=-2, dim2=-1)
     gaps = mean.unsqueeze(-2) - mean.unsqueeze(-1)  # (b, k, j): μ_j − μ_k
-    of_gaps = variances.unsqueeze(-2) + variances.unsqueeze(-1) - 2 * cov
-    return (-(gaps / _probit_scale(of_gaps)).logsumexp(-1)).softmax(-1)
+    gap_variances = variances.unsqueeze(-2) + variances.unsqueeze(-1) - 2 * cov
+    return (-(gaps / _probit_scale(gap_variances)).logsumexp(-1)).softmax(-1)
 
 
 def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:

@@ -199,7 +199,7 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     Genz and Monahan (1998), "Stochastic integration rules for infinite regions", SIAM
     Journal on Scientific Computing 19(2).
     """
-    points, weights = (part.to(factor) for part in _rule(factor.shape[-1]))
+    points, weights = (values.to(factor) for values in _rule(factor.shape[-1]))
     shifts = factor @ points.mT  # (b, K, s)
     base = log_proba.unsqueeze(-1)
     gaps = ((base + shifts).logsumexp(-2) + (base - shifts).logsumexp(-2)) / 2

@@ -79,8 +79,8 @@ class NormalGumbel:
 
     def __init__(self, mean: Tensor, variances: Tensor) -> None:
         std = (variances + _VARIANCE).sqrt()
-        part = _VARIANCE**0.5 / std
-        q = 2 * part - 1
+        gumbel_share = _VARIANCE**0.5 / std
+        q = 2 * gumbel_share - 1
         powers = [torch.ones_like(q), q]
         while len(powers) < _TABLE.shape[1]:
             powers.append(q * powers[-1])
@@ -92,7 +92,7 @@ class NormalGumbel:
         # u = offset + factor * t
         self._factor = 1 / half
         self._offset = -centre * self._factor
-        self._slope = (slope * part).clamp(max=1)
+        self._slope = (slope * gumbel_share).clamp(max=1)
         # coefficients of log(-log F) as a function of u
         self._coefficients = [-coefficient for coefficient in coefficients]
         self._end_slope = -self._slope * half

@@ -646,18 +646,18 @@ class DataFit:
     ) -> "DataFit":
         """Compute the loss of one batch with sample weights (b,)."""
         losses = likelihood.loss(f, targets)
-        weights, each = weights.to(losses), likelihood.output_losses(f, targets)
-        by_output = None if each is None else weights @ each
-        return cls(weights @ losses, n_targets, by_output)
+        weights, by_output = weights.to(losses), likelihood.output_losses(f, targets)
+        totals = None if by_output is None else weights @ by_output
+        return cls(weights @ losses, n_targets, totals)
 
     @classmethod
     def total(cls, fits: Sequence["DataFit"]) -> "DataFit":
         """Return the total training loss of several batches."""
-        each = [fit.by_output for fit in fits if fit.by_output is not None]
+        by_output = [fit.by_output for fit in fits if fit.by_output is not None]
         return cls(
             torch.stack([fit.loss for fit in fits]).sum(),
             torch.stack([fit.n_targets for fit in fits]).sum(),
-            torch.stack(each).sum(0) if each else None,
+            torch.stack(by_output).sum(0) if by_output else None,
         )
 
     def __add__(self, other: "DataFit") -> "DataFit":
@@ -689,8 +689,8 @@ def loss_weights_or_ones(
 
 def losses_by_output(likelihood: Likelihood, f: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of each output, (b, c), or their sum, (b, 1); see `loss`."""
-    each = likelihood.output_losses(f, targets)
-    return likelihood.loss(f, targets).unsqueeze(1) if each is None else each
+    losses = likelihood.output_losses(f, targets)
+    return likelihood.loss(f, targets).unsqueeze(1) if losses is None else losses
 
 
 def output_weights(likelihood: Likelihood, targets: Tensor, n_outputs: int) -> Weights:

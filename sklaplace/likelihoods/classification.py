@@ -263,7 +263,7 @@ class Categorical(ClassificationLikelihood):
         return Categorical(weights, smoothing)
 
     def loss_scale(self, y: Tensor) -> Tensor | None:
-        """Return ``h_y``, (b,), float64."""
+        """Return the factor ``h_y`` of each sample's loss, (b,), float64."""
         if self.weight is None:
             return None
         w = torch.tensor(self.weight, dtype=torch.float64, device=y.device)

@@ -182,12 +182,12 @@ class BlockDiagonal(OutputHessian):
         self._set_sizes(inner.n_samples // r, r * inner.n_outputs, r * inner.n_columns)
 
     def _weighted(self, weights: Tensor) -> "BlockDiagonal":
-        of_blocks = weights.repeat_interleave(self.n_blocks)
-        return replace(self, blocks=self.blocks.weigh_samples(of_blocks))
+        block_weights = weights.repeat_interleave(self.n_blocks)
+        return replace(self, blocks=self.blocks.weigh_samples(block_weights))
 
     def _scaled(self, weights: Tensor) -> "BlockDiagonal":
-        of_blocks = weights.reshape(-1, self.blocks.n_outputs)
-        return replace(self, blocks=self.blocks.weigh_outputs(of_blocks))
+        block_weights = weights.reshape(-1, self.blocks.n_outputs)
+        return replace(self, blocks=self.blocks.weigh_outputs(block_weights))
 
     def double(self) -> "BlockDiagonal":
         """Return ``Λ`` in float64."""

@@ -383,9 +383,9 @@ def class_sharpness(
     """
     proba, codes = check_proba(y_true, y_proba, labels)
     weights = check_weights(sample_weight, codes)
-    n_classes, of_truth = proba.shape[1], proba[np.arange(len(codes)), codes]
+    n_classes, true_proba = proba.shape[1], proba[np.arange(len(codes)), codes]
     totals = np.bincount(codes, weights, minlength=n_classes)
-    sums = np.bincount(codes, weights * of_truth, minlength=n_classes)
+    sums = np.bincount(codes, weights * true_proba, minlength=n_classes)
     return sums / np.where(totals > 0, totals, np.nan)
 
 

@@ -106,13 +106,13 @@ class LinearisedNetwork(LinearModel):
         ``M`` is the posterior's structure if it has an eigenbasis. Otherwise, ``M`` is
         a Kronecker-factored or diagonal curvature at ``f``.
         """
-        one = torch.ones((), dtype=torch.float64, device=rho.device)
+        scale = torch.ones((), dtype=torch.float64, device=rho.device)
         structure = self.structure
         if not isinstance(structure, Diagonalised):
             has_masks = any(block.indices is not None for block in self.layout.blocks)
-            kind = DiagAccumulator if has_masks else KronAccumulator
-            structure = self.accumulated(kind(self.layout), f, GGN)
-        precision = structure.precision(_supported_prior(rho, structure), one)
+            accumulator = DiagAccumulator if has_masks else KronAccumulator
+            structure = self.accumulated(accumulator(self.layout), f, GGN)
+        precision = structure.precision(_supported_prior(rho, structure), scale)
         return lambda v: precision.solve(v.double()).to(dtype)
 
 
@@ -151,5 +151,5 @@ class _Jacobians:
 
 def _n_bytes(jacobian: Jacobian) -> int:
     inputs = [block.a for block in jacobian.tensors() if block.a is not None]
-    n_elements = sum(int(part.numel()) for part in [*jacobian.gradients(), *inputs])
+    n_elements = sum(int(factor.numel()) for factor in [*jacobian.gradients(), *inputs])
     return n_elements * jacobian.dtype.itemsize

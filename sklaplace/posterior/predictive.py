@@ -211,7 +211,7 @@ def in_graph(
 
     def outputs(values: dict[str, Tensor], row: Batch) -> tuple[Tensor, Tensor]:
         f = call_with(forward, values, add_axis(row))[0]
-        return f, f
+        return f, f  # to differentiate, and to return unchanged
 
     linearised = partial(jacrev(outputs, has_aux=True), selected)
     try:
@@ -232,7 +232,6 @@ def in_graph(
     jacobian = layout.flatten(rows[block.name] for block in layout.blocks).double()
     mean = f.double() + jacobian @ (posterior.mean - posterior.weights)
     mean, jacobian = (
-        of_samples.unflatten(0, (-1, n_joint)).flatten(1, 2)
-        for of_samples in (mean, jacobian)
+        rows.unflatten(0, (-1, n_joint)).flatten(1, 2) for rows in (mean, jacobian)
     )
     return mean, posterior.precision.covariance_of_rows(jacobian)

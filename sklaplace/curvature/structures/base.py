@@ -9,7 +9,6 @@ Most structures are `Diagonalised`: ``H = Q diag(e) Qᵀ``. One decomposition is
 for all prior precisions and scales.
 """
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -91,13 +90,6 @@ class Accumulator(ABC):
     @abstractmethod
     def merge(self, other: Self) -> None:
         """Add the curvature of another accumulator, from other samples."""
-
-    def fresh(self) -> "Accumulator":
-        """Return a copy for other samples of the same pass; merge the copy later.
-
-        Call this method before adding samples.
-        """
-        return copy.deepcopy(self)
 
     def needs_another_pass(self) -> bool:
         """Return whether another pass over all batches is needed."""
@@ -299,15 +291,7 @@ class Precision(FieldsOnly, ABC):
 
 
 class Projection(ABC):
-    """The Jacobian of one batch, prepared for many prior precisions.
-
-    Attributes
-    ----------
-    structure : Structure
-        Structure of the precisions.
-    """
-
-    structure: Structure
+    """The Jacobian of one batch, prepared for many precisions of one structure."""
 
     @abstractmethod
     def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
@@ -323,16 +307,17 @@ class BlockProjection(Projection):
 
     Attributes
     ----------
-    parts : tuple of Projection
+    groups : tuple of Projection
         One projection per group of outputs.
     """
 
-    structure: Structure
-    parts: tuple[Projection, ...]
+    groups: tuple[Projection, ...]
 
     def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
         """Return ``J P⁻¹ Jᵀ`` for each group, (b, r, K, K), or variances, (b, c)."""
-        blocks = [part.covariance(precision, diagonal=diagonal) for part in self.parts]
+        blocks = [
+            group.covariance(precision, diagonal=diagonal) for group in self.groups
+        ]
         return torch.cat(blocks, 1) if diagonal else torch.stack(blocks, 1)
 
 
@@ -342,7 +327,7 @@ def projected(structure: Structure, jacobian: Jacobian, n_blocks: int) -> Projec
         return structure.project(jacobian)
     n = jacobian.n_columns // n_blocks
     groups = [jacobian.columns(slice(k * n, (k + 1) * n)) for k in range(n_blocks)]
-    return BlockProjection(structure, tuple(map(structure.project, groups)))
+    return BlockProjection(tuple(map(structure.project, groups)))
 
 
 class Diagonalised(Structure):

@@ -306,7 +306,7 @@ class FullAccumulator(base.Accumulator):
     def update(self, jacobian: Jacobian) -> None:
         """Add the products of one batch."""
         self.jacobians.append(jacobian)
-        self._settle()
+        self._sum_rows_if_many()
 
     def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
         """Add a symmetric matrix (P, P)."""
@@ -319,12 +319,13 @@ class FullAccumulator(base.Accumulator):
         self.jacobians += other.jacobians
         if other.hessian is not None:
             self._sum(other.hessian.device).add_(other.hessian)
-        self._settle()
+        self._sum_rows_if_many()
 
     def decompose(self) -> base.Structure:
         """Return ``H``, or its root if the root has few rows; neither is factorised."""
         if self.hessian is None:
-            rows = torch.cat([each.dense().flatten(0, 1) for each in self.jacobians])
+            dense = [jacobian.dense().flatten(0, 1) for jacobian in self.jacobians]
+            rows = torch.cat(dense)
             return Dual(self.layout, DenseRoot(self.layout, rows.double()))
         hessian = self.hessian.tril() + self.hessian.tril(-1).T
         return Full(self.layout, hessian, self.is_semidefinite or _is_psd(hessian))
@@ -336,9 +337,9 @@ class FullAccumulator(base.Accumulator):
             self.hessian = torch.zeros(size, dtype=torch.float64, device=device)
         return self.hessian
 
-    def _settle(self) -> None:
+    def _sum_rows_if_many(self) -> None:
         """Replace the stored rows with their products once these need less memory."""
-        n_rows = sum(each.n_samples * each.n_columns for each in self.jacobians)
+        n_rows = sum(rows.n_samples * rows.n_columns for rows in self.jacobians)
         fraction = n_rows / self.layout.n_parameters
         if self.hessian is None and fraction < MAX_ROWS_PER_PARAMETER:
             return

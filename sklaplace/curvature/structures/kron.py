@@ -181,11 +181,11 @@ class Moment:
         n_groups: int = 1,
     ) -> "Moment":
         """Compute the moment of one batch of inputs, or of a bias if ``a`` is None."""
-        one = torch.ones((), dtype=torch.float64, device=device)
+        unit = torch.ones((), dtype=torch.float64, device=device)
         if a is None:
-            return cls(one, total=one.new_ones(1, 1))
+            return cls(unit, total=unit.new_ones(1, 1))
         n_samples, n_positions, width = a.shape
-        n = one * (n_samples if weights is None else weights.double().sum())
+        n = unit * (n_samples if weights is None else weights.double().sum())
         n = n * n_positions
         if n_groups > 1:
             return cls(n, total=grouped_moment(a, weights, n_groups))

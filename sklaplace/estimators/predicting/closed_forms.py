@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sklaplace.core.budget import require_bytes
-from sklaplace.curvature.jacobian import Centring, of_head
+from sklaplace.curvature.jacobian import Centring, head_jacobian
 from sklaplace.curvature.layout import Head
 from sklaplace.curvature.structures.base import Diagonalised
 from sklaplace.dirichlet.links import (
@@ -111,15 +111,15 @@ class QuadraticForm:
         # the last row of inputs is zero, so that only the bias counts
         inputs = torch.eye(i + 1, i).to(f)
         if not structure.keeps_factors:
-            rows = precision.whiten(of_head(layout, head, inputs, f, centring))
+            rows = precision.whiten(head_jacobian(layout, head, inputs, f, centring))
             rows = torch.cat([rows[:i] - rows[i:], rows[i:]])
             products = "akp,bkp->abk" if diagonal else "akp,blp->abkl"
             return cls(None, torch.einsum(products, rows, rows).flatten(1), shape)
-        jacobian = of_head(layout, head, inputs, f, None)
+        jacobian = head_jacobian(layout, head, inputs, f, None)
         rotated = cast(Diagonalised, structure).rotate(jacobian)
         rotation = rotated.layers[0].first.inputs[:i, 0]
         inputs = torch.cat([rotation.mT, inputs[i:]])
-        jacobian = of_head(layout, head, inputs, f, centring)
+        jacobian = head_jacobian(layout, head, inputs, f, centring)
         covariances = precision.output_covariance(jacobian, diagonal=diagonal)
         covariances = covariances.flatten(1)
         return cls(
