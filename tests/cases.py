@@ -129,9 +129,9 @@ def conv3d(c: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv3d(1, 2, (2, 1, 3), padding=(1, 0, 1), padding_mode="replicate"),
         nn.Tanh(),
-        nn.Conv3d(2, 1, 2, stride=(2, 1, 2)),
+        nn.Conv3d(2, 2, 2, stride=(2, 1, 2), groups=2),
         nn.Flatten(),
-        nn.Linear(2, c),
+        nn.Linear(4, c),
     )
 
 

@@ -4,7 +4,7 @@ The checks accept the names of entries, so tests run over the registries. A new 
 tested as soon as it is listed and has a line in ``references``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from cases import CASES, Case, positive
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
+from sklaplace.core.random import row_hash
 from sklaplace.core.trees import tree_rows
 from sklaplace.curvature import accumulation
 from sklaplace.curvature.ggn import CURVATURES, GGN, Curvature
@@ -182,23 +183,64 @@ def assert_equal(found: Tensor, expected: Tensor, tolerance: float = 1e-8) -> No
 
 # ----------------------------------------------------------- checks: structures
 def check_dense(problem: Problem, name: str) -> None:
-    """Check that ``H`` equals the reference approximation of ``H``."""
-    expected = references.STRUCTURES[name](problem.parts)
-    assert_equal(problem.structure(name).dense(), expected)
+    """Check that ``H`` equals the reference and has no negative eigenvalues."""
+    structure = problem.structure(name)
+    assert_equal(structure.dense(), references.STRUCTURES[name](problem.parts))
+    assert (structure.eigenvalues >= 0).all()
 
 
-def check_questions(problem: Problem, name: str, prior: str) -> None:
+def check_questions(
+    problem: Problem, name: str, prior: str, curvature: str = "ggn"
+) -> None:
+    """Check every method of a structure against the reference approximation."""
+    expected = references.STRUCTURES[name](parts(problem, curvature))
+    structure = problem.structure(name, curvature=CURVATURES[curvature])
+    assert_equal(structure.dense(), expected)
+    check_answers(problem, structure, prior, expected)
+
+
+def parts(problem: Problem, curvature: str) -> references.Curvature:
+    """Return the reference with the curvature of the outputs by another rule.
+
+    Drawn targets come from the package; `test_ggn` checks their distribution.
+    """
+    f = problem.forward(problem.x).detach()
+    if curvature == "ggn":
+        return problem.parts
+    if curvature == "identity":
+        S = torch.eye(f.shape[1], dtype=f.dtype).expand(len(f), -1, -1)
+    elif curvature == "ef":
+        S = loss_gradient(problem.likelihood, f, problem.y).unsqueeze(-1)
+    else:
+        draw, keys = CURVATURES[curvature], row_hash(problem.x)
+        S = draw(problem.likelihood, f, problem.y, keys=keys).factor()
+    return replace(problem.parts, L=S @ S.mT)
+
+
+def loss_gradient(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
+    """Return the gradient (b, c) of the reference loss in the outputs."""
+    leaf = f.clone().requires_grad_()
+    one = torch.ones((), dtype=f.dtype)
+    total = -references.log_likelihood(likelihood, leaf, y, one).sum()
+    return torch.autograd.grad(total, leaf)[0]
+
+
+def check_answers(
+    problem: Problem, structure: Structure, prior: str, hessian: Tensor
+) -> None:
     """Check every method against the dense posterior precision."""
-    structure, jacobian = problem.structure(name), problem.jacobian()
+    jacobian = problem.jacobian()
     delta, s = prior_precision(problem.layout, prior), scale()
-    P = s * references.STRUCTURES[name](problem.parts)
-    P = P + references.expand(delta, problem.layout).diag()
+    P = s * hessian + references.expand(delta, problem.layout).diag()
     cov, J = torch.linalg.inv(P), problem.parts.J
     expected = torch.einsum("ncp,pq,ndq->ncd", J, cov, J)
-    precision = structure.precision(delta, s)
+    variances = expected.diagonal(dim1=1, dim2=2)
+    precision, projected = structure.precision(delta, s), structure.project(jacobian)
     assert_equal(precision.logdet(), torch.logdet(P))
     assert_equal(precision.functional_covariance(jacobian), expected)
-    assert_equal(structure.project(jacobian).covariance(precision), expected)
+    assert_equal(precision.functional_variance(jacobian), variances)
+    assert_equal(projected.covariance(precision), expected)
+    assert_equal(projected.covariance(precision, diagonal=True), variances)
     assert_equal(precision.variance(), cov.diagonal())
     v = torch.linspace(-1, 2, len(P), dtype=P.dtype)
     assert_equal(precision.solve(v), cov @ v)
@@ -244,13 +286,18 @@ def check_batches(problem: Problem, name: str) -> None:
 
 
 def check_merge(problem: Problem, name: str) -> None:
-    """Check that merging equals joint updates, also with an empty accumulator."""
+    """Check that merging equals joint updates, also with an empty accumulator.
+
+    What was decomposed before stays.
+    """
     expected = problem.structure(name).dense()
     first, second = problem.batches(2, 4)
     left, right = (problem.accumulator(name, [part]) for part in (first, second))
-    seen = right.decompose().dense()
+    before, seen = left.decompose(), right.decompose().dense()
+    dense = before.dense().clone()
     left.merge(right)
     assert_equal(left.decompose().dense(), expected, ROUNDING)
+    assert_equal(before.dense(), dense, 0)
     assert_equal(right.decompose().dense(), seen, 0)
     empty = STRUCTURES[name][0](problem.layout)
     left.merge(empty)
@@ -352,11 +399,7 @@ def check_pure(problem: Problem, name: str, prior: str) -> None:
 def check_derivatives(name: str, f: Tensor, y: Tensor) -> None:
     """Check gradient and Hessian factor against the reference log-likelihood."""
     likelihood = references.LIKELIHOODS[name]
-    leaf = f.clone().requires_grad_()
-    one = torch.ones((), dtype=f.dtype)
-    total = -references.log_likelihood(likelihood, leaf, y, one).sum()
-    (gradient,) = torch.autograd.grad(total, leaf)
-    assert_equal(likelihood.gradient(f, y), gradient, 1e-12)
+    assert_equal(likelihood.gradient(f, y), loss_gradient(likelihood, f, y), 1e-12)
     S = likelihood.hessian_factor(f)
     assert S.shape[:2] == f.shape
     assert_equal(S @ S.mT, references.loss_hessian(likelihood, f, y), 1e-12)

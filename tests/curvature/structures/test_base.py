@@ -7,9 +7,11 @@ import torch
 from cases import CASES, generator
 from contracts import STRUCTURES_AND_PRIORS, problem
 
+from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
 
+APPROXIMATE = [name for name, kind in CURVATURES.items() if not kind.is_exact]
 every_structure = pytest.mark.parametrize("name", STRUCTURES)
 every_prior = pytest.mark.parametrize(("name", "prior"), STRUCTURES_AND_PRIORS)
 every_subset = pytest.mark.parametrize("subset", SUBSETS)
@@ -39,6 +41,16 @@ def test_hessian(case, name):
 )
 def test_questions(case, likelihood, subset, name, prior):
     contracts.check_questions(problem(case, likelihood, subset), name, prior)
+
+
+@every_structure
+@every_subset
+@every_likelihood
+@pytest.mark.parametrize("curvature", APPROXIMATE)
+@pytest.mark.parametrize("case", ["inplace", "cnn"])
+def test_questions_of_curvatures(case, curvature, likelihood, subset, name):
+    found = problem(case, likelihood, subset)
+    contracts.check_questions(found, name, "scalar", curvature)
 
 
 @every_prior
@@ -81,7 +93,7 @@ def test_resumed_scaled_and_product(case, subset, name):
 
 @every_prior
 @every_likelihood
-@pytest.mark.parametrize("case", ["mlp", "cnn", "called_twice", "norms"])
+@pytest.mark.parametrize("case", ["mlp", "cnn", "called_twice", "norms", "grouped"])
 def test_integer_weights_are_repeated_rows(case, likelihood, name, prior):
     contracts.check_weights(problem(case, likelihood), name, prior)
 
@@ -103,21 +115,6 @@ def test_draws_have_the_posterior_covariance(name, prior):
     error = ((torch.outer(variances, variances) + cov**2) / n_draws).sqrt()
     assert ((draws.T @ draws / n_draws - cov).abs() < 6 * error).all()
     assert (draws.mean(0).abs() < 6 * (variances / n_draws).sqrt()).all()
-
-
-@every_structure
-def test_accumulating_after_decomposing_leaves_the_structure(name):
-    first, second = problem("cnn").batches(2, 4)
-    accumulator = problem("cnn").accumulator(name, [first])
-    structure = accumulator.decompose()
-    before = structure.dense().clone()
-    accumulator.merge(problem("cnn").accumulator(name, [second]))
-    assert torch.equal(structure.dense(), before)
-
-
-@every_structure
-def test_eigenvalues_are_not_negative(name):
-    assert (problem("called_twice").structure(name).eigenvalues >= 0).all()
 
 
 @every_structure

@@ -2,7 +2,7 @@ import contracts
 import pytest
 import torch
 from cases import CASES, normal
-from contracts import N_ROWS, accumulate, assert_equal, prior_precision, problem, scale
+from contracts import N_ROWS, accumulate, assert_equal, problem
 from torch import nn
 
 from sklaplace.curvature.ggn import GGN
@@ -58,18 +58,6 @@ def test_rows_become_a_matrix_where_they_are_many():
     assert_equal(
         found.structure("full", many).dense(), 20 * found.structure("full").dense()
     )
-
-
-@every_prior
-def test_variances_are_those_of_the_covariance(form, prior):
-    found = problem("cnn")
-    structure, jacobian = found.structure("full"), found.jacobian()
-    delta = prior_precision(found.layout, prior)
-    precision = structure.precision(delta, scale())
-    expected = precision.functional_covariance(jacobian).diagonal(dim1=1, dim2=2)
-    assert_equal(precision.functional_variance(jacobian), expected)
-    found = structure.project(jacobian).covariance(precision, diagonal=True)
-    assert_equal(found, expected)
 
 
 def single_head(n_rows=50, n_inputs=20, n_outputs=6):

@@ -1,3 +1,6 @@
+from functools import partial
+
+import contracts
 import pytest
 import torch
 from cases import generator, normal
@@ -5,6 +8,7 @@ from contracts import N_ROWS, ROUNDING, assert_equal, prior_precision, problem, 
 
 from sklaplace.core.random import row_hash
 from sklaplace.curvature.ggn import CURVATURES, GGN
+from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.structures.function_space import PointsAccumulator
 
 pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
@@ -34,6 +38,19 @@ def test_the_curvature_is_that_of_the_points(case, subset):
     assert not torch.allclose(expected, found.structure("full").dense())
 
 
+@pytest.mark.parametrize("case", ["mlp", "inplace", "cnn"])
+def test_contracts_hold_for_few_points(case, monkeypatch):
+    """Added rows displace points, and equal rows are one point."""
+    _, kind = STRUCTURES["gp"]
+    few = partial(PointsAccumulator, n_points=FEW)
+    monkeypatch.setitem(STRUCTURES, "gp", (few, kind))
+    found = problem(case)
+    contracts.check_batches(found, "gp")
+    contracts.check_merge(found, "gp")
+    contracts.check_resumed(found, "gp")
+    contracts.check_weights(found, "gp", "scalar")
+
+
 @pytest.mark.parametrize("curvature", ["ggn", "ef", "ggn_mc"])
 def test_points_do_not_depend_on_batches_and_order(curvature):
     found, kind = problem("mlp"), CURVATURES[curvature]
@@ -47,30 +64,6 @@ def test_points_do_not_depend_on_batches_and_order(curvature):
     noise = normal(2, found.layout.n_parameters)
     drawn = [s.precision(delta, scale()).sample(noise) for s in (whole, other)]
     assert_equal(drawn[1], drawn[0], ROUNDING)
-
-
-def test_later_rows_displace_points():
-    """After resuming or merging, the structure has the points of all rows."""
-    found = problem("inplace")
-    expected = accumulated(found, found.batches(N_ROWS)).decompose().dense()
-    first, second = found.batches(4, 2)
-    resumed = PointsAccumulator(found.layout, FEW)
-    accumulated(found, [first]).decompose().add_to(resumed)
-    found.accumulate(resumed, [second])
-    assert_equal(resumed.decompose().dense(), expected, ROUNDING)
-    left, right = accumulated(found, [first]), accumulated(found, [second])
-    left.merge(right)
-    assert_equal(left.decompose().dense(), expected, ROUNDING)
-
-
-def test_equal_rows_are_one_point():
-    """Integer weights therefore equal repeated rows."""
-    found = problem("mlp")
-    weights = torch.tensor([1.0, 2.0, 3.0, 3.0, 1.0, 2.0], dtype=torch.float64)
-    copies = torch.arange(N_ROWS).repeat_interleave(weights.long())
-    weighted = accumulated(found, found.batches(2, 4, weights=weights)).decompose()
-    repeated = accumulated(found, [found.rows(copies)]).decompose()
-    assert_equal(weighted.dense(), repeated.dense(), ROUNDING)
 
 
 @pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "ef"])

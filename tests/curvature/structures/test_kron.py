@@ -1,5 +1,6 @@
 from itertools import chain
 
+import contracts
 import pytest
 import references
 import torch
@@ -9,7 +10,6 @@ from contracts import (
     Problem,
     accumulate,
     assert_equal,
-    prior_precision,
     problem,
     scale,
 )
@@ -48,17 +48,7 @@ def test_wide_factors_keep_their_diagonal(monkeypatch):
 def test_questions_with_wide_factors(monkeypatch):
     found, structure = wide_structure(monkeypatch)
     for prior in ("scalar", "layerwise"):
-        delta = prior_precision(found.layout, prior)
-        P = references.expand(delta, found.layout).diag()
-        P = P + scale() * structure.dense()
-        cov, J = torch.linalg.inv(P), found.parts.J
-        precision = structure.precision(delta, scale())
-        assert_equal(precision.logdet(), torch.logdet(P))
-        functional = precision.functional_covariance(found.jacobian())
-        assert_equal(functional, J @ cov @ J.mT)
-        assert_equal(precision.variance(), cov.diagonal())
-        root = precision.sample(torch.eye(len(P)).double()).T
-        assert_equal(root @ root.T, cov)
+        contracts.check_answers(found, structure, prior, structure.dense())
 
 
 # ---------------------------------------------------- more inputs than samples
@@ -126,7 +116,19 @@ def reduced(found, *sizes, weights=None):
     return accumulator.decompose()
 
 
-@pytest.mark.parametrize("case", ["mlp", "cnn", "conv1d", "sequence", "called_twice"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "mlp",
+        "cnn",
+        "conv1d",
+        "conv3d",
+        "sequence",
+        "called_twice",
+        "grouped",
+        "depthwise",
+    ],
+)
 def test_reduced_positions(case):
     """Reducing takes the mean of inputs and the sum of gradients over positions."""
     found = problem(case)
@@ -184,80 +186,6 @@ def test_weight_and_bias_part_where_positions_come_up():
 
 
 # ------------------------------------------------------------ grouped convolutions
-class SeparateConvolutions(nn.Module):
-    """The groups of a convolution as separate layers."""
-
-    def __init__(self, layer, head):
-        super().__init__()
-        i, o, kernel = layer.in_channels, layer.out_channels, layer.kernel_size
-        options = {"stride": layer.stride, "padding": layer.padding, "bias": False}
-        sizes = i // layer.groups, o // layer.groups, kernel
-        parts = (type(layer)(*sizes, **options) for _ in range(layer.groups))
-        self.parts, self.head = nn.ModuleList(parts), head
-
-    def forward(self, x):
-        inputs = x.chunk(len(self.parts), 1)
-        pairs = zip(self.parts, inputs, strict=True)
-        hidden = torch.cat([part(given) for part, given in pairs], 1)
-        return self.head(hidden.tanh().flatten(1))
-
-
-GROUPED = {
-    "1d": (lambda: nn.Conv1d(4, 4, 2, groups=2, bias=False), (4, 4), 12),
-    "2d": (lambda: nn.Conv2d(4, 6, 2, groups=2, stride=2, bias=False), (4, 4, 4), 24),
-    "3d": (lambda: nn.Conv3d(2, 2, 2, groups=2, bias=False), (2, 2, 2, 3), 4),
-    "depthwise": (
-        lambda: nn.Conv2d(3, 3, 3, 1, 1, groups=3, bias=False),
-        (3, 2, 2),
-        12,
-    ),
-    "multiplier": (lambda: nn.Conv1d(2, 6, 3, groups=2, bias=False), (2, 5), 18),
-}
-
-
-def grouped_and_separate(name):
-    """Return two problems with equal networks and weights in the same order."""
-    make, shape, width = GROUPED[name]
-
-    def grouped(c):
-        layers = {"layer": make(), "head": nn.Linear(width, c)}
-        return Net(lambda net, x: net.head(net.layer(x).tanh().flatten(1)), **layers)
-
-    def separate(c):
-        return SeparateConvolutions(make(), nn.Linear(width, c))
-
-    one, other = (
-        Problem(Case(kind, rows(*shape)), "Categorical", "all")
-        for kind in (grouped, separate)
-    )
-    flat = nn.utils.parameters_to_vector(one.forward.module.parameters())
-    nn.utils.vector_to_parameters(flat, other.forward.module.parameters())
-    return one, other
-
-
-@pytest.mark.parametrize("sharing", ["expand", "reduce"])
-@pytest.mark.parametrize("name", GROUPED)
-def test_groups_are_separate_convolutions(name, sharing):
-    one, other = grouped_and_separate(name)
-    w, delta = positive(N_ROWS), torch.tensor(0.7).double()
-    accumulators = [KronAccumulator(each.layout, sharing) for each in (one, other)]
-    for each, accumulator in zip((one, other), accumulators, strict=True):
-        each.accumulate(accumulator, each.batches(4, 2, weights=w))
-    found, expected = (accumulator.decompose() for accumulator in accumulators)
-    assert_equal(found.dense(), expected.dense(), 1e-12)
-    assert_equal(found.trace(), expected.trace(), 1e-12)
-    assert_equal(found.scaled(scale()).dense(), expected.scaled(scale()).dense(), 1e-12)
-    P, Q = (each.precision(delta, scale()) for each in (found, expected))
-    assert_equal(P.logdet(), Q.logdet(), 1e-12)
-    assert_equal(P.variance(), Q.variance(), 1e-10)
-    noise = normal(3, one.layout.n_parameters)
-    assert_equal(P.sample(noise), Q.sample(noise), 1e-10)
-    of_both = zip((P, Q), (one.jacobian(), other.jacobian()), strict=True)
-    covariances = [each.functional_covariance(jacobian) for each, jacobian in of_both]
-    assert_equal(*covariances, 1e-10)
-    resumed = KronAccumulator(one.layout, sharing)
-    found.add_to(resumed)
-    assert_equal(resumed.decompose().dense(), found.dense(), 1e-12)
 
 
 @pytest.mark.parametrize("n_positions", [2, 40], ids="{} positions".format)
