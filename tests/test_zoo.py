@@ -152,6 +152,7 @@ HEADS = {
     "two_heads": ["mean", "spread"],
     "head_list": ["heads.0", "heads.1"],
     "towers": ["one", "two"],
+    "chosen_head": ["one", "two"],
     "wide_and_deep": ["head", "wide"],
     "mixture": ["gate", "one", "two"],
     "residual_output": ["head"],

@@ -45,8 +45,6 @@ def parameter(*shape: int) -> Any:
 
 
 # ------------------------------------------------------------------------ activations
-def activation(layer: nn.Module) -> Any:
-    return lambda c: stack(Linear(3, 4), layer, Linear(4, 4), layer, Linear(4, c))
 
 
 def prelu(c: int) -> nn.Module:
@@ -74,12 +72,6 @@ def unet(self: Any, x: Tensor) -> Tensor:
     h = self.down(x).relu()
     up = functional.interpolate(self.inner(h).tanh(), scale_factor=2)
     return self.head(self.up(torch.cat([x, up], 1)).mean((2, 3)))
-
-
-def resnet(self: Any, x: Tensor) -> Tensor:
-    h = self.norm(self.conv(x))
-    h += self.shortcut(x)
-    return self.head(h.relu_().mean((2, 3)))
 
 
 # ------------------------------------------------------------------------------ norms
@@ -219,10 +211,6 @@ def einsum(self: Any, x: Tensor) -> Tensor:
     return self.head(torch.einsum("ni,ihd->nhd", x, self.w).relu().flatten(1))
 
 
-def bmm(self: Any, x: Tensor) -> Tensor:
-    return self.head(torch.bmm(self.w, x.T.expand(2, -1, -1)).tanh().sum(0).T)
-
-
 def bilinear(self: Any, x: Tensor) -> Tensor:
     return self.head(self.pair(x, x).tanh())
 
@@ -273,6 +261,12 @@ def residual_output(self: Any, x: Tensor) -> Tensor:
 
 def shared_head(self: Any, x: Tensor) -> Tensor:
     return self.head(self.first(x).tanh()) - self.head(self.second(x).tanh())
+
+
+def chosen_head(self: Any, x: Tensor) -> Tensor:
+    """Both heads for all samples, and then a choice: what an error message advises."""
+    h = self.first(x).tanh()
+    return torch.where(x[:, :1] > 0.7, self.one(h), self.two(h))
 
 
 def heads(c: int) -> nn.ModuleList:
@@ -407,7 +401,6 @@ TRAPS: dict[str, Case] = {
 }
 
 KINDS: dict[str, Case] = {
-    "relu": Case(activation(nn.ReLU()), VECTOR),
     "prelu": Case(prelu, VECTOR),
     "deconvolution": Case(deconvolution, rows(2, 3, 3)),
     "pooled": Case(pooled, IMAGE),
@@ -417,16 +410,6 @@ KINDS: dict[str, Case] = {
             down=made(lambda: nn.Conv2d(2, 3, 2, stride=2)),
             inner=made(lambda: nn.Conv2d(3, 2, 1)),
             up=made(lambda: nn.Conv2d(4, 3, 3, padding=1)),
-            head=head(3),
-        ),
-        IMAGE,
-    ),
-    "resnet": Case(
-        net(
-            resnet,
-            conv=made(lambda: nn.Conv2d(2, 3, 3, padding=1, bias=False)),
-            norm=made(lambda: nn.BatchNorm2d(3)),
-            shortcut=made(lambda: nn.Conv2d(2, 3, 1)),
             head=head(3),
         ),
         IMAGE,
@@ -459,14 +442,6 @@ KINDS: dict[str, Case] = {
         ),
         SERIES,
     ),
-    "norm_first": Case(
-        net(
-            lambda self, x: self.head(self.layer(x).mean(1)),
-            layer=encoder_layer(norm_first=True, activation="gelu"),
-            head=head(4),
-        ),
-        SERIES,
-    ),
     "masked_attention": Case(
         net(
             masked_attention,
@@ -481,7 +456,7 @@ KINDS: dict[str, Case] = {
             embed=made(lambda: nn.Conv2d(2, 4, 2, stride=2)),
             token=parameter(1, 1, 4),
             places=parameter(5, 4),
-            layer=encoder_layer(),
+            layer=encoder_layer(norm_first=True, activation="gelu"),
             head=head(4),
         ),
         IMAGE,
@@ -521,7 +496,6 @@ KINDS: dict[str, Case] = {
     "normed_head": Case(normed_head, VECTOR),
     "user_hook": Case(net(by_module, inner=made(Doubling), head=head(3)), VECTOR),
     "einsum": Case(net(einsum, w=parameter(3, 2, 2), head=head(4)), VECTOR),
-    "bmm": Case(net(bmm, w=parameter(2, 3, 3), head=head(3)), VECTOR),
     "bilinear": Case(
         net(bilinear, pair=made(lambda: nn.Bilinear(3, 3, 3)), head=head(3)), VECTOR
     ),
@@ -557,6 +531,9 @@ KINDS: dict[str, Case] = {
             two=lambda c: Linear(2, c - 1),
         ),
         VECTOR,
+    ),
+    "chosen_head": Case(
+        net(chosen_head, first=linear(3, 4), one=head(4), two=head(4)), VECTOR
     ),
     "wide_and_deep": Case(net(wide_and_deep, wide=head(3), **PARTS), VECTOR),
     "residual_output": Case(

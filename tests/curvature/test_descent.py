@@ -65,14 +65,18 @@ def cross_entropy(f, rows):
     return nn.functional.cross_entropy(f, torch.from_numpy(Y)[rows])
 
 
-@pytest.mark.parametrize("module", [MLP, BatchNormMLP])
-def test_iterates_are_those_of_plain_descent(module):
-    net = seeded(classifier(module), X, Y)
-    expected = plain_loop(net.module_, X, cross_entropy)
-    found = collected(net, net.get_dataset(X, Y))
+def assert_plain(found, net, X=X, loss=cross_entropy, **options):
+    """Check iterates against the plain loop."""
+    expected = plain_loop(net.module_, X, loss, **options)
     assert (expected[0] - expected[1]).abs().max() > 1e-3
     # single precision, a dozen steps
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("module", [MLP, BatchNormMLP])
+def test_iterates_are_those_of_plain_descent(module):
+    net = seeded(classifier(module), X, Y)
+    assert_plain(collected(net, net.get_dataset(X, Y)), net)
 
 
 def test_statistics_of_normalisation_stay():
@@ -92,14 +96,9 @@ def test_statistics_of_normalisation_stay():
 
 
 def test_batches_are_those_of_the_net_up_to_a_tenth():
-    net = seeded(classifier(batch_size=2), X, Y)
-    expected = plain_loop(net.module_, X, cross_entropy, n_mean=2)
-    found = collected(net, net.get_dataset(X, Y))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    full = seeded(classifier(batch_size=-1), X, Y)
-    expected = plain_loop(full.module_, X, cross_entropy, n_mean=len(X))
-    found = collected(full, full.get_dataset(X, Y))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    for batch_size, n_mean in ((2, 2), (-1, len(X))):
+        net = seeded(classifier(batch_size=batch_size), X, Y)
+        assert_plain(collected(net, net.get_dataset(X, Y)), net, n_mean=n_mean)
 
 
 def test_weight_decay_of_the_optimizer():
@@ -107,9 +106,8 @@ def test_weight_decay_of_the_optimizer():
     net = seeded(classifier(**settings), X, Y)
     decays = weight_decays(net)
     assert decays == dict.fromkeys(dict(net.module_.named_parameters()), 0.3)
-    expected = plain_loop(net.module_, X, cross_entropy, weight_decay=0.3)
     found = collected(net, net.get_dataset(X, Y), decays)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert_plain(found, net, weight_decay=0.3)
     groups = [("head.*", {"weight_decay": 0.1})]
     of_head = classifier(optimizer__param_groups=groups)
     decays = weight_decays(seeded(of_head, X, Y))
@@ -127,9 +125,8 @@ def test_sample_weights_are_those_of_a_weighted_mean():
         return w @ losses / w.sum()
 
     net = seeded(classifier(), X, Y)
-    expected = plain_loop(net.module_, X, loss)
-    found = collected(net, RowDataset(net.get_dataset(X, Y), Y, weights))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    dataset = RowDataset(net.get_dataset(X, Y), Y, weights)
+    assert_plain(collected(net, dataset), net, loss=loss)
 
 
 @pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
@@ -140,9 +137,8 @@ def test_targets_have_the_shape_of_the_outputs(shape):
     def loss(f, rows):
         return nn.functional.mse_loss(f, torch.from_numpy(Y_REG)[rows])
 
-    expected = plain_loop(net.module_, X_REG, loss)
-    found = collected(net, net.get_dataset(X_REG, Y_REG.reshape(shape)))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    dataset = net.get_dataset(X_REG, Y_REG.reshape(shape))
+    assert_plain(collected(net, dataset), net, X_REG, loss)
 
 
 def test_selected_weights_alone_move():
