@@ -39,21 +39,6 @@ def fitted(net, data=(X, Y), **settings):
     return model.fit(*data)
 
 
-class Tied(nn.Module):
-    """A network that uses one matrix twice, and has a frozen layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
-        self.second.weight = self.first.weight
-        self.fixed = nn.Linear(2, 2)
-        self.fixed.requires_grad_(False)
-        self.head = nn.Linear(2, 3)
-
-    def forward(self, X):
-        return self.head(self.fixed(self.second(torch.tanh(self.first(X)))))
-
-
 # ---------------------------------------------------------------------- callbacks
 class Notes(Callback):
     """Callback that records a function of the net after each epoch."""
@@ -187,18 +172,6 @@ class TestNets:
         model.sample_proba(X, 3)
         assert norm.num_batches_tracked == 7
         assert torch.equal(norm.running_mean, mean)
-
-    def test_ties_and_what_does_not_learn(self):
-        model = fitted(classifier(Tied))
-        module = model.estimator_.module_
-        assert module.first.weight is module.second.weight
-        names = [block.name for block in model.posterior_.layout.blocks]
-        assert names == [
-            *("first.weight", "first.bias"),
-            *("second.bias", "head.weight", "head.bias"),
-        ]
-        again = fitted(classifier(Tied, max_epochs=1)).estimator_.module_
-        assert torch.equal(again.fixed.weight, module.fixed.weight)
 
     def test_logits_before_a_softmax_are_used_in_training_and_validation(self):
         net = classifier(SoftmaxMLP, criterion=nn.NLLLoss, **SPLIT)
