@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from densities import generator, set_kumaraswamy
+from scipy.special import betaln
 
 from sklaplace.variational import Kumaraswamy
 
@@ -36,6 +37,17 @@ def test_log_prob_is_that_of_the_textbook():
     torch.testing.assert_close(
         found.log_prob(w).detach(), wanted - math.log(4), rtol=1e-9, atol=1e-9
     )
+
+
+@pytest.mark.parametrize("log_b", [2.9, 3.1, 6.8, 7.0])
+def test_moments_are_those_of_the_textbook(log_b):
+    """This includes the range where a series replaces the gamma functions."""
+    a, b = A.numpy(), math.exp(log_b)
+    first, second = (b * np.exp(betaln(1 + n / a, b)) for n in (1, 2))
+    found = usual(A, torch.full_like(A, b))
+    np.testing.assert_allclose(found.mean().detach(), 4 * first - 2, rtol=1e-9)
+    wanted = 16 * (second - first**2)
+    np.testing.assert_allclose(found.variance().detach(), wanted, rtol=1e-9)
 
 
 def test_narrow_posteriors_have_a_b_beyond_floats():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from densities import check_finite, generator, posterior
+from densities import check_finite, posterior
 from scipy.optimize import brentq
 from scipy.stats import norm
 
