@@ -7,6 +7,7 @@ import math
 from typing import ClassVar
 
 import torch
+from cases import generator
 from torch import nn
 from torch.nn.functional import logsigmoid
 
@@ -66,10 +67,6 @@ DEEP = {
 SETTINGS = [None, 0, 1]
 CASES = [(name, setting) for name in KINDS for setting in SETTINGS]
 CASES += [(name, "deep") for name in DEEP]
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def posterior(name, setting=None, dtype=torch.float64):

@@ -14,8 +14,12 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import numpy as np
 import torch
+from benchmarks.compare import resident, say
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetClassifier
 from torch import nn
@@ -40,12 +44,6 @@ def write(folder, gigabytes):
     np.save(folder / "y.npy", np.concatenate(y))
 
 
-def peak():
-    """Return the peak memory in MiB; `resource` would include the parent process."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
-
-
 def fit(folder):
     """Fit, predict and print the peaks."""
     torch.set_num_threads(1)
@@ -57,17 +55,18 @@ def fit(folder):
     net = NeuralNetClassifier(nn.Sequential(*layers), max_epochs=1, **options)
     net.set_params(verbose=0).fit(np.array(X[:N_TRAINED]), y[:N_TRAINED])
     net.predict_proba(np.array(X[:N_TRAINED]))
-    network, start = peak(), perf_counter()
+    network, start = resident("VmHWM"), perf_counter()
     model = LaplaceClassifier(FrozenEstimator(net), random_state=0).fit(X, y)
-    fitted, middle = peak(), perf_counter()
+    fitted, middle = resident("VmHWM"), perf_counter()
     shape, step = (len(y), N_CLASSES), 100_000
     proba = np.lib.format.open_memmap(folder / "proba.npy", "w+", "f4", shape)
-    for start in range(0, len(y), step):
-        proba[start : start + step] = model.predict_proba(X[start : start + step])
-    print(  # noqa: T201
+    for first in range(0, len(y), step):
+        proba[first : first + step] = model.predict_proba(X[first : first + step])
+    predicted, end = resident("VmHWM"), perf_counter()
+    say(
         f"{X.nbytes / 1e9:.1f} GB, {len(y):,} samples: fit {fitted - network:.0f} MiB "
-        f"and {middle - start:.0f} s, with predictions {peak() - network:.0f} MiB and "
-        f"{perf_counter() - start:.0f} s"
+        f"and {middle - start:.0f} s, with predictions {predicted - network:.0f} MiB "
+        f"and {end - start:.0f} s"
     )
 
 

@@ -63,24 +63,6 @@ def test_counts_stay_in_the_lower_third_behind_the_curve(iris):
     assert display.ax_.get_shared_x_axes().joined(display.ax_, display.count_ax_)
 
 
-def test_predictions_and_styles():
-    display = ReliabilityDisplay.from_predictions(
-        ["b", "a", "b"],
-        [0.2, 0.3, 0.9],
-        sample_weight=[1, 2, 3],
-        n_bins=2,
-        line_kw={"color": "red"},
-        bar_kw={"width": 0.1},
-    )
-    # confidences .8, .7, .9: the first is wrong
-    assert display.weight.tolist() == [0, 6]
-    (line,) = display.lines_
-    np.testing.assert_allclose(line.get_xydata(), [[(0.8 + 1.4 + 2.7) / 6, 5 / 6]])
-    assert line.get_color() == "red"
-    assert display.bars_[0][0].get_width() == pytest.approx(0.1)
-    assert line.get_label().startswith("ECE ")
-
-
 def test_two_displays_on_one_plot_share_the_diagonal(iris):
     first = ReliabilityDisplay.from_estimator(*iris)
     second = ReliabilityDisplay.from_estimator(*iris, name="again", ax=first.ax_)

@@ -8,9 +8,14 @@ from sklaplace.plotting import WeightPosteriorDisplay
 draw = WeightPosteriorDisplay.from_estimator
 
 
+def fitted(**options):
+    model = LaplaceClassifier(random_state=0, **options)
+    return model.fit(*load_iris(return_X_y=True))
+
+
 @pytest.fixture(scope="module")
 def model():
-    return LaplaceClassifier(random_state=0).fit(*load_iris(return_X_y=True))
+    return fitted()
 
 
 def moments(model):
@@ -41,15 +46,19 @@ def test_marginals_are_those_of_the_posterior(model):
         assert height / (y.max() - bottom) == pytest.approx(np.exp(-0.5), abs=2e-3)
 
 
+def assert_named(display, values):
+    """Check that the names lead to the means in a dict of parameters."""
+    for name, mean in zip(display.names, display.mean, strict=True):
+        parameter, _, index = name.rstrip("]").partition("[")
+        index = tuple(int(i) for i in index.split(","))
+        assert float(values[parameter][index]) == pytest.approx(mean, rel=1e-6)
+
+
 def test_names_are_those_of_the_parameters(model):
     layout = model.posterior_.layout
     n = layout.n_parameters
     display = draw(model, weights=range(n))
-    values = layout.unflatten(model.posterior_.mean)
-    for name, mean in zip(display.names, display.mean, strict=True):
-        parameter, _, index = name.rstrip("]").partition("[")
-        index = tuple(int(i) for i in index.split(","))
-        assert float(values[parameter][index]) == mean
+    assert_named(display, layout.unflatten(model.posterior_.mean))
     labels = [text.get_text() for text in display.ax_.get_yticklabels()]
     assert labels == display.names
     assert len(set(labels)) == n
@@ -70,16 +79,10 @@ def test_the_default_is_weights_from_the_first_to_the_last(model):
 
 
 def test_names_of_a_subnetwork_are_those_of_the_whole_parameter():
-    X, y = load_iris(return_X_y=True)
-    model = LaplaceClassifier(
-        random_state=0,
+    model = fitted(
         subset_of_weights="subnetwork",
         subset_params={"n_weights": 5},
         hessian_structure="full",
-    ).fit(X, y)
+    )
     display = draw(model, weights=range(5))
-    parameters = model.estimator_.module_.state_dict()
-    for name, mean in zip(display.names, display.mean, strict=True):
-        parameter, _, index = name.rstrip("]").partition("[")
-        index = tuple(int(i) for i in index.split(","))
-        assert float(parameters[parameter][index]) == pytest.approx(mean, rel=1e-6)
+    assert_named(display, model.estimator_.module_.state_dict())

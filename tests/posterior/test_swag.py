@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import generator
 
 from sklaplace.curvature.descent import WeightMoments
 from sklaplace.curvature.layout import BlockSpec, Layout
@@ -9,10 +10,6 @@ from sklaplace.posterior.swag import SWAGPosterior
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 P, K = 4, 3
-
-
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="module")
