@@ -9,8 +9,10 @@ from sklearn.datasets import load_iris, make_moons, make_multilabel_classificati
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.linear_model import BayesianRidge, LogisticRegression
 
-from sklaplace import LaplaceClassifier
+from sklaplace import LaplaceClassifier, LaplaceRegressor
 
+# fixed, so that no networks are trained on folds
+FIXED = {"prior_precision": 1.0, "random_state": 0}
 MOONS = make_moons(60, noise=0.2, random_state=0)
 IRIS = load_iris(return_X_y=True)
 X = np.random.default_rng(0).uniform(-1, 1, (60, 1))
@@ -22,8 +24,14 @@ COARSE = {"grid_resolution": 5}
 
 @cache
 def laplace(data):
-    model = LaplaceClassifier(random_state=0, hessian_structure="diag")
+    model = LaplaceClassifier(hessian_structure="diag", **FIXED)
     return model.fit(*{"moons": MOONS, "iris": IRIS, "labels": LABELS}[data])
+
+
+@cache
+def laplace_regressor():
+    model = LaplaceRegressor(sigma_noise=0.1, residual="none", **FIXED)
+    return model.fit(*LINE)
 
 
 @cache

@@ -175,7 +175,8 @@ class Labelled(LaplaceRegressor):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_states_of_subclasses_are_kept(tmp_path):
-    model = Labelled(regressor(), random_state=0, memory=str(tmp_path)).fit(X, T)
+    fixed = {"prior_precision": 1.0, "sigma_noise": 0.3, "residual": "none"}
+    model = Labelled(regressor(), memory=str(tmp_path), **fixed).fit(X, T)
     for back in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert back.label == "stored"
         assert back.memory == str(tmp_path)
@@ -184,8 +185,8 @@ def test_states_of_subclasses_are_kept(tmp_path):
 
 @pytest.mark.parametrize("subset", ["last_layer", "all"])
 def test_caches_are_not_pickled(subset):
-    model = LaplaceClassifier(classifier(), subset_of_weights=subset, random_state=0)
-    model.fit(X, Y)
+    options = {"subset_of_weights": subset, "prior_precision": 1.0}
+    model = LaplaceClassifier(classifier(), **options).fit(X, Y)
     before = len(pickle.dumps(model.network_spec_))
     model.predict_proba(X)
     head = model.network_spec_.layout.head
@@ -301,7 +302,8 @@ def test_nothing_is_written_on_loading(tmp_path, monkeypatch):
     ],
 )
 def test_damaged_states_are_refused(change):
-    state = LaplaceClassifier(random_state=0).fit(X, Y).__getstate__()
+    model = LaplaceClassifier(classifier(), prior_precision=1.0, random_state=0)
+    state = model.fit(X, Y).__getstate__()
     with pytest.raises(ValueError, match="cannot be restored: it is damaged"):
         object.__new__(LaplaceClassifier).__setstate__(change(state))
 

@@ -1,9 +1,10 @@
 import numpy as np
+from displays import laplace_regressor
 from scipy.stats import norm
+from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from sklaplace import LaplaceRegressor
 from sklaplace.plotting import PredictiveBandDisplay
 
 draw_bands = PredictiveBandDisplay.from_estimator
@@ -40,8 +41,7 @@ def test_bands_hold_what_the_regressor_predicts(ridge, line):
 
 
 def test_bands_of_laplace_in_a_pipeline(line):
-    model = make_pipeline(StandardScaler(), LaplaceRegressor(random_state=0))
-    model.fit(*line)
+    model = make_pipeline(StandardScaler(), clone(laplace_regressor())).fit(*line)
     display = draw_bands(model, *line, coverage=0.8, eps=1.0)
     assert display.coverage == 0.8
     grid = model[:-1].transform(display.x[:, None])

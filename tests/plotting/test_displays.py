@@ -18,6 +18,7 @@ from displays import (
     SEVERAL,
     X,
     laplace,
+    laplace_regressor,
     logistic,
     ridge,
 )
@@ -30,7 +31,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.svm import LinearSVC
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor, plotting
+from sklaplace import plotting
 
 N_AXES = {"NoveltyDisplay": 2, "UncertaintyDisplay": 3}
 of_displays = pytest.mark.parametrize("name", plotting.__all__)
@@ -137,9 +138,9 @@ def test_features_of_frames_label_the_axes(name, labels, frame):
     columns = zip(("speed", "size"), CASES[name].samples[0].T, strict=False)
     X = frame(dict(columns))
     is_regression = CASES[name].samples is LINE
-    model = LaplaceRegressor if is_regression else LaplaceClassifier
+    model = laplace_regressor() if is_regression else laplace("moons")
     y = LINE[1] if is_regression else MOONS[1]
-    display = draw(name, X, estimator=model(random_state=0).fit(X, y))
+    display = draw(name, X, estimator=clone(model).fit(X, y))
     found = [(axes.get_xlabel(), axes.get_ylabel()) for axes in display.axes_]
     assert found == labels
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+from displays import laplace_regressor
 from scipy.stats import norm
 
-from sklaplace import LaplaceRegressor
 from sklaplace.metrics import interval_coverage, sharpness
 from sklaplace.plotting import RegressionCalibrationDisplay
 
@@ -29,7 +29,7 @@ def test_coverage_is_that_of_the_intervals(line, ridge):
 
 def test_a_regressor_with_quantiles_is_asked_for_them(line):
     X, y = line
-    model = LaplaceRegressor(random_state=0).fit(X, y)
+    model = laplace_regressor()
     display = RegressionCalibrationDisplay.from_estimator(model, X, y, kind="quantile")
     quantiles = model.predict_quantiles(X, display.levels)
     expected = (y[:, None] <= quantiles).mean(axis=0)

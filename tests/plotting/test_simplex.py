@@ -13,7 +13,8 @@ draw = DirichletDisplay.from_predictions
 @pytest.fixture(scope="module")
 def model():
     X, y = load_iris(return_X_y=True)
-    return LaplaceClassifier(random_state=0).fit(X, np.array(["a", "b", "c"])[y])
+    model = LaplaceClassifier(prior_precision=1.0, random_state=0)
+    return model.fit(X, np.array(["a", "b", "c"])[y])
 
 
 @pytest.mark.parametrize("alpha", [[2.0, 3.0, 4.0], [0.5, 0.5, 2.0], [1.0, 1.0, 1.0]])

@@ -76,6 +76,8 @@ def reference(found, posterior, weights=None):
         while energy(theta - size * step) > energy(theta) and size > 1e-9:
             size /= 2
         theta = theta - size * step
+        if step.abs().max() < 1e-12:
+            break
     L = found.likelihood.hessian(outputs(theta)).factor()
     L = w[:, None, None] * (L @ L.mT)
     H = torch.einsum("ncp,ncd,ndq->pq", J, L, J)
