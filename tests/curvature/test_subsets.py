@@ -7,7 +7,6 @@ from torch import nn
 
 from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.curvature.subsets import (
-    SUBSETS,
     all_weights,
     last_layer,
     named,
@@ -67,20 +66,6 @@ def test_last_layer_is_the_head(case):
     assert_equal(rows.dense(), found.parts.J, 1e-12)
 
 
-@pytest.mark.parametrize("name", SUBSETS)
-@pytest.mark.parametrize("case", ["cnn", "norms", "two_names", "tied", "lstm"])
-def test_module_stays_as_it_was(case, name):
-    forward, x = CASES[case].forward(), CASES[case].rows(4)
-    parameters = list(forward.module.parameters())
-    values = [parameter.clone() for parameter in parameters]
-    SUBSETS[name](forward, x)
-    now = list(forward.module.parameters())
-    assert all(a is b for a, b in zip(parameters, now, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(values, now, strict=True))
-    assert not any(p.requires_grad or p.grad is not None for p in now)
-    assert not any(m._forward_hooks for m in forward.module.modules())
-
-
 def test_last_layer_must_be_linear():
     parts = {"first": (2, 3), "norm": lambda: nn.LayerNorm(3)}
     forward = forward_of(lambda net, x: net.norm(net.first(x)), **parts)
@@ -94,37 +79,35 @@ def test_network_without_parameters_has_no_last_layer():
         last_layer(Forward(module, module), normal(4, 2))
 
 
-@pytest.mark.parametrize("subset", SUBSETS.values(), ids=SUBSETS.keys())
-def test_network_that_mixes_rows_is_refused(subset):
-    forward = forward_of(lambda net, x: net.head(x - x.mean(0)), head=(2, 3))
-    with pytest.raises(ValueError, match="depend on the other samples of its batch"):
-        subset(forward, normal(4, 2))
-
-
 def test_network_that_gives_one_row_for_all_is_refused():
     forward = forward_of(lambda net, x: net.head(x).mean(0, keepdim=True), head=(2, 3))
     with pytest.raises(ValueError, match="one output per sample"):
         all_weights(forward, normal(4, 2))
 
 
-def test_subclass_of_a_known_layer_gets_dense_rows():
-    class Doubled(nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
 
-    forward = forward_of(lambda net, x: net.head(x), head=lambda: Doubled(2, 3))
+
+@pytest.mark.parametrize(
+    ("run", "head", "layers"),
+    [
+        # a subclass of a known layer
+        (lambda net, x: net.head(x), lambda: Doubled(2, 3), [None, None]),
+        # a weight that is also added directly to the outputs
+        (
+            lambda net, x: net.head(x) + net.head.weight.sum(1),
+            (2, 3),
+            [None, "head"],
+        ),
+    ],
+    ids=["subclass", "used beside"],
+)
+def test_weights_without_the_form_of_a_layer_get_dense_rows(run, head, layers):
+    forward = forward_of(run, head=head)
     layout = all_weights(forward, normal(4, 2))
-    assert [block.layer for block in layout.blocks] == [None, None]
-    assert_right(forward, normal(4, 2), layout)
-
-
-def test_weight_that_is_used_beside_its_layer():
-    """The weight is also added directly to the outputs."""
-    forward = forward_of(
-        lambda net, x: net.head(x) + net.head.weight.sum(1), head=(2, 3)
-    )
-    layout = all_weights(forward, normal(4, 2))
-    assert [block.layer for block in layout.blocks] == [None, "head"]
+    assert [block.layer for block in layout.blocks] == layers
     assert_right(forward, normal(4, 2), layout)
 
 
@@ -155,31 +138,6 @@ def test_tied_head_is_selected_whole_and_dense():
     layout = last_layer(forward, torch.eye(4, dtype=torch.float64)[:3])
     layers = {block.name: block.layer for block in layout.blocks}
     assert layers == {"first.weight": None, "head.bias": "head"}
-
-
-class Counting(nn.Module):
-    """A network that writes to untrained parameters, which a graph forbids."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(2, 3)
-        self.count = nn.Parameter(torch.tensor(0.0), requires_grad=False)
-        self.table = nn.Parameter(torch.arange(3), requires_grad=False)
-
-    def forward(self, x):
-        self.count += 1
-        return self.head(x) + self.table
-
-
-def test_last_layer_of_a_network_that_writes_to_a_parameter():
-    with torch.random.fork_rng(devices=[]):
-        module = Counting()
-    forward = Forward(module, module)
-    with forward.frozen():
-        layout = SUBSETS["last_layer"](forward, torch.ones(3, 2))
-    assert names(layout) == ["head.weight", "head.bias"]
-    assert not module.count.requires_grad
-    assert module.head.weight.requires_grad
 
 
 # -------------------------------------------------------------------------- names

@@ -387,21 +387,25 @@ def test_weights_that_only_training_uses_have_their_prior():
 
 
 class CountsItself(RareHead):
-    """A network that counts its calls in a parameter, in place."""
+    """A network that counts its calls in a parameter, and adds integers."""
 
     def __init__(self):
         super().__init__()
         self.counter = nn.Parameter(torch.zeros(1).double(), requires_grad=False)
+        self.table = nn.Parameter(torch.arange(2), requires_grad=False)
 
     def forward(self, x):
         self.counter.add_(1)
-        return super().forward(x)
+        return super().forward(x) + self.table
 
 
 def test_a_network_that_writes_to_a_parameter_keeps_its_checks():
     X, rare = samples()
     usual = np.delete(X, rare, 0)
-    model = LaplaceRegressor(frozen(CountsItself), **FIXED).fit(usual, usual[:, :2])
+    net = frozen(CountsItself)
+    model = LaplaceRegressor(net, **FIXED).fit(usual, usual[:, :2])
+    assert not net.estimator.module_.counter.requires_grad
+    assert net.estimator.module_.a.weight.requires_grad
     with pytest.raises(ValueError, match="path through 'b'"):
         model.latent_mean_and_variance(X[rare])
 
