@@ -1,6 +1,5 @@
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import references
 import torch
@@ -8,7 +7,6 @@ import tuning_problems
 from cases import CASES, DOUBLE, Case, Net, normal, positive, rows
 from contracts import STRUCTURES_AND_PRIORS, accumulate, assert_equal
 from costs import counted
-from sklearn.linear_model import LogisticRegression, Ridge
 from torch import nn
 from tuning_problems import N_ROWS, fit
 
@@ -211,37 +209,6 @@ def test_refit_takes_no_more_memory_than_is_checked_before(n_inputs, structure):
         expected += KronAccumulator.n_bytes(fitted.layout)
     vectors = 20 * 8 * fitted.layout.n_parameters  # of conjugate gradients
     assert costs.peak <= expected + last_layer.BUDGET + vectors
-
-
-# ------------------------------------------------------------------ scikit-learn
-def features(fitted, case):
-    """Return features with a column of ones; the bias has the prior of a weight."""
-    X = fitted.linear_model.features.numpy()
-    return X if case == "without_bias" else np.column_stack([X, np.ones(len(X))])
-
-
-def coefficients(fitted):
-    """Return the refitted weights (c, d), with the bias last."""
-    found = fitted.linear_model.refit(fitted.posterior).mean
-    pairs = zip(fitted.layout.split(found), fitted.layout.blocks, strict=True)
-    return torch.cat([part.reshape(block.factor_shape) for part, block in pairs], 1)
-
-
-@pytest.mark.parametrize("likelihood", ["Categorical", "Bernoulli", "Gaussian"])
-@pytest.mark.parametrize("delta", [0.01, 1.0, 50.0])
-@pytest.mark.parametrize("case", ["without_bias", "mlp"])
-def test_coefficients_are_those_of_ridge_and_logistic_regression(
-    case, delta, likelihood
-):
-    fitted = fit(likelihood, case=case, prior_precision=delta, temperature=1.3)
-    alpha, options = delta * 1.3, {"fit_intercept": False, "tol": 1e-10}
-    if likelihood == "Gaussian":
-        model = Ridge(alpha * 0.7**2, **options)  # δσ²T
-    else:
-        # the line search of lbfgs ends on rounding errors
-        model = LogisticRegression(C=1 / alpha, solver="newton-cholesky", **options)
-    model.fit(features(fitted, case), fitted.y.squeeze().numpy())
-    np.testing.assert_allclose(coefficients(fitted), model.coef_, atol=1e-5)
 
 
 # ------------------------------------------------ where there is no linear model
