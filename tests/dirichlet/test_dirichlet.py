@@ -1,81 +1,27 @@
 """Dirichlet approximations of Gaussian logits: contracts, and the Laplace bridge."""
 
-import functools
-import itertools
-
 import numpy as np
 import pytest
 import torch
+from dirichlets import APPROXIMATIONS, BRIDGES
 from gaussians import arrays
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sklaplace import dirichlet
 from sklaplace.dirichlet import inverse_bridge, kl_projection, laplace_bridge
-from sklaplace.dirichlet.bridge import NORMS
 
 pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
 CORRELATED = [[1, 0, 0.5], [0, 2, 0.3], [0.5, 0.3, 0.5]]
-BRIDGES = {
-    f"project={project}, norm={norm}": functools.partial(
-        laplace_bridge, project=project, norm=norm
-    )
-    for project, norm in itertools.product((False, True), (None, *NORMS))
-}
 every_bridge = pytest.mark.parametrize("approximate", BRIDGES.values(), ids=BRIDGES)
 every_approximation = pytest.mark.parametrize(
-    "approximate", [*BRIDGES.values(), kl_projection], ids=[*BRIDGES, "projection"]
+    "approximate", APPROXIMATIONS.values(), ids=APPROXIMATIONS
 )
 either = pytest.mark.parametrize("approximate", [laplace_bridge, kl_projection])
 
 
 # All of them
-
-
-@every_approximation
-def test_leading_axes_are_batches(approximate):
-    mean, cov = arrays(6, 3)
-    rtol = 1e-12 if approximate is kl_projection else 1e-14
-    flat = approximate(mean, cov)
-    alpha = approximate(mean.reshape(2, 1, 3, 3), cov.reshape(2, 1, 3, 3, 3))
-    assert alpha.shape == (2, 1, 3, 3)
-    np.testing.assert_allclose(alpha.reshape(6, 3), flat, rtol=rtol)
-    singly = [approximate(*row) for row in zip(mean, cov, strict=True)]
-    np.testing.assert_allclose(singly, flat, rtol=rtol)
-
-
-@every_approximation
-@pytest.mark.parametrize("shape", [(0, 3), (2, 0, 3), (0, 1)])
-def test_no_rows_give_no_rows(approximate, shape):
-    alpha = approximate(np.empty(shape), np.empty((*shape, shape[-1])))
-    assert alpha.shape == shape
-    assert alpha.dtype == np.float64
-
-
-@every_approximation
-def test_tensors_and_arrays_come_back_as_given_and_unchanged(approximate):
-    given = arrays(6, 3)
-    tensors, copies = [*map(torch.tensor, given)], [array.copy() for array in given]
-    for array in given:
-        array.flags.writeable = False
-    alpha, twin = approximate(*given), approximate(*tensors)
-    assert isinstance(alpha, np.ndarray)
-    assert isinstance(twin, torch.Tensor)
-    np.testing.assert_array_equal(twin.numpy(), alpha)
-    for one, copy in zip([*given, *tensors], 2 * copies, strict=True):
-        np.testing.assert_array_equal(one, copy)
-
-
-@either
-@pytest.mark.parametrize("dtype", ["float16", "float32", "int64", "uint8", "bool"])
-@pytest.mark.parametrize("kind", [torch.as_tensor, np.asarray])
-def test_results_are_float64(approximate, dtype, kind):
-    mean, cov = np.array([2, 0, 1]).astype(dtype), np.eye(3).astype(dtype)
-    expected = approximate(mean.astype(float), cov.astype(float))
-    alpha = approximate(kind(mean), kind(cov))
-    assert alpha.dtype in (torch.float64, np.float64)
-    np.testing.assert_allclose(np.asarray(alpha), expected, rtol=1e-12)
 
 
 @either

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from dirichlets import ALPHAS, FUNCTIONS
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -11,22 +12,10 @@ from sklaplace import dirichlet
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
-ALPHAS = np.random.default_rng(0).gamma(1.0, 3.0, size=(2, 5, 4)) + 0.01
 TINY, HUGE = 1e-100, 1e9
 concentrations = st.lists(st.floats(-100, 8), min_size=1, max_size=12).map(
     lambda logs: 10.0 ** np.array(logs)
 )
-FUNCTIONS = {
-    "entropy": dirichlet.entropy,
-    "expected_entropy": dirichlet.expected_entropy,
-    "interval": dirichlet.interval,
-    "log_density": lambda a: dirichlet.log_density(a, dirichlet.mean(a)),
-    "mean": dirichlet.mean,
-    "plausible_classes": dirichlet.plausible_classes,
-    "sample": dirichlet.sample,
-    "uncertainty": dirichlet.uncertainty,
-    "variance": dirichlet.variance,
-}
 every_function = pytest.mark.parametrize(
     "function", FUNCTIONS.values(), ids=FUNCTIONS.keys()
 )
@@ -37,43 +26,6 @@ def label_entropy(proba):
 
 
 # All of them
-
-
-@every_function
-def test_tensors_and_arrays_come_back_as_given_and_unchanged(function):
-    alpha = ALPHAS.copy()
-    alpha.flags.writeable = False
-    tensor = torch.tensor(ALPHAS)
-    found, twin = function(alpha), function(tensor)
-    assert isinstance(found, np.ndarray)
-    assert isinstance(twin, torch.Tensor)
-    assert found.dtype == twin.numpy().dtype
-    assert found.dtype in (np.float64, bool)
-    np.testing.assert_array_equal(found, twin.numpy())
-    np.testing.assert_array_equal(alpha, ALPHAS)
-    np.testing.assert_array_equal(tensor.numpy(), ALPHAS)
-
-
-@every_function
-def test_other_numbers_are_taken_as_float64(function):
-    whole = np.array([[1, 2, 5], [3, 3, 1]])
-    expected = function(whole.astype(float))
-    for other in (whole, whole.astype(np.float16), whole.astype(np.float32)):
-        np.testing.assert_array_equal(function(other), expected)
-    spread = np.repeat(whole, 2, axis=1)[::-1, ::2][::-1]
-    np.testing.assert_array_equal(function(spread), expected)
-
-
-@every_function
-def test_leading_axes_are_batches(function):
-    if function is dirichlet.sample:  # of which a row depends on its place
-        assert function(np.empty((0, 3))).shape == (1, 0, 3)
-        return
-    found = function(ALPHAS)
-    assert found.shape[:2] == (2, 5)
-    for index in np.ndindex(2, 5):
-        np.testing.assert_allclose(found[index], function(ALPHAS[index]), rtol=1e-14)
-    assert len(function(np.empty((0, 3)))) == 0
 
 
 @every_function
