@@ -18,6 +18,7 @@ import numpy as np
 import segmentation
 import tagging
 import torch
+from dirichlets import FUNCTIONS
 from nets import (
     MLP,
     BatchNormMLP,
@@ -354,19 +355,8 @@ def dirichlet_of_tensors(approximation: Any, device: str) -> Arrays:
         for shape in ((5, 3), (5, 3, 3))
     )
     alpha = approximation(mean, root @ root.mT)
-    found = [
-        alpha,
-        dirichlet.mean(alpha),
-        dirichlet.variance(alpha),
-        dirichlet.entropy(alpha),
-        dirichlet.expected_entropy(alpha),
-        dirichlet.log_density(alpha, dirichlet.mean(alpha)),
-        dirichlet.sample(alpha, 3, random_state=0),
-        *dirichlet.inverse_bridge(alpha),
-        dirichlet.interval(alpha),
-        dirichlet.uncertainty(alpha),
-        dirichlet.plausible_classes(alpha),
-    ]
+    found = [alpha, *dirichlet.inverse_bridge(alpha)]
+    found += [function(alpha) for function in FUNCTIONS.values()]
     return [part.cpu().numpy() for part in found]
 
 

@@ -14,9 +14,6 @@ from benchmarks.workloads import mlp
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from sklaplace.core.random import sobol_normals
-from sklaplace.dirichlet import APPROXIMATIONS
-from sklaplace.dirichlet.links import LINKS, choose_link
 from sklaplace.variational import POSTERIORS, GaussianPrior
 from sklaplace.variational.divergence import divergence
 
@@ -45,29 +42,6 @@ def test_speed(benchmark, case, name):
     prepare, run = of_sklaplace(case, name)
     fresh = lambda: ((prepare(),), {})  # noqa: E731
     benchmark.pedantic(run, setup=fresh, rounds=5, warmup_rounds=1)
-
-
-def _gaussians(rows, n_classes):
-    """Return means (b, K) and covariances (b, K, K) of logits."""
-    generator = torch.Generator().manual_seed(0)
-    options = {"generator": generator, "dtype": torch.float64}
-    A = torch.randn(rows, n_classes, n_classes, **options)
-    mean = torch.randn(rows, n_classes, **options)
-    return mean, A @ A.mT / n_classes
-
-
-@pytest.mark.benchmark(timer=time.process_time)
-@pytest.mark.parametrize("name", APPROXIMATIONS)
-def test_dirichlet(benchmark, name):
-    benchmark(APPROXIMATIONS[name], *_gaussians(10_000, 10))
-
-
-@pytest.mark.benchmark(timer=time.process_time)
-@pytest.mark.parametrize(("rows", "n_classes"), [(10_000, 2), (10_000, 10), (500, 100)])
-def test_chosen_link(benchmark, rows, n_classes):
-    draws = sobol_normals(100, n_classes, 0)
-    link = LINKS[choose_link(n_classes)]
-    benchmark(link, *_gaussians(rows, n_classes), draws)
 
 
 @pytest.mark.benchmark(timer=time.process_time)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import joblib
-import numpy as np
 import pytest
 import torch
 from joblib.parallel import ThreadingBackend
@@ -172,11 +171,3 @@ def test_a_killed_process_is_an_error():
 
     with pytest.raises(TerminatedWorkerError):
         list(ordered_map(kills, PARTS, n_jobs=2))
-
-
-def test_functions_go_by_value():
-    """Workers cannot import functions of a notebook."""
-    shift = np.arange(3)
-    with joblib.parallel_config(backend="threading"):
-        found = list(ordered_map(lambda part: shift + part, range(2), n_jobs=2))
-    np.testing.assert_array_equal(found, [[0, 1, 2], [1, 2, 3]])

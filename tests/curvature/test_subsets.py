@@ -4,6 +4,7 @@ from cases import CASES, Net, call, normal, tied
 from contracts import SUBSET_OPTIONS, assert_equal, problem
 from references import jacobian
 from torch import nn
+from zoo import ZOO
 
 from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.curvature.subsets import (
@@ -194,28 +195,11 @@ def test_a_named_head_is_as_quick_as_the_last_layer():
 
 
 # ---------------------------------------------------------------------- trainable
-class Adapter(nn.Module):
-    """A frozen layer plus a low-rank product (LoRA)."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(3, 3).requires_grad_(False)
-        self.down = nn.Linear(3, 1, bias=False)
-        self.up = nn.Linear(1, 3, bias=False)
-
-    def forward(self, x):
-        return self.body(x) + self.up(self.down(x))
-
-
-def test_only_adapters_are_trainable():
-    forward = forward_of(
-        lambda net, x: net.head(net.adapter(x).tanh()),
-        adapter=Adapter,
-        head=lambda: nn.Linear(3, 3).requires_grad_(False),
-    )
-    x = normal(4, 3)
+def test_only_adapters_and_the_head_are_trainable():
+    forward, x = ZOO["adapter"].forward(), ZOO["adapter"].rows(4)
     layout = trainable(forward, x)
-    assert names(layout) == ["adapter.down.weight", "adapter.up.weight"]
+    expected = ["down.weight", "up.weight", "head.weight", "head.bias"]
+    assert names(layout) == expected
     assert_right(forward, x, layout)
 
 

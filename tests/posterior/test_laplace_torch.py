@@ -8,16 +8,14 @@ it. ``tests/benchmarks/compare.py`` explains how to install laplace-torch. Then 
 
 The tests leave out known differences: links that depend on the variance of a shift of
 all logits (probit), the empirical Fisher matrix of regression, which lacks a factor of
-two in laplace-torch, and Kronecker factors of convolutions with bias. For classes, the
-Gaussian process of laplace-torch keeps only the diagonal ``p (1 - p)`` of the
-likelihood's Hessian; sklaplace keeps all of ``diag p - p pᵀ``. The Gaussian processes
-have no other difference.
+two in laplace-torch, Kronecker factors of convolutions with bias, and the Gaussian
+process, which keeps only the diagonal ``p (1 - p)`` of the likelihood's Hessian in
+laplace-torch.
 """
 
 import copy
 
 import pytest
-import references
 import torch
 from cases import normal
 from sklearn.frozen import FrozenEstimator
@@ -26,7 +24,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor, dirichlet
-from sklaplace.networks.outputs import as_forward
 
 laplace = pytest.importorskip("laplace", reason="laplace-torch is not installed")
 curvature = pytest.importorskip("laplace.curvature")
@@ -72,13 +69,9 @@ def both(likelihood, subset, structure):
         } | ({} if is_class else {"sigma_noise": SIGMA})
         net = FrozenEstimator(net.initialize())
         ours = kind(net, random_state=0, **settings).fit(X.numpy(), y.numpy())
-        if structure == "gp":
-            settings["n_subset"] = N
-        else:
-            settings["backend"] = curvature.CurvlinopsGGN
+        settings["backend"] = curvature.CurvlinopsGGN
         theirs = laplace.Laplace(module, likelihood, **settings)
-        rows = TensorDataset(X, y)
-        theirs.fit(DataLoader(rows, batch_size=N if structure == "gp" else 10))
+        theirs.fit(DataLoader(TensorDataset(X, y), batch_size=10))
     return ours, theirs, points
 
 
@@ -130,23 +123,3 @@ def test_mean_of_the_laplace_bridge(both):
     expected = theirs(points, pred_type="glm", link_approx="bridge")
     alpha = dirichlet.laplace_bridge(torch.tensor(mean), torch.tensor(cov))
     close(dirichlet.mean(alpha), expected)
-
-
-@pytest.mark.parametrize("structure", ["gp"])
-@every_likelihood
-def test_gaussian_process(both, likelihood):
-    ours, theirs, points = both
-    X = normal(N, 4, seed=1)
-    layout, forward = ours.posterior_.layout, as_forward(ours.estimator_)
-    with forward.frozen():
-        J, Jp = (references.jacobian(forward, x, layout) for x in (X, points))
-    p = forward(X).softmax(-1).detach()
-    lost = (p[:, :, None] * p[:, None]).triu(1) * (likelihood == "classification")
-    precision = ours.posterior_.precision_matrix()
-    more = torch.einsum("ncp,ncd,ndq->pq", J, lost + lost.mT, J) / TEMPERATURE
-    _, cov = theirs._glm_predictive_distribution(points)
-    expected = Jp @ torch.linalg.inv(precision + more) @ Jp.mT
-    assert float((cov - expected).abs().max()) <= TOLERANCE
-    _, found = ours.latent_mean_and_variance(points.numpy(), full_cov=True)
-    exact = Jp @ torch.linalg.inv(precision) @ Jp.mT
-    assert float((torch.tensor(found) - exact).abs().max()) <= TOLERANCE
