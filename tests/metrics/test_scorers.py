@@ -40,7 +40,8 @@ def test_scorers_are_minus_the_metric(scorer, metric):
 
 def test_scorer_of_intervals():
     X, y = make_regression(60, 3, noise=5, random_state=0)
-    model = LaplaceRegressor(prior_precision=1.0, sigma_noise=5.0, random_state=0)
+    fixed = {"prior_precision": 1.0, "sigma_noise": 5.0, "residual": "none"}
+    model = LaplaceRegressor(**fixed, random_state=0)
     model = make_pipeline(StandardScaler(), model).fit(X, y)
     interval = model[-1].predict_interval(model[:-1].transform(X), coverage=0.9)
     expected = -interval_score(y, interval, coverage=0.9)

@@ -221,15 +221,22 @@ class RecordedAlone(MLP):
         return super().forward(X)
 
 
-def batches(kind, module, n, **params):
-    """Return the sizes of all training batches of a fit."""
+CHEAP = {"prior_precisions": [1.0, 10.0], "n_snapshots": 5, "steps_per_snapshot": 2}
+
+
+def cheap(kind, module, n, **params):
+    """Return an estimator that trains for one epoch, and its samples."""
     is_classifier = kind in CLASSIFIERS
     make, data = (classifier, blobs(n)) if is_classifier else (regressor, waves(n))
+    model = kind(make(module, max_epochs=1, **params), random_state=0)
+    names = CHEAP.keys() & model.get_params(deep=False).keys()
+    return model.set_params(**{name: CHEAP[name] for name in names}), data
+
+
+def batches(kind, module, n, **params):
+    """Return the sizes of all training batches of a fit."""
+    model, data = cheap(kind, module, n, **params)
     Recorded.sizes.clear()
-    net = make(module, max_epochs=1, **params)
-    model = kind(net, random_state=0)
-    if "cv" in model.get_params():
-        model.set_params(prior_precisions=[1.0, 10.0])
     model.fit(*data)
     return list(Recorded.sizes)
 
@@ -290,12 +297,9 @@ SAMPLERS = {
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("kind", CLASSIFIERS + REGRESSORS)
 def test_samplers_of_all_rows_are_refused_if_fit_holds_out_some(kind, name):
-    is_classifier = kind in CLASSIFIERS
-    make, data = (classifier, blobs(160)) if is_classifier else (regressor, waves(160))
-    options = {**SAMPLERS[name], "max_epochs": 1}
-    net = make(BatchNormMLP, callbacks=[RecordTraining()], **options)
-    model = kind(net, random_state=0)
-    if is_classifier and not isinstance(model, LaplaceClassifier):
+    options = {**SAMPLERS[name], "callbacks": [RecordTraining()]}
+    model, data = cheap(kind, BatchNormMLP, 160, **options)
+    if kind in CLASSIFIERS and not isinstance(model, LaplaceClassifier):
         model.fit(*data)  # holds out no rows
     else:
         words = f"iterator_train__{name}", "X_val", "sample_weight"
@@ -308,16 +312,14 @@ def test_samplers_of_all_rows_are_refused_if_fit_holds_out_some(kind, name):
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("kind", CLASSIFIERS + REGRESSORS)
 def test_samplers_are_refused_if_the_train_split_of_the_net_holds_out_rows(kind, name):
-    is_classifier = kind in CLASSIFIERS
-    make, data = (classifier, blobs(160)) if is_classifier else (regressor, waves(160))
-    options = {**SAMPLERS[name], "max_epochs": 1}
-    net = make(BatchNormMLP, train_split=ValidSplit(5), callbacks=[RecordTraining()])
-    model = kind(net.set_params(**options), random_state=0)
+    options = {"train_split": ValidSplit(5), "callbacks": [RecordTraining()]}
+    model, data = cheap(kind, BatchNormMLP, 160, **SAMPLERS[name], **options)
     words = f"iterator_train__{name}", "train_split=None", "sample_weight"
     refused_fit(model, *words, data=data)
     X_val, y_val = (values[:40] for values in data)
-    net.set_params(train_split=predefined_split(Dataset(X_val, y_val)))
-    if is_classifier and not hasattr(model, "cv"):
+    split = predefined_split(Dataset(X_val, y_val))
+    model.set_params(estimator__train_split=split)
+    if kind in CLASSIFIERS and not hasattr(model, "cv"):
         model.fit(*data)  # trains on all rows
 
 
