@@ -343,7 +343,11 @@ def workers_change_no_bit(subject):
     for n_jobs in (1, 2) if "n_jobs" in subject.model.get_params() else ():
         model = clone(subject.model).set_params(n_jobs=n_jobs, batch_size=8)
         with joblib.parallel_config(backend="threading"):
-            found.append(answers(model.fit(subject.X, subject.y), subject.X[:20]))
+            model.fit(subject.X, subject.y)
+            before = fingerprint(model.estimator_)
+            found.append(answers(model, subject.X[:20]))
+        # hooks and modes belong to a module, so each thread has its own
+        assert fingerprint(model.estimator_) == before
     for one, other in itertools.pairwise(found):
         assert_same(one, other, 0, 0)
 
@@ -510,10 +514,11 @@ def probabilities_agree(subject):
         right = (predicted == subject.y).reshape(len(X), -1).mean(1)
         expected = pytest.approx(np.average(right, weights=w))
         assert model.score(X, subject.y, sample_weight=w) == expected
-        classes, best = model.predict_top_k(X, 2)
-        order = np.argsort(-proba, axis=1, kind="stable")[:, :2]
-        assert_array_equal(classes, model.classes_[order])
-        assert_allclose(best, np.take_along_axis(proba, order, 1), rtol=1e-9)
+        for k in (1, 2, len(model.classes_)):
+            classes, best = model.predict_top_k(X, k)
+            order = np.argsort(-proba, axis=1, kind="stable")[:, :k]
+            assert_array_equal(classes, model.classes_[order])
+            assert_allclose(best, np.take_along_axis(proba, order, 1), rtol=1e-9)
     drawn = model.sample_proba(X, 3, random_state=2)
     assert drawn.shape == (*proba.shape, 3)
     if hasattr(model, "sample_latent"):
@@ -773,6 +778,17 @@ def test_integer_weights_are_repeated_samples(kind, settings):
     counts = np.random.default_rng(3).integers(0, 4, len(X))
     repeated = clone(model).fit(X.repeat(counts, 0), y.repeat(counts))
     assert_same_posterior(model.fit(X, y, counts), repeated, X, 1e-8)
+
+
+@every_setting
+@both_kinds
+def test_workers_change_no_bit(kind, settings):
+    model, X, y = frozen(kind, settings | {"batch_size": 8})
+    alone = clone(model).fit(X, y)
+    with joblib.parallel_config(backend="threading"):
+        assert_same_posterior(model.set_params(n_jobs=2).fit(X, y), alone, X, 0)
+    dense = (m.posterior_.structure.dense() for m in (model, alone))
+    assert torch.equal(*dense)
 
 
 @every_setting
