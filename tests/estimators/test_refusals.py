@@ -674,6 +674,8 @@ def fitted(request):
     make = classifier if kind in CLASSIFIERS else regressor
     has_dropout = kind in (MCDropoutClassifier, MCDropoutRegressor)
     model = kind(None if has_dropout else make(max_epochs=2), random_state=0)
+    few = {"cv": 2, "prior_precisions": [1.0], "n_snapshots": 3}
+    model.set_params(**{k: v for k, v in few.items() if k in model.get_params()})
     return model.fit(*((X, Y) if kind in CLASSIFIERS else (X_REG, Y_REG)))
 
 

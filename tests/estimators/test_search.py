@@ -103,15 +103,6 @@ def assert_same_choice(model, search, rtol=1e-8):
 
 # --------------------------------------------------------- the choice that it makes
 class TestAgainstGridSearch:
-    @pytest.mark.slow
-    def test_with_all_weights_refined(self):
-        """Every candidate and fold refits all weights of the linearised network."""
-        net = classifier(TanhMLP, **DOUBLE)
-        for subset in ("last_layer", "all"):
-            settings = {"refine": True, "subset_of_weights": subset}
-            model = for_classes(net, **settings).fit(X, Y)
-            assert_same_choice(model, grid_search(model, X, Y), 1e-6)
-
     @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
     @pytest.mark.parametrize("subset", ["last_layer", "all"])
     @pytest.mark.parametrize("kind", BOTH)
@@ -125,6 +116,10 @@ class TestAgainstGridSearch:
         "settings",
         [
             {"refine": True},
+            {"refine": True, "estimator": classifier(TanhMLP, **DOUBLE)},
+            # every candidate and fold refits all weights of the linearised network
+            {"refine": True, **EVERYTHING},
+            {"pred_type": "nn"},
             {"link_approx": "mc"},
             {"link_approx": "bridge"},
             {"prior_structure": "layerwise"},
@@ -166,10 +161,6 @@ class TestAgainstGridSearch:
         value = model.log_marginal_likelihood(2.0)
         assert value == plain.log_marginal_likelihood(2.0)
         assert isinstance(model, PLAIN[kind])
-
-    def test_scores_of_draws(self):
-        model = for_classes(pred_type="nn").fit(X, Y)
-        assert_same_choice(model, grid_search(model, X, Y))
 
     @pytest.mark.slow
     def test_two_targets_are_scored_by_their_sum(self):
@@ -404,39 +395,52 @@ NO_SCORES = "high", None, np.ones(2), {"a": 1.0}
 NO_SCORERS = ["likelihood", ["accuracy"], {"a": "r2"}, 3]
 
 
+def no_rows_to(do):
+    return [f"Split 0 of cv has no rows to {do}"]
+
+
+WITHOUT_A_CLASS = ["Split 0 of cv", "StratifiedKFold"]
+ONE_GROUP = {"groups": np.where(Y == 2, 6, np.arange(60) % 6)}
+NO_GROUPS = [["Pass groups= to fit"], {}]
+NO_WEIGHT = {"sample_weight": np.arange(60) < 40}
+# splitters, words of the message, and changed arguments of fit
+BAD_FOLDS = [
+    ("five", ["cv"], {}),
+    (1, ["1"], {}),
+    (2.5, ["cv"], {}),
+    (100, ["100"], {}),
+    ([], ["no splits"], {}),
+    ([1, 2], ["pairs"], {}),
+    ([(np.arange(30), np.array([60]))], ["pairs"], {}),
+    ([(np.arange(30), np.array([1.5]))], ["pairs"], {}),
+    ([(np.arange(30), np.arange(0))], no_rows_to("score with"), {}),
+    ([(np.arange(0), np.arange(9))], no_rows_to("train on"), {}),
+    (KFold(3), [*WITHOUT_A_CLASS, "[0]"], {"y": np.sort(Y)}),
+    (
+        KFold(3),
+        [*WITHOUT_A_CLASS, "['a']"],
+        {"y": np.array(["a", "b", "c"])[np.sort(Y)]},
+    ),
+    (KFold(3), ["Split 2 of cv has no rows to score"], NO_WEIGHT),
+    (GroupKFold(3), ["[2]", "more than one group"], ONE_GROUP),
+    (GroupKFold(3), *NO_GROUPS),
+    (StratifiedGroupKFold(3), *NO_GROUPS),
+    (LeaveOneGroupOut(), *NO_GROUPS),
+    (LeavePGroupsOut(2), *NO_GROUPS),
+    (GroupShuffleSplit(2), *NO_GROUPS),
+]
+
+
 class TestBadInput:
     @pytest.fixture
     def net(self):
         return recording(LaplaceClassifierCV)
 
-    @pytest.mark.parametrize(
-        ("cv", "word"),
-        [
-            ("five", "cv"),
-            (1, "1"),
-            (2.5, "cv"),
-            (100, "100"),
-            ([], "no splits"),
-            ([1, 2], "pairs"),
-            ([(np.arange(30), np.array([60]))], "pairs"),
-            ([(np.arange(30), np.array([1.5]))], "pairs"),
-            (
-                [(np.arange(30), np.arange(0))],
-                "Split 0 of cv has no rows to score with",
-            ),
-            ([(np.arange(0), np.arange(9))], "Split 0 of cv has no rows to train on"),
-        ],
-        ids=str,
-    )
-    def test_folds(self, net, cv, word):
-        refused(for_classes(net, cv=cv), word)
-
-    def test_folds_that_lack_a_class(self, net):
-        y = np.sort(Y)
-        words = "Split 0 of cv", "[0]", "StratifiedKFold"
-        refused(for_classes(net, cv=KFold(3)), *words, data=(X, y))
-        labels = np.array(["a", "b", "c"])[y]
-        refused(for_classes(net, cv=KFold(3)), "['a']", data=(X, labels))
+    @pytest.mark.parametrize(("cv", "words", "changed"), BAD_FOLDS, ids=str)
+    def test_folds(self, net, cv, words, changed):
+        data = {"X": X, "y": Y} | changed
+        data, options = (data.pop("X"), data.pop("y")), data
+        refused(for_classes(net, cv=cv), *words, data=data, **options)
 
     @pytest.mark.filterwarnings("ignore:The least populated class:UserWarning")
     @pytest.mark.parametrize("cv", [3, StratifiedKFold(3), KFold(3)])
@@ -447,35 +451,11 @@ class TestBadInput:
         message = refused_fit(model, "more than one row", "[9]", data=(X, y))
         assert "Stratified" not in message
 
-    def test_a_class_with_one_group(self, net):
-        groups = np.where(Y == 2, 6, np.arange(60) % 6)
-        words = "[2]", "more than one group"
-        refused(for_classes(net, cv=GroupKFold(3)), *words, groups=groups)
-
-    @pytest.mark.parametrize(
-        "cv",
-        [
-            GroupKFold(3),
-            StratifiedGroupKFold(3),
-            LeaveOneGroupOut(),
-            LeavePGroupsOut(2),
-            GroupShuffleSplit(2),
-        ],
-    )
-    def test_splitters_of_groups_without_groups(self, net, cv):
-        refused(for_classes(net, cv=cv), "Pass groups= to fit")
-
     def test_a_frozen_network_knows_its_classes(self):
         order = np.argsort(Y)
         net = seeded(classifier(**DOUBLE), X, Y)
         model = for_classes(FrozenEstimator(net), cv=KFold(3)).fit(X[order], Y[order])
         assert np.isfinite(model.best_score_)
-
-    def test_folds_without_weight(self, net):
-        w = np.ones(60)
-        w[40:] = 0
-        words = "Split 2 of cv has no rows to score"
-        refused(for_classes(net, cv=KFold(3)), words, sample_weight=w)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
