@@ -45,25 +45,23 @@ def test_more_samples_and_items_refuse_tensors():
     refused(TypeError, ["items is"], lambda: ranker.predict_score(items), ranker)
 
 
-@pytest.mark.parametrize("name", ["brier_score", "expected_calibration_error"])
-def test_scores_of_probabilities_are_floats(name):
-    score = getattr(metrics, name)
-    y = np.array([0, 1, 1, 0])
-    proba = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.7, 0.3]])
-    found = score(*tensors((y, proba)))
+LABELS = np.array([0, 1, 1, 0])
+PROBA = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.7, 0.3]])
+TARGETS, MEAN, STD = np.array([[0.0, 1.0], [0.5, 1.5], [1.0, 2.0]])
+
+
+@pytest.mark.parametrize(
+    ("score", "given"),
+    [
+        (metrics.brier_score, (LABELS, PROBA)),
+        (metrics.expected_calibration_error, (LABELS, PROBA)),
+        (metrics.gaussian_nll, (TARGETS, MEAN, STD)),
+        (metrics.gaussian_crps, (TARGETS, MEAN, STD)),
+        (metrics.interval_coverage, (TARGETS, np.stack([MEAN - STD, MEAN + STD], 1))),
+        (metrics.ood_auroc, (MEAN, STD)),
+    ],
+)
+def test_scores_are_floats(score, given):
+    found = score(*tensors(given))
     assert isinstance(found, float)
-    assert found == score(y, proba)
-
-
-def test_scores_of_numbers_are_floats():
-    y, mean, std = np.array([0.0, 1.0]), np.array([0.5, 1.5]), np.array([1.0, 2.0])
-    bounds = np.stack([mean - std, mean + std], 1)
-    for score, given in (
-        (metrics.gaussian_nll, (y, mean, std)),
-        (metrics.gaussian_crps, (y, mean, std)),
-        (metrics.interval_coverage, (y, bounds)),
-        (metrics.ood_auroc, (mean, std)),
-    ):
-        found = score(*tensors(given))
-        assert isinstance(found, float)
-        assert found == score(*given)
+    assert found == score(*given)

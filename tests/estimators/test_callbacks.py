@@ -434,58 +434,58 @@ LBFGS = {"optimizer": torch.optim.LBFGS}
 LBFGS["optimizer__line_search_fn"] = "strong_wolfe"
 
 
-@pytest.mark.parametrize(
-    ("params", "words"),
-    [
-        ({"optimizer__weight_decay": 0.1}, "weight_decay=0.1, a second prior"),
-        (
-            {"criterion": nn.MultiMarginLoss},
-            "criterion=MultiMarginLoss is not supported",
-        ),
-        (LBFGS, "compares losses without the prior"),
-    ],
-)
-def test_nets_that_do_not_fit_are_refused(params, words):
-    refused(words, **params)
-
-
-def test_maps_are_refused():
-    maps = np.zeros((len(X), 2, 2), dtype=np.int64)
-    module = nn.Sequential(nn.Linear(X.shape[1], 12), nn.Unflatten(1, (3, 2, 2)))
-    words = r"returns maps, of shape \(3, 2, 2\) per row"
-    refused(words, data=(X, maps), module=module)
-
-
-def test_rows_that_are_ignored_are_left_out_or_refused():
-    y = np.where(np.arange(len(Y)) % 7 == 0, -1, Y)
-    refused("Some labels are negative", data=(X, y), criterion__ignore_index=-1)
-    above = np.where(y < 0, 9, y)
-    refused("ignored by the criterion", data=(X, above), criterion__ignore_index=9)
-    net = classifier(callbacks=[MarglikTraining()], criterion__ignore_index=-1)
-    model = LaplaceClassifier(net, prior_precision=1.0, random_state=0).fit(X, y)
-    assert model.posterior_.data_fit.n_targets == (y >= 0).sum()
-
-
 def held_out(rows, y=None):
     """Return all samples except the first five for training, and these five."""
     kept = torch.utils.data.Subset(rows, range(5, len(rows)))
     return kept, torch.utils.data.Subset(rows, range(5))
 
 
-@pytest.mark.parametrize("kind", ["arrays", "dataset", "split"])
-def test_labels_are_read_before_the_first_step(kind):
-    y = np.where(np.arange(len(Y)) < len(Y) - 3, Y, -100)
-    settings = {"batch_size": 8, "iterator_train__shuffle": False}
-    if kind == "split":
-        settings["train_split"] = held_out
-    data = (Rows(X, y), None) if kind == "dataset" else (X, y)
-    refused("Some labels are negative", data=data, **settings)
+def several(*subsets):
+    return {"callbacks": [MarglikTraining(subset) for subset in subsets]}
 
 
-@pytest.mark.parametrize("subsets", [("all", "all"), ("last_layer", "all")])
-def test_two_priors_over_the_same_weights_are_refused(subsets):
-    callbacks = [MarglikTraining(subset) for subset in subsets]
-    refused("MarglikTraining among the callbacks has a", callbacks)
+def ignoring(y, index, **params):
+    return {"data": (X, y), "criterion__ignore_index": index, **params}
+
+
+MAPS = {
+    "data": (X, np.zeros((len(X), 2, 2), dtype=np.int64)),
+    "module": nn.Sequential(nn.Linear(X.shape[1], 12), nn.Unflatten(1, (3, 2, 2))),
+}
+SEVENTH = np.where(np.arange(len(Y)) % 7 == 0, -1, Y)
+LAST = np.where(np.arange(len(Y)) < len(Y) - 3, Y, -100)
+IN_ORDER = {"batch_size": 8, "iterator_train__shuffle": False}
+NEGATIVE = "Some labels are negative"
+AMONG = "MarglikTraining among the callbacks has a"
+UNFIT = {
+    "weight decay": ({"optimizer__weight_decay": 0.1}, "=0.1, a second prior"),
+    "criterion": ({"criterion": nn.MultiMarginLoss}, "=MultiMarginLoss is not supp"),
+    "line search": (LBFGS, "compares losses without the prior"),
+    "maps": (MAPS, r"returns maps, of shape \(3, 2, 2\) per row"),
+    "equal subsets": (several("all", "all"), AMONG),
+    "subsets that overlap": (several("last_layer", "all"), AMONG),
+    "ignored labels": (ignoring(SEVENTH, -1), NEGATIVE),
+    "ignored class": (ignoring(SEVENTH % 10, 9), "ignored by the criterion"),
+    "last labels": ({"data": (X, LAST), **IN_ORDER}, NEGATIVE),
+    "of a dataset": ({"data": (Rows(X, LAST), None), **IN_ORDER}, NEGATIVE),
+    "of a split": (
+        {"data": (X, LAST), "train_split": held_out, **IN_ORDER},
+        NEGATIVE,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_nets_and_samples_that_do_not_fit_are_refused(case):
+    params, words = UNFIT[case]
+    refused(words, **params)
+
+
+def test_labels_that_are_ignored_are_left_out():
+    net = classifier(callbacks=[MarglikTraining()], criterion__ignore_index=-1)
+    model = LaplaceClassifier(net, prior_precision=1.0, random_state=0)
+    model.fit(X, SEVENTH)
+    assert model.posterior_.data_fit.n_targets == (SEVENTH >= 0).sum()
 
 
 def test_priors_over_different_weights_go_together():

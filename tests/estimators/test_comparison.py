@@ -118,12 +118,11 @@ def test_numbers(sigma_noise, expected):
         assert "prior_precision='validation' with sigma_noise='auto'" in message
 
 
-def test_a_last_layer_is_silent():
-    assert not messages(LaplaceClassifier(image_net(), **BY_EVIDENCE).fit, *SEEN_IMAGES)
+ADVICE = ALL | {"prior_precision": "validation"}
 
 
-def test_the_advice_is_silent():
-    settings = ALL | {"prior_precision": "validation"}
+@pytest.mark.parametrize("settings", [BY_EVIDENCE, ADVICE])
+def test_a_last_layer_and_the_advice_are_silent(settings):
     assert not messages(LaplaceClassifier(image_net(), **settings).fit, *SEEN_IMAGES)
 
 

@@ -4,26 +4,13 @@ import warnings
 
 import numpy as np
 import pytest
-from nets import blobs, classifier, regressor, seeded, waves
-from sklearn.calibration import CalibratedClassifierCV
-from sklearn.ensemble import VotingClassifier
+from nets import regressor, seeded, waves
 from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor
-
-
-@pytest.fixture(scope="module")
-def rows():
-    return blobs()
-
-
-@pytest.fixture(scope="module")
-def net(rows):
-    return seeded(classifier(), *rows)
+from sklaplace import LaplaceRegressor
 
 
 # -------------------------------------------------------------------------- tools
@@ -41,32 +28,6 @@ def test_a_pipeline_predicts_intervals():
         model.predict(X, coverage=2)
     with pytest.raises(ValueError, match="coverage cannot be used with return_std"):
         model.predict(X, coverage=0.9, return_std=True)
-
-
-class TestMeta:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("method", ["sigmoid", "isotonic", "temperature"])
-    def test_calibration(self, method, rows):
-        X, y = rows
-        model = LaplaceClassifier(classifier(), random_state=0)
-        calibrated = CalibratedClassifierCV(model, method=method, cv=2).fit(X, y)
-        assert calibrated.score(X, y) > 0.5
-        inner = [c.estimator for c in calibrated.calibrated_classifiers_]
-        proba = [estimator.predict_proba(X) for estimator in inner]
-        assert not np.allclose(*proba)
-
-    @pytest.mark.filterwarnings("ignore:There are no held-out samples")
-    def test_voting(self, rows, net):
-        X, y = rows
-        members = [
-            ("frozen", LaplaceClassifier(FrozenEstimator(net), random_state=0)),
-            ("default", LaplaceClassifier(random_state=0)),
-            ("logistic", LogisticRegression()),
-        ]
-        voting = VotingClassifier(members, voting="soft").fit(X, y)
-        each = [member.predict_proba(X) for member in voting.estimators_]
-        np.testing.assert_allclose(voting.predict_proba(X), np.mean(each, 0))
-        assert not np.allclose(each[0], each[1])
 
 
 def test_a_search_warns_once_of_noise_from_training_samples():

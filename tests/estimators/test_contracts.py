@@ -544,6 +544,12 @@ def dirichlets_agree(subject):
         assert (total <= largest * (1 + 1e-12)).all()
         members = model.predict_set(X, method=method)
         assert members.dtype == bool
+        if method is not None:
+            alpha = model.predict_dirichlet(X, method)
+            alpha = np.moveaxis(alpha, 1, -1) if is_map else alpha
+            expected = dirichlet.plausible_classes(alpha, 0.05, 10, "top")
+            expected = np.moveaxis(expected, -1, 1) if is_map else expected
+            assert_array_equal(members, expected)
         assert members.any(-1 if subject.model.estimator is TAGS else 1).all()
 
 
@@ -568,10 +574,10 @@ def numbers_agree(subject):
         assert_allclose(interval, np.stack([mean - half, mean + half], -1), atol=1e-7)
         assert_allclose(quantiles[..., 1], mean, rtol=1e-9, atol=1e-9)
     assert model.score(X, y) == pytest.approx(r2_score(y, mean))
-    if y.ndim == 1 and model._noise_model is None and has_noise(subject):
+    if model._noise_model is None and has_noise(subject):
         _, variance = model.latent_mean_and_variance(X)
-        noise = model.sigma_noise_**2
-        assert_allclose(std**2, variance[:, 0] + noise, rtol=1e-9)
+        total = variance + model.sigma_noise_**2
+        assert_allclose(std**2, total.reshape(std.shape), rtol=1e-9)
 
 
 def numbers_follow_held_out_residuals(model, X, mean, std):
@@ -635,15 +641,31 @@ def conformal_answers_contain_calibration_samples(subject):
         with pytest.raises(ValueError, match="needs one label per row"):
             model.conformalize(Z, y)
         return
-    before, least = answers(model, Z), np.ceil(0.8 * (len(y) + 1))
+    before = answers(model, Z)
     assert model.conformalize(Z, y) is model
-    if is_classifier(model):
-        members = model.predict_set(Z, q=0.2, method="conformal")
-        found = members[np.arange(len(y)), np.searchsorted(model.classes_, y)]
-    else:
-        low, high = np.moveaxis(model.predict_interval(Z, 0.8, method="joint"), -1, 0)
-        found = ((low <= y) & (y <= high)).reshape(len(y), -1).all(1)
-    assert found.sum() >= least - 1  # rounding decides on the sample at an end
+    for coverage in (0.5, 0.8, 0.95):
+        # rounding decides on the sample at an end
+        least = np.ceil(coverage * (len(y) + 1)) - 1
+        if is_classifier(model):
+            members = model.predict_set(Z, q=1 - coverage, method="conformal")
+            codes = np.searchsorted(model.classes_, y)
+            assert members[np.arange(len(y)), codes].sum() >= least
+            assert members[np.arange(len(y)), model.predict_proba(Z).argmax(1)].all()
+            continue
+        for method in ("conformal", "joint"):
+            ends = model.predict_interval(Z, coverage, method=method)
+            low, high = np.moveaxis(ends, -1, 0)
+            inside = ((low <= y) & (y <= high)).reshape(len(y), -1)
+            n_inside = inside.all(1).sum() if method == "joint" else inside.sum(0)
+            assert (n_inside >= least).all()
+            if subject.model.estimator is not OF_COUNTS:
+                assert (low < high).all()
+                if model._noise_model is None:  # without equal scores
+                    assert (n_inside <= least + 1).all()
+    pickled = pickle.loads(pickle.dumps(model))
+    answer = "predict_set" if is_classifier(model) else "predict_interval"
+    pair = (getattr(m, answer)(Z, method="conformal") for m in (pickled, model))
+    assert_array_equal(*pair)
     assert_same(answers(model, Z), before, 0, 0)
 
 

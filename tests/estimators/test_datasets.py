@@ -18,6 +18,7 @@ from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetClassifier
 from skorch.dataset import Dataset, ValidSplit
+from skorch.helper import SliceDataset
 from torch import nn
 from torch.utils.data import (
     ConcatDataset,
@@ -43,8 +44,10 @@ ORDER = np.random.default_rng(0).permutation(90)
 SPLIT = random_split(DATA, [60, 30], generator=torch.Generator().manual_seed(0))
 JOINED = ConcatDataset(SPLIT[::-1])
 JOINED_ROWS = np.concatenate([part.indices for part in SPLIT[::-1]])
+SLICES, SLICED_Y = (SliceDataset(DATA, idx=i) for i in (0, 1))
 # each with the positions of its samples
 SUBSETS = {
+    "slices": (SLICES, np.arange(90)),
     "subset": (Subset(DATA, ORDER.tolist()), ORDER),
     "indices in an array": (Subset(DATA, ORDER), ORDER),
     "indices in a tensor": (Subset(DATA, torch.as_tensor(ORDER)), ORDER),
@@ -82,12 +85,13 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
 def test_fit_and_predictions(model, weighted, data, rows):
     weights = np.arange(len(rows)) % 3 / 2 if weighted else None
-    found = clone(model).fit(data, Y[rows], sample_weight=weights)
+    y = SLICED_Y if data is SLICES else Y[rows]
+    found = clone(model).fit(data, y, sample_weight=weights)
     expected = clone(model).fit(X[rows], Y[rows], sample_weight=weights)
     np.testing.assert_allclose(
         found.predict_proba(data), expected.predict_proba(X[rows]), atol=1e-6
     )
-    assert found.score(data, Y[rows]) == expected.score(X[rows], Y[rows])
+    assert found.score(data, y) == expected.score(X[rows], Y[rows])
 
 
 def test_masks_are_no_positions():

@@ -167,16 +167,6 @@ class TestNoise:
         assert model.fit(X_REG, Y_REG).sigma_noise_ == 0.3
         assert len(RowsSeen.trained) == len(X_REG)
 
-    def test_of_each_column(self):
-        Z, y = waves(80, n_targets=2)
-        net = regressor(module__n_out=2)
-        model = DeepEnsembleRegressor(net, n_estimators=2, sigma_noise=[0.1, 0.4])
-        model.fit(Z, y)
-        np.testing.assert_allclose(model.sigma_noise_, [0.1, 0.4])
-        _, variance = model.latent_mean_and_variance(Z)
-        _, std = model.predict(Z, return_std=True)
-        np.testing.assert_allclose(std**2, variance + np.array([0.01, 0.16]))
-
     @pytest.mark.parametrize(
         ("criterion", "n_out"), [(nn.PoissonNLLLoss, 1), (HeteroscedasticNLLLoss, 2)]
     )

@@ -21,7 +21,6 @@ from sklaplace import (
     DeepEnsembleRegressor,
     LaplaceClassifier,
     LaplaceRegressor,
-    LaplaceRegressorCV,
 )
 from sklaplace.data.split import MIN_ROWS, hash_folds, row_keys
 from sklaplace.estimators.training.folds import N_FOLDS
@@ -249,22 +248,6 @@ def test_held_out_samples_are_whole_groups(split, kind):
     assert net.train_split is split
     trained = getattr(model, "estimators_", None) or [model.estimator_]
     assert all(type(own.train_split) is type(split) for own in trained)
-
-
-@pytest.mark.parametrize(
-    ("groups", "words"),
-    [
-        (np.arange(59), r"groups has shape \(59,\)"),
-        (np.zeros((60, 2)), r"groups has shape \(60, 2\)"),
-        ([None, *["a"] * 59], "groups contains NaN"),
-        ([np.nan, *[1.0] * 59], "groups contains NaN"),
-    ],
-)
-@pytest.mark.parametrize("kind", [LaplaceRegressor, LaplaceRegressorCV])
-def test_invalid_groups(kind, groups, words):
-    model = kind(regressor(max_epochs=1))
-    with pytest.raises(ValueError, match=words):
-        model.fit(*waves(60), groups=groups)
 
 
 # --------------------------------------------------- frozen nets with nothing held out

@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from nets import MLP, DropoutMLP, regressor
+from nets import MLP, DropoutMLP, RecordTraining, regressor
 from numpy.testing import assert_allclose, assert_array_equal
+from refusals import REGRESSORS, refused_fit
 from sklearn.base import clone
 from sklearn.model_selection import GroupKFold, KFold
 from skorch import NeuralNetRegressor
@@ -146,13 +147,37 @@ def test_intervals_cover_new_groups(kind, seed):
     assert width < 1.5 * 2 * 1.645 * np.sqrt(1.25)
 
 
-def test_groups_of_held_out_samples_are_checked():
+GROUPS = patients(0)[2]
+MISSING = np.where(GROUPS > 0, GROUPS, np.nan)
+# changed arguments of fit, and words of the message
+REFUSED = [
+    ({"groups": GROUPS[1:]}, ["groups has shape (319,)"]),
+    ({"groups": np.zeros((320, 2))}, ["groups has shape (320, 2)"]),
+    ({"groups": [None, *["a"] * 319]}, ["groups contains NaN. Leave out"]),
+    ({"groups": MISSING}, ["groups contains NaN. Leave out"]),
+    ({"groups_val": MISSING}, ["groups_val contains NaN. Leave out"]),
+    ({"groups_val": GROUPS[:3]}, ["groups_val has shape (3,)"]),
+    (
+        {"groups_val": GROUPS, "X_val": None, "y_val": None},
+        ["groups_val has no samples. Pass X_val and"],
+    ),
+]
+
+
+@pytest.mark.parametrize("kind", REGRESSORS)
+def test_groups_that_are_refused(kind):
+    """Missing groups come without advice to impute them."""
     X, y, groups = patients(0)
-    model = LaplaceRegressor(net(5), random_state=0)
-    with pytest.raises(ValueError, match=r"groups_val has no samples\. Pass X_val and"):
-        model.fit(X, y, groups_val=groups)
-    with pytest.raises(ValueError, match=r"groups_val has shape \(3,\)"):
-        model.fit(X, y, X_val=X, y_val=y, groups_val=groups[:3])
+    sizes = {"module__n_in": 5, "callbacks": [RecordTraining()]}
+    model = kind(regressor(DropoutMLP, **sizes))
+    for changed, words in REFUSED:
+        options = {"X_val": X + 0.1, "y_val": y, "groups": groups} | changed
+        if kind is LaplaceRegressorCV and "groups_val" not in changed:
+            options = changed
+        elif kind is LaplaceRegressorCV:
+            continue
+        message = refused_fit(model, *words, data=(X, y), **options)
+        assert "NaN" not in message or message.endswith("samples.")
 
 
 @pytest.mark.parametrize("groups_val", [None, np.arange(60) // 8])
@@ -187,20 +212,6 @@ def test_held_out_groups_count_equally_in_estimators_that_draw(kind):
         abs(clone(model).fit(X, y, **often).sigma_noise_ / found.sigma_noise_ - 1)
         > 0.01
     )
-    held_out = {"X_val": X + 0.1, "y_val": y}
-    with pytest.raises(ValueError, match=r"groups_val has shape \(3,\)"):
-        model.fit(X, y, **held_out, groups_val=groups[:3])
-
-
-@pytest.mark.parametrize("name", ["groups", "groups_val"])
-def test_missing_groups_are_refused_without_advice_to_impute(name):
-    X, y, groups = patients(0)
-    held_out = {"X_val": X + 0.1, "y_val": y}
-    held_out[name] = np.where(groups > 0, groups, np.nan)
-    with pytest.raises(
-        ValueError, match=f"{name} contains NaN. Leave out .* samples.$"
-    ):
-        LaplaceRegressor(net(5), random_state=0).fit(X, y, **held_out)
 
 
 def test_groups_and_batch_norm_leave_most_rows_for_training():

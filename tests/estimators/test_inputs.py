@@ -11,7 +11,7 @@ from refusals import refused, refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from skorch.dataset import Dataset, ValidSplit
-from skorch.helper import SliceDataset, SliceDict
+from skorch.helper import SliceDict
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -35,29 +35,6 @@ QUICK = {"max_epochs": 2}
 @pytest.fixture(scope="module")
 def fitted():
     return clone(FROZEN).fit(X, Y)
-
-
-class TestSliceDatasets:
-    ROWS, TARGETS = (SliceDataset(Dataset(X, Y), idx=i) for i in (0, 1))
-
-    @pytest.mark.parametrize(
-        "model",
-        [
-            FROZEN,
-            LaplaceClassifier(classifier(**QUICK), **FIXED),
-            LaplaceClassifierCV(
-                classifier(**QUICK), prior_precisions=[1.0], cv=2, random_state=0
-            ),
-            VariationalClassifier(classifier(**QUICK), random_state=0),
-        ],
-        ids=["frozen", "trained", "cv", "variational"],
-    )
-    def test_are_arrays(self, model):
-        found = clone(model).fit(self.ROWS, self.TARGETS)
-        expected = clone(model).fit(X, Y)
-        proba = found.predict_proba(self.ROWS)
-        np.testing.assert_array_equal(proba, expected.predict_proba(X))
-        assert found.score(self.ROWS, self.TARGETS) == expected.score(X, Y)
 
 
 class Sum(nn.Module):

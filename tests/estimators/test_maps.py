@@ -6,7 +6,6 @@ import references
 import torch
 from nets import MLP, RecordTraining, classifier, initialised, seeded, twin
 from refusals import refused_fit
-from scipy.special import softmax
 from segmentation import HEIGHT, POSITIONS, WEIGHT, WIDTH, K, R, X, Y, fitted, net
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
@@ -84,18 +83,6 @@ def test_posterior_is_that_of_the_dense_formula(trained, weight, ignored):
     )
     assert model.log_marginal_likelihood() == pytest.approx(float(evidence), rel=1e-8)
     assert float(model.posterior_.data_fit.n_targets) == pytest.approx(float(h.sum()))
-
-
-def test_joint_covariance_is_that_of_the_dense_formula(trained):
-    model, n = fitted(trained, hessian_structure="full", residual="none"), 4
-    J, _ = dense(trained)
-    rows = J[:n].movedim(1, 2).reshape(n * K * R, -1)  # as the logits are shaped
-    expected = rows @ torch.linalg.inv(model.posterior_.precision_matrix()) @ rows.T
-    _, found = model.latent_mean_and_variance(X[:n], joint=True)
-    np.testing.assert_allclose(found, expected, **EXACT)
-    logits = model.sample_latent(X, 2)
-    assert logits.shape == (len(X), K, *POSITIONS, 2)
-    np.testing.assert_allclose(softmax(logits, axis=1), model.sample_proba(X, 2))
 
 
 @pytest.mark.parametrize("link", LINKS)

@@ -99,12 +99,6 @@ class TestNoiseModel:
         largest = scales(new) > np.quantile(scales(new), 0.9)
         assert inside[largest].mean() > 0.84
 
-    def test_quantiles_never_cross(self):
-        given, new = predictions(300), predictions(seed=2)
-        model = NoiseModel.fit(residuals(given, drawn(given)), np.ones(1))
-        found = quantiles(model, new, np.linspace(1e-4, 1 - 1e-4, 400))
-        assert (np.diff(found, axis=-1) >= 0).all()
-
     @pytest.mark.parametrize("n", [40, pytest.param(400, marks=pytest.mark.slow)])
     def test_moments_are_those_of_the_quantiles(self, n):
         given = predictions(n)
@@ -254,15 +248,6 @@ class TestRegressor:
         X, _, std = data(500, seed=2)
         found = model.predict(X, return_std=True)[1]
         assert np.corrcoef(np.log(found), np.log(std))[0, 1] > 0.8
-
-    def test_columns_have_their_own(self):
-        X, y, _ = data()
-        Y = np.column_stack([y, 2 * (y - 0.5 * X[:, 0])])
-        model = LaplaceRegressor(random_state=0).fit(X, Y)
-        assert model.predict_interval(X[:5]).shape == (5, 2, 2)
-        draws = model.sample_y(X[:5], 2000)
-        below = draws <= model.predict_quantiles(X[:5], 0.9)[..., None]
-        np.testing.assert_allclose(below.mean(-1), 0.9, atol=0.04)
 
 
 class TestCopies:

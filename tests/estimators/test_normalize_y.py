@@ -375,59 +375,48 @@ def test_noise_of_frozen_network_with_columns_in_other_units(settings):
 
 
 # ------------------------------------------------------------------------- refusals
-class TestRefusals:
-    @pytest.mark.parametrize(
-        "kind", [LaplaceRegressor, LaplaceRegressorCV, VariationalRegressor]
-    )
-    def test_frozen_networks(self, kind):
-        X, y = problem()
-        trained = FrozenEstimator(seeded(net(), X, y[:, None]))
-        with pytest.raises(
-            ValueError, match="normalize_y=True cannot be used with a f"
-        ):
-            kind(trained, normalize_y=True).fit(X, y)
+ROWS, TARGETS = problem(1)
+FROZEN = FrozenEstimator(initialised(net()))
+OWN_TARGETS = predefined_split(Dataset(ROWS[:9], TARGETS[:9]))
 
-    def test_counts(self):
-        X, _ = problem()
-        counts = np.arange(60) % 4
-        model = LaplaceRegressor(net(criterion=nn.PoissonNLLLoss), normalize_y=True)
-        with pytest.raises(ValueError, match="with Poisson"):
-            model.fit(X, counts)
 
-    def test_earlier_tasks(self):
-        X, y = problem()
-        first = LaplaceRegressor(initialised(net()), **FIXED).fit(X, y / 70)
-        later = LaplaceRegressor(
-            net(), prior=first.posterior_, sigma_noise=1.0, normalize_y=True
-        )
-        with pytest.raises(
-            ValueError, match="normalize_y=True cannot be used with pri"
-        ):
-            later.fit(X, y)
+def later_task():
+    first = LaplaceRegressor(FROZEN, **FIXED).fit(ROWS, TARGETS / 70)
+    return LaplaceRegressor(net(), prior=first.posterior_, sigma_noise=1.0)
 
-    def test_split_with_targets_of_its_own(self):
-        X, y = problem(1)
-        own = net(train_split=predefined_split(Dataset(X[:9], y[:9])))
-        with pytest.raises(
-            ValueError, match=r"rows whose targets are not.*normalize_y"
-        ):
-            LaplaceRegressor(own, normalize_y=True).fit(X, y)
+
+REFUSED = {
+    "frozen": (lambda: LaplaceRegressor(FROZEN), "=True cannot be used with a f"),
+    "search": (lambda: LaplaceRegressorCV(FROZEN), "=True cannot be used with a f"),
+    "start": (lambda: VariationalRegressor(FROZEN), "=True cannot be used with a f"),
+    "later task": (later_task, "=True cannot be used with pri"),
+    "counts": (
+        lambda: LaplaceRegressor(net(criterion=nn.PoissonNLLLoss)),
+        "with Poisson",
+    ),
+    "targets of its own": (
+        lambda: LaplaceRegressor(net(train_split=OWN_TARGETS)),
+        r"rows whose targets are not.*normalize_y",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name):
+    make, words = REFUSED[name]
+    y = np.arange(60) % 4 if name == "counts" else TARGETS
+    with pytest.raises(ValueError, match=words):
+        make().set_params(normalize_y=True).fit(ROWS, y)
 
 
 # ------------------------------------------------------------------------- warning
-class TestWarning:
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", [300.0, 1e-4])
+def test_units_that_are_not_learned_are_warned_of(unit):
     """Warnings are errors in pytest, so a successful fit has no warning."""
-
-    message = "no better than their mean does"
-
-    def settings(self, **params):
-        return {"optimizer": torch.optim.Adam, "lr": 1e-3, **params}
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("unit", [300.0, 1e-4])
-    def test_units_that_are_not_learned(self, unit):
-        X, y = waves(60, dtype=np.float64)
-        model = LaplaceRegressor(net(**self.settings()), random_state=0)
-        with pytest.warns(UserWarning, match=self.message):
-            model.fit(X, unit * (y + 1))
-        clone(model).set_params(normalize_y=True).fit(X, unit * (y + 1))
+    X, y = waves(60, dtype=np.float64)
+    steps = {"optimizer": torch.optim.Adam, "lr": 1e-3}
+    model = LaplaceRegressor(net(**steps), random_state=0)
+    with pytest.warns(UserWarning, match="no better than their mean does"):
+        model.fit(X, unit * (y + 1))
+    clone(model).set_params(normalize_y=True).fit(X, unit * (y + 1))

@@ -181,48 +181,35 @@ class TestClosedForms:
         assert_allclose(found, expected, atol=1e-6)
 
 
-class TestNoise:
-    def test_columns_of_unequal_scale_are_warned_of(self):
-        X, y = waves(60)
-        net = regressor(module__n_out=2, max_epochs=60)
-        with pytest.warns(UserWarning, match="their errors have equal weight"):
-            LaplaceRegressor(net).fit(X, np.column_stack([y, 12 * y]))
+def test_columns_of_unequal_scale_are_warned_of():
+    X, y = waves(60)
+    net = regressor(module__n_out=2, max_epochs=60)
+    model = LaplaceRegressor(net, prior_precision=1.0, sigma_noise=1.0)
+    with pytest.warns(UserWarning, match="their errors have equal weight"):
+        model.fit(X, np.column_stack([y, 12 * y]))
 
 
-class TestSampleY:
-    N = 20_000
-
-    def test_noise_is_drawn_for_each_row(self, model, rows):
-        X = np.repeat(rows[0][:1], 2, axis=0)
-        draws = model.sample_y(X, self.N)
-        # the function is shared, so that twice the noise variance remains
-        expected = pytest.approx(2 * 0.2**2, rel=5 * (2 / self.N) ** 0.5)
-        assert (draws[0] - draws[1]).var() == expected
+def test_noise_is_drawn_for_each_row(model, rows):
+    X, n = np.repeat(rows[0][:1], 2, axis=0), 20_000
+    draws = model.sample_y(X, n)
+    # the function is shared, so that twice the noise variance remains
+    expected = pytest.approx(2 * 0.2**2, rel=5 * (2 / n) ** 0.5)
+    assert (draws[0] - draws[1]).var() == expected
 
 
 class TestShapes:
-    @pytest.mark.parametrize("weighted", [False, True])
-    def test_squeezed_outputs_train_as_others_do(self, weighted):
+    @pytest.mark.parametrize("settings", [{}, {"subset_of_weights": "all"}])
+    @pytest.mark.parametrize("weights", [None, np.linspace(0.5, 2, 60)])
+    def test_squeezed_outputs_train_as_others_do(self, weights, settings):
         X, y = waves(dtype=np.float64)
-        weights = np.linspace(0.5, 2, 60) if weighted else None
         answers = []
         for module in (SqueezedMLP, MLP):
             net = regressor(module, **FLOAT64)
-            model = LaplaceRegressor(net, random_state=0, **FIXED)
+            model = LaplaceRegressor(net, random_state=0, **FIXED, **settings)
             model.fit(X, y, sample_weight=weights)
-            answers.append(model.predict(X, return_std=True))
-        assert_allclose(*answers, rtol=1e-9)
-
-    @pytest.mark.parametrize("settings", [{}, {"subset_of_weights": "all"}])
-    def test_squeezed_frozen_net(self, settings, net, rows):
-        X, y = rows
-        squeezed = initialised(regressor(SqueezedMLP, **FLOAT64))
-        squeezed.module_.load_state_dict(net.module_.state_dict())
-        found, expected = (
-            around(n, **FIXED, **settings).fit(X, y).predict(X, return_std=True)
-            for n in (squeezed, net)
-        )
-        assert_allclose(found, expected, rtol=1e-12)
+            frozen = around(model.estimator_, **FIXED, **settings).fit(X, y)
+            answers += [m.predict(X, return_std=True) for m in (model, frozen)]
+        assert_allclose(answers[:2], answers[2:], rtol=1e-9)
 
     def test_constant_target(self):
         X, _ = waves(dtype=np.float64)

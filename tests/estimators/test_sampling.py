@@ -19,14 +19,11 @@ from nets import (
 )
 from scipy.stats import norm
 from sklearn.frozen import FrozenEstimator
-from sklearn.model_selection import GridSearchCV
 from skorch import NeuralNet
 from torch import nn
 
 from sklaplace import (
-    DeepEnsembleClassifier,
     MCDropoutClassifier,
-    MCDropoutRegressor,
     SWAGClassifier,
     VariationalClassifier,
     VariationalRegressor,
@@ -39,7 +36,6 @@ CLASSIFIERS, REGRESSORS = (
     for kinds in (refusals.CLASSIFIERS, refusals.REGRESSORS)
 )
 ALL = CLASSIFIERS + REGRESSORS
-FAMILIES = {"posterior": ["gaussian", "density"]}
 of_frozen_nets = pytest.mark.parametrize(
     "kind", [VariationalClassifier, MCDropoutClassifier, SWAGClassifier]
 )
@@ -58,23 +54,6 @@ def make(kind, **params):
 
 def rows_of(kind):
     return (X, Y) if kind in CLASSIFIERS else (X_REG, Y_REG)
-
-
-@pytest.mark.parametrize(
-    ("kind", "grid"),
-    [
-        (VariationalClassifier, FAMILIES | {"kl_weight": [0.1, 1.0]}),
-        (VariationalRegressor, {"prior": ["gaussian", "scale_mixture"]}),
-        (DeepEnsembleClassifier, {"n_estimators": [1, 2]}),
-        (MCDropoutRegressor, {"estimator__module__n_in": [2], "n_samples": [2, 5]}),
-        (SWAGClassifier, {"lr": [0.01, 0.1], "max_rank": [2, 3]}),
-    ],
-)
-def test_grid_searches(kind, grid):
-    search = GridSearchCV(make(kind, max_epochs=3), grid, cv=2)
-    search.fit(*rows_of(kind))
-    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
-    assert set(search.best_params_) == set(grid)
 
 
 @pytest.mark.parametrize("kind", CLASSIFIERS)
@@ -192,19 +171,8 @@ def test_noise_of_each_column(kind, noise):
     interval = loaded.predict_interval(Z[300:], 0.9)
     covered = (interval[:, :, 0] < y[300:]) & (y[300:] < interval[:, :, 1])
     assert (np.abs(covered.mean(axis=0) - 0.9) < 0.06).all()
-    # all methods use the same levels
-    mean, std = loaded.predict(Z[300:], return_std=True)
-    _, cov = loaded.predict(Z[300:310], return_cov=True)
-    np.testing.assert_allclose(np.einsum("nnc->nc", cov), std[:10] ** 2)
-    quantiles = loaded.predict_quantiles(Z[300:], [0.05, 0.95])
-    np.testing.assert_allclose(quantiles, interval)
-    draws = loaded.sample_y(Z[300:], 200, random_state=1)
-    np.testing.assert_allclose(draws.std(axis=2).mean(axis=0), std.mean(axis=0), 0.05)
-    scores = -loaded.score_samples(Z[300:])
-    _, variance = loaded.latent_mean_and_variance(Z[300:])
-    np.testing.assert_allclose(scores, (variance / model.sigma_noise_**2).mean(axis=1))
-    densities = norm.logpdf(y[300:], mean, std).sum(axis=1)
-    np.testing.assert_allclose(loaded._log_proba_of(Z[300:], y[300:]), densities)
+    densities = norm.logpdf(y[300:], *loaded.predict(Z[300:], return_std=True))
+    np.testing.assert_allclose(loaded._log_proba_of(Z[300:], y[300:]), densities.sum(1))
 
 
 @pytest.mark.parametrize("kind", REGRESSORS)

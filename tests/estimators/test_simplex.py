@@ -174,9 +174,6 @@ def test_sets_are_those_of_the_dirichlet(model, reference, method):
     expected = dirichlet.plausible_classes(alpha, 0.1, 2, reference)
     np.testing.assert_array_equal(found, expected)
     assert set(found.sum(1)) == {1, 2}
-    # and by default
-    expected = dirichlet.plausible_classes(alpha, 0.05, 10, "top")
-    np.testing.assert_array_equal(model.predict_set(X, method=method), expected)
 
 
 # Other targets
@@ -226,22 +223,6 @@ def test_positions_are_rows_of_their_own(maps, method):
         here = (..., *place)
         alone = dirichlet.APPROXIMATIONS[method](mean[here], cov[here])
         np.testing.assert_allclose(alpha[here], alone, rtol=1e-8)
-
-
-def test_sets_of_maps_and_matrices(maps, tags):
-    found = maps.predict_set(segmentation.X, 0.1)
-    assert found.shape == (30, 3, *segmentation.POSITIONS)
-    assert found.dtype == bool
-    alpha = np.moveaxis(maps.predict_dirichlet(segmentation.X), 1, -1)
-    expected = dirichlet.plausible_classes(alpha, 0.1)
-    np.testing.assert_array_equal(found, np.moveaxis(expected, -1, 1))
-    assert found.any(1).all()
-    assert not found.all(1).all()
-
-    found = tags.predict_set(tagging.X, 0.1)
-    assert found.shape == (90, 3, 2)
-    alpha = tags.predict_dirichlet(tagging.X)
-    np.testing.assert_array_equal(found, dirichlet.plausible_classes(alpha, 0.1))
 
 
 @every_method

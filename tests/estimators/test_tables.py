@@ -294,14 +294,6 @@ OF_DATES = {
 }
 
 
-@pytest.mark.parametrize("values", OF_DATES.values(), ids=OF_DATES)
-def test_categories_of_dates_are_refused(values):
-    bad = pd.Series(values).take([*range(3)] * (N // 3)).reset_index(drop=True)
-    rows = TABLE.assign(bad=bad)
-    words = "'bad'", "days"
-    refused_fit(LaplaceClassifier(), *words, error=TypeError, data=(rows, LABELS))
-
-
 def test_categories_of_intervals_do_not_depend_on_the_unit_of_dates():
     days = pd.date_range("2020", periods=N, unit="s").to_series(index=range(N))
     breaks = np.array(["2019", "2020-02", "2020-03", "2021"], "M8[s]")
@@ -314,16 +306,17 @@ def test_categories_of_intervals_do_not_depend_on_the_unit_of_dates():
     assert len(np.unique(table.encoded(rows), axis=0)) == 3
 
 
-def test_integers_too_large_for_a_float_are_named():
-    rows = TABLE.assign(bad=pd.Series([10**400] * N, dtype=object))
-    refused_fit(LaplaceClassifier(), "'bad'", "too large", data=(rows, LABELS))
+def repeated(values):
+    return pd.Series(values).take([*range(3)] * (N // 3)).reset_index(drop=True)
 
 
+# columns, an error and words
 BAD = {
     "lists": ([[1]] * N, TypeError, "'bad'"),
     "dicts": ([{"a": 1}] * N, TypeError, "'bad'"),
     "mixed": ([1, "a"] * (N // 2), TypeError, "1 (int) and 'a' (str)"),
     "complex": ([1j] * N, TypeError, "complex"),
+    "too large": (pd.Series([10**400] * N, dtype=object), ValueError, "too large"),
     "dates": (pd.date_range("2020", periods=N), TypeError, "'bad'"),
     "date objects": ([dt.date(2020, 1, 1)] * N, TypeError, "'bad'"),
     "NumPy durations": (
@@ -332,15 +325,19 @@ BAD = {
         "'bad' of X has dates",
     ),
     "infinity": ([np.inf] * N, ValueError, "'bad' of X contains infinity"),
+    **{
+        f"categories of {name}": (repeated(values), TypeError, "'bad'", "days")
+        for name, values in OF_DATES.items()
+    },
 }
 
 
 @pytest.mark.parametrize("case", BAD.values(), ids=BAD)
 def test_columns_that_are_refused(case):
-    values, error, word = case
+    values, error, *words = case
     rows = TABLE.assign(bad=values)
     model = LaplaceClassifier()
-    refused_fit(model, word, "X", error=error, data=(rows, LABELS))
+    refused_fit(model, *words, "X", error=error, data=(rows, LABELS))
 
 
 def test_held_out_tables_are_named(fitted):

@@ -1,4 +1,4 @@
-"""A prior precision matrix over all selected weights."""
+"""Prior precisions: a matrix over all selected weights, and one per group."""
 
 import pickle
 from functools import partial
@@ -10,10 +10,15 @@ import torch
 from costs import counted
 from nets import regressor, waves
 from numpy.testing import assert_allclose
+from scipy.optimize import minimize
 from scipy.stats import multivariate_normal
 from torch import nn
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor, PriorTraining
+from sklaplace import (
+    LaplaceRegressor,
+    MarglikTraining,
+    PriorTraining,
+)
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.rows import Block, LayerRows
@@ -74,19 +79,6 @@ def test_a_diagonal_matrix_is_an_array_of_precisions():
     assert_allclose(one.predict(X, return_std=True), other.predict(X, return_std=True))
     evidences = (model.log_marginal_likelihood() for model in (one, other))
     assert_allclose(*evidences)
-
-
-def test_all_weights_of_a_classifier():
-    rng = np.random.default_rng(0)
-    X = rng.standard_normal((40, 2)).astype("float32")
-    y = np.arange(40) % 3
-    settings = {"subset_of_weights": "all", "hessian_structure": "full"}
-    plain = LaplaceClassifier(prior_precision=2.0, random_state=0, **settings)
-    p = len(plain.fit(X, y).posterior_.mean)
-    same = plain.set_params(prior_precision="auto", prior=2 * np.eye(p))
-    expected = plain.posterior_.precision_matrix()
-    found = same.fit(X, y).posterior_.precision_matrix()
-    assert_allclose(found.numpy(), expected.numpy(), rtol=1e-6, atol=1e-6)
 
 
 def test_training_under_the_prior_is_bayesian_linear_regression():
@@ -221,3 +213,117 @@ def test_hyperparameters_cannot_be_changed_afterwards():
         model.log_marginal_likelihood(2.0)
     with pytest.raises(ValueError, match="matrix"):
         model.tune()
+
+
+# -------------------------------------------------- groups that share one precision
+GROUPS = ["backbone", "head"]
+GROUP_STRUCTURES = [
+    "kron",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("full", "diag", "lowrank", "gp")
+    ),
+]
+
+
+class Backbone(nn.Module):
+    """A backbone of two layers and a head."""
+
+    def __init__(self, n_out=1):
+        super().__init__()
+        layers = nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh()
+        self.backbone, self.head = nn.Sequential(*layers), nn.Linear(6, n_out)
+
+    def forward(self, X):
+        return self.head(self.backbone(X))
+
+
+def of_groups(**settings):
+    X, y = waves(60)
+    net = regressor(Backbone, max_epochs=40, optimizer=torch.optim.Adam)
+    defaults = {"subset_of_weights": "all", "hessian_structure": "full"}
+    defaults |= {"prior_precision": "marglik", "prior_structure": GROUPS}
+    options = defaults | {"random_state": 0} | settings
+    return LaplaceRegressor(net, **options).fit(X, y)
+
+
+def test_evidence_is_maximised_over_groups():
+    model = of_groups(sigma_noise=0.2)
+
+    def loss(logs):
+        return -model.log_marginal_likelihood(np.exp(logs))
+
+    best = minimize(loss, np.zeros(2), options={"gtol": 1e-6})
+    assert model.prior_precision_.shape == (2,)
+    assert_allclose(np.log(model.prior_precision_), best.x, atol=1e-3)
+
+
+@pytest.mark.parametrize("structure", GROUP_STRUCTURES)
+@pytest.mark.parametrize("prior", ["auto", "marglik"])
+def test_tensors_of_a_group_are_equal(structure, prior):
+    model = of_groups(prior_precision=prior, hessian_structure=structure)
+    first, second = model.prior_precision_
+    assert first != second
+    expected = [first] * 4 + [second] * 2
+    assert model.posterior_.prior_precision.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("structure", GROUP_STRUCTURES)
+def test_given_numbers_of_groups(structure):
+    """Groups equal separate tensors with the same numbers."""
+    settings = {"hessian_structure": structure, "sigma_noise": 0.2}
+    model = of_groups(prior_precision=[1.0, 20.0], **settings)
+    same = [1.0] * 4 + [20.0] * 2
+    expected = of_groups(prior_precision=same, prior_structure="layerwise", **settings)
+    X = waves(20, seed=1)[0]
+    assert_allclose(*(m.predict(X, return_std=True) for m in (model, expected)))
+    evidence = model.log_marginal_likelihood()
+    assert model.log_marginal_likelihood([1.0, 20.0]) == pytest.approx(evidence)
+    assert model.log_marginal_likelihood([2.0, 20.0]) != pytest.approx(evidence)
+
+
+@pytest.mark.parametrize("prior", ["auto", "marglik"])
+@pytest.mark.parametrize(
+    "subset", ["last_layer", pytest.param("all", marks=pytest.mark.slow)]
+)
+def test_one_group_of_all_is_a_scalar(subset, prior):
+    """This also holds if the last layer is refitted, which uses another search."""
+    settings = {"prior_precision": prior, "subset_of_weights": subset}
+    model = of_groups(prior_structure=[""], **settings)
+    expected = of_groups(prior_structure="scalar", **settings)
+    assert_allclose(model.prior_precision_, [expected.prior_precision_], rtol=1e-3)
+    assert model.sigma_noise_ == pytest.approx(expected.sigma_noise_, rel=1e-4)
+
+
+def test_groups_take_geometric_means_of_a_callback():
+    X, y = waves(60)
+    callback = MarglikTraining()
+    net = regressor(Backbone, max_epochs=20, callbacks=[("prior", callback)])
+    options = {"subset_of_weights": "all", "random_state": 0}
+    model = LaplaceRegressor(net, prior_structure=GROUPS, **options).fit(X, y)
+    (found,) = (c for _, c in model.estimator_.callbacks_ if type(c) is type(callback))
+    logs = np.log([value for _, value in sorted(found.precisions_.items())])
+    sizes = np.array([6, 12, 6, 36, 1, 6])  # biases before weights
+    first = np.average(logs[:4], weights=sizes[:4])
+    second = np.average(logs[4:], weights=sizes[4:])
+    assert_allclose(np.log(model.prior_precision_), [first, second])
+    tensors = model.posterior_.prior_precision.numpy()
+    assert_allclose(np.log(tensors), [first] * 4 + [second] * 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"prior_structure": ["backbone"]}, "'head.bias', 'head.weight' exactly once"),
+        ({"prior_structure": ["", "head"]}, "'head.bias', 'head.weight' exactly once"),
+        ({"prior_structure": ["backbone", "haed"]}, "names 'haed', which contains no"),
+        ({"prior_structure": [*GROUPS, 3]}, "names '3', which contains no selected"),
+        ({"subset_of_weights": "last_layer"}, "subset_of_weights='all' selects all"),
+        ({"prior_structure": []}, "exactly once"),
+        ({"prior_precision": [1.0, 2.0, 3.0]}, r"one number or shape \(2,\)"),
+        ({"hessian_structure": "nystrom"}, "cannot be used with hessian_structure"),
+    ],
+)
+def test_groups_that_cannot_be(settings, words):
+    with pytest.raises(ValueError, match=words):
+        of_groups(**settings)
