@@ -50,8 +50,9 @@ class PosteriorFamily:
         """Class of the posterior; `check` requires a subclass of WeightPosterior."""
         if isinstance(self.posterior, str):
             return POSTERIORS.get(self.posterior, str)
-        is_class = isinstance(self.posterior, type)
-        return self.posterior if is_class else type(self.posterior)
+        if isinstance(self.posterior, type):
+            return self.posterior
+        return type(self.posterior)
 
     def check(self, prior: WeightPrior) -> None:
         """Raise an error for an unknown family, bad options or an unsuitable prior."""
@@ -59,11 +60,12 @@ class PosteriorFamily:
             check_option("posterior", self.posterior, POSTERIORS, _OTHERS)
         check_positive("bound", self.bound)
         checks, owner = self.kind.checks, f"posterior={self.kind.name!r}"
+        bounded: type[WeightPosterior] | WeightPosterior = self.kind
         if isinstance(self.posterior, WeightPosterior):
             checks, owner = {}, f"an instance of {self.kind.name!r}"
+            bounded = self.posterior
         check_params("posterior_params", self.options, checks, owner)
-        is_instance = isinstance(self.posterior, WeightPosterior)
-        check_support(self.posterior if is_instance else self.kind, prior)
+        check_support(bounded, prior)
 
     def start(self, location: Tensor, scale: Tensor) -> WeightPosterior:
         """Return a posterior with initial medians and standard deviations, (P,) each.
