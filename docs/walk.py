@@ -39,7 +39,7 @@ FIT_WITH_NET = FIT | {"Trainer.hold_out"}
 PREDICT = {"NetEstimator._check_inputs", "EigenPrecision.functional_covariance"}
 PREDICT |= {"mc"}
 INTERVAL = {"NetEstimator._check_inputs", "NoiseModel.of_batch"}
-INTERVAL |= {"Precision.functional", "Gaussian.quantiles"}
+INTERVAL |= {"Precision.output_covariance", "Gaussian.quantiles"}
 # Files with helpers that are called everywhere.
 HELPERS = {"cache", "checks", "parallel", "progress", "random"}
 # Syntax that Python implements as functions.
