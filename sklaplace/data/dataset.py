@@ -366,17 +366,6 @@ def count_rows(X: Any) -> int:
     return int(n)
 
 
-def check_length(X: object, y: np.ndarray) -> None:
-    """Raise ValueError if the numbers of samples and targets differ.
-
-    The length of a stream is checked later.
-    """
-    if not is_stream(X) and (n := count_rows(X)) != len(y):
-        raise ValueError(
-            f"X has {n} rows, but y has {len(y)}. Pass one target per row."
-        )
-
-
 @dataclass(frozen=True)
 class InputType:
     """Dtype of a network's weights, and whether the network embeds integers.

@@ -116,10 +116,8 @@ class Levels:
     def encoded(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return encoded levels (n, m), and whether each level is a surprise, (n,)."""
         values = _levels(values)
-        codes = self.encoder.transform(values[:, None])
-        if self.levels is None:
-            return codes, np.zeros(len(values), dtype=bool)
-        is_new = np.array([level not in self.levels for level in values])
+        codes, levels = self.encoder.transform(values[:, None]), self.levels
+        is_new = np.array([levels is not None and v not in levels for v in values])
         return np.where(is_new[:, None], self.mean, codes), is_new
 
 
@@ -141,13 +139,12 @@ class Table:
     @classmethod
     def of(cls, frame: Any) -> "Table":
         """Learn the encoding from a frame of training samples."""
-        contents: list[str] = []
-        columns: list[Numbers | Levels] = []
-        for _, content, values in _read(frame):
-            is_number = content == NUMBERS
-            contents.append(content)
-            columns.append(Numbers.of(values) if is_number else Levels.of(values))
-        return cls(contents, columns)
+        columns = _read(frame)
+        encodings = [
+            Numbers.of(values) if content == NUMBERS else Levels.of(values)
+            for _, content, values in columns
+        ]
+        return cls([content for _, content, _ in columns], encodings)
 
     @property
     def is_plain(self) -> bool:

@@ -8,7 +8,9 @@ import torch
 from sklearn.base import clone
 from skorch import NeuralNet
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from sklaplace.core.checks import listed
 from sklaplace.core.linalg import MANY_ROUNDINGS
 from sklaplace.core.trees import copied
 from sklaplace.data.dataset import module_of
@@ -97,6 +99,24 @@ def check_wrapper(net: NeuralNet) -> None:
             "and copies in workers, lose this setting and predict differently. Use "
             "unwrap_after_train=True, which predicts in full precision, or enter "
             "torch.autocast in the module's forward."
+        )
+
+
+def check_no_lazy_modules(net: NeuralNet) -> None:
+    """Raise ValueError if a parameter or buffer of a network has no shape.
+
+    Raises
+    ------
+    ValueError
+        If lazy modules have not seen a batch.
+    """
+    named = [*net.module_.named_parameters(), *net.module_.named_buffers()]
+    names = [name for name, tensor in named if is_lazy(tensor)]
+    if names:
+        raise ValueError(
+            f"The parameters {listed(names)} belong to lazy modules that have not seen "
+            "a batch, so they have no sizes. Fit the net before you wrap it, "
+            "or call net.infer on a few samples and load the weights."
         )
 
 

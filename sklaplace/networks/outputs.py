@@ -362,16 +362,16 @@ def raw_outputs(net: NeuralNet, x: object) -> Tensor:
     return outputs.detach()
 
 
-def match_axes(net: NeuralNet, x: object, y: np.ndarray) -> np.ndarray:
-    """Return real-valued targets with as many axes as the module's outputs.
+def match_axes(net: NeuralNet, x: object, y: Any) -> Any:
+    """Return targets, with as many axes as the module's outputs if they are real.
 
     A criterion would broadcast (n,) against (n, 1) to (n, n), or raise an error. ``x``
-    is a batch of a few samples.
+    is a batch of a few samples, from which lazy modules infer their shapes.
     """
-    if y.dtype.kind != "f":
-        return y
     with as_forward(net).frozen():
         n_axes = raw_outputs(net, x).ndim
+    if not (isinstance(y, np.ndarray) and y.dtype.kind == "f"):
+        return y
     if n_axes == 1 and y.shape[1:] == (1,):
         return y.ravel()
     return y.reshape(-1, 1) if n_axes == 2 and y.ndim == 1 else y

@@ -30,7 +30,6 @@ from sklaplace.data.dataset import (
     InputType,
     TrainingData,
     as_given,
-    check_length,
     count_rows,
     input_type,
     is_opaque,
@@ -262,7 +261,12 @@ class InputForm(InputType):
         if not is_opaque(X):
             check_consistent_length(X, y)
             return X, y
-        check_length(X, y)
+        # the length of a stream is checked while it is read
+        n_rows = len(y) if is_stream(X) else count_rows(X)
+        if n_rows != len(y):
+            raise ValueError(
+                f"X has {n_rows} rows, but y has {len(y)}. Pass one target per row."
+            )
         # set by an earlier fit to arrays
         for name in ("n_features_in_", "feature_names_in_") if reset else ():
             vars(owner).pop(name, None)

@@ -24,9 +24,9 @@ from sklaplace.data.streams import is_stream, require_choice
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.targets.base import Targets
 from sklaplace.networks.default import Size
-from sklaplace.networks.lazy import check_no_lazy_modules, initialise_lazy_modules
 from sklaplace.networks.net_checks import (
     check_held_out_batches,
+    check_no_lazy_modules,
     check_sampler,
     check_scripted,
     leaves_one_sample,
@@ -361,9 +361,10 @@ class Trainer:
             self.targets.check_held_out(dataset, held_out)
         check_scripted(net)
         check_held_out_batches(net, held_out)
-        initialise_lazy_modules(net, first_rows(net, dataset))
-        if isinstance(getattr(dataset, "y", None), np.ndarray):
-            dataset.y = match_axes(net, first_rows(net, dataset), dataset.y)
+        y = getattr(dataset, "y", None)
+        matched = match_axes(net, first_rows(net, dataset), y)
+        if matched is not y:
+            dataset.y = matched
         spec = self.infer_spec(net, dataset, is_trained=False)
         self.targets.match(net, data.y)
         _check_validation(net, validation)
