@@ -142,14 +142,10 @@ class Forward(nn.Module):
         module = copy.deepcopy(self.module)
         net = getattr(self.call, "__self__", None)  # call is net.infer or the module
         call = module if net is None else with_attributes(net, module_=module).infer
-        return Forward(
-            module,
-            call,
-            output_map=self.output_map,
-            logit_layer=self.logit_layer,
-            shape=self.shape,
-            probability_map=self.probability_map,
-        )
+        twin = Forward(module, call, probability_map=self.probability_map)
+        twin.output_map, twin.logit_layer = self.output_map, self.logit_layer
+        twin.shape = self.shape
+        return twin
 
     def returned(self, x: object) -> object:
         """Apply the network to a copy of the batch.

@@ -116,17 +116,12 @@ def as_forward(net: NeuralNet, spec: OutputSpec | None = None) -> Forward:
     module = unwrapped(net.module_)
     bare = net if module is net.module_ else with_attributes(net, module_=module)
     is_binary = isinstance(unwrapped(net.criterion_), nn.BCELoss)
-    of_probabilities = "logit" if is_binary else "log"
-    if spec is None:
-        return Forward(module, bare.infer, probability_map=of_probabilities)
-    return Forward(
-        module,
-        bare.infer,
-        output_map=spec.output_map,
-        logit_layer=spec.logit_layer,
-        shape=spec.output_shape,
-        probability_map=of_probabilities,
-    )
+    probability_map = "logit" if is_binary else "log"
+    forward = Forward(module, bare.infer, probability_map=probability_map)
+    if spec is not None:
+        forward.output_map, forward.logit_layer = spec.output_map, spec.logit_layer
+        forward.shape = spec.output_shape
+    return forward
 
 
 def measure_outputs(
