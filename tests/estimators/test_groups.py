@@ -1,5 +1,7 @@
 """Rows that belong together: replicates, copies, and groups such as patients."""
 
+import signal
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -313,11 +315,19 @@ def test_folds_can_be_masks():
     assert_array_equal(*ends)
 
 
+@pytest.fixture
+def ctrl_c_raises():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_raises")
 def test_interrupted_folds_store_no_scores():
     class Interrupted(nn.Linear):
         def forward(self, x):
             if self.training and 1 < len(x) < 300 and self.interrupts:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
             return super().forward(x)
 
     Interrupted.interrupts = False
