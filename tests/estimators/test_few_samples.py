@@ -145,6 +145,26 @@ def test_only_few_samples_without_others_are_tuned_by_folds():
     assert n_trainings(model, *waves(FOLDED - 1)) == N_FOLDS + 1
 
 
+class Flat(MLP):
+    """A network with outputs (b,)."""
+
+    def forward(self, X):
+        return super().forward(X)[:, 0]
+
+
+def test_held_out_samples_of_folds_have_the_axes_of_the_outputs(monkeypatch):
+    shapes, forward = set(), nn.MSELoss.forward
+
+    def noted(self, outputs, targets):
+        shapes.add((outputs.ndim, targets.ndim))
+        return forward(self, outputs, targets)
+
+    monkeypatch.setattr(nn.MSELoss, "forward", noted)
+    net = regressor(partial(Flat, n_out=1), train_split=ValidSplit(5), max_epochs=2)
+    LaplaceRegressor(net, random_state=0).fit(*waves(60))
+    assert shapes == {(1, 1)}
+
+
 class Normalised(nn.Sequential):
     """A module that cannot train on a batch of one sample."""
 

@@ -361,10 +361,13 @@ class Trainer:
             self.targets.check_held_out(dataset, held_out)
         check_scripted(net)
         check_held_out_batches(net, held_out)
-        y = getattr(dataset, "y", None)
-        matched = match_axes(net, first_rows(net, dataset), y)
-        if matched is not y:
-            dataset.y = matched
+        # held-out samples of a fold have encoded targets, too
+        encoded: list[Any] = [dataset, held_out] if self.brings_encoded else [dataset]
+        for samples in encoded:
+            y = getattr(samples, "y", None)
+            matched = match_axes(net, first_rows(net, dataset), y)
+            if matched is not y:
+                samples.y = matched
         spec = self.infer_spec(net, dataset, is_trained=False)
         self.targets.match(net, data.y)
         _check_validation(net, validation)
