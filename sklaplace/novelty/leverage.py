@@ -194,9 +194,7 @@ class Leverage(FieldsOnly):
         counts = self.moments.counts
         return torch.where(counts > 0, 1 / counts.clamp(min=_SMALLEST), 1.0)
 
-    def left_out(
-        self, features: Tensor, groups: Tensor, weights: Tensor | None = None
-    ) -> Tensor:
+    def left_out(self, features: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
         """Return leave-one-out leverages (b, R) of training samples.
 
         The leverages follow from the Sherman-Morrison formula, which is ``h / (1 - h)``
@@ -204,13 +202,10 @@ class Leverage(FieldsOnly):
         exceeds one, only one unit of the weight is left out. The leverage of a sample
         that is alone in its group is infinite.
         """
-        features = features.double()
         counts = self.moments.counts[groups].unsqueeze(1)
-        removed = torch.ones_like(counts)
-        if weights is not None:
-            removed = weights.to(counts).clamp(max=1).unsqueeze(1)
+        removed = weights.to(counts).clamp(max=1).unsqueeze(1)
         factors = counts / (counts - removed).clamp(min=_SMALLEST)
-        distances = self._distances(features, groups)
+        distances = self._distances(features.double(), groups)
         remaining = (1 - removed * factors * distances).clamp(min=_ROUNDING)
         leverages = factors / counts + factors**2 * distances / remaining
         is_alone = counts <= removed * (1 + _ROUNDING)

@@ -69,7 +69,7 @@ class Novelty(FieldsOnly):
     samples : FeatureBatch
         Some training samples, for comparison.
     held_out : Scale or None
-        Scale of the leverages of held-out samples, if there are any.
+        Scale of the z-scores of held-out samples, if there are any.
     """
 
     likelihood: Likelihood
@@ -81,12 +81,8 @@ class Novelty(FieldsOnly):
     @classmethod
     def of(cls, likelihood: Likelihood, batch: FeatureBatch) -> "Novelty":
         """Build the novelty from a first batch."""
-        return cls(
-            likelihood,
-            moments=batch.moments("features"),
-            input_moments=batch.moments("inputs"),
-            samples=batch.subsample(),
-        )
+        features, inputs = batch.moments("features"), batch.moments("inputs")
+        return cls(likelihood, features, inputs, batch.subsample())
 
     def batch(self, features: Tensor, f: Tensor, x: object) -> FeatureBatch:
         """Return new samples with features (b, i), outputs (b, c) and inputs ``x``.
@@ -109,12 +105,8 @@ class Novelty(FieldsOnly):
     def without_inputs(self) -> "Novelty":
         """Return the novelty without inputs."""
         samples = self.samples.without_inputs()
-        return replace(
-            self,
-            input_moments=samples.moments("inputs"),
-            samples=samples,
-            held_out=None,
-        )
+        inputs = samples.moments("inputs")
+        return Novelty(self.likelihood, self.moments, inputs, samples)
 
     def merged(self, other: "Novelty") -> "Novelty":
         """Merge this novelty with the novelty of other training samples.
@@ -198,8 +190,9 @@ class Novelty(FieldsOnly):
         These are the leverages and, without arrays of inputs, the indecision.
         """
         n_leverages = sum(len(d.leverage.ridges) for d in self.distances)
-        n_terms = self.samples.logit_terms.shape[1]
-        return n_leverages + (0 if self.samples.input_shape else min(n_terms, 1))
+        is_classification = self.likelihood.is_classification
+        takes_indecision = is_classification and not self.samples.input_shape
+        return n_leverages + takes_indecision
 
     @cached_property
     def scale(self) -> Scale:
