@@ -113,16 +113,16 @@ class FeatureBatch:
         """Build a batch from features (b, i), outputs (b, c) and inputs."""
         features, shape = sketched(features), input_shape(x)
         inputs = hashed_inputs(x) if shape else features[:, :0]
-        none = torch.zeros(len(f), 0, dtype=torch.float64, device=f.device)
-        groups = torch.zeros(len(f), dtype=torch.long, device=f.device)
-        n_groups, terms = 1, none
+        groups, n_groups = torch.zeros_like(f[:, 0], dtype=torch.long), 1
+        terms = none = f[:, :0].double()
+        b = f.shape[0]  # a symbol in torch.export, unlike len(f)
         if isinstance(likelihood, ClassificationLikelihood):
             logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
             n_classes = logits.shape[1]
             n_sums = n_classes * max(features.shape[1], MAX_INPUTS)
-            if len(logits) == len(f) and n_sums <= MAX_SUMS:
+            if logits.shape[0] == b and n_sums <= MAX_SUMS:
                 groups, n_groups = logits.argmax(1), n_classes
-            terms = logit_terms(logits.reshape(len(f), -1, n_classes))
+            terms = logit_terms(logits.reshape(b, -1, n_classes))
         if targets is None or not likelihood.has_noise:
             targets = none
         return cls(

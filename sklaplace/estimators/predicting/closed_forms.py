@@ -35,8 +35,8 @@ from sklaplace.estimators.predicting.noise_model import (
 from sklaplace.estimators.targets.label_types import TargetType
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
 from sklaplace.novelty.amplitudes import Amplitudes
-from sklaplace.novelty.batch import check_input_shape, hashed_inputs, logit_terms
-from sklaplace.novelty.leverage import LARGEST_DISTANCE, sketched
+from sklaplace.novelty.batch import FeatureBatch, check_input_shape
+from sklaplace.novelty.leverage import LARGEST_DISTANCE
 from sklaplace.novelty.residual import (
     Residual,
     bounded_log_ratios,
@@ -173,7 +173,7 @@ class LeverageForm:
 
     def __call__(self, values: Tensor, groups: Tensor) -> Tensor:
         """Return leverages (b,) of values (b, i) in groups (b,)."""
-        whitened = (values - self.means[groups]) @ self.whitening
+        whitened = (values.double() - self.means[groups]) @ self.whitening
         distances = whitened.square().sum(1).clamp(max=LARGEST_DISTANCE)
         return distances + self.inverse_counts[groups]
 
@@ -197,11 +197,13 @@ class LogTail:
     std: Tensor
     leverage: LeverageForm | None = None
 
-    def __call__(self, values: Tensor, groups: Tensor) -> Tensor:
+    def __call__(self, batch: FeatureBatch) -> Tensor:
         """Return minus the logarithms (b,)."""
-        logs = values[:, 0]
-        if self.leverage is not None:
-            logs = self.leverage(values, groups).log()
+        values = getattr(batch, self.name)
+        if self.leverage is None:
+            logs = values[:, 0]
+        else:
+            logs = self.leverage(values, batch.groups).log()
         return -log_upper_tail((logs - self.mean) / self.std)
 
 
@@ -219,8 +221,6 @@ class ResidualForm:
         Variances of the residual, for a relative variance of one.
     likelihood : Likelihood
         Likelihood of the network.
-    n_labels : int
-        Number of labels per sample, for classification.
     input_shape : tuple of int
         Shape of a sample's inputs; see `FeatureBatch`.
     """
@@ -231,7 +231,6 @@ class ResidualForm:
     steepness: Tensor
     amplitudes: Amplitudes
     likelihood: Likelihood
-    n_labels: int
     input_shape: tuple[int, ...]
 
     def relative(self, features: Tensor, x: object, outputs: Tensor) -> Tensor:
@@ -240,19 +239,8 @@ class ResidualForm:
         Raises ValueError if the inputs ``x`` have another shape than in training.
         """
         check_input_shape(x, self.input_shape)
-        groups = torch.zeros_like(features[:, 0], dtype=torch.long)
-        values = {"features": sketched(features)}
-        if self.input_shape:
-            values["inputs"] = hashed_inputs(x).double()
-        if isinstance(self.likelihood, ClassificationLikelihood):
-            zeros = torch.zeros_like(outputs)
-            logits, _ = self.likelihood.class_logits(outputs, zeros)  # (b * labels, K)
-            by_label = logits.unflatten(0, (-1, self.n_labels))
-            values["logit_terms"] = logit_terms(by_label)
-            leverage = self.tails[0].leverage
-            if leverage and len(leverage.means) > 1:  # one per predicted class
-                groups = logits.argmax(1)
-        t = sum(tail(values[tail.name], groups) for tail in self.tails)
+        batch = FeatureBatch.of(self.likelihood, features, outputs, x)
+        t = sum(tail(batch) for tail in self.tails)
         log_ratios = (t - self.usual) / self.excess
         return relative_variance(
             bounded_log_ratios(log_ratios, self.likelihood, outputs, self.steepness),
@@ -260,8 +248,8 @@ class ResidualForm:
         )
 
     @classmethod
-    def of(cls, residual: Residual, c: int) -> "ResidualForm":
-        """Return the residual of c outputs as a function."""
+    def of(cls, residual: Residual) -> "ResidualForm":
+        """Return the residual as a function."""
         novelty = residual.novelty
         tails: list[LogTail] = []
         scale = novelty.scale
@@ -277,10 +265,6 @@ class ResidualForm:
                 )
                 tails.append(LogTail(distance.name, *next(moments), form))
         tails += [LogTail("logit_terms", *rest) for rest in moments]
-        likelihood, n_labels = novelty.likelihood, 1
-        if isinstance(likelihood, ClassificationLikelihood):
-            zeros = scale.mean.new_zeros(1, c)
-            n_labels = len(likelihood.class_logits(zeros, zeros)[0])
         one = scale.mean.new_ones(())
         return cls(
             tails=tails,
@@ -288,8 +272,7 @@ class ResidualForm:
             excess=scale.excess * one,
             steepness=residual.steepness * one,
             amplitudes=residual.amplitudes,
-            likelihood=likelihood,
-            n_labels=n_labels,
+            likelihood=novelty.likelihood,
             input_shape=novelty.samples.input_shape,
         )
 

@@ -184,7 +184,7 @@ class PredictiveModule(nn.Module):
                 "the data frame passed to fit. Encode the columns in a Pipeline, with "
                 "OneHotEncoder and SimpleImputer, and export its last step."
             )
-        name, c = str(layout.blocks[0].layer), len(layout.head.offset)
+        name = str(layout.blocks[0].layer)
         outputs, mean = (
             _affine(layout, network.get_submodule(name), weights)
             for weights in (posterior.weights, posterior.mean)
@@ -194,7 +194,7 @@ class PredictiveModule(nn.Module):
         covariance = None
         if is_centred or not diagonal:
             covariance = QuadraticForm.of(posterior, centring, diagonal=diagonal)
-        form = None if residual is None else ResidualForm.of(residual, c)
+        form = None if residual is None else ResidualForm.of(residual)
         parts = Parts(
             outputs=outputs,
             mean=mean,
