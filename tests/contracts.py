@@ -403,21 +403,3 @@ def check_derivatives(name: str, f: Tensor, y: Tensor) -> None:
     S = likelihood.hessian_factor(f)
     assert S.shape[:2] == f.shape
     assert_equal(S @ S.mT, references.loss_hessian(likelihood, f, y), 1e-12)
-
-
-# ------------------------------------------------------------ checks: curvatures
-def check_factor(name: str, likelihood: str) -> None:
-    """Check that the factor (b, c, k) is finite and pure."""
-    known = references.LIKELIHOODS[likelihood]
-    reference = references.reference(known)
-    y = reference.targets(N_ROWS)
-    f = torch.linspace(-3, 3, N_ROWS * reference.n_outputs, dtype=torch.float64)
-    f = f.reshape(N_ROWS, -1)
-    before = f.clone(), y.clone()
-    S = CURVATURES[name](known, f, y).factor()
-    assert S.shape[:2] == f.shape
-    assert S.isfinite().all()
-    assert S.dtype == f.dtype
-    assert torch.equal(CURVATURES[name](known, f, y).factor(), S)
-    assert torch.equal(f, before[0])
-    assert torch.equal(y, before[1])

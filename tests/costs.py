@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from simulated_device import unwrapped
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -106,14 +107,6 @@ class _Watch(TorchDispatchMode):
             known.detach()
 
 
-def _unbatched(tensor: Tensor) -> Tensor:
-    """Return the tensor inside a ``torch.func`` wrapper, with all its axes."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-    return tensor
-
-
 def _rows_and_columns(outputs: Any, cotangents: Any) -> tuple[int, int]:
     """Return the numbers of rows and columns of a backward pass."""
     f = outputs if isinstance(outputs, Tensor) else outputs[0]
@@ -121,7 +114,7 @@ def _rows_and_columns(outputs: Any, cotangents: Any) -> tuple[int, int]:
         return 1, 1
     v = cotangents if isinstance(cotangents, Tensor) else cotangents[0]
     rows = len(f) if f.ndim > 1 else 1
-    return rows, _unbatched(v).numel() // max(1, _unbatched(f).numel())
+    return rows, unwrapped(v).numel() // max(1, unwrapped(f).numel())
 
 
 @contextmanager

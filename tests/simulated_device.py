@@ -56,13 +56,13 @@ def _device(device: Any) -> torch.device:
     return CPU if torch.device(device).type == "cpu" else GPU
 
 
-def _unwrapped(tensor: Tensor) -> Tensor:
+def unwrapped(tensor: Tensor) -> Tensor:
     """Return the tensor that ``torch.func`` has wrapped, or the tensor itself."""
     if hasattr(torch.func, "debug_unwrap"):
         return torch.func.debug_unwrap(tensor)
     functorch = torch._C._functorch  # of older releases
     while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
+        tensor = functorch.getunwrapped(tensor)
     return tensor
 
 
@@ -70,7 +70,7 @@ def _storage(tensor: Tensor) -> Any:
     """Return the storage of a tensor, possibly wrapped by ``torch.func``, or None."""
     if tensor.layout != torch.strided:
         return None
-    return _unwrapped(tensor).untyped_storage()
+    return unwrapped(tensor).untyped_storage()
 
 
 def label(tensor: Tensor) -> torch.device | None:

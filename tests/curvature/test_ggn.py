@@ -3,22 +3,15 @@ import pytest
 import references
 import torch
 from cases import normal, positive
-from contracts import N_ROWS, accumulate, assert_equal, problem
+from contracts import N_ROWS, assert_equal, problem
 
 from sklaplace.curvature.ggn import CURVATURES, GGN
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.likelihoods import Bernoulli, Categorical, CategoricalMap
 
-every_curvature = pytest.mark.parametrize("name", CURVATURES)
 every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
-
-
-@every_curvature
-@every_likelihood
-def test_factor(name, likelihood):
-    contracts.check_factor(name, likelihood)
 
 
 @every_likelihood
@@ -151,23 +144,6 @@ def test_data_fit(likelihood):
         assert_equal(data_fit.n_targets, n, 1e-12)
         expected = -row_weights @ log_prob - n * normalizer
         assert_equal(data_fit.loss, expected, 1e-12)
-
-
-def test_observer_sees_every_batch():
-    found, seen = problem("mlp"), []
-    w = positive(N_ROWS)
-    accumulator = STRUCTURES["diag"][0](found.layout)
-    batches = found.batches(4, 2, weights=w)
-
-    accumulate(found.forward, batches, found.likelihood, GGN, accumulator, seen.append)
-    f = torch.cat([batch.f for batch in seen])
-    assert_equal(f, found.forward(found.x).detach(), 1e-14)
-    S = torch.cat([batch.hessian.factor() for batch in seen])
-    assert_equal(S @ S.mT, w.reshape(-1, 1, 1) * found.parts.L, 1e-12)
-    rows = torch.cat([batch.jacobian.dense() for batch in seen])
-    assert_equal(rows, torch.einsum("nck,ncp->nkp", S, found.parts.J), 1e-12)
-    assert torch.equal(torch.cat([batch.targets for batch in seen]), found.y)
-    assert torch.equal(torch.cat([batch.weights for batch in seen]), w)
 
 
 def test_outputs_must_be_finite():
