@@ -185,8 +185,11 @@ def assert_equal(found: Tensor, expected: Tensor, tolerance: float = 1e-8) -> No
 def check_dense(problem: Problem, name: str) -> None:
     """Check that ``H`` equals the reference and has no negative eigenvalues."""
     structure = problem.structure(name)
-    assert_equal(structure.dense(), references.STRUCTURES[name](problem.parts))
+    expected = references.STRUCTURES[name](problem.parts)
+    assert_equal(structure.trace(), expected.trace())
+    assert_equal(structure.dense(), expected)
     assert (structure.eigenvalues >= 0).all()
+    assert_equal(structure.trace(), expected.trace())
 
 
 def check_questions(

@@ -188,6 +188,13 @@ def test_weight_and_bias_part_where_positions_come_up():
 # ------------------------------------------------------------ grouped convolutions
 
 
+@pytest.mark.parametrize("case", ["grouped", "depthwise"])
+def test_grouped_convolutions(case):
+    for prior in ("scalar", "layerwise"):
+        contracts.check_questions(problem(case), "kron", prior)
+    contracts.check_weights(problem(case), "kron", "scalar")
+
+
 @pytest.mark.parametrize("n_positions", [2, 40], ids="{} positions".format)
 def test_grouped_inputs_or_rows_are_rotated_whichever_are_fewer(n_positions):
     b, k, r, G, o, i = 2, 3, n_positions, 4, 2, 5
