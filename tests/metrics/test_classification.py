@@ -37,22 +37,6 @@ def test_bins_are_closed_on_the_right():
     assert error == pytest.approx((0.5 + 0.75) / 2)
 
 
-def test_calibrated_predictions_have_small_error():
-    rng = np.random.default_rng(0)
-    proba = rng.dirichlet(np.ones(3), size=20_000)
-    labels = (rng.uniform(size=(20_000, 1)) > proba.cumsum(axis=1)).sum(axis=1)
-    # Each of the 15 bins contributes at most a binomial error of √(n_bin/4)/n.
-    bound = 3 * 15 * np.sqrt(20_000 / 15 / 4) / 20_000
-    assert expected_calibration_error(labels, proba) < bound
-    assert expected_calibration_error(labels, np.eye(3)[proba.argmax(1)]) > 0.2
-
-
-def test_brier_score_by_hand_and_twice_the_binary_one():
-    expected = 2 * np.mean([0.1**2, 0.8**2, 0.4**2, 0.3**2])
-    assert brier_score(LABELS, PROBA) == pytest.approx(expected)
-    assert brier_score_loss(LABELS, PROBA[:, 1]) == pytest.approx(expected / 2)
-
-
 @of_classes
 def test_single_column_is_the_second_class(metric):
     assert metric(LABELS, PROBA[:, 1]) == pytest.approx(metric(LABELS, PROBA))

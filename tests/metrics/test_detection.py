@@ -55,15 +55,6 @@ def test_risk_is_the_mean_loss_of_the_most_confident():
     assert area_under_risk_coverage(losses, confidence) == pytest.approx(area)
 
 
-def test_the_best_order_has_the_smallest_area():
-    losses = np.array([0.0, 1.0, 0.0, 1.0, 0.0])
-    best = area_under_risk_coverage(losses, -losses)
-    worst = area_under_risk_coverage(losses, losses)
-    constant = area_under_risk_coverage(losses, np.zeros(5))
-    assert best < constant < worst
-    assert constant == pytest.approx(losses.mean())
-
-
 def test_weights_of_risk_count_samples():
     losses, confidence = np.array([1.0, 0.0, 3.0]), np.array([0.2, 0.9, 0.5])
     weights = np.array([2, 3, 0])
