@@ -26,6 +26,14 @@ def sum_of_probabilities(y, mean, variance):
 
 
 @pytest.mark.parametrize(("mean", "variance"), ORDINARY)
+@pytest.mark.parametrize("y", [-1.0, 0.0, 1.0, 30.0, 1100.0])
+def test_distribution_function(mean, variance, y):
+    found = counts.cdf(*map(np.array, (y, mean, variance)))
+    expected = sum_of_probabilities(y, mean, variance) if y >= 0 else 0.0
+    assert abs(found - expected) < 1e-8
+
+
+@pytest.mark.parametrize(("mean", "variance"), ORDINARY)
 def test_quantiles_are_the_first_counts_that_reach_their_levels(mean, variance):
     found = counts.quantiles(np.array(mean), np.array(variance), LEVELS)
     assert (found == np.round(found)).all()
