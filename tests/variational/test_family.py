@@ -89,12 +89,6 @@ class Unfinished(WeightPosterior):
         ((Logistic, 3.0, {"scale": 1}), None, ValueError, ["It accepts 'stretch'."]),
         ((Logistic, -1), None, ValueError, ["bound=-1 is not positive"]),
         (
-            (Logistic,),
-            UniformPrior(),
-            ValueError,
-            ["posterior='Logistic' has no bound"],
-        ),
-        (
             (Kumaraswamy(LOCATION, SCALE, 5.0),),
             UniformPrior(),
             ValueError,
