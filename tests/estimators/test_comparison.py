@@ -43,7 +43,7 @@ def cnn():
     )
 
 
-IMAGES, SEEN_IMAGES = stripes(400, seed=1), stripes(200, seed=0)
+IMAGES, SEEN_IMAGES = stripes(300, seed=1), stripes(120, seed=0)
 POINTS, SEEN_POINTS = curve(200, seed=1), curve(150, seed=0)
 ADAM = {"lr": 0.01, "batch_size": 32, "max_epochs": 30}
 
@@ -55,7 +55,7 @@ def image_net(held_out=IMAGES, **params):
 
 def point_net(held_out=POINTS):
     split = predefined_split(Dataset(*held_out)) if held_out else None
-    settings = ADAM | {"module__n_in": 1, "max_epochs": 150}
+    settings = ADAM | {"module__n_in": 1, "max_epochs": 80}
     return regressor(MLP, train_split=split, **settings)
 
 

@@ -57,11 +57,12 @@ def one_hot(level):
     return np.eye(LEVELS, dtype=np.float32)[level]
 
 
+FEW = {"prior_precisions": [0.01, 0.1, 1.0, 10.0, 100.0], "random_state": 0}
 MODELS = {
     "table": lambda: (LaplaceRegressor(random_state=0), as_table),
     "net": lambda: (LaplaceRegressor(net(LEVELS), random_state=0), one_hot),
-    "cv": lambda: (LaplaceRegressorCV(random_state=0), one_hot),
-    "cv net": lambda: (LaplaceRegressorCV(net(LEVELS), random_state=0), one_hot),
+    "cv": lambda: (LaplaceRegressorCV(**FEW), one_hot),
+    "cv net": lambda: (LaplaceRegressorCV(net(LEVELS), **FEW), one_hot),
 }
 
 
@@ -124,12 +125,12 @@ def of_groups(kind, seed):
         return LaplaceRegressor(net(5), random_state=0).fit(
             X, y, groups=groups, **held_out
         )
-    models = {"default": LaplaceRegressor, "cv": LaplaceRegressorCV}
-    if kind == "net":
-        model = LaplaceRegressor(net(5, train_split=None), random_state=0)
-    else:
-        model = models[kind](random_state=0)
-    return model.fit(X, y, groups=groups)
+    models = {
+        "default": LaplaceRegressor(random_state=0),
+        "net": LaplaceRegressor(net(5, train_split=None), random_state=0),
+        "cv": LaplaceRegressorCV(**FEW),
+    }
+    return models[kind].fit(X, y, groups=groups)
 
 
 def covered(model, seed, **options):
@@ -155,7 +156,7 @@ MISSING = np.where(GROUPS > 0, GROUPS, np.nan)
 REFUSED = [
     ({"groups": GROUPS[1:]}, ["groups has shape (319,)"]),
     ({"groups": np.zeros((320, 2))}, ["groups has shape (320, 2)"]),
-    ({"groups": [None, *["a"] * 319]}, ["groups contains NaN. Leave out"]),
+    ({"groups": [None, *["a"] * 319]}, ["groups contains NaN: the label None"]),
     ({"groups": MISSING}, ["groups contains NaN. Leave out"]),
     ({"groups_val": MISSING}, ["groups_val contains NaN. Leave out"]),
     ({"groups_val": GROUPS[:3]}, ["groups_val has shape (3,)"]),
@@ -179,7 +180,7 @@ def test_groups_that_are_refused(kind):
         elif kind is LaplaceRegressorCV:
             continue
         message = refused_fit(model, *words, data=(X, y), **options)
-        assert "NaN" not in message or message.endswith("samples.")
+        assert "NaN. " not in message or message.endswith("samples.")
 
 
 @pytest.mark.parametrize("groups_val", [None, np.arange(60) // 8])

@@ -290,6 +290,6 @@ class TestCopies:
     def test_a_net_keeps_its_split_without_copies(self):
         X, y, _ = data(200)
         X[1] = X[0]  # one copy makes no difference
-        model = LaplaceRegressor(small_net(train_split=ValidSplit(5)), random_state=0)
-        model.fit(X, y)
+        net = small_net(train_split=ValidSplit(5), max_epochs=5)
+        model = LaplaceRegressor(net, random_state=0).fit(X, y)
         assert len(model.estimator_.history[0]["batches"]) == 5 + 2

@@ -135,7 +135,7 @@ def test_frozen_nets_that_were_never_trained(kind):
 @of_frozen_nets
 def test_frozen_nets_with_the_weights_of_their_initialisation_raise_a_warning(kind):
     def fitted(net):
-        kind(FrozenEstimator(net), random_state=0).fit(X, Y)
+        make(kind).set_params(estimator=FrozenEstimator(net)).fit(X, Y)
 
     net = classifier(DropoutMLP).initialize()
     for untouched in (net, pickle.loads(pickle.dumps(net))):

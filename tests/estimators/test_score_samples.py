@@ -35,11 +35,12 @@ X, Y = blobs()
 X_REG, Y_REG = waves()
 # tanh units are bounded: far samples have features like others
 of_classes, of_numbers = partial(classifier, ReLUNet), partial(regressor, ReLUNet)
+FEW = {"cv": 2, "prior_precisions": [0.1, 1.0]}
 KINDS = {
     LaplaceClassifier: (of_classes, {}, (X, Y)),
-    LaplaceClassifierCV: (of_classes, {"cv": 2}, (X, Y)),
+    LaplaceClassifierCV: (of_classes, FEW, (X, Y)),
     LaplaceRegressor: (of_numbers, {}, (X_REG, Y_REG)),
-    LaplaceRegressorCV: (of_numbers, {"cv": 2}, (X_REG, Y_REG)),
+    LaplaceRegressorCV: (of_numbers, FEW, (X_REG, Y_REG)),
     DeepEnsembleClassifier: (of_classes, {}, (X, Y)),
     DeepEnsembleRegressor: (of_numbers, {}, (X_REG, Y_REG)),
     VariationalRegressor: (of_numbers, {}, (X_REG, Y_REG)),
