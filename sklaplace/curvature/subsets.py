@@ -224,36 +224,38 @@ def _affine_head(
 
     Each later forward pass checks that its outputs agree with this map.
     """
-    hidden: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def record(_layer: nn.Module, _args: object, output: Tensor) -> None:
-        hidden.append(output.detach().clone())
+        outputs.append(output.detach().clone())
 
     with torch.no_grad(), layer.register_forward_hook(record):
         f = forward(x)  # with a graph, rounding can differ
     jacobian = backpropagate(forward, x, layout, probe)[1]
-    if len(hidden) != 1 or hidden[0].ndim != 2:
+    if len(outputs) != 1 or outputs[0].ndim != 2:
         return None
-    hidden[0] = hidden[0].to(f.dtype)
+    hidden, n = outputs[0].to(f.dtype), f.shape[1]
     # if the network returns the layer's outputs, one column is enough to verify this
     probed = jacobian.layers[0].first.g.squeeze(2).mT
-    matrix: Tensor | None
-    n = f.shape[1]
-    if torch.equal(hidden[0], f) and torch.allclose(probed, probe(f)):
-        if n > MAX_DENSE_OUTPUTS:
-            return Head(IdentityMap(n), f.new_zeros(n, dtype=torch.float64))
+    is_identity = torch.equal(hidden, f) and torch.allclose(probed, probe(f))
+    if is_identity and n > MAX_DENSE_OUTPUTS:
+        return Head(IdentityMap(n), f.new_zeros(n, dtype=torch.float64))
+    if is_identity:
         matrix = torch.eye(n, dtype=torch.float64, device=f.device)
-    else:
-        check_jacobian_bytes(f)
-        matrix = common_gradient(layout, backpropagate(forward, x, layout)[1])
-    if matrix is None:
-        return None
-    wide, target = hidden[0].double(), f.double()
+        return _with_offset(matrix, hidden, f)
+    check_jacobian_bytes(f)
+    common = common_gradient(layout, backpropagate(forward, x, layout)[1])
+    return None if common is None else _with_offset(common, hidden, f)
+
+
+def _with_offset(matrix: Tensor, hidden: Tensor, f: Tensor) -> Head | None:
+    """Return the head ``f = hidden matrixᵀ + offset``, or None if it does not fit."""
+    wide, target = hidden.double(), f.double()
     offset = (target - wide @ matrix.T).mean(0)
     size = wide.abs().amax(0) @ matrix.T.abs() + target.abs().amax(0)
     rounding = 16 * torch.finfo(f.dtype).eps * size
     head = Head(matrix, offset.masked_fill(offset.abs() <= rounding, 0))
-    return head if head.fits(hidden[0], f) else None
+    return head if head.fits(hidden, f) else None
 
 
 def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:

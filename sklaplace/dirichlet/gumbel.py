@@ -112,8 +112,9 @@ def argmax_proba(
     """
     # relative to the largest mean, near which precision matters
     mean = mean - mean.detach().amax(-1, keepdim=True)
-    is_many = mean.shape[-1] > MANY_CLASSES
-    return (_by_leading if is_many else _by_nodes)(mean, variances, n_nodes)
+    if mean.shape[-1] > MANY_CLASSES:
+        return _by_leading(mean, variances, n_nodes)
+    return _by_nodes(mean, variances, n_nodes)
 
 
 def _by_leading(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:

@@ -425,14 +425,14 @@ def _factor_shapes(rows: Jacobian) -> tuple[tuple[int, ...], ...]:
     return tuple(() if x is None else tuple(x.shape[1:]) for x in factors)
 
 
-def _merge_equal_samples(parts: list[Jacobian]) -> Iterator[Jacobian]:
+def _merge_equal_samples(jacobians: list[Jacobian]) -> Iterator[Jacobian]:
     """Merge equal samples of Jacobians with one shape, and sort samples by hash.
 
     The rows of equal samples are multiples of each other, unless ``S`` depends on the
     targets. If the rows are not multiples, the remaining copies follow in another
     Jacobian.
     """
-    rows = Jacobian.stacked(parts)
+    rows = Jacobian.stacked(jacobians)
     copies: Jacobian | None = rows.take(_keys(rows).sort(stable=True).indices)
     while copies is not None:
         merged, copies = _first_copies(copies)
@@ -444,12 +444,12 @@ def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
     assert rows.keys is not None
     # hashes may be on the CPU, and rows on another device
     keys = rows.keys.to(rows.device)
-    names, owner = keys.unique(return_inverse=True)
-    if len(names) == len(keys):
+    hashes, owner = keys.unique(return_inverse=True)
+    if len(hashes) == len(keys):
         return rows, None
     flat = torch.cat([g.flatten(1) for g in rows.gradients()], 1)  # (n, k·r·o)
     places = torch.arange(len(owner), device=owner.device)
-    first = torch.full_like(names, len(owner)).scatter_reduce(0, owner, places, "amin")
+    first = torch.full_like(hashes, len(owner)).scatter_reduce(0, owner, places, "amin")
     lead = flat[first][owner]
     squares = (lead**2).sum(1)
     ratio = torch.where(squares > 0, (flat * lead).sum(1) / squares, 0)
@@ -457,7 +457,7 @@ def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
     is_multiple = gap <= MAX_DIFFERENCE_OF_MULTIPLES * flat.abs().amax(1)
     is_first = places == first[owner]
     weights = torch.where(is_multiple, ratio**2, 0).masked_fill(is_first, 1)
-    total = flat.new_zeros(len(names)).index_add_(0, owner, weights)
+    total = flat.new_zeros(len(hashes)).index_add_(0, owner, weights)
     merged = rows.take(first).times(total.sqrt()[:, None, None, None])
     unmerged = (~is_multiple & ~is_first).nonzero().flatten()
     return merged, rows.take(unmerged) if len(unmerged) else None
@@ -470,22 +470,22 @@ def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
     (m, m). Each pivot is the sample whose Schur complement has the largest trace.
     Entries with equal ``keys`` (m,) belong to one sample.
     """
-    names, owner = keys.unique(return_inverse=True)
+    hashes, owner = keys.unique(return_inverse=True)
     owner = owner.to(gram.device)
     unexplained, factors = gram.diagonal().clone(), gram[:, :0]
     size = float(unexplained.sum())
     chosen: list[int] = []
-    is_chosen = torch.zeros(len(names), dtype=torch.bool, device=gram.device)
-    for _ in range(min(n, len(names))):
-        traces = unexplained.new_zeros(len(names)).index_add_(0, owner, unexplained)
+    is_chosen = torch.zeros(len(hashes), dtype=torch.bool, device=gram.device)
+    for _ in range(min(n, len(hashes))):
+        traces = unexplained.new_zeros(len(hashes)).index_add_(0, owner, unexplained)
         best = int(traces.masked_fill_(is_chosen, -1.0).argmax())
         rows = (owner == best).nonzero().flatten()
-        rest = gram[:, rows] - factors @ factors[rows].T
-        values, vectors = symmetric_eigh(rest[rows])
+        remainder = gram[:, rows] - factors @ factors[rows].T
+        values, vectors = symmetric_eigh(remainder[rows])
         is_positive = values > MIN_RELATIVE_EIGENVALUE * size
-        factor = rest @ (vectors[:, is_positive] * values[is_positive].rsqrt())
+        factor = remainder @ (vectors[:, is_positive] * values[is_positive].rsqrt())
         factors = torch.cat([factors, factor], 1)
         unexplained = (unexplained - (factor**2).sum(1)).clamp(min=0)
         chosen.append(best)
         is_chosen[best] = True
-    return names[chosen]
+    return hashes[chosen]

@@ -71,9 +71,10 @@ class Factor(FieldsOnly):
         if isinstance(state, Tensor):
             if state.ndim == 1:
                 state = state, None
+            elif _is_root(state):
+                state = wide_root_eigh(state)
             else:
-                decompose = wide_root_eigh if _is_root(state) else symmetric_eigh
-                state = decompose(state)
+                state = symmetric_eigh(state)
             self.state = state
         return state
 
