@@ -122,13 +122,6 @@ class CurvatureSums:
         return self
 
 
-# ``map(function, parts)`` yields sums over the parts, in order
-OrderedMap = Callable[
-    [Callable[[Samples], CurvatureSums], Sequence[Samples]],
-    Iterable[CurvatureSums],
-]
-
-
 def accumulate(
     network: TrainedNetwork,
     parts: Sequence[Samples],
@@ -137,7 +130,7 @@ def accumulate(
     *,
     batch_size: int | None = None,
     recorder: Callable[[TrainedNetwork, Forward], Recorder] = Recorder,
-    map: OrderedMap = map,  # noqa: A002 - a map, like the builtin
+    map: Callable[..., Iterable[CurvatureSums]] = map,  # noqa: A002 - like the builtin
 ) -> CurvatureSums:
     """Sum the curvature and the loss over samples.
 
@@ -156,7 +149,7 @@ def accumulate(
     recorder : callable
         Creates the `Recorder` for one part from the network and its `Forward`.
     map : callable
-        Applies a function to the parts and yields the results in order.
+        Called as ``map(function, parts)``; yields the results in the order of parts.
 
     Returns
     -------
@@ -256,7 +249,7 @@ class _Batch:
         return f
 
     def _set_targets(self, f: Tensor) -> None:
-        """Set the targets; multiply the sample weights by the criterion's weights."""
+        """Set the targets and the weights of the samples' losses."""
         if not all_finite(f):
             raise ValueError(
                 "The network's outputs are not finite for some training samples: its "

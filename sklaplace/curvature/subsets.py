@@ -50,7 +50,7 @@ def last_layer(forward: Forward, x: Batch) -> Layout:
     """
     calls = _called_layers(forward, x)
     last_weights: set[Tensor] = set()
-    for name in _last_layers(forward, x, calls.names):
+    for name in ending_layers(forward, x, calls.names):
         head = forward.module.get_submodule(name)
         if not isinstance(head, nn.Linear):
             raise ValueError(
@@ -68,17 +68,6 @@ def last_layer(forward: Forward, x: Batch) -> Layout:
     if calls.uses:
         layout = replace(layout, called=tuple(calls.names))
     return _with_head(forward, x, layout)
-
-
-def ending_layers(
-    forward: Forward, x: Batch, called: list[str] | None = None
-) -> list[str]:
-    """Return the names of the last layers with parameters, of any type.
-
-    ``called`` lists all layers with parameters that the network calls, if known.
-    """
-    names = _called_layers(forward, x).names if called is None else called
-    return _last_layers(forward, x, names)
 
 
 def trainable(forward: Forward, x: Batch) -> Layout:
@@ -267,12 +256,17 @@ def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
     return g[0].double() if torch.allclose(g, g[:1].expand_as(g)) else None
 
 
-def _last_layers(forward: Forward, x: Batch, called: list[str]) -> list[str]:
+def ending_layers(
+    forward: Forward, x: Batch, called: list[str] | None = None
+) -> list[str]:
     """Return the layers that affect the outputs and whose outputs enter no other layer.
 
-    If the output of every layer enters another layer, as in a loop, return only the
-    last layer.
+    ``called`` lists all layers with parameters that the network calls, if known. If the
+    output of every layer enters another layer, as in a loop, return only the last
+    layer.
     """
+    if called is None:
+        called = _called_layers(forward, x).names
     called = list(dict.fromkeys(map(_without_parametrization, called)))
     layers = [n for n in called if not any(contains(n, m) for m in called if m != n)]
     return _ends(forward, x, layers) or [_last_called(forward, x, layers)]

@@ -54,9 +54,8 @@ class Diag(base.Diagonalised):
 
     def with_output_factors(self, factors: Tensor) -> "Diag":
         """Return the diagonal of ``D H D``, where ``D`` multiplies the weights."""
-        return Diag(
-            self.layout, self.diagonal * self.layout.expand_outputs(factors) ** 2
-        )
+        squares = self.layout.expand_outputs(factors) ** 2
+        return Diag(self.layout, self.diagonal * squares)
 
     def add_to(self, accumulator: base.Accumulator) -> None:
         """Put the diagonal into an empty accumulator."""
