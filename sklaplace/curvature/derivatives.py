@@ -103,6 +103,7 @@ def mapped_rows(
         return {}
 
     def rows(x_n: Batch, columns_n: Tensor) -> dict[str, Tensor]:
+        """Return the rows (k, p) of one sample for its columns (c, k), by name."""
         batch = add_axis(x_n)
         pull = vjp(lambda p: call_with(forward, p, batch)[0], parameters)[1]
         back = vmap(lambda column: pull(column)[0])(columns_n.T)

@@ -79,6 +79,7 @@ class FeatureRecorder(ExitStack):
     def _record(
         self, name: str, layer: nn.Module, args: object, kwargs: object
     ) -> None:
+        """Record the input of a call, unless another layer has the same input."""
         if self._is_complete:
             return
         x = _first_real(args, kwargs)

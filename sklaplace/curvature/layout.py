@@ -107,6 +107,7 @@ class Head(FieldsOnly):
         return self._shared[key]
 
     def _shared_columns(self, columns: Any, f: Tensor) -> Tensor | SharedColumns:
+        """Compute `shared`, in the dtype of the outputs ``f``."""
         if isinstance(self.matrix, IdentityMap):
             n_blocks = 0 if columns is None else columns.n_blocks
             return SharedColumns(self.matrix.n, n_blocks, f.new_zeros(()))

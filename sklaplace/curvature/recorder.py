@@ -161,6 +161,7 @@ class CallRecorder(ExitStack):
     def _record(
         self, name: str, layer: nn.Module, args: Args, _: Kwargs, output: Tensor
     ) -> Tensor:
+        """Record the input of a layer's call, and the gradient edge of its output."""
         if self._inputs_alone is not None:
             return output
         if output._is_view():

@@ -395,6 +395,7 @@ def _called_layers(forward: Forward, x: Batch) -> _Calls:
 
 
 def _record_calls(forward: Forward, x: Batch) -> _Calls:
+    """Pass a batch through the network, and record the modules that it calls."""
     called: list[str] = []
     outputs: list[object] = []
 

@@ -144,6 +144,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """Return the square roots of the Fisher information, (b, c)."""
 
         def root_information(f: Tensor) -> Tensor:
+            """Return the root of the expected squared score at each output, (k,)."""
             y, p = self._nodes(f)
             score = torch.func.grad(lambda f: self.log_prob(f.clone(), y).sum())
             scores = score(f.unsqueeze(-1).expand(y.shape))
@@ -156,6 +157,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """Draw targets by inverting the distribution function, (b, c)."""
 
         def quantile(f: Tensor, u: Tensor) -> Tensor:
+            """Return the quantile at one level for each output, (k,)."""
             y, p = self._nodes(f)
             return self._quantiles(y, p, u.unsqueeze(-1))[:, 0]
 
@@ -165,6 +167,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """Return means and variances; variances dominated by the tails are inf."""
 
         def conditional_moments(f: Tensor) -> Tensor:
+            """Return the mean and variance of the target given each output, (k, 2)."""
             y, p = self._nodes(f)
             center = (p * y).sum(-1, keepdim=True)
             terms = p * (y - center) ** 2
@@ -195,6 +198,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         u = torch.as_tensor(levels, dtype=torch.float64)
 
         def mixture_quantiles(mean: Tensor, std: Tensor, n: int) -> Tensor:
+            """Return quantiles (k, q) of mixtures over n nodes of each output."""
             z = torch.linspace(
                 -_MAX_DEVIATIONS, _MAX_DEVIATIONS, n, dtype=torch.float64
             )
@@ -232,6 +236,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """Return the predictive log-density, summed over columns, (b,)."""
 
         def log_integral(mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
+            """Integrate the density of each target over its output, (k,)."""
             m, s, y = (t.unsqueeze(-1) for t in (mean, std, y))
 
             def log_joint(z: Tensor) -> Tensor:
@@ -303,6 +308,7 @@ def _masses(
     center, bound = center.unsqueeze(-1), math.sinh(reach)
 
     def value(x: Tensor) -> Tensor:
+        """Return the integrands at distances (k, q) from the centers."""
         log_f = log_function(center + x.clamp(-bound, bound))
         if log_f.shape != x.shape:
             raise ValueError(

@@ -98,9 +98,9 @@ def glm(
         parts = iter([jac.join_columns(list(parts))])
     means, covariances = [], []
     for f, jacobian in parts:
-        outputs = f if centring is None else centring.centred(f)
-        f = outputs.narrow(1, jacobian.first_column, jacobian.n_columns)
-        means.append(linearised_mean(posterior, f, jacobian))
+        centred_f = f if centring is None else centring.centred(f)
+        columns = centred_f.narrow(1, jacobian.first_column, jacobian.n_columns)
+        means.append(linearised_mean(posterior, columns, jacobian))
         if n_blocks > 1 and not diagonal:
             projection = projected(posterior.structure, jacobian, n_blocks)
             cov = projection.covariance(posterior.precision, diagonal=False)

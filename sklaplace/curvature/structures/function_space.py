@@ -380,6 +380,7 @@ class VariationalAccumulator(NystromAccumulator):
     candidates_per_point = CANDIDATES_PER_POINT
 
     def _choose_points(self) -> tuple[Jacobian, ...]:
+        """Return ``SᵀJ`` of the points, chosen greedily among the candidates."""
         pool = PointRoot(self.layout, self._points_by_shape())
         check_finite(pool.trace())
         chosen = _least_explained(pool.gram(), _row_keys(pool), self.n_points)
