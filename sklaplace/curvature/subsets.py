@@ -274,9 +274,9 @@ def ending_layers(
 
 def _without_parametrization(name: str) -> str:
     """Return the name of the layer that owns a parametrization."""
-    parts = name.split(".")
-    ends = parts.index("parametrizations") if "parametrizations" in parts else None
-    return ".".join(parts[:ends])
+    names = name.split(".")
+    end = names.index("parametrizations") if "parametrizations" in names else None
+    return ".".join(names[:end])
 
 
 def _ends(forward: Forward, x: Batch, layers: list[str]) -> list[str]:

@@ -100,8 +100,8 @@ class _SquareRoot(OutputHessian):
     sqrt: Tensor
 
     def __post_init__(self) -> None:
-        b, c, *k = self.sqrt.shape
-        self._set_sizes(b, c, *(k or [c]))
+        b, c = self.sqrt.shape[:2]
+        self._set_sizes(b, c, self.sqrt.shape[-1])
 
     def _weighted(self, weights: Tensor) -> "OutputHessian":
         ones = [1] * (self.sqrt.ndim - 1)

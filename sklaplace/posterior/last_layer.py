@@ -106,13 +106,14 @@ class LastLayerModel(LinearModel):
         self, f: Tensor, curvature: Curvature, accumulator: Accumulator
     ) -> Iterator[Jacobian]:
         """Yield Jacobian rows from features and the loss Hessian at outputs ``f``."""
-        tensors = self.features, f, self.targets, self.sample_weight, self.keys
         elements = accumulator.row_elements(self.layout, f.shape[1])
         n_rows = batch_rows(8 * (elements + self.features.shape[1]))
-        batches = zip(*(tensor.split(n_rows) for tensor in tensors), strict=True)
-        for features, outputs, targets, weights, keys in batches:
-            hessian = curvature(self.likelihood, outputs, targets, weights, keys)
-            inputs = head_inputs(self.layout, features)
+        for start in range(0, len(f), n_rows):
+            rows = slice(start, start + n_rows)
+            targets, weights = self.targets[rows], self.sample_weight[rows]
+            keys = self.keys[rows]
+            hessian = curvature(self.likelihood, f[rows], targets, weights, keys)
+            inputs = head_inputs(self.layout, self.features[rows])
             layer = LayerRows(tuple(HeadBlock(hessian, self._map, a) for a in inputs))
             yield Jacobian([layer], weights, keys=keys)
 
