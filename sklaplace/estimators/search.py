@@ -155,30 +155,31 @@ class PriorSearch:
             scorer = type(self)._log_likelihood
 
         def fold_score(fold: int, posterior: GaussianPosterior) -> float:
-            part = fit.folds[fold]
-            model = self._under(options, part.network, posterior)
-            model._novelty = part.novelty
+            network, novelty = fit.folds[fold].network, fit.folds[fold].novelty
+            model = self._under(options, network, posterior)
+            model._novelty = novelty
             return score_of(scorer, model, validation.scored(fold))
 
         def tuner(problem: TuningProblem) -> GaussianPosterior:
             points = score_grid(problem, grid, scorer and fold_score)
             params = [{"prior_precision": value} for value in grid]
             if problem.free_noise:
-                for one, point in zip(params, points, strict=True):
+                for entry, point in zip(params, points, strict=True):
                     model = self._under(options, fit.network, point.posterior)
-                    one["sigma_noise"] = model.sigma_noise_
+                    entry["sigma_noise"] = model.sigma_noise_
             table = np.array([point.scores for point in points])
             if scorer is None:  # in units of y
                 unit = self._targets.noise_unit
                 table -= self._targets.n_outputs * np.log(unit)
-            self.n_splits_ = len(fit.folds)
-            self.cv_results_ = cv_results(params, table)
-            index = int(self.cv_results_["rank_test_score"].argmin())
-            self.best_index_, best = index, points[index]
-            self.best_score_ = float(self.cv_results_["mean_test_score"][index])
-            if not best.is_refitted:
-                return best.posterior
-            return problem.model.refit(best.posterior)
+            results = cv_results(params, table)
+            index = int(results["rank_test_score"].argmin())
+            self.n_splits_, self.cv_results_ = len(fit.folds), results
+            self.best_index_ = index
+            self.best_score_ = float(results["mean_test_score"][index])
+            best = points[index]
+            if best.is_refitted:
+                return problem.model.refit(best.posterior)
+            return best.posterior
 
         return tuner
 

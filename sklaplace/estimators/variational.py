@@ -109,13 +109,13 @@ class BaseVariational(BaseSampling):
         self.kl_ = float(self.posterior_.kl(n_draws, generator))
         outputs = BatchedOutputs(network, model, self.batch_size)
         # use the objective's noise: ``sigma_noise_`` can be close to zero if draws vary
-        likelihood, total = network.spec.likelihood, 0.0
-        n_targets = 0.0
+        likelihood = network.spec.likelihood
+        nll, n_targets = 0.0, 0.0
         for losses, w, n in outputs.losses_of(network.train):
-            total += float(w @ nats(likelihood, losses, trainer.noise, n).mean(-1))
+            nll += float(w @ nats(likelihood, losses, trainer.noise, n).mean(-1))
             n_targets += float(w.sum()) * n
         log_unit = math.log(self._targets.noise_unit)
-        self.elbo_ = -total - self.kl_ - log_unit * n_targets
+        self.elbo_ = -nll - self.kl_ - log_unit * n_targets
         if is_frozen(self.estimator) and network.held_out is not None:
             self._compare(network, outputs, trainer.noise)
 

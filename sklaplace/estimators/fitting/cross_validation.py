@@ -125,7 +125,7 @@ def _row_splits(
         with private_rng(None):
             X = scorable.reshape(-1, 1) if is_opaque(part.X) else part.X
             pairs = splitter.split(X, part.y, part.groups)
-            splits = [(scorable[a], scorable[b]) for a, b in pairs]
+            splits = [(scorable[train], scorable[test]) for train, test in pairs]
     except (IndexError, TypeError, ValueError) as error:
         advice = (
             "Use fewer folds, leave out classes of y with few samples, or pass pairs "
@@ -245,7 +245,7 @@ def cv_results(params: list[dict[str, Any]], scores: np.ndarray) -> dict[str, An
         std = scores.std(1)
     ranks = rankdata(-np.where(is_finite, mean, -np.inf), method="min")
     return {
-        **{f"param_{k}": np.array([one[k] for one in params]) for k in params[0]},
+        **{f"param_{k}": np.array([entry[k] for entry in params]) for k in params[0]},
         "params": params,
         **{f"split{k}_test_score": column for k, column in enumerate(scores.T)},
         "mean_test_score": mean,

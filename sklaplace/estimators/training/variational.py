@@ -52,15 +52,17 @@ class VariationalTrainer(Trainer):
         _check_net(net, has_likelihood=self.likelihood is not None)
         if self.is_frozen:
             self.elbo.start = copy.deepcopy(inner_net(self.estimator).module_)
-        samples, module = super().learn(net, data), net.module_
+        samples = super().learn(net, data)
+        module = net.module_
         distribution = module.posterior.requires_grad_(False)
         if not all(bool(p.isfinite().all()) for p in distribution.parameters()):
             raise ValueError(
                 "The training of the posterior has diverged: its parameters are not "
                 "finite. Lower the learning rate of estimator, or scale X."
             )
-        prior, layout = self.elbo.prior, module.layout
-        self.posterior = VariationalPosterior(distribution, prior, layout)
+        self.posterior = VariationalPosterior(
+            distribution, self.elbo.prior, module.layout
+        )
         distribution.zero_grad()
         self.noise = self.elbo.noise(module).cpu()
         net.module_ = module.at_medians()
