@@ -59,13 +59,13 @@ class PosteriorFamily:
         if not issubclass(self.kind, WeightPosterior):
             check_option("posterior", self.posterior, POSTERIORS, _OTHERS)
         check_positive("bound", self.bound)
+        source: WeightPosterior | type[WeightPosterior] = self.kind
         checks, owner = self.kind.checks, f"posterior={self.kind.name!r}"
-        bounded: type[WeightPosterior] | WeightPosterior = self.kind
         if isinstance(self.posterior, WeightPosterior):
+            source = self.posterior
             checks, owner = {}, f"an instance of {self.kind.name!r}"
-            bounded = self.posterior
         check_params("posterior_params", self.options, checks, owner)
-        check_support(bounded, prior)
+        check_support(source, prior)
 
     def start(self, location: Tensor, scale: Tensor) -> WeightPosterior:
         """Return a posterior with initial medians and standard deviations, (P,) each.
