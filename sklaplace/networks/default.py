@@ -19,6 +19,7 @@ import torch
 from skorch import NeuralNet, NeuralNetClassifier, NeuralNetRegressor
 from torch import Tensor, nn
 
+from sklaplace.core.evidence import most_probable
 from sklaplace.core.parallel import one_blas_thread
 from sklaplace.data.dataset import TrainingData
 from sklaplace.networks.optimizer import CosineAdam
@@ -43,9 +44,6 @@ GRADIENT_TOLERANCE = 1e-7
 # Below one per cent of the variance, the evidence cannot distinguish noise from
 # nonlinearity. A vanishing penalty would leave the weights undetermined.
 MIN_NOISE = 0.01
-
-# A few digits of the evidence's fixed point suffice.
-EVIDENCE_ITERATIONS = 50
 
 # Stochastic gradients (sampled weights, dropout masks) require more, smaller steps.
 STOCHASTIC_STEPS, STOCHASTIC_RATE = 500, 0.05
@@ -419,8 +417,8 @@ def _noise_fraction(X: Array, Y: Array, weight: Array, module: dict[str, Any]) -
     root = np.sqrt(weight)[:, None]
     eigenvalues, projections = _spectrum(root * features, root * Y)
     total = weight @ Y**2
-    noise = _evidence_noise(eigenvalues, projections, total, weight.sum())
-    varying = noise[total > 0]
+    best = most_probable(eigenvalues, projections, total, weight.sum())
+    varying = best.variance[total > 0]
     # Constant targets contain no information about the noise of other targets.
     return float(np.clip(varying.mean(), MIN_NOISE, 1.0)) if varying.size else 1.0
 
@@ -433,35 +431,3 @@ def _spectrum(features: Array, Y: Array) -> tuple[Array, Array]:
     eigenvalues, vectors = np.linalg.eigh(features @ features.T)
     eigenvalues = eigenvalues.clip(0)
     return eigenvalues, eigenvalues[:, None] * (vectors.T @ Y) ** 2
-
-
-def _evidence_noise(
-    eigenvalues: Array, projections: Array, total: Array, n_samples: float
-) -> Array:
-    """Estimate the noise variance (c,) of each output by MacKay's fixed point.
-
-    Parameters
-    ----------
-    eigenvalues : ndarray of shape (p,)
-        Eigenvalues e of F'F = Q diag(e) Q', for features F (n, p).
-    projections : ndarray of shape (p, c)
-        Squares of Q'F'Y.
-    total : ndarray of shape (c,)
-        Sums of squares of the targets Y.
-    n_samples : float
-        Sum of the weights.
-    """
-    # MacKay (1992), section 4: gamma well-determined parameters explain ||w||^2, and
-    # the other n - gamma degrees of freedom explain the residuals.
-    e = eigenvalues[:, None]  # (p, 1)
-    noise, precision = np.full(len(total), 0.5), np.ones(len(total))
-    for _ in range(EVIDENCE_ITERATIONS):
-        ridge = precision * noise
-        gamma = (e / (e + ridge)).sum(axis=0)
-        norm = (projections / (e + ridge) ** 2).sum(axis=0)
-        explained = (projections * (e + 2 * ridge) / (e + ridge) ** 2).sum(axis=0)
-        residual = (total - explained).clip(0)
-        # The bounds matter if targets are constant or parameters outnumber samples.
-        precision = (gamma / norm.clip(1e-12)).clip(1e-6, 1e6)
-        noise = (residual / (n_samples - gamma).clip(1e-12)).clip(1e-6, 1.0)
-    return noise
