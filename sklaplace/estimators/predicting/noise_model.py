@@ -12,8 +12,8 @@ The model has three parts for each column of targets:
 Predicted means do not change, because the quantiles are centred.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import norm
 from sklearn.ensemble import ExtraTreesRegressor
-from sklearn.linear_model import BayesianRidge
 from torch import Tensor
 
+from sklaplace.core.evidence import most_probable
 from sklaplace.core.parallel import one_blas_thread
 from sklaplace.core.trees import Batch
 from sklaplace.likelihoods.quadrature import NODES, WEIGHTS
@@ -114,6 +114,11 @@ class Residuals:
     weights: Array
     keys: NDArray[np.integer]
 
+    @property
+    def group(self) -> NDArray[np.integer]:
+        """Numbers (n,) from 0 to `N_GROUPS`; equal keys have equal numbers."""
+        return np.unique(self.keys, return_inverse=True)[1] % N_GROUPS
+
 
 @dataclass(frozen=True)
 class Interpolation:
@@ -157,16 +162,51 @@ class LogScale:
     scale: Tensor
     coefficients: Tensor
     intercept: float
-    bounds: tuple[float, float] = (-np.inf, np.inf)
+    bounds: tuple[float, float]
 
     @classmethod
-    def fit(cls, inputs: Array, target: Array, weights: Array) -> "LogScale":
-        """Fit the function to targets (n,), with priors that maximise the evidence."""
+    def fit(
+        cls, inputs: Array, target: Array, weights: Array, group: NDArray[np.integer]
+    ) -> tuple["LogScale", Array]:
+        """Fit the function to targets (n,).
+
+        Return the function, and the values (n,) of functions that are fitted to the
+        targets of all other groups.
+
+        Notes
+        -----
+        The coefficients are most probable under a normal prior. The prior precision and
+        the variance of the targets maximise the evidence within bounds, without further
+        priors; see `most_probable`.
+        """
         center, scale = _standardisation(inputs, weights)
-        clipped = ((inputs - center) / scale).clip(-CLIP, CLIP)
-        line = BayesianRidge().fit(clipped, target, weights)
-        to, intercept = torch.from_numpy, float(line.intercept_)
-        return cls(to(center), to(scale), to(line.coef_), intercept)
+        (origin,), (unit,) = _standardisation(target[:, None], weights)
+        coordinates = ((inputs - center) / scale).clip(-CLIP, CLIP)
+        basis = np.eye(len(center))
+        if len(inputs) < len(center):
+            # the coefficients are in the subspace that the samples span
+            basis, triangle = np.linalg.qr(coordinates.T)
+            coordinates = triangle.T
+        ones = np.ones(len(inputs))
+        rows = np.column_stack([ones, coordinates, (target - origin) / unit])
+        products = np.zeros((N_GROUPS, rows.shape[1], rows.shape[1]))
+        for g in range(N_GROUPS):
+            of_group = rows[group == g]
+            products[g] = of_group.T @ (weights[group == g, None] * of_group)
+        logs = np.empty(len(inputs))
+        for g in range(N_GROUPS):
+            line = _most_probable_line(np.delete(products, g, axis=0).sum(0))
+            logs[group == g] = origin + unit * (rows[group == g, :-1] @ line)
+        logs = logs.clip(target.min(), target.max())
+        line = _most_probable_line(products.sum(0))
+        of_all = cls(
+            center=torch.from_numpy(center),
+            scale=torch.from_numpy(scale),
+            coefficients=torch.from_numpy(unit * (basis @ line[1:])),
+            intercept=float(origin + unit * line[0]),
+            bounds=(logs.min(), logs.max()),
+        )
+        return of_all, logs
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return values (n,)."""
@@ -315,10 +355,7 @@ class ColumnNoise:
         (origin,), (unit,) = _standardisation(predictions.mean[:, [column]].numpy(), w)
         origin, unit = float(origin), float(unit)
         inputs = _line_inputs(predictions, column, level, origin, unit).numpy()
-        logs = _across_groups(LogScale.fit, inputs, target, residuals)
-        logs = logs.clip(target.min(), target.max())
-        bounds = logs.min(), logs.max()
-        line = replace(LogScale.fit(inputs, target, w), bounds=bounds)
+        line, logs = LogScale.fit(inputs, target, w, residuals.group)
         noise = np.exp(2 * logs)
 
         def excess(log_factor: float) -> float:
@@ -330,7 +367,11 @@ class ColumnNoise:
         log_factor = brentq(excess, low, high) if excess(low) > 0 else low
         z = r / np.sqrt(variance + np.exp(2 * log_factor) * noise)
         inputs = _forest_inputs(predictions, column, torch.from_numpy(logs)).numpy()
-        rows = _across_groups(QuantileForest.fit, inputs, z, residuals)
+        rows = np.empty((len(z), len(LEVELS)))
+        for g in range(N_GROUPS):
+            others, members = residuals.group != g, residuals.group == g
+            forest = QuantileForest.fit(inputs[others], z[others], w[others])
+            rows[members] = forest(torch.from_numpy(inputs[members])).numpy()
         nodes = np.tile(NODES, (len(rows), 1))
         rows = rows - (_values_at(nodes, rows) @ WEIGHTS)[:, None]
         probabilities, scores, n = _ranked(_scores_of(z, rows), w)
@@ -475,21 +516,22 @@ def _single(values: Tensor) -> Tensor:
     return values.clamp(-1e30, 1e30).float()
 
 
-def _across_groups(
-    fit: Callable[..., Callable[[Tensor], Tensor]],
-    inputs: Array,
-    target: Array,
-    residuals: Residuals,
-) -> Array:
-    """Return predictions for each group of samples, from a fit to all other groups."""
-    group = np.unique(residuals.keys, return_inverse=True)[1] % N_GROUPS
-    predictions, rows = [], []
-    for k in range(N_GROUPS):
-        seen, left_out = group != k, np.flatnonzero(group == k)
-        model = fit(inputs[seen], target[seen], residuals.weights[seen])
-        predictions.append(model(torch.from_numpy(inputs[left_out])).numpy())
-        rows.append(left_out)
-    return np.asarray(np.concatenate(predictions)[np.argsort(np.concatenate(rows))])
+def _most_probable_line(products: Array) -> Array:
+    """Return the intercept and the coefficients (k + 1,) that maximise the evidence.
+
+    ``products`` (k + 2, k + 2) contains weighted sums over samples, of products of the
+    number one, the k inputs and the target.
+    """
+    n_samples, sums = products[0, 0], products[0, 1:]
+    centred = products[1:, 1:] - np.outer(sums, sums) / n_samples
+    eigenvalues, vectors = np.linalg.eigh(centred[:-1, :-1])
+    eigenvalues = eigenvalues.clip(0)
+    projections = vectors.T @ centred[:-1, -1:]
+    best = most_probable(eigenvalues, projections**2, centred[-1:, -1], n_samples)
+    shrunk = projections / (eigenvalues[:, None] + best.ridge)
+    coefficients = (vectors @ shrunk)[:, 0]
+    intercept = (sums[-1] - sums[:-1] @ coefficients) / n_samples
+    return np.append(intercept, coefficients)
 
 
 def _ranked(values: Array, weights: Array) -> tuple[Array, Array, float]:
