@@ -28,6 +28,7 @@ FLOORS = [
     "networks",
     "curvature",
     "novelty",
+    "noise",
     "posterior",
     "variational",
     "estimators",

@@ -20,10 +20,10 @@ from sklaplace.estimators.options.constraints import FRACTION, LEVELS, option
 from sklaplace.estimators.options.given_net import is_frozen
 from sklaplace.estimators.options.laplace import sibling
 from sklaplace.estimators.predicting import latent
-from sklaplace.estimators.predicting.noise_model import NoiseModel
 from sklaplace.estimators.targets.numbers import NumberTargets
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import RegressionLikelihood
+from sklaplace.noise.model import NoiseModel
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from sklaplace.estimators.options.constraints import LEVELS, keys_and, option
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.predicting.closed_forms import Interval, Numbers
-from sklaplace.estimators.predicting.noise_model import NoiseModel
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.predicting.predictive_module import PredictiveModule
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
@@ -30,6 +29,7 @@ from sklaplace.estimators.targets.numbers import (
 )
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.likelihoods import Gaussian, RegressionLikelihood
+from sklaplace.noise.model import NoiseModel
 from sklaplace.posterior.tuning import TUNERS
 from sklaplace.posterior.tuning.problem import HeldOutScore
 

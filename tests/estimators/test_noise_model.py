@@ -14,7 +14,7 @@ from skorch.dataset import ValidSplit
 from torch import nn
 
 from sklaplace import LaplaceRegressor
-from sklaplace.estimators.predicting.noise_model import (
+from sklaplace.noise.model import (
     MIN_RESIDUALS,
     NoiseModel,
     Predictions,

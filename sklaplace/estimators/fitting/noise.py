@@ -19,11 +19,11 @@ from sklaplace.data.split import (
     separate_replicates,
     shared_keys,
 )
-from sklaplace.estimators.predicting.noise_model import Predictions, Residuals
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.likelihoods import Gaussian
 from sklaplace.likelihoods.base import DataFit, losses_by_output
 from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.noise.model import Predictions, Residuals
 from sklaplace.novelty.novelty import Novelty
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import linearised_mean, moments

@@ -27,13 +27,13 @@ from sklaplace.dirichlet.links import (
     without_common_variance,
 )
 from sklaplace.dirichlet.logits import JITTER, MIN_VARIANCE, centre
-from sklaplace.estimators.predicting.noise_model import (
+from sklaplace.estimators.targets.label_types import TargetType
+from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
+from sklaplace.noise.model import (
     Interpolation,
     NoiseModel,
     Predictions,
 )
-from sklaplace.estimators.targets.label_types import TargetType
-from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
 from sklaplace.novelty.amplitudes import Amplitudes
 from sklaplace.novelty.batch import FeatureBatch, check_input_shape
 from sklaplace.novelty.leverage import LARGEST_DISTANCE

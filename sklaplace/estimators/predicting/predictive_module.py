@@ -20,13 +20,13 @@ from sklaplace.estimators.predicting.closed_forms import (
     ResidualForm,
 )
 from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
-from sklaplace.estimators.predicting.noise_model import Predictions
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, OutputModel
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
 from sklaplace.likelihoods import Likelihood
 from sklaplace.networks.outputs import unwrapped
 from sklaplace.networks.tabular import TabularNetwork
 from sklaplace.networks.training import copied
+from sklaplace.noise.model import Predictions
 
 _INPUTS: ContextVar[list[Tensor]] = ContextVar("inputs of the last layer")
 
