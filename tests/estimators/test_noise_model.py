@@ -14,12 +14,8 @@ from skorch.dataset import ValidSplit
 from torch import nn
 
 from sklaplace import LaplaceRegressor
-from sklaplace.noise.model import (
-    MIN_RESIDUALS,
-    NoiseModel,
-    Predictions,
-    Residuals,
-)
+from sklaplace.noise.model import MIN_RESIDUALS, NoiseModel
+from sklaplace.noise.residuals import Predictions, Residuals
 
 LEVELS = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
 

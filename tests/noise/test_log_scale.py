@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import BayesianRidge
 
 from sklaplace.core.evidence import VARIANCE_BOUNDS, most_probable
-from sklaplace.noise.model import CLIP, LogScale
+from sklaplace.noise.log_scale import CLIP, LogScale
 
 
 def problem(kind, seed=0):

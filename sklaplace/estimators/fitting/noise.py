@@ -23,7 +23,7 @@ from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.likelihoods import Gaussian
 from sklaplace.likelihoods.base import DataFit, losses_by_output
 from sklaplace.networks.trained import TrainedNetwork
-from sklaplace.noise.model import Predictions, Residuals
+from sklaplace.noise.residuals import Predictions, Residuals
 from sklaplace.novelty.novelty import Novelty
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import linearised_mean, moments

@@ -29,11 +29,9 @@ from sklaplace.dirichlet.links import (
 from sklaplace.dirichlet.logits import JITTER, MIN_VARIANCE, centre
 from sklaplace.estimators.targets.label_types import TargetType
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
-from sklaplace.noise.model import (
-    Interpolation,
-    NoiseModel,
-    Predictions,
-)
+from sklaplace.noise.interpolation import Interpolation
+from sklaplace.noise.model import NoiseModel
+from sklaplace.noise.residuals import Predictions
 from sklaplace.novelty.amplitudes import Amplitudes
 from sklaplace.novelty.batch import FeatureBatch, check_input_shape
 from sklaplace.novelty.leverage import LARGEST_DISTANCE

@@ -26,7 +26,7 @@ from sklaplace.likelihoods import Likelihood
 from sklaplace.networks.outputs import unwrapped
 from sklaplace.networks.tabular import TabularNetwork
 from sklaplace.networks.training import copied
-from sklaplace.noise.model import Predictions
+from sklaplace.noise.residuals import Predictions
 
 _INPUTS: ContextVar[list[Tensor]] = ContextVar("inputs of the last layer")
 

@@ -1,0 +1,131 @@
+"""QuantileForest: quantiles of residuals, averaged over randomised trees."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.ensemble import ExtraTreesRegressor
+from torch import Tensor
+
+from sklaplace.noise.interpolation import LEVELS, SCORES, ranked
+from sklaplace.noise.standardisation import standardisation
+
+Array = NDArray[np.float64]
+
+# Numbers of residuals, in total and per leaf, at which the quantiles of residuals have
+# the same weight as normal quantiles.
+HALF, HALF_OF_LEAF = 100, 5
+# Number of trees, and of residuals in a leaf. Doubling or halving these numbers changed
+# the mean interval score of six tables by less than one per cent.
+N_TREES, LEAF = 25, 40
+# For the splits of trees, residuals are clipped at this number of deviations.
+OUTLYING = 3.0
+
+
+@dataclass(frozen=True)
+class QuantileForest:
+    """Quantiles of residuals, averaged over trees.
+
+    Attributes
+    ----------
+    roots : Tensor of shape (n_trees,)
+        First node of each tree.
+    below, above : Tensor of shape (n_nodes,)
+        Next node for inputs up to the threshold, and next node for larger inputs. The
+        next node of a leaf is the leaf itself.
+    feature, threshold : Tensor of shape (n_nodes,)
+        Index of the input that a node compares with its threshold, and this threshold.
+    quantiles : Tensor of shape (n_nodes, n_levels)
+        Quantiles at `LEVELS` for each leaf.
+    depth : int
+        Maximum number of comparisons per sample in a tree.
+    center, scale : Tensor of shape (k,)
+        Standardisation of the inputs. Trees compare inputs in single precision.
+
+    References
+    ----------
+    Meinshausen (2006), "Quantile regression forests". Here, quantiles are averaged over
+    trees.
+    """
+
+    roots: Tensor
+    below: Tensor
+    above: Tensor
+    feature: Tensor
+    threshold: Tensor
+    quantiles: Tensor
+    depth: int
+    center: Tensor
+    scale: Tensor
+
+    @classmethod
+    def fit(cls, inputs: Array, z: Array, weights: Array) -> "QuantileForest":
+        """Fit trees to standardised residuals ``z`` (n,) and their absolute values."""
+        bounded = z.clip(-OUTLYING, OUTLYING)
+        forest = ExtraTreesRegressor(
+            N_TREES,
+            min_weight_fraction_leaf=min(LEAF / weights.sum(), 0.5),
+            random_state=0,
+        )
+        moments = standardisation(inputs, weights)
+        center, scale = map(torch.from_numpy, moments)
+        rounded = _single((torch.from_numpy(inputs) - center) / scale).numpy()
+        forest.fit(rounded, np.column_stack([bounded, np.abs(bounded)]), weights)
+        trees = [tree.tree_ for tree in forest.estimators_]
+        roots = np.cumsum([0, *(tree.node_count for tree in trees)])
+        offsets = np.repeat(roots[:-1], np.diff(roots))
+
+        def joined(name: str) -> Array:
+            return np.concatenate([getattr(tree, name) for tree in trees])
+
+        def next_nodes(name: str) -> Tensor:
+            children, nodes = joined(name), np.arange(len(offsets))
+            return torch.from_numpy(np.where(children < 0, nodes, children + offsets))
+
+        leaves = forest.apply(rounded) + roots[:-1]
+        return cls(
+            torch.from_numpy(roots[:-1]),
+            next_nodes("children_left"),
+            next_nodes("children_right"),
+            torch.from_numpy(joined("feature").clip(0)),
+            torch.from_numpy(joined("threshold")),
+            torch.from_numpy(_leaf_quantiles(leaves, len(offsets), z, weights)),
+            max(tree.max_depth for tree in trees),
+            center,
+            scale,
+        )
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return quantiles (n, n_levels) at `LEVELS`, in increasing order."""
+        rounded = _single((inputs - self.center) / self.scale).double()
+        nodes = self.roots + torch.zeros_like(rounded[:, :1], dtype=torch.long)
+        for _ in range(self.depth):
+            is_above = rounded.gather(1, self.feature[nodes]) > self.threshold[nodes]
+            nodes = torch.where(is_above, self.above[nodes], self.below[nodes])
+        return self.quantiles[nodes].mean(1)
+
+
+def _leaf_quantiles(
+    leaves: NDArray[np.integer], n_nodes: int, z: Array, weights: Array
+) -> Array:
+    """Return quantiles (n_nodes, n_levels) of residuals (n,) in leaves (n, n_trees)."""
+    n_trees = leaves.shape[1]
+    probabilities, values, leaf = ranked(
+        np.tile(z, n_trees), np.tile(weights, n_trees), leaves.T.ravel()
+    )
+    labels, first = np.unique(leaf, return_index=True)
+    last = np.append(first[1:], len(leaf)) - 1
+    levels = LEVELS.clip(probabilities[first, None], probabilities[last, None])
+    # probabilities are below one, so that leaves do not overlap
+    of_leaves = np.interp(labels[:, None] + levels, leaf + probabilities, values)
+    n = np.bincount(leaves.T.ravel(), np.tile(weights, n_trees))[labels, None]
+    share = weights.sum() / (weights.sum() + HALF) * n / (n + HALF_OF_LEAF)
+    quantiles = np.tile(SCORES, (n_nodes, 1))
+    quantiles[labels] += share * (of_leaves - SCORES)
+    return quantiles
+
+
+def _single(values: Tensor) -> Tensor:
+    """Convert values to finite single-precision values."""
+    return values.clamp(-1e30, 1e30).float()
