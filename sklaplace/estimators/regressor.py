@@ -13,7 +13,7 @@ from sklearn.utils._param_validation import StrOptions
 from sklaplace.core.checks import check_fraction
 from sklaplace.core.trees import Inputs, mapped_tensors
 from sklaplace.curvature.ggn import CURVATURES
-from sklaplace.estimators.fitting.noise import held_out_residuals
+from sklaplace.estimators.fitting.noise import held_out_rows
 from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.options.constraints import LEVELS, keys_and, option
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
@@ -29,6 +29,7 @@ from sklaplace.estimators.targets.numbers import (
 )
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.likelihoods import Gaussian, RegressionLikelihood
+from sklaplace.noise.held_out import held_out_residuals
 from sklaplace.noise.model import NoiseModel
 from sklaplace.posterior.tuning import TUNERS
 from sklaplace.posterior.tuning.problem import HeldOutScore
@@ -314,7 +315,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         self._noise_model = None
         if outputs and self._models_noise and isinstance(self._likelihood, Gaussian):
             levels = self._noise * np.array(self._likelihood.relative or (1.0,))
-            residuals = held_out_residuals(self._outputs(), outputs, levels)
+            rows = held_out_rows(self._outputs(), outputs)
+            residuals = held_out_residuals(rows, levels)
             self._noise_model = NoiseModel.fit(residuals, levels)
 
     @property

@@ -19,7 +19,6 @@ from sklaplace.curvature.structures import Structure
 from sklaplace.curvature.structures.kron import Kron
 from sklaplace.curvature.structures.rounding import check_finite
 from sklaplace.data.dataset import TrainingData
-from sklaplace.estimators.fitting.noise import with_column_noises
 from sklaplace.estimators.fitting.sample_record import (
     SampleRecord,
     SampleRecorder,
@@ -32,6 +31,7 @@ from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.shards import shards_of
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
+from sklaplace.noise.levels import with_column_noises
 from sklaplace.novelty.novelty import Novelty
 from sklaplace.novelty.recorder import NoveltyRecorder
 from sklaplace.novelty.scale import ZScores

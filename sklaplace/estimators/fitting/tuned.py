@@ -14,7 +14,7 @@ from sklaplace.core.checks import warn_user
 from sklaplace.curvature import priors
 from sklaplace.curvature.structures.rounding import check_finite
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit, check_resolved
-from sklaplace.estimators.fitting.noise import seen_noise, with_residual_noise
+from sklaplace.estimators.fitting.noise import with_residual_noise
 from sklaplace.estimators.fitting.untuned import (
     LinearisedSamples,
     check_definite,
@@ -23,6 +23,7 @@ from sklaplace.estimators.fitting.untuned import (
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.noise.levels import root_mean_square, seen_noise
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning import TUNERS, Tuner
 from sklaplace.posterior.tuning.problem import (
@@ -164,10 +165,15 @@ def _seen_noise(
     is_used = options.tuner == "auto" and posterior.likelihood.has_noise
     if has_held_out or not is_used:
         return None
+    if fit.novelty is None:
+        return root_mean_square(fit.data_fit)
     module = as_forward(fit.network.net).module
-    n_layers = sum(p.ndim > 1 for p in module.parameters())
-    relative = posterior.noise_proportions
-    return seen_noise(fit.data_fit, fit.novelty, n_layers, relative)
+    return seen_noise(
+        fit.data_fit,
+        mean_leverage=fit.novelty.mean_leverage(),
+        target_variances=fit.novelty.target_variances / posterior.noise_proportions**2,
+        n_layers=sum(p.ndim > 1 for p in module.parameters()),
+    )
 
 
 def _learned_precision(

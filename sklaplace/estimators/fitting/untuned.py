@@ -18,11 +18,11 @@ from sklaplace.curvature.structures import Structure
 from sklaplace.curvature.structures.full import Full
 from sklaplace.data.dataset import Batches
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit
-from sklaplace.estimators.fitting.noise import root_mean_square
 from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.likelihoods.base import DataFit, loss_weights_or_ones
 from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.noise.levels import root_mean_square
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.linear_model import LinearModel
 from sklaplace.posterior.linearised import LinearisedNetwork

@@ -38,9 +38,9 @@ MAX_FIXED_POINT = 100
 # fixed point, and for the returned model, the tolerance is `ROUNDING`.
 COARSEST, FINEST = 1e-3, 1e-7
 FIXED_POINT_TOLERANCE = 3e-5
-# Smallest σ of a refitted linear model, as a fraction of the targets' standard
+# Smallest ratio of the noise of a refitted linear model to the targets' standard
 # deviation. A model that interpolates the training data would have zero noise.
-SMALLEST_NOISE = 1e-4
+SMALLEST_NOISE_TO_SPREAD = 1e-4
 
 
 def maximise_evidence(problem: TuningProblem) -> GaussianPosterior:
@@ -332,7 +332,7 @@ def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparame
         squares = residual / h.temperature + order * trace_correction * h.sigma_noise**2
         # γ = n if every target is interpolated: keep a tenth of a target
         variance = squares / (n - order * of_weights.sum()).clamp(min=0.1)
-        floor = SMALLEST_NOISE**2 * problem.model.target_variance()
+        floor = SMALLEST_NOISE_TO_SPREAD**2 * problem.model.target_variance()
         h = replace(h, sigma_noise=clamped(torch.maximum(variance, floor).sqrt()))
     return h
 

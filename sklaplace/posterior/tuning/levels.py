@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sklaplace.noise.levels import SMALLEST_LEVEL_TO_LARGEST
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.evidence import maximise_evidence
 from sklaplace.posterior.tuning.problem import TuningProblem
@@ -19,9 +20,6 @@ from sklaplace.posterior.tuning.problem import TuningProblem
 MAX_ROUNDS = 20
 # The rounds end when the largest change in the logarithm of a level is this small.
 TOLERANCE = 1e-3
-# Smallest ratio of a level to the largest level. An output that is fitted exactly would
-# have zero noise. The units of the outputs can differ by many orders of magnitude.
-SMALLEST_RATIO = 1e-6
 
 
 def maximise_with_levels(problem: TuningProblem) -> GaussianPosterior:
@@ -62,4 +60,4 @@ def _most_probable_levels(posterior: GaussianPosterior, losses: Tensor) -> Tenso
     n = posterior.data_fit.n_targets / len(losses)
     left = (n - posterior.curvature_order * by_output).clamp(min=0.1)
     levels = (squares / posterior.hyperparameters.temperature / left).sqrt()
-    return levels.clamp(min=SMALLEST_RATIO * levels.max())
+    return levels.clamp(min=SMALLEST_LEVEL_TO_LARGEST * levels.max())
