@@ -70,6 +70,7 @@ class _Pickler(get_loky_pickler()):  # type: ignore[misc]
     left_out: Set[str] = frozenset()
 
     def reducer_override(self, value: object) -> Any:
+        """Leave out attributes that workers do not need."""
         if isinstance(value, BaseEstimator | FieldsOnly):
             state = dict(vars(value))
             state |= dict.fromkeys(self.left_out & state.keys())

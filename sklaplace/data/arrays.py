@@ -157,12 +157,14 @@ def _one_of_each_type(values: np.ndarray) -> list[Any]:
 
 
 def _kind(label: object) -> str:
+    """Return the kind of a label: a number, a string, or the name of its type."""
     if isinstance(label, bool | int | float | np.number | np.bool_):
         return "number"
     return "string" if isinstance(label, str) else type(label).__name__
 
 
 def _no_dates(name: str, where: str) -> TypeError:
+    """Return the error for dates or times."""
     return TypeError(
         f"{name} has dates or times, {where}. Convert them to numbers first, for "
         "example days: (dates - start) / numpy.timedelta64(1, 'D')."

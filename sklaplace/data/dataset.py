@@ -60,6 +60,7 @@ class RowDataset(Dataset):
         return len(self.y)
 
     def __getitem__(self, index: int) -> tuple[object, object]:
+        """Return the inputs and the target of a sample, and its weight if any."""
         X, _ = unpack_data(self.dataset[index])  # raises if the item has no y
         y, weights = self.y[index], self.weights
         return X, y if weights is None else (y, weights[index])
@@ -104,6 +105,7 @@ class Batches:
     batch_size: int
 
     def __iter__(self) -> Iterator[Batch]:
+        """Yield inputs, targets and weights, sliced from arrays where possible."""
         options = self.net.get_params_for("iterator_valid")
         options = {k: v for k, v in options.items() if k not in _CHOOSING_OPTIONS}
         is_plain = self.net.iterator_valid is DataLoader
@@ -153,6 +155,7 @@ class Batches:
             )
 
     def _on_device(self, value: object) -> Any:
+        """Move a part of a batch to the network's device, as tensors."""
         if value is None:
             return None
         # device=None means the device of the module
@@ -334,6 +337,7 @@ def _as_dict(X: Mapping[str, Any], dtype: np.dtype) -> dict[str, Any]:
 
 
 def _as_array(key: object, value: object, dtype: np.dtype) -> Any:
+    """Convert a list among the inputs to an array, with real numbers of ``dtype``."""
     if not isinstance(value, list):
         return value
     array = as_array(value, f"X[{key!r}]")  # raises if sequences are not padded

@@ -50,6 +50,7 @@ class RowStream(IterableDataset[tuple[object, object]]):
         return len(self.y)
 
     def __iter__(self) -> Iterator[tuple[object, object]]:
+        """Yield the inputs, targets and weights of the samples in order."""
         worker, n = get_worker_info(), len(self)
         if worker is not None and worker.num_workers > 1:
             raise ValueError(

@@ -179,6 +179,7 @@ class MarglikTraining(PriorCallback):
     damping: float = option(0.5, Number(Real, 0, 1, closed="left"))
 
     def _check_settings(self) -> None:
+        """Raise an error for invalid parameters."""
         constraints: Constraints = {
             **constraints_of(LaplaceParameters),
             **constraints_of(type(self)),
@@ -194,6 +195,7 @@ class MarglikTraining(PriorCallback):
 
     @property
     def _options(self) -> options.LaplaceOptions:
+        """Options of the approximation: those of the callback, and default values."""
         names = {f.name for f in fields(options.LaplaceOptions)} & vars(self).keys()
         values: dict[str, Any] = {name: getattr(self, name) for name in names}
         values |= {name: {} for name in options.PARAMS}
@@ -203,6 +205,7 @@ class MarglikTraining(PriorCallback):
         return self.subset_of_weights
 
     def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
+        """Check the parameters, and return the layout of the weights with a prior."""
         settings, layout = self._options, spec.layout
         network = TrainedNetwork(net, spec)
         options.check_prior_shape(self.prior_precision, self.prior_structure, layout)
@@ -213,6 +216,7 @@ class MarglikTraining(PriorCallback):
         return layout
 
     def _prior_gradient(self, theta: Tensor) -> Tensor:
+        """Return the gradient (P,) of the negative log-prior."""
         h = self.hyperparameters_
         delta = priors.expand(h.prior_precision, self.training_.layout)
         return priors.Independent(delta, h.prior_mean).gradient(theta)
@@ -386,6 +390,7 @@ class PriorTraining(PriorCallback):
     temperature: float = 1.0
 
     def _check_settings(self) -> None:
+        """Raise an error for invalid parameters."""
         constraints: Constraints = {
             "prior": [GaussianPosterior],
             "sigma_noise": [POSITIVE, None],
@@ -394,6 +399,7 @@ class PriorTraining(PriorCallback):
         validate_parameter_constraints(constraints, vars(self), type(self).__name__)
 
     def _subset(self, net: NeuralNet) -> Any:
+        """Return the names of the weights that the earlier posterior covers."""
         named, layout = unwrapped(net.module_).named_parameters(), self.prior.layout
         shapes = {name: tuple(parameter.shape) for name, parameter in named}
         shared = [block for block in layout.blocks if block.name in shapes]
@@ -402,6 +408,7 @@ class PriorTraining(PriorCallback):
         return [block.name for block in layout.blocks]
 
     def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
+        """Start at the earlier mean, and return the layout of its weights."""
         self.earlier_ = move(self.prior.as_prior(), device_of(net))
         layout = self.earlier_.layout
         layout.write(self.earlier_.mean, unwrapped(net.module_))
@@ -411,6 +418,7 @@ class PriorTraining(PriorCallback):
         return self.earlier_.gradient(theta)
 
     def _loss_scale(self) -> Tensor:
+        """Return the factor of the loss in the negative log-posterior, ()."""
         sigma, mean = self.sigma_noise, self.earlier_.mean
         noise = self.prior.hyperparameters.sigma_noise if sigma is None else sigma
         noise = torch.as_tensor(noise, dtype=torch.float64, device=mean.device)

@@ -241,6 +241,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
     # --------------------------------------------------------------------- fit
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
+        """Return the trainer; covariances of the outputs must fit into memory."""
         is_linearised = options.pred_type == "glm"
         needs = is_linearised and not self._needs_variances_only(self._link().diagonal)
         return replace(super()._trainer(options), takes_covariances=needs)
@@ -248,6 +249,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     def _score(
         self, likelihood: ClassificationLikelihood, *, is_given: bool
     ) -> HeldOutScore:
+        """Return the log loss of the link's probabilities on held-out samples."""
         link = self._link()
         return HeldOutScore(
             partial(
@@ -409,6 +411,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         )
 
     def _map_proba(self, X: Inputs, reduce: Reduction = unchanged) -> np.ndarray:
+        """Return probabilities under Gaussian logits, or averaged over draws."""
         if not self._outputs().model.is_gaussian:
             return super()._map_proba(X, reduce)
         link, n_classes = self._link(), self._targets.n_classes

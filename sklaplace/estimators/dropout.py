@@ -69,6 +69,7 @@ class SharedMasks(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        """Run an operator; dropout operators use the masks of the current draw."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.drawing.update(self.running[-1:])
         if func not in OPERATORS:

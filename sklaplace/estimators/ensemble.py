@@ -124,6 +124,7 @@ class BaseEnsemble(BaseSampling):
     _trainer_kind = EnsembleTrainer
 
     def _check_options(self) -> None:
+        """Raise an error for invalid values, and for nets with fixed weights."""
         super()._check_options()
         if is_frozen(self.estimator):
             raise ValueError(
@@ -139,6 +140,7 @@ class BaseEnsemble(BaseSampling):
         return super()._trainer(n_estimators=self.n_estimators, n_jobs=self.n_jobs)
 
     def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
+        """Set fitted attributes, including the networks of all members."""
         self.estimators_ = [member.net for member in trainer.networks]
         # do not store the samples
         self._networks = [TrainedNetwork(n.net, n.spec) for n in trainer.networks]

@@ -180,6 +180,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
             return self._fit(samples)
 
     def _fit(self, samples: Samples) -> Any:
+        """Fit to samples as passed by the user, and return the estimator."""
         # check the parameters
         options = self._check_options()
         warn_of_weight_scale(samples.sample_weight)
@@ -294,6 +295,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         network: TrainedNetwork,
         posterior: GaussianPosterior,
     ) -> None:
+        """Set the fitted attributes that describe the posterior."""
         self._options = options
         self.estimator_ = network.net
         self.network_spec_ = replace(network.spec, likelihood=posterior.likelihood)

@@ -740,6 +740,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         return self._targets.target_type.unflatten(is_member)
 
     def __sklearn_tags__(self) -> Any:
+        """Return scikit-learn's tags of classifiers, with those of the criterion."""
         tags = super().__sklearn_tags__()
         likelihood = self.likelihood or likelihood_of(inner_net(self.estimator))
         multi_target = getattr(likelihood, "multi_target", "multilabel")
@@ -786,6 +787,7 @@ def _mean_proba(
     reduce: Reduction,
     draws: Tensor,
 ) -> Tensor:
+    """Return the reduced probabilities, averaged over draws of the outputs."""
     proba = _proba_of_draws(likelihood, draws).mean(-1)
     return reduce(normalised(proba, n_classes))
 

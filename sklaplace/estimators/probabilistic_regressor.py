@@ -660,6 +660,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         return partial(self._targets.restored_outputs, self._likelihood)
 
     def __sklearn_tags__(self) -> Any:
+        """Return scikit-learn's tags of regressors with several targets."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         tags.target_tags.single_output = True

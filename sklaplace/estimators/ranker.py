@@ -134,6 +134,7 @@ class BradleyTerry(nn.Module):
         return scores[-1] - scores[0] if len(scores) == 2 else scores[0]
 
     def _score(self, item: Any) -> Tensor:
+        """Return the scores (b, 1) of one item per pair."""
         is_named = isinstance(item, dict)
         score = first_tensor(self.scorer(**item) if is_named else self.scorer(item))
         if score.numel() != len(next(leaves(item))):
@@ -313,6 +314,7 @@ class LaplaceRanker(LaplaceClassifier):
     _targets_kind = PairTargets
 
     def _check_options(self) -> LaplaceOptions:
+        """Return the options; raise an error for options that pairs do not support."""
         options = super()._check_options()
         self._check_settings()
         if options.structure_params.get("weight_sharing") == "reduce":
@@ -324,6 +326,7 @@ class LaplaceRanker(LaplaceClassifier):
         return options
 
     def _check_settings(self) -> None:
+        """Raise an error for invalid parameters, and for a residual."""
         super()._check_settings()
         if self.residual != "none":  # it is not a difference of two scores
             raise ValueError(
@@ -338,6 +341,7 @@ class LaplaceRanker(LaplaceClassifier):
     def _check_samples(
         self, X: Inputs, y: ArrayLike, *, reset: bool
     ) -> tuple[Any, Any]:
+        """Return validated pairs and labels; all items must have the same shape."""
         _check_pairs(X)
         pairs, y = super()._check_samples(X, y, reset=reset)
         if reset:
@@ -346,6 +350,7 @@ class LaplaceRanker(LaplaceClassifier):
         return pairs, y
 
     def _check_inputs(self, X: Inputs) -> Any:
+        """Return validated pairs for prediction."""
         _check_pairs(X)
         pairs = super()._check_inputs(X)
         self._check_item_shape("X", pairs)
@@ -446,6 +451,7 @@ class LaplaceRanker(LaplaceClassifier):
         return self._input_type.inputs(single_items, "items")
 
     def __sklearn_tags__(self) -> Any:
+        """Return scikit-learn's tags of a classifier with two classes."""
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = False
         tags.input_tags.sparse = False

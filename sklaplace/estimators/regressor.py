@@ -240,6 +240,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
 
     # --------------------------------------------------------------------- fit
     def _check_options(self) -> LaplaceOptions:
+        """Return the options; raise an error for values that exclude each other."""
         options = super()._check_options()
         check_normalize_y(self.normalize_y, is_frozen(self.estimator))
         if self.prior is not None and self.normalize_y:
@@ -284,6 +285,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         return "auto" if self.sigma_noise == "homoscedastic" else self.sigma_noise
 
     def _likelihood_settings(self) -> Any:
+        """Return the likelihood settings, including those of several target columns."""
         adapted = self._targets.adapt(Gaussian())
         # tuned noise levels of several columns have fixed proportions
         is_tuned = self._targets.n_outputs > 1 and isinstance(self.sigma_noise, str)
@@ -292,6 +294,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     def _score(
         self, likelihood: RegressionLikelihood, *, is_given: bool
     ) -> HeldOutScore:
+        """Return the negative log-density of held-out targets as the score."""
         score = super()._score(likelihood, is_given=is_given)
         if likelihood.has_noise:  # noise is tuned with the prior
             return score
@@ -312,6 +315,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         return replace(super()._trainer(options), models_noise=self._models_noise)
 
     def _fit_noise(self, outputs: list[BatchedOutputs]) -> None:
+        """Fit the noise model to residuals of held-out samples, if there are any."""
         self._noise_model = None
         if outputs and self._models_noise and isinstance(self._likelihood, Gaussian):
             levels = self._noise * np.array(self._likelihood.relative or (1.0,))

@@ -127,6 +127,7 @@ class BaseSampling(NetEstimator):
             return self._fit(samples)
 
     def _fit(self, samples: Samples) -> Any:
+        """Fit to samples as passed by the user, and return the estimator."""
         self._check_options()
         if self.estimator is None or self._trainer_kind.has_prior:
             warn_of_weight_scale(samples.sample_weight)
@@ -205,6 +206,7 @@ class BaseSampling(NetEstimator):
         """Return the distribution of the outputs."""
 
     def _outputs_of(self, network: TrainedNetwork) -> BatchedOutputs:
+        """Return the distribution of a network's outputs."""
         self._check_settings()
         model = self._output_model()
         return BatchedOutputs(

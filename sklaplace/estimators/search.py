@@ -120,6 +120,7 @@ class PriorSearch:
             return self._fit(samples)
 
     def _fit(self: Any, samples: Samples) -> Any:
+        """Fit without held-out samples, which the cross-validation selects."""
         held_out = {"X_val", "y_val", "groups_val"} & set(samples.fit_params)
         if held_out:
             plain = type(self).__name__.removesuffix("CV")
@@ -130,6 +131,7 @@ class PriorSearch:
         return super()._fit(replace(samples, is_part=True))  # type: ignore[misc]
 
     def _cross_validation(self: Any, samples: Samples) -> CrossValidation:
+        """Return the cross-validation that chooses the prior precision."""
         check_sampler(self.estimator)
         return CrossValidation.of(
             samples, self._targets, cv=self.cv, scoring=self.scoring, owner=self

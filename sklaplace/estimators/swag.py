@@ -124,6 +124,7 @@ class BaseSWAG(BaseSampling):
     _trainer_kind = SWAGTrainer
 
     def _trainer(self, **options: object) -> Trainer:
+        """Return the trainer with the schedule of its steps."""
         schedule = {name: getattr(self, name) for name in SCHEDULE_CHECKS}
         counts = {"max_rank": self.max_rank, "n_samples": self.n_samples}
         return super()._trainer(schedule=Schedule(**plain(schedule)), **plain(counts))
@@ -135,6 +136,7 @@ class BaseSWAG(BaseSampling):
     def _check_loss(
         self, loss: float, data: TrainingData, rate: str = "the learning rate"
     ) -> None:
+        """Warn if the training loss is that of guessing, and name ``lr``."""
         # with large steps, finite iterates can be far from any minimum
         super()._check_loss(loss, data, f"lr={self.lr:g}, or {rate} of the net")
 

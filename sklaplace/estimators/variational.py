@@ -85,6 +85,7 @@ class BaseVariational(BaseSampling):
 
     # ------------------------------------------------------------- collaborators
     def _trainer(self, **options: object) -> Trainer:
+        """Return the trainer with the evidence lower bound to maximise."""
         elbo = Elbo(
             family=self._family,
             prior=self._weight_prior(),
@@ -99,6 +100,7 @@ class BaseVariational(BaseSampling):
 
     # ------------------------------------------------------------------ after fit
     def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
+        """Set the fitted attributes, including the evidence lower bound."""
         self.posterior_ = trainer.posterior
         super()._set_fitted(trainer, network)
         n_draws = min(ELBO_DRAWS, max(2, self.n_samples))
@@ -350,6 +352,7 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     sigma_noise: Any = option("auto", StrOptions({"auto", "learned"}), LEVELS)
 
     def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> ArrayLike:
+        """Return the noise that the training learned, unless the noise is given."""
         is_learned = self._given_noise is None and (
             self.sigma_noise == "learned" or network.held_out is None
         )

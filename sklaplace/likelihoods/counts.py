@@ -76,6 +76,7 @@ def quantiles(mean: Array, variance: Array, levels: Array) -> Array:
 
 
 def _quantiles(mean: Array, variance: Array, levels: Array) -> Array:
+    """Return the smallest counts whose distribution function reaches the levels."""
     low, high = _bracket(mean, np.sqrt(np.maximum(variance, 0)), levels)
     y = first_where(lambda y: cdf(y, mean, variance) >= levels, low, high, _middle)
     return np.where(y == _MAX_COUNT, np.inf, y)

@@ -104,6 +104,7 @@ class _SquareRoot(OutputHessian):
         self._set_sizes(b, c, self.sqrt.shape[-1])
 
     def _weighted(self, weights: Tensor) -> "OutputHessian":
+        """Multiply the Hessians by the samples' weights."""
         ones = [1] * (self.sqrt.ndim - 1)
         roots = weights.sqrt().to(self.sqrt).reshape(-1, *ones)
         return replace(self, sqrt=self.sqrt * roots)

@@ -162,6 +162,7 @@ class Forward(nn.Module):
         return outputs if torch.is_grad_enabled() else outputs.detach()
 
     def _columns(self, x: object) -> Tensor:
+        """Return the outputs (b, ...) before they are flattened to columns."""
         if self.logit_layer is None:
             outputs = OUTPUT_MAPS[self.output_map](first_tensor(self.returned(x)))
         else:
@@ -269,6 +270,8 @@ def accepted(forward: Forward, x: object) -> object:
 
 
 def _in_bfloat16(_module: nn.Module, args: object, kwargs: object) -> Any:
+    """Cast the real-valued arguments of a module to bfloat16; a hook."""
+
     def cast(leaf: Any) -> Any:
         is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
         return leaf.bfloat16() if is_float else leaf

@@ -165,6 +165,7 @@ class _ForTraining:
         return object.__new__, (self._original,), self.__getstate__()
 
     def get_dataset(self, X: object, y: object = None) -> Samples:
+        """Return the dataset of the training run in place of its X."""
         run = self._training_run
         if X is run.X and run.dataset is not None:
             return run.dataset
@@ -173,6 +174,7 @@ class _ForTraining:
     def get_split_datasets(
         self, X: object, y: object = None, **params: object
     ) -> tuple[Samples, Samples | None]:
+        """Split the data, check both parts, and store them for the caller."""
         # skorch calls this method after initialisation, just before the first step.
         run, split = self._training_run, super().get_split_datasets  # type: ignore[misc]
         run.dataset = dataset = self.get_dataset(X, y)
@@ -241,6 +243,7 @@ class _WeightedTraining:
     device: str | torch.device | None
 
     def get_iterator(self, dataset: Samples, training: bool = False) -> Any:
+        """Return batches whose sample weights are set aside for the loss."""
         loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
         weights = sample_weights(dataset)
         if weights is not None:
@@ -250,6 +253,7 @@ class _WeightedTraining:
     def get_loss(
         self, y_pred: Tensor, y_true: Tensor, *args: object, **kw: object
     ) -> Tensor:
+        """Return the loss, weighted if the current batch has weights."""
         run = self._training_run
         loss_of = super().get_loss  # type: ignore[misc]
         if run.weights is None:
@@ -326,6 +330,7 @@ class _UnweightedLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[tuple[object, object]]:
+        """Yield inputs and targets; store the weights of the batch for the loss."""
         for batch in self.loader:
             X, y = unpack_data(batch)
             self.run.weights = None

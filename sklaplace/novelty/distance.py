@@ -84,6 +84,7 @@ class NearestInput:
         return distances.amin(1, keepdim=True).clamp(min=_TINY).log()
 
     def _distances(self, rows: Tensor) -> Tensor:
+        """Return distances (b, n) of rows (b, d + 1) from the training inputs."""
         # matrix products would not return zero for equal rows
         mode = "donot_use_mm_for_euclid_dist"
         return torch.cdist(rows, self._rows, compute_mode=mode)

@@ -150,6 +150,7 @@ class _Jacobians:
 
 
 def _n_bytes(jacobian: Jacobian) -> int:
+    """Return the memory that a Jacobian takes."""
     inputs = [block.a for block in jacobian.tensors() if block.a is not None]
     n_elements = sum(int(factor.numel()) for factor in [*jacobian.gradients(), *inputs])
     return n_elements * jacobian.dtype.itemsize

@@ -107,6 +107,7 @@ class Density(LocationScale):
         super().__init__(location, scale, bound, **sizes)
 
     def _start_shape(self, like: Tensor, **sizes: int) -> None:
+        """Create the parameters of a density that is normal at first."""
         k, n_further = sizes["n_units"], sizes["n_layers"] - 1
         nodes = spread(sizes["n_nodes"], EDGE).unsqueeze(-1)
         self._step = 2 * EDGE / (sizes["n_nodes"] - 1)
@@ -124,6 +125,7 @@ class Density(LocationScale):
         return self.transform(torch.full_like(self.location, 0.5).unsqueeze(0))[0][0]
 
     def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Map uniform noise to standard values, and return their log-densities."""
         p = self._density_at_nodes()
         # the distribution function at the nodes, (G, P)
         F = pad(torch.cumulative_trapezoid(p, dx=self._step, dim=0), (0, 0, 1, 0))
@@ -138,6 +140,7 @@ class Density(LocationScale):
         return self.nodes[index, 0] + distance, density.log()
 
     def _standard_log_prob(self, z: Tensor) -> Tensor:
+        """Return the log-density of standard values."""
         p, inside = self._density_at_nodes(), z.abs() <= EDGE
         # p is a sum of hat functions around the nodes, (..., P, G)
         distances = (z.unsqueeze(-1) - self.nodes[:, 0]).abs()
@@ -155,6 +158,7 @@ class Density(LocationScale):
         return p / torch.trapezoid(p, dx=self._step, dim=0)
 
     def _moments(self) -> tuple[Tensor, Tensor]:
+        """Return the mean and variance of the standard values, (P,) each."""
         p = self._density_at_nodes()
         # two-point Gauss quadrature between nodes is exact up to degree three
         fractions = 0.5 + self.nodes.new_tensor([[[-1.0]], [[1.0]]]) / math.sqrt(12)

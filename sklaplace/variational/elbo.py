@@ -220,6 +220,7 @@ class _ElboTraining:
     module_: StochasticModule
 
     def initialize_module(self) -> Self:
+        """Initialise the module, and give its weights a posterior."""
         super().initialize_module()  # type: ignore[misc]
         self.module_ = self._elbo.wrapped(self.module_)
         return self
@@ -227,12 +228,14 @@ class _ElboTraining:
     def get_iterator(
         self, dataset: Sized, training: bool = False
     ) -> DataLoader[object]:
+        """Return batches; store the numbers of samples and of batches."""
         loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
         if training:
             self._elbo.n_samples, self._elbo.n_batches = len(dataset), len(loader)
         return loader
 
     def on_epoch_end(self, net: NeuralNet, **kwargs: object) -> None:
+        """Record the terms of the objective in the history."""
         super().on_epoch_end(net, **kwargs)  # type: ignore[misc]
         for name, value in self._elbo.summary().items():
             self.history.record(name, value)
@@ -240,6 +243,7 @@ class _ElboTraining:
     def get_loss(
         self, y_pred: object, y_true: object, X: object = None, training: bool = False
     ) -> Tensor:
+        """Return the negative evidence lower bound of a batch."""
         y = to_tensor(y_true, device=self.device)
         # a user's training step may omit the argument; the module's mode is reliable
         return self._elbo.loss(self, y_pred, y, training=self.module_.training)

@@ -204,6 +204,7 @@ class ScaleMixturePrior(WeightPrior):
     name: ClassVar[str] = "scale_mixture"
 
     def __post_init__(self) -> None:
+        """Raise an error for invalid parameters."""
         check_positive("prior_scale", self.scale)
         hint = "Choose a fraction for the wide component, such as 0.5."
         check_fraction("prior_params['weight']", self.weight, hint)

@@ -98,6 +98,7 @@ class Quantile(LocationScale):
         super().__init__(location, scale, bound, n_units=n_units, n_layers=n_layers)
 
     def _start_shape(self, like: Tensor, **sizes: int) -> None:
+        """Create the parameters of a function that is nearly normal at first."""
         k, n_further = sizes["n_units"], sizes["n_layers"] - 1
         heights = like.new_full((k, len(like)), _HEIGHT)
         self.raw_heights = nn.Parameter(inverse_softplus(heights))

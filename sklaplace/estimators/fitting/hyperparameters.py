@@ -99,6 +99,7 @@ def free_parameters(posterior: GaussianPosterior, parameters: Any) -> frozenset[
 
 
 def _check_noise(posterior: GaussianPosterior, event: str, hint: str) -> None:
+    """Raise ValueError if the likelihood has no observation noise."""
     if not posterior.likelihood.has_noise:
         raise ValueError(
             f"sigma_noise {event}, but this likelihood has no observation noise. {hint}"

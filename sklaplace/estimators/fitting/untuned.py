@@ -173,6 +173,7 @@ class LinearisedSamples:
     is_centred: bool = True
 
     def __iter__(self) -> Iterator[LinearisedBatch]:
+        """Linearise the network at each batch."""
         forward, spec = self.network.forward(), self.network.spec
         likelihood, columns = spec.likelihood, None
         if likelihood.is_shift_invariant and self.is_centred:

@@ -415,6 +415,7 @@ class BatchedOutputs:
             return [np.concatenate(pieces) for pieces in zip(*results, strict=True)]
 
     def _dataset(self, X: Inputs) -> Any:
+        """Return the dataset of the inputs; a worker already receives a dataset."""
         count_rows(X)
         # a worker receives a part of the dataset
         return X if self.in_worker else self.network.net.get_dataset(X)

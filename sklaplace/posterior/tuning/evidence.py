@@ -149,6 +149,7 @@ class NegativeEvidence:
         return self._free_logs(replace(h, prior_precision=delta))
 
     def _free_logs(self, h: Hyperparameters) -> Tensor:
+        """Return the logarithms (n,) of the free hyperparameters."""
         delta = priors.by_group(h.prior_precision, h.groups)
         logs = [delta.log().reshape(-1)] * self.free_prior
         return torch.cat(logs + [h.sigma_noise.log().reshape(1)] * self.free_noise)
