@@ -21,7 +21,13 @@ from sklaplace.dirichlet.gumbel import (
     argmax_proba,
     independent_variances,
 )
-from sklaplace.dirichlet.logits import centre, centred_factor, centred_moments, chunks
+from sklaplace.dirichlet.logits import (
+    centre,
+    centred_factor,
+    centred_moments,
+    chunks,
+    unrolled_factor,
+)
 
 __all__ = [
     "LINKS",
@@ -407,6 +413,12 @@ def mc(
     return torch.cat([proba.mean(-1).double() for proba in drawn])
 
 
+def _unrolled_mc(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
+    """Compute `mc` for all samples at once, by operators that ONNX has."""
+    mean, cov = without_common_variance(mean, cov, len(draws))
+    return _sampled_proba(mean, cov, draws, factorised=unrolled_factor).mean(-1)
+
+
 def mc_uncertainty(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Apply `uncertainty_of_draws` to Gaussian logits, with draws as in `mc`.
 
@@ -562,6 +574,9 @@ class Link:
         Whether ``function`` costs no more than computing the variances.
     single : callable or None
         Faster single-precision version of ``function``, if any.
+    exported : callable or None
+        Version of ``function`` for `torch.export` and ONNX, if any: without branches
+        that depend on values, and without matrix factorisations.
     """
 
     function: Probabilities
@@ -570,6 +585,7 @@ class Link:
     draws: bool = False
     cheap: bool = False
     single: Probabilities | None = None
+    exported: Probabilities | None = None
 
     def __call__(self, mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
         """Return the probabilities (b, K) for Gaussian logits."""
@@ -584,13 +600,22 @@ LINKS: dict[str, Link] = {
     "bridge": Link(bridge, diagonal=True, cheap=True),
     "bridge_norm": Link(bridge_norm, diagonal=True, cheap=True),
     "gumbel": Link(gumbel, diagonal=True),
-    "mc": Link(mc, draws=True, single=partial(mc, dtype=torch.float32)),
-    "mean_field": Link(mean_field),
-    "probit": Link(probit, diagonal=True, cheap=True),
-    "probit_uncentred": Link(
-        probit_uncentred, diagonal=True, centred=False, cheap=True
+    "mc": Link(
+        mc,
+        draws=True,
+        single=partial(mc, dtype=torch.float32),
+        exported=_unrolled_mc,
     ),
-    "sodpp": Link(sodpp),
+    "mean_field": Link(mean_field, exported=mean_field),
+    "probit": Link(probit, diagonal=True, cheap=True, exported=probit),
+    "probit_uncentred": Link(
+        probit_uncentred,
+        diagonal=True,
+        centred=False,
+        cheap=True,
+        exported=probit_uncentred,
+    ),
+    "sodpp": Link(sodpp, exported=sodpp),
 }
 """Links, keyed by the value of ``link_approx``."""
 
@@ -666,11 +691,15 @@ def _expanded(softmax: Tensor, variances: Tensor, products: Tensor) -> Tensor:
 
 
 def _sampled_proba(
-    mean: Tensor, cov: Tensor, draws: Tensor, dtype: torch.dtype = torch.float64
+    mean: Tensor,
+    cov: Tensor,
+    draws: Tensor,
+    dtype: torch.dtype = torch.float64,
+    factorised: Callable[[Tensor, Tensor], Tensor] = centred_factor,
 ) -> Tensor:
     """Compute the softmax of drawn logits: (b, K), (b, K, K), (s, K) -> (b, K, s)."""
     mean, centred = centre(mean, cov)
-    factor = centred_factor(centred, cov)  # (b, K, K - 1)
+    factor = factorised(centred, cov)  # (b, K, K - 1)
     if dtype != mean.dtype:
         # keep logits in the range of the dtype, and the largest logits precise
         mean = mean - mean.amax(-1, keepdim=True)

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sklaplace.dirichlet.arrays import check_finite, check_variances
 
@@ -18,7 +19,7 @@ from sklaplace.dirichlet.arrays import check_finite, check_variances
 MAX_LOGIT = 1e100
 # Jitter added to diagonals, as a fraction of the largest variance, and minimum of this
 # variance. The minimum keeps the pivots of a zero covariance positive.
-JITTER, MIN_VARIANCE = 1e-10, 1e-200
+_JITTER, _MIN_VARIANCE = 1e-10, 1e-200
 # Gaps below this value are treated as zero.
 _MIN_GAP = 1e-100
 # Memory for the tensors of a chunk of samples. Larger chunks do not fit into the cache
@@ -115,20 +116,42 @@ def centred_factor(cov: Tensor, uncentred: Tensor | None = None) -> Tensor:
     jitter is too small, for example for singular matrices rounded to single precision,
     the factor is computed from the eigenvectors.
     """
-    leading = cov[:, :-1, :-1]
-    largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1)
-    jitter = JITTER * largest.clamp(min=MIN_VARIANCE)
-    identity = torch.eye(leading.shape[-1], dtype=cov.dtype, device=cov.device)
-    # a variable for the sum would keep another (K, K) matrix in memory
-    factor, failed = torch.linalg.cholesky_ex(
-        leading + jitter[:, None, None] * identity
-    )
+    # a variable for the jittered matrix would keep it in memory
+    factor, failed = torch.linalg.cholesky_ex(_jittered(cov))
     if bool(failed.any()):
         rows = failed.nonzero().squeeze(-1)
+        leading = cov[rows, :-1, :-1]
         uncentred = cov if uncentred is None else uncentred
         noise = leading.shape[-1] * _rounding(uncentred[rows])
-        lower = _semidefinite_cholesky(leading[rows], noise)
+        lower = _semidefinite_cholesky(leading, noise)
         factor = factor.index_copy(0, rows, lower)
+    return _with_last_row(factor)
+
+
+def unrolled_factor(cov: Tensor, uncentred: Tensor) -> Tensor:
+    """Return `centred_factor` column by column, by operators that ONNX has.
+
+    Pivots that rounding made negative are replaced by a small number.
+    """
+    rest, columns = _jittered(cov), list[Tensor]()
+    for j in range(rest.shape[-1]):
+        column = rest[:, j:, j] / rest[:, j : j + 1, j].clamp(min=_MIN_VARIANCE).sqrt()
+        columns.append(pad(column, (j, 0)))
+        rest = rest - columns[-1].unsqueeze(2) * columns[-1].unsqueeze(1)
+    return _with_last_row(torch.stack(columns, -1))
+
+
+def _jittered(cov: Tensor) -> Tensor:
+    """Return covariances without the last class, with jitter on the diagonal."""
+    leading = cov[:, :-1, :-1]
+    largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1)
+    jitter = _JITTER * largest.clamp(min=_MIN_VARIANCE)
+    identity = torch.eye(leading.shape[-1], dtype=cov.dtype, device=cov.device)
+    return leading + jitter[:, None, None] * identity
+
+
+def _with_last_row(factor: Tensor) -> Tensor:
+    """Append the row of the last class, with which each column sums to zero."""
     return torch.cat([factor, -factor.sum(-2, keepdim=True)], -2)
 
 
@@ -231,7 +254,7 @@ def _gap_of_one(log_proba: Tensor, shifts: Tensor) -> Tensor:
 def _expected_gaps_of_one(log_proba: Tensor, variances: Tensor) -> Tensor:
     """Sum the expected changes in logsumexp due to r normal logits; return (b, 1)."""
     nodes = _NORMAL_NODES.to(variances)
-    deviations = variances.clamp(min=MIN_VARIANCE).sqrt().unsqueeze(-1)
+    deviations = variances.clamp(min=_MIN_VARIANCE).sqrt().unsqueeze(-1)
     mass = (-(nodes**2) / 2).softmax(-1)
     return (_gap_of_one(log_proba, deviations * nodes) @ mass).sum(-1, keepdim=True)
 

@@ -18,16 +18,15 @@ from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.options.constraints import keys_and, option
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.options.laplace import LaplaceOptions
-from sklaplace.estimators.predicting.closed_forms import CLOSED_LINKS, Classes
+from sklaplace.estimators.predicting.closed_forms import Classes
 from sklaplace.estimators.predicting.output_model import unchanged
 from sklaplace.estimators.predicting.predictive_module import PredictiveModule
 from sklaplace.estimators.probabilistic_classifier import (
     ProbabilisticClassifier,
     Reduction,
-    normalised,
     normals,
 )
-from sklaplace.estimators.targets.classes import is_ignored
+from sklaplace.estimators.targets.classes import is_ignored, normalised
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import ClassificationLikelihood
@@ -387,11 +386,12 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         >>> proba.shape
         torch.Size([3, 3])
         """
-        outputs, name, link = self._outputs(), self._link_name(), self._link()
-        if name not in CLOSED_LINKS:
+        outputs, link = self._outputs(), self._link()
+        if link.exported is None:
+            names = [name for name, other in LINKS.items() if other.exported]
             raise ValueError(
-                f"link_approx={name!r} has no closed form. Set one of "
-                f"{', '.join(CLOSED_LINKS)} with set_params; no new fit is needed."
+                f"link_approx={self._link_name()!r} has no closed form. Set one of "
+                f"{', '.join(names)} with set_params; no new fit is needed."
             )
         like = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
         logits, _ = self._likelihood.class_logits(like, like)
@@ -400,7 +400,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             outputs,
             Classes(
                 self._likelihood,
-                CLOSED_LINKS[name],
+                link.exported,
                 points,
                 self._targets.target_type,
                 self._targets.n_classes,

@@ -27,7 +27,7 @@ from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting import latent
 from sklaplace.estimators.predicting.output_model import unchanged
 from sklaplace.estimators.targets.base import likelihood_of
-from sklaplace.estimators.targets.classes import ClassTargets
+from sklaplace.estimators.targets.classes import ClassTargets, normalised
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import ClassificationLikelihood
 
@@ -760,13 +760,6 @@ def _of_outputs(
 ) -> tuple[Tensor]:
     """Apply a function of class logits to the moments of a network's outputs."""
     return (function(*likelihood.class_logits(mean, cov)),)
-
-
-def normalised(proba: Tensor, n_classes: int) -> Tensor:
-    """Normalise probabilities (b·r, K) over the classes seen in ``fit``."""
-    # a network with one logit has two columns, even if fit had a single class
-    proba = proba[:, :n_classes]
-    return proba / proba.sum(1, keepdim=True)
 
 
 def normals(n_samples: int, seed: int, like: Tensor) -> Tensor:

@@ -317,7 +317,10 @@ def test_refusals():
     for options, message in {
         ("pred_type", "nn"): "needs pred_type='glm'",
         ("subset_of_weights", "all"): "needs subset_of_weights='last_layer'",
-        ("link_approx", "gumbel"): "link_approx='gumbel' has no closed.*probit, mean",
+        (
+            "link_approx",
+            "gumbel",
+        ): "link_approx='gumbel' has no closed.*mc, mean_field, probit",
     }.items():
         model = LaplaceClassifier(net, **QUICK, **dict([options])).fit(X, LABELS)
         with pytest.raises(ValueError, match=message):

@@ -1,45 +1,37 @@
 """Closed forms of predictions, as functions of the features of a last Linear layer.
 
 If the weights of the layer are uncertain, output means are linear in the features, and
-output covariances are linear in products of two features. Because all quantities that
-depend only on the posterior are computed in advance, the functions use only operators
-that `torch.export` and ONNX support.
+output covariances are linear in products of two features. All quantities that depend
+only on the posterior are computed in advance.
+
+Everything else uses the links, the residual and the noise model of other predictions.
+Three things differ, because `torch.export` follows no branches that depend on values,
+and ONNX has neither matrix factorisations nor the logarithm of the normal distribution
+function: `Link.exported`, `ExportedLeverage` and `log_upper_tail`.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from sklaplace.core.budget import require_bytes
 from sklaplace.curvature.jacobian import Centring, head_jacobian
 from sklaplace.curvature.layout import Head
 from sklaplace.curvature.structures.base import Diagonalised
-from sklaplace.dirichlet.links import (
-    mean_field,
-    probit,
-    probit_uncentred,
-    sodpp,
-    without_common_variance,
-)
-from sklaplace.dirichlet.logits import JITTER, MIN_VARIANCE, centre
+from sklaplace.estimators.targets.classes import normalised
 from sklaplace.estimators.targets.label_types import TargetType
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
 from sklaplace.noise.interpolation import Interpolation
 from sklaplace.noise.model import NoiseModel
 from sklaplace.noise.residuals import Predictions
-from sklaplace.novelty.amplitudes import Amplitudes
 from sklaplace.novelty.batch import FeatureBatch, check_input_shape
-from sklaplace.novelty.leverage import LARGEST_DISTANCE
-from sklaplace.novelty.residual import (
-    Residual,
-    bounded_log_ratios,
-    relative_variance,
-)
+from sklaplace.novelty.leverage import LARGEST_DISTANCE, Leverage
+from sklaplace.novelty.residual import Residual
+from sklaplace.novelty.scale import Scale
 from sklaplace.posterior.gaussian import GaussianPosterior
 
 # Normal score beyond which a continued fraction replaces a series, and the number of
@@ -152,127 +144,122 @@ def _log_density(z: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LeverageForm:
-    """Leverage for one ridge as a function.
+class ExportedLeverage:
+    """Leverages of new samples, by matrices that were computed in advance.
 
     Attributes
     ----------
-    whitening : Tensor of shape (i, i)
-        See `Leverage.whitenings`.
+    whitenings : list of Tensor of shape (i, i)
+        See `Leverage.whitenings`; one for each of R ridges.
     means : Tensor of shape (K, i)
         Mean of each group.
     inverse_counts : Tensor of shape (K,)
         See `Leverage.inverse_counts`.
     """
 
-    whitening: Tensor
+    whitenings: list[Tensor]
     means: Tensor
     inverse_counts: Tensor
 
-    def __call__(self, values: Tensor, groups: Tensor) -> Tensor:
-        """Return leverages (b,) of values (b, i) in groups (b,)."""
-        whitened = (values.double() - self.means[groups]) @ self.whitening
-        distances = whitened.square().sum(1).clamp(max=LARGEST_DISTANCE)
-        return distances + self.inverse_counts[groups]
+    def __call__(self, features: Tensor, groups: Tensor) -> Tensor:
+        """Return leverages (b, R) of samples (b, i) in groups (b,)."""
+        deviations = features.double() - self.means[groups]
+        norms = [(deviations @ m).square().sum(1) for m in self.whitenings]
+        distances = torch.stack(norms, 1).clamp(max=LARGEST_DISTANCE)
+        return self.inverse_counts[groups].unsqueeze(1) + distances
+
+    @classmethod
+    def of(cls, leverage: Leverage) -> "ExportedLeverage":
+        """Compute the matrices of a leverage."""
+        return cls(
+            whitenings=leverage.whitenings,
+            means=leverage.means,
+            inverse_counts=leverage.inverse_counts,
+        )
+
+
+class ExportedScale(Scale):
+    """Scale whose tails use operators that ONNX has."""
+
+    def tails(self, z: Tensor) -> Tensor:
+        """Return ``t`` (b,) of z-scores (b, q)."""
+        return -log_upper_tail((z - self.mean) / self.std).sum(1)
 
 
 @dataclass(frozen=True)
-class LogTail:
-    """Minus the log tail probability of a leverage or of the indecision.
-
-    Attributes
-    ----------
-    name : {"features", "inputs", "logit_terms"}
-        Values whose leverage is computed, or ``"logit_terms"`` for the indecision.
-    mean, std : Tensor of shape ()
-        Moments of the logarithm of the leverage, or of the indecision.
-    leverage : LeverageForm or None
-        Leverage of these values; None for the indecision.
-    """
+class ExportedDistance:
+    """Leverages of features or inputs; see `Distance`."""
 
     name: str
-    mean: Tensor
-    std: Tensor
-    leverage: LeverageForm | None = None
+    leverage: ExportedLeverage
 
-    def __call__(self, batch: FeatureBatch) -> Tensor:
-        """Return minus the logarithms (b,)."""
-        values = getattr(batch, self.name)
-        if self.leverage is None:
-            logs = values[:, 0]
-        else:
-            logs = self.leverage(values, batch.groups).log()
-        return -log_upper_tail((logs - self.mean) / self.std)
+    def logs(self, batch: FeatureBatch) -> Tensor:
+        """Return the logarithms of the leverages for r ridges, (b, r)."""
+        return self.leverage(getattr(batch, self.name), batch.groups).log()
 
 
 @dataclass(frozen=True)
-class ResidualForm:
-    """Residual of the outputs as a function of features and inputs.
+class ExportedNovelty:
+    """Novelty of new samples, without the training samples.
 
     Attributes
     ----------
-    tails : list of LogTail
-        Terms of ``t``; see `Scale`.
-    usual, excess, steepness : Tensor of shape ()
-        ``t₀`` and β of `Scale`, and the steepness of the residual.
-    amplitudes : Amplitudes
-        Variances of the residual, for a relative variance of one.
     likelihood : Likelihood
         Likelihood of the network.
+    distances : list of ExportedDistance
+        Distances of features and, if they are an array, of inputs.
+    mean, std : Tensor of shape (q,)
+        Moments of the quantities that the residual uses; see `Novelty.z_scores`.
+    scale : ExportedScale
+        Scale of the z-scores.
     input_shape : tuple of int
         Shape of a sample's inputs; see `FeatureBatch`.
     """
 
-    tails: list[LogTail]
-    usual: Tensor
-    excess: Tensor
-    steepness: Tensor
-    amplitudes: Amplitudes
     likelihood: Likelihood
+    distances: list[ExportedDistance]
+    mean: Tensor
+    std: Tensor
+    scale: Scale
     input_shape: tuple[int, ...]
 
-    def relative(self, features: Tensor, x: object, outputs: Tensor) -> Tensor:
-        """Return the relative variances (b,).
-
-        Raises ValueError if the inputs ``x`` have another shape than in training.
-        """
+    def batch(self, features: Tensor, f: Tensor, x: object) -> FeatureBatch:
+        """Return new samples; raise ValueError for inputs of another shape."""
         check_input_shape(x, self.input_shape)
-        batch = FeatureBatch.of(self.likelihood, features, outputs, x)
-        t = sum(tail(batch) for tail in self.tails)
-        log_ratios = (t - self.usual) / self.excess
-        return relative_variance(
-            bounded_log_ratios(log_ratios, self.likelihood, outputs, self.steepness),
-            self.steepness,
-        )
+        return FeatureBatch.of(self.likelihood, features, f, x)
 
-    @classmethod
-    def of(cls, residual: Residual) -> "ResidualForm":
-        """Return the residual as a function."""
-        novelty = residual.novelty
-        tails: list[LogTail] = []
-        scale = novelty.scale
-        all_moments = zip(*novelty.moments_of_logs, scale.mean, scale.std, strict=False)
-        moments = ((a + b * mean, b * std) for a, b, mean, std in all_moments)
-        for distance in novelty.distances:
-            leverage = distance.leverage
-            for whitening in leverage.whitenings:
-                form = LeverageForm(
-                    whitening=whitening,
-                    means=leverage.means,
-                    inverse_counts=leverage.inverse_counts,
-                )
-                tails.append(LogTail(distance.name, *next(moments), form))
-        tails += [LogTail("logit_terms", *rest) for rest in moments]
-        one = scale.mean.new_ones(())
-        return cls(
-            tails=tails,
-            usual=scale.usual * one,
-            excess=scale.excess * one,
-            steepness=residual.steepness * one,
-            amplitudes=residual.amplitudes,
-            likelihood=novelty.likelihood,
-            input_shape=novelty.samples.input_shape,
-        )
+    def log_ratios(self, batch: FeatureBatch) -> Tensor:
+        """Return ``log p₀/p`` (b,); see `Novelty.log_ratios`."""
+        logs = [distance.logs(batch) for distance in self.distances]
+        terms = torch.cat([*logs, batch.logit_terms], 1)[:, : len(self.mean)]
+        return self.scale.log_ratios((terms - self.mean) / self.std)
+
+
+def exported_residual(residual: Residual) -> Residual:
+    """Return a residual that depends on tensors alone, as buffers must."""
+    novelty: Any = residual.novelty
+    n_terms, (mean, std) = novelty.n_residual_terms, novelty.moments_of_logs
+    one = mean.new_ones(())
+    scale = ExportedScale(
+        mean=novelty.scale.mean,
+        std=novelty.scale.std,
+        usual=novelty.scale.usual * one,
+        excess=novelty.scale.excess * one,
+    )
+    distances = [
+        ExportedDistance(distance.name, ExportedLeverage.of(distance.leverage))
+        for distance in novelty.distances
+    ]
+    exported: Any = ExportedNovelty(
+        likelihood=novelty.likelihood,
+        distances=distances,
+        mean=mean[:n_terms],
+        std=std[:n_terms],
+        scale=scale,
+        input_shape=novelty.samples.input_shape,
+    )
+    steepness: Any = residual.steepness * one
+    return replace(residual, novelty=exported, steepness=steepness)
 
 
 @dataclass(frozen=True)
@@ -300,15 +287,15 @@ class Classes:
     target_type: TargetType
     n_classes: int
 
-    def __call__(self, given: Predictions, cov: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, predictions: Predictions, cov: Tensor) -> tuple[Tensor, ...]:
         """Return the moments of the logits, (b, K), and the class probabilities."""
-        moments = given.mean, given.variance
-        latent = self.target_type.latent_moments(self.likelihood, *moments)
-        logits = self.likelihood.class_logits(given.mean, cov)
-        proba = self.link(*logits, self.points)[:, : self.n_classes]
-        proba = proba / proba.sum(1, keepdim=True)
+        latent = self.target_type.latent_moments(
+            self.likelihood, predictions.mean, predictions.variance
+        )
+        mean, cov = self.likelihood.class_logits(predictions.mean, cov)
+        proba = normalised(self.link(mean, cov, self.points), self.n_classes)
         if not self.target_type.is_single:
-            proba = proba[:, 1].reshape(given.mean.shape)
+            proba = proba[:, 1].reshape(predictions.mean.shape)
         return *latent, proba
 
 
@@ -336,20 +323,19 @@ class Interval:
     model: NoiseModel | None
     at_ends: list[Interpolation]
 
-    def __call__(self, given: Predictions) -> Tensor:
+    def __call__(self, predictions: Predictions) -> Tensor:
         """Return both ends (b, c, 2), in the network's units."""
         noise, scores = self.noise, self.scores
         if self.model is not None:
-            relative, rows = self.model.distributions(given)
+            relative, quantiles = self.model.distributions(predictions)
             noise = noise * relative
-            columns = zip(self.at_ends, self.model.columns, rows.unbind(1), strict=True)
-            ends = [
-                at(own) / column.at_nodes.moments(own)[1].unsqueeze(1)
-                for at, column, own in columns
-            ]
+            ends = []
+            for k, column in enumerate(self.model.columns):
+                std = column.at_nodes.moments(quantiles[:, k])[1]
+                ends.append(self.at_ends[k](quantiles[:, k]) / std.unsqueeze(1))
             scores = torch.stack(ends, 1)
-        std = (given.variance + noise**2).sqrt() * self.scaling
-        return given.mean.unsqueeze(2) + std.unsqueeze(2) * scores
+        std = (predictions.variance + noise**2).sqrt() * self.scaling
+        return predictions.mean.unsqueeze(2) + std.unsqueeze(2) * scores
 
 
 @dataclass(frozen=True)
@@ -371,39 +357,12 @@ class Numbers:
     interval: Interval | None
     has_axis: bool
 
-    def __call__(self, given: Predictions, _: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, predictions: Predictions, _: Tensor) -> tuple[Tensor, ...]:
         """Return moments of outputs (b, c) and the interval, in the units of ``y``."""
-        mean = self.shift + self.factor * given.mean
-        moments = mean, given.variance * self.factor**2
+        mean = self.shift + self.factor * predictions.mean
+        moments = mean, predictions.variance * self.factor**2
         if self.interval is None:
             return moments
-        ends = self.shift.unsqueeze(1) + self.factor.unsqueeze(1) * self.interval(given)
+        ends = self.factor.unsqueeze(1) * self.interval(predictions)
+        ends = self.shift.unsqueeze(1) + ends
         return *moments, ends if self.has_axis else ends.squeeze(1)
-
-
-def _sampled(mean: Tensor, cov: Tensor, points: Tensor) -> Tensor:
-    """Return the probabilities of `links.mc`, by an unrolled Cholesky factorisation."""
-    mean, cov = without_common_variance(mean, cov, len(points))
-    mean, cov = centre(mean, cov)
-    k = cov.shape[-1] - 1
-    jitter = JITTER * cov.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=MIN_VARIANCE)
-    rest = cov[:, :k, :k] + jitter.view(-1, 1, 1) * torch.eye(k).to(cov)
-    columns: list[Tensor] = []
-    for j in range(k):
-        column = rest[:, j:, j] / rest[:, j : j + 1, j].clamp(min=MIN_VARIANCE).sqrt()
-        columns.append(functional.pad(column, (j, 0)))
-        rest = rest - columns[-1].unsqueeze(2) * columns[-1].unsqueeze(1)
-    factor = torch.stack(columns, -1)
-    factor = torch.cat([factor, -factor.sum(1, keepdim=True)], 1)
-    draws = factor @ points[:, :k].mT + mean.unsqueeze(-1)
-    return draws.softmax(1).mean(-1)
-
-
-# link -> closed form, a function of means, covariances and points
-CLOSED_LINKS: dict[str, Any] = {
-    "probit": probit,
-    "mean_field": mean_field,
-    "mc": _sampled,
-    "probit_uncentred": probit_uncentred,
-    "sodpp": sodpp,
-}

@@ -17,16 +17,16 @@ from sklaplace.estimators.predicting.closed_forms import (
     Classes,
     Numbers,
     QuadraticForm,
-    ResidualForm,
+    exported_residual,
 )
 from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, OutputModel
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
-from sklaplace.likelihoods import Likelihood
 from sklaplace.networks.outputs import unwrapped
 from sklaplace.networks.tabular import TabularNetwork
 from sklaplace.networks.training import copied
 from sklaplace.noise.residuals import Predictions
+from sklaplace.novelty.residual import Residual, relative_variance
 
 _INPUTS: ContextVar[list[Tensor]] = ContextVar("inputs of the last layer")
 
@@ -49,12 +49,12 @@ class Parts:
     covariance : QuadraticForm or None
         Covariances, or variances of centred outputs; None if ``variance`` is
         sufficient.
-    residual : ResidualForm or None
-        Residual of the outputs.
+    residual : Residual or None
+        Residual of the outputs; see `exported_residual`.
     result : Classes or Numbers
         Function of the Gaussian over outputs.
-    likelihood : Likelihood
-        Likelihood of the network.
+    n_blocks : int
+        Number of blocks of outputs; see `OutputModel.gaussian`.
     is_centred : bool
         Whether ``covariance`` refers to centred outputs.
     takes_rows : bool
@@ -65,9 +65,9 @@ class Parts:
     mean: Affine
     variance: QuadraticForm
     covariance: QuadraticForm | None
-    residual: ResidualForm | None
+    residual: Residual | None
     result: Classes | Numbers
-    likelihood: Likelihood
+    n_blocks: int
     is_centred: bool
     takes_rows: bool
 
@@ -129,11 +129,15 @@ class PredictiveModule(nn.Module):
         mean, variance = parts.mean(features), parts.variance(features)
         cov = variance if parts.covariance is None else parts.covariance(features)
         if parts.residual is not None:
-            outputs = parts.outputs(features)
-            relative = parts.residual.relative(features, x, outputs)
-            amplitudes, n_blocks = parts.residual.amplitudes, parts.likelihood.n_blocks
+            residual, f = parts.residual, parts.outputs(features)
+            batch = residual.novelty.batch(features, f, x)
+            log_ratios = residual.log_ratios(batch, f)
+            relative = relative_variance(log_ratios, residual.steepness)
+            amplitudes = residual.amplitudes
             variance = amplitudes.added(variance, relative)
-            cov = amplitudes.added(cov, relative, n_blocks, centred=parts.is_centred)
+            cov = amplitudes.added(
+                cov, relative, parts.n_blocks, centred=parts.is_centred
+            )
         return parts.result(Predictions.of(features, x, mean, variance), cov)
 
     def _features(self, x: Batch) -> Tensor:
@@ -189,20 +193,20 @@ class PredictiveModule(nn.Module):
             _affine(layout, network.get_submodule(name), weights)
             for weights in (posterior.weights, posterior.mean)
         )
-        centring = Centring(posterior.likelihood.n_blocks) if is_centred else None
+        n_blocks = posterior.likelihood.n_blocks
+        centring = Centring(n_blocks) if is_centred else None
         variance = QuadraticForm.of(posterior, None, diagonal=True)
         covariance = None
         if is_centred or not diagonal:
             covariance = QuadraticForm.of(posterior, centring, diagonal=diagonal)
-        form = None if residual is None else ResidualForm.of(residual)
         parts = Parts(
             outputs=outputs,
             mean=mean,
             variance=variance,
             covariance=covariance,
-            residual=form,
+            residual=None if residual is None else exported_residual(residual),
             result=result,
-            likelihood=posterior.likelihood,
+            n_blocks=n_blocks,
             is_centred=is_centred,
             takes_rows=n_inputs > 0,
         )

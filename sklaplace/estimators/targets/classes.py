@@ -18,6 +18,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_consistent_length
 from skorch import NeuralNet, NeuralNetBinaryClassifier
+from torch import Tensor
 
 from sklaplace.core.checks import naming
 from sklaplace.data.arrays import as_labels
@@ -333,6 +334,13 @@ def _ignore_index(net: NeuralNet) -> int | None:
         return getattr(criterion, "ignore_index", None)
     default = inspect.signature(criterion).parameters.get("ignore_index")
     return vars(net).get("criterion__ignore_index", default and default.default)
+
+
+def normalised(proba: Tensor, n_classes: int) -> Tensor:
+    """Normalise probabilities (b·r, K) over the classes seen in ``fit``."""
+    # a network with one logit has two columns, even if fit had a single class
+    proba = proba[:, :n_classes]
+    return proba / proba.sum(1, keepdim=True)
 
 
 def is_ignored(
