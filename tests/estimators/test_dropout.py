@@ -344,13 +344,6 @@ def test_all_dropout_stays_active(module):
     np.testing.assert_allclose(turned, proba, atol=1e-6)
 
 
-@pytest.mark.parametrize("module", [ByHand, TimeFirst])
-def test_masks_that_samples_do_not_share_are_refused(module):
-    net = classifier(module, callbacks=[RecordTraining()])
-    words = "training mode", f"'{module.__name__}'", "torch.nn.functional"
-    refused_fit(MCDropoutClassifier(net), *words, data=(ROWS, SIGNS))
-
-
 class InTrainingOnly(Sequences):
     """A network that skips a layer of dropout in evaluation mode."""
 
@@ -363,9 +356,16 @@ class InTrainingOnly(Sequences):
         return self.second(self.late(hidden) if self.training else hidden)
 
 
-def test_dropout_that_the_network_skips_is_refused():
-    net = classifier(InTrainingOnly, callbacks=[RecordTraining()])
-    words = "'late'", "only if self.training", "every forward pass"
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (ByHand, ["training mode", "'ByHand'", "torch.nn.functional"]),
+        (TimeFirst, ["training mode", "'TimeFirst'", "torch.nn.functional"]),
+        (InTrainingOnly, ["'late'", "only if self.training", "every forward pass"]),
+    ],
+)
+def test_masks_that_differ_between_samples_or_modes_are_refused(module, words):
+    net = classifier(module, callbacks=[RecordTraining()])
     refused_fit(MCDropoutClassifier(net), *words, data=(ROWS, SIGNS))
 
 

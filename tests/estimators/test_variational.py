@@ -313,6 +313,21 @@ OPTIONS = [
     (mixture(wide=1), ["has 'wide'", "It accepts 'narrow', 'weight'."]),
     (mixture(weight=1.5), ["prior_params['weight']=1.5 is not between 0 and 1"]),
     (mixture(narrow="x"), ["prior_params['narrow']='x'"]),
+    *(
+        (
+            {"posterior": name, "prior": "uniform"},
+            [f"posterior={name!r} has no bounds", "'kumaraswamy'"],
+        )
+        for name in sorted(set(POSTERIORS) - {"kumaraswamy"})
+    ),
+    (
+        {"posterior": "kumaraswamy", "bound": 0.01},
+        ["outside bound=0.01", "Choose a larger bound"],
+    ),
+    (
+        {"n_samples": 10**12},
+        ["n_samples=1,000,000,000,000 draws", "set a smaller n_samples"],
+    ),
 ]
 LINE_SEARCH = {"optimizer": torch.optim.LBFGS, "lr": 1.0}
 LINE_SEARCH["optimizer__line_search_fn"] = "strong_wolfe"
@@ -330,17 +345,6 @@ UNFIT = [
 
 
 class TestRefused:
-    @pytest.mark.parametrize("posterior", sorted(set(POSTERIORS) - {"kumaraswamy"}))
-    def test_posterior_without_the_bounds_of_the_prior(self, posterior):
-        model = recorded(posterior=posterior, prior="uniform")
-        words = f"posterior={posterior!r} has no bounds", "'kumaraswamy'"
-        refused_fit(model, *words, data=(X, Y))
-
-    def test_start_beyond_the_bound(self):
-        model = recorded(posterior="kumaraswamy", bound=0.01)
-        words = "outside bound=0.01", "Choose a larger bound"
-        refused_fit(model, *words, data=(X, Y))
-
     @pytest.mark.parametrize(("options", "words"), OPTIONS)
     def test_options(self, options, words):
         for kind, data in DATA.items():
@@ -351,10 +355,6 @@ class TestRefused:
         model = recorded(counts, VariationalRegressor, sigma_noise=0.3)
         words = "sigma_noise=0.3 was passed", "no noise level"
         refused_fit(model, *words, data=(X_REG, np.abs(Y_REG).round()))
-
-    def test_more_draws_than_memory_holds(self):
-        words = "n_samples=1,000,000,000,000 draws", "set a smaller n_samples"
-        refused_fit(recorded(n_samples=10**12), *words, data=(X, Y))
 
     @pytest.mark.parametrize(("net", "words"), UNFIT, ids=[w[0] for _, w in UNFIT])
     def test_nets_that_do_not_fit(self, net, words):
@@ -369,8 +369,7 @@ class TestRefused:
         refused_fit(model, *words, data=(X, Y))
 
 
-class TestFailures:
-    def test_divergence_is_told(self, rng_untouched):
-        net = regressor(lr=1e20, optimizer=torch.optim.SGD)
-        with pytest.raises(ValueError, match="has diverged"):
-            VariationalRegressor(net, random_state=0).fit(X_REG, Y_REG)
+def test_divergence_is_told(rng_untouched):
+    net = regressor(lr=1e20, optimizer=torch.optim.SGD)
+    with pytest.raises(ValueError, match="has diverged"):
+        VariationalRegressor(net, random_state=0).fit(X_REG, Y_REG)
