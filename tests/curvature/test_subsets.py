@@ -47,6 +47,11 @@ def test_all_lists_every_parameter_in_order(case):
         name: tuple(parameter.shape) for name, parameter in parameters.items()
     }
     assert names(found.layout) == list(parameters)
+    expected = nn.utils.parameters_to_vector(parameters.values())
+    vector = found.layout.read(found.forward.module)
+    assert torch.equal(vector, expected)
+    vector += 1  # a copy
+    assert torch.equal(found.layout.read(found.forward.module), expected)
 
 
 @pytest.mark.parametrize("case", CASES)
