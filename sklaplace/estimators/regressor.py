@@ -29,8 +29,8 @@ from sklaplace.estimators.targets.numbers import (
 )
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.likelihoods import Gaussian, RegressionLikelihood
-from sklaplace.noise.held_out import held_out_residuals
 from sklaplace.noise.model import NoiseModel
+from sklaplace.noise.residuals import held_out_residuals
 from sklaplace.posterior.tuning import TUNERS
 from sklaplace.posterior.tuning.problem import HeldOutScore
 

@@ -18,17 +18,205 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.stats import norm
 from torch import Tensor
 
 from sklaplace.core.parallel import one_blas_thread
 from sklaplace.core.trees import Batch
-from sklaplace.noise.column import ColumnNoise
-from sklaplace.noise.residuals import Predictions, Residuals
+from sklaplace.likelihoods.quadrature import NODES
+from sklaplace.noise.forest import HALF, QuantileForest
+from sklaplace.noise.interpolation import (
+    LEVELS,
+    SCORES,
+    Interpolation,
+    interpolated,
+    ranked,
+)
+from sklaplace.noise.log_scale import LogScale
+from sklaplace.noise.residuals import N_GROUPS, Predictions, Residuals
+from sklaplace.noise.standardisation import standardisation
 
 Array = NDArray[np.float64]
 
 # Minimum number of residuals for a noise model.
 MIN_RESIDUALS = 30
+# Smallest absolute residual in a logarithm, relative to the mean absolute residual.
+SMALLEST_RESIDUAL = 0.02
+# Smallest ratio of the noise to its scale, which is reached if the weights of the
+# network are much more uncertain than the targets.
+SMALLEST_NOISE_TO_SCALE = 0.01
+# Bounds for the logarithm of the factor.
+_LOG_BOUNDS = -12.0, 12.0
+
+
+@dataclass(frozen=True)
+class ColumnInputs:
+    """Inputs of the functions that predict the noise of one column of targets.
+
+    Attributes
+    ----------
+    column : int
+        Index of the column.
+    level : float
+        Constant level of the noise.
+    origin, unit : float
+        Mean and standard deviation of predicted means.
+    """
+
+    column: int
+    level: float
+    origin: float
+    unit: float
+
+    def of_log_scale(self, predictions: Predictions) -> Tensor:
+        """Return the inputs (n, i + 4) of a `LogScale`."""
+        mean = (predictions.mean[:, self.column] - self.origin) / self.unit
+        variance = predictions.variance[:, self.column] + self.level**2
+        moments = torch.stack([mean, mean**2, mean.abs(), variance.log() / 2], 1)
+        return torch.cat([predictions.features, moments], 1)
+
+    def of_forest(self, predictions: Predictions, logs: Tensor) -> Tensor:
+        """Return the inputs (n, p + 3) of a forest; ``logs`` are from a `LogScale`."""
+        mean = predictions.mean[:, self.column]
+        std = predictions.variance[:, self.column].sqrt()
+        return torch.cat([predictions.inputs, torch.stack([mean, std, logs], 1)], 1)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Increasing function of normal scores, which corrects the levels of quantiles.
+
+    Attributes
+    ----------
+    nominal, corrected : ndarray of shape (m,)
+        Normal scores, and the values of the function.
+    """
+
+    nominal: Array
+    corrected: Array
+
+    @classmethod
+    def of(cls, scores: Array, weights: Array) -> "Correction":
+        """Return the correction from the normal scores (n,) of residuals.
+
+        With many residuals, the corrected quantiles have the nominal coverage.
+        """
+        is_single_group = np.zeros(len(scores), dtype=int)
+        probabilities, scores, _ = ranked(scores, weights, is_single_group)
+        nominal = norm.ppf(probabilities.clip(1e-9, 1 - 1e-9))
+        share = weights.sum() / (weights.sum() + HALF)
+        return cls(nominal, nominal + share * (scores - nominal))
+
+    def __call__(self, scores: Array) -> Array:
+        """Return corrected scores (n, s)."""
+        return interpolated(scores, self.nominal, self.corrected)
+
+    def inverse(self, scores: Array) -> Array:
+        """Return the scores (n, s) whose corrections are given."""
+        return interpolated(scores, self.corrected, self.nominal)
+
+
+@dataclass(frozen=True)
+class ColumnNoise:
+    """Noise of one column of targets; see `NoiseModel`.
+
+    Attributes
+    ----------
+    inputs : ColumnInputs
+        Inputs of ``log_scale`` and ``forest``.
+    log_scale : LogScale
+        Function that predicts the logarithm of the noise, without ``log_factor``.
+    log_factor : float
+        Logarithm of the factor by which the noise is multiplied.
+    forest : QuantileForest
+        Quantiles of standardised residuals.
+    correction : Correction
+        Correction of the levels of these quantiles.
+    at_nodes : Interpolation
+        Values of the distribution at quadrature nodes.
+    """
+
+    inputs: ColumnInputs
+    log_scale: LogScale
+    log_factor: float
+    forest: QuantileForest
+    correction: Correction
+    at_nodes: Interpolation
+
+    @classmethod
+    def fit(cls, residuals: Residuals, column: int, level: float) -> "ColumnNoise":
+        """Fit the noise of a column to residuals, of which at least one is nonzero."""
+        r, w, group = residuals.values[:, column], residuals.weights, residuals.group
+        predictions = residuals.predictions
+        mean = predictions.mean[:, [column]].numpy()
+        (origin,), (unit,) = standardisation(mean, w)
+        inputs = ColumnInputs(column, level, float(origin), float(unit))
+        size = np.abs(r)
+        target = np.log(size + SMALLEST_RESIDUAL * np.average(size, weights=w))
+        line_inputs = inputs.of_log_scale(predictions).numpy()
+        log_scale, logs = LogScale.fit(line_inputs, target, w, group)
+        noise, variance = np.exp(2 * logs), predictions.variance[:, column].numpy()
+
+        def excess(log_factor: float) -> float:
+            total = variance + np.exp(2 * log_factor) * noise
+            return float(np.average(r**2 / total, weights=w)) - 1
+
+        # with this factor, standardised residuals have a mean square of one
+        low, high = _LOG_BOUNDS
+        log_factor = brentq(excess, low, high) if excess(low) > 0 else low
+        z = r / np.sqrt(variance + np.exp(2 * log_factor) * noise)
+        forest_inputs = inputs.of_forest(predictions, torch.from_numpy(logs))
+        quantiles = torch.zeros(len(z), len(LEVELS), dtype=torch.float64)
+        for g in range(N_GROUPS):
+            others, members = group != g, torch.from_numpy(group == g)
+            of_others = forest_inputs.numpy()[others]
+            forest = QuantileForest.fit(of_others, z[others], w[others])
+            quantiles[members] = forest(forest_inputs[members])
+        mean_of_noise, _ = Interpolation.at(NODES).moments(quantiles)
+        quantiles = quantiles - mean_of_noise.unsqueeze(1)
+        scores = interpolated(z[:, None], quantiles.numpy(), SCORES)[:, 0]
+        correction = Correction.of(scores, w)
+        return cls(
+            inputs=inputs,
+            log_scale=log_scale,
+            log_factor=log_factor,
+            forest=QuantileForest.fit(forest_inputs.numpy(), z, w),
+            correction=correction,
+            at_nodes=Interpolation.at(correction(NODES[None])[0]),
+        )
+
+    def distribution(self, predictions: Predictions) -> tuple[Tensor, Tensor]:
+        """Return the noise (n,) relative to the level, and quantiles (n, n_levels)."""
+        logs = self.log_scale(self.inputs.of_log_scale(predictions))
+        quantiles = self.forest(self.inputs.of_forest(predictions, logs))
+        mean, std = self.at_nodes.moments(quantiles)
+        variance = predictions.variance[:, self.inputs.column]
+        scale = (logs + self.log_factor).exp()
+        # with this noise, the variance is std² times the sum of the variances
+        noise = std**2 * (variance + scale**2) - variance
+        smallest = (SMALLEST_NOISE_TO_SCALE * scale) ** 2
+        noise = torch.maximum(noise, smallest).sqrt()
+        return noise / self.inputs.level, quantiles - mean.unsqueeze(1)
+
+    def at(self, scores: Array) -> Interpolation:
+        """Return the interpolation at normal scores (s,)."""
+        return Interpolation.at(self.correction(scores[None])[0])
+
+    def standardised(self, quantiles: Array, scores: Array) -> Array:
+        """Return standardised targets (n, s) for normal scores (n, s)."""
+        values = interpolated(self.correction(scores), SCORES, quantiles)
+        return values / self._std(quantiles)
+
+    def scores(self, quantiles: Array, standardised: Array) -> Array:
+        """Return the normal scores (n,) of standardised targets (n,)."""
+        values = standardised[:, None] * self._std(quantiles)
+        scores = interpolated(values, quantiles, SCORES)
+        return self.correction.inverse(scores)[:, 0]
+
+    def _std(self, quantiles: Array) -> Array:
+        """Return the standard deviation (n, 1) of scaled targets."""
+        return self.at_nodes.moments(torch.from_numpy(quantiles))[1].numpy()[:, None]
 
 
 @dataclass(frozen=True)

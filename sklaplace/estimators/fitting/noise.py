@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,9 +15,8 @@ from sklaplace.data.split import row_keys
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.likelihoods.base import DataFit, losses_by_output
 from sklaplace.networks.trained import TrainedNetwork
-from sklaplace.noise.held_out import HeldOutRows
 from sklaplace.noise.levels import most_probable_level, proportions, root_mean_square
-from sklaplace.noise.residuals import Predictions
+from sklaplace.noise.residuals import HeldOutRows, Predictions
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import linearised_mean, moments
 from sklaplace.posterior.tuning.problem import LinearisedBatch
@@ -101,11 +99,15 @@ def _rows_of_network(
     """Return at least ``n_rows`` held-out samples of a network, or all if fewer."""
     network, spec = of_network.network, outputs.network.spec
     is_of_fold = network.net is not outputs.network.net
+    groups, labels = np.empty((len(network.held_out), 0), int), network.held_out_groups
+    if labels is not None:
+        groups = row_keys(None, len(labels), seed=0, groups=labels)[:, np.newaxis]
     forward = outputs.network.forward()
     batches: list[HeldOutRows] = []
     with forward.frozen(), network.forward().frozen(), torch.no_grad():
         for x, gaussian, y, weights in of_network.gaussians_of(network.held_out):
-            if sum(map(len, batches)) >= n_rows:
+            n_before = sum(map(len, batches))
+            if n_before >= n_rows:
                 break
             mean, variance = gaussian
             with FeatureRecorder(forward, spec.feature_layers) as recorder:
@@ -120,12 +122,9 @@ def _rows_of_network(
                 "keys": row_hash(x),
             }
             arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-            batches.append(HeldOutRows(**arrays))
-    rows, labels = HeldOutRows.joined(batches), network.held_out_groups
-    if labels is None:
-        return rows
-    groups = row_keys(None, len(labels), seed=0, groups=labels)
-    return replace(rows, groups=groups[: len(rows)])
+            of_batch = groups[n_before : n_before + len(mean)]
+            batches.append(HeldOutRows(**arrays, groups=of_batch))
+    return HeldOutRows.joined(batches)
 
 
 def with_residual_noise(
