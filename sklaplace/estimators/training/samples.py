@@ -255,7 +255,7 @@ class InputForm(InputType):
         allow_nd : bool
             Whether targets may have more than two axes.
         """
-        check_arrays(y=y)
+        check_arrays(X=X, y=y)
         X = self._checked(owner, X, reset=reset)
         y = _as_targets(y, allow_nd=allow_nd or is_opaque(X))
         if not is_opaque(X):
