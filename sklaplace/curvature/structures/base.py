@@ -129,7 +129,7 @@ class Structure(FieldsOnly, ABC):
     priors: ClassVar[frozenset[str]]
     """Prior structures that `precision` supports."""
     keeps_factors: ClassVar[bool] = False
-    """Whether rotating a block of rows keeps the block in factored form."""
+    """Whether rotated rows keep the output gradients that all samples share."""
     is_spectral: ClassVar[bool] = True
     """Whether ``log det P = Σ log(scale·e + δ)`` under a scalar prior."""
     name: ClassVar[str]
@@ -429,7 +429,7 @@ class EigenPrecision(Precision):
         """Return the diagonal of `functional_covariance`, (b, c), layer by layer."""
         v, largest = self.relative_variances(jacobian.dtype)
         layers = self.structure.rotated_layers(jacobian)
-        if jacobian.samples_share_gradients:
+        if jacobian.samples_share_gradients and self.structure.keeps_factors:
             rotated = list(layers)
             weights = self._input_weights(
                 jacobian.layers[0].first.gradients, rotated, v
