@@ -41,14 +41,16 @@ of_frozen_nets = pytest.mark.parametrize(
 )
 
 
+FEW = {"n_estimators": 3, "n_samples": 7, "n_snapshots": 5, "steps_per_snapshot": 2}
+FEW |= {"lr": 0.03}
+
+
 def make(kind, **params):
     """Return the estimator around a quick net, with few draws."""
     module = DropoutMLP if "Dropout" in kind.__name__ else MLP
     around = classifier if kind in CLASSIFIERS else regressor
     net = around(module, **{"max_epochs": 15} | params)
-    few = {"n_estimators": 3} if "Ensemble" in kind.__name__ else {"n_samples": 7}
-    if "SWAG" in kind.__name__:
-        few |= {"n_snapshots": 5, "steps_per_snapshot": 2, "lr": 0.03}
+    few = {name: FEW[name] for name in FEW.keys() & {*kind._get_param_names()}}
     return kind(net, random_state=0, **few)
 
 
