@@ -65,10 +65,21 @@ def mark_tables(items):
                 item.add_marker("table")
 
 
+def mark_examples(items):
+    """Mark the examples of methods that train a network as slow."""
+    for item in items:
+        example = getattr(item, "dtest", None)
+        if example is not None and ".fit(" in example.docstring:
+            *_, owner, _ = example.name.split(".")
+            if owner[0].isupper():
+                item.add_marker("slow")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark tables and benchmarks, and skip GPU tests on machines without a GPU."""
+    """Mark slow tests and benchmarks, and skip GPU tests on machines without a GPU."""
     mark_tables(items)
+    mark_examples(items)
     needs_gpu = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
         if BENCHMARKS in item.path.parents:
