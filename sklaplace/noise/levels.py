@@ -108,12 +108,13 @@ def proportions(squares: Tensor) -> Tensor:
     return levels / levels.log().mean().exp()
 
 
-def with_column_noises(networks: Sequence[TrainedNetwork]) -> list[TrainedNetwork]:
+def with_column_noises(
+    networks: Sequence[TrainedNetwork], *, on_held_out: bool
+) -> list[TrainedNetwork]:
     """Set the relative noise level of each target column.
 
-    The noise levels are proportional to the root mean square residuals of the columns,
-    computed on held-out samples if available, and on training samples otherwise. The
-    tuner then chooses a factor for all levels.
+    The noise levels are proportional to the root mean square residuals of the columns.
+    The tuner then chooses a factor for all levels.
 
     Parameters
     ----------
@@ -121,13 +122,16 @@ def with_column_noises(networks: Sequence[TrainedNetwork]) -> list[TrainedNetwor
         The network, followed by the networks of the folds, if any. The likelihood
         remains unchanged if it is not Gaussian, has one column, or already has noise
         levels.
+    on_held_out : bool
+        Whether to compute the residuals on held-out samples where there are any, and
+        not on training samples.
     """
     likelihood = networks[0].spec.likelihood
     is_shared = isinstance(likelihood, Gaussian) and likelihood.relative is None
     if not is_shared or networks[0].spec.n_outputs == 1:
         return list(networks)
     measured = networks[1:] or networks
-    squares = torch.stack([_squares(network) for network in measured]).sum(0)
+    squares = torch.stack([_squares(each, on_held_out) for each in measured]).sum(0)
     adapted = replace(likelihood, relative=tuple(proportions(squares).tolist()))
     return [
         replace(network, spec=replace(network.spec, likelihood=adapted))
@@ -135,9 +139,10 @@ def with_column_noises(networks: Sequence[TrainedNetwork]) -> list[TrainedNetwor
     ]
 
 
-def _squares(network: TrainedNetwork) -> Tensor:
+def _squares(network: TrainedNetwork, on_held_out: bool) -> Tensor:
     """Return the weighted sum of squared residuals per column, (c,)."""
-    dataset = network.train if network.held_out is None else network.held_out
+    has_held_out = on_held_out and network.held_out is not None
+    dataset = network.held_out if has_held_out else network.train
     forward, total = network.forward(), torch.zeros((), dtype=torch.float64)
     with forward.frozen(), torch.no_grad():
         for x, y, w in network.batches(dataset):

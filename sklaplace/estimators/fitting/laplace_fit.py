@@ -106,13 +106,11 @@ def networks_for_tuning(
 
     If the noise is tuned, their likelihood has the relative noise levels of columns.
     """
+    if not options.uses_held_out:
+        network = replace(network, held_out=None)
     networks = [network, *folds]
-    if not options.tunes_on_held_out:
-        networks = [replace(network, held_out=None)]
     if options.free_noise:
-        networks = with_column_noises(networks)
-    if options.uses_held_out:  # also samples that do not choose the noise
-        networks[0] = replace(networks[0], held_out=network.held_out)
+        return with_column_noises(networks, on_held_out=options.tunes_on_held_out)
     return networks
 
 
