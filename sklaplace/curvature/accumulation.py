@@ -134,6 +134,9 @@ def accumulate(
 ) -> CurvatureSums:
     """Sum the curvature and the loss over samples.
 
+    Each part is summed in one pass. Some structures need further passes, which start
+    from the sums of the previous pass. Losses and records come from the first pass.
+
     Parameters
     ----------
     network : TrainedNetwork
@@ -160,11 +163,12 @@ def accumulate(
     ValueError
         If an output is not finite.
     """
-    one_pass = _Pass(network, curvature, accumulator, batch_size, recorder)
-    sums = reduce(iadd, map(one_pass, parts))
+    first_pass = _Pass(network, curvature, accumulator, batch_size, recorder)
+    sums = reduce(iadd, map(first_pass, parts))
     while sums.accumulator.needs_another_pass():
-        again = replace(one_pass, accumulator=sums.accumulator, recorder=Recorder)
-        sums.accumulator = reduce(iadd, map(again, parts)).accumulator
+        # the base class of recorders records nothing
+        next_pass = replace(first_pass, accumulator=sums.accumulator, recorder=Recorder)
+        sums.accumulator = reduce(iadd, map(next_pass, parts)).accumulator
     return sums
 
 
@@ -179,7 +183,11 @@ class _Pass:
     recorder: Callable[[TrainedNetwork, Forward], Recorder]
 
     def __call__(self, samples: Samples) -> CurvatureSums:
-        """Return the sums over a dataset."""
+        """Return the sums of curvature and loss over a dataset, and the record.
+
+        Each batch is first added to the accumulator and passed to the recorder. Its
+        loss is then computed from the same outputs.
+        """
         network, accumulator = self.network, copy.deepcopy(self.accumulator)
         batches = network.batches(samples, self.batch_size)
         likelihood = network.spec.likelihood
@@ -198,7 +206,8 @@ class _Pass:
                 recorder.observe_batch(x, f, batch.targets, batch.weights)
                 layout = accumulator.layout
                 if layout.head is not None and not fits and not recorder.has_compared:
-                    # head rows are not compared, but outputs may depend on the batch
+                    # first batch: the rows of a head need only one pass, which does not
+                    # show whether outputs depend on the other samples
                     compare_alone(forward, x, f, layout.rounding)
                 fits.append(batch.data_fit(f.double()))
             return CurvatureSums(accumulator, DataFit.total(fits), recorder.result())
@@ -219,8 +228,13 @@ class _Batch:
     keys: Tensor | None = None
 
     def add(self, recorder: Recorder) -> Tensor:
-        """Add the curvature of the batch, and return its outputs (b, c)."""
+        """Add the curvature of the batch, and return its outputs (b, c).
+
+        The rows are computed in parts of the columns that fit into memory. `_columns`
+        is called once, with the outputs, and also sets the targets and weights.
+        """
         layout = self.accumulator.layout
+        # outputs are linear in a head's weights, so the head's Hessian has rows
         if self.curvature.is_exact and layout.head is None:
             return self._add_matrix()
         if self.curvature.is_random or self.accumulator.takes_keys:
@@ -249,7 +263,11 @@ class _Batch:
         return f
 
     def _set_targets(self, f: Tensor) -> None:
-        """Set the targets and the weights of the samples' losses."""
+        """Set the targets and the weights of the samples' losses.
+
+        ``weights`` is None if all samples have weight one; ``sample_weights`` then
+        contains ones. Raise ValueError if an output is not finite.
+        """
         if not all_finite(f):
             raise ValueError(
                 "The network's outputs are not finite for some training samples: its "
@@ -269,14 +287,21 @@ class _Batch:
         return self.hessian
 
     def _n_targets(self, f: Tensor) -> Tensor:
-        """Return the sum of the weights of observed targets, (), float64."""
-        weights = self.likelihood.label_weights(self.targets)
-        if weights is None:
+        """Return the weighted number of observed targets, (), float64.
+
+        The likelihood returns one weight per label, (b, r), such as zero for a missing
+        label, or None if all labels have weight one.
+        """
+        label_weights = self.likelihood.label_weights(self.targets)
+        if label_weights is None:
             return self.sample_weights.sum() * self.likelihood.n_targets(f.shape[1])
-        return self.sample_weights @ weights.sum(1)
+        return self.sample_weights @ label_weights.sum(1)
 
     def data_fit(self, f: Tensor) -> DataFit:
-        """Return the weighted loss, in the dtype of ``f``, and the target count."""
+        """Return the weighted loss for outputs ``f``, in their dtype, and its count.
+
+        The count is the weighted number of targets. Class labels stay integers.
+        """
         is_real = self.targets.is_floating_point()
         targets = self.targets.to(f.dtype) if is_real else self.targets
         weights, n_targets = self.sample_weights, self._n_targets(f)

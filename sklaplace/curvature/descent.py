@@ -87,15 +87,21 @@ class Descent:
     seed: int
 
     def iterates(self, layout: Layout, schedule: Schedule) -> Iterator[Tensor]:
-        """Yield the selected weights of each snapshot, (P,), in float64."""
+        """Yield the selected weights of each snapshot, (P,), in float64.
+
+        In each step, a sample is in the batch if its random number is below the
+        fraction of samples that a batch contains on average. A step with an empty batch
+        leaves the weights unchanged. Only the selected parameters are trained.
+        """
         net = copied(self.net)
         module = as_forward(net).module.eval().requires_grad_(False)
         parameters = dict(module.named_parameters())
         leaves = [parameters[block.name].requires_grad_() for block in layout.blocks]
         decays = [self.weight_decay.get(block.name, 0.0) for block in layout.blocks]
         batches = Batches(self.net, self.dataset, HASH_BATCH_SIZE)
-        keys = torch.cat([row_hash(x) for x, _, _ in batches])
+        keys = torch.cat([row_hash(x) for x, _, _ in batches])  # one hash per sample
         fraction = self._fraction(len(keys))
+        # the loss is computed from logits where these are more precise
         with logits_alone(net, first_rows(net, self.dataset)):
             for step in range(schedule.n_snapshots * schedule.steps_per_snapshot):
                 uniforms = counter_uniforms(keys, 1, self.seed + step)[:, 0]
@@ -130,18 +136,22 @@ class Descent:
     def _gradients(
         self, net: NeuralNet, drawn: list[int], leaves: list[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Return the gradients of the mean loss over the drawn samples."""
+        """Return the gradients of the mean loss over the drawn samples.
+
+        ``drawn`` contains the indices of the samples. The mean is weighted by sample
+        weights, if any. There is one gradient per leaf, zero for unused leaves.
+        """
         require_choice(self.dataset)
         subset = Subset(cast(Dataset[object], self.dataset), drawn)
         x, y, w = next(iter(Batches(net, subset, len(drawn))))
         with torch.enable_grad():
             returned = net.infer(x)
             y = _matching(y, first_tensor(returned))
-            compute = partial(net.get_loss, returned, y, X=x, training=True)
+            compute_loss = partial(net.get_loss, returned, y, X=x, training=True)
             if w is None:
-                loss = compute()
+                loss = compute_loss()
             else:
-                loss = weighted_loss(net.criterion_, compute, y, w, w.mean())
+                loss = weighted_loss(net.criterion_, compute_loss, y, w, w.mean())
             return torch.autograd.grad(loss, leaves, materialize_grads=True)
 
 
@@ -157,7 +167,11 @@ def _matching(y: Any, outputs: Tensor) -> Any:
 
 
 def weight_decays(net: NeuralNet) -> dict[str, float]:
-    """Return the weight decay of the net's optimizer for each parameter, by name."""
+    """Return the weight decay of the net's optimizer for each parameter, by name.
+
+    Parameters that the optimizer does not train have no weight decay. All are zero if
+    the net has no optimizer.
+    """
     groups = getattr(getattr(net, "optimizer_", None), "param_groups", [])
     decays = {
         p: float(group.get("weight_decay") or 0.0)
@@ -197,15 +211,15 @@ class WeightMoments:
         self._squares = torch.zeros_like(start)
 
     def update(self, weights: Tensor) -> None:
-        """Add a weight vector (P,)."""
+        """Add a weight vector (P,) to the mean, the variance and the deviations."""
         moved = weights - self._start
-        before = moved - self._shift
+        from_old_mean = moved - self._shift
         self.n += 1
-        self._shift = self._shift + before / self.n
-        after = moved - self._shift
+        self._shift = self._shift + from_old_mean / self.n
+        from_new_mean = moved - self._shift
         # Welford (1962), "Note on a method for calculating corrected sums of squares"
-        self._squares = self._squares + before * after
-        self.deviations.append(after)
+        self._squares = self._squares + from_old_mean * from_new_mean
+        self.deviations.append(from_new_mean)
 
     @property
     def mean(self) -> Tensor:

@@ -103,7 +103,7 @@ class Jacobian:
         )
 
     def features(self) -> Tensor:
-        """Return the inputs (b, i) of the only layer, with ones for a bias.
+        """Return the inputs (b, i) of the only layer, with a column of ones for a bias.
 
         `samples_share_gradients` must be true.
         """
@@ -130,7 +130,10 @@ class Jacobian:
         return self._map_blocks(methodcaller("double"))
 
     def take(self, indices: Tensor) -> "Jacobian":
-        """Return the rows of the samples with the given indices (n,), in float64."""
+        """Return the rows of the samples with the given indices (n,), in float64.
+
+        The result has the samples' keys, but no sample weights.
+        """
         b, indices = self.n_samples, indices.to(self.device)
         layers = [
             # one entry may stand for all samples
@@ -181,18 +184,23 @@ class Jacobian:
         batches must then have these gradients, the same for all samples.
         """
         layers = []
+        # for each layer, its rows in all batches
         for batches in zip(*(jacobian.layers for jacobian in jacobians), strict=True):
             g = batches[0].first.gradients
             if not share:
                 g = torch.cat([rows.first.g for rows in batches])
+            # for each parameter tensor of the layer, its blocks in all batches
             tensors = zip(*(rows.blocks for rows in batches), strict=True)
             inputs = [joined_inputs([b.a for b in blocks]) for blocks in tensors]
             layers.append(batches[0].with_factors(g, inputs))
-        keys = [part.keys for part in jacobians if part.keys is not None]
+        keys = [batch.keys for batch in jacobians if batch.keys is not None]
         return Jacobian(layers, keys=torch.cat(keys) if keys else None)
 
     def kernel(self, other: "Jacobian", v: Tensor) -> Tensor:
-        """Return ``Σₗ vₗ Jₗ J'ₗᵀ`` over tensors for ``v`` (L,), as (b, k, b', k')."""
+        """Return ``Σₗ vₗ Jₗ J'ₗᵀ`` over tensors for ``v`` (L,), as (b, k, b', k').
+
+        ``v`` has one entry per parameter tensor. The entries are split by layer.
+        """
         mine, theirs = aligned(self.layers, other.layers)
         factors = v.split([len(layer.blocks) for layer in mine])
         layers = zip(mine, theirs, factors, strict=True)
@@ -219,23 +227,30 @@ class Jacobian:
     def normal_product(self, v: Tensor) -> Tensor:
         """Return ``Σ rowsᵀ rows v`` over b and k for ``v`` (P, q), as (P, q).
 
-        The rows of a last layer with more than ``q`` rows per sample are not formed.
+        The rows ``SᵀM ⊗ a`` of a last layer with more than ``q`` rows per sample are
+        not formed. Instead, ``v`` is mapped to layer outputs, these are multiplied by
+        ``MᵀΛM``, and the products are mapped back to weights; see `HeadBlock`.
         """
         head = self.layers[0].first
         if self.n_columns <= v.shape[1] or not head.is_from_head:
             return self.rmatmul(self.matmul(v))
         pairs = list(with_entries(self.layers[0].blocks, v))
         outputs = total([block.layer_outputs(piece) for block, piece in pairs])
-        curved = head.hessian.products(head.matrix, outputs)
-        return torch.cat([block.weight_gradients(curved) for block, _ in pairs])
+        products = head.hessian.products(head.matrix, outputs)
+        return torch.cat([block.weight_gradients(products) for block, _ in pairs])
 
 
 def join_columns(parts: list[tuple[Tensor, Jacobian]]) -> tuple[Tensor, Jacobian]:
-    """Return the outputs, and the Jacobian with the columns of all parts."""
+    """Return the outputs, and the Jacobian with the columns of all parts.
+
+    Each part contains the outputs and the Jacobian of the same samples, for some of the
+    columns of ``S``. The parts differ only in their output gradients ``g``.
+    """
     if len(parts) == 1:
         return parts[0]
     outputs, jacobians = zip(*parts, strict=True)
     layers = []
+    # for each layer, its rows in all parts
     for parts_of_layer in zip(*(part.layers for part in jacobians), strict=True):
         g = torch.cat([rows.first.g for rows in parts_of_layer], 1)
         first = parts_of_layer[0]
@@ -310,7 +325,12 @@ def backpropagate(
 def backpropagate_in_parts(
     forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents = None
 ) -> Iterator[tuple[Tensor, Jacobian]]:
-    """Yield results of `backpropagate` for groups of columns that fit into memory."""
+    """Yield results of `backpropagate` for groups of columns that fit into memory.
+
+    The rows of a `Head` need one forward pass. Other rows, and those of a head that
+    does not fit the outputs, need a backward pass. If layers mix the samples, the
+    samples are processed one by one.
+    """
     if layout.head is not None:
         result = _through_head(forward, x, layout, layout.head, cotangents)
         if result is not None:
@@ -339,9 +359,9 @@ def backpropagate_batch(
     outputs = f.detach()
     columns = _columns(outputs, cotangents)
     without_layer = [spec for spec in layout.blocks if spec.layer is None]
-    per_part = recorder.columns_at_once(columns)
-    for start in range(0, columns.shape[-1], per_part):
-        part = columns[..., start : start + per_part]
+    n_at_once = recorder.columns_at_once(columns)
+    for start in range(0, columns.shape[-1], n_at_once):
+        part = columns[..., start : start + n_at_once]
         factors = _layer_factors(forward.module, f, recorder, part)
         dense = dense_rows(forward, x, without_layer, part) if without_layer else {}
         blocks = [_block(spec, factors, dense) for spec in layout.blocks]
@@ -360,8 +380,11 @@ def recorded(forward: Forward, x: Batch, layout: Layout) -> tuple[Tensor, CallRe
 
 
 def require_known_layers(forward: Forward, x: Batch, layout: Layout) -> None:
-    """Raise ValueError if outputs depend on layers that were not called in `select`."""
-    if layout.called is None:
+    """Raise ValueError if outputs depend on layers that were not called in `select`.
+
+    If the `Head` of the layout fits the outputs, no other layer matters.
+    """
+    if layout.called is None:  # the network may call all layers
         return
     if layout.head and _through_head(forward, x, layout, layout.head, None):
         return
@@ -372,25 +395,34 @@ def require_known_layers(forward: Forward, x: Batch, layout: Layout) -> None:
 def _one_by_one(
     forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents
 ) -> tuple[Tensor, Jacobian]:
-    """Compute outputs and rows sample by sample, for layers that mix samples."""
+    """Compute outputs and rows sample by sample, for layers that mix samples.
+
+    The samples may use a layer at different numbers of positions. Their rows are padded
+    to equal numbers and stacked. Raise ValueError if the outputs of single samples
+    differ from those of the batch.
+    """
     samples = [tree_rows(x, slice(n, n + 1)) for n in range(n_samples(x))]
     with torch.no_grad():
-        outputs, together = torch.cat([*map(forward, samples)]), forward(x)
-    if not agree(outputs, together, layout.rounding):
+        outputs, outputs_of_batch = torch.cat([*map(forward, samples)]), forward(x)
+    if not agree(outputs, outputs_of_batch, layout.rounding):
         raise ValueError(DEPENDENT_SAMPLES)
     columns = _columns(outputs, cotangents)
 
-    def layers(sample: Batch, columns: Tensor) -> Sequence[LayerRows]:
+    def sample_layers(sample: Batch, columns: Tensor) -> Sequence[LayerRows]:
+        """Return the rows of each layer for one sample and its columns (1, c, k)."""
         parts = backpropagate_batch(forward, sample, layout, lambda _f: columns)
         return join_columns(list(parts))[1].layers
 
-    by_sample = aligned(*map(layers, samples, columns.split(1)))
-    return outputs, Jacobian.stacked(_with_equal_positions(by_sample))
+    layers_by_sample = aligned(*map(sample_layers, samples, columns.split(1)))
+    return outputs, Jacobian.stacked(_with_equal_positions(layers_by_sample))
 
 
 def _with_equal_positions(samples: Sequence[Sequence[LayerRows]]) -> list[Jacobian]:
-    """Zero-pad the layers of several samples to the same number of positions."""
-    layers = []
+    """Zero-pad the layers of several samples to the same number of positions.
+
+    Each sample is given by the rows of its layers. Return one Jacobian per sample.
+    """
+    layers = []  # for each layer, its rows for all samples
     for samples_of_layer in zip(*samples, strict=True):
         n = max(rows.first.g.shape[2] for rows in samples_of_layer)
         pad = methodcaller("padded", n)
@@ -399,7 +431,10 @@ def _with_equal_positions(samples: Sequence[Sequence[LayerRows]]) -> list[Jacobi
 
 
 def _columns(f: Tensor, cotangents: Cotangents) -> Tensor:
-    """Return ``S`` as a tensor, (b, c, k)."""
+    """Return ``S`` for outputs ``f`` (b, c) as a tensor, (b, c, k).
+
+    See `backpropagate` for ``cotangents``. If all samples share ``S``, it is repeated.
+    """
     if cotangents is None:
         return torch.eye(f.shape[-1]).to(f).expand(len(f), -1, -1)
     columns = cotangents(f)
@@ -413,8 +448,9 @@ def _layer_factors(
 ) -> dict[str, Block]:
     """Return the inputs (b, r, i) and output gradients (b, k, r, o) of every layer.
 
-    If a layer is called several times, its positions are concatenated. If a layer is
-    not called, its rows are zero.
+    The result has one `Block` per layer name. If a layer is called several times, the
+    positions of its calls are concatenated. If a layer is not called, or only with
+    empty inputs, its rows are zero.
     """
     factors: dict[str, Block] = {}
     for name, gradients in recorder.gradients(f, columns).items():
@@ -427,7 +463,7 @@ def _layer_factors(
         ]
         if not blocks:
             o, i = layer.weight.flatten(1).shape
-            i *= getattr(layer, "groups", 1)
+            i *= getattr(layer, "groups", 1)  # the weight has the inputs of one group
             g, a = columns.new_zeros(b, k, 1, o), columns.new_zeros(b, 1, i)
             factors[name] = Block(g, a)
         elif len(blocks) == 1:
@@ -441,12 +477,14 @@ def _layer_factors(
 def _call_factors(layer: Any, x: Tensor, g: Tensor, b: int) -> Block:
     """Return inputs (b, r, i) and output gradients (b, k, r, o) of a call on ``x``.
 
-    In a batch of one sample, all entries of ``x`` belong to this sample.
+    ``g`` (k, *output shape) are the gradients with respect to the call's output. In a
+    batch of one sample, all entries of ``x`` belong to this sample.
     """
     if x.ndim < layer.weight.ndim:  # no sample axis
         x, g = x.unsqueeze(0), g.unsqueeze(1)
     a, g = LAYER_INPUTS[type(layer)](layer, x), _by_position(layer, g)
     if b == 1 and len(x) > 1:
+        # join the first axis, of length n, and the positions: (1, n·r, i)
         a, g = unfolded(a).flatten(0, 1).unsqueeze(0), g.transpose(0, 1).flatten(1, 2)
         g = g.unsqueeze(0)
     return Block(g, a)
@@ -465,13 +503,16 @@ def _block(
 ) -> Block:
     """Return the rows of the selected entries of one parameter tensor.
 
-    ``factors`` are the rows of each layer's weight, and ``dense`` are the dense rows of
-    parameters without a layer.
+    ``factors`` contains the rows of each layer's weight, by the name of the layer.
+    ``dense`` contains the dense rows (b, k, p) of parameters without a layer, by the
+    name of the parameter. The rows of a bias are the gradients of the layer's outputs,
+    summed over positions.
     """
     if spec.layer is None:
         block = Block(dense[spec.name].unsqueeze(2))
     elif spec.is_bias:
         g = factors[spec.layer].g
+        # at one position, weight and bias share the same object `g`; see `_layers`
         block = Block(g if g.shape[2] == 1 else g.sum(2, keepdim=True))
     else:
         block = factors[spec.layer]
@@ -481,7 +522,10 @@ def _block(
 
 
 def _layers(blocks: list[Block]) -> list[LayerRows]:
-    """Combine each weight with a bias that follows it and has the same gradients."""
+    """Combine each weight with a bias that follows it and has the same gradients.
+
+    Other parameter tensors have `LayerRows` of their own.
+    """
     layers: list[LayerRows] = []
     for block in blocks:
         if layers and layers[-1].accepts(block):
@@ -494,40 +538,47 @@ def _layers(blocks: list[Block]) -> list[LayerRows]:
 def head_jacobian(
     layout: Layout, head: Head, inputs: Tensor, f: Tensor, centring: Centring | None
 ) -> Jacobian:
-    """Return the rows for the outputs ``f`` (b, c) of a `Head` with inputs (b, i)."""
+    """Return the rows for the outputs ``f`` (b, c) of a `Head` with inputs (b, i).
+
+    ``centring`` is the function that returns ``S``. The gradients of the layer's
+    outputs, ``SᵀM``, are dense or, for many outputs, `SharedColumns`.
+    """
     # S is the same for all samples; None means the identity
     gradients = head.shared(centring, f)
-    block: Any = Block if isinstance(gradients, Tensor) else SharedBlock
-    blocks = (block(gradients, a) for a in head_inputs(layout, inputs))
+    block_type: Any = Block if isinstance(gradients, Tensor) else SharedBlock
+    blocks = (block_type(gradients, a) for a in head_inputs(layout, inputs))
     return Jacobian([LayerRows(tuple(blocks))])
 
 
 def head_inputs(layout: Layout, inputs: Tensor) -> list[Tensor | None]:
-    """Return the inputs (b, 1, i) of each parameter tensor of a `Head`."""
+    """Return the inputs (b, 1, i) of a `Head`'s weight, and None for its bias."""
     return [None if spec.is_bias else inputs.unsqueeze(1) for spec in layout.blocks]
 
 
 def _through_head(
     forward: Forward, x: Batch, layout: Layout, head: Head, cotangents: Cotangents
 ) -> tuple[Tensor, Jacobian] | None:
-    """Return outputs and rows of one pass, or None if the `Head` does not fit.
+    """Return outputs and rows of one forward pass, or None if the `Head` does not fit.
 
-    The version counters of tensors reveal in-place changes by the network.
+    A head fits if its layer is called once, with one input row per sample, if the
+    layer's weights are not used elsewhere, and if the affine map of the head reproduces
+    the outputs. See `backpropagate` for the parameters.
     """
     layer = forward.module.get_submodule(str(layout.blocks[0].layer))
     tensors: list[Tensor] = []  # input and output of each call
-    versions: list[int] = []
+    versions: list[int] = []  # torch counts the in-place changes of each tensor
 
     def record(_: nn.Module, args: Args, kwargs: Kwargs, output: Tensor) -> None:
         tensors.extend([first_input(args, kwargs), output])
         versions.extend(tensor._version for tensor in tensors[-2:])
 
-    leaves = list(layer.parameters(recurse=False)) if layout.counts_uses else []
+    # weights that require gradients show in the graph where they are used
+    weights = list(layer.parameters(recurse=False)) if layout.counts_uses else []
     hook = layer.register_forward_hook(record, with_kwargs=True)
-    with torch.enable_grad(), requiring_grad(leaves), hook:
+    with torch.enable_grad(), requiring_grad(weights), hook:
         f = forward(x)
     is_changed = [tensor._version for tensor in tensors] != versions
-    if len(tensors) != 2 or is_changed:  # not one call
+    if len(tensors) != 2 or is_changed:  # not one call, or overwritten tensors
         return None
     # a weight is used below its layer, or again above it
     if tensors[0].requires_grad or any(n > 1 for n in count_uses([f]).values()):
@@ -538,7 +589,7 @@ def _through_head(
         return None
     if cotangents is None or isinstance(cotangents, Centring):
         return f, head_jacobian(layout, head, inputs, f, cotangents)
-    columns = cotangents(f)
+    columns = cotangents(f)  # S, or the Hessian S Sᵀ
     hessian = Factored(columns) if isinstance(columns, Tensor) else columns
     matrix: Any = None if head.is_identity else head.matrix.to(f)
     blocks = (HeadBlock(hessian, matrix, a) for a in head_inputs(layout, inputs))

@@ -100,15 +100,23 @@ class Head(FieldsOnly):
         return {}
 
     def shared(self, columns: Any, f: Tensor) -> Tensor | SharedColumns:
-        """Return ``SᵀM``, (1, k, 1, o), computed once for each `Centring` and dtype."""
+        """Return ``SᵀM``, (1, k, 1, o), computed once for each `Centring` and dtype.
+
+        ``columns`` is the function that returns ``S`` for outputs ``f``, a `Centring`.
+        None means the identity.
+        """
         key = columns, f.dtype, f.device
         if key not in self._shared:
             self._shared[key] = self._shared_columns(columns, f)
         return self._shared[key]
 
     def _shared_columns(self, columns: Any, f: Tensor) -> Tensor | SharedColumns:
-        """Compute `shared`, in the dtype of the outputs ``f``."""
+        """Compute `shared`, in the dtype of the outputs ``f``.
+
+        For an `IdentityMap`, ``SᵀM`` is ``S``, which is not formed.
+        """
         if isinstance(self.matrix, IdentityMap):
+            # no blocks mean no centring
             n_blocks = 0 if columns is None else columns.n_blocks
             return SharedColumns(self.matrix.n, n_blocks, f.new_zeros(()))
         matrix = self.matrix.to(f)
@@ -116,10 +124,14 @@ class Head(FieldsOnly):
         return g.reshape(1, len(g), 1, -1)
 
     def fits(self, hidden: Tensor, f: Tensor) -> bool:
-        """Return whether the head maps layer outputs (b, o) to ``f`` up to rounding."""
+        """Return whether the head maps layer outputs (b, o) to ``f`` up to rounding.
+
+        The outputs of an identity must be equal without rounding.
+        """
         if isinstance(self.matrix, IdentityMap) or self.is_identity:
             return torch.equal(hidden, f)
         matrix, offset = self.matrix.to(f), self.offset.to(f)
+        # rounding errors are relative to the sizes of the terms, not of their sum
         size = hidden.abs() @ matrix.T.abs() + offset.abs()
         allowed = 32 * torch.finfo(f.dtype).eps * size
         return bool(((hidden @ matrix.T + offset - f).abs() <= allowed).all())
@@ -196,22 +208,27 @@ class Layout(FieldsOnly):
                 parameters[name].copy_(value)
 
     def flatten(self, pieces: Iterable[Tensor]) -> Tensor:
-        """Join the selected entries of parameters (..., *shape) into shape (..., P)."""
-        flat = []
+        """Join the selected entries of parameters (..., *shape) into shape (..., P).
+
+        ``pieces`` contains one tensor per block, with the shape of the whole parameter
+        after any leading axes.
+        """
+        selected = []
         for block, piece in zip(self.blocks, pieces, strict=True):
             n_axes, indices = len(block.shape), block.indices
-            whole = piece.flatten(-n_axes) if n_axes else piece.unsqueeze(-1)
+            entries = piece.flatten(-n_axes) if n_axes else piece.unsqueeze(-1)
             if indices is not None:
-                whole = whole[..., indices.to(whole.device)]
-            flat.append(whole)
-        return torch.cat(flat, -1)
+                entries = entries[..., indices.to(entries.device)]
+            selected.append(entries)
+        return torch.cat(selected, -1)
 
     def unflatten(
         self, vector: Tensor, module: nn.Module | None = None
     ) -> dict[str, Tensor]:
         """Split a vector (P,) into parameters in their original shapes, by name.
 
-        Entries that are not selected are copied from ``module``.
+        Entries that are not selected are copied from ``module``, which is needed only
+        if some blocks have ``indices``. The result is differentiable.
         """
         current = dict(module.named_parameters()) if module is not None else {}
         parameters = {}

@@ -44,9 +44,9 @@ def n_samples(x: Batch) -> int:
 
 @dataclass(frozen=True)
 class _Call:
-    """Input of one call of a layer, and the edge and shape of its output.
+    """Input of one call of a layer, and the gradient edge and shape of its output.
 
-    An input with a sample axis has at least ``n_axes`` axes.
+    An input with a sample axis has at least ``n_axes`` axes, as many as the weight.
     """
 
     x: Tensor
@@ -105,7 +105,10 @@ def layer_parameters(module: nn.Module, layout: Layout) -> dict[str, nn.Paramete
 def only_known_layers(
     module: nn.Module, known_layers: Collection[str] | None
 ) -> Iterator[None]:
-    """Raise ValueError if other layers with parameters are called; None allows all."""
+    """Raise ValueError if other layers with parameters are called; None allows all.
+
+    Only modules with parameters of their own count as layers.
+    """
 
     def refuse(name: str, _layer: nn.Module, _args: object) -> None:
         raise unseen_use(name)
@@ -128,16 +131,17 @@ class CallRecorder(ExitStack):
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
         super().__init__()
-        # inputs of each layer in the smaller batch of `check`
+        # inputs of each layer in the smaller batch of `check`; None before the check
         self._inputs_alone: dict[str, list[Tensor]] | None = None
         self._layout, self._parameters = layout, layer_parameters(module, layout)
         self.calls: dict[str, list[_Call]] = {name: [] for name in layout.layers}
+        # parameters are then leaves of the graph, and `check` counts their uses
         self.enter_context(requiring_grad(self._parameters.values()))
         self.enter_context(only_known_layers(module, layout.called))
         for name in layout.layers:
             layer, record = module.get_submodule(name), partial(self._record, name)
-            start = partial(self._enter, name)
-            hook = layer.register_forward_pre_hook(start, with_kwargs=True)
+            enter = partial(self._enter, name)
+            hook = layer.register_forward_pre_hook(enter, with_kwargs=True)
             self.enter_context(hook)
             # before other hooks, which may change the output
             hook = layer.register_forward_hook(record, prepend=True, with_kwargs=True)
@@ -146,11 +150,12 @@ class CallRecorder(ExitStack):
     def _enter(
         self, name: str, _layer: nn.Module, args: Args, kwargs: Kwargs
     ) -> tuple[Args, Kwargs] | None:
-        """Start the graph at a layer if no parameters of earlier layers are selected.
+        """Make a layer's input require gradients, and return the layer's arguments.
 
-        Otherwise, the layer's output would have no edge, since parameters do not
-        require gradients. Detaching the input copies nothing and allows in-place
-        activations.
+        Otherwise, the output of the first selected layer would have no edge, since
+        parameters may not require gradients. Detaching the input copies nothing and
+        allows in-place activations. During `check`, the input is recorded instead and
+        passes unchanged.
         """
         x = first_input(args, kwargs)
         if self._inputs_alone is not None:
@@ -161,13 +166,17 @@ class CallRecorder(ExitStack):
     def _record(
         self, name: str, layer: nn.Module, args: Args, _: Kwargs, output: Tensor
     ) -> Tensor:
-        """Record the input of a layer's call, and the gradient edge of its output."""
+        """Record the input of a layer's call, and the gradient edge of its output.
+
+        Return the output, or a copy that replaces it in the network.
+        """
         if self._inputs_alone is not None:
             return output
         if output._is_view():
             # an in-place activation would remove the edge of a view from the graph
             output = output.clone()
         assert isinstance(layer.weight, Tensor)
+        # `_enter` has made the input the only argument
         edge, n_axes = get_gradient_edge(output), layer.weight.ndim
         self.calls[name].append(_Call(args[0].detach(), n_axes, edge, output.shape))
         return output
@@ -178,6 +187,9 @@ class CallRecorder(ExitStack):
 
     def check(self, forward: Forward, x: Batch, f: Tensor, rounding: float) -> None:
         """Check that layer inputs and outputs are the same in a smaller batch.
+
+        Also check that parameters are not used outside the recorded calls, and that the
+        inputs of all calls have one entry per sample.
 
         Parameters
         ----------
@@ -202,10 +214,10 @@ class CallRecorder(ExitStack):
         -----
         The cost is one forward pass over half the batch (at most 8 samples).
         """
-        b, counts = n_samples(x), count_uses([f])
+        b, n_uses = n_samples(x), count_uses([f])
         for name, parameter in self._parameters.items():
             layer = name.rpartition(".")[0]
-            if counts[parameter] > len(self.calls[layer]):
+            if n_uses[parameter] > len(self.calls[layer]):
                 raise unseen_use(layer)
         f = f.detach()
         if len(f) != b:
@@ -214,6 +226,7 @@ class CallRecorder(ExitStack):
             return
         if any(call.n_samples != b for call in self._all_calls):
             raise MixedSamplesError
+        # from now on, the hooks record inputs here instead of calls
         self._inputs_alone = {name: [] for name in self.calls}
         compared = compare_alone(forward, x, f, rounding)
         for name, calls in self.calls.items():
@@ -230,7 +243,9 @@ class CallRecorder(ExitStack):
     def gradients(self, f: Tensor, columns: Tensor) -> dict[str, list[Tensor]]:
         """Compute gradients (k, b, ...) of ``Sᵀf`` at each call, for ``S`` (b, c, k).
 
-        Gradients are zero for calls that do not affect the outputs.
+        ``f`` are the outputs with their graph. The gradients with respect to the output
+        of each call are returned by layer, in the order of the calls. They are zero for
+        calls that do not affect the outputs.
         """
         calls = self._all_calls
         edges = [call.edge for call in calls]
@@ -238,6 +253,7 @@ class CallRecorder(ExitStack):
             return {name: [] for name in self.calls}
 
         def backward(column: Tensor) -> tuple[Tensor, ...]:
+            """Return the gradients of all calls for one column of ``S``, (b, c)."""
             gradients = torch.autograd.grad(
                 f, edges, column, retain_graph=True, allow_unused=True
             )
@@ -247,6 +263,7 @@ class CallRecorder(ExitStack):
                 for g, call in zip(gradients, calls, strict=True)
             )
 
+        # one tensor per call, in the order of `_all_calls`
         by_call = iter(vectorised(backward, columns.movedim(-1, 0).contiguous()))
         return {
             name: [next(by_call) for _ in calls_of_layer]

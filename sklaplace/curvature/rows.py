@@ -112,7 +112,7 @@ class BaseBlock:
         if self.a is None:
             return self.g.squeeze(2)
         outputs = self.g.movedim(2, -1)  # (b, k, o, r)
-        rows = contracted(self.a, outputs.flatten(1, 2))
+        rows = contracted(self.a, outputs.flatten(1, 2))  # (b, k·o, i)
         return rows.unflatten(1, outputs.shape[1:3]).flatten(2)
 
     @property
@@ -153,7 +153,10 @@ class BaseBlock:
         return self.with_factors(g, a)
 
     def compressed(self) -> "BaseBlock":
-        """Return dense rows if these need less memory than the factors."""
+        """Return dense rows if these need less memory than the factors.
+
+        A block with one position is unchanged, because its factors are cheaper to use.
+        """
         if self.a is None or self.has_one_position:
             return self
         n_factors = self.g.numel() + self.a.numel()
@@ -196,7 +199,7 @@ class BaseBlock:
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """Return ``Σₒ g² w``, (b, k), for weights (b, o), at one position."""
-        if len(self.g) == 1:
+        if len(self.g) == 1:  # shared by all samples
             return weights @ (self.g**2)[0, :, 0].T
         g = self.g.squeeze(2)
         # a few samples at a time, so that the products stay in the caches
@@ -205,7 +208,11 @@ class BaseBlock:
         return torch.cat([(w.unsqueeze(1) * rows**2).sum(-1) for rows, w in pairs])
 
     def matmul(self, v: Tensor) -> Tensor:
-        """Return ``rows @ v`` for ``v`` (p, q), as (b, k, q)."""
+        """Return ``rows @ v`` for ``v`` (p, q), as (b, k, q).
+
+        Dense rows are formed for a bias, for one row per sample and for several
+        positions. Otherwise, inputs and gradients are multiplied one after the other.
+        """
         if self.a is None or self.n_columns == 1 or not self.has_one_position:
             return torch.cat([rows @ v for rows in self.dense_chunks()])
         # multiply inputs first: b·p·q operations, whatever k is; an array (b, o, q)
@@ -218,8 +225,12 @@ class BaseBlock:
         return torch.cat([g @ (a @ matrices).transpose(0, 1) for g, a in pairs])
 
     def rmatmul(self, w: Tensor) -> Tensor:
-        """Return ``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (p, q)."""
-        if self.a is None:
+        """Return ``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (p, q).
+
+        Dense rows are formed only for several positions. The samples are processed a
+        few at a time, and their products are added.
+        """
+        if self.a is None:  # the rows are `g`, perhaps shared by all samples
             g = self.g.squeeze(2).expand(len(w), -1, -1)
             return g.flatten(0, 1).T @ w.flatten(0, 1)
         product = self.g.new_zeros(self.n_parameters, w.shape[2])
@@ -228,7 +239,7 @@ class BaseBlock:
             for rows, columns in chunks:
                 product += rows.flatten(0, 1).T @ columns.flatten(0, 1)
             return product
-        matrix = product.unflatten(0, (self.n_outputs, -1))
+        matrix = product.unflatten(0, (self.n_outputs, -1))  # a view, (o, i, q)
         n = max(1, CHUNK_ELEMENTS // max(1, self.n_outputs * w.shape[2]))
         g = self.g.squeeze(2).expand(len(w), -1, -1)
         factors = (tensor.split(n) for tensor in (g, self.inputs.squeeze(1), w))
@@ -271,14 +282,18 @@ class Block(BaseBlock):
     a: Inputs | None = None
 
     def select(self, indices: Tensor) -> "Block":
-        """Return dense rows for the parameters with the given indices."""
+        """Return dense rows (b, k, n) for the n parameters with the given indices.
+
+        The parameter with index ``m`` of a weight (o, i) belongs to output ``m // i``
+        and to input ``m % i``.
+        """
         indices = indices.to(self.g.device)
         if self.a is None or not self.has_one_position:
             chunks = [rows[..., indices] for rows in self.dense_chunks()]
             return Block(torch.cat(chunks).unsqueeze(2))
         i = self.a.shape[-1]
-        outputs = self.g.squeeze(2)[..., indices // i]  # (b, k, p)
-        inputs = self.inputs.squeeze(1)[:, indices % i]  # (b, p)
+        outputs = self.g.squeeze(2)[..., indices // i]  # (b, k, n)
+        inputs = self.inputs.squeeze(1)[:, indices % i]  # (b, n)
         return Block((outputs * inputs.unsqueeze(1)).unsqueeze(2))
 
     def rotate(self, inputs: Tensor | None) -> "Block":
@@ -422,7 +437,10 @@ class HeadBlock(BaseBlock):
         return self.hessian.moment(self.matrix)
 
     def outer_products(self, other: BaseBlock) -> OuterProducts:
-        """Return products with another block of the same layer, from ``MᵀΛM``."""
+        """Return products with another block of the same layer, from ``MᵀΛM``.
+
+        The inputs of a bias are ones, (b, 1).
+        """
         outputs = self.hessian.matrices(self.matrix)
         left, right = (
             outputs.new_ones(len(outputs), 1) if a is None else unfolded(a).squeeze(1)
@@ -503,19 +521,21 @@ class LayerRows:
     def kernel(self, other: "LayerRows", factors: Tensor) -> Tensor:
         """Multiply rows (b, k) by rows (b', k') of the same parameters.
 
-        The products of each tensor are multiplied by a factor, (n,). At one position,
-        the products (b, k, b', k') are ``(g · g') (a · a')``.
+        The products of each tensor are multiplied by one of the ``factors`` (n,), and
+        the sum over tensors is returned, (b, k, b', k'). At one position, the products
+        are ``(g · g') (a · a')``, with the same ``g`` for all tensors. Otherwise, the
+        layer has only one tensor.
         """
         if not (self.first.has_one_position and other.first.has_one_position):
             return self.first.products(other.first) * factors
         tensors = zip(self.blocks, other.blocks, factors, strict=True)
-        products = [
-            (a.inputs.squeeze(1) @ b.inputs.squeeze(1).T) * factor
-            for a, b, factor in tensors
+        input_products = [
+            (mine.inputs.squeeze(1) @ theirs.inputs.squeeze(1).T) * factor
+            for mine, theirs, factor in tensors
         ]
-        inputs = total(products)[:, None, :, None]
+        sum_of_inputs = total(input_products)[:, None, :, None]
         g, other_g = self.first.g.squeeze(2), other.first.g.squeeze(2)
-        return torch.einsum("nko,mlo->nkml", g, other_g) * inputs
+        return torch.einsum("nko,mlo->nkml", g, other_g) * sum_of_inputs
 
 
 def with_entries(layers: Iterable[Any], v: Tensor) -> Iterator[tuple[Any, Tensor]]:
@@ -540,10 +560,12 @@ def total(terms: list[Tensor]) -> Tensor:
 def aligned(*sequences: Sequence[Any]) -> tuple[Sequence[Any], ...]:
     """Return sequences of layers that group the same parameter tensors equally.
 
-    If, for example, only some samples use a layer at one position, each layer is split
-    into parameter tensors.
+    If all sequences do so already, they are returned unchanged. If, for example, only
+    some samples use a layer at one position, each layer of every sequence is split into
+    parameter tensors.
     """
-    split = [[layer.split() for layer in layers] for layers in sequences]
-    if len({tuple(map(len, layers)) for layers in split}) == 1:
+    # for each sequence, the parameter tensors of each layer
+    tensors = [[layer.split() for layer in layers] for layers in sequences]
+    if len({tuple(map(len, layers)) for layers in tensors}) == 1:
         return sequences
-    return tuple([rows for layer in layers for rows in layer] for layers in split)
+    return tuple([rows for layer in layers for rows in layer] for layers in tensors)

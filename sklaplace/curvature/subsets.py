@@ -41,7 +41,8 @@ def last_layer(forward: Forward, x: Batch) -> Layout:
     """Select the weights and biases of the Linear layers at the end of the network.
 
     A network may end in several parallel layers, such as one layer for means and one
-    layer for variances.
+    layer for variances. The layout of a single layer has a `Head` if the outputs are an
+    affine function of the layer's outputs.
 
     Raises
     ------
@@ -66,6 +67,7 @@ def last_layer(forward: Forward, x: Batch) -> Layout:
     specs = [s for s in _specs(forward.module, calls) if s.name in names]
     layout = _layout(forward, x, calls, specs)
     if calls.uses:
+        # samples that call other layers are refused later: these may come last
         layout = replace(layout, called=tuple(calls.names))
     return _with_head(forward, x, layout)
 
@@ -98,19 +100,19 @@ def named(forward: Forward, x: Batch, names: Sequence[str]) -> Layout:
     """
     calls = _called_layers(forward, x)
     specs = _specs(forward.module, calls)
-    missing = [n for n in names if not any(contains(n, s.name) for s in specs)]
-    if missing:
+    unknown = [n for n in names if not any(contains(n, s.name) for s in specs)]
+    if unknown:
         valid = listed(spec.name for spec in specs[:MAX_LISTED])
-        more = " …" if len(specs) > MAX_LISTED else ""
-        is_whole = all(map(_is_weight, forward.module.parameters()))
-        hint = "" if is_whole else " Integer and empty tensors are not weights."
+        ellipsis = " …" if len(specs) > MAX_LISTED else ""
+        all_are_weights = all(map(_is_weight, forward.module.parameters()))
+        hint = "" if all_are_weights else " Integer and empty tensors are not weights."
         raise ValueError(
-            f"subset_of_weights={missing!r} is not known. Choose one of "
+            f"subset_of_weights={unknown!r} is not known. Choose one of "
             f"{listed(SUBSETS)}, or a list of names of modules or of the parameters "
-            f"{valid}{more}.{hint}"
+            f"{valid}{ellipsis}.{hint}"
         )
-    chosen = [s for s in specs if any(contains(name, s.name) for name in names)]
-    return _with_head(forward, x, _layout(forward, x, calls, chosen))
+    selected = [s for s in specs if any(contains(name, s.name) for name in names)]
+    return _with_head(forward, x, _layout(forward, x, calls, selected))
 
 
 def subnetwork(
@@ -123,9 +125,11 @@ def subnetwork(
 ) -> Layout:
     """Select individual weights by their indices in the vector of all weights.
 
-    ``n_weights`` defaults to 100, or to all weights of a smaller network. The criterion
-    ``by``, with its ``options``, is applied after training; see `curvature.subnetwork`.
-    Before training, the first ``n_weights`` weights are selected.
+    If ``indices`` are given, these weights are selected. Otherwise, the first
+    ``n_weights`` weights are selected as placeholders. ``n_weights`` defaults to 100,
+    or to all weights of a smaller network. After training, other code replaces the
+    placeholders by the weights that the criterion ``by``, with its ``options``,
+    selects; see `curvature.subnetwork`. The criterion is not used here.
 
     Raises
     ------
@@ -140,6 +144,7 @@ def subnetwork(
     whole = all_weights(forward, x)
     p = whole.n_parameters
     n = min(N_WEIGHTS, p) if n_weights is None else n_weights
+    # both kinds of indices are ascending
     chosen = torch.as_tensor(range(n) if indices is None else indices).long()
     last = int(chosen[-1])
     if last >= p:
@@ -148,12 +153,13 @@ def subnetwork(
             f"subset_params has {value}, but the network has {p:,} weights, "
             "numbered from 0. Pass a smaller value, or use subset_of_weights='all'."
         )
+    # split the indices into one list per parameter tensor, counted from its start
     blocks, start = [], 0
     for block in whole.blocks:
-        inside = chosen[(chosen >= start) & (chosen < start + block.size)] - start
+        in_block = chosen[(chosen >= start) & (chosen < start + block.size)] - start
         start += block.size
-        if len(inside):
-            blocks.append(replace(block, indices=inside))
+        if len(in_block):
+            blocks.append(replace(block, indices=in_block))
     return replace(whole, blocks=tuple(blocks))
 
 
@@ -163,7 +169,15 @@ def _layout(
     calls: "_Calls",
     specs: list[BlockSpec],
 ) -> Layout:
-    """Return the verified layout; count uses of parameters if there is a graph."""
+    """Return the verified layout of the parameters in ``specs``.
+
+    Without an autograd graph, the uses of parameters are unknown and not checked.
+
+    Raises
+    ------
+    ValueError
+        If a parameter affects the outputs but has no gradient; see also `verified`.
+    """
     if calls.uses:
         check_gradients(_without_gradient(forward, x, calls, specs))
     layout = verified(forward, x, calls.outputs, specs)
@@ -173,7 +187,11 @@ def _layout(
 def _without_gradient(
     forward: Forward, x: Batch, calls: "_Calls", specs: list[BlockSpec]
 ) -> list[str]:
-    """Return the names of parameters that affect the outputs but have no gradient."""
+    """Return the names of parameters that affect the outputs but have no gradient.
+
+    All parameters outside the graph are changed at once, and single parameters only if
+    this changes the outputs. Complex parameters are refused elsewhere.
+    """
     parameters = dict(forward.module.named_parameters())
     real = (spec.name for spec in specs if not parameters[spec.name].is_complex())
     unused = sorted(name for name in real if not calls.uses[parameters[name]])
@@ -183,10 +201,14 @@ def _without_gradient(
 
 
 def _change_outputs(forward: Forward, x: Batch, names: list[str]) -> bool:
-    """Return whether parameters changed in training mode affect evaluation outputs."""
+    """Return whether changes of the named parameters change the outputs.
+
+    The parameters of a copy of the network are changed.
+    """
     twin = forward.twin()
     with torch.no_grad():
         before = twin(x)
+        # adapters merge their weights in eval(), so the change must precede eval()
         twin.module.train()
         for name in names:
             twin.module.get_parameter(name).add_(1)
@@ -195,9 +217,13 @@ def _change_outputs(forward: Forward, x: Batch, names: list[str]) -> bool:
 
 
 def _with_head(forward: Forward, x: Batch, layout: Layout) -> Layout:
-    """Add a `Head` to a layout that selects the weight of a single Linear layer."""
+    """Add a `Head` to a layout that selects the weight of a single Linear layer.
+
+    The layout is returned unchanged if it selects other parameters, or only the bias.
+    The head is None if the outputs are not an affine function of the layer's outputs.
+    """
     layers = {spec.layer for spec in layout.blocks}
-    name = layers.pop()
+    name = layers.pop()  # None for parameters with dense rows
     if layers or name is None or layout.blocks[0].is_bias:
         return layout
     layer = forward.module.get_submodule(name)
@@ -209,46 +235,62 @@ def _with_head(forward: Forward, x: Batch, layout: Layout) -> Layout:
 def _affine_head(
     forward: Forward, x: Batch, layout: Layout, layer: nn.Module
 ) -> Head | None:
-    """Return the affine map from a layer to the outputs, or None if samples differ.
+    """Return the affine map from a layer's outputs to the network's outputs.
 
-    Each later forward pass checks that its outputs agree with this map.
+    Return None if no such map is the same for all samples, or if the layer is called
+    several times or at several positions. The identity is found from one combination
+    of outputs. Any other map requires the Jacobian of all outputs. Each later forward
+    pass checks that its outputs agree with the map.
     """
-    outputs: list[Tensor] = []
+    layer_outputs: list[Tensor] = []  # one per call
 
     def record(_layer: nn.Module, _args: object, output: Tensor) -> None:
-        outputs.append(output.detach().clone())
+        layer_outputs.append(output.detach().clone())
 
     with torch.no_grad(), layer.register_forward_hook(record):
         f = forward(x)  # with a graph, rounding can differ
     jacobian = backpropagate(forward, x, layout, probe)[1]
-    if len(outputs) != 1 or outputs[0].ndim != 2:
+    if len(layer_outputs) != 1 or layer_outputs[0].ndim != 2:
         return None
-    hidden, n = outputs[0].to(f.dtype), f.shape[1]
-    # if the network returns the layer's outputs, one column is enough to verify this
-    probed = jacobian.layers[0].first.g.squeeze(2).mT
-    is_identity = torch.equal(hidden, f) and torch.allclose(probed, probe(f))
-    if is_identity and n > MAX_DENSE_OUTPUTS:
-        return Head(IdentityMap(n), f.new_zeros(n, dtype=torch.float64))
+    hidden, n_outputs = layer_outputs[0].to(f.dtype), f.shape[1]
+    # gradients of one combination of outputs, (b, o, 1); if the network returns the
+    # layer's outputs, the gradients are the coefficients of the combination
+    gradient = jacobian.layers[0].first.g.squeeze(2).mT
+    is_identity = torch.equal(hidden, f) and torch.allclose(gradient, probe(f))
+    if is_identity and n_outputs > MAX_DENSE_OUTPUTS:
+        return Head(IdentityMap(n_outputs), f.new_zeros(n_outputs, dtype=torch.float64))
     if is_identity:
-        matrix = torch.eye(n, dtype=torch.float64, device=f.device)
+        matrix = torch.eye(n_outputs, dtype=torch.float64, device=f.device)
         return _with_offset(matrix, hidden, f)
     check_jacobian_bytes(f)
-    common = common_gradient(layout, backpropagate(forward, x, layout)[1])
-    return None if common is None else _with_offset(common, hidden, f)
+    shared = common_gradient(layout, backpropagate(forward, x, layout)[1])
+    return None if shared is None else _with_offset(shared, hidden, f)
 
 
 def _with_offset(matrix: Tensor, hidden: Tensor, f: Tensor) -> Head | None:
-    """Return the head ``f = hidden matrixᵀ + offset``, or None if it does not fit."""
-    wide, target = hidden.double(), f.double()
-    offset = (target - wide @ matrix.T).mean(0)
-    size = wide.abs().amax(0) @ matrix.T.abs() + target.abs().amax(0)
+    """Return the head ``f = hidden matrixᵀ + offset``, or None if it does not fit.
+
+    The layer outputs ``hidden`` are (b, o), the network outputs ``f`` are (b, c), and
+    ``matrix`` is (c, o). The offset is the mean difference over the samples.
+    """
+    exact_hidden, exact_f = hidden.double(), f.double()
+    offset = (exact_f - exact_hidden @ matrix.T).mean(0)
+    # largest terms of the sums, in whose units errors are measured
+    size = exact_hidden.abs().amax(0) @ matrix.T.abs() + exact_f.abs().amax(0)
     rounding = 16 * torch.finfo(f.dtype).eps * size
+    # an offset of rounding errors is zero, so that an identity is recognised
     head = Head(matrix, offset.masked_fill(offset.abs() <= rounding, 0))
     return head if head.fits(hidden, f) else None
 
 
 def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
-    """Return the last-layer Jacobian (c, o) shared by all samples, if there is one."""
+    """Return the last-layer Jacobian (c, o) shared by all samples, in float64.
+
+    The Jacobian is the derivative of the c outputs with respect to the layer's outputs.
+    Return None if samples differ, or if the layout does not select one layer that is
+    used at one position.
+    """
+    # g has shape (b, c, r, o)
     g, layers = jacobian.layers[0].first.g, {spec.layer for spec in layout.blocks}
     if len(layers) > 1 or None in layers or g.shape[2] != 1:
         return None
@@ -268,12 +310,13 @@ def ending_layers(
     if called is None:
         called = _called_layers(forward, x).names
     called = list(dict.fromkeys(map(_without_parametrization, called)))
+    # leave out modules that contain other layers
     layers = [n for n in called if not any(contains(n, m) for m in called if m != n)]
     return _ends(forward, x, layers) or [_last_called(forward, x, layers)]
 
 
 def _without_parametrization(name: str) -> str:
-    """Return the name of the layer that owns a parametrization."""
+    """Return the name of the layer that owns a parametrization, or any other name."""
     names = name.split(".")
     end = names.index("parametrizations") if "parametrizations" in names else None
     return ".".join(names[:end])
@@ -282,32 +325,43 @@ def _without_parametrization(name: str) -> str:
 def _ends(forward: Forward, x: Batch, layers: list[str]) -> list[str]:
     """Return layers whose outputs reach the network's outputs through no other layer.
 
-    The search through the graph stops at the first layer on each path.
+    A marker tensor is added to the outputs of each layer. Searches through the graph
+    stop there, at nodes called walls. The last layers are those whose markers are used
+    by the network's outputs but not by the inputs of any layer.
     """
-    inputs: list[Tensor] = []
+    inputs: list[Tensor] = []  # of all layers
 
-    def enter(_layer: nn.Module, args: object, kwargs: object) -> None:
-        leaves = (v for v in tensors((args, kwargs)) if isinstance(v, Tensor))
-        inputs.extend(leaf for leaf in leaves if leaf.requires_grad)
+    def record_inputs(_layer: nn.Module, args: object, kwargs: object) -> None:
+        arguments = (v for v in tensors((args, kwargs)) if isinstance(v, Tensor))
+        inputs.extend(argument for argument in arguments if argument.requires_grad)
 
     with torch.enable_grad(), ExitStack() as hooks:
         for name in layers:
             layer = forward.module.get_submodule(name)
-            before = layer.register_forward_pre_hook(enter, with_kwargs=True)
-            hooks.enter_context(before)
-        starts, walls = hooks.enter_context(restarted_at(forward.module, layers))
-        reached = count_uses([forward(x)], walls)
-    ends = reached.keys() - count_uses(inputs, walls).keys()
-    return [name for name, start in starts.items() if start in ends]
+            hook = layer.register_forward_pre_hook(record_inputs, with_kwargs=True)
+            hooks.enter_context(hook)
+        markers, walls = hooks.enter_context(restarted_at(forward.module, layers))
+        used_by_outputs = count_uses([forward(x)], walls)
+    last = used_by_outputs.keys() - count_uses(inputs, walls).keys()
+    return [name for name, marker in markers.items() if marker in last]
 
 
 def _last_called(forward: Forward, x: Batch, layers: list[str]) -> str:
-    """Return the last called layer that affects the outputs."""
+    """Return the last called layer that affects the outputs.
+
+    A layer affects the outputs if these have a graph when only the layer's parameters
+    require gradients.
+
+    Raises
+    ------
+    ValueError
+        If no layer affects the outputs.
+    """
     for name in reversed(layers):
         layer = forward.module.get_submodule(name)
-        leaves = [p for p in layer.parameters() if p.is_floating_point()]
-        with torch.enable_grad(), requiring_grad(leaves):
-            if leaves and forward(x).requires_grad:
+        parameters = [p for p in layer.parameters() if p.is_floating_point()]
+        with torch.enable_grad(), requiring_grad(parameters):
+            if parameters and forward(x).requires_grad:
                 return name
     raise ValueError(
         "subset_of_weights='last_layer' needs a network with a layer that has "
@@ -378,16 +432,17 @@ class _Calls:
 
 
 def _called_layers(forward: Forward, x: Batch) -> _Calls:
-    """Record the modules that a network calls.
+    """Record the modules that a network calls, and the uses of parameters.
 
     Parameters require gradients during the call, since some modules would otherwise not
-    call their submodules. If the network modifies parameters in place, only trained
-    parameters require gradients.
+    call their submodules. If this fails, because the network modifies parameters in
+    place, only trained parameters require gradients. If this also fails, no parameters
+    do, and uses are not recorded.
     """
     named = forward.module.named_parameters()
-    floats = {name: p for name, p in named if p.is_floating_point()}
-    trained = [p for name, p in floats.items() if name in forward.trainable]
-    for parameters in ([*floats.values()], trained):
+    differentiable = {name: p for name, p in named if p.is_floating_point()}
+    trained = [p for name, p in differentiable.items() if name in forward.trainable]
+    for parameters in ([*differentiable.values()], trained):
         with suppress(RuntimeError), torch.enable_grad(), requiring_grad(parameters):
             return _record_calls(forward, x)
     with torch.no_grad():
@@ -395,8 +450,12 @@ def _called_layers(forward: Forward, x: Batch) -> _Calls:
 
 
 def _record_calls(forward: Forward, x: Batch) -> _Calls:
-    """Pass a batch through the network, and record the modules that it calls."""
-    called: list[str] = []
+    """Pass a batch through the network, and record the modules that it calls.
+
+    Only modules with parameters of their own are recorded. The call also sets
+    ``forward.rounding`` from the dtypes of all recorded outputs.
+    """
+    called: list[str] = []  # one name per call
     outputs: list[object] = []
 
     def record(name: str, _module: nn.Module, _args: object, output: object) -> None:
@@ -410,7 +469,7 @@ def _record_calls(forward: Forward, x: Batch) -> _Calls:
                 hooks.enter_context(hook)
         f = forward(x)
     forward.rounding = rounding([f, *outputs])
-    names = list(dict.fromkeys(reversed(called)))[::-1]
+    names = list(dict.fromkeys(reversed(called)))[::-1]  # in the order of last calls
     n_calls, uses = Counter(called), count_uses([f])
     return _Calls(names, n_calls, uses, f.detach())
 
@@ -418,25 +477,28 @@ def _record_calls(forward: Forward, x: Batch) -> _Calls:
 def _specs(module: nn.Module, calls: _Calls) -> list[BlockSpec]:
     """Return one spec per parameter, in layer form if only one called layer uses it.
 
-    Integer and empty tensors are not weights.
+    A spec in layer form names the layer, whose inputs and output gradients are then the
+    factors of the Jacobian rows. Other specs have dense rows. A parameter with more
+    uses in the graph than calls of its layer is also used outside the layer. Integer
+    and empty tensors are not weights and have no spec.
     """
     names = module.named_parameters(remove_duplicate=False)
-    n_owners = Counter(parameter for _, parameter in names)
+    n_owners = Counter(parameter for _, parameter in names)  # 2 or more if tied
     specs = []
     for name, parameter in module.named_parameters():
         if not _is_weight(parameter):
             continue
-        layer, _, key = name.rpartition(".")
-        has_form = (
+        layer, _, attribute = name.rpartition(".")
+        in_layer_form = (
             n_owners[parameter] == 1
-            and key in ("weight", "bias")
+            and attribute in ("weight", "bias")
             and calls.uses[parameter] <= calls.n_calls[layer]
             and layer in calls.names
             and has_layer_form(module.get_submodule(layer))
         )
-        shape, is_bias = tuple(parameter.shape), has_form and key == "bias"
-        spec = BlockSpec(name, shape, layer if has_form else None, is_bias)
-        if has_form and not is_bias:
+        shape, is_bias = tuple(parameter.shape), in_layer_form and attribute == "bias"
+        spec = BlockSpec(name, shape, layer if in_layer_form else None, is_bias)
+        if in_layer_form and not is_bias:
             n_groups = getattr(module.get_submodule(layer), "groups", 1)
             spec = replace(spec, n_groups=n_groups)
         specs.append(spec)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 def count_uses(
     tensors: Iterable[Tensor], walls: Collection[object] = ()
 ) -> Counter[Tensor]:
-    """Count the edges to each leaf of an autograd graph.
+    """Count the edges to each leaf of the autograd graph that ends in the tensors.
 
     A parameter that a network uses in one place has one edge, even if its gradient is
     zero for some samples. The search stops at the nodes in ``walls``.
@@ -30,7 +30,7 @@ def count_uses(
         for node, _ in stack.pop().next_functions:
             if node is None:
                 continue
-            leaf = getattr(node, "variable", None)
+            leaf = getattr(node, "variable", None)  # only nodes of leaves have one
             if leaf is not None:
                 uses[leaf] += 1
             elif node not in visited:
@@ -66,10 +66,12 @@ def check_gradients(names: Sequence[str]) -> None:
 def restarted_at(
     module: nn.Module, layers: Sequence[str]
 ) -> Iterator[tuple[dict[str, Tensor], set[object]]]:
-    """Add a leaf tensor to each layer's outputs; yield the leaves and the nodes before.
+    """Add a zero leaf tensor to each layer's outputs during forward passes.
 
-    The graph before these nodes is kept, since networks may compute derivatives with
-    respect to inputs.
+    Yield the leaves by layer, and the set of nodes before the additions, which grows in
+    each pass. A search that stops at these nodes finds only the part of the graph that
+    begins at the layers' outputs. The graph before the nodes is not cut, since networks
+    may compute derivatives with respect to inputs.
     """
     starts = {name: torch.zeros(()).requires_grad_() for name in layers}
     walls: set[object] = set()
@@ -85,7 +87,11 @@ def restarted_at(
 
 
 def _restarted(output: object, start: Tensor, walls: set[object]) -> object:
-    """Add a zero leaf to a layer's output, and add the output's node to ``walls``."""
+    """Return a layer's output plus a zero leaf; add the output's node to ``walls``.
+
+    Tensors in tuples and lists are treated one by one. Outputs that are not floating
+    point numbers have no graph and stay unchanged.
+    """
     if type(output) is tuple:
         return tuple(_restarted(part, start, walls) for part in output)
     if type(output) is list:
