@@ -22,9 +22,12 @@ def free_cpu_bytes() -> int:
 
 
 def _machine() -> int:
-    """Return the free memory of the machine, in bytes."""
+    """Return the free memory of the machine, in bytes.
+
+    Linux reports this number. For other systems, half of all memory is assumed.
+    """
     with suppress(OSError, KeyError, ValueError):
-        with open(PROC / "meminfo") as lines:  # Linux, reclaimable caches included
+        with open(PROC / "meminfo") as lines:  # reclaimable caches included
             sizes = dict(line.split(":") for line in lines)
         return int(sizes["MemAvailable"].split()[0]) * 1024
     with suppress(AttributeError, OSError, ValueError):
@@ -35,7 +38,8 @@ def _machine() -> int:
 def _control_groups() -> Iterator[int]:
     """Yield the bytes left under each memory limit of the process's control groups.
 
-    Only control groups of version 2 are read.
+    The limits of the process's group and of all groups above it apply. Only control
+    groups of version 2 are read.
     """
     group_path = Path()
     with suppress(OSError):
@@ -49,6 +53,7 @@ def _control_groups() -> Iterator[int]:
             left = limit - int((group / "memory.current").read_text())
             stat = (group / "memory.stat").read_text().split()
             counts = dict(zip(stat[::2], stat[1::2], strict=True))
+            # the kernel drops cached files if memory is needed
             yield left + int(counts.get("inactive_file", 0))
 
 
@@ -96,7 +101,7 @@ def require_bytes(
 def readable(n_bytes: float) -> str:
     """Format a number of bytes with a binary unit, such as '931 TiB'."""
     units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while n_bytes >= 1024 and len(units) > 1:
+    while n_bytes >= 1024 and len(units) > 1:  # the first unit is the current one
         n_bytes, units = n_bytes / 1024, units[1:]
     return f"{n_bytes:,.{0 if n_bytes >= 10 else 1}f} {units[0]}"
 
@@ -110,6 +115,7 @@ def move(value: object, device: torch.device | str) -> Any:
     to = torch.device(device)
 
     def placed(part: Tensor | nn.Module) -> Tensor | nn.Module:
+        """Return a tensor or module on the device; copy a module before it is moved."""
         if isinstance(part, Tensor):
             return part.to(to)
         is_there = all(p.device.type == to.type for p in part.parameters())

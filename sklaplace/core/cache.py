@@ -79,7 +79,10 @@ class Entry:
     key: str
 
     def load(self) -> Any:
-        """Return a copy of the stored result, or None if there is no result."""
+        """Return a copy of the stored result, or None if there is no result.
+
+        Print a message if a result is found.
+        """
         try:
             function = self.memory.cache(_stored, ignore=["result"])
             if not function.check_call_in_cache(self.key, None):
@@ -137,7 +140,7 @@ def fingerprint(value: object) -> str:
     hash can depend on whether objects are shared: a list of two equal objects and a
     list that contains one object twice have different hashes.
     """
-    world = (
+    environment = (
         _VERSIONS,
         _own_source(),
         torch.get_default_dtype(),
@@ -146,7 +149,7 @@ def fingerprint(value: object) -> str:
         torch.are_deterministic_algorithms_enabled(),
     )
     try:
-        return str(_Hasher("sha256", coerce_mmap=True).hash((world, value)))
+        return str(_Hasher("sha256", coerce_mmap=True).hash((environment, value)))
     except pickle.PicklingError as error:
         error.args = error.args[:1]  # joblib appends the whole value
         raise
@@ -156,7 +159,12 @@ class _Hasher(NumpyHasher):
     """Hasher of tensors and nets by value, and of the user's code by source code."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Return the class and content to hash for tensors, nets and stored arrays."""
+        """Return the class and content to hash for tensors, nets and stored arrays.
+
+        The results have the form of pickle reductions, ``(function, arguments,
+        state)``. A class or function of the user adds its code to the hash; for a
+        class, also the code of the user's base classes.
+        """
         if isinstance(value, Tensor):
             return type, (type(value),), _content(value)
         if isinstance(value, skorch.NeuralNet):
@@ -192,20 +200,22 @@ def _is_of_user(value: object) -> bool:
 
 
 def _code(value: Any) -> tuple[str, list[bytes]]:
-    """Return the source and the loaded bytecode of a class or function.
+    """Return the source of a class or function, and the bytecode of its functions.
 
-    Source and bytecode differ if the file was edited after its import. A notebook has
-    no source file, so the source of a class is the whole cell that defines it.
+    The bytecode is what runs, and differs from the source if the file was edited after
+    its import. A notebook has no source file, so the source of a class is the whole
+    cell that defines it. Raise `pickle.PicklingError` if there is no source.
     """
     functions = [value, *vars(value).values()]
     codes = [f.__code__ for f in functions if isinstance(f, FunctionType)]
     try:
         source = inspect.getsource(value)
     except (OSError, TypeError) as error:
-        cells = {code.co_filename for code in codes}
+        cells = {code.co_filename for code in codes}  # each cell has a file name
         source = "".join(sorted("".join(linecache.getlines(cell)) for cell in cells))
         if not source:
             raise pickle.PicklingError(f"{value!r} has no source code") from error
+    # edits elsewhere in the file, and its location, do not matter
     loaded = [code.replace(co_filename="", co_firstlineno=1) for code in codes]
     # version 2 of the format does not depend on reference counts
     return source, [marshal.dumps(code, 2) for code in loaded]

@@ -36,7 +36,11 @@ def check_option(
 
 
 def check_positive(name: str, value: object, *, scalar: bool = True) -> None:
-    """Raise ValueError unless a value is positive and finite."""
+    """Raise ValueError unless a value is positive and finite.
+
+    With ``scalar=False``, the value may also be an array with at least one entry.
+    Strings and booleans are refused, although numpy converts them to numbers.
+    """
     kind = "a positive number" if scalar else "a positive number or array"
     try:
         numbers = np.asarray(np.nan if isinstance(value, (str, bool)) else value, float)
@@ -61,7 +65,26 @@ def check_count(name: str, value: Any, smallest: int = 1) -> int:
 def check_params(
     name: str, value: object, checks: Mapping[str, Check], owner: str
 ) -> None:
-    """Raise an error for unknown options and for invalid values."""
+    """Raise an error for unknown options and for invalid values.
+
+    Parameters
+    ----------
+    name : str
+        Name of the parameter that contains the options, for messages.
+    value : dict or None
+        Values of the options. None means no options.
+    checks : mapping
+        The accepted options, each with the function that checks its value.
+    owner : str
+        What accepts the options, for messages.
+
+    Raises
+    ------
+    TypeError
+        If the value is not a dict.
+    ValueError
+        If an option is unknown. The checks of single values may raise other errors.
+    """
     if value is None:
         return
     if not isinstance(value, Mapping):
@@ -107,7 +130,10 @@ def _is_number(value: object, kind: type = Real) -> bool:
 
 
 def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
-    """Return one or more fractions as a vector."""
+    """Return one or more fractions as a vector of floats, (n,).
+
+    Raise ValueError unless all are strictly between zero and one.
+    """
     try:
         levels = np.atleast_1d(value)
     except ValueError as error:  # ragged
@@ -120,7 +146,11 @@ def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
 
 
 def check_unmasked(values: Any, name: str) -> None:
-    """Raise ValueError for masked entries, because numpy would drop the mask."""
+    """Raise ValueError for masked entries, because numpy would drop the mask.
+
+    ``values`` may be an array, or a dict, list or tuple of arrays. Other values have no
+    mask.
+    """
     columns = values.values() if isinstance(values, Mapping) else values
     columns = columns if isinstance(values, (list, tuple, Mapping)) else [values]
     if any(isinstance(c, np.ma.MaskedArray) and np.ma.is_masked(c) for c in columns):
@@ -142,8 +172,9 @@ def check_arrays(**arrays: object) -> None:
         check_unmasked(value, name)
         has_namespace = hasattr(value, "__array_namespace__")
         is_numpy = isinstance(value, np.ndarray | np.generic)
-        is_other = isinstance(value, Tensor) or (has_namespace and not is_numpy)
-        if dispatches and is_other:
+        # tensors have no `__array_namespace__`
+        is_foreign = isinstance(value, Tensor) or (has_namespace and not is_numpy)
+        if dispatches and is_foreign:
             kind = f"{type(value).__module__}.{type(value).__name__}"
             raise TypeError(
                 f"{name} is of type {kind}, and array_api_dispatch is on, but "
@@ -167,7 +198,7 @@ def naming(**arguments: str) -> Iterator[None]:
         if type(error) not in (TypeError, ValueError):  # may hold more than a message
             raise
         message = str(error)
-        if re.search(_any_of(arguments.values()), message):
+        if re.search(_any_of(arguments.values()), message):  # already named
             raise
         message, n_named = re.subn(
             _any_of(arguments), lambda m: arguments[m[0]], message
@@ -183,7 +214,10 @@ def _any_of(names: Iterable[str]) -> str:
 
 
 def as_seed(name: str, value: Any) -> int:
-    """Return a seed for a private generator; if None, each call returns a new seed.
+    """Return a seed for a private generator.
+
+    An integer is returned unchanged, and a generator draws the seed. For None, each
+    call returns a new seed from the operating system.
 
     Raises
     ------
@@ -225,7 +259,8 @@ def warn_user(
     Python's default filters show a warning once per line. However, Python forgets these
     warnings when the filters change, and scikit-learn changes the filters for every fit
     of a search. This function therefore keeps its own record. If ``once`` is True, a
-    message is not repeated, even under the filter "always".
+    message is not repeated, even under the filter "always". Without ``once``, it is
+    repeated for other lines. The filter "error" always raises the warning.
     """
     frame = sys._getframe(1)
     while (
@@ -237,14 +272,17 @@ def warn_user(
     repeats = action == "error" or (action == "always" and not once)
     if repeats or key not in _SHOWN:
         warnings.warn_explicit(message, category, *line)
-        if action != "ignore":
+        if action != "ignore":  # an ignored warning was not shown
             _SHOWN.add(key)
 
 
 def _action(message: str, category: type[Warning]) -> str:
-    """Return the action that the active filters specify for a warning."""
+    """Return the action that the active filters specify for a warning.
+
+    The first filter that applies decides. Filters of a module or line are skipped.
+    """
     for action, pattern, kind, module, line in warnings.filters:
-        is_meant = issubclass(category, kind) and module is None and not line
-        if is_meant and (pattern is None or pattern.match(message)):
+        is_of_kind = issubclass(category, kind) and module is None and not line
+        if is_of_kind and (pattern is None or pattern.match(message)):
             return action
     return "default"

@@ -48,6 +48,10 @@ def most_probable(
 ) -> MostProbable:
     """Return the most probable precision and variance, by MacKay's fixed point.
 
+    Each iteration computes the most probable weights for the current precision and
+    variance, and then new values from these weights. Columns of targets are independent
+    of each other.
+
     Parameters
     ----------
     eigenvalues : ndarray of shape (p,)
@@ -64,14 +68,15 @@ def most_probable(
     ----------
     MacKay, D. J. C. (1992). Bayesian interpolation. Neural Computation 4, section 4.
     """
-    # gamma well-determined parameters explain ||w||^2, and the other n - gamma degrees
-    # of freedom explain the residuals
+    # of n degrees of freedom, the gamma effective parameters explain ||w||^2, and the
+    # other n - gamma explain the residuals
     e = eigenvalues[:, None]  # (p, 1)
     best = MostProbable(np.ones(len(total)), np.full(len(total), 0.5))
     for _ in range(N_ITERATIONS):
         ridge = best.ridge
         gamma = (e / (e + ridge)).sum(axis=0)
-        norm = (projections / (e + ridge) ** 2).sum(axis=0)
+        norm = (projections / (e + ridge) ** 2).sum(axis=0)  # ||w||^2
+        # ||y||^2 minus the sum of squared residuals
         explained = (projections * (e + 2 * ridge) / (e + ridge) ** 2).sum(axis=0)
         residual = (total - explained).clip(0)
         precision = gamma / norm.clip(_SMALLEST_DIVISOR)

@@ -31,7 +31,7 @@ def gram(x: Tensor) -> Tensor:
     product = x.new_empty(p, p)
     for start in range(0, p, GRAM_COLUMNS):
         stop = min(start + GRAM_COLUMNS, p)
-        rows = product[start:stop, :stop]
+        rows = product[start:stop, :stop]  # a view, up to the diagonal
         torch.mm(x[:, start:stop].T, x[:, :stop], out=rows)
         product[:start, start:stop] = rows[:, :start].T
     return product
@@ -84,9 +84,10 @@ def wide_root_eigh(root: Tensor) -> tuple[Tensor, Tensor]:
     eigenvalues therefore have errors of ``eps²`` instead of ``eps``.
     """
     n, p = root.shape
+    # the first n columns of the basis span the rows of the root
     basis, corner = torch.linalg.qr(root.double().mT, mode="complete")
     vectors, singular, _ = torch.linalg.svd(corner[:n])
-    row_space = (basis[:, :n] @ vectors).flip(1)
+    row_space = (basis[:, :n] @ vectors).flip(1)  # ascending eigenvalues
     values = torch.cat([singular.new_zeros(p - n), singular.flip(0) ** 2])
     return values, torch.cat([basis[:, n:], row_space], 1)
 
@@ -102,7 +103,8 @@ def group_rows(g: Tensor, a: Tensor, basis: Tensor | None) -> Tensor:
     """Return ``Σᵣ g ⊗ (a Q)`` for each group, (b, k, G, o, i).
 
     The shapes are ``g`` (b, k, r, G, o), ``a`` (b, r, G, i) and ``Q`` (G, i, i). If
-    ``basis`` is None, ``Q`` is the identity.
+    ``basis`` is None, ``Q`` is the identity. ``Q`` multiplies the inputs before or the
+    sums afterwards, whichever takes fewer operations.
     """
     inputs_first = a.shape[1] < g.shape[1] * g.shape[-1]  # r < k·o: fewer products
     if basis is not None and inputs_first:
@@ -122,7 +124,9 @@ def all_finite(values: Tensor) -> bool:
 def agree(actual: Tensor, expected: Tensor, precision: float = 0.0) -> bool:
     """Return whether two tensors are equal up to rounding of the largest entry.
 
-    ``precision`` is the relative rounding error of the tensors, if known.
+    ``precision`` is the relative rounding error of the tensors, if known; otherwise, it
+    is that of their dtype. The largest difference may be ten times the square root of
+    this error, or of that of float32 if this is smaller, and always a few errors.
     """
     if actual.shape != expected.shape:
         return False
@@ -136,7 +140,11 @@ def agree(actual: Tensor, expected: Tensor, precision: float = 0.0) -> bool:
 
 
 def solve_psd(matrix: Tensor, b: Tensor) -> Tensor:
-    """Return ``matrix⁻¹ b``, (n,), with eigenvalues clamped to 1e-15 of the largest."""
+    """Return ``matrix⁻¹ b``, (n,), for a positive semidefinite matrix.
+
+    If the Cholesky decomposition fails, because the matrix is singular up to rounding,
+    eigenvalues are clamped to 1e-15 of the largest.
+    """
     root, failed = torch.linalg.cholesky_ex(matrix)
     if not failed:
         return torch.cholesky_solve(b.unsqueeze(1), root).squeeze(1)
@@ -176,22 +184,24 @@ def conjugate_gradients(
     """
     x, residual = torch.zeros_like(b), b
     direction = precondition(residual)
-    first = rz = residual @ direction
+    # squared norms of the residual, as defined by the preconditioner
+    first = squared = residual @ direction
     if not first > 0 and b.any():  # underflow or overflow
         return x, None
     for n in range(max_iterations + 1):
-        if rz <= precision**2 * first:
+        if squared <= precision**2 * first:
             return x, n
         image = product(direction)
         curvature = direction @ image
         if not curvature > 0:  # indefinite due to rounding, or NaN
             break
-        step = rz / curvature
+        step = squared / curvature
         x = x + step * direction
         residual = residual - step * image
         z = precondition(residual)
-        rz, previous = residual @ z, rz
-        direction = z + (rz / previous) * direction
+        squared, previous = residual @ z, squared
+        # the new direction is conjugate to all earlier ones
+        direction = z + (squared / previous) * direction
     return x, None
 
 

@@ -80,6 +80,10 @@ def minimum(
 ) -> Tensor:
     """Return the weights (P,) that minimise the regularised loss.
 
+    Each Newton step is halved until the loss decreases. The search ends with one full
+    step when steps no longer decrease the loss noticeably, or without this step when
+    rounding prevents any decrease.
+
     Parameters
     ----------
     problem : Regularised
@@ -106,20 +110,23 @@ def minimum(
         return problem.objective(weights, rho, mean, dtype)
 
     theta, (value, gradient, f) = start, objective(start)
-    if not (value.isfinite() and gradient.isfinite().all()):  # out of range
+    if not (value.isfinite() and gradient.isfinite().all()):
+        # perhaps beyond the range of float32
         dtype = torch.float64
         value, gradient, f = objective(start)
-    # keeps the decrease relative if the targets' unit makes the loss small
+    # Decreases are relative to the loss, plus one so that a loss close to zero does not
+    # demand too much. A loss that begins below one sets a smaller unit than one, since
+    # the unit of the targets may make all losses small.
     unit = min(1.0, max(float(value), SMALLEST))
     steps = _Steps(problem, rho, tolerance)
     for _ in range(MAX_STEPS):
         step, has_converged = steps.at(f, gradient)
-        # twice the decrease of the quadratic model
+        # twice the relative decrease that the quadratic model predicts
         decrease = float(-(gradient @ step)) / (unit + float(value))
         if decrease <= tolerance:
             if has_converged:
                 return theta + step
-            break
+            break  # an inexact last step could do harm
         steps.refine(decrease)
         trial = _descend(objective, theta, step, (value, gradient, f))
         if trial is None:
@@ -141,6 +148,7 @@ class _Steps:
     def __init__(self, model: Regularised, rho: Tensor, tolerance: float) -> None:
         self._model, self._rho = model, rho
         self._dtype, self._tolerance = model.dtype, tolerance
+        # a residual of √tolerance leaves about the tolerance of the excess of the loss
         self._loosest = self._precision = max(FORCING[0], tolerance**0.5)
         self._precondition: Operator | None = None
         self._is_quick = tolerance > PRECISE
@@ -153,13 +161,19 @@ class _Steps:
         square of the step's precision. Close to the minimum, the next step decreases
         the loss by this remainder, which may be far below the tolerance.
         """
-        left = max(decrease * self._precision**2, SMALLEST)
-        enough = (LAST * self._tolerance / left) ** 0.5
+        remainder = max(decrease * self._precision**2, SMALLEST)
+        # as precise as the last step must be, if the next step is the last
+        enough = (LAST * self._tolerance / remainder) ** 0.5
         precision = max(FORCING[1], decrease**0.5, enough)
         self._precision = min(self._loosest, precision)
 
     def at(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
-        """Return ``-(H + diag ρ)⁻¹ gradient``, (P,), and whether it has converged."""
+        """Return ``-(H + diag ρ)⁻¹ gradient``, (P,), and whether it has converged.
+
+        ``f`` are the outputs at which ``H`` is evaluated. Conjugate gradients are used
+        in the problem's dtype and, if they fail, in float64. If they fail again and the
+        matrix is small, this step and all later steps solve with the dense matrix.
+        """
         if not self._is_dense:
             step, has_converged = self._iterated(f, gradient)
             if not has_converged and self._dtype != torch.float64:
@@ -173,7 +187,11 @@ class _Steps:
         return step, has_converged
 
     def _iterated(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
-        """Return a step by conjugate gradients, and whether the step has converged."""
+        """Return a step by conjugate gradients, and whether the step has converged.
+
+        After many iterations, the preconditioner is renewed or replaced by a better one
+        for the next step.
+        """
         model, rho, dtype = self._model, self._rho, self._dtype
         precondition = self._preconditioner_at(f)
         # the gradient may be beyond the range of float32
@@ -186,16 +204,19 @@ class _Steps:
             self._precision,
         )
         if n_iterations is None or n_iterations > STALE:
-            self._precondition = None
+            self._precondition = None  # the next step builds a new one
         if n_iterations is None or n_iterations > MANY:
             self._is_quick = False
         return step.double() * size, n_iterations is not None
 
     def _preconditioner_at(self, f: Tensor) -> Operator:
-        """Return the quick preconditioner while it suffices, then the better one."""
+        """Return the quick preconditioner while it suffices, then the better one.
+
+        The quick one is built for each step. The better one is kept for later steps.
+        """
         model, rho, dtype = self._model, self._rho, self._dtype
         quick = model.quick_preconditioner_at(f, rho, dtype) if self._is_quick else None
-        self._is_quick = quick is not None
+        self._is_quick = quick is not None  # the problem may have none
         if quick is not None:
             return quick
         if self._precondition is None:
@@ -204,14 +225,19 @@ class _Steps:
 
 
 def _descend(
-    objective: Callable[[Tensor], Loss], theta: Tensor, step: Tensor, now: Loss
+    objective: Callable[[Tensor], Loss], theta: Tensor, step: Tensor, loss: Loss
 ) -> tuple[Tensor, Loss] | None:
-    """Halve a step until the loss decreases (Armijo); return weights and loss."""
-    value, slope = now[0], now[1] @ step
-    noise = 1e-14 * value.abs()  # rounding hides decreases close to the minimum
+    """Halve a step until the loss decreases; return the new weights and their loss.
+
+    ``loss`` is the loss at the weights ``theta``. The decrease must be at least 1e-4 of
+    the decrease predicted by the slope (Armijo's condition). Return None if the step is
+    halved 40 times without success.
+    """
+    value, slope = loss[0], loss[1] @ step  # loss[1] is the gradient
+    rounding = 1e-14 * value.abs()  # hides decreases close to the minimum
     for size in (0.5**halvings for halvings in range(40)):
         trial = objective(theta + size * step)
-        if trial[0] <= value + 1e-4 * size * slope + noise:
+        if trial[0] <= value + 1e-4 * size * slope + rounding:
             return theta + size * step, trial
     return None
 
@@ -249,8 +275,9 @@ def first_where(
 
     Notes
     -----
-    The search stops when `middle` finds no value between any two bounds. If `middle` is
-    the mean, the bounds are then neighbouring floating-point numbers.
+    The search bisects all intervals at the same time. It stops when `middle` finds no
+    value between any two bounds. If `middle` is the mean, the bounds are then
+    neighbouring floating-point numbers.
     """
     while True:
         between = middle(low, high)

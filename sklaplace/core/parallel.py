@@ -70,7 +70,12 @@ class _Pickler(get_loky_pickler()):  # type: ignore[misc]
     left_out: Set[str] = frozenset()
 
     def reducer_override(self, value: object) -> Any:
-        """Leave out attributes that workers do not need."""
+        """Pickle estimators and caches by their attributes.
+
+        The attributes in ``left_out`` are replaced by None. Return a pickle reduction:
+        the function that creates the object, its arguments, the attributes, and the
+        function that sets them. Other objects are left to joblib.
+        """
         if isinstance(value, BaseEstimator | FieldsOnly):
             state = dict(vars(value))
             state |= dict.fromkeys(self.left_out & state.keys())
@@ -113,8 +118,9 @@ def in_parallel(
 ) -> list[T]:
     """Call a function with each tuple of arguments, and return the results in order.
 
-    Workers use the current scikit-learn settings. A progress bar, if shown, counts the
-    results.
+    Workers use the current scikit-learn settings. A progress bar with the given label,
+    if shown, counts the results. Results are pickled by `dumps`, which also pickles
+    classes defined in a script.
     """
     tasks = (configured_delayed(_called)(function, *args) for args in arguments)
     results = ConfiguredParallel(n_jobs=n_jobs, return_as=_return_as())(tasks)
@@ -137,6 +143,9 @@ def ordered_map(
     label: str = "",
 ) -> Iterator[T]:
     """Apply a function to each part, and yield the results in order.
+
+    With several workers and parts, joblib is used. Otherwise, the function is applied
+    in this process.
 
     Parameters
     ----------
@@ -174,7 +183,8 @@ _last = threading.local()
 def _evaluated(function: bytes, part: bytes) -> Any:
     """Apply a pickled function to a pickled part, in a worker.
 
-    Each task contains the function and the part as bytes, so that dask can rerun it.
+    Each task contains the function and the part as bytes, so that dask can rerun it. A
+    thread that computes several parts restores the function only once.
     """
     if getattr(_last, "content", None) != function:
         _last.content = _last.function = None  # free its memory first
@@ -197,10 +207,11 @@ def one_thread() -> Iterator[None]:
     leave restores the number that the first one found.
     """
     thread = threading.get_ident()
-    if thread in _inside:
+    if thread in _inside:  # nested
         yield
         return
     with _counting:
+        # the number before the limit, which threads already inside remember
         _inside[thread] = next(iter(_inside.values()), torch.get_num_threads())
         torch.set_num_threads(1)
     try:
@@ -210,6 +221,8 @@ def one_thread() -> Iterator[None]:
             # OpenMP has a number for each thread; MKL and new threads share a number
             torch.set_num_threads(_inside.pop(thread))
             if _inside:
+                # limit the shared number again, from a thread that does not change
+                # this thread's own number
                 other = threading.Thread(target=torch.set_num_threads, args=(1,))
                 other.start()
                 other.join()

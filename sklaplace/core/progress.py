@@ -40,7 +40,10 @@ class Reporter:
             print(f"[{self.title}] {text}")  # noqa: T201
 
     def open_bar(self, label: str, total: int) -> Any:
-        """Return a new bar, or None if a bar is already open or bars are not shown."""
+        """Return a new bar, or None if a bar is already open or bars are not shown.
+
+        Bars are shown if ``verbose`` is at least 2 and tqdm is installed.
+        """
         if self.verbose < 2 or self.bar is not None or (new := _bars()) is None:
             return None
         self.bar = new(total=total, desc=f"[{self.title}] {label}", leave=False)
@@ -124,15 +127,16 @@ def tracked(items: Iterable[T], label: str, total: int) -> Iterator[T]:
             if bar is not None:
                 bar.update()
     finally:
+        # the phase may have closed the bar before this iterator ends
         if bar is not None and reporter.bar is bar:
             reporter.close_bar()
 
 
 def duration(seconds: float) -> str:
     """Format a duration in seconds, minutes and seconds, or hours and minutes."""
-    if seconds < 0.05:
+    if seconds < 0.05:  # would be 0.0 s
         return "under 0.1 s"
-    if seconds < 59.95:
+    if seconds < 59.95:  # from here on, 60.0 s
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

@@ -65,7 +65,12 @@ def counter_uniforms(keys: Tensor, n: int, seed: int = 0) -> Tensor:
 
 
 def _hashed(samples: Tensor) -> Tensor:
-    """Return a hash of each sample's bytes, (b,), int64, on the samples' device."""
+    """Return a hash of each sample's bytes, (b,), int64, on the samples' device.
+
+    The bytes of a sample are split into words of eight bytes. Each mixed word is
+    multiplied by an odd number that depends on its position, and the products are
+    summed. A few words of all samples are processed at a time.
+    """
     flat = samples.reshape(len(samples), -1)
     total, n_words = torch.zeros(len(flat), dtype=torch.int64, device=flat.device), 0
     size = _BLOCK if flat.is_cpu else flat.numel()
@@ -74,9 +79,9 @@ def _hashed(samples: Tensor) -> Tensor:
         part = part + 0.0 if part.is_floating_point() else part
         data = part.contiguous().view(torch.uint8)
         words = pad(data, (0, -data.shape[1] % 8)).view(torch.int64)
-        places = torch.arange(1, words.shape[1] + 1, device=words.device) + n_words
+        positions = torch.arange(1, words.shape[1] + 1, device=words.device) + n_words
         n_words += words.shape[1]
-        total += _mixed(words).mul_(_mixed(places * _STEP) | 1).sum(1)
+        total += _mixed(words).mul_(_mixed(positions * _STEP) | 1).sum(1)
     return total
 
 
@@ -137,7 +142,7 @@ def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:
         # Points are multiples of 2⁻³⁰, and 0 and 1 have infinite quantiles.
         uniform = engine.draw(half, dtype=torch.float64).clamp(2**-31, 1 - 2**-31)
         points = torch.special.ndtri(uniform)
-    if half >= dim:
+    if half >= dim:  # make the second moments equal the identity
         root = torch.linalg.cholesky(points.mT @ points / half)
         points = torch.linalg.solve_triangular(root, points.mT, upper=False).mT
     return torch.cat([points, -points])[:n_samples]

@@ -74,6 +74,9 @@ _LOCK = Lock()
 def to_portable(state: dict[str, Any]) -> dict[str, Any]:
     """Convert a state to an array and to a list of types and objects for skops.
 
+    Return a dict of two entries: the object graph as bytes, in which the parts that
+    skops stores are numbered, and the list of these parts.
+
     Raises
     ------
     TypeError
@@ -102,8 +105,10 @@ def from_portable(state: dict[str, Any]) -> dict[str, Any]:
         return state
     # a user's subclass may have added entries
     added = {k: v for k, v in state.items() if k not in (_KEY, _VALUES)}
+    # None keeps the device of each tensor
     device = None if torch.cuda.is_available() else "cpu"
     try:
+        # where the file names `_left`, the loader calls this list's __getitem__
         left = state[_VALUES].__getitem__, f"{__name__}.{_left.__name__}"
         # all threads share the list of safe functions
         with _LOCK, safe_globals([by_trusted_name, _made, left, frozenset]):
@@ -117,13 +122,17 @@ def from_portable(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(value: object, values: list[Any]) -> np.ndarray:
-    """Return a value as bytes, and append to ``values`` the parts that skops stores."""
+    """Return a value as bytes, and append to ``values`` the parts that skops stores.
+
+    Raise TypeError if the bytes name functions that `from_portable` does not allow.
+    """
 
     class Pickler(pickle.Pickler):
         def reducer_override(self, value: object) -> Any:
             return _reduced(value, values)
 
     file = BytesIO()
+    # torch takes a module that has a Pickler
     torch.save(value, file, SimpleNamespace(Pickler=Pickler, __name__=__name__))
     file.seek(0)
     trusted = {f"{__name__}.{f.__name__}" for f in (by_trusted_name, _left, _made)}
@@ -133,7 +142,14 @@ def _written(value: object, values: list[Any]) -> np.ndarray:
 
 
 def _reduced(value: object, values: list[Any]) -> Any:
-    """Return a function that rebuilds an object, and the function's arguments."""
+    """Return a function that rebuilds an object, and the function's arguments.
+
+    A trusted class or function is found by its name. Objects of torch are left to torch
+    (NotImplemented). The user's classes and functions, and objects of NumPy and similar
+    libraries, are appended to ``values``, and `_left` marks their places. All other
+    objects are rebuilt from their attributes by `_made`. Raise TypeError if an object
+    needs more than that.
+    """
     if name := trusted_name(value):
         return by_trusted_name, (name,)
     if getattr(value, "__module__", "") in _STORED_BY_TORCH:
@@ -150,8 +166,10 @@ def _reduced(value: object, values: list[Any]) -> Any:
     # a skorch net would pickle its modules
     is_net = isinstance(value, BaseEstimator)
     reduced = (_NEW, (kind,), vars(value)) if is_net else value.__reduce_ex__(2)
+    # pickle omits entries at the end
     call, args, state, items, pairs = (*reduced, None, None, None)[:5]
     has_slots = isinstance(state, tuple) and not hasattr(value, "__setstate__")
+    # the object must be built by its own class
     if has_slots or (args[0] if call is _NEW else call) is not kind:
         raise TypeError(f"{kind.__qualname__} cannot be rebuilt from its attributes")
     return _made, (call, args, state, list(items or ()), list(pairs or ()))
@@ -162,7 +180,12 @@ def _left(place: int) -> Any:
 
 
 def _made(call: Any, args: Any, state: Any, items: list[Any], pairs: list[Any]) -> Any:
-    """Rebuild an object from the parts of its pickle reduction."""
+    """Rebuild an object from the parts of its pickle reduction.
+
+    ``call(*args)`` creates the object. ``items`` are appended to it, ``pairs`` of keys
+    and values are set, and ``state`` contains its attributes. Raise TypeError if a file
+    may not call ``call``.
+    """
     is_class_of_user = isinstance(call, type) and not trusted_name(call)
     if call not in _CALLABLE and not is_class_of_user:
         raise TypeError(f"{call!r} is not a function that a file may call")
@@ -172,6 +195,7 @@ def _made(call: Any, args: Any, state: Any, items: list[Any], pairs: list[Any]) 
     for key, value in pairs:
         made[key] = value
     if isinstance(made, BaseEstimator):
+        # not __setstate__, which loads a net's modules by pickle
         vars(made).update(state)
         if isinstance(made, NeuralNet) and made.device:
             # if the device is missing, use the CPU and warn
@@ -185,10 +209,14 @@ def _made(call: Any, args: Any, state: Any, items: list[Any], pairs: list[Any]) 
 
 @cache
 def _by_name() -> dict[str, Any]:
-    """Return the functions and constants that a file may name."""
-    of_torch = get_overridable_functions()
+    """Return the functions and constants that a file may name, by name.
+
+    These are the functions of tensors in ``torch`` and ``torch.nn.functional``, dtypes
+    and similar constants, and the objects listed at the top of this module.
+    """
+    overridable = get_overridable_functions()
     defined = [f for f in vars(functional).values() if isinstance(f, FunctionType)]
-    functions = *defined, *of_torch[torch], *of_torch[functional]
+    functions = *defined, *overridable[torch], *overridable[functional]
     constants = torch.dtype | torch.layout | torch.memory_format
     return {
         **{resolve_name(f) or "": f for f in functions},
@@ -202,6 +230,7 @@ def trusted_name(value: object) -> str | None:
     if not isinstance(value, type):
         return next((name for name, v in _by_name().items() if v is value), None)
     name = f"{value.__module__}.{value.__name__}"
+    # the name of an untrusted class is refused, or belongs to another object
     with suppress(ImportError, ValueError):
         return name if by_trusted_name(name) is value else None
     return None
@@ -209,6 +238,9 @@ def trusted_name(value: object) -> str | None:
 
 def by_trusted_name(name: str) -> Any:
     """Return the object that a name refers to.
+
+    The name belongs to `_by_name` or to a class of an allowed module, which must define
+    the class and not only import it.
 
     Raises
     ------

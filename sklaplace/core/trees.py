@@ -40,12 +40,13 @@ def mapped_tensors(
 ) -> Any:
     """Apply a function to objects of some kinds in sequences and dataclasses.
 
-    Values without changed parts are returned unchanged; other values are copied. A
-    value that several objects share is mapped once and stays shared.
+    ``kinds`` is a type or a tuple of types. Values without changed parts are returned
+    unchanged; other values are copied. A value that several objects share is mapped
+    once and stays shared.
     """
     memo: dict[int, Any] = {}  # mapped values, by the ``id`` of the original
 
-    def shared(value: object) -> Any:
+    def mapped_once(value: object) -> Any:
         if id(value) not in memo:
             memo[id(value)] = rebuilt(value)
         return memo[id(value)]
@@ -53,19 +54,20 @@ def mapped_tensors(
     def rebuilt(value: object) -> Any:
         if isinstance(value, kinds):
             return function(value)
+        # a torch.Size is a tuple without tensors
         if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-            new = type(value)(map(shared, value))
-            same = all(a is b for a, b in zip(new, value, strict=True))
-            return value if same else new
+            new = type(value)(map(mapped_once, value))
+            is_unchanged = all(a is b for a, b in zip(new, value, strict=True))
+            return value if is_unchanged else new
         if is_dataclass(value) and not isinstance(value, type):
             old = {field.name: getattr(value, field.name) for field in fields(value)}
-            entries = {name: shared(entry) for name, entry in old.items()}
+            entries = {name: mapped_once(entry) for name, entry in old.items()}
             # an unchanged object keeps its cached properties
-            same = all(entries[name] is old[name] for name in old)
-            return value if same else type(value)(**entries)
+            is_unchanged = all(entries[name] is old[name] for name in old)
+            return value if is_unchanged else type(value)(**entries)
         return value
 
-    return shared(value)
+    return mapped_once(value)
 
 
 def _maker(x: object) -> Callable[[Any], Any]:
@@ -84,9 +86,13 @@ def tree_rows(x: object, rows: slice | int | Tensor) -> Any:
 
 
 def without_groups(x: object) -> tuple[Any, int]:
-    """Flatten tensors (b, q, ...) to samples (b·q, ...); return them and q."""
-    sizes = {tuple(leaf.shape[1:2]) for leaf in leaves(x)}
-    if len(sizes) > 1 or sizes & {(), (0,)}:
+    """Flatten tensors (b, q, ...) to samples (b·q, ...); return them and q.
+
+    Raise ValueError unless all tensors have the same second axis with q > 0.
+    """
+    # (q,) of each tensor, or () without a second axis
+    group_sizes = {tuple(leaf.shape[1:2]) for leaf in leaves(x)}
+    if len(group_sizes) > 1 or group_sizes & {(), (0,)}:
         shapes = [tuple(leaf.shape) for leaf in leaves(x)]
         raise ValueError(
             f"x has no groups of samples in its second axis: shapes {shapes}. Pass "

@@ -39,7 +39,10 @@ def vectorised(
     columns: Tensor,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Apply a function to each column (k, ...) and stack the results on a new axis."""
+    """Apply a function to each column (k, ...) and stack the results on a new axis.
+
+    ``vmap`` is used if possible, for ``chunk_size`` columns at a time, or for all.
+    """
     try:
         with quiet_batching():
             return vmap(function, chunk_size=chunk_size)(columns)
@@ -48,12 +51,14 @@ def vectorised(
 
 
 def call_with(forward: Forward, parameters: dict[str, Tensor], x: Batch) -> Tensor:
-    """Return the outputs with the network's parameters replaced by other values.
+    """Return the outputs with some of the network's parameters replaced.
 
-    A parameter that several modules share is replaced in each module. If a module has
-    several names, only one of them is used, since torch restores each module only once.
+    ``parameters`` contains the new values by name. A parameter that several modules
+    share has one name, but is replaced in each module. If a module has several names,
+    only one of them is used, since torch restores each module only once.
     """
     names = {p: name for name, p in forward.module.named_parameters()}
+    # new values by the names within `forward`, one per module that has the parameter
     replaced = {
         f"{prefix}.{key}": parameters[names[parameter]]
         for prefix, module in forward.named_modules()
@@ -71,19 +76,23 @@ def add_axis(x: Batch) -> Batch:
 def dense_rows(
     forward: Forward, x: Batch, blocks: list[BlockSpec], columns: Tensor
 ) -> dict[str, Tensor]:
-    """Return rows ``Sᵀ J`` (b, k, p) for columns ``S`` (b, c, k), by parameter name."""
+    """Return rows ``Sᵀ J`` (b, k, p) for columns ``S`` (b, c, k), by parameter name.
+
+    The rows of blocks that are not ``one_by_one`` are computed for all samples at once.
+    All other rows, or all rows if this fails, are computed sample by sample.
+    """
     mapped_blocks = [block for block in blocks if not block.one_by_one]
     try:
         rows = mapped_rows(forward, x, mapped_blocks, columns)
     except RuntimeError:  # an operator without a batching rule
         mapped_blocks, rows = [], {}
-    by_loop = [block.name for block in blocks if block not in mapped_blocks]
-    if by_loop:
+    loop_names = [block.name for block in blocks if block not in mapped_blocks]
+    if loop_names:
         values = dict(forward.module.named_parameters())
-        leaves = [values[name] for name in by_loop]
+        leaves = [values[name] for name in loop_names]
         with requiring_grad(leaves):
             pieces = rows_by_loop(forward, x, leaves, columns, may_be_unused=True)[1]
-        rows |= zip(by_loop, pieces, strict=True)
+        rows |= zip(loop_names, pieces, strict=True)
     return rows
 
 
@@ -102,21 +111,21 @@ def mapped_rows(
     if not parameters:
         return {}
 
-    def rows(x_n: Batch, columns_n: Tensor) -> dict[str, Tensor]:
+    def sample_rows(x_n: Batch, columns_n: Tensor) -> dict[str, Tensor]:
         """Return the rows (k, p) of one sample for its columns (c, k), by name."""
         batch = add_axis(x_n)
-        pull = vjp(lambda p: call_with(forward, p, batch)[0], parameters)[1]
-        back = vmap(lambda column: pull(column)[0])(columns_n.T)
+        backward = vjp(lambda p: call_with(forward, p, batch)[0], parameters)[1]
+        gradients = vmap(lambda column: backward(column)[0])(columns_n.T)
         return {
             name: value.reshape(len(value), -1).to(columns.dtype)
-            for name, value in back.items()
+            for name, value in gradients.items()
         }
 
     p = sum(value.numel() for value in parameters.values())
     chunk = max(1, CHUNK_ELEMENTS // max(1, columns.shape[-1] * p))
     with quiet_batching():
-        mapped: dict[str, Tensor] = vmap(rows, chunk_size=chunk)(x, columns)
-    return mapped
+        rows: dict[str, Tensor] = vmap(sample_rows, chunk_size=chunk)(x, columns)
+    return rows
 
 
 def rows_by_loop(
@@ -129,6 +138,8 @@ def rows_by_loop(
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute outputs (b, c), and rows ``Sᵀ J`` (b, k, p) of leaves, sample by sample.
 
+    ``call`` returns the outputs of a batch. ``leaves`` are parameters that require
+    gradients, and there is one tensor of rows per leaf. ``columns`` is ``S`` (b, c, k).
     With ``may_be_unused``, the rows of a sample that uses none of the leaves are zero.
     For example, the leaves may be weights of an expert that processes other samples.
 
@@ -152,6 +163,7 @@ def rows_by_loop(
             if f.shape != (1, len(combinations)):
                 raise ValueError(DEPENDENT_SAMPLES)
             if may_be_unused and not f.requires_grad:
+                # a graph with zero derivatives
                 f = f + 0 * leaves[0].sum()
             rows += [
                 torch.autograd.grad(
@@ -160,6 +172,7 @@ def rows_by_loop(
                 for column in combinations.T
             ]
         outputs.append(f.detach())
+    # `rows` has one tuple per sample and column, with one gradient per leaf
     shape = len(columns), columns.shape[-1], -1
     stacked = [torch.stack(p).reshape(shape) for p in zip(*rows, strict=True)]
     # before torch 2.7, zeros of unused leaves have a graph
@@ -202,6 +215,7 @@ def exact_hessian(
             return gradient.new_zeros(p, p)
 
         def backward(cotangent: Tensor) -> tuple[Tensor]:
+            """Return the product of the Hessian and a vector (P,), as a tuple."""
             pieces = grad(gradient, grad_outputs=cotangent, retain_graph=True)
             return (layout.flatten(pieces),)
 

@@ -101,7 +101,7 @@ class Descent:
         batches = Batches(self.net, self.dataset, HASH_BATCH_SIZE)
         keys = torch.cat([row_hash(x) for x, _, _ in batches])  # one hash per sample
         fraction = self._fraction(len(keys))
-        # the loss is computed from logits where these are more precise
+        # transformers return several outputs, but a criterion takes one tensor
         with logits_alone(net, first_rows(net, self.dataset)):
             for step in range(schedule.n_snapshots * schedule.steps_per_snapshot):
                 uniforms = counter_uniforms(keys, 1, self.seed + step)[:, 0]

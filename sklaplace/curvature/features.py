@@ -24,12 +24,13 @@ def feature_layers(
 ) -> list[str]:
     """Return the names of the last layers with parameters, or [] if unknown.
 
-    ``layout`` is the layout of the ``subset`` of weights; ``x`` is a small batch.
+    ``layout`` is the layout of the ``subset`` of weights; ``x`` is a small batch. If
+    possible, the layers are read from the layout, which is faster than a search.
     """
-    is_known = all(block.layer for block in layout.blocks)
-    if subset == "last_layer" and is_known:
+    all_have_layers = all(block.layer for block in layout.blocks)
+    if subset == "last_layer" and all_have_layers:
         return layout.layers
-    called = layout.layers if subset == "all" and is_known else None
+    called = layout.layers if subset == "all" and all_have_layers else None
     try:
         return ending_layers(forward, x, called)
     except (RuntimeError, ValueError):  # no graph, or no parameters
@@ -69,7 +70,8 @@ class FeatureRecorder(ExitStack):
         self._keeps_graph = keeps_graph
         self._is_complete = False
         self._inputs: dict[str, list[Tensor | None]] = {name: [] for name in layers}
-        self._seen: list[tuple[str, Tensor]] = []
+        # layer and input of each recorded call
+        self._recorded: list[tuple[str, Tensor]] = []
         for name in layers:
             layer = forward.module.get_submodule(name)
             hook = partial(self._record, name)
@@ -79,15 +81,18 @@ class FeatureRecorder(ExitStack):
     def _record(
         self, name: str, layer: nn.Module, args: object, kwargs: object
     ) -> None:
-        """Record the input of a call, unless another layer has the same input."""
+        """Record the mean input of a call, unless another layer has the same input.
+
+        None is recorded if the call has no real-valued input.
+        """
         if self._is_complete:
             return
         x = _first_real(args, kwargs)
         if x is None:
             self._inputs[name].append(None)
-        elif not any(name != seen and _is_same(x, y) for seen, y in self._seen):
+        elif not any(name != n and _is_same(x, y) for n, y in self._recorded):
             # keep the input, so that no later input reuses its memory
-            self._seen.append((name, x))
+            self._recorded.append((name, x))
             x = x if self._keeps_graph else x.detach()
             self._inputs[name].append(_mean_over_positions(layer, x))
 
@@ -96,15 +101,17 @@ class FeatureRecorder(ExitStack):
             self._is_complete, self.outputs = True, outputs.detach()
 
     def take(self, n_samples: int) -> Tensor | None:
-        """Return the features (b, i) of b samples, or None if the samples do not match.
+        """Return the features (b, i) of b samples, and forget them.
 
-        Features are averaged over positions and over calls of a layer. The features of
-        several layers are concatenated. An input shared by several layers is included
-        once.
+        Return None if there are no features, if the inputs of a call cannot be divided
+        among the samples, or if the calls of a layer differ in shape. Features are
+        averaged over positions and over calls of a layer. The features of several
+        layers are concatenated. An input shared by several layers is included once.
         """
         inputs = self._inputs
+        # record the next pass
         self._inputs, self._is_complete = {name: [] for name in inputs}, False
-        self._seen = []
+        self._recorded = []
         features: list[Tensor] = []
         for calls in inputs.values():
             means = [_by_sample(call, n_samples) for call in calls]
@@ -145,7 +152,10 @@ def _mean_over_positions(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _by_sample(x: Tensor | None, n_samples: int) -> Tensor | None:
-    """Return the mean (b, i) of each sample's consecutive rows."""
+    """Return the mean (b, i) of each sample's consecutive rows.
+
+    Return None without an input, or if the rows cannot be divided among the samples.
+    """
     if x is None or not len(x) or len(x) % n_samples:
         return None
     if len(x) == n_samples:

@@ -57,7 +57,7 @@ def ggn_mc(
     n_draws: int = N_DRAWS,
     seed: int = 0,
 ) -> OutputHessian:
-    """Return gradients at ``n_draws`` targets drawn from the likelihood.
+    """Return gradients of the loss at ``n_draws`` targets drawn from the likelihood.
 
     The resulting Monte-Carlo Fisher is an unbiased estimate of the generalised
     Gauss-Newton matrix. ``S`` has k = ``n_draws`` columns instead of c, which saves
@@ -65,9 +65,11 @@ def ggn_mc(
     the seed and on the sample's inputs, but not on the batch.
     """
     keys = row_hash(f) if keys is None else keys
-    noise = counter_uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
-    uniforms = noise.to(f.device).chunk(n_draws, -1)
-    columns = [likelihood.score(f, likelihood.draw(f, u)) for u in uniforms]
+    # `likelihood.n_draws` uniform numbers determine one draw of a sample's targets
+    uniforms = counter_uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
+    by_draw = uniforms.to(f.device).chunk(n_draws, -1)
+    columns = [likelihood.score(f, likelihood.draw(f, u)) for u in by_draw]
+    # S Sᵀ is then the mean over the draws
     root = torch.stack(columns, -1) * float(n_draws**-0.5)
     return Factored(root).weigh_outputs(output_weights(likelihood, y, f.shape[1]))
 

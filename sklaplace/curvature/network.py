@@ -71,6 +71,7 @@ class NetworkSpec(outputs.OutputSpec):
         if self.layout.head is None or not has_many_outputs or with_covariance:
             return n
         row_bytes = self.row_bytes + 8 * row_elements
+        # limits by the arrays of outputs, and by the memory of the layer's weights
         most = CACHE // (8 * self.n_outputs), 8 * self.layout.n_parameters // row_bytes
         return max(n, min(MIN_BATCH_FOR_MANY_OUTPUTS, *most))
 
@@ -84,6 +85,10 @@ def infer_network_spec(
     **others: Any,
 ) -> NetworkSpec:
     """Infer what the outputs of a net mean and how to differentiate them.
+
+    The meaning of the outputs is inferred first. The weights are then selected, and
+    their Jacobian rows are verified. Finally, the Jacobian of three samples shows how
+    much memory a sample needs.
 
     Parameters
     ----------
@@ -110,14 +115,17 @@ def infer_network_spec(
         n_verified = max(N_DIFFERENTIATED, meaning.batch_size() // BATCH_PER_VERIFIED)
         layout = select(forward, tree_rows(x, slice(n_verified)), subset, options or {})
         few = tree_rows(x, slice(N_DIFFERENTIATED))
+        # output elements of each module, for these samples instead of all
         sizes = {name: n * len(few) // len(raw) for name, n in sizes.items()}
         _check_map_bytes(raw[:N_DIFFERENTIATED], sizes, layout)
         f, jacobian = backpropagate(forward, few, layout)
         row_bytes = _row_bytes(f, sizes, layout, jacobian, meaning.likelihood.n_blocks)
         last_layers = feature_layers(forward, few, layout, subset)
     head_map = None if layout.head is None else layout.head.matrix
+    # the map serves to refit the last layer by Newton steps, for convex losses only
     if not meaning.likelihood.is_convex:
         head_map = None
+    # without a head, all samples may still have the same Jacobian
     elif subset == "last_layer" and head_map is None:
         head_map = common_gradient(layout, jacobian)
     layout = replace(layout, is_separable=_is_separable(layout, head_map))
@@ -136,7 +144,10 @@ def check_batch(net: NeuralNet, x: Batch, spec: NetworkSpec) -> None:
 
 
 def _is_separable(layout: Layout, head_map: Tensor | IdentityMap | None) -> bool:
-    """Return whether each last-layer output affects only one network output."""
+    """Return whether each last-layer output affects only one network output.
+
+    This is False for single weights, whose number differs between outputs.
+    """
     if head_map is None or any(block.indices is not None for block in layout.blocks):
         return False
     if isinstance(head_map, IdentityMap):
@@ -146,7 +157,13 @@ def _is_separable(layout: Layout, head_map: Tensor | IdentityMap | None) -> bool
 
 
 def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None:
-    """Raise an error if the Jacobian of a few output maps needs too much memory."""
+    """Raise ValueError if the Jacobian of a few samples needs too much memory.
+
+    ``raw`` contains the module's outputs for these samples. ``sizes`` contains the
+    number of output elements of each module, by name. Outputs (b, c, ...) with three or
+    more axes are maps, such as one class per pixel. For other outputs, only networks
+    without a `Head` are checked, since the rows of a head need little memory.
+    """
     if raw.ndim < 3:
         if layout.head is None:
             check_jacobian_bytes(raw.reshape(len(raw), -1))
@@ -169,7 +186,12 @@ def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None
 def _row_bytes(
     f: Tensor, sizes: dict[str, int], layout: Layout, jacobian: Jacobian, n_blocks: int
 ) -> int:
-    """Return the bytes per sample needed to compute and use the Jacobian."""
+    """Return the bytes per sample needed to compute and use the Jacobian.
+
+    The number is measured on the outputs ``f`` (b, c) and the Jacobian of a few
+    samples. ``sizes`` contains the number of output elements of each module, by name.
+    ``n_blocks`` is the number of groups of outputs with separate softmax functions.
+    """
     n_samples, c = f.shape
     tensors = jacobian.tensors()
     inputs = sum(block.a.numel() for block in tensors if block.a is not None)
@@ -179,6 +201,6 @@ def _row_bytes(
     else:
         gradients = sum(block.g.numel() for block in tensors)
         elements += (sum(sizes.values()) + BACKWARD_COPIES * gradients) // n_samples
-    if n_blocks > 1:  # dense columns
+    if n_blocks > 1:  # S is dense, although zero between groups
         elements += 3 * c**2
     return int(elements) * f.element_size()

@@ -69,10 +69,15 @@ class Patches:
         return replace(self, image=self.image.double(), basis=basis)
 
     def unfold(self) -> Tensor:
-        """Return the patches as a tensor, (b, r, i)."""
+        """Return the patches as a tensor, (b, r, i).
+
+        Each patch is flattened in the order of a convolution's weight: channels first,
+        then the axes of the kernel.
+        """
         x, n_axes = self.image, len(self.kernel)
         axes = zip(self.kernel, self.stride, self.dilation, strict=True)
         for axis, (kernel, stride, dilation) in enumerate(axes, 2):
+            # a window has the extent of the dilated kernel, which skips entries
             x = x.unfold(axis, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
         # (b, channels, *positions, *kernel) -> (b, *positions, channels, *kernel)
         x = x.movedim(1, 1 + n_axes)
@@ -82,6 +87,7 @@ class Patches:
     def chunks(self) -> Iterator[Tensor]:
         """Yield unfolded patches of a few samples at a time, to fit into the caches."""
         b, r, i = self.shape
+        # a quarter of the caches, which also hold the results
         n = max(1, CACHE // 4 // max(1, r * i * self.image.element_size()))
         for start in range(0, b, n):
             yield self[start : start + n].unfold()
@@ -117,9 +123,13 @@ def mean_input(a: Inputs) -> Tensor:
 
 
 def joined_inputs(parts: list[Any]) -> Inputs | None:
-    """Concatenate the inputs of several batches, or return None for a bias."""
+    """Concatenate the inputs of several batches, or return None for a bias.
+
+    Patches stay folded if all batches have images of the same size.
+    """
     if parts[0] is None:
         return None
+    # the shape of a sample's image; None for a batch of tensors
     shapes = {p.image.shape[1:] if isinstance(p, Patches) else None for p in parts}
     if len(shapes) == 1 and None not in shapes:
         return replace(parts[0], image=torch.cat([part.image for part in parts]))
@@ -133,7 +143,10 @@ def second_moment(a: Inputs, weights: Tensor | None) -> Tensor:
 
 
 def grouped_moment(a: Inputs, weights: Tensor | None, n_groups: int) -> Tensor:
-    """Return the `second_moment` of each of G consecutive groups, (G, i, i)."""
+    """Return the `second_moment` of each of G consecutive groups, (G, i, i).
+
+    The inputs are (b, r, G·i). The sums are in float64.
+    """
     total = torch.zeros((), dtype=torch.float64)
     for chunk in _chunks(_scaled(a, weights)):
         rows = chunk.flatten(0, 1).unflatten(1, (n_groups, -1)).transpose(0, 1)

@@ -41,6 +41,10 @@ def group_indices(
 ) -> Tensor | None:
     """Return the group of each parameter tensor, (L,), or None if there are no groups.
 
+    Groups exist only if ``structure`` is a list of names of parameters or modules. A
+    group contains the selected parameters with its name or inside its module, and its
+    index is its place in the list.
+
     Raises
     ------
     ValueError
@@ -49,21 +53,22 @@ def group_indices(
     if isinstance(structure, str):
         return None
     names = [block.name for block in layout.blocks]
+    # for each parameter tensor, the indices of all groups that contain it
     memberships = {
         name: [k for k, group in enumerate(structure) if contains(group, name)]
         for name in names
     }
-    wrong = [name for name, indices in memberships.items() if len(indices) != 1]
+    not_in_one = [name for name, indices in memberships.items() if len(indices) != 1]
     used = {k for indices in memberships.values() for k in indices}
     empty = [group for k, group in enumerate(structure) if k not in used]
-    if wrong or empty:
-        what = (
+    if not_in_one or empty:
+        fault = (
             f"names {listed(map(str, empty))}, which contains no selected parameter"
             if empty
-            else f"does not contain {listed(wrong[:MAX_LISTED])} exactly once"
+            else f"does not contain {listed(not_in_one[:MAX_LISTED])} exactly once"
         )
         raise ValueError(
-            f"prior_structure={list(structure)!r} {what}. Name each selected "
+            f"prior_structure={list(structure)!r} {fault}. Name each selected "
             f"parameter, or a module that contains it: {listed(names[:MAX_LISTED])}. "
             "subset_of_weights='all' selects all parameters."
         )
@@ -71,7 +76,11 @@ def group_indices(
 
 
 def by_group(prior_precision: Tensor, groups: Tensor | None) -> Tensor:
-    """Return the prior precision of each group, (G,), or the input without groups."""
+    """Return the prior precision of each group, (G,), or the input without groups.
+
+    ``groups`` is the group of each parameter tensor, (L,), from `group_indices`. All
+    tensors of a group have the same precision, so that of the first tensor is read.
+    """
     if groups is None:
         return prior_precision
     n, indices = int(groups.max()) + 1, groups.tolist()
@@ -93,13 +102,14 @@ def as_structure(
 ) -> Tensor:
     """Convert one prior precision per tensor, (L,), to a prior structure.
 
-    A precision shared by several tensors is the geometric mean over all their weights.
+    See `PRIOR_STRUCTURES`; a list of groups has one precision per tensor, (L,). A
+    precision shared by several tensors is the geometric mean over all their weights.
     """
     groups = group_indices(structure, layout, precisions.device)
     if groups is not None:
         sizes = torch.tensor(layout.sizes).to(precisions)
-        total = group_sums(sizes * precisions.log(), groups)
-        return (total / group_sums(sizes, groups)).exp()
+        sums_of_logs = group_sums(sizes * precisions.log(), groups)
+        return (sums_of_logs / group_sums(sizes, groups)).exp()
     if structure == "layerwise":
         return precisions
     by_weight = expand(precisions, layout)

@@ -80,14 +80,18 @@ class SharedColumns:
         return self._doubled
 
     def times(self, values: Tensor) -> Tensor:
-        """Return ``S v`` for values (..., n, q)."""
+        """Return ``S v`` for values (..., n, q): subtract the mean of each group."""
         if not self.n_blocks:
             return values
         groups = values.unflatten(-2, (self.n_blocks, -1))
         return (groups - groups.mean(-2, keepdim=True)).flatten(-3, -2)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
-        """Return ``Σₒ S²ₖₒ wₒ`` for weights (b, n), as (b, n)."""
+        """Return ``Σₒ S²ₖₒ wₒ`` for weights (b, n), as (b, n).
+
+        Within a group of K outputs, the squared entries of ``S = I - 11ᵀ/K`` are
+        ``1 - 2/K + 1/K²`` on the diagonal, and ``1/K²`` elsewhere.
+        """
         if not self.n_blocks:
             return weights
         groups = weights.unflatten(1, (self.n_blocks, -1))

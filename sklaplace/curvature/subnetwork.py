@@ -96,7 +96,11 @@ SCORE_CHECKS: dict[str, Mapping[str, Check]] = {"swag": SCHEDULE_CHECKS}
 def choose(
     problem: SelectionProblem, by: str, n_weights: int, **options: Any
 ) -> Tensor:
-    """Return ascending indices of the weights with the highest scores, (n_weights,)."""
+    """Return ascending indices of the weights with the highest scores, (n_weights,).
+
+    ``by`` is a key of ``SCORES``, and ``options`` are options of this criterion. Raise
+    ValueError if a score is not finite.
+    """
     scores = SCORES[by](problem, **options)
     if not scores.isfinite().all():
         raise ValueError(

@@ -36,6 +36,9 @@ _Rows = dict[str, Tensor | None]
 def verified(forward: Forward, x: Batch, f: Tensor, specs: list[BlockSpec]) -> Layout:
     """Return a layout whose Jacobian rows agree with plain automatic differentiation.
 
+    Parameters whose factored rows are wrong get dense rows. Parameters whose dense rows
+    are also wrong, or whose operators cannot be batched, get rows sample by sample.
+
     Parameters
     ----------
     forward : Forward
@@ -70,14 +73,15 @@ def verified(forward: Forward, x: Batch, f: Tensor, specs: list[BlockSpec]) -> L
             "but weights must be real. Select the names of other layers, or apply "
             "torch.view_as_complex to a real parameter in the module."
         )
-    # samples with the lowest, median and highest combination of outputs
+    # indices of the samples with the lowest, median and highest combination of outputs
     order = (f @ probe(f[:1])[0]).squeeze(1).cpu().argsort(stable=True)
-    few, columns = order[[0, len(f) // 2, -1]].unique(), probe(f, 2)
+    compared, columns = order[[0, len(f) // 2, -1]].unique(), probe(f, 2)
+    # large rows are compared in groups, to save memory
     is_large = sum(math.prod(spec.shape) for spec in specs) > MAX_PARAMETERS_TOGETHER
-    sample_groups = few.split(1) if is_large else [few]
+    sample_groups = compared.split(1) if is_large else [compared]
     column_groups = columns.split(1, 2) if is_large else [columns]
-    for samples, combinations in product(sample_groups, column_groups):
-        specs = _verified_on(forward, x, f, specs, samples, combinations)
+    for indices, combinations in product(sample_groups, column_groups):
+        specs = _verified_on(forward, x, f, specs, indices, combinations)
     return Layout(tuple(specs), rounding=forward.rounding)
 
 
@@ -86,23 +90,29 @@ def _verified_on(
     x: Batch,
     f: Tensor,
     specs: list[BlockSpec],
-    few: Tensor,
+    indices: Tensor,
     columns: Tensor,
 ) -> list[BlockSpec]:
-    """Return specs whose Jacobian rows match rows computed one sample at a time."""
+    """Return specs whose Jacobian rows match rows computed one sample at a time.
+
+    Rows are compared for the samples of the batch ``x`` with the given indices, and for
+    ``columns`` (b, c, k), which combine the outputs ``f`` (b, c). Factored rows are
+    compared first. Specs with missing or wrong rows then become specs of dense rows,
+    whose rows are compared in turn. Specs with wrong dense rows become ``one_by_one``.
+    """
     equal = partial(agree, precision=forward.rounding)
     parameters = dict(forward.module.named_parameters())
     leaves = [parameters[spec.name] for spec in specs]
-    samples = tree_rows(x, few)
+    samples = tree_rows(x, indices)
     try:
         with requiring_grad(leaves):
-            alone, rows = rows_by_loop(forward, samples, leaves, columns[few])
+            alone, rows = rows_by_loop(forward, samples, leaves, columns[indices])
     except RuntimeError as error:
         raise ValueError(_NOT_DIFFERENTIABLE.format(str(error).rstrip("."))) from error
-    back = torch.arange(len(f)).flip(0)
+    reverse = torch.arange(len(f)).flip(0)
     with torch.no_grad():
-        backwards = forward(tree_rows(x, back))
-    if not (equal(alone, f[few]) and equal(backwards, f[back])):
+        f_reversed = forward(tree_rows(x, reverse))
+    if not (equal(alone, f[indices]) and equal(f_reversed, f[reverse])):
         raise ValueError(DEPENDENT_SAMPLES)
     expected = dict(zip((spec.name for spec in specs), rows, strict=True))
 
@@ -114,15 +124,16 @@ def _verified_on(
             if rows is None or not equal(rows, expected[name])
         }
 
-    layered = [spec for spec in specs if spec.layer is not None]
-    at = len(f) - 1 - few  # their positions in reverse order
-    layer_rows = _layer_rows(forward, tree_rows(x, back), layered, columns[back], at)
-    names = wrong(layer_rows)
+    factored = [spec for spec in specs if spec.layer is not None]
+    at = len(f) - 1 - indices  # places of the samples in reverse order
+    x_reversed, columns_reversed = tree_rows(x, reverse), columns[reverse]
+    names = wrong(_layer_rows(forward, x_reversed, factored, columns_reversed, at))
+    # without a layer, a spec has dense rows
     specs = [BlockSpec(s.name, s.shape) if s.name in names else s for s in specs]
     dense = [spec for spec in specs if spec.layer is None]
     dense_rows: _Rows = dict.fromkeys(spec.name for spec in dense)
     with suppress(RuntimeError):  # an operator without a batching rule
-        dense_rows |= mapped_rows(forward, samples, dense, columns[few])
+        dense_rows |= mapped_rows(forward, samples, dense, columns[indices])
     names = wrong(dense_rows)
     return [replace(s, one_by_one=True) if s.name in names else s for s in specs]
 
@@ -130,6 +141,7 @@ def _verified_on(
 def check_jacobian_bytes(f: Tensor) -> None:
     """Raise an error if the Jacobian rows of outputs (b, c) do not fit into memory."""
     b, c = f.shape
+    # three arrays (b, c, c): roots of the Hessian and backpropagated columns
     needed = 3 * b * c**2 * f.element_size()
     if needed <= BUDGET:  # the budget of any batch
         return
@@ -158,13 +170,18 @@ def probe(f: Tensor, k: int = 1) -> Tensor:
 def _layer_rows(
     forward: Forward, x: Batch, specs: list[BlockSpec], columns: Tensor, at: Tensor
 ) -> _Rows:
-    """Return the factored rows of the samples at indices ``at``, or None if missing."""
+    """Return the factored rows (b', k, p) of the b' samples at indices ``at``, by name.
+
+    The whole batch ``x`` is differentiated, for ``columns`` (b, c, k). The rows of a
+    parameter are None if its layer cannot be differentiated in factored form. To find
+    such parameters, each parameter is tried alone if all together fail.
+    """
     if not specs:
         return {}
     try:
         layout = Layout(tuple(specs), rounding=forward.rounding)
         parts = list(backpropagate_batch(forward, x, layout, lambda _f: columns))
-    except RuntimeError:  # find the parameters without a layer form
+    except RuntimeError:
         if len(specs) == 1:
             return {specs[0].name: None}
         rows: _Rows = {}
