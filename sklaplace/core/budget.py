@@ -71,7 +71,11 @@ FEW_ROWS = 8
 
 
 def batch_rows(row_bytes: int) -> int:
-    """Return the batch size, at least one, for samples of ``row_bytes`` bytes."""
+    """Return the batch size, at least one, for samples of ``row_bytes`` bytes.
+
+    A batch fits into the caches. A batch of a few large samples may be larger, but not
+    larger than the memory budget.
+    """
     row_bytes = max(1, row_bytes)
     return max(1, min(max(FEW_ROWS, CACHE // row_bytes), BUDGET // row_bytes))
 

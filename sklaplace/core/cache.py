@@ -84,6 +84,7 @@ class Entry:
         Print a message if a result is found.
         """
         try:
+            # joblib stores the results of calls; only the key tells calls apart
             function = self.memory.cache(_stored, ignore=["result"])
             if not function.check_call_in_cache(self.key, None):
                 return None

@@ -267,7 +267,7 @@ def warn_user(
         frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] in PACKAGES
     ):
         frame = frame.f_back
-    line = frame.f_code.co_filename, frame.f_lineno
+    line = frame.f_code.co_filename, frame.f_lineno  # file and number
     key, action = (message,) if once else (message, *line), _action(message, category)
     repeats = action == "error" or (action == "always" and not once)
     if repeats or key not in _SHOWN:

@@ -145,7 +145,7 @@ def ordered_map(
     """Apply a function to each part, and yield the results in order.
 
     With several workers and parts, joblib is used. Otherwise, the function is applied
-    in this process.
+    in this process. Each worker, also a single one, uses one thread.
 
     Parameters
     ----------

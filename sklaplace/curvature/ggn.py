@@ -84,7 +84,7 @@ def identity(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> Output
     and Kolesnikov 2023, "Identity curvature Laplace approximation for improved
     out-of-distribution detection").
     """
-    # the outputs' noise levels and common factor are units of the outputs
+    # noise levels set the units of the outputs, so the identity is taken in these units
     ones = Diagonal(torch.ones_like(f))
     unit = likelihood.hessian(f) if likelihood.has_noise else ones
     return unit.weigh_outputs(output_weights(likelihood, y, f.shape[1]))

@@ -149,6 +149,7 @@ class BaseBlock:
         missing = n_positions - self.g.shape[2]
         if self.a is None or not missing:
             return self
+        # the last axis is not padded; zeros follow on the axis before, the positions
         g, a = (nn.functional.pad(t, (0, 0, 0, missing)) for t in (self.g, self.inputs))
         return self.with_factors(g, a)
 
@@ -501,7 +502,10 @@ class LayerRows:
         return LayerRows(tuple(function(block) for block in self.blocks))
 
     def gram(self, v: Tensor) -> Tensor:
-        """Return ``rows · diag(v) · rowsᵀ`` for ``v`` (p,), as (b, k, k)."""
+        """Return ``rows · diag(v) · rowsᵀ`` for ``v`` (p,), as (b, k, k).
+
+        At one position, the inputs enter only through one weight per output, (b, o).
+        """
         if not self.first.has_one_position:
             return self.first.gram(v)
         g = self.first.g.squeeze(2)

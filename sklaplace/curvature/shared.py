@@ -158,5 +158,6 @@ class SharedBlock(BaseBlock):
         matrices = v.unflatten(0, (self.n_outputs, -1))  # (n, i, q)
         if self.a is None:
             return self.columns.times(matrices.transpose(0, 1))
+        # (b, n) for each of the q columns of v
         products = [self.a.squeeze(1) @ m.T for m in matrices.unbind(2)]
         return self.columns.times(torch.stack(products, 2))

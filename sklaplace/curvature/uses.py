@@ -76,13 +76,13 @@ def restarted_at(
     starts = {name: torch.zeros(()).requires_grad_() for name in layers}
     walls: set[object] = set()
 
-    def leave(name: str, _layer: nn.Module, _args: object, output: object) -> object:
+    def restart(name: str, _layer: nn.Module, _args: object, output: object) -> object:
         return _restarted(output, starts[name], walls)
 
     with ExitStack() as hooks:
         for name in layers:
             layer = module.get_submodule(name)
-            hooks.enter_context(layer.register_forward_hook(partial(leave, name)))
+            hooks.enter_context(layer.register_forward_hook(partial(restart, name)))
         yield starts, walls
 
 
