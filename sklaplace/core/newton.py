@@ -151,6 +151,7 @@ class _Steps:
         # a residual of √tolerance leaves about the tolerance of the excess of the loss
         self._loosest = self._precision = max(FORCING[0], tolerance**0.5)
         self._precondition: Operator | None = None
+        # the better preconditioner is worth its cost for precise results
         self._is_quick = tolerance > PRECISE
         self._is_dense = False
 

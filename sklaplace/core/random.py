@@ -43,7 +43,8 @@ def row_hash(x: Batch) -> Tensor:
     keys = torch.zeros((), dtype=torch.int64)
     for leaf in leaves(x):
         keys = _mixed(keys + _hashed(leaf.detach()))
-    return torch.from_numpy(keys.cpu().numpy())  # also in inference mode
+    # through numpy, since a tensor made in inference mode has limited uses later
+    return torch.from_numpy(keys.cpu().numpy())
 
 
 def counter_uniforms(keys: Tensor, n: int, seed: int = 0) -> Tensor:
@@ -58,6 +59,7 @@ def counter_uniforms(keys: Tensor, n: int, seed: int = 0) -> Tensor:
     seed : int, default=0
         Seed. Different seeds produce independent numbers.
     """
+    # mix(k ^ mix(seed) + n·γ) for the n-th number of a sample with hash k
     start = keys.cpu()[:, None] ^ _mixed(torch.tensor([seed]))
     bits = _mixed(start + _STEP * torch.arange(1, n + 1))
     # odd multiples of 2⁻⁵³, so neither end is reached

@@ -147,8 +147,8 @@ def _reduced(value: object, values: list[Any]) -> Any:
     A trusted class or function is found by its name. Objects of torch are left to torch
     (NotImplemented). The user's classes and functions, and objects of NumPy and similar
     libraries, are appended to ``values``, and `_left` marks their places. All other
-    objects are rebuilt from their attributes by `_made`. Raise TypeError if an object
-    needs more than that.
+    objects, and frozen estimators, which may contain nets, are rebuilt from their
+    attributes by `_made`. Raise TypeError if an object needs more than that.
     """
     if name := trusted_name(value):
         return by_trusted_name, (name,)

@@ -110,17 +110,19 @@ def infer_network_spec(
     """
     bare = outputs.as_forward(net)
     with bare.frozen():
+        # `raw` are the module's outputs, `sizes` the output elements of each module
         meaning, raw, sizes = outputs.measure_outputs(net, x, *expected, **others)
         forward = bare.with_output_map(meaning.output_map, meaning.logit_layer)
+        # large networks have small batches, and are verified on fewer samples
         n_verified = max(N_DIFFERENTIATED, meaning.batch_size() // BATCH_PER_VERIFIED)
         layout = select(forward, tree_rows(x, slice(n_verified)), subset, options or {})
-        few = tree_rows(x, slice(N_DIFFERENTIATED))
-        # output elements of each module, for these samples instead of all
-        sizes = {name: n * len(few) // len(raw) for name, n in sizes.items()}
+        samples = tree_rows(x, slice(N_DIFFERENTIATED))
+        # sizes for these samples instead of all
+        sizes = {name: n * len(samples) // len(raw) for name, n in sizes.items()}
         _check_map_bytes(raw[:N_DIFFERENTIATED], sizes, layout)
-        f, jacobian = backpropagate(forward, few, layout)
+        f, jacobian = backpropagate(forward, samples, layout)
         row_bytes = _row_bytes(f, sizes, layout, jacobian, meaning.likelihood.n_blocks)
-        last_layers = feature_layers(forward, few, layout, subset)
+        last_layers = feature_layers(forward, samples, layout, subset)
     head_map = None if layout.head is None else layout.head.matrix
     # the map serves to refit the last layer by Newton steps, for convex losses only
     if not meaning.likelihood.is_convex:

@@ -106,13 +106,14 @@ def _verified_on(
     samples = tree_rows(x, indices)
     try:
         with requiring_grad(leaves):
-            alone, rows = rows_by_loop(forward, samples, leaves, columns[indices])
+            f_alone, rows = rows_by_loop(forward, samples, leaves, columns[indices])
     except RuntimeError as error:
         raise ValueError(_NOT_DIFFERENTIABLE.format(str(error).rstrip("."))) from error
+    # outputs and rows must not depend on the order of the samples
     reverse = torch.arange(len(f)).flip(0)
     with torch.no_grad():
         f_reversed = forward(tree_rows(x, reverse))
-    if not (equal(alone, f[indices]) and equal(f_reversed, f[reverse])):
+    if not (equal(f_alone, f[indices]) and equal(f_reversed, f[reverse])):
         raise ValueError(DEPENDENT_SAMPLES)
     expected = dict(zip((spec.name for spec in specs), rows, strict=True))
 
