@@ -118,7 +118,8 @@ def infer_network_spec(
         layout = select(forward, tree_rows(x, slice(n_verified)), subset, options or {})
         samples = tree_rows(x, slice(N_DIFFERENTIATED))
         # sizes for these samples instead of all
-        sizes = {name: n * len(samples) // len(raw) for name, n in sizes.items()}
+        n_samples = min(N_DIFFERENTIATED, len(raw))
+        sizes = {name: n * n_samples // len(raw) for name, n in sizes.items()}
         _check_map_bytes(raw[:N_DIFFERENTIATED], sizes, layout)
         f, jacobian = backpropagate(forward, samples, layout)
         row_bytes = _row_bytes(f, sizes, layout, jacobian, meaning.likelihood.n_blocks)

@@ -160,6 +160,14 @@ class TestNetworks:
         monkeypatch.setattr("sklaplace.core.budget.BUDGET", 1)
         assert found.batch_size() == 1
 
+    @pytest.mark.parametrize("subset", ["last_layer", "all"])
+    def test_inputs_by_name_take_as_much_memory(self, subset):
+        net = initialised(classifier())
+        alone, named = (
+            network_spec(net, x=x, subset=subset) for x in (ROWS, {"X": ROWS})
+        )
+        assert named.row_bytes == alone.row_bytes
+
     def test_dtype_of_the_net_is_kept(self):
         net = initialised(classifier(module__dtype=torch.float64))
         X = ROWS.double()
