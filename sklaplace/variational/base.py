@@ -223,10 +223,10 @@ class WeightPosterior(nn.Module, ABC):
         torch.Size([5, 3])
         """
         check_count("n", n)
-        like = next(self.parameters())
-        device = like.device if generator is None else generator.device
-        options = {"generator": generator, "dtype": like.dtype, "device": device}
-        return self._noise((n, self.n_weights), **options).to(like.device)
+        parameter = next(self.parameters())
+        device = parameter.device if generator is None else generator.device
+        options = {"generator": generator, "dtype": parameter.dtype, "device": device}
+        return self._noise((n, self.n_weights), **options).to(parameter.device)
 
     @abstractmethod
     def transform(self, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -393,6 +393,7 @@ class LocationScale(WeightPosterior):
         self.location = nn.Parameter(location.detach().clone())
         self._start_shape(self.location.detach(), **options)
         with torch.no_grad():
+            # the standard deviation of w is σ times the standard deviation of z
             sigma = scale / self._moments()[1] ** 0.5
             self.raw_scale = nn.Parameter(inverse_softplus(sigma).to(self.location))
 

@@ -107,14 +107,21 @@ class Density(LocationScale):
         super().__init__(location, scale, bound, **sizes)
 
     def _start_shape(self, like: Tensor, **sizes: int) -> None:
-        """Create the parameters of a density that is normal at first."""
+        """Create the parameters of a density that is normal at first.
+
+        ``like`` (P,) determines the dtype and device. ``sizes`` has the three options
+        of the constructor.
+        """
         k, n_further = sizes["n_units"], sizes["n_layers"] - 1
         nodes = spread(sizes["n_nodes"], EDGE).unsqueeze(-1)
         self._step = 2 * EDGE / (sizes["n_nodes"] - 1)
+        # the distance between centres; a single centre has no distance
         width = min(_WIDTH, 2 * _OUTERMOST / max(1, k - 1))
         basis = (-((nodes - spread(k, _OUTERMOST)) / width).square() / 2).exp()
+        # not in the state dict, because the constructor computes them anew
         self.register_buffer("nodes", nodes.to(like), persistent=False)  # (G, 1)
         self.register_buffer("basis", basis.to(like), persistent=False)  # (G, K)
+        # without heights, the density is normal for any further layers
         self.heights = nn.Parameter(like.new_zeros(k, len(like)))
         mixing = torch.eye(k).to(like)
         self.mixing = nn.ParameterList(mixing.clone() for _ in range(n_further))
@@ -125,7 +132,12 @@ class Density(LocationScale):
         return self.transform(torch.full_like(self.location, 0.5).unsqueeze(0))[0][0]
 
     def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Map uniform noise to standard values, and return their log-densities."""
+        """Return draws of ``z`` and log densities, (s, P) each, from uniform noise.
+
+        A draw is the point at which the distribution function equals the noise. First,
+        the nodes to its left and right are found. Then, a quadratic equation determines
+        the distance ``τ`` from the left node.
+        """
         p = self._density_at_nodes()
         # the distribution function at the nodes, (G, P)
         F = pad(torch.cumulative_trapezoid(p, dx=self._step, dim=0), (0, 0, 1, 0))
@@ -134,38 +146,44 @@ class Density(LocationScale):
         # excess = left τ + slope τ²/2 at distance τ from the left node
         excess = (noise - F.gather(0, index)).clamp(min=0)
         slope = (right - left) / self._step
+        # the squared density at the draw; rounding can reduce it below the floor
         square = left.square() + 2 * slope * excess
         density = square.clamp(min=(_FLOOR / (2 * EDGE)) ** 2).sqrt()
+        # this form of the solution also holds for a slope of zero
         distance = (2 * excess / (left + density)).clamp(max=self._step)
         return self.nodes[index, 0] + distance, density.log()
 
     def _standard_log_prob(self, z: Tensor) -> Tensor:
-        """Return the log-density of standard values."""
+        """Return log densities of ``z`` (..., P), in nats; −inf outside the support."""
         p, inside = self._density_at_nodes(), z.abs() <= EDGE
         # p is a sum of hat functions around the nodes, (..., P, G)
         distances = (z.unsqueeze(-1) - self.nodes[:, 0]).abs()
         hats = (1 - distances / self._step).clamp(min=0)
         density = torch.einsum("...pg,gp->...p", hats, p)
+        # log 0 would have a gradient of nan, even though it is masked
         return density.where(inside, 1.0).log().masked_fill(~inside, -math.inf)
 
     def _density_at_nodes(self) -> Tensor:
-        """Return the density at the nodes, (G, P)."""
-        units = self.basis
+        """Return the normalised density at the nodes, (G, P)."""
+        units = self.basis  # (G, K), as in every layer
         for mixing, offsets in zip(self.mixing, self.offsets, strict=True):
             units = (units @ mixing + offsets).tanh()
         log_p = units @ self.heights - self.nodes.square() / 2
+        # the largest value prevents overflow, and cancels in the quotient
         p = (log_p - log_p.detach().amax(0)).exp() + _FLOOR
         return p / torch.trapezoid(p, dx=self._step, dim=0)
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Return the mean and variance of the standard values, (P,) each."""
         p = self._density_at_nodes()
-        # two-point Gauss quadrature between nodes is exact up to degree three
+        # The density is linear between nodes, so integrands have degree three at most.
+        # Two-point Gauss quadrature is exact for them. The two points between adjacent
+        # nodes have the relative positions ``fractions``.
         fractions = 0.5 + self.nodes.new_tensor([[[-1.0]], [[1.0]]]) / math.sqrt(12)
         z, density = (
             torch.lerp(values[:-1], values[1:], fractions).flatten(0, 1)
             for values in (self.nodes, p)
-        )
+        )  # (2 G - 2, 1) and (2 G - 2, P)
         mass = density * (self._step / 2)
         mean = (mass * z).sum(0)
         return mean, (mass * (z - mean).square()).sum(0)

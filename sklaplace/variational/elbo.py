@@ -101,6 +101,7 @@ class Elbo:
     # (nll, divergence, batch size) for each batch of the epoch. A batch that an
     # optimiser evaluates several times counts as several batches.
     _terms: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
+    # sum of the weights of all training samples
     _total_weight: float = 0.0
 
     def mixin(self) -> type:
@@ -108,10 +109,14 @@ class Elbo:
         return type("_ElboTraining", (_ElboTraining,), {"_elbo": self})
 
     def wrapped(self, module: nn.Module) -> StochasticModule:
-        """Wrap a module, or `start` if given, in a module with drawn weights."""
+        """Wrap a module, or `start` if given, in a module with drawn weights.
+
+        The weights of the network are the initial medians.
+        """
         base = unwrapped(module if self.start is None else copy.deepcopy(self.start))
         layout, parameters = random_weights(base), dict(base.named_parameters())
         values = [parameters[block.name].detach() for block in layout.blocks]
+        # one vector has one dtype, that of the first tensor
         location = torch.cat([w.reshape(-1).to(values[0].dtype) for w in values])
         scale = initial_scales(values).to(location)
         return StochasticModule(base, layout, self.family.start(location, scale))
@@ -135,23 +140,31 @@ class Elbo:
     def loss(
         self, net: NeuralNet, returned: object, y: Tensor, *, training: bool
     ) -> Tensor:
-        """Return a batch's loss in nats per sample, or the mean NLL in evaluation."""
+        """Return the loss of a batch in nats per sample.
+
+        In training, the loss is the negative evidence lower bound. The method then also
+        updates an estimated noise variance, and records the terms for `summary`. In
+        evaluation, the loss is only the mean negative log-likelihood.
+        """
         likelihood, module = self.spec.likelihood, net.module_
         f = OUTPUT_MAPS[self.spec.output_map](as_columns(module.outputs(returned)))
         targets = likelihood.targets(y, f)
         losses = losses_by_output(likelihood, f, targets)
         weights = loss_weights(likelihood, targets, batch_weights(net))
         weights = losses.new_ones(len(f)) if weights is None else weights.to(losses)
+        # so that their mean over all samples is one
         weights = weights / mean_weight(net)
         n_targets = likelihood.n_targets(f.shape[1])
         if training and likelihood.has_noise and self.sigma is None:
-            mean = weights @ losses.detach() / weights.sum()
-            self._update_noise(net, 2 * mean * len(mean) / n_targets)
+            mean_losses = weights @ losses.detach() / weights.sum()  # (c,)
+            # the loss of a column is half the sum of n_targets / c squared residuals
+            self._update_noise(net, 2 * mean_losses * len(mean_losses) / n_targets)
         nll = (weights * nats(likelihood, losses, self.noise(module), n_targets)).mean()
         if not training:
             return nll
         kl = divergence(module.posterior, self.prior, *module.drawn)
         self._terms.append((nll.detach(), kl.detach(), len(losses)))
+        # the terms are those of this epoch, so their number is that of its batches
         factor = KL_SCHEDULES[self.schedule](len(self._terms) - 1, self.n_batches)
         self._total_weight = self.n_samples * mean_weight(net)
         return nll + (factor * self.kl_weight / self._total_weight) * kl
@@ -163,40 +176,50 @@ class Elbo:
         the variance is near zero before the first step. Without the limit, the first
         gradients would be huge, and Adam's second moments would retain them.
         """
-        current, self._n_updates = net.module_.noise_variance, self._n_updates + 1
-        if current.shape != variance.shape:
-            net.module_.noise_variance = current = torch.zeros_like(variance.double())
+        estimate, self._n_updates = net.module_.noise_variance, self._n_updates + 1
+        # the number of columns is known only from the first batch
+        if estimate.shape != variance.shape:
+            net.module_.noise_variance = estimate = torch.zeros_like(variance.double())
         if self.held_out is None:
+            # at first the mean of all steps, and later an exponential mean
             n_averaged = min(self._n_updates, max(NOISE_STEPS, self.n_batches))
-            current.lerp_(variance.double(), 1 / n_averaged)
+            estimate.lerp_(variance.double(), 1 / n_averaged)
+        # a pass over held-out samples is costly, so most steps keep the estimate
         elif (self._n_updates - 1) % max(HELD_OUT_STEPS, self.n_batches) == 0:
             least = LEAST_VARIANCE * variance.double()
-            current.copy_(torch.maximum(self._held_out_variance(net), least))
+            estimate.copy_(torch.maximum(self._held_out_variance(net), least))
 
     @torch.no_grad()
     def _held_out_variance(self, net: NeuralNet) -> Tensor:
         """Return held-out mean squared residuals (c,) at the medians of the weights."""
         assert self.held_out is not None
         likelihood, module = self.spec.likelihood, net.module_
-        total, count = torch.zeros_like(module.noise_variance), 0.0
+        sums, n_targets = torch.zeros_like(module.noise_variance), 0.0
+        # gradients are enabled, because the network may use gradients internally
         with Forward(module, module).frozen(), torch.enable_grad():
             for x, y, w in Batches(net, self.held_out, self.spec.batch_size()):
                 f = as_columns(module.outputs(net.infer(x))).detach().double()
                 losses = losses_by_output(likelihood, f, likelihood.targets(y, f))
                 weights = torch.ones_like(losses[:, 0]) if w is None else w.to(losses)
-                total += weights @ losses
-                count += float(weights.sum()) * likelihood.n_targets(f.shape[1])
-        return 2 * total * len(total) / count
+                sums += weights @ losses
+                n_targets += float(weights.sum()) * likelihood.n_targets(f.shape[1])
+        # as in `loss`; n_targets is a weighted number, of all columns
+        return 2 * sums * len(sums) / n_targets
 
     def summary(self) -> dict[str, float]:
-        """Return the past epoch's mean divergence and evidence lower bound, in nats."""
+        """Return the past epoch's means of the terms, in nats, and forget the terms.
+
+        The keys are ``kl`` for the divergence, and ``elbo`` for the evidence lower
+        bound. If there was no batch, the result is empty.
+        """
         if not self._terms:
             return {}
-        nll, kl, sizes = zip(*self._terms, strict=True)
+        nlls, kls, batch_sizes = zip(*self._terms, strict=True)
         self._terms = []
-        n = torch.tensor(sizes, dtype=torch.float64)
-        mean_nll = float(torch.stack(nll).double().cpu() @ n / n.sum())
-        mean_kl = float(torch.stack(kl).double().mean())
+        n = torch.tensor(batch_sizes, dtype=torch.float64)
+        mean_nll = float(torch.stack(nlls).double().cpu() @ n / n.sum())
+        # the divergence does not depend on samples, so all batches count equally
+        mean_kl = float(torch.stack(kls).double().mean())
         return {"kl": mean_kl, "elbo": -mean_nll * self._total_weight - mean_kl}
 
 
@@ -206,8 +229,9 @@ def nats(likelihood: Likelihood, losses: Tensor, sigma: Tensor, n: int) -> Tenso
     ``losses`` (b, c, ...) is the result of `losses_by_output`, and ``sigma`` contains
     one noise level, or one per column.
     """
-    s = sigma.to(losses)
+    s = sigma.to(losses)  # () or (c,)
     scale = likelihood.scale(s).reshape(-1, *[1] * (losses.ndim - 2))
+    # all columns have the same number of targets, so the mean over columns suffices
     return (scale * losses).sum(1) + n * likelihood.log_normalizer(s).mean()
 
 

@@ -56,16 +56,18 @@ class PosteriorFamily:
 
     def check(self, prior: WeightPrior) -> None:
         """Raise an error for an unknown family, bad options or an unsuitable prior."""
+        # `kind` is str for an unknown name, which `check_option` rejects
         if not issubclass(self.kind, WeightPosterior):
             check_option("posterior", self.posterior, POSTERIORS, _OTHERS)
         check_positive("bound", self.bound)
-        source: WeightPosterior | type[WeightPosterior] = self.kind
+        posterior: WeightPosterior | type[WeightPosterior] = self.kind
         checks, owner = self.kind.checks, f"posterior={self.kind.name!r}"
         if isinstance(self.posterior, WeightPosterior):
-            source = self.posterior
+            posterior = self.posterior
+            # an instance exists already, so no constructor option is valid
             checks, owner = {}, f"an instance of {self.kind.name!r}"
         check_params("posterior_params", self.options, checks, owner)
-        check_support(source, prior)
+        check_support(posterior, prior)
 
     def start(self, location: Tensor, scale: Tensor) -> WeightPosterior:
         """Return a posterior with initial medians and standard deviations, (P,) each.
@@ -81,27 +83,34 @@ class PosteriorFamily:
                     f"{len(location):,} weights of the network require gradients. Pass "
                     "the class, or an instance for this network."
                 )
-            start = copy.deepcopy(self.posterior).to(location).requires_grad_(True)
-            location = start.median().detach()
+            posterior = copy.deepcopy(self.posterior).to(location).requires_grad_(True)
+            # an instance starts at its own medians, not at the network's weights
+            location = posterior.median().detach()
         else:
             options = self.options or {}
-            start = self.kind(location, scale, bound=self.bound, **options)
+            posterior = self.kind(location, scale, bound=self.bound, **options)
+        # the package's own families need no check
         if self.kind not in POSTERIORS.values():
-            fault = _fault(start, location, scale)
+            fault = _fault(posterior, location, scale)
             if fault is not None:
                 raise ValueError(f"posterior={self.kind.name!r} has {fault}. {_ADVICE}")
-        return start
+        return posterior
 
 
 @torch.enable_grad()
 def _fault(posterior: WeightPosterior, location: Tensor, scale: Tensor) -> str | None:
-    """Return a description of a result that prevents training, or None."""
+    """Return a description of a result that prevents training, or None.
+
+    Shapes and dtypes are checked first, because the other checks compute with the
+    results. Gradients are enabled, because draws must be differentiable.
+    """
 
     def drawn(n_draws: int) -> tuple[Tensor, Tensor]:
         return posterior.sample(n_draws, torch.Generator().manual_seed(0))
 
     n = len(location)
-    (w, log_q), (again, _) = drawn(2), drawn(2)
+    # the seed is the same, so both pairs of draws (2, P) must be equal
+    (w, log_q), (repeated, _) = drawn(2), drawn(2)
     moments = {key: getattr(posterior, key)() for key in ("median", "mean", "variance")}
     for key, value in {"draws": w, "log densities": log_q, **moments}.items():
         expected = (n,) if key in moments else (2, n)
@@ -111,16 +120,18 @@ def _fault(posterior: WeightPosterior, location: Tensor, scale: Tensor) -> str |
             return f"{key} of shape {shape}, {dtype}, not {expected}, {w.dtype}"
     with torch.no_grad():
         error = float((posterior.log_prob(w) - log_q).abs().median())
-        many, _ = drawn(max(2, min(_DRAWN // n, 1000)))
-        ratio = float((moments["variance"] / many.var(0)).median())
+        many_draws, _ = drawn(max(2, min(_DRAWN // n, 1000)))
+        ratio = float((moments["variance"] / many_draws.var(0)).median())
         distance = float(((moments["median"] - location).abs() / scale).max())
+    # distributions with heavy tails have an infinite variance
     is_near = 1 / _LARGEST_RATIO <= ratio <= _LARGEST_RATIO or ratio == float("inf")
-    holds = {
+    # each fault, and whether the posterior is free of it
+    checks = {
         "draws without gradients": w.requires_grad and log_q.requires_grad,
         "draws or log densities that are not finite": (w + log_q).isfinite().all(),
-        "draws that do not follow the generator": torch.equal(w, again),
+        "draws that do not follow the generator": torch.equal(w, repeated),
         f"a log_prob {error:.2g} nats away from sample's log_q": error <= _TOLERANCE,
         f"a variance {ratio:.2g} times as large as the draws' variance": is_near,
         "medians that do not start at location, the network's weights": distance <= 1,
     }
-    return next((fault for fault, is_fine in holds.items() if not is_fine), None)
+    return next((fault for fault, is_fine in checks.items() if not is_fine), None)

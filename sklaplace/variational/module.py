@@ -51,11 +51,15 @@ def random_weights(module: nn.Module) -> Layout:
 
 
 def initial_scales(values: Sequence[Tensor]) -> Tensor:
-    """Return positive initial standard deviations (P,) for tensors of weights."""
+    """Return positive initial standard deviations (P,) for tensors of weights.
+
+    They are a fraction of each tensor's root mean square. A tensor of zeros, such as an
+    initial bias, has the root mean square of all weights instead.
+    """
     flat = [value.reshape(-1) for value in values]
     overall = _root_mean_square(torch.cat(flat)) or 1.0
-    sizes = ((x, _root_mean_square(x) or overall) for x in flat)
-    return torch.cat([torch.full_like(x, INITIAL_FRACTION * r) for x, r in sizes])
+    magnitudes = ((x, _root_mean_square(x) or overall) for x in flat)
+    return torch.cat([torch.full_like(x, INITIAL_FRACTION * r) for x, r in magnitudes])
 
 
 def _root_mean_square(x: Tensor) -> float:
@@ -100,34 +104,42 @@ class StochasticModule(nn.Module):
         self.register_buffer("noise_variance", torch.zeros((), dtype=torch.float64))
         self.drawn: tuple[Tensor, Tensor] | None = None
         self._logits: list[Tensor] = []
+        # the vector of drawn weights has one dtype, but the parameters may have several
         parameters = dict(base.named_parameters())
         names = [block.name for block in layout.blocks]
         self._dtypes = {name: parameters[name].dtype for name in names}
         for name in names:
-            parameters[name].requires_grad_(False)
+            parameters[name].requires_grad_(False)  # the posterior is trained instead
 
     def forward(self, *args: object, **kwargs: object) -> object:
-        """Return the network's outputs under drawn weights, or under their medians."""
+        """Return the network's outputs under drawn weights, or under their medians.
+
+        The outputs of the logit layer, if any, are kept for `outputs`.
+        """
         if self.training:
             self.drawn = self.posterior.sample()
-            weights = self.drawn[0][0]
+            weights = self.drawn[0][0]  # of the only draw; drawn[1] has log densities
         else:
             weights = self.posterior.median()
         values = self.layout.unflatten(weights)
         values = {name: w.to(self._dtypes[name]) for name, w in values.items()}
         if self.logit_layer is None:
             return functional_call(self._orig_mod, values, args, kwargs)
-        with recorded_outputs(self._orig_mod, [self.logit_layer]) as seen:
+        with recorded_outputs(self._orig_mod, [self.logit_layer]) as recorded:
             returned = functional_call(self._orig_mod, values, args, kwargs)
-        self._logits = seen.get(self.logit_layer, [])
+        self._logits = recorded.get(self.logit_layer, [])
         return returned
 
     def outputs(self, returned: object) -> Tensor:
-        """Return the last pass's logits, or its first output without a logit layer."""
-        raw = first_tensor(returned)
+        """Return the logits of the last pass, given what this pass returned.
+
+        Without a logit layer, the first returned tensor has the logits. With a logit
+        layer, this tensor has probabilities, and the logits are those of the layer.
+        """
+        output = first_tensor(returned)
         if self.logit_layer is None:
-            return raw
-        return read_logits(raw, self._logits, self.probability_map)
+            return output
+        return read_logits(output, self._logits, self.probability_map)
 
     def __getstate__(self) -> dict[str, object]:
         """Return the attributes to copy or pickle, without the last pass's graph."""
@@ -241,8 +253,9 @@ class VariationalPosterior:
         generator = as_generator(random_state)
         location = self.distribution.median()
         drawn = location.new_empty((n, len(location)), dtype=torch.float64)
-        for part in drawn.split(batch_rows(4 * 8 * len(location))):
-            part.copy_(self.distribution.sample(len(part), generator)[0])
+        # noise, weights, log densities and their terms take about 32 bytes per weight
+        for chunk in drawn.split(batch_rows(4 * 8 * len(location))):
+            chunk.copy_(self.distribution.sample(len(chunk), generator)[0])
         return drawn
 
     @property

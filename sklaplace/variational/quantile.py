@@ -98,7 +98,11 @@ class Quantile(LocationScale):
         super().__init__(location, scale, bound, n_units=n_units, n_layers=n_layers)
 
     def _start_shape(self, like: Tensor, **sizes: int) -> None:
-        """Create the parameters of a function that is nearly normal at first."""
+        """Create the parameters of a function ``h`` that is nearly linear at first.
+
+        ``like`` (P,) determines the dtype and device. ``sizes`` has the options
+        ``n_units`` and ``n_layers`` of the constructor.
+        """
         k, n_further = sizes["n_units"], sizes["n_layers"] - 1
         heights = like.new_full((k, len(like)), _HEIGHT)
         self.raw_heights = nn.Parameter(inverse_softplus(heights))
@@ -124,8 +128,9 @@ class Quantile(LocationScale):
         """
         with torch.no_grad():
             # |h(e) − e| < Σ v brackets the solution
-            width = positive(self.raw_heights).sum(0)
+            width = positive(self.raw_heights).sum(0)  # half the bracket
             low = z - width
+            # halved to the rounding error of z, with some steps for wide brackets
             for _ in range(int(-math.log2(torch.finfo(z.dtype).eps)) + 8):
                 low = (low + width).where(self._h(low + width)[0] <= z, low)
                 width = width / 2
@@ -136,29 +141,31 @@ class Quantile(LocationScale):
     def _h(self, e: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``h(e)`` and ``h'(e)`` for ``e`` (..., P)."""
         heights = positive(self.raw_heights)
-        units, rises = self._last_layer(e)
+        units, derivatives = self._last_layer(e)
+        # (K, 1, ..., 1, P), to broadcast against units (K, ..., P)
         heights = heights.reshape(-1, *[1] * (e.ndim - 1), heights.shape[1])
-        return e + (heights * units).sum(0), 1 + (heights * rises).sum(0)
+        return e + (heights * units).sum(0), 1 + (heights * derivatives).sum(0)
 
     def _last_layer(self, e: Tensor) -> tuple[Tensor, Tensor]:
         """Return the last hidden layer's units at ``e``, (K, ...), and derivatives."""
         column = (-1, *[1] * e.ndim)
         slopes = positive(self.raw_slopes).reshape(column)
         units = (slopes * (e - self.centres.reshape(column))).tanh()
-        rises = slopes * (1 - units.square())
-        for raw, offsets in zip(self.raw_mixing, self.offsets, strict=True):
-            mixing = positive(raw)
+        derivatives = slopes * (1 - units.square())
+        for raw_mixing, offsets in zip(self.raw_mixing, self.offsets, strict=True):
+            mixing = positive(raw_mixing)
             units = (torch.tensordot(mixing, units, 1) - offsets.reshape(column)).tanh()
-            rises = torch.tensordot(mixing, rises, 1) * (1 - units.square())
-        return units, rises
+            derivatives = torch.tensordot(mixing, derivatives, 1) * (1 - units.square())
+        return units, derivatives
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Return the mean and variance of ``h(ε)``, (P,) each, by one quadrature."""
         heights = positive(self.raw_heights)
         e = spread(_N_POINTS, _RANGE).to(heights)
         density = (-e.square() / 2).softmax(0)
-        units = self._last_layer(e)[0]
+        units = self._last_layer(e)[0]  # (K, number of points)
         mean = units @ density  # (K,)
+        # h is a weighted sum of the units, and of e with weight one
         centred = torch.cat([units - mean.unsqueeze(-1), e.unsqueeze(0)])
         covariance = (centred * density) @ centred.mT  # (K + 1, K + 1)
         weights = torch.cat([heights, torch.ones_like(heights[:1])])
