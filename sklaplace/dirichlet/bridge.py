@@ -108,16 +108,18 @@ def laplace_bridge(
         arrays.check_shapes(logits, covariances, ", or variances and project=False")
     if logits.shape[-1] == 1 or logits.numel() == 0:
         return like(torch.ones_like(logits, dtype=torch.float64), mean)
-    rounding = torch.finfo(covariances.dtype).eps
+    # the given dtype determines the rounding errors, even after conversion to float64
+    eps = torch.finfo(covariances.dtype).eps
     variances = covariances if is_diagonal else covariances.diagonal(dim1=-2, dim2=-1)
     variances = variances.double()  # (..., K); covariances are not copied
     largest = variances.amax(-1, keepdim=True)
     arrays.check_finite("mean", logits)
     arrays.check_variances(variances, largest)
-    lowest = (8 * rounding * largest).clamp(min=_MIN_VARIANCE)
+    lowest = (8 * eps * largest).clamp(min=_MIN_VARIANCE)
     logits = logits.double().clamp(-MAX_LOGIT, MAX_LOGIT)
     if project:
-        logits, variances = _project(logits, covariances, rounding)
+        logits, variances = _project(logits, covariances, eps)
+        # conditioning makes variances negative if the covariance is indefinite
         arrays.check_variances(variances, largest)
     variances = variances.maximum(lowest)
     if norm is not None:
@@ -180,23 +182,34 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
     return like(mean, alpha), like(cov, alpha)
 
 
-def _project(mean: Tensor, cov: Tensor, rounding: float) -> tuple[Tensor, Tensor]:
-    """Condition logits on a sum of zero; return means and variances, (..., K) each."""
+def _project(mean: Tensor, cov: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Condition logits on a sum of zero; return means and variances, (..., K) each.
+
+    The conditional mean is ``μ − g 1ᵀμ``, and the conditional covariance is
+    ``Σ − g (Σ1)ᵀ``, with the gain ``g = Σ1 / 1ᵀΣ1``. If the variance ``1ᵀΣ1`` of the
+    sum is zero up to rounding, nothing changes. ``eps`` is the relative rounding error
+    of ``cov``.
+    """
     row_sums = cov.sum(-1, dtype=torch.float64)  # Σ1
     total = row_sums.sum(-1, keepdim=True)  # 1ᵀΣ1
     variances = cov.diagonal(dim1=-2, dim2=-1).double()
     # rounding error of a sum of K² entries whose exact value is zero
-    negligible = 8 * cov.shape[-1] ** 2 * rounding * variances.amax(-1, keepdim=True)
-    on_plane = total <= negligible
-    gain = (row_sums / total.masked_fill(on_plane, 1)).masked_fill(on_plane, 0)
+    negligible = 8 * cov.shape[-1] ** 2 * eps * variances.amax(-1, keepdim=True)
+    is_fixed = total <= negligible
+    gain = (row_sums / total.masked_fill(is_fixed, 1)).masked_fill(is_fixed, 0)
     return mean - gain * mean.sum(-1, keepdim=True), variances - gain * row_sums
 
 
 def _concentrations(mean: Tensor, variances: Tensor) -> Tensor:
-    """Compute the bridge for K > 1 classes, and limit the total concentration."""
+    """Compute the bridge for K > 1 classes, and limit the total concentration.
+
+    The sum ``α_k Σ_kk = 1 − 2/K + e^{μ_k} Σ_l e^{−μ_l} / K²`` can overflow. Therefore,
+    only its logarithm is computed, from the logarithms of ``1 − 2/K`` and of the last
+    term.
+    """
     n_classes = mean.shape[-1]
     mean = mean - mean.mean(-1, keepdim=True)
-    constant = math.log1p(-2 / n_classes) if n_classes > 2 else -math.inf
-    ratio = mean + (-mean).logsumexp(-1, keepdim=True) - 2 * math.log(n_classes)
-    log_scaled = torch.logaddexp(ratio.new_tensor(constant), ratio)
-    return arrays.capped(log_scaled - variances.log())
+    log_constant = math.log1p(-2 / n_classes) if n_classes > 2 else -math.inf
+    log_term = mean + (-mean).logsumexp(-1, keepdim=True) - 2 * math.log(n_classes)
+    log_sum = torch.logaddexp(log_term.new_tensor(log_constant), log_term)
+    return arrays.capped(log_sum - variances.log())

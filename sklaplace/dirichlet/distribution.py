@@ -301,6 +301,8 @@ def sample(
     a = check_alpha(alpha)
     generator = checks.as_generator(random_state)
     shapes = a.detach().cpu().expand(n_samples, *a.shape).contiguous()
+    # Normalised gamma variables G(α) follow a Dirichlet. Those of small concentrations
+    # underflow, so only their logarithms are computed.
     # G(α) = G(α + 1) U^(1/α): Marsaglia and Tsang (2000), section 6
     gamma = torch._standard_gamma(shapes + 1, generator=generator)
     uniform = torch.rand(shapes.shape, dtype=shapes.dtype, generator=generator)
@@ -424,12 +426,14 @@ def plausible_classes(
     q, k_max = check_set(q, k_max, reference)
     a = check_alpha(alpha)
     order = a.argsort(dim=-1, descending=True, stable=True)[..., :k_max]
+    # the candidates in descending order; the first is always a member
     leading, total = a.gather(-1, order), a.sum(-1, keepdim=True)
     upper = _marginal_quantile(leading[..., 1:], total, 1 - q)
-    before = leading[..., :1] if reference == "top" else leading[..., :-1]
-    above = upper >= _marginal_quantile(before, total, q)
-    # for q >= 0.5 the quantiles cross, even for equal classes
-    is_member = (above & (q < 0.5)).cumprod(-1).bool()
+    compared_to = leading[..., :1] if reference == "top" else leading[..., :-1]
+    overlaps = upper >= _marginal_quantile(compared_to, total, q)
+    # The set ends at the first class that does not overlap. For q >= 0.5, the quantiles
+    # cross, even for equal classes.
+    is_member = (overlaps & (q < 0.5)).cumprod(-1).bool()
     members = torch.zeros_like(a, dtype=torch.bool)
     members.scatter_(-1, order[..., :1], True)
     return like(members.scatter(-1, order[..., 1:], is_member), alpha)
@@ -443,7 +447,10 @@ def check_set(q: float, k_max: int, reference: str) -> tuple[float, int]:
 
 
 def _marginal_quantile(a: Tensor, total: Tensor, q: float) -> Tensor:
-    """Return the quantile of ``Beta(a, A − a)``."""
+    """Return the quantiles at level ``q`` of ``Beta(a, A − a)``, in the shape of ``a``.
+
+    Concentrations with a large total are reduced, without changing their mean.
+    """
     factor = (_MAX_QUANTILE_TOTAL / total).clamp(max=1)
     a, rest = a * factor, ((total - a) * factor).clamp(min=arrays.MIN_CONCENTRATION)
     x = betaincinv(a.detach().cpu().numpy(), rest.detach().cpu().numpy(), q)

@@ -66,6 +66,7 @@ def independent_variances(centred: Tensor) -> Tensor:
     n_classes = centred.shape[-1]
     if n_classes == 2:  # only the sum is identifiable
         return 2 * centred
+    # centred_k = (1 − 2/K) d_k + Σ_j d_j / K², so its sum is (1 − 1/K) Σ_j d_j
     total = centred.sum(-1, keepdim=True)
     variances = (n_classes * centred - total / (n_classes - 1)) / (n_classes - 2)
     return variances.clamp(min=0)
@@ -129,46 +130,57 @@ def _by_leading(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
     attempt integrates more logits, and a third attempt all logits.
     """
     proba, is_precise = _with_leading(_N_LEADING, mean, variances, n_nodes)
-    left = (~is_precise).nonzero().squeeze(-1)
-    if len(left):
+    # only these samples are computed anew
+    rows = (~is_precise).nonzero().squeeze(-1)
+    if len(rows):
         n_more = max(_N_LEADING, mean.shape[-1] // _LEADING_DIVISOR)
-        more, is_precise = _with_leading(n_more, mean[left], variances[left], n_nodes)
-        proba, left = proba.index_put((left,), more), left[~is_precise]
-    if len(left):
-        exact = _by_nodes(mean[left], variances[left], n_nodes)
-        proba = proba.index_put((left,), exact)
+        # probabilities of these samples, with more leading classes
+        more, is_precise = _with_leading(n_more, mean[rows], variances[rows], n_nodes)
+        proba, rows = proba.index_put((rows,), more), rows[~is_precise]
+    if len(rows):
+        exact = _by_nodes(mean[rows], variances[rows], n_nodes)
+        proba = proba.index_put((rows,), exact)
     return proba
 
 
 def _with_leading(
     n_leading: int, mean: Tensor, variances: Tensor, n_nodes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return probabilities (b, K), and whether the leading classes suffice (b,)."""
-    tails = mean + variances / 2
+    """Return probabilities (b, K), and whether the leading classes suffice (b,).
+
+    The leading classes are those with the largest errors when merged. The others are
+    merged into one class, as `_by_leading` describes. Samples for which the leading
+    classes do not suffice have probabilities of zero.
+    """
+    tails = mean + variances / 2  # m_j
+    # the error grows with m_j + v_j, so `topk` returns these and the classes' positions
     errors, leading = (tails + variances).detach().topk(n_leading, -1, sorted=False)
-    few_means, few_variances = (a.gather(-1, leading) for a in (mean, variances))
+    top_means, top_variances = (a.gather(-1, leading) for a in (mean, variances))
     rest = tails.scatter(-1, leading, -torch.inf)
     largest = rest.detach().amax(-1, keepdim=True)
     shares = (rest - largest).exp()
     total = shares.sum(-1, keepdim=True)
-    logit = total.log() + largest
+    merged_logit = total.log() + largest  # logsumexp of the merged classes' tails
     # the largest value probably exceeds both lower ends
-    lowest = NormalGumbel(few_means.detach(), few_variances.detach()).lower.amax(-1)
-    lowest = lowest.maximum(logit.detach().squeeze(-1) + LOWEST)
-    # False for non-finite values
+    lowest = NormalGumbel(top_means.detach(), top_variances.detach()).lower.amax(-1)
+    lowest = lowest.maximum(merged_logit.detach().squeeze(-1) + LOWEST)
+    # no merged error exceeds the smallest leading error; False for non-finite values
     is_precise = errors.amin(-1) - math.log(2) - lowest < _MAX_LOG_MERGE_ERROR
-    means = torch.cat([few_means, logit], -1)
-    merged_variances = torch.cat([few_variances, 0 * logit], -1)
+    means = torch.cat([top_means, merged_logit], -1)
+    all_variances = torch.cat([top_variances, 0 * merged_logit], -1)
     proba = torch.zeros_like(means)
     if bool(is_precise.any()):
-        precise = _by_nodes(means[is_precise], merged_variances[is_precise], n_nodes)
+        precise = _by_nodes(means[is_precise], all_variances[is_precise], n_nodes)
         proba = proba.index_put((is_precise,), precise)
     improbable = shares * (proba[:, -1:] / total)
     return improbable.scatter(-1, leading, proba[:, :-1]), is_precise
 
 
 def _by_nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
-    """Compute `argmax_proba` by quadrature for each class."""
+    """Compute `argmax_proba` by quadrature for each class.
+
+    Samples whose quadrature is too coarse are repeated with twice as many nodes.
+    """
     integrals = [_integrals(m, v, n_nodes) for m, v in chunks(mean, variances, n_nodes)]
     proba, ratio = map(torch.cat, zip(*integrals, strict=True))
     error = (proba.sum(-1) - 1).abs()
@@ -182,13 +194,18 @@ def _by_nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
 
 
 def _integrals(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
-    """Return the quadrature sums (b, K), and the ratios (b,) from `_nodes`."""
+    """Return the quadrature sums (b, K), and the ratios (b,) from `_nodes`.
+
+    The sums approximate ``∫ −(log F_k)(t) (exp(−S))'(t) dt`` with ``S = −log Π F_j``.
+    """
     # samples on the last axis, because operations on long rows are faster
     classes = NormalGumbel(mean.T.contiguous(), variances.T.contiguous())
     nodes, ratio = _nodes(classes, variances, n_nodes)
     minus_logs = classes.minus_log(nodes.unsqueeze(1))  # (t, K, b)
-    total = minus_logs.sum(1)
+    total = minus_logs.sum(1)  # S at the nodes
+    # the derivative of exp(-S) by the number of the node, so the spacing cancels
     weights = -(-total).exp() * total * _differences(total.log())
+    # trapezoidal rule: half the weight at both ends
     weights = torch.cat([weights[:1] / 2, weights[1:-1], weights[-1:] / 2])
     return (minus_logs * weights.unsqueeze(1)).sum(0).T, ratio
 
@@ -199,19 +216,23 @@ def _nodes(
 ) -> tuple[Tensor, Tensor]:
     """Return the quadrature nodes (t, b), and ratios (b,).
 
-    The classes have shape (K, b) and the variances (b, K). Each ratio is the spacing of
-    distant nodes divided by their distance from the lower end.
+    Coarse nodes first locate the lower end of the interval, above which ``exp(-S)`` is
+    no longer negligible. Then, the final nodes start there. The classes have shape
+    (K, b) and the variances (b, K). Each ratio is the spacing of distant nodes divided
+    by their distance from the lower end.
     """
     scale = (variances.amin(1) + _MIN_RESOLVED_VARIANCE).sqrt()
     high = classes.upper_end(variances.shape[1]).amax(0)
-    # a product of probabilities does not exceed its smallest factor
+    # A product of probabilities does not exceed its smallest factor, so the largest of
+    # the classes' lower ends is a first estimate. A third of the nodes locates a better
+    # one, which is interpolated between two of them.
     nodes, _ = _spaced(classes.lower.amax(0), high, scale, max(6, n_nodes // 3))
-    minus_log = classes.minus_log(nodes.unsqueeze(1)).sum(1).log()
-    # the last of the lower nodes at which the product is too small
-    n_low = (minus_log > _LOG_AT_END).cumprod(0).sum(0)
+    log_s = classes.minus_log(nodes.unsqueeze(1)).sum(1).log()  # decreasing, (t, b)
+    # the last of the lower nodes at which the product is too small, and the next node
+    n_low = (log_s > _LOG_AT_END).cumprod(0).sum(0)
     index = n_low.sub_(1).clamp_(0, len(nodes) - 2)
-    index = torch.stack([index, index + 1])
-    (first, second), (above, below) = nodes.gather(0, index), minus_log.gather(0, index)
+    index = torch.stack([index, index + 1])  # (2, b)
+    (first, second), (above, below) = nodes.gather(0, index), log_s.gather(0, index)
     fraction = ((above - _LOG_AT_END) / (above - below)).clamp(0, 1)
     return _spaced(torch.lerp(first, second, fraction), high, scale, n_nodes)
 
@@ -219,8 +240,9 @@ def _nodes(
 def _spaced(low: Tensor, high: Tensor, scale: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Return n nodes (n, b) from ``low`` to ``high``, and ratios (b,).
 
-    The spacing increases beyond ``scale``. The ratios compare the spacing with the
-    distance from ``low``.
+    Node ``low + scale sinh(x)`` has evenly spaced ``x`` from 0 to ``end``. The spacing
+    of nodes is therefore even within ``scale`` of ``low``, and proportional to the
+    distance farther away. The ratio of spacing and distance is the step of ``x``.
     """
     even = torch.linspace(0, 1, n, dtype=low.dtype, device=low.device)
     end = ((high - low) / scale).asinh()
@@ -228,7 +250,11 @@ def _spaced(low: Tensor, high: Tensor, scale: Tensor, n: int) -> tuple[Tensor, T
 
 
 def _differences(values: Tensor) -> Tensor:
-    """Return derivatives (t, b) of values at points with unit spacing."""
+    """Return derivatives (t, b) of values (t, b) at points with unit spacing.
+
+    Each derivative is that of the polynomial through seven neighbouring points, in the
+    middle of which the point lies, except near both ends.
+    """
     derivatives = torch.as_tensor(_STENCIL_DERIVATIVES).to(values)
     middle = _STENCIL_SIZE // 2
     inner = values.unfold(0, _STENCIL_SIZE, 1) @ derivatives[middle]
@@ -246,5 +272,5 @@ def _upper_bound(mean: Tensor, variances: Tensor) -> Tensor:
     largest = mean.argmax(-1, keepdim=True)
     gaps = mean.gather(-1, largest) - mean
     total = (variances + variances.gather(-1, largest)).clamp(min=_MIN_VARIANCE)
-    s = (gaps / total).clamp(max=1)
+    s = (gaps / total).clamp(max=1)  # minimises the bound, exp(s² total / 2 − s gaps)
     return (s * (s * total / 2 - gaps)).exp()

@@ -339,13 +339,17 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 
 def _gumbel(mean: Tensor, cov: Tensor) -> Tensor:
-    """Apply `gumbel` to a few samples."""
+    """Apply `gumbel` to a few samples.
+
+    Quadrature is used for samples with a large variance, and the cheaper second-order
+    expansion for the others.
+    """
     mean, centred = centred_moments(mean, cov)
     if mean.shape[-1] == 1:
         return torch.ones_like(mean)
     variances = independent_variances(centred)
     wide = (variances.amax(-1) > _MAX_EXPANDED_VARIANCE).nonzero().squeeze(-1)
-    if len(wide) == len(mean):
+    if len(wide) == len(mean):  # no expansion is needed
         return argmax_proba(mean, variances)
     softmax = mean.softmax(-1)
     proba = _expanded(softmax, variances, variances * softmax)
@@ -697,7 +701,11 @@ def _sampled_proba(
     dtype: torch.dtype = torch.float64,
     factorised: Callable[[Tensor, Tensor], Tensor] = centred_factor,
 ) -> Tensor:
-    """Compute the softmax of drawn logits: (b, K), (b, K, K), (s, K) -> (b, K, s)."""
+    """Compute the softmax of drawn logits: (b, K), (b, K, K), (s, K) -> (b, K, s).
+
+    The logits are drawn in the given dtype. ``factorised`` maps centred and uncentred
+    covariances to factors of the centred covariances.
+    """
     mean, centred = centre(mean, cov)
     factor = factorised(centred, cov)  # (b, K, K - 1)
     if dtype != mean.dtype:
@@ -705,6 +713,7 @@ def _sampled_proba(
         mean = mean - mean.amax(-1, keepdim=True)
         mean = mean.clamp(min=-_MAX_FLOAT32_LOGIT).to(dtype)
         factor = factor.clamp(-_MAX_FLOAT32_LOGIT, _MAX_FLOAT32_LOGIT).to(dtype)
+    # centred logits have K - 1 dimensions, so the last coordinate is not needed
     points = draws[:, : factor.shape[-1]].to(factor)
     # draws on the last axis, because a softmax over short contiguous rows is slow
     return (factor @ points.T + mean.unsqueeze(-1)).softmax(-2)
@@ -737,15 +746,18 @@ def without_common_variance(
     """
     k = cov.shape[-1]
     variances = cov.diagonal(dim1=-2, dim2=-1)
-    # a softmax ignores constants that are added to all entries
+    # A softmax ignores constants that are added to all entries of a covariance. Without
+    # the mean covariance, the remainder is as close to a diagonal as possible.
     constant = (cov.sum((-2, -1)) - variances.sum(-1)) / max(k * (k - 1), 1)
     shifted = cov - constant[:, None, None]
     variances = shifted.diagonal(dim1=-2, dim2=-1)
-    # a lower bound of all eigenvalues (Gershgorin), up to rounding
+    # a lower bound of all eigenvalues (Gershgorin), up to rounding, and therefore a
+    # variance that every logit has, independently of the others
     radii = shifted.abs().sum(-1) - variances.abs()
     common = (1 - 1e-13) * (variances - radii).amin(-1)
     excess = (common - 2 * n_draws / k).clamp(min=0)
     scale = (1 + _COMMON_SCALES.get(k, math.pi / 8) * excess).sqrt()
+    # like `probit`, the scale replaces the variance that is subtracted
     identity = torch.eye(k).to(cov)
     cov = (cov - excess[:, None, None] * identity) / scale.square()[:, None, None]
     return mean / scale.unsqueeze(-1), cov

@@ -59,11 +59,12 @@ def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows = cov.mean(-1, keepdim=True, dtype=torch.float64)  # (b, K, 1)
     columns = cov.mean(-2, keepdim=True, dtype=torch.float64)  # (b, 1, K)
+    # CΣC: subtract the means of rows and columns, and add the mean of all entries
     centred = cov.double() - rows
     centred -= columns
     centred += rows.mean(-2, keepdim=True)
-    noise = _is_rounding(centred.diagonal(dim1=-2, dim2=-1), cov)  # (b, 1)
-    return _centre_mean(mean), centred.masked_fill_(noise.unsqueeze(-1), 0)
+    is_rounding = _is_rounding(centred.diagonal(dim1=-2, dim2=-1), cov)  # (b, 1)
+    return _centre_mean(mean), centred.masked_fill_(is_rounding.unsqueeze(-1), 0)
 
 
 def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,10 +117,11 @@ def centred_factor(cov: Tensor, uncentred: Tensor | None = None) -> Tensor:
     jitter is too small, for example for singular matrices rounded to single precision,
     the factor is computed from the eigenvectors.
     """
-    # a variable for the jittered matrix would keep it in memory
+    # The last row of the factor follows from the others. A variable for the jittered
+    # matrix would keep it in memory.
     factor, failed = torch.linalg.cholesky_ex(_jittered(cov))
     if bool(failed.any()):
-        rows = failed.nonzero().squeeze(-1)
+        rows = failed.nonzero().squeeze(-1)  # samples with singular covariances
         leading = cov[rows, :-1, :-1]
         uncentred = cov if uncentred is None else uncentred
         noise = leading.shape[-1] * _rounding(uncentred[rows])
@@ -133,6 +135,7 @@ def unrolled_factor(cov: Tensor, uncentred: Tensor) -> Tensor:
 
     Pivots that rounding made negative are replaced by a small number.
     """
+    # Cholesky: each column's outer product is subtracted from the rest of the matrix
     rest, columns = _jittered(cov), list[Tensor]()
     for j in range(rest.shape[-1]):
         column = rest[:, j:, j] / rest[:, j : j + 1, j].clamp(min=_MIN_VARIANCE).sqrt()
@@ -142,7 +145,11 @@ def unrolled_factor(cov: Tensor, uncentred: Tensor) -> Tensor:
 
 
 def _jittered(cov: Tensor) -> Tensor:
-    """Return covariances without the last class, with jitter on the diagonal."""
+    """Return covariances without the last class, with jitter on the diagonal.
+
+    Centred logits sum to zero, so the last class is redundant. The jitter keeps a
+    singular covariance positive definite in spite of rounding.
+    """
     leading = cov[:, :-1, :-1]
     largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1)
     jitter = _JITTER * largest.clamp(min=_MIN_VARIANCE)
@@ -163,8 +170,10 @@ def _semidefinite_cholesky(cov: Tensor, noise: Tensor) -> Tensor:
     check_finite("cov", cov)
     values, vectors = torch.linalg.eigh(cov)
     check_variances(values + noise, values[:, -1:])
+    # a square root R with Σ = R Rᵀ becomes triangular by a QR decomposition of Rᵀ
     sqrt = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
     lower = torch.linalg.qr(sqrt.mT)[1].mT
+    # a Cholesky factor has a positive diagonal, but a QR decomposition need not
     signs = torch.where(lower.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
     return lower * signs.unsqueeze(-2)
 
@@ -180,6 +189,7 @@ def chunks(mean: Tensor, cov: Tensor, n_points: int) -> Iterator[tuple[Tensor, T
         Number of points at which each sample is evaluated.
     """
     sample_bytes = 8 * (n_points * mean.shape[-1] + cov[:1].numel())  # float64
+    # room for two sets of tensors, such as logits and their softmax
     size = max(1, _CHUNK_BYTES // (2 * sample_bytes))
     return zip(torch.split(mean, size), torch.split(cov, size), strict=True)
 
@@ -222,16 +232,20 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     Genz and Monahan (1998), "Stochastic integration rules for infinite regions", SIAM
     Journal on Scientific Computing 19(2).
     """
+    # points (s, d) and weights (s,); each point also represents its negative
     points, weights = (values.to(factor) for values in _rule(factor.shape[-1]))
     shifts = factor @ points.mT  # (b, K, s)
-    base = log_proba.unsqueeze(-1)
+    base = log_proba.unsqueeze(-1)  # its logsumexp is zero
     gaps = ((base + shifts).logsumexp(-2) + (base - shifts).logsumexp(-2)) / 2
+    # The logits with the largest variances are integrated separately, each on its own.
+    # log_p (b, r), wide (b, r) and shift (b, r, s) are their values.
     variances = factor.square().sum(-1)
     widest = variances.topk(min(_N_WIDEST, variances.shape[-1]), -1).indices  # (b, r)
     log_p, wide = log_proba.gather(-1, widest), variances.gather(-1, widest)
     shift = shifts.gather(-2, widest.unsqueeze(-1).expand(-1, -1, shifts.shape[-1]))
     gaps = gaps - (_gap_of_one(log_p, shift) + _gap_of_one(log_p, -shift)).sum(-2) / 2
     average = _expected_gaps_of_one(log_p, wide) + (gaps @ weights).unsqueeze(-1)
+    # with a whole basis, the rule is exact for the second-order term
     if factor.shape[-1] <= _MAX_DIRECTIONS:
         return average
     # second-order term, without the separate terms of the widest logits
@@ -243,9 +257,14 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
 
 
 def _gap_of_one(log_proba: Tensor, shifts: Tensor) -> Tensor:
-    """Return changes in logsumexp due to shifts: (b, r), (b, r, s) -> (b, r, s)."""
+    """Return changes in logsumexp due to shifts: (b, r), (b, r, s) -> (b, r, s).
+
+    A shift of one logit with probability p changes logsumexp by
+    ``log(1 − p + p exp(shift))``.
+    """
     log_p = log_proba.unsqueeze(-1)
     has_others = log_p < -torch.finfo(log_p.dtype).tiny
+    # log(1 − p); where p = 1, another value keeps the gradient finite
     log_rest = (-log_p.where(has_others, -log_p.new_ones(())).expm1()).log()
     # if the other logits are negligible, the change equals the shift
     return torch.logaddexp(log_rest.where(has_others, -torch.inf), log_p + shifts)
@@ -262,12 +281,17 @@ def _expected_gaps_of_one(log_proba: Tensor, variances: Tensor) -> Tensor:
 def _correction(
     gaps: Tensor, variates: Tensor, expected: Tensor, weights: Tensor
 ) -> Tensor:
-    """Return the change (b, 1) of a weighted mean due to control variates (b, s)."""
+    """Return the change (b, 1) of a weighted mean due to control variates.
+
+    The mean is that of ``gaps`` (b, s) under ``weights`` (s,). The control variates
+    (b, s) have the known expectation ``expected`` (b, 1). The error of their weighted
+    mean times a regression slope between 0 and 1 corrects the mean of the gaps.
+    """
     # scaled so that squares and their derivatives neither overflow nor vanish
     unit = expected.clamp(min=_MIN_GAP)
     expected, variates = expected / unit, variates / unit
     error = expected - (variates @ weights).unsqueeze(-1)
-    deviations = variates - expected + error
+    deviations = variates - expected + error  # from their weighted mean
     variance = unit * (deviations**2 @ weights).unsqueeze(-1)
     variance = variance.clamp(min=_MIN_GAP)
     covariance = (deviations * gaps @ weights).unsqueeze(-1)
@@ -285,14 +309,20 @@ def _variance(proba: Tensor, columns: Tensor) -> Tensor:
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)  # otherwise later gradients would fail
 def _rule(dim: int) -> tuple[Tensor, Tensor]:
-    """Return half of the symmetric points (s, d) of the rule, and weights (s,)."""
+    """Return half of the symmetric points (s, d) of the rule, and weights (s,).
+
+    The points combine all radii with all directions, which come from random orthonormal
+    bases. In few dimensions there are several bases, and in many dimensions only a part
+    of one.
+    """
     generator = torch.Generator().manual_seed(0)
     n_bases = max(1, math.ceil(_MIN_DIRECTIONS / dim))
-    columns = min(dim, _MAX_DIRECTIONS)
-    normal = torch.empty(n_bases, dim, columns, dtype=torch.float32, device="cpu")
+    n_columns = min(dim, _MAX_DIRECTIONS)
+    normal = torch.empty(n_bases, dim, n_columns, dtype=torch.float32, device="cpu")
     normal = normal.normal_(generator=generator).double()
     directions = torch.linalg.qr(normal)[0].mT.reshape(-1, dim)
-    # Golub and Welsch: nodes of generalised Gauss-Laguerre quadrature
+    # Golub and Welsch: the eigenvalues are the nodes r²/2 of generalised Gauss-Laguerre
+    # quadrature, and the squared first entries of the eigenvectors are the weights
     i = torch.arange(3 if dim <= _MAX_DIM_OF_THREE_RADII else 2).double()
     off_diagonal = (i[1:] * (i[1:] + dim / 2 - 1)).sqrt()
     matrix = torch.diag(2 * i + dim / 2)

@@ -81,6 +81,7 @@ class NormalGumbel:
         std = (variances + _VARIANCE).sqrt()
         gumbel_share = _VARIANCE**0.5 / std
         q = 2 * gumbel_share - 1
+        # each row of the table has the coefficients of a polynomial in q
         powers = [torch.ones_like(q), q]
         while len(powers) < _TABLE.shape[1]:
             powers.append(q * powers[-1])
@@ -89,22 +90,27 @@ class NormalGumbel:
         half = half * std
         centre = torch.addcmul(mean + _MEAN, middle, std)
         self.lower, self.upper = centre - half, centre + half
-        # u = offset + factor * t
+        # u = offset + factor * t is -1 at the lower and 1 at the upper bound
         self._factor = 1 / half
         self._offset = -centre * self._factor
         self._slope = (slope * gumbel_share).clamp(max=1)
         # coefficients of log(-log F) as a function of u
         self._coefficients = [-coefficient for coefficient in coefficients]
+        # slope of log(-log F) beyond the upper bound, also as a function of u
         self._end_slope = -self._slope * half
 
     def minus_log(self, t: Tensor) -> Tensor:
-        """Return ``-log F(t)`` at points that broadcast against the means."""
+        """Return ``-log F(t)`` at points that broadcast against the means.
+
+        Its logarithm is a polynomial between the bounds, and linear outside.
+        """
         u = torch.addcmul(self._offset, t, self._factor)
         inner = u.clamp(-1, 1)
-        *lower, log = self._coefficients
+        # Horner's scheme, from the coefficient of the highest power
+        *lower, log_s = self._coefficients
         for coefficient in reversed(lower):
-            log = torch.addcmul(coefficient, log, inner)
-        return torch.addcmul(log, u - inner, self._end_slope).exp()
+            log_s = torch.addcmul(coefficient, log_s, inner)
+        return torch.addcmul(log_s, u - inner, self._end_slope).exp()
 
     def upper_end(self, n: int) -> Tensor:
         """Return points at which ``-log F`` is 1/n of its value at the upper bound."""

@@ -110,13 +110,13 @@ def _expected_log_proba(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _solve_log_alpha(log_proba: Tensor, gap: Tensor) -> Tensor:
-    """Return ``log α`` (b, K) with ``E[log π] = log p − gap``."""
+    """Return ``log α`` (b, K) with ``E[log π] = log p − gap``, by Newton's method."""
     expected = log_proba - gap
     with torch.no_grad():
         # exact in the limit of large totals, and a good start otherwise
         total = (log_proba.shape[-1] - 1) / (2 * gap)
         log_alpha = -softplus(-total.digamma() - expected).log()
-        rows = torch.arange(len(gap), device=gap.device)
+        rows = torch.arange(len(gap), device=gap.device)  # not yet converged
         for _ in range(_MAX_STEPS):
             step = _newton_step(log_alpha[rows], expected[rows])
             log_alpha[rows] -= step
@@ -129,11 +129,14 @@ def _solve_log_alpha(log_proba: Tensor, gap: Tensor) -> Tensor:
 
 
 def _newton_step(log_alpha: Tensor, expected: Tensor) -> Tensor:
-    """Return the Newton step for ``log α``, clamped to [-2, 2], (b, K)."""
+    """Return the Newton step for ``log α``, clamped to [-2, 2], (b, K).
+
+    The limits prevent overshooting far from the solution.
+    """
     alpha = log_alpha.exp()
     total = alpha.sum(-1, keepdim=True)
     residual = alpha.digamma() - total.digamma() - expected
-    # Jacobian: diag(ψ'(α) α) − ψ'(A) 1 αᵀ
+    # Jacobian: diag(ψ'(α) α) − ψ'(A) 1 αᵀ, inverted by the Sherman-Morrison formula
     inverse = 1 / (torch.polygamma(1, alpha) * alpha)
     diagonal = residual * inverse
     rank_one = torch.polygamma(1, total)
