@@ -83,6 +83,8 @@ def _encode(truth: np.ndarray, labels: Given, n_columns: int) -> NDArray[np.intp
             f"y_proba has {n_columns} columns, but {source} has {len(classes)} "
             "classes. Pass labels=estimator.classes_, one label per column."
         )
+    # Columns need not be sorted. Positions are clipped, because an unknown class can be
+    # larger than all others.
     order = np.argsort(classes)
     position = np.searchsorted(classes, truth, sorter=order).clip(max=n_columns - 1)
     codes = order[position]

@@ -104,17 +104,19 @@ def reliability_curve(
     if kind == "top_label":
         hits = (proba.argmax(axis=1) == codes)[:, None]
         proba = proba.max(axis=1, keepdims=True)
+    # for each class, or only for the top label: sums of weighted hits, of weighted
+    # probabilities, and of weights, per bin
     sums = []
     for hit, values in zip(hits.T, proba.T, strict=True):
         if strategy == "uniform":
             bins = np.searchsorted(np.linspace(0, 1, n_bins + 1)[1:-1], values)
         else:
             bins = _bins_of_equal_weight(values, weights, n_bins)
-        columns = weights * hit, weights * values, weights
-        sums.append([np.bincount(bins, column, n_bins) for column in columns])
-    totals = np.swapaxes(sums, 0, 1)
+        summands = weights * hit, weights * values, weights
+        sums.append([np.bincount(bins, summand, n_bins) for summand in summands])
+    totals = np.swapaxes(sums, 0, 1)  # (3, number of curves, n_bins)
     hits, probabilities, weight = totals if kind == "per_class" else totals[:, 0]
-    divisor = np.where(weight > 0, weight, np.nan)
+    divisor = np.where(weight > 0, weight, np.nan)  # empty bins become nan
     return hits / divisor, probabilities / divisor, weight
 
 
@@ -455,7 +457,11 @@ def brier_score(
 def _bins_of_equal_weight(
     values: Floats, weights: Floats, n_bins: int
 ) -> NDArray[np.intp]:
-    """Assign each value to a bin by the midpoint of its cumulative weight."""
+    """Return the bin (n,) of each value, so that bins have nearly equal weight.
+
+    A value belongs to bin k of ``n_bins`` if the midpoint of its interval of cumulative
+    weight is in the k-th of ``n_bins`` equal parts.
+    """
     _, groups = np.unique(values, return_inverse=True)  # equal values share a bin
     totals = np.bincount(groups, weights)
     middles = (totals.cumsum() - totals / 2) / totals.sum()

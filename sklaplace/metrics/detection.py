@@ -114,8 +114,8 @@ def ood_fpr(
     """
     tpr = check_fraction("tpr", tpr, "Choose a fraction, such as 0.95.")
     truth, confidence = _labelled(confidence_in, confidence_out)
-    false, true, _ = roc_curve(truth, confidence, drop_intermediate=False)
-    return float(false[true >= tpr][0])
+    fprs, tprs, _ = roc_curve(truth, confidence, drop_intermediate=False)
+    return float(fprs[tprs >= tpr][0])  # rates increase as the threshold falls
 
 
 def risk_coverage_curve(
@@ -250,12 +250,17 @@ class _RiskCoverage:
 def _risk_coverage(
     losses: Values, confidence: Values, sample_weight: Given
 ) -> _RiskCoverage:
-    """Return the curve; samples with the same confidence are accepted together."""
+    """Return the curve; samples with the same confidence are accepted together.
+
+    Samples without weight are left out. Otherwise, the risk of the first samples could
+    be a division by zero.
+    """
     loss = as_vector(losses, "losses")
     score = as_vector(confidence, "confidence")
     check_consistent_length(loss, score)
     weights = check_weights(sample_weight, loss)
     used = weights > 0
+    # numbers of the distinct confidences, counted from the highest
     _, groups = np.unique(-score[used], return_inverse=True)
     totals: Floats = np.bincount(groups, weights[used]).astype(np.float64)
     answered = totals.cumsum()

@@ -336,6 +336,7 @@ def _check_interval(
     y_true: Values, y_interval: Values
 ) -> tuple[Floats, Floats, Floats]:
     """Return targets, lower bounds and upper bounds, each of shape (n,)."""
+    # more axes are allowed here, because the message below explains them better
     interval = as_floats(y_interval, "y_interval", allow_nd=True)
     if interval.shape[1:] != (2,):
         columns = f"{interval.shape[1]} columns" if interval.ndim == 2 else ""

@@ -156,9 +156,11 @@ class PredictiveBandDisplay(Display):
         check_consistent_length(X, y)
         points = None if y is None else (np.ravel(X), column_or_1d(y))
         mean, std = map(column_or_1d, regressor.predict(grid.points, return_std=True))
+        # a pipeline has no `predict_interval`, but its last step may have one
         (predictor, inputs), intervals = last_step(regressor, grid.points), None
         if hasattr(predictor, "predict_interval"):
             intervals = predictor.predict_interval(inputs, np.ravel(coverage))
+            # also for a single coverage, which has no axis of its own
             intervals = intervals.reshape(len(mean), 2, -1)
         return cls(
             x=grid.mesh[0],
@@ -176,14 +178,15 @@ class PredictiveBandDisplay(Display):
         """Draw the bands, the mean, and the data points, if any."""
         levels = as_levels("coverage", self.coverage, _HINT)
         mean, std = np.asarray(self.mean), np.asarray(self.std)
-        ends = self.intervals
-        if ends is None:
+        bounds = self.intervals  # (n, 2, n_levels)
+        if bounds is None:
             half = std[:, None] * norm.ppf((1 + levels) / 2)
-            ends = mean[:, None, None] + np.stack([-half, half], axis=1)
+            bounds = mean[:, None, None] + np.stack([-half, half], axis=1)
         self.bands_ = []
         opacities = np.linspace(*_OPACITY_RANGE, len(levels))
+        # widest first, so that narrower bands are drawn on top
         for k, alpha in zip(np.argsort(levels)[::-1], opacities, strict=True):
-            level, (low, high) = levels[k], ends[:, :, k].T
+            level, (low, high) = levels[k], bounds[:, :, k].T
             style = axes.styled(band_kw, color=axes.BLUE, alpha=alpha, linewidth=0)
             style = {"label": f"{level:.0%} interval"} | style
             self.bands_.append(self.ax_.fill_between(self.x, low, high, **style))

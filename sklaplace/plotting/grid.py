@@ -56,9 +56,10 @@ def grid_over(X: ArrayLike, n_features: int, resolution: int, eps: float) -> Gri
         )
     resolution = check_count("grid_resolution", resolution, smallest=2)
     low, high = samples.min(axis=0) - float(eps), samples.max(axis=0) + float(eps)
-    values = np.linspace(low, high, resolution, dtype=samples.dtype, axis=1)
-    mesh = list(np.meshgrid(*values))
-    points = np.stack([values.ravel() for values in mesh], axis=1)
+    # (d, resolution)
+    axis_values = np.linspace(low, high, resolution, dtype=samples.dtype, axis=1)
+    mesh = list(np.meshgrid(*axis_values))
+    points = np.stack([coordinate.ravel() for coordinate in mesh], axis=1)
     if not hasattr(X, "columns"):
         return Grid(mesh, points, (None,) * n_features)
     # Estimators check feature names, so the points must also be a data frame.

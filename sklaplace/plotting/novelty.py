@@ -244,15 +244,15 @@ class NoveltyDisplay(Display):
         ):
             style = axes.styled(hist_kw, color=color, alpha=0.5, density=True)
             style = {"label": label, "bins": edges} | style
-            inside = values.clip(edges[0], edges[-1])
-            self.histograms_.append(histogram.hist(inside, **style))
+            clipped = values.clip(edges[0], edges[-1])  # into the outer bins
+            self.histograms_.append(histogram.hist(clipped, **style))
         histogram.set(xlabel=self.name or "confidence", ylabel="density")
         histogram.locator_params(axis="x", nbins=6)  # avoid overlapping labels
         truth = np.repeat([1, 0], [len(known), len(unknown)])
-        false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
+        fprs, tprs, _ = roc_curve(truth, scores, drop_intermediate=False)
         (self.chance_,) = roc.plot([0, 1], [0, 1], **axes.REFERENCE)
         label = f"AUROC {self.auroc:.3f}, FPR95 {self.fpr95:.3f}"
-        self.roc_ = axes.draw_line(roc, false, true, line_kw, label=label)
+        self.roc_ = axes.draw_line(roc, fprs, tprs, line_kw, label=label)
         roc.set(xlabel="unknown accepted", ylabel="known accepted")
         for ax in self.axes_:
             axes.draw_legend(ax)

@@ -163,6 +163,7 @@ class ConfidenceDisplay(Display):
         n_classes = proba.shape[-1]
         # Values that rounding moves outside [1/K, 1] would be left blank.
         confidence = self.confidence.clip(1 / n_classes, 1)
+        # the levels must differ, even for a single class
         levels = np.linspace(1 / max(n_classes, 2), 1, 11)
         style = axes.styled(surface_kw, cmap="cividis", levels=levels)
         self.surface_ = self.ax_.contourf(self.xx0, self.xx1, confidence, **style)
@@ -176,7 +177,7 @@ class ConfidenceDisplay(Display):
         self.boundaries_ = [
             self.ax_.contour(self.xx0, self.xx1, margin, **style | {"levels": [0.0]})
             for margin in margins
-            if margin.min() < 0 < margin.max()
+            if margin.min() < 0 < margin.max()  # matplotlib warns of empty contours
         ]
         self.ax_.set(xlabel=self.feature_names[0], ylabel=self.feature_names[1])
 
@@ -310,7 +311,7 @@ class UncertaintyDisplay(Display):
         xx0, xx1 = grid.mesh
         classifier, points = last_step(classifier, grid.points)
         entropy = np.asarray(classifier.predict_uncertainty(points, method=method))
-        if entropy.ndim != 2:
+        if entropy.ndim != 2:  # (number of points, 3) for one label per sample
             raise ValueError(
                 f"The uncertainty of a sample has shape {entropy.shape[1:]}, but only "
                 "one label can be plotted. Fit one label per sample."

@@ -158,26 +158,29 @@ class PriorPathDisplay(Display):
                 "prior_precisions was given, but cv_results_ has scores for other "
                 "values. Omit prior_precisions, or fit with these values."
             )
-        path = results.get("param_prior_precision", prior_precisions)
-        fitted, data = np.asarray(estimator.prior_precision_), {}
-        if path is None:
-            path = np.exp(np.log(fitted).mean()) * np.logspace(-3, 3, 25)
-        check_positive("prior_precisions", path, scalar=False)
-        path = np.atleast_1d(np.asarray(path, dtype=np.float64))
-        order = np.argsort(path)
+        values = results.get("param_prior_precision", prior_precisions)
+        fitted, scores = np.asarray(estimator.prior_precision_), {}
+        if values is None:
+            values = np.exp(np.log(fitted).mean()) * np.logspace(-3, 3, 25)
+        check_positive("prior_precisions", values, scalar=False)
+        values = np.atleast_1d(np.asarray(values, dtype=np.float64))
+        order = np.argsort(values)  # lines connect neighbouring values
         if results:
-            data["score"] = results["mean_test_score"][order]
-            data["score_std"] = results["std_test_score"][order]
-        evidence = [estimator.log_marginal_likelihood(value) for value in path[order]]
+            scores["score"] = results["mean_test_score"][order]
+            scores["score_std"] = results["std_test_score"][order]
+        evidence = [estimator.log_marginal_likelihood(v) for v in values[order]]
         return cls(
-            prior_precisions=path[order],
+            prior_precisions=values[order],
             evidence=np.array(evidence),
             chosen=float(fitted) if fitted.ndim == 0 else None,
-            **data,
+            **scores,
         ).plot(**options)
 
     def _draw(self, *, score_kw: Style = None, evidence_kw: Style = None) -> None:
-        """Draw the score, the evidence and the fitted prior precision."""
+        """Draw the score, the evidence and the fitted prior precision.
+
+        With a score, the evidence has its own axis on the right.
+        """
         ax, x, evidence = self.ax_, self.prior_precisions, self.evidence
         self.evidence_ax_ = right = ax if self.score is None else ax.twinx()
         self.score_line_ = self.score_band_ = self.chosen_ = None
@@ -196,6 +199,8 @@ class PriorPathDisplay(Display):
             self.chosen_ = ax.axvline(self.chosen, label="fitted", **axes.REFERENCE)
         ax.set(xscale="log", xlabel="prior precision")
         right.set_ylabel("log evidence (nats)")
+        # The evidence can fall so steeply that an axis of its full range would hide all
+        # other differences.
         top, bottom = np.max(evidence), np.min(evidence)
         bottom = max(bottom, top - 3 * (top - np.median(evidence)))
         if bottom < top:

@@ -216,14 +216,15 @@ class RegressionCalibrationDisplay(Display):
         hint = "Choose probabilities, such as 0.9."
         levels = np.arange(1, 20) / 20 if levels is None else levels
         levels = np.sort(as_levels("levels", levels, hint))
-        # for intervals, all lower ends come before all upper ends
+        # for intervals, the levels of all lower bounds come before those of all upper
+        # bounds
         ends = [levels] if kind == "quantile" else [(1 - levels) / 2, (1 + levels) / 2]
-        tails = np.concatenate(ends)
+        quantile_levels = np.concatenate(ends)
         if quantiles is None:
-            below = mean[:, None] + std[:, None] * norm.ppf(tails)
+            bounds = mean[:, None] + std[:, None] * norm.ppf(quantile_levels)
         else:
-            below = np.asarray(quantiles(tails)).reshape(len(mean), -1)
-        frequency = empirical_frequency(y_true, below, sample_weight=sample_weight)
+            bounds = np.asarray(quantiles(quantile_levels)).reshape(len(mean), -1)
+        frequency = empirical_frequency(y_true, bounds, sample_weight=sample_weight)
         if kind == "interval":
             lower, upper = np.split(frequency, 2)
             frequency = upper - lower

@@ -247,7 +247,8 @@ class ReliabilityDisplay(Display):
             names = [axes.curve_label(self.name, f"ECE {self.calibration_error:.3f}")]
         else:
             names = list(self.class_names or map(str, range(len(self.frequency))))
-        rows = self._rows(classes, names)
+        rows = self._rows(classes, names)  # of the curves to draw
+        # mean probability, frequency and weight, (number of curves, n_bins) each
         curves = [
             np.atleast_2d(values)[rows]
             for values in (self.mean_proba, self.frequency, self.weight)
@@ -280,7 +281,10 @@ class ReliabilityDisplay(Display):
         return np.asarray((np.abs(gaps) * self.weight).sum(axis=-1))
 
     def _rows(self, classes: ArrayLike | None, names: list[str]) -> list[int]:
-        """Return the row indices of the curves to draw."""
+        """Return the row indices of the curves to draw.
+
+        By default, these are the curves with the largest calibration errors.
+        """
         if classes is None:
             worst = np.argsort(-np.atleast_1d(self._errors()), kind="stable")
             return sorted(worst[:_MAX_CURVES].tolist())
@@ -295,6 +299,8 @@ class ReliabilityDisplay(Display):
     def _scale_counts(self, weight: np.ndarray) -> None:
         """Scale the axes of the counts so that the bars fill the lower third."""
         ax, fewest, most = self.count_ax_, weight[weight > 0].min(), weight.max()
+        # On the log scale, the largest bar has a third of the axes' height. Half the
+        # smallest count as the lower end keeps the smallest bar visible.
         low = fewest / 2
         ax.set(yscale="log", ylim=(low, low * (most / low) ** 3))
         ax.set_ylabel("samples per bin", loc="bottom")

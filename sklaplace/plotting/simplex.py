@@ -137,7 +137,7 @@ class DirichletDisplay(Display):
         """
         classifier, X = last_step(classifier, X)
         alpha = np.asarray(classifier.predict_dirichlet(X, method=method))
-        if len(alpha) == 1:
+        if len(alpha) == 1:  # otherwise, `from_predictions` raises an error
             alpha = alpha[0]
         names = [str(label) for label in classifier.classes_]
         return cls.from_predictions(alpha, class_names=names, **options)
@@ -212,11 +212,12 @@ class DirichletDisplay(Display):
         density = np.exp(self.log_density - np.max(self.log_density))
         style = axes.styled(surface_kw, cmap="cividis", levels=np.linspace(0, 1, 21))
         self.surface_ = self.ax_.tricontourf(x, y, density, **style)
-        corners = _CORNERS[[0, 1, 2, 0]].T
+        corners = _CORNERS[[0, 1, 2, 0]].T  # a closed line
         (self.edges_,) = self.ax_.plot(*corners, color="black", linewidth=1)
         style = axes.MARKED | {"color": axes.VERMILION, "linestyle": ""}
         x, y = np.asarray(self.mean) @ _CORNERS
         self.mean_ = axes.draw_line(self.ax_, x, y, point_kw, label="mean", **style)
+        # distance of each label from its corner, and side of the label at that distance
         sides = [(-0.04, "top"), (-0.04, "top"), (0.03, "bottom")]
         labels = zip(_CORNERS, sides, self.class_names, strict=True)
         self.texts_ = [
@@ -231,5 +232,7 @@ def _inner_points(resolution: int) -> np.ndarray:
     """Return evenly spaced points (n, 3) inside the simplex."""
     edge = np.arange(resolution)
     steps = np.argwhere(np.add.outer(edge, edge) < resolution)
+    # The three steps of a point sum to resolution - 1. A third of a step in each
+    # direction moves the point away from the edges.
     steps = np.column_stack([steps, resolution - 1 - steps.sum(axis=1)])
     return (steps + 1 / 3) / resolution

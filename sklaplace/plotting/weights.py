@@ -125,7 +125,9 @@ class WeightPosteriorDisplay(Display):
         mean = posterior.mean.detach().numpy(force=True)
         std = np.sqrt(posterior.variance().detach().numpy(force=True))
         if weights is None:
+            # fewer than eight weights would otherwise be repeated
             weights = np.unique(np.linspace(0, len(mean) - 1, 8).round().astype(int))
+        # positions from zero, also for negative ones or a mask
         chosen = np.arange(len(mean))[np.ravel(weights)]
         names = [_name(posterior.layout, int(position)) for position in chosen]
         return cls(mean=mean[chosen], std=std[chosen], names=names).plot(**options)
@@ -135,7 +137,7 @@ class WeightPosteriorDisplay(Display):
         self.zero_ = self.ax_.axvline(0, **axes.REFERENCE)
         z = np.linspace(-_MAX_DEVIATIONS, _MAX_DEVIATIONS, 101)
         height = _ROW_HEIGHT * norm.pdf(z) / norm.pdf(0)
-        rows = range(len(self.mean))[::-1]
+        rows = range(len(self.mean))[::-1]  # the first weight is at the top
         style = axes.styled(density_kw, color=axes.BLUE, alpha=0.5)
         self.densities_ = [
             self.ax_.fill_between(m + s * z, row, row + height, **style)
@@ -150,7 +152,8 @@ def _name(layout: Layout, position: int) -> str:
     for block in layout.blocks:
         if position < block.size:
             break
-        position -= block.size
+        position -= block.size  # relative to the next block
+    # a block can have only some entries of its parameter
     flat = position if block.indices is None else int(block.indices[position])
     index = ", ".join(str(i) for i in np.unravel_index(flat, block.shape))
     return f"{block.name}[{index}]"
