@@ -119,7 +119,7 @@ def laplace_bridge(
     logits = logits.double().clamp(-MAX_LOGIT, MAX_LOGIT)
     if project:
         logits, variances = _project(logits, covariances, eps)
-        # conditioning makes variances negative if the covariance is indefinite
+        # conditioning can make variances negative if the covariance is indefinite
         arrays.check_variances(variances, largest)
     variances = variances.maximum(lowest)
     if norm is not None:

@@ -172,6 +172,7 @@ def _with_leading(
     if bool(is_precise.any()):
         precise = _by_nodes(means[is_precise], all_variances[is_precise], n_nodes)
         proba = proba.index_put((is_precise,), precise)
+    # the merged probability is split in proportion to e^m_j
     improbable = shares * (proba[:, -1:] / total)
     return improbable.scatter(-1, leading, proba[:, :-1]), is_precise
 
@@ -189,6 +190,7 @@ def _by_nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
     if len(coarse) and n_nodes < _MAX_NODES:
         finer = _by_nodes(mean[coarse], variances[coarse], 2 * n_nodes)
         proba = proba.index_put((coarse,), finer)
+    # the tails of `NormalGumbel` are too heavy, so small probabilities may be too large
     proba = proba.minimum(_upper_bound(mean, variances))
     return proba / proba.sum(-1, keepdim=True)
 
@@ -221,7 +223,9 @@ def _nodes(
     (K, b) and the variances (b, K). Each ratio is the spacing of distant nodes divided
     by their distance from the lower end.
     """
+    # near the lower end, the smallest variance determines the spacing
     scale = (variances.amin(1) + _MIN_RESOLVED_VARIANCE).sqrt()
+    # above this point, all classes together are negligible
     high = classes.upper_end(variances.shape[1]).amax(0)
     # A product of probabilities does not exceed its smallest factor, so the largest of
     # the classes' lower ends is a first estimate. A third of the nodes locates a better

@@ -411,6 +411,7 @@ def mc(
     >>> round(float(mc(mean, cov, draws)[0, 0]), 1)
     0.7
     """
+    # one chunk of samples at a time; its probabilities are (b, K, s)
     pairs = chunks(mean, cov, len(draws))
     scaled = (without_common_variance(m, c, len(draws)) for m, c in pairs)
     drawn = (_sampled_proba(m, c, draws, dtype) for m, c in scaled)
@@ -425,6 +426,9 @@ def _unrolled_mc(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 def mc_uncertainty(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Apply `uncertainty_of_draws` to Gaussian logits, with draws as in `mc`.
+
+    Unlike in `mc`, a large common variance is also drawn, because scaled logits would
+    have another expected entropy.
 
     Parameters
     ----------

@@ -84,6 +84,7 @@ def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     if cov.ndim == mean.ndim:
         return _centre_mean(mean), cov.double()
     rows = cov.mean(-1, dtype=torch.float64)  # (b, K)
+    # only the diagonal of CΣC
     diagonal = cov.diagonal(dim1=-2, dim2=-1)
     variances = diagonal - 2 * rows + rows.mean(-1, keepdim=True)
     return _centre_mean(mean), variances.masked_fill(_is_rounding(variances, cov), 0)

@@ -95,6 +95,7 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     rows = logits.reshape(-1, n_classes)
     matrices = covariances.reshape(-1, n_classes, n_classes)
     pairs = [_expected_log_proba(m, c) for m, c in chunks(rows, matrices, _N_POINTS)]
+    # (n, K) and (n, 1): the equations are E[log π] = log_proba − gap
     log_proba, gap = map(torch.cat, zip(*pairs, strict=True))
     alpha = arrays.capped(_solve_log_alpha(log_proba, gap))
     return like(alpha.reshape(logits.shape), mean)

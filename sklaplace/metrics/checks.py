@@ -52,9 +52,12 @@ def check_weights(sample_weight: Given, values: np.ndarray) -> Floats:
 def check_proba(
     y_true: Values, y_proba: Values, labels: Given
 ) -> tuple[Floats, NDArray[np.intp]]:
-    """Return probabilities (n, K) and the columns of the true classes (n,)."""
+    """Return probabilities (n, K) and the columns of the true classes (n,).
+
+    Raise ValueError unless ``y_proba`` has probabilities, with a column per class.
+    """
     proba = as_floats(y_proba, "y_proba")
-    if proba.ndim == 1:
+    if proba.ndim == 1:  # of the second of two classes
         proba = np.column_stack([1 - proba, proba])
     truth = as_column(y_true)
     check_consistent_length(truth, proba)

@@ -109,15 +109,16 @@ def reliability_curve(
     sums = []
     for hit, values in zip(hits.T, proba.T, strict=True):
         if strategy == "uniform":
+            # by the inner edges, so that bins are closed on the right
             bins = np.searchsorted(np.linspace(0, 1, n_bins + 1)[1:-1], values)
         else:
             bins = _bins_of_equal_weight(values, weights, n_bins)
         summands = weights * hit, weights * values, weights
         sums.append([np.bincount(bins, summand, n_bins) for summand in summands])
     totals = np.swapaxes(sums, 0, 1)  # (3, number of curves, n_bins)
-    hits, probabilities, weight = totals if kind == "per_class" else totals[:, 0]
+    hit_sums, proba_sums, weight = totals if kind == "per_class" else totals[:, 0]
     divisor = np.where(weight > 0, weight, np.nan)  # empty bins become nan
-    return hits / divisor, probabilities / divisor, weight
+    return hit_sums / divisor, proba_sums / divisor, weight
 
 
 def expected_calibration_error(
@@ -449,7 +450,7 @@ def brier_score(
     0.45
     """
     proba, codes = check_proba(y_true, y_proba, labels)
-    errors = proba.copy()
+    errors = proba.copy()  # minus one-hot labels
     errors[np.arange(len(codes)), codes] -= 1
     return average((errors**2).sum(axis=1), sample_weight)
 

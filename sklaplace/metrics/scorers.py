@@ -154,6 +154,7 @@ def neg_interval_score_scorer(
     >>> bool(-250 < neg_interval_score_scorer(reg, X, y) < -180)
     True
     """
+    # a pipeline has no `predict_interval`, but its last step may have one
     predictor, X = last_step(estimator, X)
     interval = predictor.predict_interval(X, coverage=0.9)
     return -interval_score(y, interval, coverage=0.9, sample_weight=sample_weight)

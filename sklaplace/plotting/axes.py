@@ -37,7 +37,10 @@ def draw_line(
 
 
 def draw_diagonal(ax: "Axes") -> "Line2D":
-    """Return the line of perfect calibration, which is drawn at most once."""
+    """Return the line of perfect calibration, which is drawn unless already there.
+
+    Several displays can share the axes.
+    """
     label = "perfectly calibrated"
     for line in ax.lines:
         if line.get_label() == label:

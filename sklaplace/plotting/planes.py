@@ -325,6 +325,7 @@ class UncertaintyDisplay(Display):
         # A positive maximum keeps the levels distinct. Rounding can make values
         # negative.
         top = max(float(np.max(self.uncertainty)), np.finfo(np.float64).tiny)
+        # one map for each title, (3, grid_resolution, grid_resolution)
         values = np.moveaxis(np.clip(self.uncertainty, 0, top), -1, 0)
         style = axes.styled(surface_kw, cmap="cividis", levels=np.linspace(0, top, 11))
         self.surfaces_ = []

@@ -132,7 +132,7 @@ class RiskCoverageDisplay(Display):
         else:
             y_mean, y_std = estimator.predict(X, return_std=True)
             residuals, std = check_gaussian(y, y_mean, y_std)
-            losses, confidence = residuals**2, -std
+            losses, confidence = residuals**2, -std  # (n, 1) for one target
             loss_name = "squared error"
         options.setdefault("name", type(estimator).__name__)
         return cls.from_predictions(losses, confidence, loss_name=loss_name, **options)

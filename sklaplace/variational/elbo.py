@@ -111,7 +111,8 @@ class Elbo:
     def wrapped(self, module: nn.Module) -> StochasticModule:
         """Wrap a module, or `start` if given, in a module with drawn weights.
 
-        The weights of the network are the initial medians.
+        The weights of the network are the initial medians, unless the family is an
+        instance, which has its own.
         """
         base = unwrapped(module if self.start is None else copy.deepcopy(self.start))
         layout, parameters = random_weights(base), dict(base.named_parameters())
@@ -147,12 +148,13 @@ class Elbo:
         evaluation, the loss is only the mean negative log-likelihood.
         """
         likelihood, module = self.spec.likelihood, net.module_
+        # the likelihood's parameters, such as logits or means, (b, c)
         f = OUTPUT_MAPS[self.spec.output_map](as_columns(module.outputs(returned)))
         targets = likelihood.targets(y, f)
         losses = losses_by_output(likelihood, f, targets)
         weights = loss_weights(likelihood, targets, batch_weights(net))
         weights = losses.new_ones(len(f)) if weights is None else weights.to(losses)
-        # so that their mean over all samples is one
+        # so that the mean sample weight of the data is one
         weights = weights / mean_weight(net)
         n_targets = likelihood.n_targets(f.shape[1])
         if training and likelihood.has_noise and self.sigma is None:
@@ -162,6 +164,7 @@ class Elbo:
         nll = (weights * nats(likelihood, losses, self.noise(module), n_targets)).mean()
         if not training:
             return nll
+        # with the weights of this pass and their log densities
         kl = divergence(module.posterior, self.prior, *module.drawn)
         self._terms.append((nll.detach(), kl.detach(), len(losses)))
         # the terms are those of this epoch, so their number is that of its batches
@@ -195,7 +198,8 @@ class Elbo:
         assert self.held_out is not None
         likelihood, module = self.spec.likelihood, net.module_
         sums, n_targets = torch.zeros_like(module.noise_variance), 0.0
-        # gradients are enabled, because the network may use gradients internally
+        # In evaluation mode, the weights are the medians. Gradients are enabled for
+        # networks that use gradients internally.
         with Forward(module, module).frozen(), torch.enable_grad():
             for x, y, w in Batches(net, self.held_out, self.spec.batch_size()):
                 f = as_columns(module.outputs(net.infer(x))).detach().double()
@@ -252,7 +256,10 @@ class _ElboTraining:
     def get_iterator(
         self, dataset: Sized, training: bool = False
     ) -> DataLoader[object]:
-        """Return batches; store the numbers of samples and of batches."""
+        """Return batches; in training, store their number and that of samples.
+
+        The loss of a batch depends on both numbers.
+        """
         loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
         if training:
             self._elbo.n_samples, self._elbo.n_batches = len(dataset), len(loader)

@@ -47,7 +47,7 @@ class PosteriorFamily:
 
     @property
     def kind(self) -> type[Any]:
-        """Class of the posterior; `check` requires a subclass of WeightPosterior."""
+        """Class of the posterior, or str for an unknown name, which `check` rejects."""
         if isinstance(self.posterior, str):
             return POSTERIORS.get(self.posterior, str)
         if isinstance(self.posterior, type):

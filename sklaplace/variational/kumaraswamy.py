@@ -112,7 +112,8 @@ class Kumaraswamy(WeightPosterior):
         self.log_a = nn.Parameter(torch.zeros_like(relative))
         with torch.no_grad():
             # Fixed-point iteration, because the standard deviation is almost
-            # proportional to 1/a. After 14 steps, its error is below 0.1 %.
+            # proportional to 1/a. After 14 steps, its error is below 0.1 %. The lower
+            # limit of log a prevents starts that are too wide for training.
             for _ in range(14):
                 log_ratio = (self.variance() + 1e-30).log() / 2 - scale.double().log()
                 self.log_a.add_(log_ratio).clamp_(-2, _LARGEST_LOG_A - 1)

@@ -28,7 +28,10 @@ INITIAL_FRACTION = 0.1
 
 
 def random_weights(module: nn.Module) -> Layout:
-    """Return the layout of parameters that require gradients, one block per tensor."""
+    """Return the layout of parameters that require gradients, one block per tensor.
+
+    Raise ValueError if there are none, or if their sizes or gradients are unsuitable.
+    """
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     lazy = [name for name, p in named if nn.parameter.is_lazy(p)]
     if lazy:

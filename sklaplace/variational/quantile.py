@@ -162,7 +162,7 @@ class Quantile(LocationScale):
         """Return the mean and variance of ``h(ε)``, (P,) each, by one quadrature."""
         heights = positive(self.raw_heights)
         e = spread(_N_POINTS, _RANGE).to(heights)
-        density = (-e.square() / 2).softmax(0)
+        density = (-e.square() / 2).softmax(0)  # normal, with a sum of one
         units = self._last_layer(e)[0]  # (K, number of points)
         mean = units @ density  # (K,)
         # h is a weighted sum of the units, and of e with weight one
