@@ -115,6 +115,7 @@ def laplace_bridge(
     largest = variances.amax(-1, keepdim=True)
     arrays.check_finite("mean", logits)
     arrays.check_variances(variances, largest)
+    # smaller variances are only rounding errors
     lowest = (8 * eps * largest).clamp(min=_MIN_VARIANCE)
     logits = logits.double().clamp(-MAX_LOGIT, MAX_LOGIT)
     if project:

@@ -156,7 +156,7 @@ def _with_leading(
     # the error grows with m_j + v_j, so `topk` returns these and the classes' positions
     errors, leading = (tails + variances).detach().topk(n_leading, -1, sorted=False)
     top_means, top_variances = (a.gather(-1, leading) for a in (mean, variances))
-    rest = tails.scatter(-1, leading, -torch.inf)
+    rest = tails.scatter(-1, leading, -torch.inf)  # only the merged classes
     largest = rest.detach().amax(-1, keepdim=True)
     shares = (rest - largest).exp()
     total = shares.sum(-1, keepdim=True)
@@ -218,10 +218,11 @@ def _nodes(
 ) -> tuple[Tensor, Tensor]:
     """Return the quadrature nodes (t, b), and ratios (b,).
 
-    Coarse nodes first locate the lower end of the interval, above which ``exp(-S)`` is
-    no longer negligible. Then, the final nodes start there. The classes have shape
-    (K, b) and the variances (b, K). Each ratio is the spacing of distant nodes divided
-    by their distance from the lower end.
+    Coarse nodes first locate the lower end of the interval. Above this point, the
+    product ``exp(-S)`` of all distribution functions is no longer negligible. Then, the
+    final nodes start there. The classes have shape (K, b) and the variances (b, K).
+    Each ratio is the spacing of distant nodes divided by their distance from the lower
+    end.
     """
     # near the lower end, the smallest variance determines the spacing
     scale = (variances.amin(1) + _MIN_RESOLVED_VARIANCE).sqrt()
@@ -231,7 +232,7 @@ def _nodes(
     # the classes' lower ends is a first estimate. A third of the nodes locates a better
     # one, which is interpolated between two of them.
     nodes, _ = _spaced(classes.lower.amax(0), high, scale, max(6, n_nodes // 3))
-    log_s = classes.minus_log(nodes.unsqueeze(1)).sum(1).log()  # decreasing, (t, b)
+    log_s = classes.minus_log(nodes.unsqueeze(1)).sum(1).log()  # falls with t, (t, b)
     # the last of the lower nodes at which the product is too small, and the next node
     n_low = (log_s > _LOG_AT_END).cumprod(0).sum(0)
     index = n_low.sub_(1).clamp_(0, len(nodes) - 2)
@@ -259,6 +260,7 @@ def _differences(values: Tensor) -> Tensor:
     Each derivative is that of the polynomial through seven neighbouring points, in the
     middle of which the point lies, except near both ends.
     """
+    # row i has the weights of seven values for the derivative at the i-th of them
     derivatives = torch.as_tensor(_STENCIL_DERIVATIVES).to(values)
     middle = _STENCIL_SIZE // 2
     inner = values.unfold(0, _STENCIL_SIZE, 1) @ derivatives[middle]

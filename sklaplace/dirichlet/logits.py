@@ -238,8 +238,9 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     shifts = factor @ points.mT  # (b, K, s)
     base = log_proba.unsqueeze(-1)  # its logsumexp is zero
     gaps = ((base + shifts).logsumexp(-2) + (base - shifts).logsumexp(-2)) / 2
-    # The logits with the largest variances are integrated separately, each on its own.
-    # log_p (b, r), wide (b, r) and shift (b, r, s) are their values.
+    # The r logits with the largest variances are integrated separately, and the rule
+    # handles only the remaining gaps. These logits have the log-probabilities ``log_p``
+    # (b, r), the variances ``wide`` (b, r) and the shifts ``shift`` (b, r, s).
     variances = factor.square().sum(-1)
     widest = variances.topk(min(_N_WIDEST, variances.shape[-1]), -1).indices  # (b, r)
     log_p, wide = log_proba.gather(-1, widest), variances.gather(-1, widest)
@@ -296,6 +297,7 @@ def _correction(
     variance = unit * (deviations**2 @ weights).unsqueeze(-1)
     variance = variance.clamp(min=_MIN_GAP)
     covariance = (deviations * gaps @ weights).unsqueeze(-1)
+    # regression slope; ``unit`` cancels the remaining scale of the control variates
     slope = covariance.clamp(min=0).minimum(variance) / variance
     return slope * error * unit
 
@@ -319,6 +321,7 @@ def _rule(dim: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     n_bases = max(1, math.ceil(_MIN_DIRECTIONS / dim))
     n_columns = min(dim, _MAX_DIRECTIONS)
+    # the QR decomposition of a random matrix gives orthonormal directions
     normal = torch.empty(n_bases, dim, n_columns, dtype=torch.float32, device="cpu")
     normal = normal.normal_(generator=generator).double()
     directions = torch.linalg.qr(normal)[0].mT.reshape(-1, dim)
@@ -329,7 +332,7 @@ def _rule(dim: int) -> tuple[Tensor, Tensor]:
     matrix = torch.diag(2 * i + dim / 2)
     matrix += off_diagonal.diag(1) + off_diagonal.diag(-1)
     nodes, vectors = torch.linalg.eigh(matrix)
-    points = (2 * nodes).sqrt()[:, None, None] * directions
+    points = (2 * nodes).sqrt()[:, None, None] * directions  # (radii, directions, d)
     weights = (vectors[0] ** 2).repeat_interleave(len(directions)) / len(directions)
     return points.reshape(-1, dim), weights
 

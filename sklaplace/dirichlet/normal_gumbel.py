@@ -86,6 +86,7 @@ class NormalGumbel:
         while len(powers) < _TABLE.shape[1]:
             powers.append(q * powers[-1])
         values = (_TABLE.to(q) @ torch.stack(powers).flatten(1)).unflatten(1, q.shape)
+        # coefficients of powers of u, middle and half width of the interval, and slope
         *coefficients, middle, half, slope = values
         half = half * std
         centre = torch.addcmul(mean + _MEAN, middle, std)

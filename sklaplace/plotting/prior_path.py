@@ -200,10 +200,10 @@ class PriorPathDisplay(Display):
         ax.set(xscale="log", xlabel="prior precision")
         right.set_ylabel("log evidence (nats)")
         # The evidence can fall so steeply that an axis of its full range would hide all
-        # other differences.
+        # other differences. The axis then ends at three times the median's distance.
         top, bottom = np.max(evidence), np.min(evidence)
         bottom = max(bottom, top - 3 * (top - np.median(evidence)))
-        if bottom < top:
+        if bottom < top:  # not for equal values, which have no range
             pad = 0.05 * (top - bottom)
             right.set_ylim(bottom - pad, top + pad)
         lines = self.score_line_, self.evidence_line_, self.chosen_

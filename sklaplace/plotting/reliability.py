@@ -272,7 +272,7 @@ class ReliabilityDisplay(Display):
         ax.set(xlabel=x_label, ylabel=y_label, xlim=limits, ylim=limits)
         self._scale_counts(curves[-1])
         ax.set_zorder(self.count_ax_.get_zorder() + 1)  # lines in front of bars
-        ax.patch.set_visible(False)
+        ax.patch.set_visible(False)  # the background would hide the bars
         axes.draw_legend(ax)
 
     def _errors(self) -> np.ndarray:

@@ -141,7 +141,7 @@ class Density(LocationScale):
         p = self._density_at_nodes()
         # the distribution function at the nodes, (G, P)
         F = pad(torch.cumulative_trapezoid(p, dx=self._step, dim=0), (0, 0, 1, 0))
-        index = (F[1:-1].unsqueeze(1) < noise).sum(0)  # (s, P)
+        index = (F[1:-1].unsqueeze(1) < noise).sum(0)  # of the left node, (s, P)
         left, right = p.gather(0, index), p.gather(0, index + 1)
         # excess = left τ + slope τ²/2 at distance τ from the left node
         excess = (noise - F.gather(0, index)).clamp(min=0)

@@ -131,6 +131,7 @@ class Kumaraswamy(WeightPosterior):
         y = (noise * (-log_b).exp()).clamp(min=torch.finfo(noise.dtype).eps)
         z_plus_log_b = noise.log() + (-(-y).expm1() / y).log()
         log_x = ((z_plus_log_b - log_b) / log_a.exp()).clamp(max=0)
+        # log a + log b + (1 − 1/a) z − (1 − 1/b) E − log(2 · bound)
         log_q = z_plus_log_b - log_x - noise + y + log_a - math.log(2 * self.bound)
         return self.bound * (2 * log_x.exp() - 1), log_q
 
@@ -164,10 +165,10 @@ class Kumaraswamy(WeightPosterior):
     def closed_form(self) -> tuple[Tensor, Tensor]:
         """Return entropies in nats and ``E[w²]``, (P,) each, in closed form."""
         log_a, log_b = self._shape(torch.float64)
-        # entropy of x: 1 − 1/b + (1 − 1/a) (ψ(1 + b) + γ) − log a − log b
         capped = log_b.clamp(max=_LOGARITHM)
         # ψ(1 + b) + γ, where ψ(1 + b) is log b if b overflows
         harmonic = torch.digamma(1 + capped.exp()) + (log_b - capped) + np.euler_gamma
+        # entropy of x: 1 − 1/b + (1 − 1/a) (ψ(1 + b) + γ) − log a − log b
         entropy = (1 - (-log_b).exp()) + (1 - (-log_a).exp()) * harmonic
         entropy = entropy - (log_a + log_b) + math.log(2 * self.bound)
         mean, variance = self._moments()
@@ -199,7 +200,10 @@ class Kumaraswamy(WeightPosterior):
 
 
 def _log_decay(t: Tensor) -> Tensor:
-    """Return ``L(t) = log(−log(1 − e^t))`` for negative ``t``, to full precision."""
+    """Return ``L(t) = log(−log(1 − e^t))`` for negative ``t``, to full precision.
+
+    One formula is precise for ``t`` near zero, and the other far below zero.
+    """
     t = t.clamp(max=-torch.finfo(t.dtype).tiny)
     near = (-(-t.clamp(min=-1).expm1()).log()).log()
     # below −40, L(t) = t in every precision. Clamps keep the value and the gradient of
