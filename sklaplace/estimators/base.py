@@ -144,15 +144,15 @@ class NetEstimator(BaseEstimator, ABC):
         Conformity scores are removed, because they refer to the earlier predictions.
         The default network gains nothing from several threads, and uses one.
         """
-        limit = one_thread() if self.estimator is None else nullcontext()
-        before = dict(self.__dict__)
+        thread_limit = one_thread() if self.estimator is None else nullcontext()
+        attributes = dict(self.__dict__)
         self.__dict__.pop("_conformal", None)
-        with progress.reporting(type(self).__name__, self.verbose), limit:
+        with progress.reporting(type(self).__name__, self.verbose), thread_limit:
             try:
                 yield
-            except BaseException:
+            except BaseException:  # also Ctrl-C
                 self.__dict__.clear()
-                self.__dict__.update(before)
+                self.__dict__.update(attributes)
                 raise
             if self.verbose:
                 progress.line(self._summary())
@@ -161,8 +161,8 @@ class NetEstimator(BaseEstimator, ABC):
         """Raise an error for invalid parameters."""
         self._validate_params()
         check_net(self.estimator, self._targets_kind.example_net)
-        other = sibling(type(self).__name__, is_classifier(self))
-        check_likelihood(self.likelihood, is_classifier(self), other)
+        alternative = sibling(type(self).__name__, is_classifier(self))
+        check_likelihood(self.likelihood, is_classifier(self), alternative)
 
     def _check_settings(self) -> None:
         """Raise an error for invalid parameters that affect predictions."""
@@ -175,7 +175,11 @@ class NetEstimator(BaseEstimator, ABC):
     def _new_trainer(
         self, kind: type[T], validation_fraction: float | None, **options: Any
     ) -> T:
-        """Return a trainer; ``options`` are specific to the trainer's class."""
+        """Return a trainer of the given class with the parameters of this estimator.
+
+        ``options`` are further arguments of the class. ``validation_fraction`` is None
+        if nothing is tuned on held-out samples.
+        """
         return kind(
             estimator=self.estimator,
             targets=self._targets,
@@ -188,7 +192,11 @@ class NetEstimator(BaseEstimator, ABC):
 
     # ----------------------------------------------------------------- samples
     def _encode(self, samples: Samples) -> TrainingData:
-        """Check and encode samples, and store the encoding for later samples."""
+        """Return the checked and encoded samples of ``fit``, including any ``X_val``.
+
+        Store the format of the inputs and the encoding of the targets, which later
+        samples must match.
+        """
         self._input_type = InputForm.of(inner_net(self.estimator), samples.X)
         samples.check_held_out()
         check_loader(samples.X)
@@ -200,6 +208,7 @@ class NetEstimator(BaseEstimator, ABC):
             )
         X, y = self._check_samples(samples.X, samples.y, reset=True)
         weights = as_weights(samples.sample_weight, y.shape[0])
+        # the encoding depends on the weights: they weight the mean of normalised y
         samples = replace(samples, sample_weight=weights)
         with naming(y="y"):
             targets = self._infer_targets(y, samples)
@@ -211,21 +220,26 @@ class NetEstimator(BaseEstimator, ABC):
             return data
         with naming(X="X_val", y="y_val"):
             X, y = self._check_samples(samples.X_val, samples.y_val, reset=False)
-            groups = as_groups(samples.groups_val, y.shape[0], "groups_val")
-            validation = weighted_data(targets, X, y, None, groups, name="y_val")
+            groups_val = as_groups(samples.groups_val, y.shape[0], "groups_val")
+            validation = weighted_data(targets, X, y, None, groups_val, name="y_val")
+        # a frozen network may have been trained on other rows than X
         if samples.X_val is samples.X and not is_frozen(self.estimator):
             raise ValueError(
                 "X_val is X, so fit would tune on the rows that the network is trained "
                 "on. Pass other rows. Without X_val, fit holds out rows of X itself."
             )
         warn_of_other_ranges(data.X, validation.X)
-        warn_of_seen_groups(data.groups, groups)
+        warn_of_seen_groups(data.groups, groups_val)
         return replace(data, validation=validation)
 
     def _check_samples(
         self, X: Inputs, y: ArrayLike, *, reset: bool
     ) -> tuple[Any, Any]:
-        """Return validated and cast inputs, and validated targets."""
+        """Return validated and cast inputs, and validated targets.
+
+        With ``reset``, store the features of the inputs (number, names, keys or axes).
+        Otherwise, raise an error if the inputs do not match those of ``fit``.
+        """
         X, y = self._input_type.check_samples(
             self, X, y, reset=reset, allow_nd=is_classifier(self)
         )
@@ -347,8 +361,9 @@ class NetEstimator(BaseEstimator, ABC):
             )
         if cv is None:
             scores = self._conformity(self, X, y)
-            labels = as_groups(groups, len(scores))
-            score_groups = None if labels is None else [labels]
+            group_labels = as_groups(groups, len(scores))
+            score_groups = None if group_labels is None else [group_labels]
+            # without models of folds, the estimator itself predicts
             self._conformal = Conformal.of([], [scores], settings, score_groups)
             return self
         if is_frozen(self.estimator):
@@ -356,17 +371,18 @@ class NetEstimator(BaseEstimator, ABC):
                 "cv trains the network on folds, but this network is frozen. Use "
                 "cv=None, with rows that the network was not trained on."
             )
-        inputs, labels = self._check_samples(X, y, reset=False)
-        codes = self._targets.encode(labels)
-        data = TrainingData(inputs, codes, None, as_groups(groups, len(codes)))
-        rows = replace(data, X=X, y=labels)
+        inputs, targets = self._check_samples(X, y, reset=False)
+        encoded = self._targets.encode(targets)
+        # encoded samples show which rows are copies; clones encode the given rows anew
+        data = TrainingData(inputs, encoded, None, as_groups(groups, len(encoded)))
+        rows = replace(data, X=X, y=targets)
         folds = folds_of(data, y, cv, self._seed, self._targets.stratify)
         models, fold_scores = [], []
-        for seen, held_out in folds:
+        for train, held_out in folds:
             model = clone(self)
             with model._reported():
-                part = select(rows, seen)
-                model._fit(Samples(part.X, part.y, groups=part.groups, is_part=True))
+                seen = select(rows, train)
+                model._fit(Samples(seen.X, seen.y, groups=seen.groups, is_part=True))
             scored = select(rows, held_out)
             fold_scores.append(self._conformity(model, scored.X, scored.y))
             models.append(model)
@@ -377,7 +393,10 @@ class NetEstimator(BaseEstimator, ABC):
         return self
 
     def _calibrated(self) -> Conformal:
-        """Return the conformity scores, or raise ValueError if there are none."""
+        """Return the conformity scores for the current settings of predictions.
+
+        Raise ValueError if there are none, or if the settings have changed since.
+        """
         check_is_fitted(self)
         conformal = self._conformal
         if conformal is None or conformal.settings != self._prediction_settings():
@@ -390,13 +409,19 @@ class NetEstimator(BaseEstimator, ABC):
 
     def _prediction_settings(self) -> dict[str, Any]:
         """Return the values of parameters that affect predictions."""
+        # these two affect the speed and memory of predictions, but not their values
         names = {*_PREDICTING} - {"batch_size", "n_jobs"}
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     # ------------------------------------------------------------------- files
     def __reduce_ex__(self, protocol: object) -> Any:
-        """Pickle the estimator with its tensors on the CPU; skorch pickles the nets."""
-        if type(self).__getstate__ is not NetEstimator.__getstate__:  # of the user
+        """Return what pickle stores: a constructor, its arguments and the state.
+
+        The tensors of the state are on the CPU, for machines without a GPU. skorch
+        pickles the nets.
+        """
+        # a user's subclass decides itself what to store
+        if type(self).__getstate__ is not NetEstimator.__getstate__:
             return Unpickled, (type(self),), self.__getstate__()
         state = self._to_store(self.__dict__)
         state = moved_entries(state, _WITH_TENSORS, "cpu")
@@ -417,21 +442,24 @@ class NetEstimator(BaseEstimator, ABC):
         if not is_pickle and isinstance(self.__dict__.get("memory"), str | PathLike):
             self.__dict__["memory"] = None
         if "estimator_" in self.__dict__:
-            if self.estimator_ is None:
+            if self.estimator_ is None:  # the unchanged copy of a frozen net
                 self.estimator_ = copied(inner_net(self.estimator))
             device = device_of(self.estimator_)
             self.__dict__.update(moved_entries(self.__dict__, _WITH_TENSORS, device))
 
     @staticmethod
     def _to_store(state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state, without the copy of a frozen net if it is unchanged."""
+        """Return the state, without the copy of a frozen net if it is unchanged.
+
+        `__setstate__` copies the frozen net again.
+        """
         estimator, fitted = state.get("estimator"), state.get("estimator_")
         if fitted is None or not is_frozen(estimator):
             return state
         original = getattr(inner_net(estimator), "module_", None)
         try:
             is_copy = fingerprint(fitted.module_) == fingerprint(original)
-        except Exception:  # code without source, such as a lambda
+        except Exception:  # no fingerprint: code without source, such as a lambda
             return state
         return {**state, "estimator_": None} if is_copy else state
 
@@ -443,15 +471,15 @@ class NetEstimator(BaseEstimator, ABC):
         phrases = [*self._fit_summary(), f"{type(likelihood).__name__} likelihood"]
         if likelihood.has_noise:
             low, high = np.min(self.sigma_noise_), np.max(self.sigma_noise_)
-            shown = f"{low:.3g} to {high:.3g}" if high > low else f"{low:.3g}"
-            phrases.append(f"sigma_noise {shown}")
+            levels = f"{low:.3g} to {high:.3g}" if high > low else f"{low:.3g}"
+            phrases.append(f"sigma_noise {levels}")
         if getattr(self, "pred_type", "glm") != "glm":
             phrases.append(f"pred_type {self.pred_type}")
-        elif hasattr(self, "_link_name"):
+        elif hasattr(self, "_link_name"):  # a classifier
             phrases.append(f"link_approx {self._link_name()}")
-        for name, shown in _SHOWN.items():
+        for name, label in _SHOWN.items():
             if hasattr(self, name):
-                phrases.append(f"{shown} {getattr(self, name):.4g}")
+                phrases.append(f"{label} {getattr(self, name):.4g}")
         return ", ".join(phrases)
 
     @available_if(lambda self: hasattr(self, "estimator_"))  # type: ignore[untyped-decorator]

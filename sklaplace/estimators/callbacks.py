@@ -183,7 +183,8 @@ class MarglikTraining(PriorCallback):
         constraints: Constraints = {
             **constraints_of(LaplaceParameters),
             **constraints_of(type(self)),
-            # a subnetwork is selected after training
+            # fewer values than in the estimators: a subnetwork is selected after
+            # training, and an exact Hessian can be indefinite during training
             "subset_of_weights": [StrOptions({*SUBSETS} - {"subnetwork"}), list, tuple],
             "curvature": [
                 StrOptions({k for k, kind in CURVATURES.items() if not kind.is_exact})
@@ -205,7 +206,10 @@ class MarglikTraining(PriorCallback):
         return self.subset_of_weights
 
     def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
-        """Check the parameters, and return the layout of the weights with a prior."""
+        """Start the state of a training, and return the layout of weights with a prior.
+
+        Raise an error for parameters that do not fit the network.
+        """
         settings, layout = self._options, spec.layout
         network = TrainedNetwork(net, spec)
         options.check_prior_shape(self.prior_precision, self.prior_structure, layout)
@@ -226,13 +230,16 @@ class MarglikTraining(PriorCallback):
         return self.training_.spec.likelihood.scale(h.sigma_noise) / h.temperature
 
     def on_epoch_end(self, net: NeuralNet, **kw: object) -> None:
-        """Update the hyperparameters if an update is due, and store the best epoch."""
+        """Update the hyperparameters if an update is due, and store the best epoch.
+
+        The best epoch has the highest evidence. Its weights are loaded at the end.
+        """
         self.epoch_ += 1
-        epoch = self.epoch_ - self.n_burnin - 1
-        if epoch < 0 or epoch % self.every:
+        n_since_first_update = self.epoch_ - self.n_burnin - 1
+        if n_since_first_update < 0 or n_since_first_update % self.every:
             net.history.record("log_marginal_likelihood", float("nan"))
             return
-        if epoch == 0:
+        if n_since_first_update == 0:  # compared with the losses after training
             self.before_ = self._held_out_losses(net)
         posterior = self._updated(self._posterior(net))
         value = float(posterior.log_marginal_likelihood())
@@ -242,12 +249,17 @@ class MarglikTraining(PriorCallback):
             state = {k: v.clone() for k, v in net.module_.state_dict().items()}
             self.best_ = _Best(value, self.epoch_, h, state)
         net.history.record("log_marginal_likelihood", value)
+        # skorch's printed log and checkpoints use the suffix "_best"
         net.history.record("log_marginal_likelihood_best", is_best)
 
     def on_train_end(
         self, net: NeuralNet, X: Any = None, y: Any = None, **kw: object
     ) -> None:
-        """Load the weights with the highest evidence into the module."""
+        """Load the weights of the epoch with the highest evidence into the module.
+
+        Set the fitted attributes from this epoch. Without any update, warn, and keep
+        the final weights and the initial hyperparameters.
+        """
         best = self.best_
         if best is None:
             warn_user(
@@ -262,12 +274,16 @@ class MarglikTraining(PriorCallback):
         self.sigma_noise_ = plain(best.hyperparameters.sigma_noise)
         layout = self.training_.layout
         logs = priors.expand(best.hyperparameters.prior_precision, layout).log()
-        pairs = zip(layout.blocks, layout.split(logs), strict=True)
-        self.precisions_ = {block.name: math.exp(part.mean()) for block, part in pairs}
+        logs_of_blocks = zip(layout.blocks, layout.split(logs), strict=True)
+        self.precisions_ = {b.name: math.exp(log.mean()) for b, log in logs_of_blocks}
+        # last, because it deletes the state of the training
         super().on_train_end(net, X=X, y=y, **kw)
 
     def _posterior(self, net: NeuralNet) -> GaussianPosterior:
-        """Return the posterior at the current weights and hyperparameters."""
+        """Return the posterior at the current weights and hyperparameters.
+
+        The curvature takes one pass over the training data.
+        """
         spec, settings = self.training_.spec, self._options
         network, curvature = TrainedNetwork(net, spec), settings.configured_curvature
         sums = accumulate(
@@ -288,6 +304,7 @@ class MarglikTraining(PriorCallback):
         current = posterior.hyperparameters
 
         def damped(name: str) -> Tensor:
+            """Return the value between the optimum (damping 0) and the current one."""
             optimum: Tensor = getattr(best, name).log()
             return optimum.lerp(getattr(current, name).log(), self.damping).exp()
 
@@ -399,11 +416,15 @@ class PriorTraining(PriorCallback):
         validate_parameter_constraints(constraints, vars(self), type(self).__name__)
 
     def _subset(self, net: NeuralNet) -> Any:
-        """Return the names of the weights that the earlier posterior covers."""
+        """Return the names of the weights that the earlier posterior covers.
+
+        Raise ValueError if the network lacks them, or has them in other shapes.
+        """
         named, layout = unwrapped(net.module_).named_parameters(), self.prior.layout
         shapes = {name: tuple(parameter.shape) for name, parameter in named}
-        shared = [block for block in layout.blocks if block.name in shapes]
-        blocks = tuple(replace(block, shape=shapes[block.name]) for block in shared)
+        present = [block for block in layout.blocks if block.name in shapes]
+        # the same layout, but with the shapes of the network's own parameters
+        blocks = tuple(replace(block, shape=shapes[block.name]) for block in present)
         options.check_earlier_layout(self.prior, replace(layout, blocks=blocks))
         return [block.name for block in layout.blocks]
 
@@ -411,7 +432,7 @@ class PriorTraining(PriorCallback):
         """Start at the earlier mean, and return the layout of its weights."""
         self.earlier_ = move(self.prior.as_prior(), device_of(net))
         layout = self.earlier_.layout
-        layout.write(self.earlier_.mean, unwrapped(net.module_))
+        layout.write(self.earlier_.mean, unwrapped(net.module_))  # in place
         return layout
 
     def _prior_gradient(self, theta: Tensor) -> Tensor:

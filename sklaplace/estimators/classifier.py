@@ -240,15 +240,22 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
     # --------------------------------------------------------------------- fit
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
-        """Return the trainer; covariances of the outputs must fit into memory."""
+        """Return the trainer; covariances of the outputs must fit into memory.
+
+        Only linearised predictions use covariances, and only with some links.
+        """
         is_linearised = options.pred_type == "glm"
-        needs = is_linearised and not self._needs_variances_only(self._link().diagonal)
-        return replace(super()._trainer(options), takes_covariances=needs)
+        needed = is_linearised and not self._needs_variances_only(self._link().diagonal)
+        return replace(super()._trainer(options), takes_covariances=needed)
 
     def _score(
         self, likelihood: ClassificationLikelihood, *, is_given: bool
     ) -> HeldOutScore:
-        """Return the log loss of the link's probabilities on held-out samples."""
+        """Return the log loss of the link's probabilities on held-out samples.
+
+        Tuning evaluates the score many times, so it can use a faster link in single
+        precision (``link.score``).
+        """
         link = self._link()
         return HeldOutScore(
             partial(
@@ -325,13 +332,14 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         if not hasattr(self, "posterior_"):
             with self._reported():
                 return self._fit(Samples(X, y, sample_weight, classes=classes))
+        # there is nothing to add if the criterion ignores all labels
         if not self._targets.is_ignored(as_array(y, "y")).all():
             self._add_samples(X, y, sample_weight)
         return self
 
     def _check_classes(self, classes: np.ndarray, y: ArrayLike) -> None:
         """Raise ValueError if ``classes`` has changed, or if it lacks some labels."""
-        fitted = getattr(self, "classes_", classes)
+        fitted = getattr(self, "classes_", classes)  # the same in the first call
         if not np.array_equal(fitted, classes):
             raise ValueError(
                 f"classes={classes.tolist()} differ from the classes of the first "
@@ -393,8 +401,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
                 f"link_approx={self._link_name()!r} has no closed form. Set one of "
                 f"{', '.join(names)} with set_params; no new fit is needed."
             )
-        like = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
-        logits, _ = self._likelihood.class_logits(like, like)
+        # the points of the link depend only on the shape and dtype of the logits
+        zeros = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
+        logits, _ = self._likelihood.class_logits(zeros, zeros)
         points = self._points(link)(logits)
         return PredictiveModule.of(
             outputs,
@@ -411,7 +420,10 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         )
 
     def _map_proba(self, X: Inputs, reduce: Reduction = unchanged) -> np.ndarray:
-        """Return probabilities under Gaussian logits, or averaged over draws."""
+        """Return probabilities under Gaussian logits, or averaged over draws.
+
+        The link is the approximation that converts Gaussian logits to probabilities.
+        """
         if not self._outputs().model.is_gaussian:
             return super()._map_proba(X, reduce)
         link, n_classes = self._link(), self._targets.n_classes
@@ -452,7 +464,10 @@ def _log_proba(
     mean: Tensor,
     cov: Tensor,
 ) -> Tensor:
-    """Return finite log probabilities (b, K) for Gaussian outputs, for tuning."""
+    """Return finite log probabilities (b, K) for Gaussian outputs, for tuning.
+
+    The link maps the moments of the logits, and its ``points``, to probabilities.
+    """
     mean, cov = likelihood.class_logits(mean, cov)
     proba = link(mean, cov, points(mean))
     return proba.clamp(min=torch.finfo(torch.float64).tiny).log()
@@ -466,5 +481,5 @@ def _reduced_proba(
     mean: Tensor,
     cov: Tensor,
 ) -> Tensor:
-    """Return the reduced probabilities for Gaussian logits."""
+    """Return ``reduce`` of the link's probabilities (b, K) for Gaussian logits."""
     return reduce(normalised(link(mean, cov, points(mean)), n_classes))

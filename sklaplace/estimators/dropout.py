@@ -70,22 +70,26 @@ class SharedMasks(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run an operator; dropout operators use the masks of the current draw."""
+        # the innermost running module is the one that draws
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.drawing.update(self.running[-1:])
         if func not in OPERATORS:
             return func(*args, **(kwargs or {}))
         x, p = (*args, 0.5)[:2]  # p is 0.5 by default
-        if func is OPERATORS[0]:
+        if func is OPERATORS[0]:  # fills x with ones, each with probability p
             return x.copy_(self._kept(x, p))
-        mask = self._kept(x, 1 - p)  # fused on a GPU
+        mask = self._kept(x, 1 - p)  # fused on a GPU; returns outputs and mask
         return x * mask / (1 - p), mask.bool()
 
     def _kept(self, x: Tensor, share: float) -> Tensor:
-        """Draw a mask for one sample, with ones for kept units, and repeat it."""
+        """Draw a mask for one sample, and repeat it to the shape of ``x``.
+
+        A unit is kept (one instead of zero) with probability ``share``.
+        """
         shape = list(x.shape)
         if isinstance(self.running[-1], nn.RNNBase):
             shape[-2] = 1  # after time, or the only axis of packed sequences
-        else:  # attention folds its heads into the axis of samples
+        else:  # attention folds its n heads into the axis of samples, others have n = 1
             n, rest = divmod(shape[0], self.n_samples or shape[0])
             shape[0] = 1 if rest else n
         mask = torch.rand(shape, generator=self.generator) >= 1 - share
@@ -106,11 +110,13 @@ def drawn_mask(
 ) -> Iterator[SharedMasks]:
     """Drop the same units for all samples, with the network in evaluation mode.
 
-    ``modules`` is a network, or a list of the modules that draw as in training.
+    ``modules`` is a network, or a list of the modules that draw as in training. Yield
+    the mode, whose ``drawing`` then contains the modules that drew random numbers.
     """
     masks = SharedMasks(generator, n_samples)
 
     def enter(owner: nn.Module, inputs: Any) -> Any:
+        """Note the running module; protect inputs from dropout that works in place."""
         masks.running.append(owner)
         return copied(inputs) if getattr(owner, "inplace", False) else None
 
@@ -120,7 +126,7 @@ def drawn_mask(
     with ExitStack() as stack:
         if isinstance(modules, nn.Module):
             modules = dropping_modules(modules)
-        for owner in modules:
+        for owner in modules:  # the stack restores its mode and removes the hooks
             stack.callback(setattr, owner, "training", owner.training)
             owner.training = True
             stack.enter_context(owner.register_forward_pre_hook(enter))
@@ -131,7 +137,10 @@ def drawn_mask(
 def mark_dropping_modules(net: NeuralNet, x: Batch) -> set[str]:
     """Mark a net's modules that draw in training mode; return the names of their types.
 
-    A copy of the net is called once in training mode.
+    A copy of the net is called twice. In the first call, all modules except batch norm
+    are in training mode, and those that draw are marked. In the second call, as in
+    predictions, only dropout layers and marked modules are. Raise ValueError if one of
+    them then no longer draws.
     """
     forward = as_forward(copied_net(net))
     named = dict(forward.module.named_modules())
@@ -140,7 +149,7 @@ def mark_dropping_modules(net: NeuralNet, x: Batch) -> set[str]:
         forward.returned(x)
     drawing = {name: owner for name, owner in named.items() if owner in masks.drawing}
     for name, owner in drawing.items():
-        if not isinstance(owner, DROPOUTS):
+        if not isinstance(owner, DROPOUTS):  # dropout layers need no mark
             for module in (forward.module, as_forward(net).module):
                 setattr(module.get_submodule(name), _MARK, True)
     with forward.frozen(), drawn_mask(forward.module, torch.Generator()) as masks:
@@ -200,7 +209,7 @@ class DropoutTrainer(Trainer):
                 f"{names} from torch.nn."
             )
         order = torch.tensor([-1])  # a batch of another size, and another sample
-        with forward.frozen():
+        with forward.frozen():  # the last sample has equal outputs if masks are shared
             first = mc_dropout_outputs(forward, x, [0])
             again = mc_dropout_outputs(forward, tree_rows(x, order), [0])
         if not torch.allclose(first[order], again, rtol=1e-3, atol=1e-3):

@@ -51,13 +51,17 @@ class EnsembleDraws(OutputModel):
     chosen: tuple[int, ...]
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
-        """Return the outputs (b, c, s), with one network per draw."""
-        by_network: dict[int, Tensor] = {}
+        """Return the outputs (b, c, s), with one network per draw.
+
+        ``forward`` is not used, because it is that of the first network only.
+        """
+        # a network that was drawn several times is called once
+        outputs_of: dict[int, Tensor] = {}
         for index in set(self.chosen):
-            member = self.networks[index].forward()
-            with member.frozen(), torch.no_grad():
-                by_network[index] = member(x).double()
-        return torch.stack([by_network[index] for index in self.chosen], -1)
+            forward_of_network = self.networks[index].forward()
+            with forward_of_network.frozen(), torch.no_grad():
+                outputs_of[index] = forward_of_network(x).double()
+        return torch.stack([outputs_of[index] for index in self.chosen], -1)
 
     def redrawn(self, n_samples: int, seed: int) -> "EnsembleDraws":
         """Return the outputs of networks that are drawn with replacement."""
@@ -88,12 +92,14 @@ class EnsembleTrainer(Trainer):
     def train(self, data: TrainingData) -> TrainedNetwork:
         """Train networks with the same held-out samples; return the first network."""
         net = inner_net(self.estimator)
+        # if neither the user nor the net holds out samples, hold out the same ones for
+        # all networks, before each is trained
         if data.validation is None and not getattr(net, "train_split", None):
             split = self.hold_out(data)
             if split is not None:
                 train, held_out = split
                 data = data.split(train, held_out)
-            self._keyed = None  # workers do not need it
+            self._keyed = None  # a cache of sample keys, which workers do not need
         seeds = np.random.default_rng(self.seed).integers(2**31, size=self.n_estimators)
         arguments = [(int(seed), data) for seed in seeds]
         n_jobs = _processes(self.n_jobs)
@@ -142,7 +148,7 @@ class BaseEnsemble(BaseSampling):
     def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
         """Set fitted attributes, including the networks of all members."""
         self.estimators_ = [member.net for member in trainer.networks]
-        # do not store the samples
+        # without the training and held-out samples, which predictions do not need
         self._networks = [TrainedNetwork(n.net, n.spec) for n in trainer.networks]
         super()._set_fitted(trainer, network)
         self.n_iter_ = max(n_epochs(net) for net in self.estimators_)

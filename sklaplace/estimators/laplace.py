@@ -180,36 +180,41 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
             return self._fit(samples)
 
     def _fit(self, samples: Samples) -> Any:
-        """Fit to samples as passed by the user, and return the estimator."""
+        """Fit to samples as passed by the user, and return the estimator.
+
+        The posterior comes first. The residual and the noise model then learn from the
+        predictions of this posterior for held-out samples.
+        """
         # check the parameters
         options = self._check_options()
         warn_of_weight_scale(samples.sample_weight)
         check_memory(self.memory)
         # encode the samples
         data = self._encode(samples)
-        validation = self._cross_validation(samples)
+        cross_validation = self._cross_validation(samples)
         self._seed = draw_seed(self.random_state)
         options = self._scaled(options)
-        # train the network, and accumulate the curvature of its loss
+        # train the network and accumulate the curvature of its loss, unless cached
         trainer = replace(
             self._trainer(options),
             is_part=samples.is_part,
-            splits=None if validation is None else validation.splits,
+            splits=None if cross_validation is None else cross_validation.splits,
         )
-        entry = cache_entry(
+        cached = cache_entry(
             trainer,
             data,
             memory=self.memory,
             random_state=self.random_state,
             settings=self._fit_settings(options),
         )
-        fit: LaplaceFit | None = None if entry is None else entry.load()
+        fit: LaplaceFit | None = None if cached is None else cached.load()
         if fit is None:
             network, folds = train_with_folds(trainer, data)
             fit = accumulate_fit(options, network, folds)
-            if entry is not None and not trainer.is_interrupted:
-                entry.store(fit.stored())
-        else:
+            # after Ctrl-C, the next fit with these settings should train to the end
+            if cached is not None and not trainer.is_interrupted:
+                cached.store(fit.stored())
+        else:  # the cache does not depend on all options
             trainer.check_trained(fit.network)
         fit = with_scaled_novelty(options, fit)
         # tune the prior precision and the noise
@@ -218,8 +223,8 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         # the largest value, unless held-out samples choose another
         self.residual_steepness_ = steepnesses(likelihood)[-1]
         tuner = None
-        if validation is not None:
-            tuner = self._grid_tuner(options, validation, fit)
+        if cross_validation is not None:
+            tuner = self._grid_tuner(options, cross_validation, fit)
         posterior = tuned_posterior(options, fit, score, tuner)
         self._set_fitted(options, fit.network, posterior)
         loss = loss_per_target(fit.data_fit, fit.network, posterior)
@@ -229,10 +234,10 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         residual = self._residual_of(fit.novelty, posterior)
         if residual is None and options.residual_variance:
             warn_without_residual(posterior, options)
-        outputs = []
+        held_out_outputs = []
         if residual is not None or self._models_noise:
-            outputs = self._held_out_outputs(fit)
-        self._fit_noise(self._with_chosen_steepness(outputs, score))
+            held_out_outputs = self._held_out_outputs(fit)
+        self._fit_noise(self._with_chosen_steepness(held_out_outputs, score))
         return self
 
     def _cross_validation(self, samples: Samples) -> CrossValidation | None:
@@ -247,7 +252,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         return replace(options, sigma_noise=noise, seed=self._seed)
 
     def _fit_settings(self, options: LaplaceOptions) -> dict[str, Any]:
-        """Return settings that affect the `LaplaceFit`, for the cache."""
+        """Return settings that affect the `LaplaceFit`, for the key of the cache."""
         settings = {
             "targets": (self._targets.likelihoods, self._targets.n_outputs),
             "likelihood": self._likelihood_settings(),
@@ -258,7 +263,11 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         return settings
 
     def _held_out_outputs(self, fit: LaplaceFit) -> list[BatchedOutputs]:
-        """Return the outputs of all networks that have held-out samples."""
+        """Return the outputs of all networks that have held-out samples.
+
+        With folds, these are the networks of the folds. Otherwise, it is the fitted
+        network, or none.
+        """
         if not fit.folds:
             has_held_out = fit.network.held_out is not None
             return [replace(self._outputs(), network=fit.network)] * has_held_out
@@ -271,15 +280,15 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
     def _with_chosen_steepness(
         self, outputs: list[BatchedOutputs], score: HeldOutScore
     ) -> list[BatchedOutputs]:
-        """Choose the steepness of the residual, if any, on held-out outputs.
+        """Choose and set the steepness of the residual on held-out outputs.
 
-        Return the outputs with this steepness.
+        Return the outputs with this steepness, or unchanged if they have no residual.
         """
-        if not any(isinstance(one.model, ResidualOutputs) for one in outputs):
+        if not any(isinstance(each.model, ResidualOutputs) for each in outputs):
             return outputs
         values = steepnesses(self.posterior_.likelihood)
         self.residual_steepness_ = chosen_steepness(outputs, score, values)
-        return [with_steepness(one, self.residual_steepness_) for one in outputs]
+        return [with_steepness(each, self.residual_steepness_) for each in outputs]
 
     @property
     def _models_noise(self) -> bool:
@@ -298,9 +307,11 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         """Set the fitted attributes that describe the posterior."""
         self._options = options
         self.estimator_ = network.net
+        # tuning can change the ratios of the likelihood's noise levels
         self.network_spec_ = replace(network.spec, likelihood=posterior.likelihood)
         self.posterior_ = posterior
         self.n_iter_ = n_epochs(network.net)
+        # users see one value per group of tensors, the posterior has one per tensor
         groups = posterior.hyperparameters.groups
         self.prior_precision_ = plain(by_group(posterior.prior_precision, groups))
         self.temperature_ = plain(posterior.hyperparameters.temperature)
@@ -347,6 +358,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:
         """Return the options; raise an error for invalid values."""
+        # the noise is a parameter of regressors only, and `_scaled` sets the seed
         set_later = {"sigma_noise", "seed"}
         names = [f.name for f in fields(LaplaceOptions) if f.name not in set_later]
         values = {name: getattr(self, name) for name in names}
@@ -356,6 +368,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
                 f"likelihood={self.likelihood!r} needs a network trained with the "
                 "same loss, unlike the default network. Pass a skorch net."
             )
+        # an earlier posterior replaces these parameters, so they must be unchanged
         defaults = {name: getattr(type(self), name) for name in REPLACED}
         return LaplaceOptions.of(values, defaults)
 
@@ -387,7 +400,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         posterior: GaussianPosterior,
         novelty: Novelty | None,
     ) -> BatchedOutputs:
-        """Distribution of a network's outputs under a posterior."""
+        """Distribution of a network's outputs under a posterior, with any residual."""
         n_samples = int(self.n_samples)
         model = OUTPUT_MODELS[self.pred_type](n_samples, self._seed, posterior)
         residual = self._residual_of(novelty, posterior)
@@ -409,7 +422,10 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
     def _residual_of(
         self, novelty: Novelty | None, posterior: GaussianPosterior
     ) -> Residual | None:
-        """Return the residual for the given novelty and posterior."""
+        """Return the residual for the given novelty and posterior, or None without one.
+
+        In regression, its variance is in units of the noise, which the posterior has.
+        """
         # the parameter can change after fit
         variance = replace(self._options, residual=self.residual).residual_variance
         if novelty is None or not variance:
@@ -430,6 +446,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         """Add the curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
         with self._reported():
+            # parameters may have changed since fit, which used `self._options`
             options = self._check_options()
             check_addable(self.posterior_, self.network_spec_, self._options, options)
             warn_of_weight_scale(sample_weight)
@@ -437,6 +454,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
             data = self._new_data(X, y, sample_weight)
             samples = data.dataset(self.estimator_)
             network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
+            # novelty is measured at the trained weights, curvature at the mean
             novelty = novelty_with_samples(options, self._novelty, network)
             network = network_at_mean(self.posterior_, network, data)
             self.posterior_ = with_samples(options, self.posterior_, network)
@@ -513,6 +531,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
 
     def _evidence(self, posterior: GaussianPosterior) -> Tensor:
         """Return the scalar log evidence of the targets in units of ``y``."""
+        # the density of y is that of normalised targets, divided by their unit
         log_unit = np.log(self._targets.noise_unit) * posterior.data_fit.n_targets
         return posterior.log_marginal_likelihood() - log_unit
 
@@ -604,8 +623,8 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         -------
         object
             The estimator, with updated ``posterior_``, ``prior_precision_``,
-            ``temperature_`` and, for a regressor, ``sigma_noise_``. Any recalibration
-            is undone.
+            ``temperature_`` and, for a regressor, ``sigma_noise_``. Held-out samples
+            also adjust the residual, if there is one. Any recalibration is undone.
 
         Raises
         ------
@@ -643,10 +662,10 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         check_is_fitted(self)
         self._check_settings()
         with self._reported():
-            free = free_parameters(self.posterior_, parameters)
+            tuned_names = free_parameters(self.posterior_, parameters)
             network = TrainedNetwork(self.estimator_, self.network_spec_)
             if X is None:
-                check_evidence(free, y, sample_weight)
+                check_evidence(tuned_names, y, sample_weight)
             else:
                 check_loader(X, "tune")
                 if y is None:
@@ -658,10 +677,11 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
             options = replace(self._options, residual=self.residual)
             with progress.phase("tune"), nullcontext() if X is None else naming(X="X"):
                 posterior = retuned_posterior(
-                    options, self.posterior_, network, score, free
+                    options, self.posterior_, network, score, tuned_names
                 )
             self._set_fitted(self._options, network, posterior)
             residual = self._residual_of(self._novelty, posterior)
+            # learn from the new samples what is far from the data
             if network.held_out is not None and residual is not None:
                 novelty = held_out_novelty(options, network, self._novelty)
                 if self._novelty is not None and novelty is not None:
@@ -734,6 +754,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
                 "pred_type='glm'."
             )
         forward = outputs.network.forward()
+        # the covariance is between the outputs of ``n_joint`` samples
         rows, n_joint = self._input_type.cast_tensors(x, self.estimator_.module_), 1
         if joint:
             rows, n_joint = without_groups(rows)
@@ -741,4 +762,5 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
             raw_outputs(self.estimator_, rows)  # raises for invalid inputs
             mean, cov = model.in_graph(forward, rows, n_joint)
             mean, cov = require_finite(mean, cov)
+            # to units of y, in the graph
             return self._targets.restored_outputs(self._likelihood, mean, cov)

@@ -90,9 +90,10 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         function: Callable[[Tensor, Tensor], Tensor],
         kind: dirichlet.Approximation | Link,
     ) -> np.ndarray:
-        """Apply a function to the Gaussians over class logits, (n·r, ...).
+        """Return a function's values for the Gaussians over class logits, (n·r, ...).
 
-        ``kind`` states whether the function requires covariances, and centred logits.
+        There are r labels per sample. ``kind`` states whether the function requires
+        covariances, and centred logits.
         """
         (values,) = self._outputs().map_gaussian(
             self._check_inputs(X),
@@ -128,22 +129,27 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         method = self.dirichlet_approx if method is None else method
         check_option("method", method, dirichlet.APPROXIMATIONS)
         approximation = dirichlet.APPROXIMATIONS[method]
+        # the approximation is a function, and has the settings that it requires
         alpha = self._map_logits(X, approximation, approximation)
+        # a network with one logit has two columns, even if fit had a single class
         return alpha[:, : self._targets.n_classes]
 
     def _entropies(self, X: Inputs, method: str) -> np.ndarray:
-        """Return total, aleatoric and epistemic entropy of each label, (n·r, 3)."""
+        """Return total, aleatoric and epistemic entropy of each label, (n·r, 3).
+
+        ``method`` is "mc", for draws, or an approximation by a Dirichlet distribution.
+        """
         if method != "mc":
             entropies = dirichlet.uncertainty(self._concentrations(X, method))
         else:
             entropies = self._entropies_of_draws(X)
-        # a network with one logit has two classes
+        # if fit had a single class, a network with one logit still predicts two
         return entropies if self._targets.n_classes > 1 else np.zeros_like(entropies)
 
     def _entropies_of_draws(self, X: Inputs) -> np.ndarray:
         """Return the entropies of `_entropies`, estimated from draws of the logits."""
         outputs = self._outputs()
-        outputs.model.check_variance()
+        outputs.model.check_variance()  # raises for a single draw
         if outputs.model.is_gaussian:
             function = partial(_sampled_entropies, self.n_samples, self._seed)
             return self._map_logits(X, function, LINKS["mc"])
@@ -162,13 +168,18 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         labels = self._check_samples(X, y, reset=False)[1]
         codes = self._targets.encode(labels).reshape(-1, 1).astype(np.intp)
         scores = self._class_scores(model, X)
+        # codes of ignored labels are negative
         of_labels = np.take_along_axis(scores, codes.clip(min=0), axis=1)
         return np.where(codes >= 0, of_labels, np.nan)
 
     def _class_scores(self, model: Any, X: Inputs) -> np.ndarray:
-        """Return the conformity scores of all classes under a model, (n, K)."""
+        """Return the conformity scores of all classes under a model, (n, K).
+
+        A score is one minus the probability. A model of a fold can lack some classes,
+        which then have the probability zero.
+        """
         proba = model.predict_proba(X)
-        scores = np.ones((len(proba), len(self.classes_)))  # a fold can lack classes
+        scores = np.ones((len(proba), len(self.classes_)))
         scores[:, np.searchsorted(self.classes_, model.classes_)] -= proba
         return scores
 
@@ -267,8 +278,9 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         """
         check_is_fitted(self)
         is_single = self._targets.target_type.is_single
+        # this does not store the probabilities of all classes for all samples
         if is_single and self._targets.n_classes > MANY_CLASSES:
-            return self.predict_top_k(X, 1)[0][:, 0]
+            return self.predict_top_k(X, 1)[0][:, 0]  # labels (n, 1)
         proba = self.predict_proba(X)
         threshold = getattr(self.estimator_, "threshold", None)
         return self._targets.target_type.predict(proba, self.classes_, threshold)
@@ -325,6 +337,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
                 "predict_proba, whose columns are the labels."
             )
         k = min(k, self._targets.n_classes)
+        # pairs (n·r, k, 2) of a column and its probability
         largest = self._map_proba(X, partial(_largest, k))
         columns, proba = largest[..., 0].astype(np.intp), largest[..., 1]
         unflatten = target_type.unflatten
@@ -417,6 +430,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         seed = as_seed("random_state", random_state)
         draws = torch.as_tensor(outputs.sample(self._check_inputs(X), n_samples, seed))
         drawn = self._likelihood.probabilities(draws.mT)  # (n, s, K) or (n, s, r, K)
+        # target types expect two axes, so draws and labels are rows for a while
         proba = normalised(drawn.reshape(-1, drawn.shape[-1]), self._targets.n_classes)
         by_class = self._targets.target_type.probabilities(proba.numpy())
         by_draw = by_class.reshape(*drawn.shape[:2], *by_class.shape[1:])
@@ -654,6 +668,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         >>> model.score_samples(X[:3]).shape
         (3,)
         """
+        # after the total and the aleatoric entropy
         epistemic = self._entropies(X, "mc")[:, 2]
         return -epistemic.reshape(count_rows(X), -1).mean(1)
 
@@ -729,9 +744,10 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         q, k_max = check_set(q, k_max, reference)
         if method == "conformal":
             conformal = self._calibrated()
-            models = conformal.models or [self]
+            models = conformal.models or [self]  # those of folds, if there are any
             scores = [self._class_scores(model, X) for model in models]
             is_member = conformal.members(scores, 1 - q)
+            # otherwise, a set could be empty
             top = self.predict_proba(X).argmax(axis=1)[:, None]
             np.put_along_axis(is_member, top, True, axis=1)
             return is_member
@@ -768,7 +784,7 @@ def normals(n_samples: int, seed: int, like: Tensor) -> Tensor:
 
 
 def _proba_of_draws(likelihood: ClassificationLikelihood, draws: Tensor) -> Tensor:
-    """Return the probabilities (b·r, K, s) for drawn outputs (b, c, s)."""
+    """Return the probabilities (b·r, K, s) of r labels for drawn outputs (b, c, s)."""
     proba = likelihood.probabilities(draws.mT)  # (b, s, K) or (b, s, r, K)
     by_label = proba.movedim(1, -1)
     return by_label.reshape(-1, *by_label.shape[-2:])
@@ -780,29 +796,32 @@ def _mean_proba(
     reduce: Reduction,
     draws: Tensor,
 ) -> Tensor:
-    """Return the reduced probabilities, averaged over draws of the outputs."""
+    """Return the reduced probabilities, averaged over draws (b, c, s) of outputs."""
     proba = _proba_of_draws(likelihood, draws).mean(-1)
     return reduce(normalised(proba, n_classes))
 
 
 def _sampled_entropies(n_samples: int, seed: int, mean: Tensor, cov: Tensor) -> Tensor:
+    """Return entropies (b·r, 3) under Gaussian logits, estimated from draws."""
     return mc_uncertainty(mean, cov, normals(n_samples, seed, mean))
 
 
 def _entropies_of_draws(likelihood: ClassificationLikelihood, draws: Tensor) -> Tensor:
+    """Return entropies (b·r, 3) under drawn outputs (b, c, s)."""
     return uncertainty_of_draws(_proba_of_draws(likelihood, draws))
 
 
 def _largest(k: int, proba: Tensor) -> Tensor:
     """Return the columns and values of the k largest entries of each row, (b, k, 2).
 
-    The entries are sorted in descending order, and tied entries by column.
+    The entries are sorted in descending order, and tied entries by column. The order of
+    ties in ``topk`` is not defined, so it yields only the k-th largest value.
     """
     values = np.ascontiguousarray(proba.cpu().numpy())
     lowest = torch.from_numpy(values).topk(k, -1).values[:, -1].numpy()
     columns = np.empty((len(values), k), dtype=np.intp)
     for n, (row, limit) in enumerate(zip(values, lowest, strict=True)):
-        candidates = np.flatnonzero(row >= limit)
+        candidates = np.flatnonzero(row >= limit)  # more than k with ties
         columns[n] = candidates[np.argsort(-row[candidates], kind="stable")[:k]]
     pairs = columns.astype(np.float64), np.take_along_axis(values, columns, 1)
     return torch.from_numpy(np.stack(pairs, -1))

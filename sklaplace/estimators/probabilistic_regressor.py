@@ -64,9 +64,13 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
 
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: Any, samples: Samples) -> NumberTargets:
-        """Return the shape, mean and standard deviation of the targets in ``fit``."""
+        """Return the shape, mean and standard deviation of the targets in ``fit``.
+
+        The default network is trained on normalised targets if there are several
+        columns.
+        """
         # without a common unit, one noise level or prior would not suit all columns
-        several = np.prod(y.shape[1:]) > 1
+        needs_common_unit = self.estimator is None and np.prod(y.shape[1:]) > 1
         self._targets = self._targets_kind.infer(
             y,
             self._input_type,
@@ -74,7 +78,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
             self.sigma_noise,
             sibling(type(self).__name__, is_classifier=False),
             sample_weight=samples.sample_weight,
-            normalizes=bool(self.normalize_y) or (self.estimator is None and several),
+            normalizes=bool(self.normalize_y) or needs_common_unit,
         )
         return self._targets
 
@@ -93,11 +97,15 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
     @property
     def _noise(self) -> Any:
         """Standard deviation of the noise, in the likelihood's units, () or (c,)."""
+        # the likelihood multiplies the noise of columns by these factors
         relative = np.array(getattr(self._likelihood, "relative", None) or 1.0)
         return self.sigma_noise_ / self._targets.scaling.scale / relative
 
     def _set_noise(self, sigma: Any) -> None:
-        """Set ``sigma_noise_`` from the noise in the likelihood's units."""
+        """Set ``sigma_noise_`` from the noise in the likelihood's units.
+
+        Undo any recalibration, which refers to the earlier noise.
+        """
         likelihood = self._likelihood
         relative = getattr(likelihood, "relative", None)
         self.sigma_noise_: Any = 1.0
@@ -115,6 +123,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         if self._noise_model is None:
             mean, variance = outputs.latent(X)
             return LatentTargets(mean, variance, self._noise)
+        # the noise model returns factors (n, c) of the constant noise
         mean, variance, noise, quantiles = outputs.map_predictions(
             X, self._noise_model.of_batch
         )
@@ -129,10 +138,11 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
     def _reshaped(
         self, latent_targets: LatentTargets, values: np.ndarray
     ) -> np.ndarray:
-        """Map values (n, c, s) of normal targets, such as quantiles, to the targets'.
+        """Convert values (n, c, s) of normally distributed targets to predicted values.
 
-        A noise model maps the values to its own distribution. The factors from
-        `recalibrate` then scale the deviations from the mean.
+        The values are quantiles or draws of a normal distribution with the moments of
+        ``latent_targets``. A noise model converts them to its own distribution. The
+        factors from `recalibrate` then scale the deviations from the mean.
         """
         if self._is_normal:
             return values
@@ -161,6 +171,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         data = self._new_data(X, y, None)
         latent_targets = self._latent(data.X, is_checked=True)
         mean, variance = self._moments(latent_targets)
+        # the inverse of `_reshaped`
         scores = (data.y.reshape(mean.shape) - mean) / np.sqrt(variance)
         scores = scores / self.sigma_scaling_
         if self._noise_model is not None:
@@ -190,6 +201,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
             torch.as_tensor(targets),
             torch.as_tensor(np.asarray(latent_targets.noise)),
         )
+        # the density of y is that of normalised targets, divided by their unit
         log_unit = targets.shape[1] * np.log(self._targets.noise_unit)
         return np.asarray(densities.numpy() - log_unit)
 
@@ -259,13 +271,14 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         if len(data.y) < 2:
             raise ValueError("1 row is too few to recalibrate. Pass 100 or more.")
         mean, variance = self._moments(self._latent(data.X, is_checked=True))
-        squares = (data.y - mean) ** 2 / variance
+        squares = (data.y - mean) ** 2 / variance  # without an earlier factor
         scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
         if not (scaling > 0).all():
             raise ValueError(
                 "y equals the predictions, so the noise cannot be estimated. Pass "
                 "rows whose targets contain noise."
             )
+        # conformity scores refer to the earlier standard deviations
         self.sigma_scaling_, self._conformal = scaling, None
         return self
 
@@ -375,13 +388,14 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
             return self.predict(X), self.predict_interval(X, coverage)
         if return_cov:
             mean, cov = self._outputs().joint(self._check_inputs(X))
+            # a noise model has another noise for each sample
             noise = self._noise if self._noise_model is None else self._latent(X).noise
             mean, cov = self._likelihood.joint_moments(mean, cov, noise)
             scaling = self._targets.scaling
             mean = self._targets.drop_axis(scaling.restored(mean))
             cov = scaling.restored_variance(cov * self.sigma_scaling_**2)
             return mean, cov[..., 0] if self._targets.ndim == 1 else cov
-        if not return_std:
+        if not return_std:  # no noise model is needed, because it keeps the means
             mean, variance = self._outputs().latent(self._check_inputs(X))
             mean, _ = self._likelihood.moments(mean, variance, self._noise)
             return self._targets.drop_axis(self._targets.scaling.restored(mean))
@@ -420,6 +434,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         (3,)
         """
         _, variance = self._outputs().latent(self._check_inputs(X))
+        # further outputs, if any, parametrise the noise
         variance = variance[:, : self._targets.n_outputs]
         variance = self._targets.scaling.restored_variance(variance)
         scaled = variance / np.square(self.sigma_noise_)
@@ -514,6 +529,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         if method != "predictive":
             conformal = self._calibrated()
             conformal.require_bytes(count_rows(X))
+            # each model (of a fold, or this one) predicts both ends at its own scores
             scores = conformal.signed_scores(levels, joint=method == "joint")
             pairs = zip(conformal.models or [self], scores, strict=True)
             ends = [model._at_scores(X, signed) for model, signed in pairs]
@@ -526,6 +542,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
                 "Choose a smaller coverage, such as 0.9999."
             )
         values = self.predict_quantiles(X, tails.ravel())
+        # the last axis contains all lower ends, and then all upper ends
         values = values.reshape(*values.shape[:-1], *tails.shape)
         return values if np.ndim(coverage) else values[..., 0]
 
@@ -563,10 +580,11 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         """
         outputs, seed = self._outputs(), as_seed("random_state", random_state)
         draws = outputs.sample(self._check_inputs(X), n_samples, seed)
+        # an integer seeds both generators; otherwise, the noise has a seed of its own
         generator = np.random.default_rng(as_seed("random_state", random_state))
         if self._is_normal:
             draws = self._likelihood.sample(draws, self._noise, generator=generator)
-        else:
+        else:  # add normal noise first, and then change its distribution
             latent_targets = self._latent(X)
             draws = self._likelihood.sample(
                 draws, latent_targets.noise, generator=generator

@@ -122,7 +122,7 @@ class BradleyTerry(nn.Module):
         if named and X is not None:
             named["X"] = X
         samples = named or X
-        sizes = _n_items(samples)
+        sizes = _n_items(samples)  # of the second axes, which must be the same
         if sizes not in ({1}, {2}):
             shapes = [str(tuple(leaf.shape[1:])) for leaf in leaves(samples)]
             raise ValueError(
@@ -205,8 +205,13 @@ class PairTargets(ClassTargets):
         return np.float32
 
     def default_net(self, data: TrainingData, size: Size) -> Any:
-        """Return the default skorch net, which scores items by their features."""
+        """Return the default skorch net, which scores items by their features.
+
+        The items of all pairs, each labelled by whether it was preferred, determine the
+        scales of the inputs and the strength of the penalty.
+        """
         items = require_array(data.X).reshape(2 * len(data.y), -1)
+        # y is one if the second item was preferred
         preferred = np.stack([1 - data.y, data.y], 1).reshape(-1, 1)
         w = None if data.sample_weight is None else np.repeat(data.sample_weight, 2)
         return penalised_classifier(
@@ -344,7 +349,7 @@ class LaplaceRanker(LaplaceClassifier):
         """Return validated pairs and labels; all items must have the same shape."""
         _check_pairs(X)
         pairs, y = super()._check_samples(X, y, reset=reset)
-        if reset:
+        if reset:  # a dataset or dict does not show its items
             self._item_shape = None if is_opaque(pairs) else pairs.shape[2:]
         self._check_item_shape("X", pairs)
         return pairs, y
@@ -461,7 +466,7 @@ class LaplaceRanker(LaplaceClassifier):
 
 def _check_pairs(X: Inputs) -> None:
     """Raise ValueError if arrays do not contain pairs."""
-    if is_opaque(X) and not isinstance(X, Mapping):
+    if is_opaque(X) and not isinstance(X, Mapping):  # a dataset: its shape is unknown
         return
     arrays = as_array(X, "X") if isinstance(X, list | tuple) else X
     if _n_items(arrays) != {2}:
@@ -473,24 +478,30 @@ def _check_pairs(X: Inputs) -> None:
 
 
 def _check_difference(net: NeuralNet, forward: Forward, x: Batch) -> None:
-    """Raise ValueError if a pair's logit is not the difference of two scores."""
+    """Raise ValueError if a pair's logit is not the difference of two scores.
+
+    The network is applied to single items of a batch ``x`` of pairs, and to the pairs.
+    Differences within rounding errors are accepted, and so are batches of other types.
+    """
     if not all(isinstance(leaf, Tensor) for leaf in leaves(x)) or _n_items(x) != {2}:
         return
-    wrong = (
+    message = (
         "The network {}, so it has no scores of single items. Wrap the scorer in "
         "BradleyTerry, which returns the difference of two scores."
     )
+    # first and second items, each of shape (b, 1, ...)
     singles = [mapped(itemgetter((slice(None), [k])), x) for k in (0, 1)]
     try:
         for item in singles:
             raw_outputs(net, item)
     except ValueError as error:
-        raise ValueError(wrong.format("accepts only pairs")) from error
+        raise ValueError(message.format("accepts only pairs")) from error
     with torch.no_grad():
         first, second, logit = (forward(rows).double() for rows in (*singles, x))
-    difference = (logit - (second - first)).abs()
+    deviation = (logit - (second - first)).abs()
     size = first.abs() + second.abs() + logit.abs()
+    # logits computed from probabilities are inaccurate if large
     is_compared = size < (_COARSE if forward.output_map == "logit" else torch.inf)
-    if bool((difference > _ROUNDING * size + 1e-6)[is_compared].any()):
+    if bool((deviation > _ROUNDING * size + 1e-6)[is_compared].any()):
         reason = "has logits of pairs that differ from the difference of scores"
-        raise ValueError(wrong.format(reason))
+        raise ValueError(message.format(reason))

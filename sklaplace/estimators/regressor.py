@@ -240,7 +240,10 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
 
     # --------------------------------------------------------------------- fit
     def _check_options(self) -> LaplaceOptions:
-        """Return the options; raise an error for values that exclude each other."""
+        """Return the options; raise an error for values that exclude each other.
+
+        The noise of the options is one number, or the name of its tuner.
+        """
         options = super()._check_options()
         check_normalize_y(self.normalize_y, is_frozen(self.estimator))
         if self.prior is not None and self.normalize_y:
@@ -256,16 +259,19 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
             )
         values = self.prior_precision, options.sigma_noise
         names = {value for value in values if isinstance(value, str)} - {"auto"}
+        # a prior by evidence and noise on held-out rows are the only mixed choice
         if len(names) > 1 and values != ("marglik", "validation"):
             raise ValueError(
                 f"prior_precision={self.prior_precision!r} and "
                 f"sigma_noise={self.sigma_noise!r} select different methods. Use the "
                 "same method for both, or sigma_noise='auto'."
             )
+        # on held-out rows, tuning varies only the ratio of the prior and the scale of
+        # the loss, which does not determine a refit for a curvature of second order
         noise = options.sigma_noise
-        is_free = isinstance(noise, str) and noise != "marglik"
+        is_held_out = isinstance(noise, str) and noise != "marglik"
         is_of_second_order = CURVATURES[self.curvature].order > 1
-        if is_of_second_order and is_free and options.refine is True:
+        if is_of_second_order and is_held_out and options.refine is True:
             raise ValueError(
                 f"refine=True cannot be used with curvature={self.curvature!r} and "
                 "noise tuned on held-out rows. Use sigma_noise='marglik' or a number, "
@@ -275,6 +281,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
 
     def _resolved_noise(self) -> Any:
         """Return the noise level, the name of its tuner, or 1.0 without noise."""
+        # several levels: their ratios are part of the likelihood; see `adapt`
         if np.ndim(self.sigma_noise):
             return geometric_mean(np.asarray(self.sigma_noise, dtype=float))
         if not isinstance(self.sigma_noise, str):
@@ -285,7 +292,11 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         return "auto" if self.sigma_noise == "homoscedastic" else self.sigma_noise
 
     def _likelihood_settings(self) -> Any:
-        """Return the likelihood settings, including those of several target columns."""
+        """Return the likelihood settings, including those of several target columns.
+
+        These are the given likelihood, the given ratios of the noise levels, and
+        whether the ratios are tuned. The cache distinguishes fits by these settings.
+        """
         adapted = self._targets.adapt(Gaussian())
         # tuned noise levels of several columns have fixed proportions
         is_tuned = self._targets.n_outputs > 1 and isinstance(self.sigma_noise, str)
@@ -294,9 +305,12 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     def _score(
         self, likelihood: RegressionLikelihood, *, is_given: bool
     ) -> HeldOutScore:
-        """Return the negative log-density of held-out targets as the score."""
+        """Return the negative log-density of held-out targets as the score.
+
+        A density without noise ignores the argument ``noise``.
+        """
         score = super()._score(likelihood, is_given=is_given)
-        if likelihood.has_noise:  # noise is tuned with the prior
+        if likelihood.has_noise:  # the default score includes the noise
             return score
         log_density = partial(likelihood.log_density, noise=1.0)
         return replace(score, log_density=log_density)
@@ -315,9 +329,13 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         return replace(super()._trainer(options), models_noise=self._models_noise)
 
     def _fit_noise(self, outputs: list[BatchedOutputs]) -> None:
-        """Fit the noise model to residuals of held-out samples, if there are any."""
+        """Fit the noise model to residuals of held-out samples, if there are any.
+
+        Without a model, the noise is constant.
+        """
         self._noise_model = None
         if outputs and self._models_noise and isinstance(self._likelihood, Gaussian):
+            # constant noise (c,), in units of which the model predicts the noise
             levels = self._noise * np.array(self._likelihood.relative or (1.0,))
             rows = held_out_rows(self._outputs(), outputs)
             residuals = held_out_residuals(rows, levels)
@@ -376,6 +394,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
             hint = "Pass a number such as 0.9, or None."
             interval = self._interval(check_fraction("coverage", coverage, hint))
         zero = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
+        # outputs 0 and 1 in units of y are the shift, and the sum of shift and factor
         shift, both = (self._in_units(zero + n, zero)[0][0] for n in (0, 1))
         result = Numbers(shift, both - shift, interval, self._targets.ndim > 1)
         return PredictiveModule.of(
@@ -387,7 +406,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         )
 
     def _interval(self, coverage: float) -> Interval:
-        """Return the interval with a given coverage as a function of moments."""
+        """Return the interval with a given coverage as a function of predictions."""
         if not isinstance(self._likelihood, Gaussian):
             raise ValueError(
                 f"Intervals of {type(self._likelihood).__name__} have no closed form. "
@@ -395,8 +414,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
             )
         scores = norm.ppf([(1 - coverage) / 2, (1 + coverage) / 2])
         # numbers become tensors, and then buffers of the module
-        number = partial(torch.tensor, dtype=torch.float64)
-        model = mapped_tensors(number, self._noise_model, float)
+        as_tensor = partial(torch.tensor, dtype=torch.float64)
+        model = mapped_tensors(as_tensor, self._noise_model, float)
         return Interval(
             self._noise * self.posterior_.noise_proportions.cpu(),
             torch.from_numpy(scores),

@@ -129,6 +129,7 @@ class BaseSampling(NetEstimator):
     def _fit(self, samples: Samples) -> Any:
         """Fit to samples as passed by the user, and return the estimator."""
         self._check_options()
+        # without a prior, only ratios of the weights matter
         if self.estimator is None or self._trainer_kind.has_prior:
             warn_of_weight_scale(samples.sample_weight)
         data = self._encode(samples)
@@ -136,6 +137,7 @@ class BaseSampling(NetEstimator):
         device = getattr(inner_net(self.estimator), "device", "cpu")
         trainer = self._trainer()
         trainer.is_part |= samples.is_part
+        # training needs gradients, even if the caller has switched them off
         with private_rng(self._seed, device), torch.inference_mode(False):
             network = trainer.train(data)
             self.estimator_, self.network_spec_ = network.net, network.spec
@@ -146,9 +148,14 @@ class BaseSampling(NetEstimator):
         return self
 
     def _training_loss(self, network: TrainedNetwork) -> float:
-        """Return the mean loss per target at the network's weights."""
+        """Return the mean loss per target at the network's weights.
+
+        The loss is that of the plain network, without a distribution over weights.
+        """
+        # one draw; the seed is not used
         at_weights = BatchedOutputs(network, PointOutputs(1, 0), self.batch_size)
         loss, n_targets = 0.0, 0.0
+        # losses (b, c, 1 draw), weights (b,), and a number
         for losses, weights, n_per_sample in at_weights.losses_of(network.train):
             loss += float((weights @ losses.mean(-1)).sum())
             n_targets += float(weights.sum()) * n_per_sample
@@ -157,7 +164,7 @@ class BaseSampling(NetEstimator):
     def _fit_summary(self) -> list[str]:
         """Return the parts of the summary that describe the training."""
         n, phrases = self.n_iter_, []
-        if hasattr(self, "estimators_"):
+        if hasattr(self, "estimators_"):  # an ensemble
             phrases.append(f"{len(self.estimators_)} networks")
         if hasattr(self, "posterior_"):
             phrases.append(repr(self.posterior_))
@@ -170,12 +177,15 @@ class BaseSampling(NetEstimator):
         """Raise an error for invalid values."""
         self._check_parameters()
         if is_regressor(self):
-            # a variance needs at least two draws
+            # a variance needs at least two draws; ensembles have no such parameter
             check_count("n_samples", getattr(self, "n_samples", 2), 2)
             check_normalize_y(self.normalize_y, is_frozen(self.estimator))
 
     def _trainer(self, **options: Any) -> Trainer:
-        """Return the trainer; ``options`` are specific to its class."""
+        """Return the trainer; ``options`` are specific to its class.
+
+        The trainer may hold out samples only if the noise is estimated from them.
+        """
         fraction = None
         if is_regressor(self) and has_noise(self.likelihood, inner_net(self.estimator)):
             is_tuned = isinstance(self.sigma_noise, str) and self.sigma_noise == "auto"
@@ -190,11 +200,13 @@ class BaseSampling(NetEstimator):
     def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> ArrayLike:
         """Return the given or the most probable noise, in the network's units.
 
-        The result is one number, or one level for each column.
+        The result is one number, or one level for each column. The most probable noise
+        uses held-out targets if there are any, and otherwise training targets.
         """
         if not network.spec.likelihood.has_noise:
             return 1.0
         if not isinstance(self.sigma_noise, str):
+            # the likelihood has the ratios between the levels of columns
             return geometric_mean(self.sigma_noise) / self._targets.noise_unit
         dataset = network.train if network.held_out is None else network.held_out
         with progress.phase("tune"):

@@ -120,13 +120,16 @@ class PriorSearch:
             return self._fit(samples)
 
     def _fit(self: Any, samples: Samples) -> Any:
-        """Fit without held-out samples, which the cross-validation selects."""
+        """Fit without held-out samples, which the cross-validation selects.
+
+        The networks of the folds are trained, too, so Ctrl-C raises an error.
+        """
         held_out = {"X_val", "y_val", "groups_val"} & set(samples.fit_params)
         if held_out:
-            plain = type(self).__name__.removesuffix("CV")
+            without_search = type(self).__name__.removesuffix("CV")
             raise TypeError(
                 f"fit got {listed(held_out)}, but cv selects the held-out rows. Leave "
-                f"them out, or use {plain}, which tunes on these rows."
+                f"them out, or use {without_search}, which tunes on these rows."
             )
         return super()._fit(replace(samples, is_part=True))  # type: ignore[misc]
 
@@ -138,6 +141,7 @@ class PriorSearch:
         )
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
+        # the folds replace a single set of held-out samples
         trainer: LaplaceTrainer = super()._trainer(options)  # type: ignore[misc]
         return replace(trainer, validation_fraction=None)
 
@@ -147,39 +151,46 @@ class PriorSearch:
         validation: CrossValidation,
         fit: LaplaceFit,
     ) -> Tuner:
-        """Return the tuner that sets the results of the search."""
+        """Return the tuner that scores the grid on the folds and returns the best.
+
+        The tuner is a function of a `TuningProblem`. It also sets the attributes with
+        the results of the search.
+        """
         precisions = self.prior_precisions
         grid = [float(value) for value in (GRID if precisions is None else precisions)]
         scorer = validation.scorer
-        # the tuner scores the linearised network without a residual
-        is_linear = self.pred_type == "glm" and isinstance(self.residual, str)
-        if scorer is None and not is_linear:
+        # without a scorer, `score_grid` uses the likelihood of the linearised network
+        # without a residual, so all other predictions need a scorer
+        is_linearised = self.pred_type == "glm" and isinstance(self.residual, str)
+        if scorer is None and not is_linearised:
             scorer = type(self)._log_likelihood
 
         def fold_score(fold: int, posterior: GaussianPosterior) -> float:
+            """Return the score of a fold's network under a posterior."""
             network, novelty = fit.folds[fold].network, fit.folds[fold].novelty
             model = self._under(options, network, posterior)
             model._novelty = novelty
             return score_of(scorer, model, validation.scored(fold))
 
         def tuner(problem: TuningProblem) -> GaussianPosterior:
+            """Set the results of the search; return the posterior of the best point."""
             points = score_grid(problem, grid, scorer and fold_score)
             params = [{"prior_precision": value} for value in grid]
-            if problem.free_noise:
+            if problem.free_noise:  # each prior precision has its own best noise
                 for entry, point in zip(params, points, strict=True):
                     model = self._under(options, fit.network, point.posterior)
                     entry["sigma_noise"] = model.sigma_noise_
-            table = np.array([point.scores for point in points])
-            if scorer is None:  # in units of y
+            scores = np.array([point.scores for point in points])  # (points, folds)
+            if scorer is None:  # densities of y instead of normalised targets
                 unit = self._targets.noise_unit
-                table -= self._targets.n_outputs * np.log(unit)
-            results = cv_results(params, table)
+                scores -= self._targets.n_outputs * np.log(unit)
+            results = cv_results(params, scores)
             index = int(results["rank_test_score"].argmin())
             self.n_splits_, self.cv_results_ = len(fit.folds), results
             self.best_index_ = index
             self.best_score_ = float(results["mean_test_score"][index])
             best = points[index]
-            if best.is_refitted:
+            if best.is_refitted:  # so far, only the weights of the folds are
                 return problem.model.refit(best.posterior)
             return best.posterior
 
@@ -197,7 +208,11 @@ class PriorSearch:
         network: TrainedNetwork,
         posterior: GaussianPosterior,
     ) -> Any:
-        """Return a copy of the estimator as fitted with a network and a posterior."""
+        """Return a copy of the estimator as fitted with a network and a posterior.
+
+        The parameters ``prior_precision`` and ``sigma_noise`` of the copy have the
+        values of the posterior, as if the user had given them.
+        """
         model: Any = object.__new__(type(self))
         vars(model).update(vars(self), n_jobs=None, verbose=0)
         model._set_fitted(options, network, posterior)

@@ -56,7 +56,10 @@ class SWAGTrainer(Trainer):
     n_samples: int
 
     def train(self, data: TrainingData) -> TrainedNetwork:
-        """Return the network at the mean of the iterates."""
+        """Train the network, continue with the descent, and return it at the mean.
+
+        The attribute ``posterior`` is the Gaussian of the iterates of the descent.
+        """
         trained = super().train(data)
         self.posterior = self._collect(trained)
         module = as_forward(trained.net).module
@@ -67,22 +70,22 @@ class SWAGTrainer(Trainer):
         self, net: NeuralNet, dataset: object, *, is_trained: bool
     ) -> OutputSpec:
         """Return the output specification; raise an error for unsupported nets."""
-        self._random_weights(net)
+        self._random_weights(net)  # only for its errors, before any training
         return super().infer_spec(net, dataset, is_trained=is_trained)
 
     def _random_weights(self, net: NeuralNet) -> Layout:
         """Return the layout of the random weights; raise an error if unsupported."""
         refuse_callbacks(net, PriorCallback)
         module = as_forward(net).module
-        complex_ = [n for n, p in module.named_parameters() if p.is_complex()]
-        if complex_:
+        names = [n for n, p in module.named_parameters() if p.is_complex()]
+        if names:
             raise ValueError(
-                f"The network has complex weights ({complex_[0]!r}), which are not "
+                f"The network has complex weights ({names[0]!r}), which are not "
                 "supported. Use the real and the imaginary part as parameters."
             )
         layout = random_weights(module)
         require_draws(self.n_samples, layout.n_parameters)
-        require_bytes(
+        require_bytes(  # eight bytes per float64 number
             8 * (self._rank + N_VECTORS) * layout.n_parameters,
             "cpu",
             f"max_rank={self._rank:,} deviations of {layout.n_parameters:,} weights",
@@ -96,7 +99,10 @@ class SWAGTrainer(Trainer):
         return min(self.max_rank, self.schedule.n_snapshots)
 
     def _collect(self, trained: TrainedNetwork) -> SWAGPosterior:
-        """Run the descent and return the Gaussian of its iterates."""
+        """Run the descent and return the Gaussian of its iterates.
+
+        Raise ValueError if the descent diverges.
+        """
         layout = self._random_weights(trained.net)
         with progress.phase("snapshots"):
             descent = self.descent(trained)
@@ -124,7 +130,7 @@ class BaseSWAG(BaseSampling):
     _trainer_kind = SWAGTrainer
 
     def _trainer(self, **options: object) -> Trainer:
-        """Return the trainer with the schedule of its steps."""
+        """Return the trainer with the schedule of its steps, as plain numbers."""
         schedule = {name: getattr(self, name) for name in SCHEDULE_CHECKS}
         counts = {"max_rank": self.max_rank, "n_samples": self.n_samples}
         return super()._trainer(schedule=Schedule(**plain(schedule)), **plain(counts))

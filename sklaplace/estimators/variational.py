@@ -68,16 +68,20 @@ class BaseVariational(BaseSampling):
         """Return the prior with its options; raise an error for invalid options."""
         kind, params = PRIORS[self.prior], self.prior_params
         names = {field.name for field in fields(kind)}
+        # options of several priors, which are parameters of the estimator
         common: dict[str, Any] = {"scale": self.prior_scale, "bound": self.bound}
-        # the prior checks the values of its own options
+        # here, only names are checked; the prior checks the values of its own options
         checks = dict.fromkeys(names - set(common), lambda name, value: None)
         check_params("prior_params", params, checks, f"prior={self.prior!r}")
-        shared = {k: common[k] for k in names & set(common)}
-        return kind(**shared, **(params or {}))
+        accepted = {name: common[name] for name in names & set(common)}
+        return kind(**accepted, **(params or {}))
 
     @property
     def _given_noise(self) -> float | None:
-        """Noise in the objective if it is given as a number, else None."""
+        """Noise in the objective if it is given as a number, else None.
+
+        The noise is in the network's units. A classifier has no noise.
+        """
         noise = getattr(self, "sigma_noise", "learned")
         if isinstance(noise, str):
             return None
@@ -100,12 +104,18 @@ class BaseVariational(BaseSampling):
 
     # ------------------------------------------------------------------ after fit
     def _set_fitted(self, trainer: Any, network: TrainedNetwork) -> None:
-        """Set the fitted attributes, including the evidence lower bound."""
+        """Set the fitted attributes, including the evidence lower bound.
+
+        The bound is the expected log-likelihood of the training samples, averaged over
+        draws of the weights, minus the divergence from the prior. Warn if the posterior
+        predicts held-out samples worse than the frozen net that training started from.
+        """
         self.posterior_ = trainer.posterior
         super()._set_fitted(trainer, network)
         n_draws = min(ELBO_DRAWS, max(2, self.n_samples))
         model = WeightDraws(n_draws, self._seed, self.posterior_)
-        # the divergence continues the random stream of the draws
+        # the draws of the model, repeated to advance the generator: any draws for the
+        # divergence continue their random stream
         generator = torch.Generator().manual_seed(self._seed)
         self.posterior_.sample(n_draws, generator)
         self.kl_ = float(self.posterior_.kl(n_draws, generator))
@@ -113,9 +123,11 @@ class BaseVariational(BaseSampling):
         # use the objective's noise: ``sigma_noise_`` can be close to zero if draws vary
         likelihood = network.spec.likelihood
         nll, n_targets = 0.0, 0.0
+        # losses (b, c, s), weights (b,), and the number of targets per sample
         for losses, w, n in outputs.losses_of(network.train):
             nll += float(w @ nats(likelihood, losses, trainer.noise, n).mean(-1))
             n_targets += float(w.sum()) * n
+        # the density of y is that of normalised targets, divided by their unit
         log_unit = math.log(self._targets.noise_unit)
         self.elbo_ = -nll - self.kl_ - log_unit * n_targets
         if is_frozen(self.estimator) and network.held_out is not None:
@@ -125,15 +137,15 @@ class BaseVariational(BaseSampling):
         self, network: TrainedNetwork, outputs: BatchedOutputs, sigma: torch.Tensor
     ) -> None:
         """Warn if held-out samples are predicted worse than by the initial network."""
-        start = TrainedNetwork(copied(inner_net(self.estimator)), network.spec)
-        before = BatchedOutputs(start, PointOutputs(1, 0), self.batch_size)
+        initial = TrainedNetwork(copied(inner_net(self.estimator)), network.spec)
+        initial_outputs = BatchedOutputs(initial, PointOutputs(1, 0), self.batch_size)
         # if the noise was fitted for the posterior, fit the noise for the network too
         noise = None if self._given_noise is None else sigma
-        with start.forward().frozen():
-            initial = _held_out_nll(before, network.held_out, noise)
-        change = _held_out_nll(outputs, network.held_out, sigma) - initial
-        error = change.std() / len(change) ** 0.5
-        if change.mean() > max(2 * error, NOTABLE_INCREASE):
+        with initial.forward().frozen():
+            initial_nll = _held_out_nll(initial_outputs, network.held_out, noise)
+        change = _held_out_nll(outputs, network.held_out, sigma) - initial_nll
+        standard_error = change.std() / len(change) ** 0.5
+        if change.mean() > max(2 * standard_error, NOTABLE_INCREASE):
             warn_user(
                 f"The posterior predicts the {len(change)} rows that the net holds out "
                 f"worse than the network that it started from: by {change.mean():.2g} "
@@ -143,16 +155,18 @@ class BaseVariational(BaseSampling):
 
 
 def _held_out_nll(outputs: BatchedOutputs, dataset: Any, sigma: Any) -> np.ndarray:
-    """Return the negative log-likelihood of samples, averaged over draws, (n,).
+    """Return the negative log of each sample's likelihood, averaged over draws, (n,).
 
     If ``sigma`` is None, the noise is estimated from the residuals.
     """
     likelihood = outputs.network.spec.likelihood
+    # the number of targets per sample is the same in all batches
     batches, _, (n_targets, *_) = zip(*outputs.losses_of(dataset), strict=True)
-    losses = torch.cat(batches)
+    losses = torch.cat(batches)  # (n, c, s)
     if sigma is None:
         tiny = torch.finfo(torch.float32).tiny
         mean = losses.mean((0, 2))
+        # a loss is half the sum of squares of n_targets / c residuals
         sigma = (2 * mean * len(mean) / n_targets).clamp(min=tiny).sqrt()
     nll = nats(likelihood, losses, sigma, n_targets)
     averaged = math.log(nll.shape[1]) - (-nll).logsumexp(1)
@@ -352,7 +366,10 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     sigma_noise: Any = option("auto", StrOptions({"auto", "learned"}), LEVELS)
 
     def _chosen_noise(self, trainer: Any, network: TrainedNetwork) -> ArrayLike:
-        """Return the noise that the training learned, unless the noise is given."""
+        """Return the noise that the training learned, unless the noise is given.
+
+        With "auto", held-out samples determine the noise again after training.
+        """
         is_learned = self._given_noise is None and (
             self.sigma_noise == "learned" or network.held_out is None
         )

@@ -28,7 +28,8 @@ def option(default: object, *constraints: object, **settings: Any) -> Any:
 def constraints_of(dataclass: type) -> Constraints:
     """Return the constraints that a dataclass and its base classes declare.
 
-    A class can declare another default value without repeating the constraints.
+    A class can declare another default value without repeating the constraints, so
+    base classes come first and later declarations replace theirs.
     """
     constraints: Constraints = {}
     for base in reversed(dataclass.__mro__):
@@ -72,11 +73,11 @@ class Finite(Interval):
             return False
         try:
             numbers = np.asarray(val, dtype=float)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError):  # torch raises the last one
             return False
-        are_in = np.isfinite(numbers) & (self.left is None or numbers > self.left)
+        are_allowed = np.isfinite(numbers) & (self.left is None or numbers > self.left)
         is_shaped = numbers.ndim in self.ndims or getattr(val, "shape", None) == (1,)
-        return is_shaped and numbers.size > 0 and bool(are_in.all())
+        return is_shaped and numbers.size > 0 and bool(are_allowed.all())
 
     def __str__(self) -> str:
         return self.shown

@@ -28,6 +28,8 @@ def is_frozen(estimator: Any) -> bool:
 def check_net(estimator: Any, example: str) -> None:
     """Raise an error if ``estimator`` is not a skorch net or cannot be used.
 
+    Warn if a frozen net seems never trained.
+
     Parameters
     ----------
     estimator : object
@@ -39,19 +41,19 @@ def check_net(estimator: Any, example: str) -> None:
     net = inner_net(estimator)
     if net is None:
         return
-    keeping = (
+    freezing = (
         "To keep the weights of a module, pass the module itself, not its class: "
         f"FrozenEstimator({example.format('module')}.initialize())."
     )
     if is_frozen(estimator) and isinstance(net, nn.Module):
-        raise TypeError(f"The frozen estimator is a torch module. {keeping}")
+        raise TypeError(f"The frozen estimator is a torch module. {freezing}")
     if not isinstance(net, NeuralNet):
-        kind = net if isinstance(net, type) else type(net)
-        shown = f"the class {kind.__name__}" if kind is net else kind.__name__
+        kind = net if isinstance(net, type) else type(net)  # users pass classes, too
+        given = f"the class {kind.__name__}" if kind is net else kind.__name__
         module = kind.__name__ if issubclass(kind, nn.Module) else "Module"
         raise TypeError(
             "estimator must be a skorch net (an instance, not the class), a "
-            f"FrozenEstimator around one, or None; got {shown}. Wrap a torch module as "
+            f"FrozenEstimator around one, or None; got {given}. Wrap a torch module as "
             f"{example.format(module)}, with its arguments as module__name=value, and "
             "put preprocessing into a Pipeline around this estimator."
         )
@@ -65,10 +67,10 @@ def check_net(estimator: Any, example: str) -> None:
     check_wrapper(net)
     if is_frozen(estimator) and not getattr(net, "initialized_", False):
         raise ValueError(
-            f"The frozen network has no weights yet. Fit it first. {keeping}"
+            f"The frozen network has no weights yet. Fit it first. {freezing}"
         )
     if is_frozen(estimator) and is_untouched(net):
         warn_user(
             "The frozen network has no history, and seems never trained. Fit it or "
-            f"load weights first. {keeping}"
+            f"load weights first. {freezing}"
         )

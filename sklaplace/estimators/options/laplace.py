@@ -78,6 +78,7 @@ class LaplaceOptions(LaplaceParameters):
         defaults : mapping
             Default values of the parameters that an earlier posterior replaces.
         """
+        # copies do not change if the user changes a dict or list after fit
         copied = {k: copy.deepcopy(values[k] or {}) for k in PARAMS}
         subset = copy.deepcopy(values["subset_of_weights"])
         # NumPy booleans are not identical to True and False
@@ -92,30 +93,36 @@ class LaplaceOptions(LaplaceParameters):
 
     def check_structure(self) -> None:
         """Raise an error if structure and curvature are invalid or incompatible."""
-        accumulator, structure = STRUCTURES[self.hessian_structure]
-        curvature = CURVATURES[self.curvature]
-        of = f"hessian_structure={self.hessian_structure!r}"
-        check_params("structure_params", self.structure_params, accumulator.checks, of)
+        accumulator, structure = STRUCTURES[self.hessian_structure]  # two classes
+        params, curvature = self.structure_params, CURVATURES[self.curvature]
+        owner = f"hessian_structure={self.hessian_structure!r}"
+        check_params("structure_params", params, accumulator.checks, owner)
         if structure_name(self.prior_structure) not in structure.priors:
             raise ValueError(
-                f"prior_structure={self.prior_structure!r} cannot be used with {of}. "
-                f"Choose one of {listed(structure.priors)}, or another "
+                f"prior_structure={self.prior_structure!r} cannot be used with "
+                f"{owner}. Choose one of {listed(structure.priors)}, or another "
                 "hessian_structure."
             )
-        of = f"curvature={self.curvature!r}"
-        check_params("curvature_params", self.curvature_params, curvature.checks, of)
+        owner = f"curvature={self.curvature!r}"
+        check_params("curvature_params", self.curvature_params, curvature.checks, owner)
+        # an exact Hessian is a matrix, not a sum of products of Jacobian rows
         if self.is_exact and not accumulator.takes_matrices:
             able = [k for k, (kind, _) in STRUCTURES.items() if kind.takes_matrices]
             raise ValueError(
-                f"{of} cannot be used with hessian_structure="
+                f"{owner} cannot be used with hessian_structure="
                 f"{self.hessian_structure!r}. Choose hessian_structure={listed(able)}, "
                 "or curvature='ggn'."
             )
 
     def check_prior(self, defaults: Mapping[str, ArrayLike]) -> None:
-        """Raise an error if parameters conflict with an earlier posterior or matrix."""
+        """Raise an error if parameters conflict with an earlier posterior or matrix.
+
+        ``prior`` is one of both. ``defaults`` contains the default values of the
+        parameters that it replaces.
+        """
         earlier = self.prior if isinstance(self.prior, GaussianPosterior) else None
         kind_of_prior = "an earlier posterior" if earlier else "a matrix"
+        # a matrix replaces the precision, but not the mean
         replaced = [
             name
             for name, default in defaults.items()
@@ -128,25 +135,26 @@ class LaplaceOptions(LaplaceParameters):
                 "replaces the former. Leave one of them out."
             )
         if self.refine is True:
-            source = "prior" if earlier else "posterior_.earlier"
+            argument = "prior" if earlier else "posterior_.earlier"
             raise ValueError(
                 "refine=True cannot be used with prior. Train the network with the "
-                f"callback PriorTraining({source}), or use refine='auto'."
+                f"callback PriorTraining({argument}), or use refine='auto'."
             )
-        name = self.hessian_structure
-        adding = [
+        chosen = self.hessian_structure
+        # only these structures can be added to the precision of an earlier posterior
+        additive = [
             k for k, (_, structure) in STRUCTURES.items() if structure.is_additive
         ]
-        if not earlier and name != "full":
+        if not earlier and chosen != "full":
             raise ValueError(
-                f"hessian_structure={name!r} does not support a prior precision "
+                f"hessian_structure={chosen!r} does not support a prior precision "
                 "matrix. Use hessian_structure='full'."
             )
-        if earlier and (name not in adding or name != earlier.structure.name):
+        if earlier and (chosen not in additive or chosen != earlier.structure.name):
             raise ValueError(
-                f"hessian_structure={name!r} cannot be used with a prior of structure "
-                f"{earlier.structure.name!r}. Use one of {listed(adding)} for all "
-                "tasks."
+                f"hessian_structure={chosen!r} cannot be used with a prior of "
+                f"structure {earlier.structure.name!r}. Use one of {listed(additive)} "
+                "for all tasks."
             )
         if self.selects_weights:
             raise ValueError(
@@ -181,6 +189,7 @@ class LaplaceOptions(LaplaceParameters):
         """Name of the tuner, or None. An explicit name overrides ``'auto'``."""
         values = [self.prior_precision, self.sigma_noise]
         names = [v for v in values if isinstance(v, str) and self.prior is None]
+        # False sorts before True
         return min(names, key=lambda name: name == "auto", default=None)
 
     @property
@@ -274,12 +283,17 @@ class LaplaceOptions(LaplaceParameters):
         )
 
     def check_bytes(self, spec: NetworkSpec, device: torch.device, n: int) -> None:
-        """Raise ValueError if the structure for n samples does not fit into memory."""
+        """Raise ValueError if the structure for n samples does not fit into memory.
+
+        The required memory also includes `WEIGHT_COPIES` vectors of all weights.
+        """
         name, p = self.hessian_structure, spec.layout.n_parameters
         cheaper = {"diag": "use fewer weights", "kron": "use 'diag'"}
         advice = cheaper.get(name, "use 'kron' or 'diag'")
         if self.subset_of_weights != "last_layer":
             advice += ", or subset_of_weights='last_layer'"
+        # with few rows, "full" can store Jacobian rows instead of a matrix (P, P), but
+        # an exact Hessian or a prior matrix is such a matrix
         is_dense = self.is_exact or not isinstance(self.prior, GaussianPosterior | None)
         n_rows = None if is_dense else n * spec.n_outputs
         sizes = {"n_columns": spec.n_outputs, **self.structure_params}
@@ -294,12 +308,14 @@ class LaplaceOptions(LaplaceParameters):
 
 
 def sibling(name: str, is_classifier: bool) -> str:
-    """Return the name of the estimator for the other kind of targets."""
-    kinds = ("Classifier", "Regressor")
-    name_of_kind, other = kinds if is_classifier else kinds[::-1]
-    return (
-        name.replace(name_of_kind, other) if name_of_kind in name else f"Laplace{other}"
-    )
+    """Return the name of the estimator for the other kind of targets.
+
+    For a name with neither "Classifier" nor "Regressor", such as that of a ranker,
+    return the name of a Laplace estimator.
+    """
+    suffixes = ("Classifier", "Regressor")
+    suffix, other = suffixes if is_classifier else suffixes[::-1]
+    return name.replace(suffix, other) if suffix in name else f"Laplace{other}"
 
 
 def check_likelihood(given: Any, is_classification: bool, other: str) -> None:
@@ -307,11 +323,11 @@ def check_likelihood(given: Any, is_classification: bool, other: str) -> None:
 
     ``other`` is the name of the estimator for the other kind of targets.
     """
-    kind = ClassificationLikelihood if is_classification else RegressionLikelihood
-    if given is not None and not isinstance(given, kind):
+    base = ClassificationLikelihood if is_classification else RegressionLikelihood
+    if given is not None and not isinstance(given, base):
         raise TypeError(
             f"likelihood={given!r} is not an instance of a subclass of "
-            f"sklaplace.likelihoods.{kind.__name__}. Pass an instance, or None for the "
+            f"sklaplace.likelihoods.{base.__name__}. Pass an instance, or None for the "
             f"likelihood of the criterion, or use {other}."
         )
     if given is not None and given.has_noise and not isinstance(given, Gaussian):
@@ -330,14 +346,15 @@ def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
                 "parameters or modules, as in module.named_parameters(), or one of "
                 f"{listed(SUBSETS)}."
             )
-        check_params("subset_params", params, {}, "a list of names")
+        check_params("subset_params", params, {}, "a list of names")  # accepts none
         return
-    of, checks = f"subset_of_weights={subset!r}", SUBSET_CHECKS.get(subset, {})
-    if "by" in checks:
+    owner, checks = f"subset_of_weights={subset!r}", SUBSET_CHECKS.get(subset, {})
+    if "by" in checks:  # the criterion of a subnetwork has options of its own
         by = params.get("by", CRITERION)
         check_option("subset_params['by']", by, SCORES)
-        of, checks = f"{of} with by={by!r}", {**checks, **SCORE_CHECKS.get(by, {})}
-    check_params("subset_params", params, checks, of)
+        owner += f" with by={by!r}"
+        checks = {**checks, **SCORE_CHECKS.get(by, {})}
+    check_params("subset_params", params, checks, owner)
     if "indices" in params and len(params) > 1:
         raise ValueError(
             "subset_params has 'indices', so the other options have no effect. Leave "
@@ -347,7 +364,9 @@ def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
 
 def check_earlier_layout(earlier: GaussianPosterior, layout: Layout) -> None:
     """Raise ValueError if an earlier posterior does not cover the selected weights."""
+    # one of both is None if the numbers of parameter tensors differ
     for old, new in zip_longest(earlier.layout.blocks, layout.blocks):
+        # the comparison of blocks leaves out the indices of selected weights
         if old != new or _indices(old) != _indices(new):
             before, now = (
                 f"{b.size} weights of {b.name!r} {b.shape}" if b else "none"
@@ -384,17 +403,22 @@ def _indices(block: BlockSpec) -> list[int] | None:
 def check_prior_shape(
     value: str | ArrayLike, prior_structure: str | Sequence[str], layout: Layout
 ) -> None:
-    """Raise ValueError if the prior precision has the wrong shape for its structure."""
-    groups = group_indices(prior_structure, layout)
-    sizes = PRIOR_STRUCTURES[structure_name(prior_structure)](layout)
-    expected = sizes if groups is None else (len(prior_structure),)
+    """Raise ValueError if the prior precision has the wrong shape for its structure.
+
+    A number, an array with one entry and the name of a tuner suit all structures. The
+    message names a structure for the given shape, if there is one.
+    """
+    groups = group_indices(prior_structure, layout)  # None unless a list of groups
+    ungrouped = PRIOR_STRUCTURES[structure_name(prior_structure)](layout)
+    expected = ungrouped if groups is None else (len(prior_structure),)
     shape = np.shape(value)
     if isinstance(value, str) or shape in ((), (1,), expected):
         return
+    # the structures for which the given shape would be right
     fitting = [k for k, size in PRIOR_STRUCTURES.items() if size(layout) == shape]
     wanted = f"one number or shape {expected}" if expected else "one number"
     hint = f" This shape fits prior_structure={fitting[0]!r}." if fitting else ""
-    if shape == 2 * (layout.n_parameters,):
+    if shape == 2 * (layout.n_parameters,):  # a matrix (P, P)
         hint = " Pass a prior precision matrix as prior=."
     raise ValueError(
         f"prior_precision has shape {shape}, but prior_structure={prior_structure!r} "

@@ -89,7 +89,10 @@ def likelihood_of(net: NeuralNet) -> Any:
 
 
 def brings_targets(dataset: Dataset, held_out: Dataset | None) -> bool:
-    """Return whether ``train_split`` holds out samples that are not in the dataset."""
+    """Return whether ``train_split`` holds out samples that are not in the dataset.
+
+    Otherwise, it holds out none, or both are parts of the same dataset.
+    """
     dataset, held_out = _whole(dataset), _whole(held_out)
     return held_out is not None and held_out is not dataset
 

@@ -94,8 +94,15 @@ class ClassTargets(Targets):
             Class weights.
         is_frozen : bool
             Whether to use the classes that the net was trained on, if they are known.
+            These classes take precedence.
         classes : ndarray, optional
             All classes, including classes that do not occur in ``y``.
+
+        Returns
+        -------
+        ClassTargets
+            The classes of a frozen net, else those that were passed, else those in
+            ``y``. For a matrix of labels, the classes are the numbers of its columns.
 
         Raises
         ------
@@ -119,13 +126,13 @@ class ClassTargets(Targets):
                     f"classes={classes.tolist()} does not match the column indices "
                     f"of y, {observed.tolist()}. Leave classes out."
                 )
-            classes = None
+            classes = None  # they equal the observed ones
         if is_frozen and target_type.has_class_names:
             net_classes = _classes_of_net(net, observed if classes is None else classes)
             classes = classes if net_classes is None else net_classes
         are_of_labels = classes is None and target_type.has_class_names
-        chosen = observed if classes is None else classes
-        targets = cls(target_type, net, chosen, are_of_labels)
+        all_classes = observed if classes is None else classes
+        targets = cls(target_type, net, all_classes, are_of_labels)
         return targets.weighted(y, class_weight)
 
     def weighted(self, y: ArrayLike, class_weight: Weights) -> "ClassTargets":
@@ -138,9 +145,9 @@ class ClassTargets(Targets):
                 "criterion__pos_weight (criterion__weight for maps), or sample_weight."
             )
         codes = self.encode(y).astype(np.int64)
-        codes = codes[codes >= 0]
+        codes = codes[codes >= 0]  # negative codes belong to ignored labels
         weights = np.ones(len(self.classes))
-        if isinstance(class_weight, Mapping):  # includes classes without samples
+        if isinstance(class_weight, Mapping):  # it also weights classes without samples
             codes = np.arange(len(weights))
         present = np.unique(codes)
         with naming(class_weight="class_weight"):
@@ -167,11 +174,15 @@ class ClassTargets(Targets):
     def accuracy(
         self, y: ArrayLike, predicted: np.ndarray, sample_weight: ArrayLike | None
     ) -> float:
-        """Return the weighted accuracy on labels that are not ignored."""
+        """Return the weighted accuracy on labels that are not ignored.
+
+        A row of a matrix of labels counts as correct if all its labels are. A sample
+        with labels at several positions counts once per position.
+        """
         labels = self.check(y)
         check_consistent_length(predicted, labels, sample_weight)
         is_scored = ~self.is_ignored(labels)
-        if not self.target_type.has_class_names:  # subset accuracy
+        if not self.target_type.has_class_names:  # a row counts as one label
             labels, is_scored = labels.astype(predicted.dtype), is_scored[:, 0]
         if not is_scored.any():
             raise ValueError(
@@ -179,15 +190,20 @@ class ClassTargets(Targets):
             )
         weights = None
         if sample_weight is not None:
-            rows = np.asarray(sample_weight).reshape(-1, *[1] * (is_scored.ndim - 1))
-            weights = np.broadcast_to(rows, is_scored.shape)[is_scored]
+            # each position has the weight of its sample
+            column = np.asarray(sample_weight).reshape(-1, *[1] * (is_scored.ndim - 1))
+            weights = np.broadcast_to(column, is_scored.shape)[is_scored]
         accuracy = accuracy_score(
             labels[is_scored], predicted[is_scored], sample_weight=weights
         )
         return float(accuracy)
 
     def log_proba_of(self, y: ArrayLike, proba: np.ndarray) -> np.ndarray:
-        """Return the finite log-probability of each sample's labels, (n,)."""
+        """Return the finite log-probability of each sample's labels, (n,).
+
+        ``proba`` has the shape (n·r, K) for r labels per sample. Ignored labels do not
+        count.
+        """
         labels = self.check(y)
         is_scored = ~self.is_ignored(labels)
         codes = self.target_type.encode(labels[is_scored], self.classes)
@@ -206,7 +222,8 @@ class ClassTargets(Targets):
                 f"{name} has labels that y in fit does not have: "
                 f"{unknown[:5].tolist()}. Pass only rows with classes from fit."
             )
-        # the criterion skips this index if other labels of the sample are not ignored
+        # the criterion skips this code if other labels of the sample are not ignored;
+        # it is negative, because other codes are classes (see `match`)
         index = _ignore_index(self.net)
         codes = np.full(labels.shape, -1 if index is None else min(index, -1))
         codes[~ignored] = self.target_type.encode(labels[~ignored], self.classes)
@@ -221,16 +238,17 @@ class ClassTargets(Targets):
         return np.float32 if is_real else np.int64
 
     def sample_weight(self, codes: np.ndarray) -> np.ndarray | None:
-        """Return weights (n,) by class, zero if all labels are ignored, or None."""
+        """Return weights (n,) by class, zero if all labels are ignored, or None.
+
+        None means that all weights are one.
+        """
         codes = codes.astype(np.int64)
         weights = self.class_weights
         weights = None if weights is None else weights[codes.clip(min=0)]
-        is_labelled: np.ndarray = (codes >= 0).reshape(len(codes), -1).max(1)
-        if is_labelled.all():
+        has_label: np.ndarray = (codes >= 0).reshape(len(codes), -1).max(1)
+        if has_label.all():
             return weights
-        return (
-            is_labelled.astype(np.float64) if weights is None else weights * is_labelled
-        )
+        return has_label.astype(np.float64) if weights is None else weights * has_label
 
     def notable_loss(self, data: TrainingData) -> float:
         """Return the training loss (nats per label) of a net that learned nothing.
@@ -242,19 +260,26 @@ class ClassTargets(Targets):
         X, codes = data.X, data.y.reshape(len(data.y), -1).astype(np.int64)
         has_size = isinstance(X, np.ndarray) and X.dtype.kind == "f"
         is_raw = has_size and self.net is not None
+        # root mean square of the inputs
         size = np.linalg.norm(X.ravel()) / X.size**0.5 if is_raw else 1.0
         if 1 / LARGEST_UNIT <= size <= LARGEST_UNIT:
+            # with a single class, the loss is zero, and no loss is notable
             return float(2 * np.log(self.n_classes)) or np.inf
-        w = 1 if data.sample_weight is None else data.sample_weight[:, None]
-        w = w * (codes >= 0)
+        weights = 1 if data.sample_weight is None else data.sample_weight[:, None]
+        weights = weights * (codes >= 0)  # negative codes belong to ignored labels
+        # one column of all labels, or one column per label of a matrix
         shape = (-1, 1) if self.target_type.has_class_names else codes.shape
-        codes, w = codes.reshape(shape), w.reshape(shape)
+        codes, weights = codes.reshape(shape), weights.reshape(shape)
         classes = range(self.n_classes)
-        shares = [np.average(codes == k, axis=0, weights=w) for k in classes]
+        # the entropy of the class frequencies, averaged over columns
+        shares = [np.average(codes == k, axis=0, weights=weights) for k in classes]
         return NOTABLE_LOSS * float(entr(shares).sum(0).mean()) or np.inf
 
     def missing_classes(self, labels: np.ndarray) -> np.ndarray:
-        """Return the classes that are missing from a part of the training targets."""
+        """Return the classes that are missing from a part of the training targets.
+
+        There are none if the classes were not inferred from the targets.
+        """
         if not self.are_of_labels:
             return self.classes[:0]
         classes = self.target_type.classes(labels[~self.is_ignored(labels)])
@@ -290,11 +315,13 @@ class ClassTargets(Targets):
         Raise an error for class weights that the criterion cannot apply.
         """
         criterion: Any = unwrapped(net.criterion_)
+        # an index that is not negative could equal the code of a class
         if getattr(criterion, "ignore_index", -1) >= 0:
             criterion.ignore_index = -1  # the code of ignored labels
         weight = getattr(criterion, "weight", None)
-        of_classes = torch.nn.CrossEntropyLoss, torch.nn.NLLLoss
-        if weight is None or not isinstance(criterion, of_classes):
+        # the weights of other criteria are not weights of classes
+        with_class_weights = torch.nn.CrossEntropyLoss, torch.nn.NLLLoss
+        if weight is None or not isinstance(criterion, with_class_weights):
             return
         if weight.shape != (self.n_outputs,):
             raise ValueError(
@@ -326,14 +353,18 @@ class ClassTargets(Targets):
 
 
 def _ignore_index(net: NeuralNet) -> int | None:
-    """Return the ``ignore_index`` of a net's criterion, or None."""
+    """Return the ``ignore_index`` of a net's criterion, or None.
+
+    Before initialisation, the criterion is a class. The index is then the parameter
+    ``criterion__ignore_index`` of the net, or the default value of the class.
+    """
     if net is None:
         return None
     criterion = unwrapped(vars(net).get("criterion_") or net.criterion)
     if isinstance(criterion, torch.nn.Module):
         return getattr(criterion, "ignore_index", None)
-    default = inspect.signature(criterion).parameters.get("ignore_index")
-    return vars(net).get("criterion__ignore_index", default and default.default)
+    argument = inspect.signature(criterion).parameters.get("ignore_index")
+    return vars(net).get("criterion__ignore_index", argument and argument.default)
 
 
 def normalised(proba: Tensor, n_classes: int) -> Tensor:
@@ -349,20 +380,21 @@ def is_ignored(
     """Return a mask of labels that the criterion ignores, with the labels' shape.
 
     torch's default index is ignored only if all other labels (or all classes, if they
-    are known) are whole numbers from zero.
+    are known) are whole numbers from zero. Otherwise, it may be the name of a class.
     """
     index, candidates = _ignore_index(net), labels if classes is None else classes
-    is_class = index is None or labels.dtype.kind not in "iuf"
-    if index == _DEFAULT_INDEX and not is_class:
-        unignored = candidates[candidates != index] if classes is None else candidates
-        is_class = candidates.dtype.kind not in "iu" or bool((unignored < 0).any())
-    return np.zeros(labels.shape, dtype=bool) if is_class else labels == index
+    # text cannot equal an index
+    ignores_none = index is None or labels.dtype.kind not in "iuf"
+    if index == _DEFAULT_INDEX and not ignores_none:
+        others = candidates[candidates != index] if classes is None else candidates
+        ignores_none = candidates.dtype.kind not in "iu" or bool((others < 0).any())
+    return np.zeros(labels.shape, dtype=bool) if ignores_none else labels == index
 
 
 def _classes_of_net(net: NeuralNet, observed: np.ndarray) -> np.ndarray | None:
     """Return a fitted net's classes if they include all classes in y, or None."""
-    labels = np.asarray(getattr(net, "classes_", None))
-    if labels.dtype.kind != observed.dtype.kind:
+    classes = np.asarray(getattr(net, "classes_", None))
+    if classes.dtype.kind != observed.dtype.kind:  # also without ``classes_``
         return None
-    labels = labels[~is_ignored(labels, net)]
-    return labels if np.isin(observed, labels).all() else None
+    classes = classes[~is_ignored(classes, net)]
+    return classes if np.isin(observed, classes).all() else None

@@ -219,8 +219,9 @@ class DenseLabel(TargetType):
 
     def _positions_last(self, values: Any, n_axes: int) -> Any:
         """Move positions from the first axis to behind the ``n_axes`` class axes."""
-        shape = values.shape[-n_axes:]
+        shape = values.shape[-n_axes:]  # (K,), or (K, K) for covariances
         rows = values.reshape(-1, math.prod(self.positions), *shape)
+        # arrays have no ``movedim``, but only one class axis
         moved = rows.swapaxes(1, 2) if n_axes == 1 else rows.movedim(1, -1)
         return moved.reshape(len(rows), *shape, *self.positions)
 
@@ -250,20 +251,26 @@ def infer_target_type(y: Any, likelihood: Any) -> TargetType:
     likelihood : ClassificationLikelihood or None
         Likelihood from the constructor or the criterion, or None if unknown.
 
+    Returns
+    -------
+    TargetType
+        `SingleLabel` for one column. Otherwise, the likelihood decides between
+        `DenseLabel` and, also if it is unknown, `MultiLabel`.
+
     Raises
     ------
     ValueError
         If ``y`` has several labels per sample, or more than two axes, and the
         likelihood does not support such targets.
     """
-    shape = y.shape[1:] if issparse(y) else np.shape(y)[1:]
+    shape = y.shape[1:] if issparse(y) else np.shape(y)[1:]  # of one sample's targets
     if shape in ((), (1,)):
-        check_classification_targets(y)
+        check_classification_targets(y)  # raises for real numbers
         return SingleLabel()
-    kind = getattr(likelihood, "multi_target", "multilabel")
-    if kind == "dense":
+    multi_target = getattr(likelihood, "multi_target", "multilabel")
+    if multi_target == "dense":
         return DenseLabel(shape)
-    if kind != "multilabel":
+    if multi_target != "multilabel":
         likelihood.multilabel()  # raises an error that suggests another likelihood
     if len(shape) > 1:
         raise ValueError(

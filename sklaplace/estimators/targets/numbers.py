@@ -131,13 +131,16 @@ class NumberTargets(Targets):
     ) -> "NumberTargets":
         """Infer the shape, mean and standard deviation of the training targets.
 
+        Samples with zero weight do not count. Warn if columns that share one noise
+        level have very different scales.
+
         Raises
         ------
         ValueError
             If ``sigma_noise`` and ``y`` have different numbers of columns.
         """
         y = _as_numbers(y, "y", classifier)
-        _check_size(y, "y", SMALLEST, np.inf)
+        _check_size(y, "y", SMALLEST, np.inf)  # `encode` checks the upper bound
         columns = y.reshape(len(y), -1)
         if np.ndim(sigma_noise) == 0:
             if not normalizes:
@@ -186,9 +189,10 @@ class NumberTargets(Targets):
         """
         if not self.normalizes:
             return mean, cov
-        moments = likelihood.rescaled_outputs(*self._columns(self.scaling))
-        shift, factor = (torch.as_tensor(v).to(mean) for v in moments)
-        n_joint = mean.shape[1] // len(shift)
+        # outputs in units of y are shift + factor · outputs, both of shape (c,)
+        affine_map = likelihood.rescaled_outputs(*self._columns(self.scaling))
+        shift, factor = (torch.as_tensor(v).to(mean) for v in affine_map)
+        n_joint = mean.shape[1] // len(shift)  # q samples with a joint covariance
         shift, factor = shift.repeat(n_joint), factor.repeat(n_joint)
         cov = cov * factor**2 if cov.ndim == 2 else cov * factor * factor[:, None]
         return shift + factor * mean, cov
@@ -209,7 +213,8 @@ class NumberTargets(Targets):
             )
         # targets are normalised before they are rounded to the network's dtype
         values = self.input_type.floats(self.scaling.normalized(columns), name)
-        # only fit rejects small targets, because some later targets may be small
+        # only fit rejects small targets, because some later targets may be small. In
+        # fit, `infer` has checked "y"; other names, such as "y_val", occur only there
         _check_size(columns, name, 0.0 if name == "y" else SMALLEST, LARGEST)
         return values
 
@@ -223,7 +228,10 @@ class NumberTargets(Targets):
 
     # ----------------------------------------------------------------- the network
     def adapt(self, likelihood: Likelihood) -> Likelihood:
-        """Return the likelihood with the given ratios between noise levels."""
+        """Return the likelihood with the given ratios between noise levels.
+
+        The geometric mean of the levels remains a hyperparameter.
+        """
         if isinstance(self.sigma_noise, str) or not isinstance(likelihood, Gaussian):
             return likelihood
         levels = np.asarray(self.sigma_noise, dtype=float) / self.scaling.scale
@@ -239,11 +247,15 @@ class NumberTargets(Targets):
         return net
 
     def match(self, net: NeuralNet, y: np.ndarray) -> None:
-        """Raise an error for targets or noise that the likelihood does not support."""
+        """Raise an error for targets or noise that the likelihood does not support.
+
+        Warn about constant targets, whose tuned noise would be zero.
+        """
         likelihood = self.likelihood or likelihood_of(net)
         if not isinstance(likelihood, RegressionLikelihood):
             return  # a later check raises an error that names the criterion
         n, kind = self.n_outputs, type(likelihood).__name__
+        # any center and scale show whether the likelihood can be rescaled
         has_unit = likelihood.rescaled_outputs(np.zeros(n), np.ones(n)) is not None
         if self.normalizes and not has_unit:
             raise ValueError(
@@ -272,11 +284,12 @@ class NumberTargets(Targets):
         if self.normalizes or not likelihood.has_noise:
             return
         center, std = self._columns(self.distribution)
-        size = float(np.sqrt(np.mean(center**2 + std**2)))
+        size = float(np.sqrt(np.mean(center**2 + std**2)))  # root mean square of y
+        # on average, the mean of the targets has the loss of a residual of one std
         residual = torch.as_tensor(std)[None]
-        constant = likelihood.loss(torch.zeros_like(residual), residual)
+        loss_of_mean = likelihood.loss(torch.zeros_like(residual), residual)
         is_usual = 1 / LARGEST_UNIT <= size <= LARGEST_UNIT
-        if is_usual or loss < NOTABLE_LOSS * float(constant) / self.n_outputs:
+        if is_usual or loss < NOTABLE_LOSS * float(loss_of_mean) / self.n_outputs:
             return
         warn_user(
             "The network predicts its training targets no better than their mean "
@@ -316,7 +329,10 @@ def has_noise(likelihood: Any, net: NeuralNet) -> bool:
 
 
 def _check_size(y: np.ndarray, name: str, low: float, high: float) -> None:
-    """Raise ValueError if the size of targets makes variances or priors inaccurate."""
+    """Raise ValueError if the size of targets makes variances or priors inaccurate.
+
+    The size is the largest absolute value. Targets that are all zero are accepted.
+    """
     size = float(np.abs(y.astype(np.float64)).max(initial=0))
     if size and not low <= size <= high:
         raise ValueError(
@@ -329,6 +345,7 @@ def _check_size(y: np.ndarray, name: str, low: float, high: float) -> None:
 def _warn_of_unequal_scales(y: np.ndarray) -> None:
     """Warn about target columns whose scales differ too much for a single loss."""
     with np.errstate(over="ignore"):  # sizes are checked later
+        # complex numbers raise an error later
         std = y.std(axis=0) if y.dtype.kind in "fiub" else np.ones(1)
     std = std[std > 0]
     if len(std) > 1 and std.max() > 10 * std.min():
