@@ -221,6 +221,7 @@ class NetEstimator(BaseEstimator, ABC):
         with naming(X="X_val", y="y_val"):
             X, y = self._check_samples(samples.X_val, samples.y_val, reset=False)
             groups_val = as_groups(samples.groups_val, y.shape[0], "groups_val")
+            # there is no parameter for weights of these samples
             validation = weighted_data(targets, X, y, None, groups_val, name="y_val")
         # a frozen network may have been trained on other rows than X
         if samples.X_val is samples.X and not is_frozen(self.estimator):
@@ -377,6 +378,7 @@ class NetEstimator(BaseEstimator, ABC):
         data = TrainingData(inputs, encoded, None, as_groups(groups, len(encoded)))
         rows = replace(data, X=X, y=targets)
         folds = folds_of(data, y, cv, self._seed, self._targets.stratify)
+        # CV+: a clone for each fold scores the samples that it was not trained on
         models, fold_scores = [], []
         for train, held_out in folds:
             model = clone(self)
@@ -437,7 +439,7 @@ class NetEstimator(BaseEstimator, ABC):
         Results in the folder ``memory`` are unpickled. skops asks whether to trust a
         `joblib.Memory`, but not about a path, which is not taken from a skops file.
         """
-        is_pickle = self.__dict__.pop(_UNPICKLED, False)
+        is_pickle = self.__dict__.pop(_UNPICKLED, False)  # set by `Unpickled`
         self.__dict__.update(from_portable(state))
         if not is_pickle and isinstance(self.__dict__.get("memory"), str | PathLike):
             self.__dict__["memory"] = None
@@ -488,6 +490,7 @@ class NetEstimator(BaseEstimator, ABC):
 
         Unfitted estimators have scikit-learn's default diagram.
         """
+        # private, and needed only in notebooks
         from sklearn.utils._repr_html.estimator import _VisualBlock
 
         try:

@@ -395,8 +395,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         torch.Size([3, 3])
         """
         outputs, link = self._outputs(), self._link()
+        # the link's probabilities as a function that torch can export
         if link.exported is None:
-            names = [name for name, other in LINKS.items() if other.exported]
+            names = [name for name, each in LINKS.items() if each.exported]
             raise ValueError(
                 f"link_approx={self._link_name()!r} has no closed form. Set one of "
                 f"{', '.join(names)} with set_params; no new fit is needed."

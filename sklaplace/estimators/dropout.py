@@ -91,6 +91,7 @@ class SharedMasks(TorchDispatchMode):
             shape[-2] = 1  # after time, or the only axis of packed sequences
         else:  # attention folds its n heads into the axis of samples, others have n = 1
             n, rest = divmod(shape[0], self.n_samples or shape[0])
+            # with a rest, the first axis is another, and its entries share the mask
             shape[0] = 1 if rest else n
         mask = torch.rand(shape, generator=self.generator) >= 1 - share
         return mask.to(x).repeat([n // m for n, m in zip(x.shape, shape, strict=True)])

@@ -182,8 +182,9 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
     def _fit(self, samples: Samples) -> Any:
         """Fit to samples as passed by the user, and return the estimator.
 
-        The posterior comes first. The residual and the noise model then learn from the
-        predictions of this posterior for held-out samples.
+        The posterior comes first. The residual, which is extra variance for inputs far
+        from the training data, and the noise model then learn from the predictions of
+        this posterior for held-out samples. Novelty measures how far inputs are.
         """
         # check the parameters
         options = self._check_options()
@@ -219,6 +220,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         fit = with_scaled_novelty(options, fit)
         # tune the prior precision and the noise
         likelihood = fit.network.spec.likelihood
+        # of held-out samples, which the user passed or the trainer split off
         score = self._score(likelihood, is_given=samples.X_val is not None)
         # the largest value, unless held-out samples choose another
         self.residual_steepness_ = steepnesses(likelihood)[-1]
@@ -269,6 +271,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         network, or none.
         """
         if not fit.folds:
+            # a list with one entry or none
             has_held_out = fit.network.held_out is not None
             return [replace(self._outputs(), network=fit.network)] * has_held_out
         outputs = []
@@ -424,7 +427,8 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
     ) -> Residual | None:
         """Return the residual for the given novelty and posterior, or None without one.
 
-        In regression, its variance is in units of the noise, which the posterior has.
+        The residual is extra variance for inputs far from the training data, as
+        measured by the novelty. In regression, it is in units of the posterior's noise.
         """
         # the parameter can change after fit
         variance = replace(self._options, residual=self.residual).residual_variance
@@ -443,7 +447,10 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
     def _add_samples(
         self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
     ) -> Any:
-        """Add the curvature and loss of new samples; the network keeps its weights."""
+        """Add the curvature and loss of new samples; the network keeps its weights.
+
+        The new samples also count as training data for the novelty of inputs.
+        """
         check_is_fitted(self)
         with self._reported():
             # parameters may have changed since fit, which used `self._options`
@@ -672,6 +679,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
                     raise ValueError("y is missing. Pass both X and y, or neither.")
                 data = self._new_data(X, y, sample_weight)
                 network = replace(network, held_out=data.dataset(self.estimator_))
+            # the user passes any held-out samples; fit can also split them off
             score = self._score(network.spec.likelihood, is_given=True)
             # the parameter can change after fit
             options = replace(self._options, residual=self.residual)

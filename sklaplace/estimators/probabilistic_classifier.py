@@ -430,7 +430,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         seed = as_seed("random_state", random_state)
         draws = torch.as_tensor(outputs.sample(self._check_inputs(X), n_samples, seed))
         drawn = self._likelihood.probabilities(draws.mT)  # (n, s, K) or (n, s, r, K)
-        # target types expect two axes, so draws and labels are rows for a while
+        # target types expect one row per label, here for each sample and draw
         proba = normalised(drawn.reshape(-1, drawn.shape[-1]), self._targets.n_classes)
         by_class = self._targets.target_type.probabilities(proba.numpy())
         by_draw = by_class.reshape(*drawn.shape[:2], *by_class.shape[1:])

@@ -211,7 +211,7 @@ class PairTargets(ClassTargets):
         scales of the inputs and the strength of the penalty.
         """
         items = require_array(data.X).reshape(2 * len(data.y), -1)
-        # y is one if the second item was preferred
+        # for the first and the second item; y is one if the second was preferred
         preferred = np.stack([1 - data.y, data.y], 1).reshape(-1, 1)
         w = None if data.sample_weight is None else np.repeat(data.sample_weight, 2)
         return penalised_classifier(
@@ -448,7 +448,9 @@ class LaplaceRanker(LaplaceClassifier):
         check_arrays(items=items)
         if isinstance(items, Mapping):
             items = as_given(items, self._input_type.dtype)
+            # the parent's check, because this class accepts only pairs
             return super()._check_inputs(mapped(lambda leaf: leaf[:, None], items))
+        # `inputs` below checks that the cast numbers are finite
         options: dict[str, Any] = {"ensure_2d": False, "ensure_all_finite": False}
         array = check_array(detached(items), dtype=None, allow_nd=True, **options)
         single_items = array[:, None]

@@ -127,7 +127,10 @@ class BaseSampling(NetEstimator):
             return self._fit(samples)
 
     def _fit(self, samples: Samples) -> Any:
-        """Fit to samples as passed by the user, and return the estimator."""
+        """Fit to samples as passed by the user, and return the estimator.
+
+        Warn if the trained network has the training loss of an untrained one.
+        """
         self._check_options()
         # without a prior, only ratios of the weights matter
         if self.estimator is None or self._trainer_kind.has_prior:
@@ -136,13 +139,13 @@ class BaseSampling(NetEstimator):
         self._seed = draw_seed(self.random_state)
         device = getattr(inner_net(self.estimator), "device", "cpu")
         trainer = self._trainer()
-        trainer.is_part |= samples.is_part
+        trainer.is_part |= samples.is_part  # then, Ctrl-C raises an error
         # training needs gradients, even if the caller has switched them off
         with private_rng(self._seed, device), torch.inference_mode(False):
             network = trainer.train(data)
             self.estimator_, self.network_spec_ = network.net, network.spec
             self.n_iter_ = n_epochs(network.net)
-            with network.forward().frozen():
+            with network.forward().frozen():  # evaluation mode
                 self._set_fitted(trainer, network)
                 self._check_loss(self._training_loss(network), data)
         return self

@@ -213,6 +213,7 @@ class PriorSearch:
         The parameters ``prior_precision`` and ``sigma_noise`` of the copy have the
         values of the posterior, as if the user had given them.
         """
+        # ``clone`` would drop fitted attributes, such as the encoding of y
         model: Any = object.__new__(type(self))
         vars(model).update(vars(self), n_jobs=None, verbose=0)
         model._set_fitted(options, network, posterior)

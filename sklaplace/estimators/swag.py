@@ -74,7 +74,10 @@ class SWAGTrainer(Trainer):
         return super().infer_spec(net, dataset, is_trained=is_trained)
 
     def _random_weights(self, net: NeuralNet) -> Layout:
-        """Return the layout of the random weights; raise an error if unsupported."""
+        """Return the layout of the random weights; raise an error if unsupported.
+
+        The deviations and the draws of all these weights must fit into memory.
+        """
         refuse_callbacks(net, PriorCallback)
         module = as_forward(net).module
         names = [n for n, p in module.named_parameters() if p.is_complex()]

@@ -112,6 +112,7 @@ class BaseVariational(BaseSampling):
         """
         self.posterior_ = trainer.posterior
         super()._set_fitted(trainer, network)
+        # no more draws than predictions use, which fit into memory, but at least two
         n_draws = min(ELBO_DRAWS, max(2, self.n_samples))
         model = WeightDraws(n_draws, self._seed, self.posterior_)
         # the draws of the model, repeated to advance the generator: any draws for the
@@ -136,7 +137,11 @@ class BaseVariational(BaseSampling):
     def _compare(
         self, network: TrainedNetwork, outputs: BatchedOutputs, sigma: torch.Tensor
     ) -> None:
-        """Warn if held-out samples are predicted worse than by the initial network."""
+        """Warn if held-out samples are predicted worse than by the initial network.
+
+        ``sigma`` is the noise for the posterior. The increase of the loss must be both
+        notable and significant.
+        """
         initial = TrainedNetwork(copied(inner_net(self.estimator)), network.spec)
         initial_outputs = BatchedOutputs(initial, PointOutputs(1, 0), self.batch_size)
         # if the noise was fitted for the posterior, fit the noise for the network too

@@ -73,7 +73,7 @@ class Finite(Interval):
             return False
         try:
             numbers = np.asarray(val, dtype=float)
-        except (TypeError, ValueError, RuntimeError):  # torch raises the last one
+        except (TypeError, ValueError, RuntimeError):  # last: tensors with gradients
             return False
         are_allowed = np.isfinite(numbers) & (self.left is None or numbers > self.left)
         is_shaped = numbers.ndim in self.ndims or getattr(val, "shape", None) == (1,)

@@ -135,6 +135,7 @@ class LaplaceOptions(LaplaceParameters):
                 "replaces the former. Leave one of them out."
             )
         if self.refine is True:
+            # the callback requires a posterior, to which fit converts a matrix
             argument = "prior" if earlier else "posterior_.earlier"
             raise ValueError(
                 "refine=True cannot be used with prior. Train the network with the "
@@ -288,6 +289,7 @@ class LaplaceOptions(LaplaceParameters):
         The required memory also includes `WEIGHT_COPIES` vectors of all weights.
         """
         name, p = self.hessian_structure, spec.layout.n_parameters
+        # for each structure, what takes less memory
         cheaper = {"diag": "use fewer weights", "kron": "use 'diag'"}
         advice = cheaper.get(name, "use 'kron' or 'diag'")
         if self.subset_of_weights != "last_layer":
@@ -297,7 +299,8 @@ class LaplaceOptions(LaplaceParameters):
         is_dense = self.is_exact or not isinstance(self.prior, GaussianPosterior | None)
         n_rows = None if is_dense else n * spec.n_outputs
         sizes = {"n_columns": spec.n_outputs, **self.structure_params}
-        needed = STRUCTURES[name][0].n_bytes(spec.layout, n_rows, **sizes)
+        accumulator, _ = STRUCTURES[name]
+        needed = accumulator.n_bytes(spec.layout, n_rows, **sizes)
         subject = f"hessian_structure={name!r} over {p:,} parameters"
         require_bytes(needed + 8 * WEIGHT_COPIES * p, device, subject, advice)
 

@@ -147,7 +147,8 @@ class ClassTargets(Targets):
         codes = self.encode(y).astype(np.int64)
         codes = codes[codes >= 0]  # negative codes belong to ignored labels
         weights = np.ones(len(self.classes))
-        if isinstance(class_weight, Mapping):  # it also weights classes without samples
+        # a dict also weights classes without samples: pretend that each has one
+        if isinstance(class_weight, Mapping):
             codes = np.arange(len(weights))
         present = np.unique(codes)
         with naming(class_weight="class_weight"):

@@ -134,6 +134,11 @@ class NumberTargets(Targets):
         Samples with zero weight do not count. Warn if columns that share one noise
         level have very different scales.
 
+        Returns
+        -------
+        NumberTargets
+            Encoder of these and later targets.
+
         Raises
         ------
         ValueError
@@ -142,7 +147,7 @@ class NumberTargets(Targets):
         y = _as_numbers(y, "y", classifier)
         _check_size(y, "y", SMALLEST, np.inf)  # `encode` checks the upper bound
         columns = y.reshape(len(y), -1)
-        if np.ndim(sigma_noise) == 0:
+        if np.ndim(sigma_noise) == 0:  # the same for all columns, or a name
             if not normalizes:
                 _warn_of_unequal_scales(columns)
         elif np.shape(sigma_noise) != columns.shape[1:]:
@@ -189,7 +194,7 @@ class NumberTargets(Targets):
         """
         if not self.normalizes:
             return mean, cov
-        # outputs in units of y are shift + factor · outputs, both of shape (c,)
+        # outputs become shift + factor · outputs, with a shift and a factor for each
         affine_map = likelihood.rescaled_outputs(*self._columns(self.scaling))
         shift, factor = (torch.as_tensor(v).to(mean) for v in affine_map)
         n_joint = mean.shape[1] // len(shift)  # q samples with a joint covariance
