@@ -60,6 +60,9 @@ class CrossValidation:
     ) -> "CrossValidation":
         """Return the checked splits and scorer of the arguments of ``fit``.
 
+        Splits and scorer are checked before any training. Each split must train on all
+        classes.
+
         Parameters
         ----------
         samples : Samples
@@ -79,29 +82,29 @@ class CrossValidation:
             as_groups(samples.groups, len(y)),
         )
         scorer = None if scoring is None else check_scoring(owner, scoring)
-        labels = targets if isinstance(targets, ClassTargets) else None
-        rows = _row_splits(cv, data, labels)
-        if labels is not None and not labels.target_type.is_single:
+        classes = targets if isinstance(targets, ClassTargets) else None
+        row_splits = _row_splits(cv, data, classes)
+        if classes is not None and not classes.target_type.is_single:
             _check_scores_columns(scorer)
         elif isinstance(scoring, str):
-            _check_score(owner, scoring, scorer, y, rows[0])
-        # samples without weight are not encoded
+            _check_score(owner, scoring, scorer, y, row_splits[0])
+        # samples without weight are not encoded; row numbers as inputs show which are
         encoded = weighted_data(targets, np.arange(len(y)), y, data.sample_weight).X
         places = np.full(len(y), -1)
         places[encoded] = np.arange(len(encoded))
         splits = []
-        for number, split in enumerate(rows):
-            splits.append(_among_encoded(number, split, places))
-            if labels is None:
+        for number, (train, test) in enumerate(row_splits):
+            splits.append(_among_encoded(number, (train, test), places))
+            if classes is None:
                 continue
-            lacking = labels.missing_classes(y[split[0]])
+            lacking = classes.missing_classes(y[train])
             if len(lacking):
                 raise ValueError(
                     f"Split {number} of cv has no rows of the classes "
                     f"{lacking[:5].tolist()} to train on. {_advice(data, lacking)}, or "
                     "leave these classes out."
                 )
-        return cls(splits, data, [test for _, test in rows], scorer)
+        return cls(splits, data, [test for _, test in row_splits], scorer)
 
     def scored(self, fold: int) -> TrainingData:
         """Return the scored samples of a split, as passed to ``fit``."""
@@ -109,29 +112,32 @@ class CrossValidation:
 
 
 def _row_splits(
-    cv: Any, data: TrainingData, labels: ClassTargets | None
+    cv: Any, data: TrainingData, classes: ClassTargets | None
 ) -> list[Split]:
     """Return the splits by ``cv``, as row numbers of the samples passed to ``fit``.
 
-    ``labels`` is None for regression.
+    ``classes`` is the encoder of class labels, or None for regression. Rows whose
+    labels are all ignored are in no split.
     """
-    scorable, by_class = np.arange(len(data.y)), labels is not None
-    if labels is not None:  # labels that the criterion ignores have no score
-        ignored = labels.is_ignored(data.y).reshape(len(scorable), -1).all(1)
+    scorable, by_class = np.arange(len(data.y)), classes is not None
+    if classes is not None:  # labels that the criterion ignores have no score
+        ignored = classes.is_ignored(data.y).reshape(len(scorable), -1).all(1)
         scorable = scorable[~ignored]
-    part = select(data, scorable)
-    splitter = _splitter(cv, part, by_class)
+    scorable_data = select(data, scorable)
+    splitter = _splitter(cv, scorable_data, by_class)
+    X, y, groups = scorable_data.X, scorable_data.y, scorable_data.groups
     try:
         with private_rng(None):
-            X = scorable.reshape(-1, 1) if is_opaque(part.X) else part.X
-            pairs = splitter.split(X, part.y, part.groups)
+            # scikit-learn cannot index other inputs, but most splits only need a length
+            X = scorable.reshape(-1, 1) if is_opaque(X) else X
+            pairs = splitter.split(X, y, groups)
             splits = [(scorable[train], scorable[test]) for train, test in pairs]
     except (IndexError, TypeError, ValueError) as error:
         advice = (
             "Use fewer folds, leave out classes of y with few samples, or pass pairs "
             "(train, test) of row indices."
         )
-        if part.groups is None and "group" in f"{splitter}{error}".lower():
+        if groups is None and "group" in f"{splitter}{error}".lower():
             advice = "Pass groups= to fit, with the group of each row."
         raise ValueError(
             f"cv={cv!r} cannot split {len(scorable)} samples: "
@@ -143,16 +149,21 @@ def _row_splits(
 
 
 def _splitter(cv: Any, data: TrainingData, by_class: bool) -> Any:
-    """Return the splitter for a value of ``cv`` and samples, which may have groups."""
+    """Return the splitter for a value of ``cv`` and samples, which may have groups.
+
+    Scikit-learn's default and a number of folds split within groups, so a splitter that
+    keeps groups together replaces them.
+    """
     has_number, has_groups = isinstance(cv, Integral | None), data.groups is not None
+    # unlike those of KFold, hashed folds do not depend on the order of the samples
     if cv is None and not (has_groups or by_class):
         cv = hash_folds(sample_keys(data.X, data.y, 0, None), data.y, 5, stratify=False)
     with naming(cv="cv"):
         cv = check_cv(cv, data.y, classifier=by_class)
     if not (has_groups and has_number):
         return cv
-    kind = GroupKFold if isinstance(cv, KFold) else StratifiedGroupKFold
-    return kind(cv.n_splits)
+    group_class = GroupKFold if isinstance(cv, KFold) else StratifiedGroupKFold
+    return group_class(cv.n_splits)
 
 
 def _advice(data: TrainingData, lacking: np.ndarray) -> str:
@@ -160,6 +171,7 @@ def _advice(data: TrainingData, lacking: np.ndarray) -> str:
     noun = "row" if data.groups is None else "group"
     rows = np.isin(data.y, lacking).reshape(len(data.y), -1).any(1)
     units = np.arange(len(data.y)) if data.groups is None else data.groups
+    # a class in a single unit is missing whenever this unit is scored
     if len(np.unique(units[rows])) <= len(lacking):
         return f"A class needs more than one {noun}. Pass more {noun}s"
     return "Use shuffled or stratified folds (StratifiedKFold)"
@@ -183,7 +195,7 @@ def _among_encoded(number: int, split: Split, places: np.ndarray) -> Split:
 def _check_score(
     owner: Any, scoring: str, scorer: Any, y: np.ndarray, split: Split
 ) -> None:
-    """Score constant predictions before training; raise an error if scoring fails."""
+    """Raise ValueError, before training, if constant predictions cannot be scored."""
     dummy = DummyClassifier() if is_classifier(owner) else DummyRegressor()
     train, test = split
     with warnings.catch_warnings(action="ignore"):
@@ -231,7 +243,11 @@ def _takes_weights(scorer: Any) -> bool:
 
 
 def cv_results(params: list[dict[str, Any]], scores: np.ndarray) -> dict[str, Any]:
-    """Return ``cv_results_`` as in scikit-learn, from scores (candidates, folds)."""
+    """Return ``cv_results_`` as in scikit-learn, from scores (candidates, folds).
+
+    ``params`` contains one dict per candidate, all with the same keys. Candidates with
+    a score that is not finite have the last rank.
+    """
     mean = scores.mean(1)
     is_finite = np.isfinite(mean)
     if not is_finite.any():
@@ -241,11 +257,11 @@ def cv_results(params: list[dict[str, Any]], scores: np.ndarray) -> dict[str, An
         )
     if not is_finite.all():
         warn_user(f"Some scores are not finite, and count as the worst: {mean}.")
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # infinite scores
         std = scores.std(1)
     ranks = rankdata(-np.where(is_finite, mean, -np.inf), method="min")
     return {
-        **{f"param_{k}": np.array([entry[k] for entry in params]) for k in params[0]},
+        **{f"param_{k}": np.array([p[k] for p in params]) for k in params[0]},
         "params": params,
         **{f"split{k}_test_score": column for k, column in enumerate(scores.T)},
         "mean_test_score": mean,

@@ -24,6 +24,9 @@ def cache_entry(
 ) -> Entry | None:
     """Return the place of a `LaplaceFit` in ``memory``, or None without a cache.
 
+    The key of the place is a hash of everything that the fit depends on. Without a
+    seed, or if a part cannot be hashed, there is no cache, and a warning says so.
+
     Parameters
     ----------
     trainer : LaplaceTrainer
@@ -44,7 +47,8 @@ def cache_entry(
         )
         return None
     options = trainer.options
-    rows = options.uses_held_out, options.holds_out, options.uses_folds
+    # the options that decide on which samples networks are trained
+    sample_use = options.uses_held_out, options.holds_out, options.uses_folds
     try:
         key = fingerprint(
             {
@@ -55,7 +59,7 @@ def cache_entry(
                 "data": data,
                 "splits": trainer.splits,
                 # refitting all weights requires the training samples again
-                "rows": (rows, options.may_refit, options.refine is True),
+                "rows": (sample_use, options.may_refit, options.refine is True),
             }
         )
     except Exception as error:

@@ -31,6 +31,7 @@ def under_hyperparameters(
     """Return the posterior with new prior precision or noise; None keeps the old value.
 
     Tensors remain attached to their autograd graph. The noise is in units of ``y``.
+    ``given`` maps names of hyperparameters to numbers, arrays, tensors or None.
     """
     values = {name: value for name, value in given.items() if value is not None}
     for name, value in values.items():
@@ -39,15 +40,16 @@ def under_hyperparameters(
     if "prior_precision" in values:
         structure = options.prior_structure
         check_prior_shape(values["prior_precision"], structure, posterior.layout)
-    h = posterior.hyperparameters
-    device = h.prior_precision.device
+    old = posterior.hyperparameters
+    device = old.prior_precision.device
     tensors = {
         name: torch.as_tensor(value, dtype=torch.float64, device=device)
         for name, value in values.items()
     }
     if "prior_precision" in tensors:
-        delta = by_tensor(as_number(tensors["prior_precision"]), h.groups)
-        delta = delta.expand(h.prior_precision.shape)
+        # one value for all weights, per group, or already in the shape of the old value
+        delta = by_tensor(as_number(tensors["prior_precision"]), old.groups)
+        delta = delta.expand(old.prior_precision.shape)
         posterior = posterior.replace(prior_precision=delta)
     if "sigma_noise" in tensors:
         _check_noise(posterior, "was given", "Leave it out.")
@@ -58,7 +60,11 @@ def under_hyperparameters(
 def _under_noise(
     posterior: GaussianPosterior, noise: Tensor, targets: Targets
 ) -> GaussianPosterior:
-    """Return the posterior with new noise, () or (n_outputs,), in units of ``y``."""
+    """Return the posterior with new noise, () or (n_outputs,), in units of ``y``.
+
+    Raise ValueError if the ratios of the noise levels change and the curvature cannot
+    be converted to the new ratios.
+    """
     assert isinstance(targets, NumberTargets)  # other targets have no noise
     n, scale = targets.n_outputs, targets.scaling.scale
     if noise.shape not in ((), (n,)):
@@ -69,10 +75,10 @@ def _under_noise(
     unit = torch.as_tensor(scale, dtype=noise.dtype, device=noise.device)
     rescaled = posterior.with_noise_levels((noise / unit).expand(n))
     if rescaled is None:
-        now = posterior.noise_proportions * posterior.hyperparameters.sigma_noise
+        old = posterior.noise_proportions * posterior.hyperparameters.sigma_noise
         raise ValueError(
             f"sigma_noise={noise.tolist()} is not a multiple of sigma_noise_="
-            f"{(now * unit).cpu().numpy().round(6).tolist()}. Use a multiple, or "
+            f"{(old * unit).cpu().numpy().round(6).tolist()}. Use a multiple, or "
             "fit with subset_of_weights='last_layer' and hessian_structure='kron', "
             "'diag' or 'full'."
         )
@@ -80,7 +86,11 @@ def _under_noise(
 
 
 def free_parameters(posterior: GaussianPosterior, parameters: Any) -> frozenset[str]:
-    """Return the names of the hyperparameters that `tune` chooses."""
+    """Return the names of the hyperparameters that `tune` chooses.
+
+    ``parameters`` is a name or a list of names. None means the prior precision and, if
+    there is any, the noise; only an explicit name tunes the temperature.
+    """
     if posterior.earlier is not None:
         raise ValueError(
             "The prior is a matrix or the posterior of an earlier task, and cannot "
@@ -125,7 +135,11 @@ def check_addable(
     old: LaplaceOptions,
     new: LaplaceOptions,
 ) -> None:
-    """Raise ValueError if the new options do not allow samples to be added."""
+    """Raise ValueError if the new options do not allow samples to be added.
+
+    The curvature of new samples must have the settings of the old curvature, and must
+    be computed at the posterior's mean.
+    """
     before, after = old.curvature_settings(), new.curvature_settings()
     changed = [k for k in after if fingerprint(before[k]) != fingerprint(after[k])]
     if changed:

@@ -73,7 +73,7 @@ class LaplaceFit:
     def stored(self) -> "LaplaceFit":
         """Return the fit to store, without samples that are no longer needed."""
         if isinstance(self.structure, Kron):
-            # all prior precisions share the eigenvectors
+            # compute and cache the eigenvectors, which all prior precisions share
             for factor in chain.from_iterable(self.structure.factors):
                 factor.eigh()
         if self.needs_rows:
@@ -82,12 +82,12 @@ class LaplaceFit:
         folds = tuple(fold.stored() for fold in self.folds)
         return replace(self, network=network, folds=folds)
 
-    def with_novelty_of(self, of_held_out: list[ZScores]) -> "LaplaceFit":
-        """Scale the novelty of all networks by the novelty of held-out samples."""
+    def with_novelty_of(self, held_out: list[ZScores]) -> "LaplaceFit":
+        """Scale the novelty of all networks by the z-scores of held-out samples."""
         return replace(
             self,
-            novelty=self.novelty and self.novelty.scaled(of_held_out),
-            folds=tuple(fold.with_novelty_of(of_held_out) for fold in self.folds),
+            novelty=self.novelty and self.novelty.scaled(held_out),
+            folds=tuple(fold.with_novelty_of(held_out) for fold in self.folds),
         )
 
     @contextmanager
@@ -105,6 +105,7 @@ def networks_for_tuning(
     """Return the network and those of folds, with the held-out samples to be used.
 
     If the noise is tuned, their likelihood has the relative noise levels of columns.
+    These levels are measured on held-out samples only if tuning uses held-out samples.
     """
     if not options.uses_held_out:
         network = replace(network, held_out=None)
@@ -119,7 +120,10 @@ def networks_for_tuning(
 def accumulate_fit(
     options: LaplaceOptions, network: TrainedNetwork, folds: Sequence[TrainedNetwork]
 ) -> LaplaceFit:
-    """Accumulate curvature and loss over the training samples of each network.
+    """Return the fit of the network, which contains the fits of the folds' networks.
+
+    One pass over the training samples of each network accumulates curvature and loss,
+    and records the novelty and, if the last layer may be refitted, its inputs.
 
     Parameters
     ----------
@@ -131,17 +135,18 @@ def accumulate_fit(
         Networks that were each trained without one fold of the samples.
     """
     fits = []
-    for one in networks_for_tuning(options, network, folds):
-        is_chosen = options.tuner is not None or one.held_out is not None
-        refits = options.refits(one.spec, len(one.train))
-        refits = refits and (is_chosen or options.refine is True)
-        head_map = one.spec.head_map if refits else None
+    for trained in networks_for_tuning(options, network, folds):
+        # with refine="auto", the tuner or held-out samples decide whether to refit
+        can_choose = options.tuner is not None or trained.held_out is not None
+        refits = options.refits(trained.spec, len(trained.train))
+        refits = refits and (can_choose or options.refine is True)
+        head_map = trained.spec.head_map if refits else None
         recorder = partial(SampleRecorder, head_map=head_map)
-        sums = curvature_sums(options, one, recorder=recorder)
+        sums = curvature_sums(options, trained, recorder=recorder)
         record: SampleRecord = sums.record
         fits.append(
             LaplaceFit(
-                network=one,
+                network=trained,
                 structure=sums.accumulator.decompose(),
                 data_fit=sums.data_fit,
                 head_rows=record.head_rows,
@@ -157,12 +162,13 @@ def with_scaled_novelty(options: LaplaceOptions, fit: LaplaceFit) -> LaplaceFit:
 
     Without a residual, training samples scale the novelty; see `Novelty.scaled`.
     """
-    of_held_out = []
+    all_scores = []
     if options.residual_variance:
-        for one in fit.folds or (fit,):
-            novelty = held_out_novelty(options, one.network, one.novelty)
-            of_held_out += [] if novelty is None else [novelty]
-    return fit.with_novelty_of(of_held_out)
+        # folds hold out samples in place of the whole fit
+        for part in fit.folds or (fit,):
+            scores = held_out_novelty(options, part.network, part.novelty)
+            all_scores += [] if scores is None else [scores]
+    return fit.with_novelty_of(all_scores)
 
 
 def curvature_sums(
@@ -173,7 +179,7 @@ def curvature_sums(
     """Sum curvature and loss over a network's training samples."""
     batch_size = options.batches(network, network.train).batch_size
     return accumulate(
-        replace(network, train=None, held_out=None),
+        replace(network, train=None, held_out=None),  # shards bring the samples
         shards_of(network.train, batch_size),
         options.configured_curvature,
         options.accumulator(network.spec.layout),
@@ -186,7 +192,7 @@ def curvature_sums(
 def with_samples(
     options: LaplaceOptions, posterior: GaussianPosterior, network: TrainedNetwork
 ) -> GaussianPosterior:
-    """Add the curvature and loss of new samples to a posterior.
+    """Return a posterior to which the curvature and loss of new samples are added.
 
     Parameters
     ----------
@@ -198,13 +204,13 @@ def with_samples(
         Network with the posterior's mean as its weights, and with the new samples.
     """
     with progress.phase("curvature"):
-        more = curvature_sums(options, network)
+        new_sums = curvature_sums(options, network)
     accumulator = options.accumulator(posterior.layout)
     with network.forward().frozen():
         posterior.structure.add_to(accumulator)
-        accumulator.merge(more.accumulator)
+        accumulator.merge(new_sums.accumulator)
         structure = accumulator.decompose()
-    data_fit = posterior.data_fit + more.data_fit
+    data_fit = posterior.data_fit + new_sums.data_fit
     check_finite(structure.trace())
     posterior = replace(posterior, structure=structure, data_fit=data_fit)
     if options.is_exact:

@@ -57,9 +57,11 @@ class FoldTask:
 def train_with_folds(
     trainer: LaplaceTrainer, data: TrainingData
 ) -> tuple[TrainedNetwork, list[TrainedNetwork]]:
-    """Return the trained network, and one network per fold if there are folds.
+    """Return the network trained on all samples, and a list of networks of folds.
 
-    The folds are those of a cross-validation, or those that tuning uses.
+    Each network of a fold is trained without this fold. The folds are those of a
+    cross-validation, or those that tuning uses. The list is empty if there are no
+    folds.
     """
     device = getattr(inner_net(trainer.estimator), "device", "cpu")
     # workers for folds also use `private_rng`, which admits one thread at a time
@@ -71,7 +73,7 @@ def train_with_folds(
             n_jobs = trainer.options.n_jobs
             arguments = [(task,) for task in tasks]
             networks = in_parallel(_trained_on_fold, arguments, n_jobs, "folds")
-        # samples that the net itself held out are not scored
+        # a cross-validation scores only its folds, not what the net itself held out
         return replace(trained, held_out=None), networks
     folds = _tuning_folds(trainer, trained, data)
     if not folds:
@@ -85,40 +87,47 @@ def _tuning_folds(
 ) -> list[Fold]:
     """Return the folds for tuning, or an empty list if tuning uses no folds.
 
-    The list is empty if `LaplaceTrainer.takes_folds` is False or if ``trained`` has
-    held-out samples for tuning. With many samples, only some of the folds are used.
+    Tuning uses no folds if the user passed held-out samples, if Ctrl-C ended the
+    training of ``trained``, if the net's ``train_split`` brought enough held-out
+    samples, or if `LaplaceTrainer.takes_folds` is False. With many samples, only some
+    of the folds are used.
     """
     if data.validation is not None or trainer.is_interrupted:
         return []
     if getattr(trainer.estimator, "train_split", None):
         held_out: Any = trained.held_out
-        has_held_out = brings_targets(trained.train, held_out)
-        if has_held_out and len(held_out) >= MIN_HELD_OUT:
+        # samples from elsewhere do not reduce the training samples, unlike a split of X
+        brings_samples = brings_targets(trained.train, held_out)
+        if brings_samples and len(held_out) >= MIN_HELD_OUT:
             return []
     if not trainer.takes_folds(data):
         return []
     keys, stratify = trainer.keys(data), trainer.targets.stratify
     folds = hash_folds(keys, data.y, N_FOLDS, stratify=stratify)
+    # with few distinct samples or groups, there are fewer folds than requested
     if len(folds) < (N_FOLDS if data.groups is None else 2):
         return []
-    enough = ENOUGH_FOR_NOISE if trainer.models_noise else ENOUGH
-    return folds[: math.ceil(N_FOLDS * enough / len(data.y))]
+    n_enough = ENOUGH_FOR_NOISE if trainer.models_noise else ENOUGH
+    # each fold holds out a share 1 / N_FOLDS of the samples
+    return folds[: math.ceil(N_FOLDS * n_enough / len(data.y))]
 
 
 def _fold_tasks(
     trainer: LaplaceTrainer, data: TrainingData, folds: Sequence[Fold]
 ) -> list[FoldTask]:
-    """Return the training of one network per fold.
+    """Return one task per fold, which trains a network without this fold.
 
-    In a cross-validation, all networks have the same seed.
+    In a cross-validation, all networks have the same seed. Otherwise, each fold has its
+    own seed.
     """
+    # default networks of folds are as large as the network for all samples
     size = trainer.size_for(data) if trainer.estimator is None else None
     fold_trainer = replace(trainer, size=size, is_part=True)
     tasks = []
     for n, (train, held_out) in enumerate(folds):
         train = whole_batches(trainer.estimator, train)
-        shift = n if trainer.splits is None else 0
-        seed = (trainer.seed + shift) % 2**32
+        seed_shift = n if trainer.splits is None else 0
+        seed = (trainer.seed + seed_shift) % 2**32
         tasks.append(FoldTask(fold_trainer, data.split(train, held_out), seed))
     return tasks
 
@@ -141,7 +150,7 @@ def _train_each(tasks: Sequence[FoldTask]) -> list[TrainedNetwork]:
 
 
 def _trained_on_fold(task: FoldTask) -> TrainedNetwork:
-    """Train a network on a fold without printing anything, in any process.
+    """Return a network trained on a fold, without printing anything, in any process.
 
     In a cross-validation, the network is trained as on all samples. Otherwise, a net
     with a ``train_split`` uses the held-out samples for validation, for example for
@@ -151,6 +160,7 @@ def _trained_on_fold(task: FoldTask) -> TrainedNetwork:
     net, is_scored = trainer.estimator, trainer.splits is not None
     if isinstance(net, NeuralNet):
         net = clone(net).set_params(verbose=0)
+        # the split set below brings held-out samples whose targets are encoded
         trainer = replace(trainer, estimator=net, brings_encoded=not is_scored)
         if net.train_split and not is_scored:
             held_out = cast(TrainingData, data.validation).dataset(net)
@@ -159,6 +169,6 @@ def _trained_on_fold(task: FoldTask) -> TrainedNetwork:
     # the default network uses one thread in workers, too
     limit = one_thread() if net is None else nullcontext()
     # training on all samples has already raised the same warnings
-    ignored = warnings.catch_warnings(action="ignore")
-    with torch.inference_mode(False), limit, private_rng(task.seed, device), ignored:
+    silence = warnings.catch_warnings(action="ignore")
+    with torch.inference_mode(False), limit, private_rng(task.seed, device), silence:
         return trainer.train(data)

@@ -92,9 +92,9 @@ class LaplaceTrainer(Trainer):
         if self.splits is not None:
             return None
         if "validation" in (self.options.tuner, self.options.sigma_noise):
-            require_choice(data.X)
+            require_choice(data.X)  # the user asks for held-out samples
         if self.takes_folds(data):
-            check_sampler(self.estimator)
+            check_sampler(self.estimator)  # folds also change positions in X
             return None
         return super().hold_out(data)
 
@@ -103,6 +103,7 @@ class LaplaceTrainer(Trainer):
     ) -> tuple[Any, Any] | None:
         """Return a frozen net's training and held-out samples, or None if unknown."""
         is_used = self.is_frozen and self.options.uses_held_out
+        # the net's history refers to all samples, and zero weights drop some of them
         is_known = self.splits is None and data.sample_weight is None
         if not (is_used and is_known) or is_stream(data.X):
             return None
@@ -121,10 +122,10 @@ class LaplaceTrainer(Trainer):
         if self.estimator is None:
             return True
         options = self.options
-        # without the searches over priors
+        # not for a given prior, because a search over priors would train many folds
         fits_noise = self.models_noise and options.holds_out and options.free_prior
-        few = FEW_FOR_NOISE if fits_noise else FEW
-        return _is_silent(self.estimator) and len(np.unique(self.keys(data))) < few
+        n_few = FEW_FOR_NOISE if fits_noise else FEW
+        return _is_silent(self.estimator) and len(np.unique(self.keys(data))) < n_few
 
     def check_without_held_out(self) -> None:
         """Raise an error before training if the tuner needs held-out samples."""
@@ -136,12 +137,17 @@ class LaplaceTrainer(Trainer):
 
     # ----------------------------------------------------------------- subnetworks
     def _selected_weights(self, trained: TrainedNetwork) -> Tensor:
-        """Return the indices of the weights with the largest scores."""
-        forward, options = trained.forward(), self.options
-        by = options.subset_params.get("by", CRITERION)
-        names = options.subset_params.keys() & SCORE_CHECKS.get(by, {}).keys()
-        params = {name: options.subset_params[name] for name in names}
+        """Return the indices of the weights with the largest scores.
+
+        ``subset_params["by"]`` names the score. The number of weights is that of the
+        specification before training, which already counts the weights to select.
+        """
+        forward, given = trained.forward(), self.options.subset_params
+        by = given.get("by", CRITERION)
+        names_of_score = given.keys() & SCORE_CHECKS.get(by, {}).keys()
+        score_params = {name: given[name] for name in names_of_score}
         with forward.frozen():
+            # all weights, among which the score selects
             layout = select(forward, spread_rows(trained.net, trained.train), "all", {})
             problem = SelectionProblem(
                 network=trained,
@@ -150,7 +156,7 @@ class LaplaceTrainer(Trainer):
                 batch_size=self._batch_size(trained.spec),
                 seed=self.seed,
             )
-            return choose(problem, by, trained.spec.layout.n_parameters, **params)
+            return choose(problem, by, trained.spec.layout.n_parameters, **score_params)
 
     # --------------------------------------------------------------- specification
     def infer_spec(
@@ -161,7 +167,12 @@ class LaplaceTrainer(Trainer):
         is_trained: bool,
         options: dict[str, Any] | None = None,
     ) -> NetworkSpec:
-        """Return the network's specification; raise an error for unsuitable options."""
+        """Return the network's specification; raise an error for unsuitable options.
+
+        A few samples of ``dataset`` determine the specification. The options must match
+        it, and its curvature, covariances and refit must fit into memory. ``options``
+        replaces ``subset_params``.
+        """
         samples = spread_rows(net, dataset)
         try:
             spec = infer_network_spec(
@@ -175,6 +186,7 @@ class LaplaceTrainer(Trainer):
             if DEPENDENT_SAMPLES in str(error):  # random outputs seem to be dependent
                 check_repeatable(net, samples)
             raise
+        # before training, so that a batch of full size does not fail after it
         if not is_trained:
             x = first_rows(net, dataset, self._batch_size(spec))
             check_batch(net, x, spec)
@@ -224,7 +236,7 @@ class LaplaceTrainer(Trainer):
             self._check_refine(spec)
 
     def _check_refine(self, spec: NetworkSpec) -> None:
-        """Raise an error if the weights cannot be refitted."""
+        """Raise an error if ``refine=True`` does not match predictions or the loss."""
         if spec.head_map is None and self.options.pred_type == "nn":
             raise ValueError(
                 "refine=True refits the linearised network here, so pred_type='nn' "

@@ -69,7 +69,10 @@ class PriorCallback(Callback, ABC):
     def on_train_begin(
         self, net: NeuralNet, X: Any = None, y: Any = None, **kw: Any
     ) -> None:
-        """Check the settings, and delete attributes from earlier training."""
+        """Check the settings, and delete attributes from earlier training.
+
+        As in scikit-learn, attributes that training sets end with an underscore.
+        """
         for name in [name for name in vars(self) if name.endswith("_")]:
             delattr(self, name)
         self._check_settings()
@@ -82,29 +85,38 @@ class PriorCallback(Callback, ABC):
         dataset_valid: Any = None,
         **kw: Any,
     ) -> None:
-        """Infer and check the network's specification before the first step."""
-        if hasattr(self, "training_"):
+        """Prepare before the first epoch, as skorch passes the data sets only here.
+
+        Infer the network's specification, check it, and store the state of the training
+        and the losses of validation samples before the first step.
+        """
+        if hasattr(self, "training_"):  # not the first epoch
             return
-        with private_rng(None, device_of(net)):
+        with private_rng(None, device_of(net)):  # training draws the same numbers
             x = spread_rows(net, dataset_train)
             adapt, subset = partial(_adapted, raw_outputs(net, x)), self._subset(net)
-            kinds = tuple({type(likelihood) for likelihood, _ in CRITERIA.values()})
+            allowed = tuple({type(likelihood) for likelihood, _ in CRITERIA.values()})
             spec = infer_network_spec(
-                net, x, subset, kinds, None, is_trained=False, adapted=adapt
+                net, x, subset, allowed, n_targets=None, is_trained=False, adapted=adapt
             )
             _check_labels(net, dataset_train, spec)
             layout = self._begin(net, spec, len(dataset_train))
             check_optimizer(net, {block.name for block in layout.blocks})
             _check_single(net, layout)
-            is_known = dataset_valid and not _has_ignored(net, dataset_valid, spec)
-            held_out = dataset_valid if is_known else None
+            # the losses of ignored labels are unknown
+            is_usable = dataset_valid and not _has_ignored(net, dataset_valid, spec)
+            held_out = dataset_valid if is_usable else None
             self.training_ = _Training(spec, layout, dataset_train, held_out)
             self.before_ = self._held_out_losses(net)
 
     def on_grad_computed(
         self, net: NeuralNet, named_parameters: Any, batch: Any = None, **kw: Any
     ) -> None:
-        """Add the gradient of the prior to the gradient of the criterion."""
+        """Add the prior's gradient, at the criterion's scale, to that of the criterion.
+
+        The criterion is ``scale`` times the summed loss. The negative log-posterior is
+        ``_loss_scale`` times the summed loss, plus the negative log-prior.
+        """
         training, module = self.training_, unwrapped(net.module_)
         y = torch.as_tensor(unpack_data(batch)[1], device=device_of(net))
         scale = criterion_scale(net, training.spec, y, len(training.dataset))
@@ -117,9 +129,9 @@ class PriorCallback(Callback, ABC):
         """Warn if the prior harmed predictions, and delete state of the training."""
         before, means = vars(self).get("before_"), None
         if before is not None:
-            losses, weights = self._held_out_losses(net)
-            means = increased_means(losses, before[0], weights)
-        if means is not None:
+            (losses_before, _), (losses, weights) = before, self._held_out_losses(net)
+            means = increased_means(losses, losses_before, weights)
+        if means is not None:  # (after, before)
             warn_user(
                 f"{type(self).__name__} increased the mean loss of the net's held-out "
                 f"samples from {means[1]:.3f} to {means[0]:.3f} nats. {self._advice}"
@@ -128,20 +140,23 @@ class PriorCallback(Callback, ABC):
             self.__dict__.pop(name, None)
 
     def _held_out_losses(self, net: NeuralNet) -> Any:
-        """Return losses (n,) and weights (n,) of validation samples, or None."""
+        """Return losses (n,) and weights (n,) of validation samples.
+
+        Return None if there are no validation samples.
+        """
         spec, held_out = self.training_.spec, self.training_.held_out
         if held_out is None:
             return None
         network = TrainedNetwork(net, spec)
         forward = network.forward()
 
-        def predicted() -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        def outputs_and_targets() -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
             for x, y, w in network.batches(held_out):
                 f = forward(x)
                 yield f, spec.likelihood.targets(y, f), w
 
         with forward.frozen(), torch.no_grad():
-            return network_losses(spec.likelihood, predicted())
+            return network_losses(spec.likelihood, outputs_and_targets())
 
     @abstractmethod
     def _check_settings(self) -> None:
@@ -217,27 +232,34 @@ def criterion_scale(
         f = torch.full((n, spec.n_outputs), 0.37, dtype=dtype, device=y.device)
         f = (f + torch.linspace(0, 1, f.shape[1]).to(f)).requires_grad_()
         loss = net.get_loss(_module_outputs(net, spec, f, y), y, training=True)
-        (gradient,) = torch.autograd.grad(loss, f)
+        (criterion_gradient,) = torch.autograd.grad(loss, f)
     f = f.detach().double()
+    # the likelihood's loss of each sample at the same outputs, with its weight
     likelihood, w = spec.likelihood, batch_weights(net)
     targets = likelihood.targets(y, f)
-    expected = likelihood.gradient(f, targets)
+    loss_gradient = likelihood.gradient(f, targets)
     w = loss_weights(likelihood, targets, None if w is None else w.to(f))
     if w is not None:
-        expected = expected * w.unsqueeze(-1)
-    square = (expected**2).sum()
-    ratio = (gradient.double() * expected).sum() / square
+        loss_gradient = loss_gradient * w.unsqueeze(-1)
+    squared_norm = (loss_gradient**2).sum()
+    # both gradients have the same direction
+    ratio = (criterion_gradient.double() * loss_gradient).sum() / squared_norm
     # no step if all targets of the batch have zero weight
-    return torch.where(square > 0, ratio, torch.zeros_like(ratio)) * (n / n_rows)
+    return torch.where(squared_norm > 0, ratio, torch.zeros_like(ratio)) * (n / n_rows)
 
 
 def _module_outputs(net: NeuralNet, spec: NetworkSpec, f: Tensor, y: Tensor) -> Tensor:
-    """Convert outputs (b, c) to the format and shape of the module's outputs."""
+    """Convert outputs (b, c) to the format and shape of the module's outputs.
+
+    The outputs are logits for classes. A module that applies a sigmoid or softmax
+    itself returns probabilities, or log-probabilities for criteria that take them.
+    """
     if spec.output_map != "identity" or spec.logit_layer is not None:
         if not spec.likelihood.is_shift_invariant:
             f = f.sigmoid()
         else:
             f = f.softmax(-1) if takes_logarithm(net, f) else f.log_softmax(-1)
+    # criteria of real targets would broadcast (b, 1) against (b,)
     is_like_targets = y.is_floating_point() and y.numel() == f.numel()
     return f.reshape(y.shape) if is_like_targets else f
 
@@ -255,32 +277,39 @@ def add_to_gradients(layout: Layout, module: nn.Module, values: Tensor) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         flat = piece.to(parameter)
-        if block.indices is not None:
+        if block.indices is not None:  # only some elements are selected
             indices = block.indices.to(flat.device)
             flat = flat.new_zeros(parameter.numel()).index_put((indices,), flat)
         parameter.grad += flat.reshape(parameter.shape)
 
 
 # -------------------------------------------------------------------------- checks
-def _adapted(raw: Tensor, likelihood: Any) -> Any:
-    """Return the likelihood, adapted to the module's number of outputs."""
-    if raw.ndim > 2:
+def _adapted(outputs: Tensor, likelihood: Any) -> Any:
+    """Return the likelihood, adapted to the shape of the module's outputs.
+
+    A Bernoulli likelihood becomes that of several labels if there are several columns.
+    """
+    if outputs.ndim > 2:
         raise ValueError(
-            f"The network returns maps, of shape {tuple(raw.shape[1:])} per row. Train "
-            "it without the callback, and tune the prior in LaplaceClassifier."
+            f"The network returns maps, of shape {tuple(outputs.shape[1:])} per row. "
+            "Train it without the callback, and tune the prior in LaplaceClassifier."
         )
     is_bernoulli = likelihood.noun == "class" and not likelihood.is_shift_invariant
-    has_columns = raw.ndim == 2 and raw.shape[1] > 1
+    has_columns = outputs.ndim == 2 and outputs.shape[1] > 1
     return likelihood.multilabel() if has_columns and is_bernoulli else likelihood
 
 
 def _has_ignored(net: NeuralNet, data: Any, spec: NetworkSpec) -> bool:
-    """Return whether samples have labels that only the criterion would ignore."""
+    """Return whether samples have labels that only the criterion would ignore.
+
+    These labels are negative or the criterion's ``ignore_index``. The likelihood does
+    not ignore them.
+    """
     if spec.likelihood.noun != "class":
         return False
     batches = Batches(net, data, spec.batch_size())
-    index = getattr(unwrapped(net.criterion_), "ignore_index", -1)
-    return any(bool(((y < 0) | (y == index)).any()) for _, y, _ in batches)
+    ignored_label = getattr(unwrapped(net.criterion_), "ignore_index", -1)
+    return any(bool(((y < 0) | (y == ignored_label)).any()) for _, y, _ in batches)
 
 
 def _check_labels(net: NeuralNet, data: Any, spec: NetworkSpec) -> None:
@@ -295,19 +324,23 @@ def _check_labels(net: NeuralNet, data: Any, spec: NetworkSpec) -> None:
 def _check_single(net: NeuralNet, layout: Layout) -> None:
     """Raise ValueError if two callbacks define priors over the same parameters."""
     names = {block.name for block in layout.blocks}
-    for _, other in net.callbacks_:
-        training = vars(other).get("training_")
+    for _, callback in net.callbacks_:
+        # `training_` of this callback is not yet set
+        training = vars(callback).get("training_")
         if not isinstance(training, _Training):
             continue
         if names & {block.name for block in training.layout.blocks}:
             raise ValueError(
-                f"{type(other).__name__} among the callbacks has a prior over the same "
-                "weights. Leave out one of the callbacks, or select other weights."
+                f"{type(callback).__name__} among the callbacks has a prior over the "
+                "same weights. Leave out one of the callbacks, or select other weights."
             )
 
 
 def check_optimizer(net: NeuralNet, names: Collection[str] | None = None) -> None:
-    """Raise ValueError for line searches, or weight decay of the given parameters."""
+    """Raise ValueError for line searches, or weight decay of the named parameters.
+
+    Without ``names``, all parameters are checked.
+    """
     parameters = dict(unwrapped(net.module_).named_parameters())
     selected = {id(p) for n, p in parameters.items() if names is None or n in names}
     for group in net.optimizer_.param_groups:

@@ -93,7 +93,11 @@ def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
 
 
 def warn_of_seen_groups(seen: np.ndarray | None, held_out: np.ndarray | None) -> None:
-    """Warn if held-out samples may belong to the groups of training samples, (n,)."""
+    """Warn if held-out samples may belong to groups of training samples.
+
+    ``seen`` and ``held_out`` are the groups of the training and held-out samples, if
+    the user passed any.
+    """
     if seen is not None and (held_out is None or np.isin(held_out, seen).any()):
         warn_user(
             "fit received groups, but groups_val is missing or has groups of X, so the "
@@ -131,6 +135,9 @@ def weighted_data(
 ) -> TrainingData:
     """Return encoded samples and weights, without samples of zero weight.
 
+    A weight is the product of the sample weight and of the weight that the targets
+    imply, such as zero for ignored labels.
+
     Parameters
     ----------
     targets : Targets
@@ -145,7 +152,7 @@ def weighted_data(
         Name of the targets for messages.
     """
     data = TrainingData(X, targets.encode(y, name), None, groups)
-    weights = targets.sample_weight(data.y)
+    weights = targets.sample_weight(data.y)  # None if all are one
     if sample_weight is not None:
         weights = sample_weight if weights is None else sample_weight * weights
     return data if weights is None else data.weighted(weights)
@@ -159,7 +166,7 @@ def as_weights(sample_weight: Any, n: int) -> np.ndarray | None:
     check_arrays(sample_weight=sample_weight)
     weights = _check_sample_weight(
         detached(sample_weight),
-        np.empty((n, 1)),
+        np.empty((n, 1)),  # in place of X, of which only the length matters
         dtype=np.float64,
         ensure_non_negative=True,
     )
@@ -191,7 +198,7 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
         return  # weights are counts, or are rejected later
     weights = weights[weights > 0]
     if (weights == np.round(weights)).all():
-        return
+        return  # counts stored as floats
     mean = float(weights.mean())
     if not SMALLEST_MEAN_WEIGHT <= mean <= 1 / SMALLEST_MEAN_WEIGHT:
         warn_user(
@@ -281,7 +288,7 @@ class InputForm(InputType):
             raise ValueError(
                 f"X has keys {sorted(X)}. Pass the keys {sorted(self.keys)} of fit."
             )
-        if is_opaque(X) or self.n_axes is None:
+        if is_opaque(X) or self.n_axes is None:  # only the net can check them
             check_applicable(net, X)
         return X
 
@@ -296,7 +303,11 @@ class InputForm(InputType):
     def _cast(
         self, owner: BaseEstimator, X: Any, *, reset: bool
     ) -> np.ndarray | StoredArray:
-        """Return checked array-like inputs in the dtype of the network."""
+        """Return checked array-like inputs in the dtype of the network.
+
+        A table encodes data frames, and a `StoredArray` is cast when it is read. All
+        other inputs become arrays. Checks follow the order of the conversions.
+        """
         options = {"accept_sparse": "csr", "dtype": None, "ensure_all_finite": False}
         if self.table is not None and is_frame(X):
             validate_data(owner, X, reset=reset, skip_check_array=True)
@@ -308,18 +319,21 @@ class InputForm(InputType):
                 "same columns."
             )
         if issparse(X):
-            X = check_array(X, **options)
+            X = check_array(X, **options)  # to a format that supports slices
         if is_stored(X):
             return self._stored(owner, X, reset=reset)
         check_columns(X, "X")
-        is_vector = isinstance(X, Sequence) or getattr(X, "ndim", 0) == 1
-        if is_vector and isinstance(next(iter(X), None), str):
+        # only the first entry of a sequence is read, which can be long
+        is_sequence = isinstance(X, Sequence) or getattr(X, "ndim", 0) == 1
+        if is_sequence and isinstance(next(iter(X), None), str):
             raise TypeError(
                 "X has one string per row. Convert texts to numbers (TfidfVectorizer "
                 "in a Pipeline), or pass the dict of arrays of a tokenizer."
             )
         X = np.asarray(X) if isinstance(X, SliceDataset) else detached(X)
-        if getattr(X, "ndim", 0) > 1:  # check names before comparing features
+        # scikit-learn would mistake another axis for another number of features, but it
+        # explains vectors better
+        if getattr(X, "ndim", 0) > 1:
             self._check_axes(X)
         # values are checked after the cast, which turns None and "nan" into NaN
         X = validate_data(owner, X, reset=reset, allow_nd=True, **options)
@@ -330,7 +344,10 @@ class InputForm(InputType):
     def _stored(
         self, owner: BaseEstimator, X: Any, *, reset: bool
     ) -> np.ndarray | StoredArray:
-        """Return inputs that are cast when read, and check training inputs."""
+        """Return stored inputs that are cast when read, and check training inputs.
+
+        For the default network, training inputs are read into memory instead.
+        """
         if X.ndim < 2:
             raise ValueError(
                 f"X has the shape {X.shape}. Pass an array of shape (n, ...), with one "
@@ -338,7 +355,7 @@ class InputForm(InputType):
             )
         self._check_axes(X)
         inputs = StoredArray(X, self.inputs)
-        count_rows(inputs)
+        count_rows(inputs)  # raises if there are none
         validate_data(owner, X, reset=reset, skip_check_array=True)
         if reset and self.takes_arrays:
             return np.asarray(inputs)
@@ -355,20 +372,24 @@ class InputForm(InputType):
             )
 
     def cast_tensors(self, x: Any, module: nn.Module) -> Any:
-        """Cast tensors to the dtype of a trained module, in a differentiable way."""
+        """Cast tensors to the dtype of a trained module, in a differentiable way.
+
+        Raise an error if an input is not a tensor with at least one row. Integers are
+        kept if the module takes them, as an embedding does.
+        """
         tensors = [] if issparse(x) else list(leaves(x))
-        if not tensors or not all(isinstance(part, Tensor) for part in tensors):
+        if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise TypeError(
                 f"x is of type {type(x).__name__}, but predictive needs tensors. Use "
                 "torch.as_tensor(x), or latent_mean_and_variance for arrays."
             )
-        if any(part.ndim == 0 or len(part) == 0 for part in tensors):
+        if any(tensor.ndim == 0 or len(tensor) == 0 for tensor in tensors):
             raise ValueError("x has no rows. Pass a tensor with at least one row.")
         dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
 
         def cast(leaf: Tensor) -> Tensor:
-            is_index = self.keeps_integers and not leaf.is_floating_point()
-            return leaf if is_index else leaf.to(dtype)
+            is_kept = self.keeps_integers and not leaf.is_floating_point()
+            return leaf if is_kept else leaf.to(dtype)
 
         return mapped(cast, x)
 
@@ -396,13 +417,13 @@ def check_loader(X: Any, method: str = "fit") -> None:
 
 
 def _as_targets(y: Any, *, allow_nd: bool) -> Any:
-    """Convert targets to an array or sparse matrix, without checking values."""
+    """Return targets as an array or sparse matrix, without checking their values."""
     options: dict[str, Any] = {"ensure_2d": False, "ensure_all_finite": False}
     options |= {"accept_sparse": "csr", "allow_nd": allow_nd, "input_name": "y"}
     # scikit-learn would convert pandas' nullable integers and booleans to floats
     dtypes: Any = getattr(y, "dtypes", getattr(y, "dtype", None))
-    kinds = [getattr(dtype, "kind", "") for dtype in np.atleast_1d(dtypes)]
-    y = np.asarray(y) if {*kinds} <= {*"iub"} and not issparse(y) else detached(y)
+    dtype_kinds = [getattr(dtype, "kind", "") for dtype in np.atleast_1d(dtypes)]
+    y = np.asarray(y) if {*dtype_kinds} <= {*"iub"} and not issparse(y) else detached(y)
     return check_array(y, dtype=None, **options)
 
 

@@ -130,28 +130,33 @@ class Trainer:
         return is_frozen(self.estimator)
 
     def train(self, data: TrainingData) -> TrainedNetwork:
-        """Return the trained network with its training and held-out samples."""
+        """Return the trained network with its training and held-out samples.
+
+        First decide which samples are held out, then train, then infer what the outputs
+        mean. Held-out samples are those of the user or of a frozen net's history if
+        there are any, otherwise those that the net split off during training.
+        """
         net = self.new_net(data)
-        train_split = net.train_split
+        train_split = net.train_split  # steps below may replace it for the training
         if not self.is_frozen:
             self.targets.check_net(net)
             self._split_within_inputs(net, data)
         plan = self._plan(net, data)
         data, validation = plan.data, plan.data.validation
-        learned = self.learn(net, data)
+        datasets = self.learn(net, data)
         net.train_split = train_split
-        seen, held_out = plan.recorded or learned
+        training_set, held_out = plan.recorded or datasets
         groups = plan.groups
         if validation is not None:
             held_out, groups = validation.dataset(net), validation.groups
         elif not plan.uses_split:
             held_out = None
-        spec = self.infer_spec(net, seen, is_trained=True)
+        spec = self.infer_spec(net, training_set, is_trained=True)
         if self.is_frozen:  # other nets are checked before training
             self.targets.match(net, data.y)
             _check_validation(net, validation)
             warn_if_double_softmax(net, spec)
-        trained = TrainedNetwork(net, spec, seen, held_out, groups)
+        trained = TrainedNetwork(net, spec, training_set, held_out, groups)
         self._compare_loss(trained)
         return self.after_training(trained)
 
@@ -159,7 +164,8 @@ class Trainer:
         """Decide which samples are held out; may replace the net's ``train_split``.
 
         Samples that the user holds out take precedence, then samples that the net holds
-        out. If there are neither, the trainer holds out samples.
+        out. If there are neither, the trainer holds out samples. It also does so if the
+        net's split separates copies or groups, and then replaces the net's split.
         """
         if data.validation is not None:
             return TrainingPlan(data)
@@ -174,6 +180,7 @@ class Trainer:
         train, held_out = rows
         if not has_split:
             return TrainingPlan(data.split(train, held_out))
+        # the net still splits all samples itself, for example for early stopping
         net.train_split = ValidSplit([rows])
         groups = None if data.groups is None else data.groups[held_out]
         return TrainingPlan(data, groups=groups)
@@ -187,6 +194,7 @@ class Trainer:
 
         Without replicates, or with groups, the keys are those of the inputs.
         """
+        # data, keys, keys of the inputs
         if self._keyed is None or self._keyed[0] is not data:
             keys = inputs = row_keys(data.X, len(data.y), self.seed, data.groups)
             if data.groups is None:
@@ -195,7 +203,11 @@ class Trainer:
         return self._keyed[1:]
 
     def size_for(self, data: TrainingData) -> Size:
-        """Return the size of the default network for the given samples."""
+        """Return the size of the default network for the given samples.
+
+        Unless the size is given, it depends on the number of distinct samples, in all
+        groups together.
+        """
         if self.size is not None:
             return self.size
         ungrouped = data if data.groups is None else replace(data, groups=None)
@@ -213,8 +225,10 @@ class Trainer:
         split = hash_split(keys, data.y, self.validation_fraction, stratify=stratify)
         if split is None or not leaves_one_sample(self.estimator, len(split[0])):
             return split
-        seen, held_out = split  # batch norm needs more than one sample
-        return np.delete(seen, keys[seen].argmax()), held_out
+        # Batch norm fails on a last batch of one sample. The sample to leave out does
+        # not depend on the order of the samples.
+        train, held_out = split
+        return np.delete(train, keys[train].argmax()), held_out
 
     def _copies_cross(self, net: NeuralNet, data: TrainingData) -> bool:
         """Warn and return True if the net's random split separates groups or copies.
@@ -227,9 +241,10 @@ class Trainer:
         can_cross = is_random and (has_groups or not is_opaque(data.X))
         if self.validation_fraction is None or not can_cross:
             return False
+        # a set contains the samples of a group, or the copies of a sample
         keys = self.keys(data)
-        _, units, sizes = np.unique(keys, return_inverse=True, return_counts=True)
-        share = (sizes[units] > 1).mean()
+        _, set_of_row, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+        share = (sizes[set_of_row] > 1).mean()
         if share == 0 or (share < NOTABLE_COPIES and not has_groups):
             return False
         are = "share a group with others" if has_groups else "have copies"
@@ -244,19 +259,21 @@ class Trainer:
         """Replace a split that holds out all samples of repeated inputs, and warn.
 
         Without shuffling, skorch holds out the first samples. If the samples are sorted
-        by their inputs, the network would never see some of these inputs.
+        by their inputs, the network would never see some of these inputs. The new split
+        holds out single samples, by their hashes.
         """
         is_random = isinstance(net.train_split, ValidSplit)
-        is_known = data.groups is None and not (is_opaque(data.X) or is_stream(data.X))
-        if not (is_random and is_known):
+        has_keys = data.groups is None and not (is_opaque(data.X) or is_stream(data.X))
+        if not (is_random and has_keys):
             return
-        keys, inputs = self._keys_and_inputs(data)
-        if keys is inputs:
+        keys, input_keys = self._keys_and_inputs(data)
+        if keys is input_keys:  # no inputs are repeated with other targets
             return
-        _, cell, sizes = np.unique(inputs, return_inverse=True, return_counts=True)
+        _, cell, sizes = np.unique(input_keys, return_inverse=True, return_counts=True)
+        # samples of a cell have equal inputs; the net's split is tried on positions
         with private_rng(None):
-            seen = net.train_split(Dataset(np.arange(len(cell)), data.y), data.y)[0]
-        is_seen = np.bincount(cell[seen.indices], minlength=len(sizes)) > 0
+            train = net.train_split(Dataset(np.arange(len(cell)), data.y), data.y)[0]
+        is_seen = np.bincount(cell[train.indices], minlength=len(sizes)) > 0
         if (~is_seen & (sizes > 1))[cell].mean() < NOTABLE_COPIES:
             return
         stratify = self.targets.stratify
@@ -298,10 +315,13 @@ class Trainer:
     def infer_spec(
         self, net: NeuralNet, dataset: Any, *, is_trained: bool
     ) -> OutputSpec:
-        """Return the specification of a net's outputs; raise an error if invalid."""
+        """Return the specification of a net's outputs; raise an error if invalid.
+
+        A few samples of ``dataset`` determine it.
+        """
         samples = spread_rows(net, dataset)
         with as_forward(net).frozen():
-            spec = measure_outputs(net, samples, **self.spec_options(is_trained))[0]
+            spec, *_ = measure_outputs(net, samples, **self.spec_options(is_trained))
         check_repeatable(net, samples)
         return spec
 
@@ -323,7 +343,11 @@ class Trainer:
 
     # ------------------------------------------------------------------- training
     def learn(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any]:
-        """Train the net, and return its training and held-out samples."""
+        """Train the net, and return its training and held-out samples.
+
+        A network that keeps its weights is not trained and holds out no samples. The
+        net is checked after its initialisation, just before the first step.
+        """
         fit_params = data.fit_params
         if self.keeps_weights:
             if fit_params:
@@ -352,8 +376,14 @@ class Trainer:
         dataset: Dataset,
         held_out: Dataset | None,
     ) -> None:
-        """Check an initialised net and its samples before the first step."""
+        """Check an initialised net and its samples before the first step.
+
+        This also gives real targets the axes of the net's outputs, and prepares the
+        criterion for the encoded targets. ``dataset`` and ``held_out`` are the parts
+        that the net is trained and validated on.
+        """
         validation = data.validation
+        # the net's split selects samples by position
         if isinstance(held_out, Subset) and held_out.dataset is dataset:
             require_choice(dataset)
             check_sampler(net)
@@ -364,6 +394,7 @@ class Trainer:
         # held-out samples of a fold have encoded targets, too
         encoded: list[Any] = [dataset, held_out] if self.brings_encoded else [dataset]
         for samples in encoded:
+            # a criterion would broadcast targets (n,) against outputs (n, 1)
             y = getattr(samples, "y", None)
             matched = match_axes(net, first_rows(net, dataset), y)
             if matched is not y:
@@ -379,21 +410,28 @@ class Trainer:
         self.is_interrupted = True
 
     def _compare_loss(self, trained: TrainedNetwork) -> None:
-        """Compare the loss of a net with a given likelihood that is not its loss."""
+        """Warn if the net's loss is not that of the likelihood given by the user.
+
+        A trainer with a prior trains with the given likelihood itself.
+        """
         if self.likelihood is not None and not self.has_prior:
-            batch = next(iter(trained.batches(trained.train, 16)))
-            with logits_alone(trained.net, batch[0]):
+            x, _, _ = batch = next(iter(trained.batches(trained.train, 16)))
+            with logits_alone(trained.net, x):
                 warn_of_other_loss(trained.net, trained.spec.likelihood, batch)
 
     def _accept_interrupt(self, net: NeuralNet, n_epochs: int) -> None:
-        """Warn about partly trained weights, or raise KeyboardInterrupt."""
-        epochs = [*net.history]
-        has_learned = any("train_loss" in b for e in epochs for b in e["batches"])
+        """Warn about partly trained weights, or raise KeyboardInterrupt.
+
+        An error is raised if no batch has been learned from, or if this is one of
+        several networks, because Ctrl-C ends all of them.
+        """
+        batches = [batch for epoch in net.history for batch in epoch["batches"]]
+        has_learned = any("train_loss" in batch for batch in batches)
         if self.is_part or not has_learned:
             raise KeyboardInterrupt
         warn_user(
-            f"Training was interrupted in epoch {len(epochs)} of {n_epochs}, so the "
-            "fit uses the weights learned so far. Fit again to train for all epochs."
+            f"Training was interrupted in epoch {len(net.history)} of {n_epochs}, so "
+            "the fit uses the weights learned so far. Fit again to train for all epochs."
         )
 
     def spec_options(self, is_trained: bool) -> dict[str, Any]:
@@ -432,6 +470,7 @@ def _check_history(net: NeuralNet) -> None:
             f"The training of the network has diverged: its loss is {losses[-1]} "
             "after the last epoch. Lower the learning rate or scale the inputs."
         )
+    # losses may be negative, or zero in the first epoch
     if losses[-1] > 10 * abs(losses[0]) + 1:
         warn_user(
             f"The training of the network seems to have diverged: its loss rose to "

@@ -42,15 +42,23 @@ class VariationalTrainer(Trainer):
     keeps_weights = False
 
     def new_net(self, data: TrainingData) -> NeuralNet:
-        """Return the net to train, without a penalty on its weights."""
+        """Return the net to train, without a penalty on its weights.
+
+        The prior takes the place of the penalty.
+        """
         net = inner_net(self.estimator)
         net = super().new_net(data) if net is None else clone(net)
         return without_penalty(net) if isinstance(net, PenalisedNet) else net
 
     def learn(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any]:
-        """Train the distributions, starting at the weights of a frozen net if given."""
+        """Train the distributions, and return training and held-out samples.
+
+        The training starts at the weights of a frozen net if given. It sets the
+        attributes ``posterior`` and ``noise``. Afterwards, the net is an ordinary one,
+        whose weights are the medians of the distributions.
+        """
         _check_net(net, has_likelihood=self.likelihood is not None)
-        if self.is_frozen:
+        if self.is_frozen:  # the mixin reads these weights when it builds the module
             self.elbo.start = copy.deepcopy(inner_net(self.estimator).module_)
         samples = super().learn(net, data)
         module = net.module_
@@ -63,7 +71,7 @@ class VariationalTrainer(Trainer):
         self.posterior = VariationalPosterior(
             distribution, self.elbo.prior, module.layout
         )
-        distribution.zero_grad()
+        distribution.zero_grad()  # so that the posterior stores no gradients
         self.noise = self.elbo.noise(module).cpu()
         net.module_ = module.at_medians()
         net.initialize_optimizer()  # for the new weights of the net
@@ -84,12 +92,12 @@ class VariationalTrainer(Trainer):
 
 def _check_net(net: NeuralNet, *, has_likelihood: bool) -> None:
     """Raise ValueError for settings of a net that Bayes by Backprop would ignore."""
-    kind = type(net)
-    owner = next(base for base in kind.__mro__ if "get_loss" in vars(base))
+    net_class = type(net)
+    owner = next(base for base in net_class.__mro__ if "get_loss" in vars(base))
     if not (has_likelihood or owner.__module__.startswith("skorch.")):
         raise ValueError(
-            f"estimator is a {kind.__name__}, whose get_loss would not be used. Use a "
-            "net with skorch's get_loss, or pass likelihood."
+            f"estimator is a {net_class.__name__}, whose get_loss would not be used. "
+            "Use a net with skorch's get_loss, or pass likelihood."
         )
     if getattr(net, "optimizer__param_groups", None):
         raise ValueError(
