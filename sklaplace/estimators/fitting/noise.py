@@ -59,8 +59,10 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float | np.
     mean, variance, targets, weights = map(torch.cat, zip(*batches, strict=True))
     groups = outputs.network.held_out_groups
     if groups is not None and dataset is outputs.network.held_out:
+        # all groups count equally
         _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
         weights = weights / torch.from_numpy(sizes[group]).to(weights)
+    # one level per column, or a single level if the loss cannot be split by column
     n_levels = losses_by_output(likelihood, mean, targets).shape[1]
     columns = (values.chunk(n_levels, 1) for values in (mean, variance, targets))
     levels = [
@@ -86,33 +88,39 @@ def held_out_rows(
         the size of a batch.
     """
     rows: list[HeldOutRows] = []
-    for of_network in held_out:
+    for fold_outputs in held_out:
         n_left = MOST_RESIDUALS - sum(map(len, rows))
         if n_left > 0:
-            rows.append(_rows_of_network(outputs, of_network, n_left))
+            rows.append(_rows_of_network(outputs, fold_outputs, n_left))
     return HeldOutRows.joined(rows)
 
 
 def _rows_of_network(
-    outputs: BatchedOutputs, of_network: BatchedOutputs, n_rows: int
+    outputs: BatchedOutputs, fold_outputs: BatchedOutputs, n_rows: int
 ) -> HeldOutRows:
-    """Return at least ``n_rows`` held-out samples of a network, or all if fewer."""
-    network, spec = of_network.network, outputs.network.spec
+    """Return at least ``n_rows`` held-out samples of a network, or all if fewer.
+
+    ``fold_outputs`` are of the network that holds out the samples, and predict their
+    moments. ``outputs`` are of the network for predictions, and provide the features
+    and the variances of a network that may have seen the samples. Both can be the same.
+    """
+    network, spec = fold_outputs.network, outputs.network.spec
     is_of_fold = network.net is not outputs.network.net
+    # no column without groups
     groups, labels = np.empty((len(network.held_out), 0), int), network.held_out_groups
     if labels is not None:
         groups = row_keys(None, len(labels), seed=0, groups=labels)[:, np.newaxis]
     forward = outputs.network.forward()
     batches: list[HeldOutRows] = []
     with forward.frozen(), network.forward().frozen(), torch.no_grad():
-        for x, gaussian, y, weights in of_network.gaussians_of(network.held_out):
+        for x, gaussian, y, weights in fold_outputs.gaussians_of(network.held_out):
             n_before = sum(map(len, batches))
             if n_before >= n_rows:
                 break
             mean, variance = gaussian
             with FeatureRecorder(forward, spec.feature_layers) as recorder:
                 features = recorder.take(len(forward(x)))
-            if_seen = outputs.variances(forward, x)[1] if is_of_fold else variance
+            _, if_seen = outputs.variances(forward, x) if is_of_fold else gaussian
             weights = torch.ones_like(mean[:, 0]) if weights is None else weights
             tensors = {
                 **vars(Predictions.of(features, x, mean, variance)),
@@ -122,15 +130,18 @@ def _rows_of_network(
                 "keys": row_hash(x),
             }
             arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-            of_batch = groups[n_before : n_before + len(mean)]
-            batches.append(HeldOutRows(**arrays, groups=of_batch))
+            batch_groups = groups[n_before : n_before + len(mean)]
+            batches.append(HeldOutRows(**arrays, groups=batch_groups))
     return HeldOutRows.joined(batches)
 
 
 def with_residual_noise(
     posterior: GaussianPosterior, held_out: Iterable[LinearisedBatch] | None
 ) -> GaussianPosterior:
-    """Set initial noise levels of a posterior, which the tuner then scales.
+    """Return the posterior with initial noise levels, which the tuner then scales.
+
+    Squared residuals per column determine the proportions of the levels, and the loss
+    on the training samples their common factor.
 
     This function is like `with_column_noises`, but uses residuals at the posterior's
     mean. The residuals are those of held-out samples if given, and of training samples
@@ -138,15 +149,17 @@ def with_residual_noise(
     """
     losses = posterior.data_fit.by_output
     if losses is not None:
+        # a loss is half the squared residual, in units of the column's proportion
         squares = 2 * losses * posterior.noise_proportions**2
         if held_out is not None:
             squares = torch.stack([_weighted_squares(posterior, b) for b in held_out])
             squares = squares.sum(0)
         levels = proportions(squares)
-        moved = posterior.with_noise_levels(levels)
-        if moved is None:
+        # None if the curvature cannot be converted to other proportions
+        rescaled = posterior.with_noise_levels(levels)
+        if rescaled is None:
             _warn_of_kept_proportions(posterior, levels)
-        posterior = moved or posterior
+        posterior = rescaled or posterior
     return posterior.replace(sigma_noise=root_mean_square(posterior.data_fit))
 
 
@@ -155,9 +168,10 @@ def loss_per_target(
 ) -> float:
     """Return the network's mean loss per target, with the posterior's noise levels."""
     if data_fit.by_output is not None:
+        # the stored losses are in units of the network's noise levels
         relative = getattr(network.spec.likelihood, "relative", None)
-        before = data_fit.loss.new_tensor(relative or (1.0,))
-        factors = (before / posterior.noise_proportions) ** 2
+        old_levels = data_fit.loss.new_tensor(relative or (1.0,))
+        factors = (old_levels / posterior.noise_proportions) ** 2
         data_fit = data_fit.with_output_factors(factors)
     return float(data_fit.loss / data_fit.n_targets)
 

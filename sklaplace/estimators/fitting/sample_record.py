@@ -89,7 +89,10 @@ class SampleRecord:
     novelty: Novelty | None
 
     def merge(self, other: "SampleRecord") -> None:
-        """Merge with the record of additional samples."""
+        """Merge with the record of additional samples.
+
+        There is no novelty if one part of the samples has no features.
+        """
         self.head_rows.merge(other.head_rows)
         if self.novelty is None or other.novelty is None:
             self.novelty = None

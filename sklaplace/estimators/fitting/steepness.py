@@ -34,6 +34,7 @@ def chosen_steepness(
     steepnesses : sequence of float
         Values to choose from, in ascending order.
     """
+    # losses and weights of all batches of all networks
     batches = [b for model in outputs for b in _losses(model, score, steepnesses)]
     if not batches:
         return steepnesses[-1]
@@ -51,10 +52,15 @@ def with_steepness(outputs: BatchedOutputs, steepness: float) -> BatchedOutputs:
 def _losses(
     outputs: BatchedOutputs, score: HeldOutScore, steepnesses: Sequence[float]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield losses (b, m) for m values, and weights (b,), of held-out samples."""
+    """Yield losses (b, m) for m values, and weights (b,), of held-out samples.
+
+    The moments of the outputs and ``log p₀/p`` are computed once. For each steepness,
+    the residual is then added to the covariance. Moments are always those of the
+    linearised network, as in tuning.
+    """
     network, model = outputs.network, cast(ResidualOutputs, outputs.model)
     posterior = cast(GaussianPosterior, model.posterior)
-    inner = GLMOutputs(model.n_samples, model.seed, posterior)  # as in tuning
+    inner = GLMOutputs(model.n_samples, model.seed, posterior)  # no residual
     forward, likelihood = network.forward(), network.spec.likelihood
     amplitudes, diagonal = model.residual.amplitudes, score.diagonal
     n_blocks = 1 if diagonal else likelihood.n_blocks

@@ -41,9 +41,9 @@ def tuned_posterior(
     score: HeldOutScore,
     tuner: Tuner | None = None,
 ) -> GaussianPosterior:
-    """Compute the posterior for given or tuned hyperparameters.
+    """Return the posterior for given or tuned hyperparameters.
 
-    ``tuner`` replaces the tuner of the options.
+    Its mean may be refitted. ``tuner`` replaces the tuner of the options.
     """
     check_finite(fit.structure.trace())
     has_noise = fit.network.spec.likelihood.has_noise
@@ -61,7 +61,10 @@ def tuned_posterior(
 
 
 def _refitted(options: LaplaceOptions, problem: TuningProblem) -> GaussianPosterior:
-    """Return the posterior for given hyperparameters, refitted if requested."""
+    """Return the posterior for given hyperparameters, refitted if requested or better.
+
+    With ``refine="auto"``, held-out samples decide between both means.
+    """
     can_choose = problem.has_held_out and problem.linear_model is not None
     if options.refine is not True and not can_choose:
         return problem.posterior
@@ -79,7 +82,7 @@ def retuned_posterior(
     score: HeldOutScore,
     free: Collection[str],
 ) -> GaussianPosterior:
-    """Tune the hyperparameters of a posterior again, without changing its mean.
+    """Return a posterior with hyperparameters tuned again, but with the same mean.
 
     Parameters
     ----------
@@ -99,11 +102,11 @@ def retuned_posterior(
         check_definite(posterior, is_tuned=True)
     with network.forward().frozen():
         held_out = linearised_held_out(options, network, score)
-        if "sigma_noise" in free:
+        if "sigma_noise" in free:  # sets the proportions of the levels
             posterior = with_residual_noise(posterior, held_out)
         problem = TuningProblem(
             posterior=posterior,
-            linear_model=None,
+            linear_model=None,  # so that the weights are not refitted
             validation=held_out,
             free_prior="prior_precision" in free,
             free_noise="sigma_noise" in free,
@@ -126,20 +129,23 @@ def posterior_of_fold(
     The weights are refitted if those of ``posterior``, from the whole fit, are.
     """
     with fold.evaluation():
-        of_fold, model = untuned(options, fold)
-        of_fold = of_fold.replace(**vars(posterior.hyperparameters))
+        fold_posterior, model = untuned(options, fold)
+        fold_posterior = fold_posterior.replace(**vars(posterior.hyperparameters))
         if not posterior.is_refitted:
-            return of_fold
+            return fold_posterior
         assert model is not None  # the refitted posterior has a linear model, too
-        return model.refit(of_fold)
+        return model.refit(fold_posterior)
 
 
 def tuning_problem(
     options: LaplaceOptions, fit: LaplaceFit, score: HeldOutScore, budget: float = 0
 ) -> TuningProblem:
-    """Return the tuning problem of a fit and its folds; see `linearised_held_out`."""
+    """Return the tuning problem of a fit, which contains those of its folds.
+
+    ``budget`` bounds the memory for held-out samples; see `linearised_held_out`.
+    """
     posterior, model = untuned(options, fit)
-    per_fold = budget / max(1, len(fit.folds))
+    fold_budget = budget / max(1, len(fit.folds))
     return TuningProblem(
         posterior=posterior,
         linear_model=model,
@@ -152,7 +158,7 @@ def tuning_problem(
         seen_noise=_seen_noise(options, fit, posterior),
         score=score,
         folds=tuple(
-            tuning_problem(options, fold, score, per_fold) for fold in fit.folds
+            tuning_problem(options, fold, score, fold_budget) for fold in fit.folds
         ),
     )
 
@@ -160,7 +166,11 @@ def tuning_problem(
 def _seen_noise(
     options: LaplaceOptions, fit: LaplaceFit, posterior: GaussianPosterior
 ) -> Tensor | None:
-    """Estimate the noise from training samples; return None if it is not needed."""
+    """Return the noise () estimated from training samples, or None if it is not needed.
+
+    Only the tuner ``"auto"`` needs it, if there are no held-out samples. With novelty,
+    the estimate accounts for overfitting by leverages; see `seen_noise`.
+    """
     has_held_out = fit.network.held_out is not None or fit.folds
     is_used = options.tuner == "auto" and posterior.likelihood.has_noise
     if has_held_out or not is_used:
@@ -172,6 +182,7 @@ def _seen_noise(
         fit.data_fit,
         mean_leverage=fit.novelty.mean_leverage(),
         target_variances=fit.novelty.target_variances / posterior.noise_proportions**2,
+        # layers with a weight matrix
         n_layers=sum(p.ndim > 1 for p in module.parameters()),
     )
 
@@ -179,7 +190,10 @@ def _seen_noise(
 def _learned_precision(
     options: LaplaceOptions, network: TrainedNetwork, posterior: GaussianPosterior
 ) -> Tensor | None:
-    """Return the prior precision that a training callback learned, or None."""
+    """Return the prior precision that a training callback learned, or None.
+
+    A callback counts only if it has learned a precision for every selected parameter.
+    """
     names = [block.name for block in posterior.layout.blocks]
     for _, callback in getattr(network.net, "callbacks_", []):
         learned = getattr(callback, "precisions_", {})
@@ -207,14 +221,15 @@ def linearised_held_out(
     batches = options.batches(
         network, network.held_out, with_covariance=not score.diagonal
     )
-    rows = LinearisedSamples(network, batches, is_centred=score.is_centred)
+    samples = LinearisedSamples(network, batches, is_centred=score.is_centred)
     layout, n_outputs = network.spec.layout, network.spec.n_outputs
-    width = n_outputs * layout.n_parameters
-    if layout.head is not None:
-        width = layout.blocks[0].factor_shape[1]  # outputs and gradients are extra
+    jacobian_size = n_outputs * layout.n_parameters
+    if layout.head is not None:  # only the features of a last layer are stored
+        jacobian_size = layout.blocks[0].factor_shape[1]
         budget = KEPT_BUDGET
-    needed = 8 * len(network.held_out) * (width + 3 * n_outputs)
-    return list(rows) if needed <= budget else rows
+    # float64 numbers; a sample also has outputs, targets and gradients
+    needed = 8 * len(network.held_out) * (jacobian_size + 3 * n_outputs)
+    return list(samples) if needed <= budget else samples
 
 
 def are_certain(posterior: GaussianPosterior) -> bool:
@@ -224,8 +239,8 @@ def are_certain(posterior: GaussianPosterior) -> bool:
     upper bound on this number is the trace of the curvature divided by the prior
     precision.
     """
-    size = posterior.scale * posterior.structure.trace()
-    return bool(size < posterior.prior_precision.min())
+    total_curvature = posterior.scale * posterior.structure.trace()
+    return bool(total_curvature < posterior.prior_precision.min())
 
 
 def warn_without_residual(

@@ -32,7 +32,12 @@ from sklaplace.posterior.tuning.problem import LinearisedBatch
 def untuned(
     options: LaplaceOptions, fit: LaplaceFit
 ) -> tuple[GaussianPosterior, LinearModel | None]:
-    """Return the posterior before tuning, and its linear model if there is one."""
+    """Return the posterior before tuning, and its linear model if there is one.
+
+    The mean is at the network's weights. A linear model, in which the weights can be
+    refitted, is that of the last layer or, if ``refine`` is True, of the linearised
+    network. A prior matrix or earlier posterior is already part of the posterior.
+    """
     network, curvature = fit.network, options.configured_curvature
     posterior = at_weights(
         network,
@@ -48,6 +53,7 @@ def untuned(
         posterior = posterior.under(earlier, options.accumulator)
     if curvature.is_exact:
         check_definite(posterior, is_tuned=options.tuner is not None)
+    # None if the last layer's samples were not recorded
     model: LinearModel | None = fit.head_rows.build(
         posterior, curvature, options.accumulator
     )
@@ -73,7 +79,7 @@ def initial_hyperparameters(
     layout, device = network.spec.layout, network.device
     names = "prior_precision", "prior_mean", "sigma_noise", "temperature"
     values = {name: getattr(options, name) for name in names}
-    if isinstance(values["prior_precision"], str):
+    if isinstance(values["prior_precision"], str):  # the name of a tuner
         values["prior_precision"] = 1.0
     if isinstance(values["sigma_noise"], str):
         values["sigma_noise"] = noise
@@ -83,6 +89,7 @@ def initial_hyperparameters(
     }
     for name in ("prior_precision", "prior_mean", "temperature"):
         tensors[name] = as_number(tensors[name])
+    # expand one value, or one per group, to the shape of the prior structure
     structure = options.prior_structure
     shape = PRIOR_STRUCTURES[priors.structure_name(structure)](layout)
     groups = priors.group_indices(structure, layout, device)
@@ -101,18 +108,20 @@ def prior_of_matrix(
     """
     precision = torch.tensor(np.asarray(matrix, dtype=float)).to(posterior.mean)
     precision = (precision + precision.T) / 2
+    # half of the eigenvalue, so that the remainder is positive definite
     eigenvalues = torch.linalg.eigvalsh(precision)
     rounding = torch.finfo(precision.dtype).eps * eigenvalues[-1]
     delta = eigenvalues[0].maximum(rounding) / 2
     rest = precision - delta * torch.eye(len(precision)).to(precision)
     h = replace(posterior.hyperparameters, prior_precision=delta)
-    mean, none = h.prior_mean.expand(len(precision)), torch.zeros_like(delta)
+    mean, zero = h.prior_mean.expand(len(precision)), torch.zeros_like(delta)
     return replace(
         posterior,
         mean=mean,
         weights=mean,
+        # the posterior multiplies its structure by its scale
         structure=Full(posterior.layout, rest / posterior.scale),
-        data_fit=DataFit(none, none),
+        data_fit=DataFit(zero, zero),  # a prior has no data
         hyperparameters=h,
     )
 
@@ -140,7 +149,11 @@ def at_weights(
 
 
 def check_definite(posterior: GaussianPosterior, *, is_tuned: bool) -> None:
-    """Raise ValueError if the posterior precision is not positive definite."""
+    """Raise ValueError if the posterior precision is not positive definite.
+
+    If hyperparameters are tuned, the curvature itself must not be negative, because
+    tuning tries weak priors.
+    """
     lowest = float(posterior.structure.eigenvalues[0])
     if is_tuned and lowest < 0:
         raise ValueError(
@@ -173,7 +186,7 @@ class LinearisedSamples:
     is_centred: bool = True
 
     def __iter__(self) -> Iterator[LinearisedBatch]:
-        """Linearise the network at each batch."""
+        """Yield the outputs, Jacobian, targets and loss weights of each batch."""
         forward, spec = self.network.forward(), self.network.spec
         likelihood, columns = spec.likelihood, None
         if likelihood.is_shift_invariant and self.is_centred:

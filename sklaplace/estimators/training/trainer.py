@@ -430,8 +430,8 @@ class Trainer:
         if self.is_part or not has_learned:
             raise KeyboardInterrupt
         warn_user(
-            f"Training was interrupted in epoch {len(net.history)} of {n_epochs}, so "
-            "the fit uses the weights learned so far. Fit again to train for all epochs."
+            f"Training was interrupted in epoch {len(net.history)} of {n_epochs}, "
+            "so the fit uses the weights learned so far. Fit again to train for all epochs."
         )
 
     def spec_options(self, is_trained: bool) -> dict[str, Any]:
