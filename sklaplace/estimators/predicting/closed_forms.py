@@ -72,11 +72,12 @@ class QuadraticForm:
 
     def __call__(self, features: Tensor) -> Tensor:
         """Return values (b, *shape)."""
-        one = torch.ones_like(features[:, :1])
+        one = torch.ones_like(features[:, :1])  # for the constant term
         if self.rotation is not None:
             squares = torch.cat([(features @ self.rotation) ** 2, one], 1)
             return (squares @ self.coefficients).unflatten(1, self.shape)
         rows = torch.cat([features, one], 1)
+        # sums over one feature of a product, (b, i + 1, m), and then over the other
         sums = (rows @ self.coefficients).unflatten(1, (rows.shape[1], -1))
         return (sums * rows.unsqueeze(2)).sum(1).unflatten(1, self.shape)
 
@@ -84,30 +85,40 @@ class QuadraticForm:
     def of(
         cls, posterior: GaussianPosterior, centring: Centring | None, *, diagonal: bool
     ) -> "QuadraticForm":
-        """Return variances or covariances of the outputs as a function of features."""
+        """Return variances or covariances of the outputs as a function of features.
+
+        The Jacobian of a last layer is affine in the features. It is evaluated at unit
+        vectors and at zero. Differences to zero are the coefficients of the features,
+        and the value at zero is the constant term. If the structure keeps Kronecker
+        factors, different eigenvectors of the features are uncorrelated. The unit
+        vectors of this basis then yield the coefficients of the squares.
+        """
         layout, structure = posterior.layout, posterior.structure
         head, precision = cast(Head, layout.head), posterior.precision
+        # numbers of outputs and of features
         c, i = len(head.offset), layout.blocks[0].factor_shape[1]
         shape = (c,) if diagonal else (c, c)
         n_products = i + 1 if structure.keeps_factors else (i + 1) ** 2
         require_bytes(
-            16 * n_products * c ** len(shape),
+            16 * n_products * c ** len(shape),  # float64, and a copy
             "cpu",
             f"to_module for {c:,} outputs and {i:,} features",
             "use hessian_structure='kron', or a link_approx without covariances, such "
             "as 'probit'",
         )
         f = head.offset.new_zeros(i + 1, c).double()
-        # the last row of inputs is zero, so that only the bias counts
+        # unit vectors; the last row is zero, so that only the bias counts
         inputs = torch.eye(i + 1, i).to(f)
         if not structure.keeps_factors:
             rows = precision.whiten(head_jacobian(layout, head, inputs, f, centring))
             rows = torch.cat([rows[:i] - rows[i:], rows[i:]])
             products = "akp,bkp->abk" if diagonal else "akp,blp->abkl"
             return cls(None, torch.einsum(products, rows, rows).flatten(1), shape)
+        # rotated unit vectors are the rows of the rotation
         jacobian = head_jacobian(layout, head, inputs, f, None)
         rotated = cast(Diagonalised, structure).rotate(jacobian)
         rotation = rotated.layers[0].first.inputs[:i, 0]
+        # features that become unit vectors in the basis, and zero
         inputs = torch.cat([rotation.mT, inputs[i:]])
         jacobian = head_jacobian(layout, head, inputs, f, centring)
         covariances = precision.output_covariance(jacobian, diagonal=diagonal)
@@ -122,9 +133,12 @@ class QuadraticForm:
 def log_upper_tail(z: Tensor) -> Tensor:
     """Return ``log Φ(-z)`` by operators that ONNX runtimes have in float64.
 
-    Up to `_FAR`, the Taylor series of Φ is used, and then Laplace's continued fraction.
+    For ``|z|`` up to `_FAR`, ``Φ(x) = 1/2 + φ(x) Σ x^{2n+1} / (2n+1)!!`` is used, with
+    the normal density φ, and Laplace's continued fraction beyond. Negative ``z`` follow
+    from ``Φ(-z) = 1 - Φ(z)``.
     """
     size = z.abs()
+    # both formulas are evaluated everywhere, because an export has no branches
     near, far = size.clamp(max=_FAR), size.clamp(min=_FAR)
     series = term = near
     for n in range(1, _N_TERMS):
@@ -231,6 +245,7 @@ class ExportedNovelty:
     def log_ratios(self, batch: FeatureBatch) -> Tensor:
         """Return ``log p₀/p`` (b,); see `Novelty.log_ratios`."""
         logs = [distance.logs(batch) for distance in self.distances]
+        # the quantities of `Novelty.z_scores`, in the same order
         terms = torch.cat([*logs, batch.logit_terms], 1)[:, : len(self.mean)]
         return self.scale.log_ratios((terms - self.mean) / self.std)
 
@@ -239,7 +254,7 @@ def exported_residual(residual: Residual) -> Residual:
     """Return a residual that depends on tensors alone, as buffers must."""
     novelty: Any = residual.novelty
     n_terms, (mean, std) = novelty.n_residual_terms, novelty.moments_of_logs
-    one = mean.new_ones(())
+    one = mean.new_ones(())  # turns numbers into tensors
     scale = ExportedScale(
         mean=novelty.scale.mean,
         std=novelty.scale.std,
@@ -288,12 +303,17 @@ class Classes:
     n_classes: int
 
     def __call__(self, predictions: Predictions, cov: Tensor) -> tuple[Tensor, ...]:
-        """Return the moments of the logits, (b, K), and the class probabilities."""
+        """Return means and variances of logits, (b, K), and class probabilities.
+
+        The probabilities have the shape (b, K), or that of the outputs for several
+        labels. ``cov`` contains the covariances or variances that the link takes.
+        """
         latent = self.target_type.latent_moments(
             self.likelihood, predictions.mean, predictions.variance
         )
         mean, cov = self.likelihood.class_logits(predictions.mean, cov)
         proba = normalised(self.link(mean, cov, self.points), self.n_classes)
+        # each of several labels has two classes, and its second class is positive
         if not self.target_type.is_single:
             proba = proba[:, 1].reshape(predictions.mean.shape)
         return *latent, proba
@@ -324,7 +344,11 @@ class Interval:
     at_ends: list[Interpolation]
 
     def __call__(self, predictions: Predictions) -> Tensor:
-        """Return both ends (b, c, 2), in the network's units."""
+        """Return both ends (b, c, 2), in the network's units.
+
+        An end is the mean plus a score times the standard deviation of the targets. The
+        noise model replaces the normal scores by quantiles of the standardised targets.
+        """
         noise, scores = self.noise, self.scores
         if self.model is not None:
             relative, quantiles = self.model.distributions(predictions)
@@ -332,6 +356,7 @@ class Interval:
             ends = []
             for k, column in enumerate(self.model.columns):
                 std = column.at_nodes.moments(quantiles[:, k])[1]
+                # quantiles are in another unit, in which targets have this deviation
                 ends.append(self.at_ends[k](quantiles[:, k]) / std.unsqueeze(1))
             scores = torch.stack(ends, 1)
         std = (predictions.variance + noise**2).sqrt() * self.scaling
@@ -358,7 +383,11 @@ class Numbers:
     has_axis: bool
 
     def __call__(self, predictions: Predictions, _: Tensor) -> tuple[Tensor, ...]:
-        """Return moments of outputs (b, c) and the interval, in the units of ``y``."""
+        """Return means and variances (b, c) and any interval, in the units of ``y``.
+
+        The interval has the shape (b, c, 2), or (b, 2) without an axis for outputs. The
+        second argument, covariances, is not used.
+        """
         mean = self.shift + self.factor * predictions.mean
         moments = mean, predictions.variance * self.factor**2
         if self.interval is None:

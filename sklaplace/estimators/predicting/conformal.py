@@ -63,9 +63,14 @@ class Conformal:
         settings: dict[str, Any],
         groups: Sequence[NDArray[Any]] | None,
     ) -> "Conformal":
-        """Return the scores that are not NaN, with the weights of their groups."""
+        """Return the scores that are not NaN, with the weights of their groups.
+
+        Without ``groups``, each sample is a group. The arguments contain one array per
+        model, as the attributes do.
+        """
         is_scored = [~np.isnan(s).any(axis=1) for s in scores]
         scores = [s[rows] for s, rows in zip(scores, is_scored, strict=True)]
+        # groups are counted over the samples of all models
         ends = np.cumsum([len(s) for s in scores])
         labels: Any = range(ends[-1])
         if groups is not None:
@@ -76,7 +81,12 @@ class Conformal:
         return cls(models, scores, settings, weights, groups is not None)
 
     def _needed(self, coverage: Array) -> Array:
-        """Return the total weight of the scores within the limit of each coverage."""
+        """Return the total weight of the scores within the limit of each coverage.
+
+        The new sample counts as one of n + 1 groups, so the weight is ``(n + 1) α`` for
+        the coverage α. The weights of a group sum to one. A coverage that needs more
+        than n groups raises ValueError.
+        """
         n = round(sum(w.sum() for w in self.weights))
         # differences within rounding errors count as equal
         needed = (n + 1) * coverage - 1e-9
@@ -94,8 +104,10 @@ class Conformal:
     def signed_scores(self, coverage: Array, joint: bool) -> list[Array]:
         """Return the normal scores (c or 1, 2 s) of the ends that each model predicts.
 
-        If the estimator is the only model, the scores are the limits for the coverages.
-        With ``joint``, the scores are the same for all columns.
+        These are minus the s conformity scores of the model, followed by the scores
+        themselves. If the estimator is the only model, s is the number of coverages,
+        and the scores are the limits for the coverages. With ``joint``, the scores are
+        the same for all columns.
         """
         scores = self.scores
         if joint:
@@ -108,14 +120,18 @@ class Conformal:
     def interval(self, ends: Sequence[Array], coverage: Array) -> Array:
         """Return interval ends (n, c, 2, n_levels) from the ends that models predict.
 
-        ``ends`` contains one array (n, c, 2 s) per model, at `signed_scores`.
+        ``ends`` contains one array (n, c, 2 s) per model, at `signed_scores`. With
+        several models (CV+), each score yields an end on either side. The interval
+        extends to the end at which the weights of the scores suffice for the coverage.
         """
         if not self.models:
             return ends[0].reshape(*ends[0].shape[:2], 2, -1)
         needed, weights = self._needed(coverage), np.concatenate(self.weights)
+        # a pair of arrays (n, c, s) per model, joined to a pair (n, c, Σ s)
         sides = [np.split(array, 2, axis=-1) for array in ends]
         low, high = np.concatenate(sides, axis=-1)
         limits = -_limits(-low, weights, needed), _limits(high, weights, needed)
+        # with few scores, the lower end of CV+ can exceed the upper end
         return np.asarray(np.sort(np.stack(limits, axis=-2), axis=-2))
 
     def require_bytes(self, n_samples: int) -> None:
@@ -133,20 +149,26 @@ class Conformal:
     def members(self, scores: Sequence[Array], coverage: float) -> NDArray[np.bool_]:
         """Return whether sets contain each label, (n, K).
 
-        ``scores`` contains each model's conformity scores (n, K) of all labels.
+        ``scores`` contains each model's conformity scores (n, K) of all labels. A set
+        contains a label unless the calibration scores below the label's score have at
+        least the weight that the coverage needs.
         """
         needed, below = self._needed(np.array([coverage])), np.zeros(1)
-        for array, calibration, weights in zip(
+        for label_scores, calibration, weights in zip(
             scores, self.scores, self.weights, strict=True
         ):
             order = np.argsort(calibration[:, 0])
             totals = np.concatenate([[0], np.cumsum(weights[order])])
-            below = below + totals[np.searchsorted(calibration[order, 0], array)]
+            below = below + totals[np.searchsorted(calibration[order, 0], label_scores)]
         return np.asarray(below < needed)
 
 
 def _limits(scores: Array, weights: Array, needed: Array) -> Array:
-    """Return the smallest scores (..., L) that include given weights of scores (L,)."""
+    """Return the smallest scores (..., L) below which there is enough weight.
+
+    The sum of the ``weights`` (s,) of all scores (..., s) up to a returned score, which
+    is included, is at least one of the values ``needed`` (L,).
+    """
     order = np.argsort(scores, axis=-1)
     totals = np.cumsum(weights[order], axis=-1)
     places = np.stack([(totals < total).sum(-1) for total in needed], axis=-1)
@@ -168,10 +190,11 @@ def folds_of(
     splitter, rows = check_cv(cv, y, classifier=stratify), np.arange(len(data.y))
     try:
         with private_rng(None):
+            # splitters only need the length of X
             pairs = list(splitter.split(np.empty(len(rows)), y, data.groups))
     except (TypeError, ValueError) as error:
         if data.groups is not None or "group" not in f"{cv}{error}".lower():
-            raise
+            raise  # groups would not help
         raise ValueError(f"{cv} needs groups. Pass groups= to conformalize.") from error
     folds = [(rows[seen], rows[held_out]) for seen, held_out in pairs]
     if not np.array_equal(np.sort(np.concatenate([[], *(t for _, t in folds)])), rows):
@@ -179,6 +202,7 @@ def folds_of(
             f"cv={reprlib.repr(cv)} must hold out each row exactly once. Use an "
             "integer, or folds such as KFold."
         )
+    # without groups, no row may be on both sides
     units = rows if data.groups is None else data.groups
     if any(np.isin(units[seen], units[test]).any() for seen, test in folds):
         raise ValueError(

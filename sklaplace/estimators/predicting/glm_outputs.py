@@ -57,14 +57,19 @@ class GLMOutputs(WeightDraws):
     def joint(
         self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the means (n, c) and covariances; see `BatchedOutputs.joint`."""
+        """Return the means (n, c) and covariances; see `BatchedOutputs.joint`.
+
+        If all samples share the gradients of a last layer, covariances follow from its
+        inputs alone. Otherwise, they are products of whitened Jacobians ``J P^{-1/2}``.
+        """
         posterior, layout = self.posterior, self.posterior.layout
         precision: Any = posterior.precision
-        # all samples share the derivatives with respect to a last layer's outputs
+        # only the Jacobians show whether the samples really share gradients, see below
         is_shared = layout.head is not None and posterior.structure.keeps_factors
+        # a Jacobian in memory: gradients and inputs of the layer, or all its entries
         n_numbers = sum(layout.blocks[0].factor_shape if is_shared else layout.sizes)
         require_joint(outputs, X, across_outputs, 2 * n_numbers)
-        means, factors = [], list[Any]()
+        means, factors = [], list[Any]()  # factors are Jacobians, or whitened
         with outputs.evaluation(X) as (forward, batches):
             for x, _, _ in batches:
                 f, jacobian = backpropagate(forward, x, layout)
@@ -72,11 +77,12 @@ class GLMOutputs(WeightDraws):
                 factors.append(jacobian if is_shared else precision.whiten(jacobian))
         mean = torch.cat(means)
         if is_shared and all(part.samples_share_gradients for part in factors):
-            whole = Jacobian.stacked(factors, share=True)
-            cov = precision.between_samples(whole, across_outputs=across_outputs)
+            jacobian = Jacobian.stacked(factors, share=True)
+            cov = precision.between_samples(jacobian, across_outputs=across_outputs)
             return mean, cov.flatten(2).flatten(0, 1) if across_outputs else cov
+        # a root (n, c, P) of the covariances
         root = torch.cat(
-            [precision.whiten(p) for p in factors] if is_shared else factors
+            [precision.whiten(j) for j in factors] if is_shared else factors
         )
         if across_outputs:
             rows = root.flatten(0, 1)

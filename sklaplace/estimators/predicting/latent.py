@@ -24,22 +24,24 @@ def moments(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return means (n, ...), and variances or covariances of the latent values.
 
-    For L values per sample, joint covariances have the shape (n·L, n·L).
+    For L values per sample, joint covariances have the shape (n·L, n·L). If the map is
+    ``A f + a``, they are ``A C Aᵀ`` for the covariances ``C`` of the outputs.
     """
     if not joint:
         mean, variance = outputs.latent(X, full_cov, latent)
         return mean, variance
-    center, cov = map(torch.as_tensor, outputs.joint(X, across_outputs=True))
-    n_outputs = center.shape[1]
-    offset = values(latent, torch.zeros_like(center[:1]))
+    output_mean, cov = map(torch.as_tensor, outputs.joint(X, across_outputs=True))
+    n_outputs = output_mean.shape[1]
+    # `a`, the values for outputs of zero
+    offset = values(latent, torch.zeros_like(output_mean[:1]))
 
     def on_last_axis(matrix: Tensor) -> Tensor:
-        """Apply the linear part of the map to rows (m, n·c), and return (m, n·L)."""
+        """Apply ``A`` to rows (m, n·c), and return (m, n·L)."""
         mapped = values(latent, matrix.reshape(-1, n_outputs))
         return (mapped - offset).reshape(len(matrix), -1)
 
-    half = on_last_axis(cov)
-    return values(latent, center).numpy(), on_last_axis(half.mT).numpy()
+    product = on_last_axis(cov)  # C Aᵀ
+    return values(latent, output_mean).numpy(), on_last_axis(product.mT).numpy()
 
 
 def values(latent: Latent, outputs: Tensor) -> Tensor:
@@ -54,10 +56,13 @@ def joint_draws(
     random_state: RandomState,
     latent: Latent,
 ) -> np.ndarray:
-    """Return draws (n, ..., n_samples) of the latent values."""
+    """Return draws (n, ..., n_samples) of the latent values.
+
+    The draws of all samples are joint. ``random_state`` determines their seed.
+    """
     seed = as_seed("random_state", random_state)
     draws = torch.as_tensor(outputs.sample(X, n_samples, seed)).mT  # (n, s, c)
-    drawn = values(latent, draws.reshape(-1, draws.shape[-1]))
+    drawn = values(latent, draws.reshape(-1, draws.shape[-1]))  # (n·s, ...)
     return drawn.reshape(*draws.shape[:2], *drawn.shape[1:]).movedim(1, -1).numpy()
 
 

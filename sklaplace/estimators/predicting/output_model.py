@@ -104,10 +104,10 @@ class OutputModel(ABC):
         """Return the means (n, c) and covariances; see `BatchedOutputs.joint`."""
         self.check_variance()
         require_joint(outputs, X, across_outputs, 3 * self.n_samples)
-        draws = torch.from_numpy(outputs.map_draws(X)[0])
-        # covariances are computed within blocks of values
-        by_group = draws.flatten(0, 1)[None] if across_outputs else draws.movedim(1, 0)
-        _, cov = moments(by_group, diagonal=False, centred=False)
+        draws = torch.from_numpy(outputs.map_draws(X)[0])  # (n, c, s)
+        # `moments` returns covariances along axis 1: all values, or samples per output
+        batches = draws.flatten(0, 1)[None] if across_outputs else draws.movedim(1, 0)
+        _, cov = moments(batches, diagonal=False, centred=False)
         return draws.mean(-1), cov[0] if across_outputs else cov.movedim(0, -1)
 
 
@@ -211,10 +211,16 @@ class BatchedOutputs:
             ``diagonal``, the variances (b, c). Returns tensors (b, ...).
         diagonal, centred : bool
             See `OutputModel.gaussian`.
+
+        Returns
+        -------
+        list of ndarray of shape (n, ...)
+            Values of the function for all samples.
         """
         if not diagonal:
             check_covariances(self.network.spec)
-        sizes: dict[str, Any] = {
+        # these determine the batch size
+        memory: dict[str, Any] = {
             "with_covariance": not diagonal,
             "n_draws": self._n_draws(),
         }
@@ -225,9 +231,9 @@ class BatchedOutputs:
                 diagonal=diagonal,
                 centred=centred,
             )
-            return self._in_workers(of_shard, X, **sizes)
+            return self._in_workers(of_shard, X, **memory)
         results = []
-        with self.evaluation(X, **sizes) as (forward, batches):
+        with self.evaluation(X, **memory) as (forward, batches):
             for x, _, _ in batches:
                 mean, cov = self.model.gaussian(
                     forward,
@@ -262,17 +268,18 @@ class BatchedOutputs:
         """Return means and variances (n, c), and the values of a function of batches.
 
         The arguments of the function are the features (or None), inputs, means and
-        variances.
+        variances. It returns a tuple of tensors (b, ...).
         """
-        sizes = {"n_draws": self._n_draws()}
+        memory = {"n_draws": self._n_draws()}
         if self._takes_workers:
             of_shard = partial(BatchedOutputs.map_predictions, function=function)
-            return self._in_workers(of_shard, X, **sizes)
+            return self._in_workers(of_shard, X, **memory)
         layers, results = self.network.spec.feature_layers, []
-        with self.evaluation(X, **sizes) as (forward, batches):
+        with self.evaluation(X, **memory) as (forward, batches):
             for x, _, _ in batches:
                 with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
-                    if not self.model.is_gaussian:  # draws use other weights
+                    # draws use other weights, so that features need their own pass
+                    if not self.model.is_gaussian:
                         forward(x)
                     mean, variance = self.variances(forward, x)
                     features = recorder.take(len(mean))
@@ -297,9 +304,10 @@ class BatchedOutputs:
     def map_features(
         self, X: Inputs, function: Callable[[Tensor | None, Tensor, Any], Tensor]
     ) -> list[np.ndarray]:
-        """Apply a function to the trained network's features, outputs and inputs.
+        """Return the values of a function of features, outputs and inputs, in a list.
 
-        `FeatureRecorder` records the features.
+        The features (or None) and outputs of each batch are those of the trained
+        network. The list contains one array (n, ...).
         """
         if self._takes_workers:
             of_shard = partial(BatchedOutputs.map_features, function=function)
@@ -328,12 +336,15 @@ class BatchedOutputs:
     def map_draws(
         self, X: Inputs, function: Callable[[Tensor], Tensor] = unchanged
     ) -> list[np.ndarray]:
-        """Apply a function to the draws (b, c, s) of each batch of samples."""
-        sizes = {"n_draws": self.model.n_samples}
+        """Return the values of a function of the draws (b, c, s), in a list.
+
+        The list contains one array (n, ...).
+        """
+        memory = {"n_draws": self.model.n_samples}
         if self._takes_workers:
             of_shard = partial(BatchedOutputs.map_draws, function=function)
-            return self._in_workers(of_shard, X, **sizes)
-        with self.evaluation(X, **sizes) as (forward, batches):
+            return self._in_workers(of_shard, X, **memory)
+        with self.evaluation(X, **memory) as (forward, batches):
             draws = (self.model.draws(forward, x) for x, _, _ in batches)
             return joined([(function(of_batch),) for of_batch in draws])
 
@@ -375,11 +386,12 @@ class BatchedOutputs:
         """
         likelihood = self.network.spec.likelihood
         for draws, y, w in self.draws_of(dataset):
+            # targets and weights depend only on the format of the outputs
             targets = likelihood.targets(y, draws[..., 0])
-            of_draws = [
+            losses_of_draws = [
                 losses_by_output(likelihood, f, targets) for f in draws.unbind(-1)
             ]
-            losses = torch.stack(of_draws, -1)
+            losses = torch.stack(losses_of_draws, -1)
             weights = loss_weights_or_ones(likelihood, targets, w, draws[..., 0])
             weights = weights.to(losses)
             yield losses, weights, likelihood.n_targets(draws.shape[1])
@@ -394,13 +406,18 @@ class BatchedOutputs:
         self,
         function: Callable[["BatchedOutputs", Any], list[np.ndarray]],
         X: Inputs,
-        **sizes: Any,
+        **memory: Any,
     ) -> list[np.ndarray]:
-        """Return the arrays of a method of this class, computed by workers."""
+        """Return the arrays of a method of this class, computed by workers.
+
+        ``function`` receives a copy of this object and a shard of the dataset. All
+        shards have batches of the same size as without workers. ``memory`` contains
+        arguments of `batches_of`.
+        """
         dataset, workers = self._dataset(X), n_workers(self.n_jobs)
-        batch_size = self.batches_of(dataset, **sizes).batch_size
-        alone = replace(self, batch_size=batch_size, verbose=0, in_worker=True)
-        of_shard = partial(function, alone)
+        batch_size = self.batches_of(dataset, **memory).batch_size
+        in_worker = replace(self, batch_size=batch_size, verbose=0, in_worker=True)
+        of_shard = partial(function, in_worker)
         n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
         shards = shards_of(dataset, batch_size, n_shards)
         if len(shards) > 1:
@@ -412,6 +429,7 @@ class BatchedOutputs:
             results = ordered_map(
                 of_shard, shards, n_jobs=self.n_jobs, label="predictions"
             )
+            # one list of arrays per shard, joined array by array
             return [np.concatenate(pieces) for pieces in zip(*results, strict=True)]
 
     def _dataset(self, X: Inputs) -> Any:
@@ -421,20 +439,27 @@ class BatchedOutputs:
         return X if self.in_worker else self.network.net.get_dataset(X)
 
     @contextmanager
-    def evaluation(self, X: Inputs, **sizes: object) -> Iterator[tuple[Forward, Any]]:
+    def evaluation(self, X: Inputs, **memory: object) -> Iterator[tuple[Forward, Any]]:
         """Yield the network in evaluation mode, and batches of inputs or a dataset.
+
+        A batch is a tuple of inputs, targets and weights. ``memory`` contains arguments
+        of `batches_of`.
 
         The modes and hooks of the network are restored, even after an error.
         """
-        batches = self.batches_of(self._dataset(X), **sizes)
+        batches = self.batches_of(self._dataset(X), **memory)
         forward = self.network.forward()
         with progress.reporting(self.name, self.verbose), forward.frozen():
             yield forward, progress.tracked(batches, "predictions", len(batches))
 
-    def batches_of(self, dataset: Any, **sizes: Any) -> Batches:
-        """Return the batches of a dataset."""
+    def batches_of(self, dataset: Any, **memory: Any) -> Batches:
+        """Return the batches of a dataset.
+
+        ``memory`` contains arguments of `TrainedNetwork.batches`, which reserve memory
+        for covariances or draws.
+        """
         return self.network.batches(
-            dataset, self.batch_size, row_elements=self.row_elements, **sizes
+            dataset, self.batch_size, row_elements=self.row_elements, **memory
         )
 
 

@@ -88,8 +88,8 @@ class PredictiveModule(nn.Module):
     def __init__(self, network: nn.Module, layer: str, parts: Parts) -> None:
         super().__init__()
         self.network = network.eval().requires_grad_(False)
-        hook = network.get_submodule(layer).register_forward_pre_hook
-        hook(_note, with_kwargs=True)
+        add_hook = network.get_submodule(layer).register_forward_pre_hook
+        add_hook(_note, with_kwargs=True)
 
         def placed(tensor: Tensor | nn.Module) -> Tensor | nn.Module:
             """Convert a tensor to a buffer, and return a placeholder."""
@@ -99,14 +99,19 @@ class PredictiveModule(nn.Module):
             self.register_buffer(f"value_{n_buffers}", tensor.detach().clone())
             return tensor.new_empty(0)
 
+        # as buffers, the tensors move between devices; `forward` puts them back
         self.parts = mapped_tensors(placed, parts)
         super().train(False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "PredictiveModule":
-        """Apply a conversion, but keep the tensors of the closed forms in float64."""
-        before = dict(self.named_buffers(recurse=False))
+        """Apply a conversion, but keep the tensors of the closed forms in float64.
+
+        Torch calls this method for ``to``, ``float`` and ``cuda``, for example. Only
+        the new device of the closed forms is kept.
+        """
+        float64_buffers = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in before.items():
+        for name, buffer in float64_buffers.items():
             setattr(self, name, buffer.to(getattr(self, name).device))
         return self
 
@@ -115,7 +120,12 @@ class PredictiveModule(nn.Module):
         return self
 
     def forward(self, x: Batch) -> tuple[Tensor, ...]:
-        """Return the predictions for a batch; see ``to_module``."""
+        """Return the predictions for a batch; see ``to_module``.
+
+        One pass yields the features. The moments of the outputs follow, to which the
+        residual is added.
+        """
+        # the buffers replace the placeholders in the order in which these were made
         tensors = self.buffers(recurse=False)
         parts = mapped_tensors(
             lambda part: part if isinstance(part, nn.Module) else next(tensors),
@@ -141,7 +151,7 @@ class PredictiveModule(nn.Module):
         return parts.result(Predictions.of(features, x, mean, variance), cov)
 
     def _features(self, x: Batch) -> Tensor:
-        """Return the last layer's inputs (b, i)."""
+        """Return the last layer's inputs (b, i), float64, which the hook records."""
         noted: list[Tensor] = []
         token = _INPUTS.set(noted)
         try:
@@ -162,7 +172,21 @@ class PredictiveModule(nn.Module):
     ) -> "PredictiveModule":
         """Return the module, or raise ValueError if the outputs have no closed form.
 
-        ``n_inputs`` is the number of columns of X.
+        Closed forms require a linearised network whose selected weights are those of a
+        last Linear layer.
+
+        Parameters
+        ----------
+        predictions : BatchedOutputs
+            Outputs of the fitted estimator.
+        result : Classes or Numbers
+            Function of the Gaussian over outputs.
+        n_inputs : int
+            Number of columns of X, or zero if X is not an array.
+        diagonal : bool
+            Whether ``result`` takes variances instead of covariances.
+        is_centred : bool
+            Whether ``result`` takes moments of centred outputs.
         """
         net, residual = predictions.network.net, None
         model: OutputModel = predictions.model
@@ -188,9 +212,9 @@ class PredictiveModule(nn.Module):
                 "the data frame passed to fit. Encode the columns in a Pipeline, with "
                 "OneHotEncoder and SimpleImputer, and export its last step."
             )
-        name = str(layout.blocks[0].layer)
+        layer = str(layout.blocks[0].layer)
         outputs, mean = (
-            _affine(layout, network.get_submodule(name), weights)
+            _affine(layout, network.get_submodule(layer), weights)
             for weights in (posterior.weights, posterior.mean)
         )
         n_blocks = posterior.likelihood.n_blocks
@@ -210,11 +234,15 @@ class PredictiveModule(nn.Module):
             is_centred=is_centred,
             takes_rows=n_inputs > 0,
         )
-        return cls(network, name, parts).to(predictions.network.device)
+        return cls(network, layer, parts).to(predictions.network.device)
 
 
 def _affine(layout: Layout, layer: Any, weights: Tensor) -> Affine:
-    """Return outputs as a function of the inputs of the last layer."""
+    """Return outputs as a function of the inputs of the last layer.
+
+    ``weights`` (P,) replace the weight, the bias or both, whichever is selected. An
+    affine map, the `Head`, leads from the layer's outputs to the network's outputs.
+    """
     head, bias = cast(Head, layout.head), layer.bias
     weight = layer.weight.double()
     bias = weight.new_zeros(len(weight)) if bias is None else bias.double()

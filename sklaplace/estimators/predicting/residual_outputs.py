@@ -63,6 +63,7 @@ class ResidualOutputs(WeightDraws):
         """Return means (b, c), and covariances (b, c, c) or variances (b, c)."""
         if not self.is_gaussian:
             return super().gaussian(forward, x, **options)
+        # the pass for the moments also yields the features
         with FeatureRecorder(forward, self.layers) as recorder:
             mean, cov = self.inner.gaussian(forward, x, **options)
             log_ratios = self.log_ratios(recorder, x, len(mean))
@@ -78,7 +79,11 @@ class ResidualOutputs(WeightDraws):
         return self.residual.log_ratios(batch, f)
 
     def draws(self, forward: Forward, x: Batch) -> Tensor:
-        """Return joint draws of a batch's outputs, (b, c, s), float64."""
+        """Return joint draws of a batch's outputs, (b, c, s), float64.
+
+        Draws of the residual are added to those of the other model. In regression, the
+        deviations from the mean then shrink so that the variances respect their bounds.
+        """
         inner_draws, amplitudes = self.inner.draws(forward, x), self.residual.amplitudes
         rows = self._rows(forward, x)
         _, c, s = inner_draws.shape
@@ -86,11 +91,13 @@ class ResidualOutputs(WeightDraws):
         drawn = inner_draws + amplitudes.drawn(rows, c, s, self.seed + _OTHER)
         if amplitudes.bounds is None:
             return drawn
+        # moments without the residual: exact if possible, otherwise those of the draws
         if self.is_gaussian:
             options: dict[str, Any] = {"diagonal": True, "centred": False}
             mean, variance = self.inner.gaussian(forward, x, n_blocks=1, **options)
         else:
             mean, variance = moments(inner_draws, diagonal=True, centred=False)
+        # the squared norm of a row is the relative variance of its sample
         variance = variance + rows.square().sum(1, keepdim=True) * amplitudes.variances
         return amplitudes.bounded_draws(drawn, mean, variance)
 
@@ -108,7 +115,11 @@ class ResidualOutputs(WeightDraws):
     def in_graph(
         self, forward: Forward, x: Batch, n_joint: int
     ) -> tuple[Tensor, Tensor]:
-        """Return moments that are differentiable in ``x``; see `GLMOutputs`."""
+        """Return moments that are differentiable in ``x``; see `GLMOutputs`.
+
+        Groups of q = ``n_joint`` consecutive samples have means (b/q, q·c) and
+        covariances (b/q, q·c, q·c).
+        """
         assert isinstance(self.inner, GLMOutputs)
         mean, cov = self.inner.in_graph(forward, x, n_joint)
         rows = self._rows(forward, x, keeps_graph=True).unflatten(0, (-1, n_joint))

@@ -425,13 +425,13 @@ class Trainer:
         An error is raised if no batch has been learned from, or if this is one of
         several networks, because Ctrl-C ends all of them.
         """
-        batches = [batch for epoch in net.history for batch in epoch["batches"]]
-        has_learned = any("train_loss" in batch for batch in batches)
+        epochs = [*net.history]
+        has_learned = any("train_loss" in b for e in epochs for b in e["batches"])
         if self.is_part or not has_learned:
             raise KeyboardInterrupt
         warn_user(
-            f"Training was interrupted in epoch {len(net.history)} of {n_epochs}, "
-            "so the fit uses the weights learned so far. Fit again to train for all epochs."
+            f"Training was interrupted in epoch {len(epochs)} of {n_epochs}, so the "
+            "fit uses the weights learned so far. Fit again to train for all epochs."
         )
 
     def spec_options(self, is_trained: bool) -> dict[str, Any]:
