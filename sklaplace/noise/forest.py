@@ -61,7 +61,12 @@ class QuantileForest:
 
     @classmethod
     def fit(cls, inputs: Array, z: Array, weights: Array) -> "QuantileForest":
-        """Fit trees to standardised residuals ``z`` (n,) and their absolute values."""
+        """Return the forest of inputs (n, k) and standardised residuals ``z`` (n,).
+
+        Trees are fitted to the clipped residuals and to their absolute values, so that
+        leaves differ in location or in spread. The trees are then joined into arrays
+        over all nodes of all trees, and each leaf stores quantiles of its residuals.
+        """
         bounded = z.clip(-OUTLYING, OUTLYING)
         forest = ExtraTreesRegressor(
             N_TREES,
@@ -70,25 +75,28 @@ class QuantileForest:
         )
         moments = standardisation(inputs, weights)
         center, scale = map(torch.from_numpy, moments)
+        # scikit-learn's trees compare in single precision, as `__call__` does
         rounded = _single((torch.from_numpy(inputs) - center) / scale).numpy()
         forest.fit(rounded, np.column_stack([bounded, np.abs(bounded)]), weights)
         trees = [tree.tree_ for tree in forest.estimators_]
+        # the last entry is the number of all nodes
         roots = np.cumsum([0, *(tree.node_count for tree in trees)])
-        offsets = np.repeat(roots[:-1], np.diff(roots))
+        offsets = np.repeat(roots[:-1], np.diff(roots))  # root of each node's tree
 
         def joined(name: str) -> Array:
             return np.concatenate([getattr(tree, name) for tree in trees])
 
         def next_nodes(name: str) -> Tensor:
+            # scikit-learn marks leaves with negative children, numbered within a tree
             children, nodes = joined(name), np.arange(len(offsets))
             return torch.from_numpy(np.where(children < 0, nodes, children + offsets))
 
-        leaves = forest.apply(rounded) + roots[:-1]
+        leaves = forest.apply(rounded) + roots[:-1]  # (n, n_trees)
         return cls(
             torch.from_numpy(roots[:-1]),
             next_nodes("children_left"),
             next_nodes("children_right"),
-            torch.from_numpy(joined("feature").clip(0)),
+            torch.from_numpy(joined("feature").clip(0)),  # negative in leaves
             torch.from_numpy(joined("threshold")),
             torch.from_numpy(_leaf_quantiles(leaves, len(offsets), z, weights)),
             max(tree.max_depth for tree in trees),
@@ -100,7 +108,7 @@ class QuantileForest:
         """Return quantiles (n, n_levels) at `LEVELS`, in increasing order."""
         rounded = _single((inputs - self.center) / self.scale).double()
         nodes = self.roots + torch.zeros_like(rounded[:, :1], dtype=torch.long)
-        for _ in range(self.depth):
+        for _ in range(self.depth):  # samples stay in leaves that they have reached
             is_above = rounded.gather(1, self.feature[nodes]) > self.threshold[nodes]
             nodes = torch.where(is_above, self.above[nodes], self.below[nodes])
         return self.quantiles[nodes].mean(1)
@@ -109,20 +117,28 @@ class QuantileForest:
 def _leaf_quantiles(
     leaves: NDArray[np.integer], n_nodes: int, z: Array, weights: Array
 ) -> Array:
-    """Return quantiles (n_nodes, n_levels) of residuals (n,) in leaves (n, n_trees)."""
+    """Return quantiles (n_nodes, n_levels) of residuals (n,) in leaves (n, n_trees).
+
+    The quantiles of a leaf are averages of its residuals' quantiles and of normal
+    quantiles. The share of the residuals grows with their number, in total and in the
+    leaf. Nodes that are not leaves have normal quantiles, which are not used.
+    """
     n_trees = leaves.shape[1]
+    # each residual is in one leaf of every tree; results are sorted by leaf
     probabilities, values, leaf = ranked(
         np.tile(z, n_trees), np.tile(weights, n_trees), leaves.T.ravel()
     )
     labels, first = np.unique(leaf, return_index=True)
     last = np.append(first[1:], len(leaf)) - 1
+    # no quantile lies beyond the outermost residuals of a leaf
     levels = LEVELS.clip(probabilities[first, None], probabilities[last, None])
-    # probabilities are below one, so that leaves do not overlap
-    of_leaves = np.interp(labels[:, None] + levels, leaf + probabilities, values)
+    # one interpolation for all leaves; probabilities are below one, so that leaves do
+    # not overlap
+    leaf_quantiles = np.interp(labels[:, None] + levels, leaf + probabilities, values)
     n = np.bincount(leaves.T.ravel(), np.tile(weights, n_trees))[labels, None]
     share = weights.sum() / (weights.sum() + HALF) * n / (n + HALF_OF_LEAF)
     quantiles = np.tile(SCORES, (n_nodes, 1))
-    quantiles[labels] += share * (of_leaves - SCORES)
+    quantiles[labels] += share * (leaf_quantiles - SCORES)
     return quantiles
 
 

@@ -38,6 +38,7 @@ def interpolated(values: Array, x: Array, y: Array) -> Array:
         Interpolated values.
     """
     inside = values.clip(x[..., :1], x[..., -1:])
+    # index of the knot to the left, at most m - 2, so that there is one to the right
     if x.ndim == 1:
         segment = np.searchsorted(x[1:-1], inside, side="right")
     else:
@@ -48,6 +49,7 @@ def interpolated(values: Array, x: Array, y: Array) -> Array:
     width = x_high - x_low
     # knots can coincide
     share = np.divide(inside - x_low, width, out=np.zeros_like(inside), where=width > 0)
+    # the last term is zero, except beyond the outermost knots
     return np.asarray(y_low + share * (y_high - y_low) + (values - inside))
 
 
@@ -68,7 +70,11 @@ class Interpolation:
 
     @classmethod
     def at(cls, scores: Array) -> "Interpolation":
-        """Return the interpolation at the given normal scores (s,)."""
+        """Return the interpolation at the given normal scores (s,).
+
+        Interpolated values are linear in the values at the knots. Interpolating the
+        rows of the identity therefore yields the weights of the quantiles.
+        """
         shifts = scores - scores.clip(SCORES[0], SCORES[-1])
         scores = np.tile(scores, (len(LEVELS), 1))
         weights = interpolated(scores, SCORES, np.eye(len(LEVELS))) - shifts
@@ -92,12 +98,13 @@ def ranked(
 
     The i-th smallest of n values in a group has the probability i / (n + 1). A value of
     weight two is equivalent to two values. Each value appears twice: with the smallest
-    and with the largest of its probabilities.
+    and with the largest of its probabilities. These are equal for weights up to one.
     """
     order = np.lexsort((values, group))
     values, weights, group = values[order], weights[order], group[order]
     n = np.bincount(group, weights)
-    weights_before = (np.cumsum(n) - n)[group]
+    weights_before = (np.cumsum(n) - n)[group]  # of earlier groups
+    # a value of weight w stands for w values, with w successive ranks
     middle = np.cumsum(weights) - weights_before - weights / 2 + 0.5
     half = np.maximum(weights - 1, 0) / 2
     ranks = np.stack([middle - half, middle + half], axis=1)

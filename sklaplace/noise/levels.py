@@ -91,6 +91,7 @@ def most_probable_level(
             "The noise cannot be estimated: errors on held-out samples are not finite. "
             "Look for extreme values in X and X_val."
         )
+    # root mean square residual, because the loss is half the squared residual
     scale = math.sqrt(max(2 * float(squares), torch.finfo(torch.float32).tiny))
 
     def loss(log_ratio: float) -> float:
@@ -127,14 +128,15 @@ def with_column_noises(
         not on training samples.
     """
     likelihood = networks[0].spec.likelihood
-    is_shared = isinstance(likelihood, Gaussian) and likelihood.relative is None
-    if not is_shared or networks[0].spec.n_outputs == 1:
+    has_one_level = isinstance(likelihood, Gaussian) and likelihood.relative is None
+    if not has_one_level or networks[0].spec.n_outputs == 1:
         return list(networks)
+    # if there are folds, their held-out samples are used
     measured = networks[1:] or networks
     squares = torch.stack([_squares(each, on_held_out) for each in measured]).sum(0)
-    adapted = replace(likelihood, relative=tuple(proportions(squares).tolist()))
+    by_column = replace(likelihood, relative=tuple(proportions(squares).tolist()))
     return [
-        replace(network, spec=replace(network.spec, likelihood=adapted))
+        replace(network, spec=replace(network.spec, likelihood=by_column))
         for network in networks
     ]
 

@@ -34,7 +34,8 @@ class LogScale:
         """Fit the function to targets (n,).
 
         Return the function, and the values (n,) of functions that are fitted to the
-        targets of all other groups.
+        targets of all other groups. All these functions follow from sums of products
+        over the samples of each group, which are added up as needed.
 
         Notes
         -----
@@ -47,19 +48,22 @@ class LogScale:
         coordinates = ((inputs - center) / scale).clip(-CLIP, CLIP)
         basis = np.eye(len(center))
         if len(inputs) < len(center):
-            # the coefficients are in the subspace that the samples span
+            # the coefficients are in the subspace that the samples span, so that no
+            # product of two of many inputs is needed
             basis, triangle = np.linalg.qr(coordinates.T)
             coordinates = triangle.T
         ones = np.ones(len(inputs))
+        # a row contains the number one, the coordinates and the standardised target
         rows = np.column_stack([ones, coordinates, (target - origin) / unit])
         products = np.zeros((N_GROUPS, rows.shape[1], rows.shape[1]))
         for g in range(N_GROUPS):
-            of_group = rows[group == g]
-            products[g] = of_group.T @ (weights[group == g, None] * of_group)
+            group_rows = rows[group == g]
+            products[g] = group_rows.T @ (weights[group == g, None] * group_rows)
         logs = np.empty(len(inputs))
         for g in range(N_GROUPS):
             line = _most_probable_line(np.delete(products, g, axis=0).sum(0))
             logs[group == g] = origin + unit * (rows[group == g, :-1] @ line)
+        # extrapolation must not exceed what was observed
         logs = logs.clip(target.min(), target.max())
         line = _most_probable_line(products.sum(0))
         of_all = cls(
@@ -81,12 +85,14 @@ def _most_probable_line(products: Array) -> Array:
     """Return the intercept and the coefficients (k + 1,) that maximise the evidence.
 
     ``products`` (k + 2, k + 2) contains weighted sums over samples, of products of the
-    number one, the k inputs and the target.
+    number one, the k inputs and the target. Centring removes the intercept, which has
+    no prior. In the eigenbasis of the inputs, the coefficients are those of a ridge
+    regression, whose ridge maximises the evidence.
     """
     n_samples, sums = products[0, 0], products[0, 1:]
     centred = products[1:, 1:] - np.outer(sums, sums) / n_samples
     eigenvalues, vectors = np.linalg.eigh(centred[:-1, :-1])
-    eigenvalues = eigenvalues.clip(0)
+    eigenvalues = eigenvalues.clip(0)  # negative by rounding
     projections = vectors.T @ centred[:-1, -1:]
     best = most_probable(eigenvalues, projections**2, centred[-1:, -1], n_samples)
     shrunk = projections / (eigenvalues[:, None] + best.ridge)

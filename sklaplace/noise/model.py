@@ -100,10 +100,13 @@ class Correction:
     def of(cls, scores: Array, weights: Array) -> "Correction":
         """Return the correction from the normal scores (n,) of residuals.
 
-        With many residuals, the corrected quantiles have the nominal coverage.
+        The score of a residual is its place among the predicted quantiles. The function
+        maps the normal score of a residual's rank to this score. With many residuals,
+        the corrected quantiles have the nominal coverage. With few, the function is
+        shrunk towards the identity.
         """
-        is_single_group = np.zeros(len(scores), dtype=int)
-        probabilities, scores, _ = ranked(scores, weights, is_single_group)
+        one_group = np.zeros(len(scores), dtype=int)
+        probabilities, scores, _ = ranked(scores, weights, one_group)
         nominal = norm.ppf(probabilities.clip(1e-9, 1 - 1e-9))
         share = weights.sum() / (weights.sum() + HALF)
         return cls(nominal, nominal + share * (scores - nominal))
@@ -146,19 +149,27 @@ class ColumnNoise:
 
     @classmethod
     def fit(cls, residuals: Residuals, column: int, level: float) -> "ColumnNoise":
-        """Fit the noise of a column to residuals, of which at least one is nonzero."""
+        """Fit the noise of a column to residuals, of which at least one is nonzero.
+
+        The three parts are fitted one after the other; see the module's docstring. Each
+        part uses values of the earlier parts for groups to which these were not fitted.
+        The forest is finally fitted to all residuals.
+        """
+        # residuals r, weights w and groups, (n,)
         r, w, group = residuals.values[:, column], residuals.weights, residuals.group
         predictions = residuals.predictions
         mean = predictions.mean[:, [column]].numpy()
         (origin,), (unit,) = standardisation(mean, w)
         inputs = ColumnInputs(column, level, float(origin), float(unit))
         size = np.abs(r)
+        # the logarithm of zero would be infinite
         target = np.log(size + SMALLEST_RESIDUAL * np.average(size, weights=w))
         line_inputs = inputs.of_log_scale(predictions).numpy()
         log_scale, logs = LogScale.fit(line_inputs, target, w, group)
         noise, variance = np.exp(2 * logs), predictions.variance[:, column].numpy()
 
         def excess(log_factor: float) -> float:
+            """Return the mean square of standardised residuals, minus one."""
             total = variance + np.exp(2 * log_factor) * noise
             return float(np.average(r**2 / total, weights=w)) - 1
 
@@ -170,9 +181,10 @@ class ColumnNoise:
         quantiles = torch.zeros(len(z), len(LEVELS), dtype=torch.float64)
         for g in range(N_GROUPS):
             others, members = group != g, torch.from_numpy(group == g)
-            of_others = forest_inputs.numpy()[others]
-            forest = QuantileForest.fit(of_others, z[others], w[others])
+            other_inputs = forest_inputs.numpy()[others]
+            forest = QuantileForest.fit(other_inputs, z[others], w[others])
             quantiles[members] = forest(forest_inputs[members])
+        # centre the quantiles, so that the noise does not change predicted means
         mean_of_noise, _ = Interpolation.at(NODES).moments(quantiles)
         quantiles = quantiles - mean_of_noise.unsqueeze(1)
         scores = interpolated(z[:, None], quantiles.numpy(), SCORES)[:, 0]
@@ -193,14 +205,15 @@ class ColumnNoise:
         mean, std = self.at_nodes.moments(quantiles)
         variance = predictions.variance[:, self.inputs.column]
         scale = (logs + self.log_factor).exp()
-        # with this noise, the variance is std² times the sum of the variances
+        # standardised residuals have the variance std², so that the total variance is
+        # std² times (variance + scale²), of which the weights explain `variance`
         noise = std**2 * (variance + scale**2) - variance
         smallest = (SMALLEST_NOISE_TO_SCALE * scale) ** 2
         noise = torch.maximum(noise, smallest).sqrt()
         return noise / self.inputs.level, quantiles - mean.unsqueeze(1)
 
     def at(self, scores: Array) -> Interpolation:
-        """Return the interpolation at normal scores (s,)."""
+        """Return the interpolation at corrected normal scores, for scores (s,)."""
         return Interpolation.at(self.correction(scores[None])[0])
 
     def standardised(self, quantiles: Array, scores: Array) -> Array:

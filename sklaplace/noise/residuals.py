@@ -45,7 +45,10 @@ class Predictions:
     def of(
         cls, features: Tensor | None, x: Batch, mean: Tensor, variance: Tensor
     ) -> "Predictions":
-        """Return the predictions of a batch."""
+        """Return the predictions of a batch, float64.
+
+        Features or inputs that are missing, too many or not a table have no columns.
+        """
         none = mean[:, :0].double()
         inputs = x if isinstance(x, Tensor) and x.ndim == 2 else none
         features = none if features is None else features
@@ -149,13 +152,15 @@ def held_out_residuals(rows: HeldOutRows, levels: Array) -> Residuals:
     show how the noise depends on the inputs.
     """
     rows = rows[rows.weights > 0]
+    # without groups, samples with equal inputs form a group
     variance, residuals = _rescaled_variance(rows, levels), rows.targets - rows.mean
     keys = shared_keys(rows.inputs, rows.keys) if rows.inputs.size else rows.keys
     groups = rows.groups[:, 0] if rows.groups.size else keys
-    keys = separate_replicates(keys, rows.targets)
+    keys = separate_replicates(keys, rows.targets)  # equal for copies only
     # copies may have different predictions, from different folds
     labels = [np.unique(values, return_inverse=True)[1] for values in (keys, groups)]
     copies = groups_of_copies(np.column_stack([*labels, residuals]))
+    # first copy of each sample, in an order that depends on the hashes alone
     order = np.lexsort((keys, groups))
     first = order[np.sort(np.unique(copies[order], return_index=True)[1])]
     groups = groups[first]
@@ -163,7 +168,7 @@ def held_out_residuals(rows: HeldOutRows, levels: Array) -> Residuals:
     _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     if rows.groups.size:
         weights = weights / sizes[group]
-    totals = np.bincount(group, weights=weights)
+    totals = np.bincount(group, weights=weights)  # weight of each group
     return Residuals(
         predictions=Predictions(
             features=torch.from_numpy(rows.features[first]),
@@ -194,8 +199,11 @@ def _rescaled_variance(rows: HeldOutRows, levels: Array) -> Array:
 
 
 def weighted_median(values: Array, weights: Array) -> Array:
-    """Return the weighted median of each column, (c,)."""
-    # the lower and the upper median
+    """Return the weighted median of each column, (c,).
+
+    It is the mean of the lower and the upper median.
+    """
+    # the upper median is minus the lower median of the negative values
     pair = [
         sign
         * np.quantile(sign * values, 0.5, 0, weights=weights, method="inverted_cdf")

@@ -28,7 +28,9 @@ class Amplitudes:
     def added(
         self, cov: Tensor, relative: Tensor, n_blocks: int = 1, *, centred: bool = False
     ) -> Tensor:
-        """Add the residual of samples with relative variances (b,).
+        """Return variances or covariances with the residual of each sample added.
+
+        The residuals of different outputs are independent. Bounds shrink the sum.
 
         Parameters
         ----------
@@ -44,20 +46,24 @@ class Amplitudes:
             then have the same amplitude.
         """
         if cov.ndim == 2:
-            k = cov.shape[1] // n_blocks
+            k = cov.shape[1] // n_blocks  # outputs per block
             added = relative.unsqueeze(1) * self.variances
+            # centring k independent values removes 1/k of their variance
             cov = cov + added * (1 - 1 / k if centred else 1)
             return cov if self.bounds is None else cov / (1 + cov / self.bounds)
-        identity = torch.eye(cov.shape[-1]).to(cov) * self.variances
+        # covariance of the residual for a relative variance of one
+        unit_cov = torch.eye(cov.shape[-1]).to(cov) * self.variances
         if centred:
-            identity = identity - identity.mean(-1, keepdim=True)
-        cov = cov + relative.view(-1, *[1] * (cov.ndim - 1)) * identity
+            unit_cov = unit_cov - unit_cov.mean(-1, keepdim=True)
+        cov = cov + relative.view(-1, *[1] * (cov.ndim - 1)) * unit_cov
         return _bounded(cov, self.bounds)
 
     def added_jointly(
         self, cov: Tensor, rows: Tensor, c: int, across_outputs: bool
     ) -> Tensor:
-        """Add the residual to covariances between samples.
+        """Return covariances between samples with the residual added.
+
+        Bounds shrink the sum.
 
         Parameters
         ----------
@@ -71,16 +77,21 @@ class Amplitudes:
             Whether ``cov`` includes covariances between outputs.
         """
         relative, variances = rows @ rows.mT, self.variances.expand(c)
+        # bounds apply to the last two axes, which must be those of samples
         if not across_outputs:
             bounds = None if self.bounds is None else self.bounds.unsqueeze(-1)
             cov = cov.movedim(-1, 0) + relative * variances.view(-1, 1, 1)
             return _bounded(cov, bounds).movedim(0, -1)
         bounds = None if self.bounds is None else self.bounds.repeat(rows.shape[-2])
         added = torch.einsum("...nm,kl->...nkml", relative, variances.diag())
+        # (..., n, c, n, c) to (..., n·c, n·c)
         return _bounded(cov + added.flatten(-4, -3).flatten(-2), bounds)
 
     def drawn(self, rows: Tensor, c: int, n_samples: int, seed: int) -> Tensor:
-        """Return joint draws (b, c, s) of ``g`` for rows (b, p)."""
+        """Return joint draws (b, c, s) of the residual for rows (b, p).
+
+        All batches with the same seed use the same directions, so draws are joint.
+        """
         generator = torch.Generator().manual_seed(seed)
         shape = rows.shape[1], c * n_samples
         normals = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -95,7 +106,10 @@ class Amplitudes:
 
 
 def _bounded(cov: Tensor, bounds: Tensor | None) -> Tensor:
-    """Shrink covariances (..., q, q) so that the variances respect bounds (q,)."""
+    """Shrink covariances (..., q, q) so that the variances respect bounds (q,).
+
+    A variance v with the bound τ² becomes v / (1 + v / τ²). Correlations are kept.
+    """
     if bounds is None:
         return cov
     shrink = (1 + cov.diagonal(dim1=-2, dim2=-1) / bounds).rsqrt()

@@ -110,7 +110,11 @@ class FeatureBatch:
         keys: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> "FeatureBatch":
-        """Build a batch from features (b, i), outputs (b, c) and inputs."""
+        """Return a batch of features (b, i), outputs (b, c) and inputs ``x``.
+
+        Large features and inputs are hashed to fewer columns. For classification,
+        predicted classes are groups, and the logits yield indecision and energy.
+        """
         features, shape = sketched(features), input_shape(x)
         inputs = hashed_inputs(x) if shape else features[:, :0]
         groups, n_groups = torch.zeros_like(f[:, 0], dtype=torch.long), 1
@@ -120,6 +124,7 @@ class FeatureBatch:
             logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
             n_classes = logits.shape[1]
             n_sums = n_classes * max(features.shape[1], MAX_INPUTS)
+            # several labels have several rows of logits per sample
             if logits.shape[0] == b and n_sums <= MAX_SUMS:
                 groups, n_groups = logits.argmax(1), n_classes
             terms = logit_terms(logits.reshape(b, -1, n_classes))
@@ -157,11 +162,13 @@ class FeatureBatch:
     def subsample(self) -> "FeatureBatch":
         """Return the samples with the smallest hashes; merge those with equal hashes.
 
-        If there are at most `MAX_KEPT` samples, return all of them.
+        If there are at most `MAX_KEPT` samples, return all of them. The choice does not
+        depend on the order of the samples. Merged samples have the sum of the weights.
         """
         if len(self.keys) <= MAX_KEPT:
             return self
         keys, places = self.keys.unique(return_inverse=True)
+        # index of the first sample with each of the smallest hashes
         order = torch.arange(len(places), device=places.device)
         first = torch.full_like(keys, len(places))
         first = first.scatter_reduce(0, places, order, "amin")[:MAX_KEPT]

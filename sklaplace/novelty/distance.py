@@ -74,6 +74,7 @@ class NearestInput:
     @cached_property
     def training_logs(self) -> Tensor:
         """Logarithms of distances from the nearest other training inputs, (n, 1)."""
+        # the distance from itself, and from copies, is zero
         distances = self._distances(self._rows)
         positive = distances.masked_fill(distances == 0, torch.inf)
         return positive.amin(1, keepdim=True).log()

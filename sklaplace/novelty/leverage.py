@@ -43,8 +43,9 @@ _ROUNDING = 1e-12
 def _hashing(i: int, most: int) -> tuple[Tensor, Tensor]:
     """Return a fixed order of ``i`` features, and the sign of each position.
 
-    Every ``most``-th position belongs to the same column. Positions that fill the last
-    row have the sign zero.
+    Both have a multiple of ``most`` positions, as if written in rows of ``most``. Every
+    ``most``-th position belongs to the same column. Positions that fill the last row
+    have the sign zero.
     """
     generator = torch.Generator().manual_seed(i)
     order = torch.randperm(i, generator=generator)
@@ -89,7 +90,7 @@ class FeatureMoments:
     def of(
         cls, features: Tensor, groups: Tensor, weights: Tensor, n_groups: int
     ) -> "FeatureMoments":
-        """Compute the moments of samples (b, i) in groups (b,) with weights (b,)."""
+        """Return the moments of samples (b, i) in groups (b,) with weights (b,)."""
         features, weights = features.double(), weights.double()
         if (weights == 1).all():  # three times as fast
             weighted, squares = features, gram(features)
@@ -138,17 +139,22 @@ class Leverage(FieldsOnly):
 
     @cached_property
     def whitenings(self) -> list[Tensor]:
-        """``M`` (i, i) with ``M Mᵀ = (W + ε)⁻¹`` for each ridge, float64."""
+        """``M`` (i, i) with ``M Mᵀ = (W + ε)⁻¹`` for each ridge, float64.
+
+        Features are divided by `_scales` before the ridge is added. ``W`` is the
+        scatter within groups.
+        """
         roots = self.moments.counts.sqrt().unsqueeze(1)
         scatter = self.moments.squares - gram(self.means * roots)
         scales = self._scales()
         scatter = scatter / scales / scales.unsqueeze(1)
+        # the ridge must exceed rounding errors, which are relative to the raw squares
         squares = self.moments.squares.diagonal() / scales**2
         smallest = _ROUNDING * squares.mean() + _SMALLEST
         identity, whitenings = torch.eye(len(scatter)).to(scatter), []
         for ridge in self.ridges:
-            size = (ridge * scatter.diagonal().mean()).maximum(smallest)
-            root = torch.linalg.cholesky(scatter + size * identity)
+            epsilon = (ridge * scatter.diagonal().mean()).maximum(smallest)
+            root = torch.linalg.cholesky(scatter + epsilon * identity)
             inverse = torch.linalg.solve_triangular(root, identity, upper=False)
             whitenings.append((inverse / scales).mT)
         return whitenings
@@ -159,7 +165,10 @@ class Leverage(FieldsOnly):
         return {torch.float64: self.whitenings}
 
     def _scales(self) -> Tensor:
-        """Return divisors (i,) of the features; one for constant features."""
+        """Return divisors (i,) of the features; one for constant features.
+
+        All divisors are one if the features are not standardised.
+        """
         squares, n = self.moments.squares.diagonal(), self.moments.counts.sum()
         variances = (squares - self.moments.sums.sum(0) ** 2 / n) / n
         has_unit = (variances > _ROUNDING * squares / n) & self.standardises
@@ -201,6 +210,9 @@ class Leverage(FieldsOnly):
         without a ridge and is exact for a constant ridge. If a sample's weight (b,)
         exceeds one, only one unit of the weight is left out. The leverage of a sample
         that is alone in its group is infinite.
+
+        Leaving a weight r out of a group of n changes the deviation from the mean by
+        the factor ``n / (n - r)``, and ``W`` by a matrix of rank one.
         """
         counts = self.moments.counts[groups].unsqueeze(1)
         removed = weights.to(counts).clamp(max=1).unsqueeze(1)

@@ -148,6 +148,7 @@ class Novelty(FieldsOnly):
         distances = [Distance("features", self.leverage, self.samples)]
         if self._input_leverage is not None:
             distances.append(Distance("inputs", self._input_leverage, self.samples))
+        # all leverages are infinite if every sample is alone in its group
         return [d for d in distances if d.training_logs.isfinite().any()]
 
     @cached_property
@@ -180,7 +181,7 @@ class Novelty(FieldsOnly):
 
     @cached_property
     def moments_of_logs(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of all quantities, (q,) each."""
+        """Means (q,) and standard deviations (q,) of all quantities."""
         return finite_moments(self._training_logs, self.samples.weights)
 
     @cached_property
@@ -232,10 +233,12 @@ class Novelty(FieldsOnly):
         With fewer than `MIN_SAMPLES` held-out samples, the training samples count for
         the samples that are missing.
         """
+        # networks of folds can have other quantities, such as no leverage of inputs
         held_out = [z for z in held_out if z.values.shape[1] == self.n_residual_terms]
         if not held_out:
             return self
         training, weights = self._training_scores, [z.weights for z in held_out]
+        # training samples have this total weight
         n_missing = (MIN_SAMPLES - torch.cat(weights).sum()).clamp(min=0)
         shares = training.weights / training.weights.sum()
         scores = ZScores(
@@ -268,6 +271,7 @@ class Novelty(FieldsOnly):
         logs = self._logs(self.batch(features, f, x))
         tails = torch.special.log_ndtr((mean - logs) / std)
         if not self.likelihood.is_classification:
-            # leave out the leverage of the inputs, which hides new categories
+            # The leverage of the inputs hides new categories. The leverage of the
+            # features and the distance from the nearest training input remain.
             tails = tails[:, [0, *range(self.n_residual_terms, tails.shape[1])]]
         return tails.sum(1)

@@ -46,12 +46,16 @@ class NoveltyRecorder(Recorder):
     def observe_batch(
         self, x: Batch, f: Tensor, targets: Any, weights: Tensor | None
     ) -> None:
-        """Add a batch, after a forward pass that returned the outputs (b, c)."""
+        """Add a batch, after a forward pass that returned the outputs (b, c).
+
+        The hooks of the pass have recorded the features. If a batch has no features per
+        sample, nothing is recorded any more, and there is no novelty.
+        """
         features = self._features.take(len(f))
         if features is None or not self._has_features:
             self._has_features = False
             return
-        if not self.has_compared:
+        if not self.has_compared:  # once, because this takes another pass
             self.has_compared = True
             self._has_features = self._are_of_samples(features, x, f)
         likelihood = self._spec.likelihood
@@ -71,6 +75,7 @@ class NoveltyRecorder(Recorder):
         """Return whether samples have the same features in a smaller batch."""
         rounding = self._spec.layout.rounding
         compared = compare_alone(self._forward, x, f, rounding)
+        # the comparison has passed some samples of the batch through the network again
         alone = self._features.take(len(compared))
         return alone is not None and agree(alone, features[compared], rounding)
 

@@ -108,7 +108,7 @@ class Residual:
         if not (has_unit and novelty.distances):
             return None
         if likelihood.is_classification:
-            one = novelty.moments.counts.new_ones(1)
+            one = novelty.moments.counts.new_ones(1)  # the same for all logits
             amplitudes = Amplitudes(variance * one)
         else:
             bounds = SPREADS**2 * (novelty.target_variances + noise**2)

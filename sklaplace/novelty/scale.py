@@ -81,13 +81,17 @@ class Scale:
 
     @classmethod
     def of(cls, scores: ZScores, share: float) -> "Scale":
-        """Estimate the scale; ``share`` of the samples do not exceed ``t₀``."""
+        """Estimate the scale; ``share`` of the samples do not exceed ``t₀``.
+
+        `PSEUDO_COUNT` samples with an excess of q shrink the mean excess towards q.
+        """
         mean, std = finite_moments(scores.values, scores.weights)
         scale = cls(mean, std)
         t = scale.tails(scores.values)
+        # infinite values, such as those of features that overflow, have no weight
         weights = scores.weights * t.isfinite()
         usual, q = weighted_quantile(t, weights, share), len(mean)
-        above = weights * (t > usual)
+        above = weights * (t > usual)  # zero for other samples
         total = above @ (t.nan_to_num() - usual).clamp(min=0) + PSEUDO_COUNT * q
         excess = float(total / (above.sum() + PSEUDO_COUNT))
         return replace(scale, usual=usual, excess=excess)

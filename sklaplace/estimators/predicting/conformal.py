@@ -131,7 +131,7 @@ class Conformal:
         sides = [np.split(array, 2, axis=-1) for array in ends]
         low, high = np.concatenate(sides, axis=-1)
         limits = -_limits(-low, weights, needed), _limits(high, weights, needed)
-        # with few scores, the lower end of CV+ can exceed the upper end
+        # the lower end of CV+ can exceed the upper end if the coverage is low
         return np.asarray(np.sort(np.stack(limits, axis=-2), axis=-2))
 
     def require_bytes(self, n_samples: int) -> None:
