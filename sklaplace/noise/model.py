@@ -173,7 +173,8 @@ class ColumnNoise:
             total = variance + np.exp(2 * log_factor) * noise
             return float(np.average(r**2 / total, weights=w)) - 1
 
-        # with this factor, standardised residuals have a mean square of one
+        # with this factor, standardised residuals have a mean square of one; it is the
+        # lower bound if the uncertainty of the weights alone exceeds the residuals
         low, high = _LOG_BOUNDS
         log_factor = brentq(excess, low, high) if excess(low) > 0 else low
         z = r / np.sqrt(variance + np.exp(2 * log_factor) * noise)

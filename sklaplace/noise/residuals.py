@@ -152,12 +152,12 @@ def held_out_residuals(rows: HeldOutRows, levels: Array) -> Residuals:
     show how the noise depends on the inputs.
     """
     rows = rows[rows.weights > 0]
-    # without groups, samples with equal inputs form a group
     variance, residuals = _rescaled_variance(rows, levels), rows.targets - rows.mean
     keys = shared_keys(rows.inputs, rows.keys) if rows.inputs.size else rows.keys
+    # without groups, samples with equal inputs form a group
     groups = rows.groups[:, 0] if rows.groups.size else keys
     keys = separate_replicates(keys, rows.targets)  # equal for copies only
-    # copies may have different predictions, from different folds
+    # copies in different folds may have different predictions, and are then kept apart
     labels = [np.unique(values, return_inverse=True)[1] for values in (keys, groups)]
     copies = groups_of_copies(np.column_stack([*labels, residuals]))
     # first copy of each sample, in an order that depends on the hashes alone

@@ -64,6 +64,7 @@ def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
     if i <= most:
         return features
     order, signs = (part.to(features.device) for part in _hashing(i, most))
+    # rows of `most` positions, whose sum is a column
     signed = features[:, order].mul_(signs.to(features.dtype))
     return signed.unflatten(1, (-1, most)).sum(1)
 
@@ -176,6 +177,7 @@ class Leverage(FieldsOnly):
 
     def _distances(self, features: Tensor, groups: Tensor) -> Tensor:
         """Return ``(φ - μ)ᵀ (W + ε)⁻¹ (φ - μ)`` for each ridge, (b, R), float64."""
+        # products are computed in the dtype of the features, with cached matrices
         dtype, copies = features.dtype, self._whitenings_by_dtype
         if dtype not in copies:
             copies[dtype] = [whitening.to(dtype) for whitening in self.whitenings]

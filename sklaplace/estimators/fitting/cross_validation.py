@@ -123,20 +123,20 @@ def _row_splits(
     if classes is not None:  # labels that the criterion ignores have no score
         ignored = classes.is_ignored(data.y).reshape(len(scorable), -1).all(1)
         scorable = scorable[~ignored]
-    scorable_data = select(data, scorable)
-    splitter = _splitter(cv, scorable_data, by_class)
+    scored = select(data, scorable)
+    splitter = _splitter(cv, scored, by_class)
     try:
         with private_rng(None):
             # scikit-learn cannot index other inputs, but most splits only need a length
-            X = scorable.reshape(-1, 1) if is_opaque(data.X) else scorable_data.X
-            pairs = splitter.split(X, scorable_data.y, scorable_data.groups)
+            X = scorable.reshape(-1, 1) if is_opaque(scored.X) else scored.X
+            pairs = splitter.split(X, scored.y, scored.groups)
             splits = [(scorable[train], scorable[test]) for train, test in pairs]
     except (IndexError, TypeError, ValueError) as error:
         advice = (
             "Use fewer folds, leave out classes of y with few samples, or pass pairs "
             "(train, test) of row indices."
         )
-        if data.groups is None and "group" in f"{splitter}{error}".lower():
+        if scored.groups is None and "group" in f"{splitter}{error}".lower():
             advice = "Pass groups= to fit, with the group of each row."
         raise ValueError(
             f"cv={cv!r} cannot split {len(scorable)} samples: "

@@ -111,6 +111,7 @@ class QuadraticForm:
         inputs = torch.eye(i + 1, i).to(f)
         if not structure.keeps_factors:
             rows = precision.whiten(head_jacobian(layout, head, inputs, f, centring))
+            # whitened coefficients (i + 1, c, P), whose products are covariances
             rows = torch.cat([rows[:i] - rows[i:], rows[i:]])
             products = "akp,bkp->abk" if diagonal else "akp,blp->abkl"
             return cls(None, torch.einsum(products, rows, rows).flatten(1), shape)

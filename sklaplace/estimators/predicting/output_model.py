@@ -472,7 +472,7 @@ def joined(parts: Sequence[tuple[Tensor, ...]]) -> list[np.ndarray]:
 def check_covariances(spec: OutputSpec) -> None:
     """Raise ValueError if the covariance of one sample does not fit into memory."""
     require_bytes(
-        4 * 8 * spec.covariance_size,
+        4 * 8 * spec.covariance_size,  # float64, with intermediate results
         "cpu",
         f"a covariance between {spec.n_outputs:,} outputs",
         "use link_approx='probit' and dirichlet_approx='bridge', which only need "
@@ -483,7 +483,7 @@ def check_covariances(spec: OutputSpec) -> None:
 def require_draws(n_samples: int, n_weights: int) -> None:
     """Raise ValueError if draws of weights do not fit into memory."""
     require_bytes(
-        8 * n_samples * 3 * n_weights,
+        8 * n_samples * 3 * n_weights,  # float64, with intermediate results
         "cpu",
         f"n_samples={n_samples:,} draws of {n_weights:,} weights",
         "set a smaller n_samples. If you call a sample method, draw fewer at a time, "
@@ -501,7 +501,7 @@ def require_joint(
     n, c = count_rows(X), outputs.network.spec.n_outputs
     n_rows = n * c if across_outputs else n
     require_bytes(
-        8 * n * c * (2 * n_rows + n_factors),
+        8 * n * c * (2 * n_rows + n_factors),  # float64; covariance and a copy
         "cpu",
         f"the joint covariance of {n:,} samples of {c:,} outputs",
         "pass fewer samples at a time; for variances of single samples, use "

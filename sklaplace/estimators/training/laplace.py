@@ -74,7 +74,10 @@ class LaplaceTrainer(Trainer):
     splits: Sequence[tuple[np.ndarray, np.ndarray]] | None = None
 
     def after_training(self, trained: TrainedNetwork) -> TrainedNetwork:
-        """Return the network with a specification of the selected weights."""
+        """Return the network with a specification of the selected weights.
+
+        Only the weights of a subnetwork are selected after training.
+        """
         if not self.options.selects_weights:
             return trained
         indices = {"indices": self._selected_weights(trained)}
