@@ -70,7 +70,7 @@ def novelty_scores(
             )
         return novelty.log_tail_probability(features, f, x)
 
-    return outputs.map_features(X, scores)[0]
+    return outputs.map_features(X, scores)[0]  # a list of one array
 
 
 @dataclass

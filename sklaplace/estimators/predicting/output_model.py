@@ -219,8 +219,8 @@ class BatchedOutputs:
         """
         if not diagonal:
             check_covariances(self.network.spec)
-        # these determine the batch size
-        memory: dict[str, Any] = {
+        # the batch size leaves memory for these
+        needs: dict[str, Any] = {
             "with_covariance": not diagonal,
             "n_draws": self._n_draws(),
         }
@@ -231,9 +231,9 @@ class BatchedOutputs:
                 diagonal=diagonal,
                 centred=centred,
             )
-            return self._in_workers(of_shard, X, **memory)
+            return self._in_workers(of_shard, X, **needs)
         results = []
-        with self.evaluation(X, **memory) as (forward, batches):
+        with self.evaluation(X, **needs) as (forward, batches):
             for x, _, _ in batches:
                 mean, cov = self.model.gaussian(
                     forward,
@@ -270,12 +270,12 @@ class BatchedOutputs:
         The arguments of the function are the features (or None), inputs, means and
         variances. It returns a tuple of tensors (b, ...).
         """
-        memory = {"n_draws": self._n_draws()}
+        needs = {"n_draws": self._n_draws()}
         if self._takes_workers:
             of_shard = partial(BatchedOutputs.map_predictions, function=function)
-            return self._in_workers(of_shard, X, **memory)
+            return self._in_workers(of_shard, X, **needs)
         layers, results = self.network.spec.feature_layers, []
-        with self.evaluation(X, **memory) as (forward, batches):
+        with self.evaluation(X, **needs) as (forward, batches):
             for x, _, _ in batches:
                 with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
                     # draws use other weights, so that features need their own pass
@@ -340,11 +340,11 @@ class BatchedOutputs:
 
         The list contains one array (n, ...).
         """
-        memory = {"n_draws": self.model.n_samples}
+        needs = {"n_draws": self.model.n_samples}
         if self._takes_workers:
             of_shard = partial(BatchedOutputs.map_draws, function=function)
-            return self._in_workers(of_shard, X, **memory)
-        with self.evaluation(X, **memory) as (forward, batches):
+            return self._in_workers(of_shard, X, **needs)
+        with self.evaluation(X, **needs) as (forward, batches):
             draws = (self.model.draws(forward, x) for x, _, _ in batches)
             return joined([(function(of_batch),) for of_batch in draws])
 
@@ -406,16 +406,16 @@ class BatchedOutputs:
         self,
         function: Callable[["BatchedOutputs", Any], list[np.ndarray]],
         X: Inputs,
-        **memory: Any,
+        **needs: Any,
     ) -> list[np.ndarray]:
         """Return the arrays of a method of this class, computed by workers.
 
         ``function`` receives a copy of this object and a shard of the dataset. All
-        shards have batches of the same size as without workers. ``memory`` contains
+        shards have batches of the same size as without workers. ``needs`` contains
         arguments of `batches_of`.
         """
         dataset, workers = self._dataset(X), n_workers(self.n_jobs)
-        batch_size = self.batches_of(dataset, **memory).batch_size
+        batch_size = self.batches_of(dataset, **needs).batch_size
         in_worker = replace(self, batch_size=batch_size, verbose=0, in_worker=True)
         of_shard = partial(function, in_worker)
         n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
@@ -439,27 +439,27 @@ class BatchedOutputs:
         return X if self.in_worker else self.network.net.get_dataset(X)
 
     @contextmanager
-    def evaluation(self, X: Inputs, **memory: object) -> Iterator[tuple[Forward, Any]]:
+    def evaluation(self, X: Inputs, **needs: object) -> Iterator[tuple[Forward, Any]]:
         """Yield the network in evaluation mode, and batches of inputs or a dataset.
 
-        A batch is a tuple of inputs, targets and weights. ``memory`` contains arguments
+        A batch is a tuple of inputs, targets and weights. ``needs`` contains arguments
         of `batches_of`.
 
         The modes and hooks of the network are restored, even after an error.
         """
-        batches = self.batches_of(self._dataset(X), **memory)
+        batches = self.batches_of(self._dataset(X), **needs)
         forward = self.network.forward()
         with progress.reporting(self.name, self.verbose), forward.frozen():
             yield forward, progress.tracked(batches, "predictions", len(batches))
 
-    def batches_of(self, dataset: Any, **memory: Any) -> Batches:
+    def batches_of(self, dataset: Any, **needs: Any) -> Batches:
         """Return the batches of a dataset.
 
-        ``memory`` contains arguments of `TrainedNetwork.batches`, which reserve memory
-        for covariances or draws.
+        ``needs`` contains arguments of `TrainedNetwork.batches`, which say whether a
+        batch needs memory for covariances or draws.
         """
         return self.network.batches(
-            dataset, self.batch_size, row_elements=self.row_elements, **memory
+            dataset, self.batch_size, row_elements=self.row_elements, **needs
         )
 
 

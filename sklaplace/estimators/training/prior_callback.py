@@ -228,7 +228,7 @@ def criterion_scale(
     n = len(y)
     dtype = next(net.module_.parameters()).dtype
     with torch.enable_grad():
-        # outputs differ from the targets, because gradients are zero at the targets
+        # arbitrary outputs, but not the targets, at which gradients are zero
         f = torch.full((n, spec.n_outputs), 0.37, dtype=dtype, device=y.device)
         f = (f + torch.linspace(0, 1, f.shape[1]).to(f)).requires_grad_()
         loss = net.get_loss(_module_outputs(net, spec, f, y), y, training=True)

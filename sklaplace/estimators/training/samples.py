@@ -274,7 +274,7 @@ class InputForm(InputType):
             raise ValueError(
                 f"X has {n_rows} rows, but y has {len(y)}. Pass one target per row."
             )
-        # set by an earlier fit to arrays
+        # an earlier fit to arrays may have set these
         for name in ("n_features_in_", "feature_names_in_") if reset else ():
             vars(owner).pop(name, None)
         return X, y

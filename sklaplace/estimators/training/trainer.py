@@ -133,8 +133,8 @@ class Trainer:
         """Return the trained network with its training and held-out samples.
 
         First decide which samples are held out, then train, then infer what the outputs
-        mean. Held-out samples are those of the user or of a frozen net's history if
-        there are any, otherwise those that the net split off during training.
+        mean. Held-out samples are those of ``data`` or of the plan. If there are none,
+        they are those that the net split off during training.
         """
         net = self.new_net(data)
         train_split = net.train_split  # steps below may replace it for the training
