@@ -34,18 +34,19 @@ Result = TypeVar("Result")
 def cache_last_call(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Return a method's last result again while its first argument is the same object.
 
-    The first argument must determine all other arguments.
+    The first argument must determine all other arguments. Arguments are compared by
+    identity, because comparing tensors would take a pass over them.
     """
     name = f"_last_{method.__name__}"
 
     @wraps(method)
     def cached(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         self, key = args[:2]
-        # key and result in one attribute, so that threads always see both
-        last = vars(self).get(name)
-        if last is None or last[0] is not key:
-            last = vars(self)[name] = key, method(*args, **kwargs)
-        return last[1]
+        # (key, result) in one attribute, so that threads always see both
+        key_and_result = vars(self).get(name)
+        if key_and_result is None or key_and_result[0] is not key:
+            key_and_result = vars(self)[name] = key, method(*args, **kwargs)
+        return key_and_result[1]
 
     return cached
 
@@ -314,7 +315,10 @@ class BlockProjection(Projection):
     groups: tuple[Projection, ...]
 
     def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
-        """Return ``J P⁻¹ Jᵀ`` for each group, (b, r, K, K), or variances, (b, c)."""
+        """Return ``J P⁻¹ Jᵀ`` for each of r groups of K outputs, (b, r, K, K).
+
+        If ``diagonal`` is True, return the variances (b, c) of all c = r·K outputs.
+        """
         blocks = [
             group.covariance(precision, diagonal=diagonal) for group in self.groups
         ]
@@ -322,10 +326,13 @@ class BlockProjection(Projection):
 
 
 def projected(structure: Structure, jacobian: Jacobian, n_blocks: int) -> Projection:
-    """Apply `Structure.project` to ``n_blocks`` groups of outputs of equal size."""
+    """Apply `Structure.project` to ``n_blocks`` groups of outputs of equal size.
+
+    The result has covariances within groups, and none between groups.
+    """
     if n_blocks == 1:
         return structure.project(jacobian)
-    n = jacobian.n_columns // n_blocks
+    n = jacobian.n_columns // n_blocks  # outputs per group
     groups = [jacobian.columns(slice(k * n, (k + 1) * n)) for k in range(n_blocks)]
     return BlockProjection(tuple(map(structure.project, groups)))
 
@@ -415,7 +422,8 @@ class EigenPrecision(Precision):
     def relative_variances(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return ``v / max v``, (P,), and ``max v``, (), for ``v = 1/(scale·e + δ)``.
 
-        The ratio has the given dtype, but ``v`` may exceed 1e38, the range of float32.
+        The ratio has the given dtype. It is used in place of ``v``, which may exceed
+        1e38, the range of float32.
         """
         v = 1 / self.eigenvalues
         largest = v.detach().amax()
@@ -426,7 +434,11 @@ class EigenPrecision(Precision):
         return self.structure.project(jacobian).covariance(self)
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
-        """Return the diagonal of `functional_covariance`, (b, c), layer by layer."""
+        """Return the diagonal of `functional_covariance`, (b, c), layer by layer.
+
+        This is ``Σⱼ (JQ)²ⱼ vⱼ`` with ``v = 1/(scale·e + δ)``. If all samples share the
+        output gradients, the sums over the layer's outputs are computed only once.
+        """
         v, largest = self.relative_variances(jacobian.dtype)
         layers = self.structure.rotated_layers(jacobian)
         if jacobian.samples_share_gradients and self.structure.keeps_factors:
@@ -442,20 +454,28 @@ class EigenPrecision(Precision):
         variances = variances.double() * largest
         if jacobian.dtype == torch.float64 or all_finite(variances):
             return variances
+        # float32 rows are finite, but their squares overflow
         return self.functional_variance(jacobian.double())
 
     @cache_last_call
     def _input_weights(
         self, _gradients: object, layers: list[LayerRows], v: Tensor
     ) -> list[Tensor]:
-        """Return ``Σₒ g²ₖₒ vₒᵢ`` of each tensor, (k, i), if all samples share ``g``."""
+        """Return ``Σₒ g²ₖₒ vₒᵢ`` of each tensor, (k, i), if all samples share ``g``.
+
+        ``_gradients`` holds ``g``, and is only the key of the cache.
+        """
         blocks = (block for layer in layers for block in layer.blocks)
         return [block.input_weights(piece) for block, piece in with_entries(blocks, v)]
 
     def between_samples(self, jacobian: Jacobian, *, across_outputs: bool) -> Tensor:
         """Return covariances between samples for each output, (b, b, c).
 
-        With ``across_outputs``, the shape is (b, c, b, c).
+        With ``across_outputs``, the shape is (b, c, b, c). The outputs of a layer in
+        the eigenbasis are independent. For each of them, covariances between samples
+        are computed first. The gradients ``g`` (c, o), which all samples share, then
+        combine them.
+
         `Jacobian.samples_share_gradients` and `Structure.keeps_factors` must be true.
         If the layer has i inputs, the cost is O(b² c (i + c)), or O(b² c (i + c²))
         across outputs.
@@ -463,16 +483,14 @@ class EigenPrecision(Precision):
         covariances = []
         rotated = self.structure.rotated_layers(jacobian.double())
         for layer, v in with_entries(rotated, 1 / self.eigenvalues):
-            products = torch.zeros_like(self.scale)
+            hidden = torch.zeros_like(self.scale)  # (b, b, o) after the first block
             for block, piece in with_entries(layer.blocks, v):
-                a, weights = block.inputs.squeeze(1), piece.reshape(block.n_outputs, -1)
-                products = (a.unsqueeze(1) * a) @ weights.mT + products  # (b, b, o)
+                # a (b, i), and variances (o, i) of the rotated weights
+                a, w = block.inputs.squeeze(1), piece.reshape(block.n_outputs, -1)
+                hidden = (a.unsqueeze(1) * a) @ w.mT + hidden
             g = layer.first.g[0, :, 0]
-            covariances.append(
-                _between_outputs(products, g)
-                if across_outputs
-                else products @ (g**2).mT
-            )
+            cov = _between_outputs(hidden, g) if across_outputs else hidden @ (g**2).mT
+            covariances.append(cov)
         return total(covariances)
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
@@ -487,11 +505,16 @@ class EigenPrecision(Precision):
 
 
 def _between_outputs(weights: Tensor, g: Tensor) -> Tensor:
-    """Return ``g · diag(w) · gᵀ`` for symmetric weights (b, b, o), as (b, c, b, c)."""
+    """Return ``g diag(w) gᵀ`` for each pair of samples, as (b, c, b, c).
+
+    The weights ``w`` (b, b, o) are symmetric in the samples, and ``g`` has the shape
+    (c, o). Each pair of samples is computed once.
+    """
     b, c = len(weights), len(g)
     covariances = weights.new_empty(b, c, b, c)
     for k in range(b):
-        block = (weights[k, k:].unsqueeze(1) * g) @ g.mT  # symmetric
+        # (b - k, c, c), symmetric in the outputs
+        block = (weights[k, k:].unsqueeze(1) * g) @ g.mT
         covariances[k, :, k:] = block.movedim(0, 1)
         covariances[k:, :, k] = block
     return covariances
@@ -515,7 +538,7 @@ class RotatedProjection(Projection):
     def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
         """Return ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c), or the diagonal."""
         eigen = precision.in_eigenbasis
-        if eigen is None:
+        if eigen is None:  # J Q does not help
             return precision.output_covariance(self.jacobian, diagonal=diagonal)
         rows = self._rotated
         v, largest = eigen.relative_variances(rows.dtype)

@@ -47,12 +47,17 @@ class DualForm(base.Structure):
 
     @cached_property
     def layer_grams(self) -> Tensor | None:
-        """``R Rᵀ`` per tensor, (L, n, n), or None if too large or differentiable."""
+        """``R Rᵀ`` over the columns of each parameter tensor, (L, n, n).
+
+        None if the matrices and two temporary copies are too large to keep, or if they
+        are differentiable.
+        """
         n_layers, n = len(self.layout.blocks), self.root.n_rows
         if 3 * 8 * n_layers * n**2 > KEPT_BUDGET or self.gram.requires_grad:
             return None
-        chosen = self.gram.new_full((n_layers, n_layers), torch.inf).fill_diagonal_(1)
-        return torch.stack([self.root.gram(delta) for delta in chosen])
+        # an infinite prior precision removes a tensor from R D⁻¹ Rᵀ
+        deltas = self.gram.new_full((n_layers, n_layers), torch.inf).fill_diagonal_(1)
+        return torch.stack([self.root.gram(delta) for delta in deltas])
 
     @cached_property
     def eigh(self) -> tuple[Tensor, Tensor]:
@@ -100,7 +105,12 @@ class DualForm(base.Structure):
         return max(eps**2, eps_of_sums**2 if self._is_decomposable else eps_of_sums)
 
     def precision(self, prior_precision: Tensor, scale: Tensor) -> base.Precision:
-        """Return ``P = scale·RᵀR + diag δ``."""
+        """Return ``P = scale·RᵀR + diag δ``, by Woodbury's identity or by an SVD.
+
+        The SVD of ``R`` resolves smaller eigenvalues. It is used if the curvature is so
+        large relative to the prior that rounding of ``R Rᵀ`` matters.
+        """
+        # at least the trace of scale·R D⁻¹ Rᵀ
         trace = self.trace() * scale.detach() / prior_precision.detach().min()
         if float(trace) > MAX_TRACE_FOR_GRAM and self._is_decomposable:
             return SVDPrecision(self, prior_precision, scale, self.root.dense())
@@ -122,6 +132,7 @@ class DualPrecision(base.Precision):
     @cached_property
     def _cholesky(self) -> Tensor:
         """``L`` (n, n), lower triangular, ``L Lᵀ = I + scale·R D⁻¹ Rᵀ``."""
+        # the stored R Rᵀ is enough for scalar priors
         if self.prior_precision.ndim == 0:
             gram = self.structure.gram * (self.scale / self.prior_precision)
         else:
@@ -149,23 +160,29 @@ class DualPrecision(base.Precision):
         return self.structure.root.solved(self._cholesky / self.scale.sqrt())
 
     def logdet(self) -> Tensor:
-        """Return ``Σ log δ + 2 Σ log diag L``, ()."""
-        many = self.prior_precision.requires_grad or self.scale.requires_grad
-        if self.prior_precision.ndim == 0 and many:
+        """Return ``log det P = Σ log δ + 2 Σ log diag L``, ().
+
+        If gradients are needed, cheaper forms avoid derivatives of ``L``. They use the
+        eigenvalues of ``H`` for a scalar prior, and a series for layerwise priors.
+        """
+        asks_gradient = self.prior_precision.requires_grad or self.scale.requires_grad
+        if self.prior_precision.ndim == 0 and asks_gradient:
             e = self.scale * self.structure.eigenvalues
             return (e + self.prior_precision).log().sum()
         value = 2 * self._cholesky.diagonal().log().sum()
         is_layerwise = len(self.structure.layout.blocks) == self.prior_precision.numel()
-        if many and is_layerwise and (grams := self.structure.layer_grams) is not None:
+        grams = self.structure.layer_grams if asks_gradient and is_layerwise else None
+        if grams is not None:
             value = value.detach() + self._expansion(grams)
         return self.delta.log().sum() + value
 
     def _expansion(self, grams: Tensor) -> Tensor:
         """Return zero with the first two derivatives of ``log det L Lᵀ``.
 
-        For ``L Lᵀ = I + Σ aᵢ Gᵢ`` with ``a = scale/δ``, and ``M = (L Lᵀ)⁻¹``, the
+        For ``L Lᵀ = I + Σ aᵢ Gᵢ`` with ``a = scale/δ`` (L,), and ``M = (L Lᵀ)⁻¹``, the
         gradient in ``a`` is ``tr M Gᵢ`` and the Hessian is ``-tr M Gᵢ M Gⱼ``. The
-        second-order Taylor series is cheaper than derivatives of ``L``.
+        second-order Taylor series is cheaper than derivatives of ``L``. ``grams``
+        (L, n, n) contains ``Gᵢ``, the product ``R Rᵀ`` for each parameter tensor.
         """
         products = torch.cholesky_inverse(self._cholesky.detach()) @ grams
         gradient = products.diagonal(dim1=1, dim2=2).sum(1)
@@ -190,12 +207,14 @@ class DualPrecision(base.Precision):
         return len(self._inverse) - (self._inverse**2).sum()
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Return ``D^-½ (I - B M Bᵀ) ε``, (s, P), with ``M`` as in `_half`.
+        """Return ``D^-½ (I - B M Bᵀ) ε``, (s, P), for standard-normal noise ``ε``.
 
-        Under a scalar prior, a symmetric ``M`` is used instead.
+        Here ``B = (scale·D⁻¹)^½ Rᵀ``, and `_half` defines ``M``. Under a scalar prior,
+        a symmetric ``M`` is used instead. The samples are then ``P^(-1/2) ε`` with the
+        symmetric root, which is unique.
         """
         root, inverse_sd = self.structure.root, self.delta.rsqrt()
-        products = root.matmul(noise * inverse_sd) * self.scale
+        products = root.matmul(noise * inverse_sd) * self.scale  # √scale·Bᵀε, (s, n)
         if self.prior_precision.ndim:
             products = products @ self._half.T
         else:
@@ -222,14 +241,21 @@ class DualPrecision(base.Precision):
         return _difference(wide.variance(1 / self.delta), explained)
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
-        """Return ``J D⁻¹ Jᵀ - (J D⁻¹ Wᵀ)(J D⁻¹ Wᵀ)ᵀ`` of a dense ``J``, (b, c, c)."""
+        """Return ``J D⁻¹ Jᵀ - (J D⁻¹ Wᵀ)(J D⁻¹ Wᵀ)ᵀ`` of a dense ``J``, (b, c, c).
+
+        The first term is the prior covariance. The data explain the second term.
+        """
         scaled = rows / self.delta
         explained = self._whitened_root.matmul(scaled.flatten(0, 1))
         explained = explained.unflatten(0, rows.shape[:2])
         return scaled @ rows.mT - explained @ explained.mT
 
     def whiten(self, jacobian: Jacobian) -> Tensor:
-        """Return ``J D^-½ (I - B M Bᵀ)``, (b, c, P), with ``M`` as in `_half`."""
+        """Return ``J D^-½ (I - B M Bᵀ)``, (b, c, P), with ``B = (scale·D⁻¹)^½ Rᵀ``.
+
+        The product of the result with its transpose is ``J P⁻¹ Jᵀ``; `_half` defines
+        ``M``.
+        """
         wide, root = jacobian.double(), self.structure.root
         products = root.cross(wide, self.prior_precision) @ self._half
         explained = root.rmatmul(products.flatten(0, 1) * self.scale)
@@ -259,9 +285,12 @@ class DualProjection(base.Projection):
     def covariance(
         self, precision: base.Precision, *, diagonal: bool = False
     ) -> Tensor:
-        """Return ``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c)."""
+        """Return ``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c).
+
+        Under a scalar prior, the stored products are scaled; see the class.
+        """
         delta, scale = precision.prior_precision, precision.scale
-        if delta.ndim:
+        if delta.ndim:  # the products hold only for scalar priors
             return precision.output_covariance(self.jacobian, diagonal=diagonal)
         weights = scale / (delta + scale * self.structure.eigh[0])
         if diagonal:
@@ -288,14 +317,18 @@ class Dual(DualForm):
         return Dual(self.layout, DenseRoot(self.layout, rows))
 
     def add_to(self, accumulator: base.Accumulator) -> None:
-        """Put the rows into an empty accumulator."""
-        pieces = self.layout.split(self.root.rows)
-        blocks = [Block(piece[:, None, None, :]) for piece in pieces]
+        """Put the rows into an empty accumulator, as samples with one output each."""
+        by_tensor = self.layout.split(self.root.rows)
+        # (samples, outputs, positions, weights)
+        blocks = [Block(rows[:, None, None, :]) for rows in by_tensor]
         accumulator.update(Jacobian([LayerRows((block,)) for block in blocks]))
 
 
 def _squares(root: Root, factor: Tensor) -> Tensor:
-    """Return the diagonal (P,) of ``(F R)ᵀ F R`` for ``F`` (m, n), chunk by chunk."""
+    """Return the diagonal (P,) of ``(F R)ᵀ F R`` for ``F`` (m, n).
+
+    ``F R`` (m, P) is computed in chunks of rows, because it may be large.
+    """
     p = root.layout.n_parameters
     squares = factor.new_zeros(p)
     for rows in factor.split(max(1, CHUNK_ELEMENTS // p)):

@@ -135,7 +135,11 @@ class FullPrecision(base.Precision):
         return base.EigenPrecision(self.structure, self.prior_precision, self.scale)
 
     def _cholesky(self) -> Tensor:
-        """Return the lower triangular ``L`` (P, P) with ``L Lᵀ = P``."""
+        """Return the lower triangular ``L`` (P, P) with ``L Lᵀ = P``.
+
+        If ``H`` has negative eigenvalues that the prior does not outweigh, raise
+        ValueError.
+        """
         # symmetrised, so that gradients are symmetric as well
         precision = self.scale * self.structure.hessian + self.delta.diag()
         lower, failed = torch.linalg.cholesky_ex((precision + precision.T) / 2)
@@ -147,8 +151,9 @@ class FullPrecision(base.Precision):
             # of [√(scale·e) Qᵀ; √δ] avoids P, and keeps posterior variances no larger
             # than prior variances.
             values, vectors = self.structure.eigh
-            half = (vectors * (self.scale * values).sqrt()).T
-            lower = torch.linalg.qr(torch.cat([half, self.delta.sqrt().diag()])).R.T
+            root = (vectors * (self.scale * values).sqrt()).T
+            lower = torch.linalg.qr(torch.cat([root, self.delta.sqrt().diag()])).R.T
+            # QR may return negative diagonal entries
             lower = lower * lower.diagonal().sign()
         return lower
 
@@ -171,6 +176,7 @@ class FullPrecision(base.Precision):
     def logdet(self) -> Tensor:
         """Return ``2 Σ log diag L``, ()."""
         asks_gradient = self.prior_precision.requires_grad or self.scale.requires_grad
+        # the series costs less than derivatives of L, but takes H as constant
         if asks_gradient and not self.structure.hessian.requires_grad:
             return self._expanded_logdet()
         return 2 * self._cholesky().diagonal().log().sum()
@@ -180,7 +186,8 @@ class FullPrecision(base.Precision):
 
         For ``C = P⁻¹``, the gradient with respect to ``δ`` is ``diag C``, and the
         Hessian is ``-C²`` entry by entry. Multiplying both ``δ`` and ``scale`` by a
-        factor multiplies ``P`` by this factor.
+        factor multiplies ``P`` by this factor. A change in ``scale`` is therefore such
+        a factor and an opposite change in ``δ``.
         """
         lower = self._cholesky().detach()
         cov = torch.cholesky_inverse(lower)
@@ -215,16 +222,22 @@ class FullPrecision(base.Precision):
         """Return ``J F``, in the dtype of ``J`` if this dtype is precise enough."""
         if jacobian.dtype != torch.float64 and self._condition <= MAX_FLOAT32_CONDITION:
             rows = jacobian.matmul(self._narrow_root(jacobian.dtype))
-            if all_finite(rows):
+            if all_finite(rows):  # no overflow
                 return rows
         return self.whiten(jacobian)
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
-        """Return ``(J F)(J F)ᵀ``, (b, c, c)."""
+        """Return ``(J F)(J F)ᵀ``, (b, c, c), with ``F Fᵀ = P⁻¹``.
+
+        In a float32 last layer, all samples share the output gradients. Covariances are
+        then quadratic forms of the inputs, which are faster. They lose more digits, so
+        ``P`` must be well conditioned.
+        """
+        # a last layer in single precision
         is_single = jacobian.samples_share_gradients and jacobian.dtype == torch.float32
         if is_single and self._condition <= MAX_FORM_CONDITION:
             n = jacobian.n_columns
-            forms = self._quadratic_forms(jacobian, slice(None))
+            forms = self._quadratic_forms(jacobian, slice(None))  # (b, n(n + 1)/2)
             return forms[:, _triangle_indices(n, forms)].unflatten(1, (n, n))
         rows = self._narrow_whiten(jacobian)
         return (rows @ rows.mT).double()
@@ -235,38 +248,51 @@ class FullPrecision(base.Precision):
         return whitened @ whitened.mT
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
-        """Return the diagonal of ``(J F)(J F)ᵀ``, (b, c)."""
+        """Return the diagonal of ``(J F)(J F)ᵀ``, (b, c), with ``F Fᵀ = P⁻¹``.
+
+        If all samples share the output gradients, the variances are quadratic forms of
+        the inputs.
+        """
         if not jacobian.samples_share_gradients:
             rows = self._narrow_whiten(jacobian)
             return (rows * rows).sum(-1).double()
-        # pairs of each output with itself; sums may cancel to negative rounding errors
+        # each output paired with itself, in the lower triangle counted row by row
         diagonal = torch.arange(1, jacobian.n_columns + 1).cumsum(0) - 1
+        # sums may cancel to negative rounding errors
         return self._quadratic_forms(jacobian, diagonal).clamp(min=0)
 
     def _quadratic_forms(self, jacobian: Jacobian, pairs: slice | Tensor) -> Tensor:
-        """Return ``aᵀ C a``, (b, n), of inputs ``a`` and `_input_covariances` ``C``."""
+        """Return covariances ``aᵀ C a`` of n pairs of outputs for each sample, (b, n).
+
+        ``a`` (i,) are a sample's inputs. ``C`` (i, i) belongs to a pair of outputs; see
+        `_input_covariances`. ``pairs`` selects some of the pairs. Samples are processed
+        in chunks, whose products stay in the caches.
+        """
         covariances = self._input_covariances(jacobian.layers[0].first.g)[:, pairs]
         # one product for all pairs: (b, i) @ (i, n·i)
         joined, shape = covariances.flatten(1), covariances.shape[1:]
-        features = jacobian.features().double().split(SAMPLES_PER_CHUNK)
-        products = ((a @ joined).unflatten(1, shape).mul_(a[:, None]) for a in features)
-        return torch.cat([products_of_pairs.sum(-1) for products_of_pairs in products])
+        chunks = jacobian.features().double().split(SAMPLES_PER_CHUNK)
+        terms = ((a @ joined).unflatten(1, shape).mul_(a[:, None]) for a in chunks)
+        return torch.cat([terms_of_chunk.sum(-1) for terms_of_chunk in terms])
 
     @base.cache_last_call
     def _input_covariances(self, g: Tensor) -> Tensor:
-        """Return covariances of ``Σₒ gₖₒ Wₒᵢ`` over inputs i, (i, k(k + 1)/2, i).
+        """Return the matrices ``C`` of all pairs of outputs, (i, k(k + 1)/2, i).
 
-        All samples share ``g``, and each pair of outputs occurs once. With these
-        covariances, a sample takes i² operations per pair, or P²/2 for all pairs.
+        With inputs ``a``, output k of the network is ``Σₒᵢ gₖₒ Wₒᵢ aᵢ``. The matrix of
+        two outputs contains the covariances of their coefficients ``Σₒ gₖₒ Wₒᵢ``, so
+        ``aᵀ C a`` is the covariance of the outputs. All samples share ``g``, and each
+        pair of outputs occurs once. With these matrices, a sample takes i² operations
+        per pair, or P²/2 for all pairs.
         """
         outputs = g.double().reshape(g.shape[1], -1)  # (k, o)
-        split = self._root.split(self.structure.layout.sizes)
-        roots = [root.unflatten(0, (len(outputs.T), -1)) for root in split]
-        pieces = [torch.einsum("ko,oip->kip", outputs, root) for root in roots]
-        rows = torch.cat(pieces, 1)  # (k, i or i + 1, P)
+        by_tensor = self._root.split(self.structure.layout.sizes)
+        roots = [root.unflatten(0, (len(outputs.T), -1)) for root in by_tensor]
+        coefficients = [torch.einsum("ko,oip->kip", outputs, root) for root in roots]
+        rows = torch.cat(coefficients, 1)  # (k, i or i + 1, P)
         products = gram(rows.flatten(0, 1).T).reshape(*rows.shape[:2], *rows.shape[:2])
-        row, column = torch.tril_indices(len(rows), len(rows), device=rows.device)
-        return products[row, :, column].transpose(0, 1).contiguous()
+        k, other = torch.tril_indices(len(rows), len(rows), device=rows.device)
+        return products[k, :, other].transpose(0, 1).contiguous()
 
 
 class FullAccumulator(base.Accumulator):
@@ -287,7 +313,8 @@ class FullAccumulator(base.Accumulator):
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
         """Return the bytes of ``H`` and four temporary matrices, or of the dual form.
 
-        The dual form stores ``R``, scaled and solved copies of ``R``, and ``R Rᵀ``.
+        The dual form is used for few rows. It stores the matrix ``R`` of rows, scaled
+        and solved copies of ``R``, and ``R Rᵀ``.
         """
         p = layout.n_parameters
         if n_rows is not None and n_rows < MAX_ROWS_PER_PARAMETER * p:
@@ -296,12 +323,16 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def row_elements(cls, layout: Layout, n_columns: int, **_: object) -> int:
-        """Count numbers in two copies of dense rows, or in output and input pairs."""
+        """Count numbers in two copies of dense rows, or in output and input pairs.
+
+        Pairs are the products of a sample's gradients and of its inputs. In sums,
+        rows of a last layer are never made dense.
+        """
         shapes = [block.factor_shape for block in layout.blocks]
-        pairs = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2
+        n_pairs = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2
         if layout.head is not None:
-            return pairs
-        return max(2 * n_columns * layout.n_parameters, pairs)
+            return n_pairs
+        return max(2 * n_columns * layout.n_parameters, n_pairs)
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the products of one batch."""
@@ -348,35 +379,37 @@ class FullAccumulator(base.Accumulator):
             tensors = jacobian.double().tensors()
             strips = self._sum(jacobian.device).split(self.layout.sizes)
             for i, (left, strip) in enumerate(zip(tensors, strips, strict=True)):
-                pieces = strip.split(self.layout.sizes, 1)[: i + 1]
-                for right, piece in zip(tensors[: i + 1], pieces, strict=True):
-                    _add_products(piece, left, right)
+                # only the lower triangle of H is stored
+                blocks = strip.split(self.layout.sizes, 1)[: i + 1]
+                for right, block in zip(tensors[: i + 1], blocks, strict=True):
+                    _add_products(block, left, right)
         self.jacobians = []
 
 
 def _is_psd(hessian: Tensor) -> bool:
-    """Return whether all negative eigenvalues can be rounding errors."""
+    """Return whether rounding can explain all negative eigenvalues."""
     eigenvalues = torch.linalg.eigvalsh(hessian)
     return bool(eigenvalues[0] >= -MAX_NEGATIVE_EIGENVALUE * eigenvalues[-1].abs())
 
 
 def _add_products(total: Tensor, left: BaseBlock, right: BaseBlock) -> None:
-    """Add ``Σ leftᵀ right`` over samples and outputs, for rows of ``SᵀJ``.
+    """Add ``Σ leftᵀ right`` (p, p') to ``total``, for rows of two parameter tensors.
 
-    For layers with one position, the products are summed over the k columns first:
-    ``(Σₖ g gᵀ) ⊗ (a aᵀ)`` then takes 2·b·p·p' operations instead of 2·b·k·p·p'. For the
-    product of rows with themselves, only the lower triangle is added, which halves the
-    number of operations.
+    The sum is over samples and columns of ``S``, for rows ``SᵀJ``. For layers with one
+    position, the products are summed over the k columns first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)``
+    then takes 2·b·p·p' operations instead of 2·b·k·p·p'. For the product of rows with
+    themselves, only the lower triangle is added, which halves the number of operations.
     """
     products = left.outer_products(right)
     if products is None:
         rows, columns = (block.dense().flatten(0, 1) for block in (left, right))
         total.addmm_(rows.T, columns)
         return
-    for k, strip in enumerate(total.split(products.left.shape[1])):
-        n_outputs = k + 1 if left is right else None
-        pairs = products.outputs[:, k, :n_outputs]
-        columns = (pairs.unsqueeze(2) * products.right.unsqueeze(1)).flatten(1)
+    # one strip of rows (i, p') for each output o of the left tensor
+    for o, strip in enumerate(total.split(products.left.shape[1])):
+        n_outputs = o + 1 if left is right else None
+        gradients = products.outputs[:, o, :n_outputs]  # (b, o')
+        columns = (gradients.unsqueeze(2) * products.right.unsqueeze(1)).flatten(1)
         strip[:, : columns.shape[1]].addmm_(products.left.T, columns)
 
 

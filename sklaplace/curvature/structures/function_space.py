@@ -191,21 +191,25 @@ class PointsAccumulator(Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
-        """Return the bytes of the rows of the points and of their products."""
+        """Return the bytes of the rows ``R`` of all candidates, and of their products.
+
+        Four matrices have the size of ``R Rᵀ``, which is decomposed.
+        """
         n_columns = options.get("n_columns", 1)
         n_points = options.get("n_points", N_POINTS)
-        n = cls.candidates_per_point * n_points * n_columns
-        n = n if n_rows is None else min(n, n_rows)
-        widths = sum(_stored_elements(block, n_columns) for block in layout.blocks)
-        return 8 * (n * widths // n_columns + 4 * n**2)
+        n_kept = cls.candidates_per_point * n_points * n_columns
+        n_kept = n_kept if n_rows is None else min(n_kept, n_rows)
+        per_sample = sum(_stored_elements(block, n_columns) for block in layout.blocks)
+        return 8 * (n_kept * per_sample // n_columns + 4 * n_kept**2)
 
     @classmethod
     def row_elements(
         cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **_: object
     ) -> int:
         """Count the numbers in dense rows and in products with rows of all points."""
-        wide = [block.size for block in layout.blocks if len(block.shape) > 2]
-        return 3 * n_points * n_columns**2 + 2 * n_columns * max(wide, default=0)
+        # rows of convolutions are sums over positions, which become dense
+        dense = [block.size for block in layout.blocks if len(block.shape) > 2]
+        return 3 * n_points * n_columns**2 + 2 * n_columns * max(dense, default=0)
 
     def update(self, jacobian: Jacobian) -> None:
         """Keep the points of one batch, and drop samples that are no longer points."""
@@ -214,11 +218,12 @@ class PointsAccumulator(Accumulator):
         indices = _indices_in(keys, self.keys)
         if len(indices):
             self.jacobians.append(jacobian.take(indices).compressed())
+        # copies of a sample have one key, so that rows can outnumber the points
         if sum(rows.n_samples for rows in self.jacobians) > 2 * self._capacity:
-            self.jacobians = list(self._points_by_shape())  # merge equal samples
+            self.jacobians = list(self._points_by_shape())
 
     def _add_keys(self, keys: Tensor) -> None:
-        """Update the list of the smallest hashes of all samples."""
+        """Update the list of the smallest hashes, and drop rows of other samples."""
         smallest = torch.cat([self.keys, keys]).unique()
         self.is_partial |= len(smallest) > self._capacity
         smallest = smallest[: self._capacity]
@@ -244,7 +249,11 @@ class PointsAccumulator(Accumulator):
         self.jacobians += self._selected(other.jacobians)
 
     def _points_by_shape(self) -> tuple[Jacobian, ...]:
-        """Return ``SᵀJ`` of all points, grouped by shape and ordered by hash."""
+        """Return ``SᵀJ`` of all points, grouped by shape and ordered by hash.
+
+        Equal samples are merged. Only rows with factors of equal shapes can share a
+        Jacobian.
+        """
         groups = groupby(sorted(self.jacobians, key=_factor_shapes), _factor_shapes)
         merged = (_merge_equal_samples(list(jacobians)) for _, jacobians in groups)
         return tuple(rows for jacobians in merged for rows in jacobians)
@@ -276,7 +285,12 @@ class NystromAccumulator(PointsAccumulator):
         self.seen_points = torch.zeros(0, dtype=torch.long)
 
     def needs_another_pass(self) -> bool:
-        """Return True once, after the first pass; compute the basis of the points."""
+        """Return True once, after the first pass; compute the basis of the points.
+
+        With ``R Rᵀ = V diag(λ) Vᵀ`` for the rows ``R`` of the points, the basis is
+        ``Uᵀ = diag(λ)^-½ Vᵀ R``. The second pass adds to ``moment``, the sum of
+        ``UᵀHU``, and to ``unexplained``, the trace of ``H`` outside the basis.
+        """
         if self.basis is not None:
             return False
         points = PointRoot(self.layout, self._choose_points())
@@ -284,9 +298,9 @@ class NystromAccumulator(PointsAccumulator):
         check_finite(gram.trace())
         values, vectors = symmetric_eigh(gram)
         is_positive = values > MIN_RELATIVE_EIGENVALUE * values[-1]
-        basis = vectors[:, is_positive] * values[is_positive].rsqrt()
-        self.basis, self.jacobians = replace(points, factor=basis.T), []
-        self.moment = values.new_zeros(basis.shape[1], basis.shape[1])
+        coefficients = vectors[:, is_positive] * values[is_positive].rsqrt()  # (m, q)
+        self.basis, self.jacobians = replace(points, factor=coefficients.T), []
+        self.moment = values.new_zeros(coefficients.shape[1], coefficients.shape[1])
         self.unexplained = values.new_zeros(())
         return True
 
@@ -295,11 +309,16 @@ class NystromAccumulator(PointsAccumulator):
         return self._points_by_shape()
 
     def update(self, jacobian: Jacobian) -> None:
-        """Find points in the first pass; add products with the basis in the second."""
+        """Find points in the first pass; add products with the basis in the second.
+
+        The second pass sums ``UᵀHU``, and the trace of ``H`` outside the span of the
+        basis ``U``.
+        """
         if self.basis is None:
             super().update(jacobian)
             return
         keys = _keys(jacobian)
+        # points are only recorded: their coordinates in U are known without products
         is_point = torch.isin(keys, _row_keys(self.basis))
         self.seen_points = torch.cat([self.seen_points, keys[is_point]]).unique()
         if is_point.all():
@@ -313,10 +332,10 @@ class NystromAccumulator(PointsAccumulator):
     def merge(self, other: Self) -> None:
         """Add the points of another accumulator, or its sums in the second pass.
 
-        If the bases differ, the other accumulator's approximation is stored with its
-        own points.
+        Sums can be added only in the same basis. If the bases differ, the other
+        accumulator's approximation is stored with its own points.
         """
-        if other.basis is None:  # the first pass
+        if other.basis is None:  # the other is in its first pass
             super().merge(other)
             self.summands_of_others += other.summands_of_others
         elif self.basis is not None and _have_equal_points(self.basis, other.basis):
@@ -335,7 +354,11 @@ class NystromAccumulator(PointsAccumulator):
         return [*self.summands_of_others, self._approximation(self.basis)]
 
     def decompose(self) -> Structure:
-        """Return the sum of all approximations."""
+        """Return the sum of all approximations.
+
+        The root of the sum contains the rows of all summands. Its factor has one
+        diagonal block per summand, which multiplies the summand's points.
+        """
         summands = self.summands()
         roots = [summand.points for summand in summands]
         jacobians = tuple(rows for root in roots for rows in root.jacobians)
@@ -348,7 +371,12 @@ class NystromAccumulator(PointsAccumulator):
         )
 
     def _approximation(self, basis: PointRoot) -> Nystrom:
-        """Return ``U (UᵀHU) Uᵀ`` for ``UᵀHU = W diag(e) Wᵀ``: ``(FR)ᵀ = U W √e``."""
+        """Return ``U (UᵀHU) Uᵀ`` for a basis ``Uᵀ = diag(λ)^-½ Vᵀ R``.
+
+        ``moment`` lacks the points among the samples of the second pass, which are
+        added here. With ``UᵀHU = W diag(e) Wᵀ``, the root of the result is
+        ``diag(e)^½ Wᵀ Uᵀ``.
+        """
         factor = basis.factor
         assert factor is not None
         # coordinates of the points: V diag(λ)^½ from diag(λ)^-½ Vᵀ
@@ -356,8 +384,8 @@ class NystromAccumulator(PointsAccumulator):
         inside = inside[torch.isin(_row_keys(basis), self.seen_points)]
         e, w = symmetric_eigh(self.moment + inside.T @ inside)
         root = replace(basis, factor=(w * e.sqrt()).T @ factor)
-        trace = self.unexplained.clamp(min=0)
-        return self.structure(self.layout, root, self.is_partial, trace)
+        unexplained = self.unexplained.clamp(min=0)  # a difference of rounded traces
+        return self.structure(self.layout, root, self.is_partial, unexplained)
 
 
 class VariationalAccumulator(NystromAccumulator):
@@ -383,14 +411,17 @@ class VariationalAccumulator(NystromAccumulator):
         """Return ``SᵀJ`` of the points, chosen greedily among the candidates."""
         pool = PointRoot(self.layout, self._points_by_shape())
         check_finite(pool.trace())
-        chosen = _least_explained(pool.gram(), _row_keys(pool), self.n_points)
-        indices = [_indices_in(_keys(rows), chosen) for rows in pool.jacobians]
+        hashes = _least_explained(pool.gram(), _row_keys(pool), self.n_points)
+        indices = [_indices_in(_keys(rows), hashes) for rows in pool.jacobians]
         pairs = zip(pool.jacobians, indices, strict=True)
-        return tuple(rows.take(where) for rows, where in pairs if len(where))
+        return tuple(rows.take(chosen) for rows, chosen in pairs if len(chosen))
 
 
 def _stored_elements(block: BlockSpec, n_columns: int) -> int:
-    """Count the numbers stored per sample, at most those of the dense rows."""
+    """Count the numbers stored per sample, at most those of the dense rows.
+
+    Rows of linear layers are stored as inputs (i,) and gradients (k, o).
+    """
     if block.layer is None or len(block.shape) > 2:
         return n_columns * block.size
     o, i = block.factor_shape
@@ -441,24 +472,30 @@ def _merge_equal_samples(jacobians: list[Jacobian]) -> Iterator[Jacobian]:
 
 
 def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
-    """Return one sample per hash, times ``√Σ ratio²``, and all samples not merged."""
+    """Return the first sample of each hash, merged with its copies, and all others.
+
+    Samples with one hash have equal inputs. If the gradients of a copy are ``ratio``
+    times those of the first sample, its curvature is ``ratio²`` times that of the first
+    sample. The first sample's rows are therefore multiplied by ``√(1 + Σ ratio²)``. The
+    second result contains copies with other gradients, or is None without such copies.
+    """
     assert rows.keys is not None
     # hashes may be on the CPU, and rows on another device
     keys = rows.keys.to(rows.device)
-    hashes, owner = keys.unique(return_inverse=True)
+    hashes, group = keys.unique(return_inverse=True)  # index of each sample's hash
     if len(hashes) == len(keys):
         return rows, None
-    flat = torch.cat([g.flatten(1) for g in rows.gradients()], 1)  # (n, k·r·o)
-    places = torch.arange(len(owner), device=owner.device)
-    first = torch.full_like(hashes, len(owner)).scatter_reduce(0, owner, places, "amin")
-    lead = flat[first][owner]
-    squares = (lead**2).sum(1)
-    ratio = torch.where(squares > 0, (flat * lead).sum(1) / squares, 0)
-    gap = (flat - ratio[:, None] * lead).abs().amax(1)
-    is_multiple = gap <= MAX_DIFFERENCE_OF_MULTIPLES * flat.abs().amax(1)
-    is_first = places == first[owner]
+    gradients = torch.cat([g.flatten(1) for g in rows.gradients()], 1)  # (n, k·r·o)
+    index = torch.arange(len(group), device=group.device)
+    first = torch.full_like(hashes, len(group)).scatter_reduce(0, group, index, "amin")
+    of_first = gradients[first][group]  # of the first sample with the same hash
+    squares = (of_first**2).sum(1)
+    ratio = torch.where(squares > 0, (gradients * of_first).sum(1) / squares, 0)
+    gap = (gradients - ratio[:, None] * of_first).abs().amax(1)
+    is_multiple = gap <= MAX_DIFFERENCE_OF_MULTIPLES * gradients.abs().amax(1)
+    is_first = index == first[group]
     weights = torch.where(is_multiple, ratio**2, 0).masked_fill(is_first, 1)
-    total = flat.new_zeros(len(hashes)).index_add_(0, owner, weights)
+    total = gradients.new_zeros(len(hashes)).index_add_(0, group, weights)
     merged = rows.take(first).times(total.sqrt()[:, None, None, None])
     unmerged = (~is_multiple & ~is_first).nonzero().flatten()
     return merged, rows.take(unmerged) if len(unmerged) else None
@@ -468,25 +505,28 @@ def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
     """Choose n samples greedily, each the one least explained by the samples before.
 
     Return their hashes (n,). The method is a block Cholesky decomposition of ``gram``
-    (m, m). Each pivot is the sample whose Schur complement has the largest trace.
-    Entries with equal ``keys`` (m,) belong to one sample.
+    (m, m), which adds some columns per chosen sample to ``factor``. Each pivot is the
+    sample whose Schur complement has the largest trace. This trace is the sum of the
+    sample's ``unexplained`` (m,), the diagonal of ``gram - factor factorᵀ``. Entries
+    with equal ``keys`` (m,) belong to one sample.
     """
-    hashes, owner = keys.unique(return_inverse=True)
-    owner = owner.to(gram.device)
-    unexplained, factors = gram.diagonal().clone(), gram[:, :0]
-    size = float(unexplained.sum())
+    hashes, sample = keys.unique(return_inverse=True)
+    sample = sample.to(gram.device)  # index of the sample of each entry
+    unexplained, factor = gram.diagonal().clone(), gram[:, :0]
+    total = float(unexplained.sum())
     chosen: list[int] = []
     is_chosen = torch.zeros(len(hashes), dtype=torch.bool, device=gram.device)
     for _ in range(min(n, len(hashes))):
-        traces = unexplained.new_zeros(len(hashes)).index_add_(0, owner, unexplained)
+        traces = unexplained.new_zeros(len(hashes)).index_add_(0, sample, unexplained)
         best = int(traces.masked_fill_(is_chosen, -1.0).argmax())
-        rows = (owner == best).nonzero().flatten()
-        remainder = gram[:, rows] - factors @ factors[rows].T
+        rows = (sample == best).nonzero().flatten()
+        remainder = gram[:, rows] - factor @ factor[rows].T
+        # a root of the pivot block that leaves out directions of rounding errors
         values, vectors = symmetric_eigh(remainder[rows])
-        is_positive = values > MIN_RELATIVE_EIGENVALUE * size
-        factor = remainder @ (vectors[:, is_positive] * values[is_positive].rsqrt())
-        factors = torch.cat([factors, factor], 1)
-        unexplained = (unexplained - (factor**2).sum(1)).clamp(min=0)
+        is_positive = values > MIN_RELATIVE_EIGENVALUE * total
+        columns = remainder @ (vectors[:, is_positive] * values[is_positive].rsqrt())
+        factor = torch.cat([factor, columns], 1)
+        unexplained = (unexplained - (columns**2).sum(1)).clamp(min=0)
         chosen.append(best)
         is_chosen[best] = True
     return hashes[chosen]

@@ -69,7 +69,7 @@ class Factor(FieldsOnly):
         """
         state = self.state
         if isinstance(state, Tensor):
-            if state.ndim == 1:
+            if state.ndim == 1:  # a diagonal
                 state = state, None
             elif _is_root(state):
                 state = wide_root_eigh(state)
@@ -121,11 +121,11 @@ class Factor(FieldsOnly):
     def trace(self) -> Tensor:
         """Return the trace of the factor, (), or of each group's factor, (G,)."""
         state = self.state
-        if not isinstance(state, Tensor):
+        if not isinstance(state, Tensor):  # eigenvalues and eigenvectors
             return state[0].sum(-1)
         if _is_root(state):
             return (state**2).sum()
-        if state.ndim == 1:
+        if state.ndim == 1:  # a diagonal
             return state.sum()
         return state.diagonal(dim1=-2, dim2=-1).sum(-1)
 
@@ -181,7 +181,12 @@ class Moment:
         device: torch.device,
         n_groups: int = 1,
     ) -> "Moment":
-        """Compute the moment of one batch of inputs, or of a bias if ``a`` is None."""
+        """Compute the moment of one batch of inputs, or of a bias if ``a`` is None.
+
+        ``a`` has the shape (samples, positions, i). The moment of a group is always a
+        matrix. Otherwise, wide inputs keep only the diagonal, and few rows are kept as
+        a root, which is cheaper to decompose than a matrix.
+        """
         unit = torch.ones((), dtype=torch.float64, device=device)
         if a is None:
             return cls(unit, total=unit.new_ones(1, 1))
@@ -198,9 +203,13 @@ class Moment:
 
     @classmethod
     def of_outputs(cls, block: Any) -> "Moment":
-        """Compute ``Σ g gᵀ`` of one batch, or only the diagonal of a large matrix."""
+        """Compute ``Σ g gᵀ`` of one batch, or only the diagonal of a large matrix.
+
+        Few rows ``g`` are kept as a root, which is cheaper to decompose than a matrix.
+        """
         if block.n_outputs > MAX_DENSE_WIDTH and block.n_groups == 1:
             return cls(total=block.output_squares().double())
+        # a last layer has a moment without rows g
         if block.n_groups == 1 and not block.is_from_head:
             rows = block.g.flatten(0, 2)
             if len(rows) < MAX_ROWS_PER_INPUT * block.n_outputs:
@@ -208,7 +217,11 @@ class Moment:
         return cls(total=block.output_moment().double())
 
     def __add__(self, other: "Moment") -> "Moment":
-        """Return the moment of the rows of both."""
+        """Return the moment of the rows of both.
+
+        Roots are kept together. They become a matrix if they have many rows in total,
+        or if one of the moments is a matrix.
+        """
         root = self.root + other.root
         totals = [moment.total for moment in (self, other) if moment.total is not None]
         n_rows = sum(map(len, root))
@@ -287,7 +300,10 @@ class Kron(base.Diagonalised):
         return torch.stack(traces).sum()
 
     def rotated_layers(self, jacobian: Jacobian) -> Iterator[LayerRows]:
-        """Rotate ``a`` and ``g`` into the eigenbases of their factors."""
+        """Yield ``J Q``: inputs ``a`` and gradients ``g`` in their factors' eigenbases.
+
+        Rows ``g ⊗ a`` stay factored, because ``Q`` is a Kronecker product.
+        """
         for rows, layer in zip(*aligned(jacobian.layers, self.layers), strict=True):
             g = layer.outputs.rotate_outputs(rows.first.gradients)
             pairs = zip(rows.blocks, layer.inputs, strict=True)
@@ -297,19 +313,28 @@ class Kron(base.Diagonalised):
             yield LayerRows(tuple(rotated))
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``(Fᵦ ⊗ Fₐ)ᵀ w`` of each block, where ``F`` is a function of ``Q``."""
+        """Return ``(F(Qᵦ) ⊗ F(Qₐ))ᵀ w`` of each parameter tensor, (..., P).
+
+        ``Qᵦ`` and ``Qₐ`` are the eigenvectors of the tensor's factors ``B`` and ``A``.
+        Weights ``w``, as a matrix (o, i), are multiplied by ``F(Qₐ)`` along the inputs
+        and by ``F(Qᵦ)`` along the outputs.
+        """
         pieces = []
         for (b, a), piece in zip(self.factors, self.layout.split(weights), strict=True):
-            shape = *b.values.shape, a.values.shape[-1]
+            shape = *b.values.shape, a.values.shape[-1]  # (o, i), or (G, o, i)
             x = piece.unflatten(-1, shape)
             for factor in (a, b):
-                q = factor.vectors(x.dtype)
+                q = factor.vectors(x.dtype)  # None for the identity
+                # the transpose moves the other axis to the end
                 x = (x if q is None else x @ function(q)).mT
             pieces.append(x.flatten(-len(shape)))
         return torch.cat(pieces, -1)
 
     def scaled(self, factor: Tensor) -> "Kron":
-        """Return the structure of ``factor·H``, with unchanged input factors."""
+        """Return the structure of ``factor·H``, with unchanged input factors.
+
+        Input factors are means over samples. Only the weights of these means change.
+        """
         layers = (
             KronLayer(
                 outputs=Factor(factor * layer.outputs.total()),
@@ -321,18 +346,22 @@ class Kron(base.Diagonalised):
         return Kron(self.layout, tuple(layers))
 
     def with_output_factors(self, factors: Tensor) -> "Kron":
-        """Return the structure of ``D H D``, with unchanged input factors."""
+        """Return the structure of ``D H D``, with unchanged input factors.
+
+        ``D`` multiplies the weights of each output of the layer by a factor (o,), so it
+        acts on the output factor ``B`` from both sides.
+        """
 
         def multiplied(outputs: Factor) -> Factor:
-            total = outputs.total()
-            rows = factors if total.ndim == 1 else factors[:, None]
-            return Factor(rows * total * factors)
+            b = outputs.total()  # (o, o), or its diagonal
+            by_row = factors if b.ndim == 1 else factors[:, None]
+            return Factor(by_row * b * factors)
 
-        layers = (replace(o, outputs=multiplied(o.outputs)) for o in self.layers)
+        layers = (replace(k, outputs=multiplied(k.outputs)) for k in self.layers)
         return Kron(self.layout, tuple(layers))
 
     def add_to(self, accumulator: base.Accumulator) -> None:
-        """Add the factors, as sums, to an empty accumulator."""
+        """Add the factors to an empty accumulator, with sums in place of means."""
         assert isinstance(accumulator, KronAccumulator)
         accumulator.add(
             [
@@ -422,10 +451,14 @@ class KronAccumulator(base.Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
-        """Return the bytes of all factors, eigenvectors and the largest workspace."""
-        widths = [(n, b.n_groups) for b in layout.blocks for n in b.factor_shape]
-        dense = [(n, g) for n, g in widths if n <= MAX_DENSE_WIDTH or g > 1]
+        """Return the bytes of all factors, eigenvectors and the largest workspace.
+
+        Wide factors count as nothing, because only their diagonal is stored.
+        """
+        factors = [(n, b.n_groups) for b in layout.blocks for n in b.factor_shape]
+        dense = [(n, g) for n, g in factors if n <= MAX_DENSE_WIDTH or g > 1]
         largest = max([1, *(n for n, _ in dense)])
+        # eigh takes three matrices at a time
         return 8 * (2 * sum(n * n * g for n, g in dense) + 3 * largest**2)
 
     def update(self, jacobian: Jacobian) -> None:
@@ -439,7 +472,7 @@ class KronAccumulator(base.Accumulator):
         self.add(other.layers)
 
     def add(self, layers: Sequence[Moments]) -> None:
-        """Add the moments of other samples."""
+        """Add the moments of other samples, one for each layer; none if empty."""
         if self.layers and layers:
             layers = [a + b for a, b in zip(*aligned(self.layers, layers), strict=True)]
         self.layers = layers or self.layers

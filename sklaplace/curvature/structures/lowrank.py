@@ -97,7 +97,8 @@ class _RandomBasis:
             generator = torch.Generator().manual_seed(0)
             size = self.p, min(self.p, self.q)
             noise = torch.randn(size, dtype=torch.float64, generator=generator)
-            with one_thread():  # the same in all processes
+            # sketches can be added only if Ω is the same in all processes
+            with one_thread():
                 self._omega = torch.linalg.qr(noise.to(device)).Q
         return self._omega.to(device)
 
@@ -170,7 +171,11 @@ class LowRankAccumulator(SumAccumulator):
         self._add(rows.normal_product(self.omega(rows.device)))
 
     def decompose(self) -> LowRank:
-        """Return the truncated eigenvectors of the Nyström approximation."""
+        """Return the leading eigenvectors of the Nyström approximation.
+
+        At most ``rank`` eigenvectors are kept, and none with an eigenvalue at the level
+        of rounding errors. The sketch is stored, too, to add more batches later.
+        """
         assert self.sums is not None
         values, vectors = _nystrom(self.sums, self.omega(self.sums.device))
         largest = float(values[0]) if len(values) else 0.0
@@ -182,13 +187,16 @@ class LowRankAccumulator(SumAccumulator):
 def _nystrom(sketch: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
     """Return descending eigenvalues, and eigenvectors (P, q), of ``Y (ΩᵀY)⁻¹ Yᵀ``.
 
-    A shift keeps the inner matrix positive definite, and is later subtracted from the
-    eigenvalues.
+    ``Y`` is the sketch ``HΩ``. With ``ΩᵀY = L Lᵀ``, the result is ``F Fᵀ`` for
+    ``F = Y L⁻ᵀ``, so an SVD of ``F`` yields eigenvalues and eigenvectors. A sketch of
+    ``H + shift·I`` is used instead, which keeps the inner matrix ``ΩᵀY`` positive
+    definite despite rounding. The shift is later subtracted from the eigenvalues.
     """
     size = torch.linalg.matrix_norm(sketch)
     check_finite(size)
     if size == 0:
         return sketch.new_zeros(0), sketch[:, :0]
+    # about the rounding error of the sketch
     shift = len(sketch) ** 0.5 * torch.finfo(sketch.dtype).eps * size
     shifted = sketch + shift * omega
     inner = omega.T @ shifted

@@ -118,6 +118,7 @@ class PointRoot:
         """Return ``tr RᵀR``, ()."""
         if self.factor is not None:
             return self.gram().trace()
+        # without a factor, squared rows are enough
         ones = self.jacobians[0].gradients()[0].new_ones(self.layout.n_parameters)
         traces = [point.variance(ones).sum() for point in self.jacobians]
         return torch.stack(traces).sum()
@@ -141,11 +142,11 @@ class PointRoot:
         return self._factored(torch.cat(products).T)
 
     def rmatmul(self, coefficients: Tensor) -> Tensor:
-        """Return ``Rᵀ c``, (s, P), for each row ``c`` of (s, n)."""
+        """Return ``Rᵀ c = (SᵀJ)ᵀ Fᵀ c``, (s, P), for each row ``c`` of (s, n)."""
         if self.factor is not None:
             coefficients = coefficients @ self.factor
         pairs = zip(self.jacobians, coefficients.T.split(self._sizes), strict=True)
-        terms = [
+        terms = [  # w: one row per sample and column of S
             rows.rmatmul(w.unflatten(0, (rows.n_samples, rows.n_columns)))
             for rows, w in pairs
         ]

@@ -47,9 +47,9 @@ def variance_error(precision: Precision, eps: float) -> float:
     rounding = structure.rounding(eps)
     if not rounding:
         return 0.0
-    # posterior variances are at most the prior variances
-    largest = precision.scale * structure.trace() / precision.prior_precision.min()
-    if rounding * (1 + largest) <= MAX_VARIANCE_ERROR:
-        return rounding * float(1 + largest)
+    # diag P ≤ scale·tr H + δ, and posterior variances are at most prior variances 1/δ
+    ratio = precision.scale * structure.trace() / precision.prior_precision.min()
+    if rounding * (1 + ratio) <= MAX_VARIANCE_ERROR:
+        return rounding * float(1 + ratio)
     diagonal = precision.scale * structure.hessian_diagonal() + precision.delta
     return rounding * float((diagonal * precision.variance()).max())
