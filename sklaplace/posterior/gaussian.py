@@ -137,7 +137,11 @@ class GaussianPosterior:
     earlier: "GaussianPosterior | None" = None
 
     def __repr__(self) -> str:
-        """Return a one-line summary without tensors."""
+        """Return a one-line summary without tensors.
+
+        Parameters without a layer form belong to no known type of layer, so their
+        curvature has no Kronecker factors.
+        """
         blocks = self.layout.blocks
         n = sum(block.layer is None for block in blocks)
         remark = f", {n} of {len(blocks)} tensors without a layer form" if n else ""
@@ -300,7 +304,7 @@ class GaussianPosterior:
         >>> posterior.check_resolved(torch.float32)
         """
         eps = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
-        # "not <=" is true for NaN, too
+        # unlike ">", "not <=" is true for NaN
         if not variance_error(self.precision, eps) <= MAX_VARIANCE_ERROR:
             raise ValueError(UNRESOLVED)
 
@@ -371,10 +375,10 @@ class GaussianPosterior:
 
         Parameters
         ----------
-        levels : Tensor of shape (c,)
-            Standard deviation of each output's noise. The result is differentiable with
-            respect to the levels, or only with respect to their common factor if the
-            outputs share weights.
+        levels : Tensor of shape (c,) or (1,)
+            Standard deviation of each output's noise, or of all outputs' noise. The
+            result is differentiable with respect to the levels, or only with respect to
+            their common factor if the outputs share weights.
 
         Returns
         -------
@@ -399,21 +403,23 @@ class GaussianPosterior:
         """
         if len(levels) == 1:
             return self.replace(sigma_noise=levels[0])
-        before = self.noise_proportions.to(levels).expand_as(levels)
-        ratio = levels / before
+        proportions = self.noise_proportions.to(levels).expand_as(levels)
+        # levels = σ · new proportions, with a σ that keeps the mean of their logarithms
+        ratio = levels / proportions
         sigma = ratio.log().mean().exp()
-        factors = sigma / ratio  # old ratios divided by new ratios
-        moved = self.replace(sigma_noise=sigma)
+        factors = sigma / ratio  # old proportions divided by new proportions
+        rescaled = self.replace(sigma_noise=sigma)
         is_same = bool((factors.detach() - 1).abs().max() < MAX_ROUNDING_OF_LEVELS)
         structure = None
+        # with equal proportions, a new structure is needed only for gradients
         if self.layout.is_separable and not (is_same and not levels.requires_grad):
             power = self.curvature_order
             structure = self.structure.with_output_factors(factors**power)
         if structure is None:
-            return moved if is_same else None
-        relative = tuple((before / factors.detach()).tolist())
+            return rescaled if is_same else None
+        relative = tuple((proportions / factors.detach()).tolist())
         return replace(
-            moved,
+            rescaled,
             structure=structure,
             likelihood=replace(cast(Gaussian, self.likelihood), relative=relative),
             data_fit=self.data_fit.with_output_factors(factors**2),
@@ -451,6 +457,7 @@ class GaussianPosterior:
         """
         generator = as_generator(random_state)
         size = n, self.layout.n_parameters
+        # the generator's device may differ from the posterior's
         noise = torch.empty(size, dtype=torch.float64, device=generator.device)
         noise = noise.normal_(generator=generator).to(self.mean.device)
         return self.mean + self.precision.sample(noise)
@@ -750,6 +757,7 @@ class GaussianPosterior:
         True
         """
         total, new = accumulator(self.layout), accumulator(self.layout)
+        # the sum is later multiplied by self.scale
         earlier.structure.scaled(earlier.scale / self.scale).add_to(total)
         self.structure.add_to(new)
         total.merge(new)

@@ -105,7 +105,11 @@ class LastLayerModel(LinearModel):
     def jacobians_at(
         self, f: Tensor, curvature: Curvature, accumulator: Accumulator
     ) -> Iterator[Jacobian]:
-        """Yield Jacobian rows from features and the loss Hessian at outputs ``f``."""
+        """Yield Jacobian rows from features and the loss Hessian at outputs ``f``.
+
+        Each batch has as many samples as the accumulator can process in the budget of
+        memory.
+        """
         elements = accumulator.row_elements(self.layout, f.shape[1])
         n_rows = batch_rows(8 * (elements + self.features.shape[1]))
         for start in range(0, len(f), n_rows):
@@ -149,10 +153,10 @@ class LastLayerModel(LinearModel):
         """Return ``v -> M⁻¹ v``, where ``M ≈ H + diag ρ`` has one block per output.
 
         The curvatures of outputs differ by orders of magnitude if some classes are
-        better separated than others. Prior precisions may differ just as widely. A
-        Kronecker product cannot represent these differences, but needs less memory. If
-        there are fewer samples than features, a dual form with inner products of
-        samples is used.
+        better separated than others. Prior precisions may differ just as widely. Blocks
+        that are too large are replaced by their dual form with inner products of
+        samples, if there are fewer samples than features. The last resort is a
+        Kronecker product, which needs less memory but cannot represent the differences.
         """
         blocks = self._blockwise(f, rho, dtype)
         if blocks is not None:
@@ -180,7 +184,9 @@ class LastLayerModel(LinearModel):
         In this basis, ``M`` is the diagonal of ``H + ρ`` (George et al. 2018, "Fast
         approximate natural gradient descent in a Kronecker-factored eigenbasis"). All
         weights must have the same precision ``ρ``. The basis is computed once. The
-        diagonal is computed as a matrix product over a subsample.
+        diagonal is computed as a matrix product over a subsample. The result is None if
+        precisions differ, if there are fewer samples than features, or if the subsample
+        is too large.
         """
         n, i = self.features.shape
         low, high = rho.aminmax()
@@ -189,8 +195,8 @@ class LastLayerModel(LinearModel):
             return None
         basis, squares = self._input_eigenbasis
         curvatures = self._layer_curvatures(f, self._stride).to(squares)
-        size = n / len(squares)
-        diagonal = ((curvatures.T @ squares).double() * size + low).to(dtype)
+        ratio = n / len(squares)  # from the subsample to all samples
+        diagonal = ((curvatures.T @ squares).double() * ratio + low).to(dtype)
         basis = basis.to(dtype)
         return self._on_weights(
             lambda rows: (rows @ basis / diagonal) @ basis.T, rho, dtype
@@ -209,11 +215,13 @@ class LastLayerModel(LinearModel):
         A softmax ignores a constant that is added to all logits. ``H`` is zero in the
         corresponding directions. With one preconditioner block per output, each
         direction in which ``H`` is zero would require one iteration. If all classes
-        have the same prior precisions, no other directions are affected.
+        have the same prior precisions, no other directions are affected. Otherwise, or
+        without a softmax, the operator is returned unchanged.
         """
         if self._map is not None or not self.likelihood.is_shift_invariant:
             return rows
         groups = self.likelihood.n_blocks, -1
+        # (blocks, classes, i): each block of classes has its own softmax
         precisions = self.by_output(rho).unflatten(0, groups)
         common = precisions[:, :1].to(dtype)
         # a prior below the rounding errors of the gradient has no effect
@@ -225,6 +233,7 @@ class LastLayerModel(LinearModel):
             grouped = values.unflatten(0, groups)
             means = grouped.mean(1, keepdim=True)
             solved = rows((grouped - means).flatten(0, 1)).unflatten(0, groups)
+            # replaces means that the operator adds to the deviations
             means = means / common - solved.mean(1, keepdim=True)
             return (solved + means).flatten(0, 1)
 
@@ -262,8 +271,10 @@ class LastLayerModel(LinearModel):
     def _blockwise(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator | None:
         """Invert each output's block of ``H + diag ρ``, computed on a subsample.
 
-        Return None if the blocks are too large, or singular due to rounding. The
-        computation takes O(o·i³) time and memory for o·i² numbers.
+        The block of an output is ``Σ λ a aᵀ + diag ρ``, with the inputs ``a`` (i,) of
+        each sample and the curvature ``λ`` of its loss in the output. Return None if
+        the blocks are too large, or singular due to rounding. The computation takes
+        O(o·i³) time and memory for o·i² numbers.
         """
         curvatures = self._layer_curvatures(f, self._stride)
         (n, i), o = self.features.shape, curvatures.shape[1]
@@ -271,8 +282,9 @@ class LastLayerModel(LinearModel):
         if not _fit_budget(o, i):
             return None
         inputs = self._inputs_of_subsample(dtype)
-        scales = curvatures.to(inputs) * (n / len(inputs))
-        grams = [inputs.T @ (inputs * column) for column in scales.T.unsqueeze(2)]
+        # the subsample represents all n samples
+        scaled = curvatures.to(inputs) * (n / len(inputs))
+        grams = [inputs.T @ (inputs * column) for column in scaled.T.unsqueeze(2)]
         blocks = torch.stack(grams).double()
         blocks.diagonal(dim1=1, dim2=2).add_(self.by_output(rho))
         lower, failed = torch.linalg.cholesky_ex(blocks)
@@ -285,8 +297,11 @@ class LastLayerModel(LinearModel):
     def _dual_blockwise(self, f: Tensor, rho: Tensor) -> Operator | None:
         """Invert the blocks, computed on all samples, by the Woodbury identity.
 
-        Return None if the matrices are too large. The computation takes
-        O(o·N²·(N + i)) time and memory for o·N² numbers.
+        The block of an output is ``Xᵀ S² X + D``, with inputs ``X`` (N, i), roots ``S``
+        of the samples' curvatures in this output, and ``D = diag ρ``. Its inverse is
+        ``D⁻¹ - D⁻¹ Xᵀ S (I + S X D⁻¹ Xᵀ S)⁻¹ S X D⁻¹``, so that only matrices (N, N)
+        are factorised. Return None if they are too large, or singular due to rounding.
+        The computation takes O(o·N²·(N + i)) time and memory for o·N² numbers.
         """
         roots = self._layer_curvatures(f).sqrt()
         n, o = roots.shape
@@ -294,9 +309,10 @@ class LastLayerModel(LinearModel):
         if not _fit_budget(o, n):
             return None
         grams: list[Tensor] = []
-        rows = self.by_output(rho)
-        for k, row in enumerate(rows):
-            if k == 0 or not torch.equal(row, rows[k - 1]):
+        precisions = self.by_output(rho)
+        for k, row in enumerate(precisions):
+            # adjacent outputs with equal precisions share X D⁻¹ Xᵀ
+            if k == 0 or not torch.equal(row, precisions[k - 1]):
                 products = (self.features / row[:i]) @ self.features.T
                 products += (1 / row[i:]).sum()  # for any bias
             grams.append(products)
@@ -337,6 +353,7 @@ def refit_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
     per_row = 16 * i + 6 * 8 * n_outputs
     # a factor, its eigenvectors and the workspace to compute them
     is_dual = n_rows < i and _fit_budget(n_outputs, n_rows)
+    # no matrix (i, i) is needed for the dual form or for a diagonal factor
     width = 0 if is_dual or i > MAX_DENSE_WIDTH else i
     # weights, gradient, direction and its product with the curvature
     return per_row * n_rows + 3 * 8 * width**2 + 4 * 8 * layout.n_parameters
@@ -369,14 +386,18 @@ class LastLayerRecorder:
         return self.head_map is not None and bool(self.outputs)
 
     def add(self, rows: ObservedRows) -> None:
-        """Record the samples of a batch, given the first columns of their rows."""
+        """Record the samples of a batch, unless their rows contradict ``head_map``.
+
+        If they do, all samples are dropped. A batch may come in parts with some columns
+        of the rows each. All parts are checked, and the first one is recorded.
+        """
         if self.head_map is None:
             return
         f, jacobian = rows.f, rows.jacobian
         block = jacobian.layers[0].first
         if not block.is_from_head and not self._agrees(block.g, rows.hessian, jacobian):
             self._stop()
-        elif not jacobian.first_column:
+        elif not jacobian.first_column:  # once per sample, not for every part
             ones = torch.ones(len(f), device=f.device)
             weights = ones if rows.weights is None else rows.weights
             no_keys = torch.zeros(len(f), dtype=torch.long)
@@ -397,18 +418,20 @@ class LastLayerRecorder:
         self.head_map, self.features, self.outputs = None, [], []
 
     def _agrees(self, g: Tensor, hessian: OutputHessian, jacobian: Jacobian) -> bool:
-        """Return whether ``head_map`` predicts gradients of a combination of outputs.
+        """Return whether the head map ``M`` explains gradients ``g = SᵀM``.
 
-        This check costs 1/c as much as checking all c outputs. `HeadBlock` rows are not
-        checked.
+        ``g`` has the shape (b, k, 1, o). Only ``g v = Sᵀ (M v)`` is checked, for one
+        vector ``v`` (o,). This costs 1/c as much as checking all entries. `HeadBlock`
+        rows are not checked.
         """
         m = self.head_map
         assert m is not None
-        probe = torch.linspace(1, 2, m.shape[1], device=g.device).double()
+        # not constant: the Hessian of a softmax maps constants to zero
+        v = torch.linspace(1, 2, m.shape[1], device=g.device).double()
         columns = hessian.factor().double()[..., jacobian.first_column :]
-        mapped = probe if isinstance(m, IdentityMap) else m @ probe.to(m)
+        mapped = v if isinstance(m, IdentityMap) else m @ v.to(m)
         expected = columns[..., : jacobian.n_columns].mT @ mapped
-        difference = g.squeeze(2).double() @ probe - expected
+        difference = g.squeeze(2).double() @ v - expected
         return bool(difference.abs().max() <= 1e-4 * expected.abs().max())
 
     def build(

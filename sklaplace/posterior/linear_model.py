@@ -99,7 +99,11 @@ class LinearModel(ABC):
         accumulator: Callable[[Layout], Accumulator],
         **fields: object,
     ) -> Self:
-        """Build a model from all batches; ``fields`` are the fields of a subclass."""
+        """Build a model from all batches; ``fields`` are the fields of a subclass.
+
+        Layout, weights and likelihood are those of the template. Outputs, weights and
+        targets become float64, except for class indices.
+        """
         f = torch.cat([batch.f for batch in batches])
         targets = torch.cat([batch.targets for batch in batches])
         return cls(
@@ -157,7 +161,10 @@ class LinearModel(ABC):
     def accumulated(
         self, accumulator: Accumulator, f: Tensor, curvature: Curvature
     ) -> Structure:
-        """Accumulate the curvature at outputs ``f``, repeating passes if needed."""
+        """Return the curvature at outputs ``f``, summed by the accumulator.
+
+        Some accumulators need several passes over all samples.
+        """
         while True:
             for jacobian in self.jacobians_at(f, curvature, accumulator):
                 accumulator.update(jacobian)
@@ -198,6 +205,7 @@ class LinearModel(ABC):
         The refit uses Newton's method with preconditioned conjugate gradients. Each
         inner iteration computes two products with the Jacobian.
         """
+        # prior precisions in units of the loss, whose factor is then one
         rho = priors.expand(template.prior_precision, self.layout) / template.loss_scale
         prior_mean = template.hyperparameters.prior_mean.expand_as(rho)
         start = template.mean if start is None else start
@@ -214,7 +222,9 @@ class LinearModel(ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the regularised loss, its gradient (P,) and the outputs (N, c).
 
-        The computation uses ``dtype``. The results are float64.
+        At weights ``θ``, this is ``Σ w · loss(f, y) + ½ (θ - μ₀)ᵀ diag(ρ) (θ - μ₀)``
+        with the prior mean ``μ₀`` and outputs ``f``. Products and losses use ``dtype``.
+        The results are float64.
         """
         forward, backward = self.products(dtype)
         f = self.outputs.to(dtype) + forward((theta - self.weights).to(dtype))
@@ -229,15 +239,19 @@ class LinearModel(ABC):
         return full + rho.diag()
 
     def curvature_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """Return ``v -> (H + diag ρ) v`` at outputs ``f``."""
+        """Return ``v -> (H + diag ρ) v`` at outputs ``f``, for ``H = Jᵀ Λ J``.
+
+        ``Λ`` is the Hessian of the weighted losses in the outputs. If outputs have
+        weights, ``Λ`` is multiplied by their square roots from both sides.
+        """
         (forward, backward), ridge = self.products(dtype), rho.to(dtype)
         hessian = self.likelihood.hessian_operator(f.to(dtype))
         weights = output_weights(self.likelihood, self.targets, f.shape[1])
         roots = None if weights is None else weights.sqrt().to(dtype)
 
         def product(v: Tensor) -> Tensor:
-            u = forward(v)
-            curved = hessian(u) if roots is None else roots * hessian(roots * u)
+            jv = forward(v)
+            curved = hessian(jv) if roots is None else roots * hessian(roots * jv)
             return backward(self._weighted(curved)) + ridge * v
 
         return product

@@ -71,9 +71,8 @@ class LinearisedNetwork(LinearModel):
                 yield jacobian.double() if dtype == torch.float64 else jacobian
 
         def forward(v: Tensor) -> Tensor:
-            return torch.cat(
-                [p.matmul(v.unsqueeze(-1)).squeeze(-1) for p in in_dtype()]
-            )
+            column = v.unsqueeze(-1)
+            return torch.cat([j.matmul(column).squeeze(-1) for j in in_dtype()])
 
         def backward(u: Tensor) -> Tensor:
             total, start = u.new_zeros(self.layout.n_parameters), 0
@@ -88,7 +87,10 @@ class LinearisedNetwork(LinearModel):
     def jacobians_at(
         self, f: Tensor, curvature: Curvature, accumulator: Accumulator
     ) -> Iterator[Jacobian]:
-        """Yield Jacobian rows ``Sᵀ J``; ``S Sᵀ`` is the output Hessian at ``f``."""
+        """Yield Jacobian rows ``Sᵀ J``; ``S Sᵀ`` is the output Hessian at ``f``.
+
+        The cached batches of the Jacobian are used, whatever the accumulator.
+        """
         start = 0
         for jacobian in self.jacobians:
             rows = slice(start, start + jacobian.n_samples)
@@ -103,13 +105,15 @@ class LinearisedNetwork(LinearModel):
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """Return ``v -> M⁻¹ v`` for a structure ``M`` with an eigenbasis.
 
-        ``M`` is the posterior's structure if it has an eigenbasis. Otherwise, ``M`` is
-        a Kronecker-factored or diagonal curvature at ``f``.
+        ``M`` is the posterior's structure, computed once, if it has an eigenbasis.
+        Otherwise, ``M`` is a Kronecker-factored or diagonal curvature at ``f``. ``ρ``
+        is averaged over weights that must have equal precisions in ``M``.
         """
         scale = torch.ones((), dtype=torch.float64, device=rho.device)
         structure = self.structure
         if not isinstance(structure, Diagonalised):
             has_masks = any(block.indices is not None for block in self.layout.blocks)
+            # parts of a weight matrix have no Kronecker factors
             accumulator = DiagAccumulator if has_masks else KronAccumulator
             structure = self.accumulated(accumulator(self.layout), f, GGN)
         precision = structure.precision(_supported_prior(rho, structure), scale)
@@ -134,11 +138,14 @@ class _Jacobians:
         self._cache: list[Jacobian] | None = []
 
     def first_pass(self) -> Iterator[LabelledOutputs]:
-        """Yield the outputs of all batches, and cache the Jacobians."""
-        size = 0
+        """Yield the outputs of all batches, and cache the Jacobians.
+
+        Once the Jacobians exceed the limit of memory, all of them are dropped.
+        """
+        n_bytes = 0
         for batch in self._batches:
-            size += _n_bytes(batch.jacobian)
-            if size > MAX_CACHED_FRACTION * free_bytes(batch.f.device):
+            n_bytes += _n_bytes(batch.jacobian)
+            if n_bytes > MAX_CACHED_FRACTION * free_bytes(batch.f.device):
                 self._cache = None
             if self._cache is not None:
                 self._cache.append(batch.jacobian)

@@ -93,6 +93,7 @@ def glm(
     """
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
     n_blocks = posterior.likelihood.n_blocks
+    # pairs of all outputs (b, c) and the Jacobian of some outputs
     parts = jac.backpropagate_in_parts(forward, x, posterior.layout, centring)
     if not diagonal:  # covariances need all outputs at once
         parts = iter([jac.join_columns(list(parts))])
@@ -127,7 +128,8 @@ def network_draws(
     """Return outputs (b, c, s) of the network itself at weights (s, P), float64.
 
     Each forward pass evaluates one weight sample, or as many weight samples as fit in
-    the cache. The network's own weights do not change.
+    the cache. Samples are evaluated one by one if vmap does not support the network.
+    The network's own weights do not change.
     """
     parameters = dict(forward.module.named_parameters())
     jac.require_known_layers(forward, x, posterior.layout)
@@ -138,10 +140,11 @@ def network_draws(
         return call_with(forward, cast, x).double()
 
     n_inputs = sum(leaf.numel() for leaf in leaves(x))
-    at_once = CACHE // 8 // (weights.shape[1] + ACTIVATIONS_PER_INPUT * n_inputs)
+    # weights and intermediate values of one weight sample, eight bytes each
+    per_pass = CACHE // 8 // (weights.shape[1] + ACTIVATIONS_PER_INPUT * n_inputs)
     with torch.no_grad():
-        if at_once > 1 and forward.takes_many:
-            chunks = weights.split(at_once)
+        if per_pass > 1 and forward.takes_many:
+            chunks = weights.split(per_pass)
             chunks = progress.tracked(chunks, "draws", len(chunks))
             draws = _vectorised(outputs, forward, chunks)
             if draws is not None:
@@ -153,7 +156,11 @@ def network_draws(
 def _vectorised(
     outputs: Callable[[Tensor], Tensor], forward: Forward, chunks: Iterable[Tensor]
 ) -> Tensor | None:
-    """Return outputs (s, b, c) by vmap, or None if an operator has no batching rule."""
+    """Return outputs (s, b, c) by vmap, or None if an operator has no batching rule.
+
+    In the latter case, ``forward.takes_many`` becomes False, so that vmap is not tried
+    again.
+    """
     # to restore attributes that the forward pass sets to vmap's wrapped tensors
     before = [(module, dict(vars(module))) for module in forward.module.modules()]
     try:
@@ -174,7 +181,8 @@ def moments(
     """Return the mean (b, c), and covariances (b, c, c) or variances (b, c), of draws.
 
     ``draws`` has shape (b, c, s). For r > 1 blocks of K outputs, the covariances have
-    shape (b, r, K, K).
+    shape (b, r, K, K). With ``centred``, the mean over the outputs of each block is
+    subtracted first, because a softmax ignores it.
     """
     blocks = draws.unflatten(1, (n_blocks, -1))
     if centred:
@@ -213,6 +221,7 @@ def in_graph(
         f = call_with(forward, values, add_axis(row))[0]
         return f, f  # to differentiate, and to return unchanged
 
+    # row -> (Jacobian (c, ...) by parameter name, outputs (c,))
     linearised = partial(jacrev(outputs, has_aux=True), selected)
     try:
         with quiet_batching():
@@ -222,6 +231,7 @@ def in_graph(
         try:
             pairs = [linearised(tree_rows(x, n)) for n in range(n_rows)]
         except RuntimeError as error:
+            # torch.func transforms refuse this method
             if "requires_grad_" not in str(error):
                 raise
             raise ValueError(
@@ -231,6 +241,7 @@ def in_graph(
         rows, f = default_collate(pairs)
     jacobian = layout.flatten(rows[block.name] for block in layout.blocks).double()
     mean = f.double() + jacobian @ (posterior.mean - posterior.weights)
+    # (b, c, ...) to (b/q, q·c, ...)
     mean, jacobian = (
         rows.unflatten(0, (-1, n_joint)).flatten(1, 2) for rows in (mean, jacobian)
     )

@@ -100,13 +100,14 @@ class SWAGPosterior:
         """
         generator = as_generator(random_state)
         k, p = self.deviations.shape
-        single, shared = (
+        # noise of each weight (n, p), and noise shared by all weights (n, k)
+        draws, shared = (
             torch.randn(n, size, generator=generator, dtype=torch.float64).to(self.mean)
             for size in (p, k)
         )
-        single *= (self.diagonal / 2).sqrt()
-        single += shared @ self.deviations / (2 * (k - 1)) ** 0.5
-        return single.add_(self.mean)
+        draws *= (self.diagonal / 2).sqrt()
+        draws += shared @ self.deviations / (2 * (k - 1)) ** 0.5
+        return draws.add_(self.mean)
 
     def variance(self) -> Tensor:
         """Return the variances of the weights.

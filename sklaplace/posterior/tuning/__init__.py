@@ -27,10 +27,14 @@ RELATIVE_STD = 1e-3
 def auto(problem: TuningProblem) -> GaussianPosterior:
     """Tune on held-out samples; without them, keep the predictions and warn.
 
-    A prior precision learned during training is kept. Without held-out samples, the
-    evidence is maximised if ``refine`` is True or if only the noise is free.
+    A prior precision learned during training is kept, with the network's weights, and
+    only a free noise level is tuned. Without held-out samples, the evidence is
+    maximised if ``refine`` is True or if only the noise is free. A warning then states
+    that training samples chose the result. If a learned prior is kept, held-out samples
+    are used to warn if the network alone predicts them better.
     """
     if problem.learned is not None:
+        # learned for the network's weights, so these are not refitted
         problem = problem.under(problem.learned, refine=False)
         if not problem.free_noise:
             compare_with_network(problem, problem.posterior)
@@ -57,12 +61,13 @@ def network_alone(problem: TuningProblem) -> GaussianPosterior:
     """Return a posterior that leaves the network's predictions unchanged.
 
     The prior's standard deviation is `RELATIVE_STD` times the root mean square of the
-    weights. The noise is `TuningProblem.seen_noise`.
+    weights, so small that the posterior hardly differs from the network. A free noise
+    level is that of the training samples. A warning states this choice.
     """
-    noise = ", and sigma_noise is estimated from training samples" * problem.free_noise
+    remark = ", and sigma_noise is estimated from training samples" * problem.free_noise
     warn_user(
         "There are no held-out samples, so 'auto' leaves the network's predictions "
-        f"near the data unchanged{noise}. To tune the uncertainty near the data, pass "
+        f"near the data unchanged{remark}. To tune the uncertainty near the data, pass "
         "X_val and y_val to fit."
     )
     posterior = problem.posterior
@@ -88,18 +93,19 @@ def by_evidence(problem: TuningProblem) -> GaussianPosterior:
     If the evidence also chooses the noise, held-out samples choose nothing. They are
     always used to warn if the network alone predicts them better.
     """
-    is_asked = problem.free_noise and problem.noise_on_held_out
-    by_evidence_alone = problem.free_noise and not problem.noise_on_held_out
-    if by_evidence_alone or not problem.has_held_out:
-        if is_asked:
+    noise_on_held_out = problem.free_noise and problem.noise_on_held_out
+    noise_by_evidence = problem.free_noise and not problem.noise_on_held_out
+    if noise_by_evidence or not problem.has_held_out:
+        if noise_on_held_out:
             warn_user(_NOISE_OF_TRAINING)
         posterior = maximise_with_levels(problem)
     else:
         posterior = maximise_evidence(problem)
-        if is_asked or problem.refine == "auto":
+        if noise_on_held_out or problem.refine == "auto":
+            # keep the prior, and let held-out samples choose the rest
             delta = posterior.prior_precision
-            problem_under = problem.under(delta, refine=problem.refine)
-            posterior = tune_on_validation(problem_under)
+            fixed_prior = problem.under(delta, refine=problem.refine)
+            posterior = tune_on_validation(fixed_prior)
     compare_with_network(problem, posterior)
     return posterior
 

@@ -43,9 +43,14 @@ def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
     -------
     list of Candidate
         Candidates in the order of ``path``.
+
+    Notes
+    -----
+    Each batch is projected once and then used for all ratios.
     """
     posterior, diagonal = problem.posterior, problem.score.diagonal
     n_blocks = 1 if diagonal else posterior.likelihood.n_blocks
+    # for each ratio, the errors of all batches
     by_ratio: list[list[_Errors]] = [[] for _ in path]
     for part, batches in problem.batches():
         structure, projections = part.posterior.structure, []
@@ -54,13 +59,14 @@ def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
             projection = projected(structure, batch.jacobian, n_blocks)
             projections.append((batch, mean, projection))
         for ratio, errors in zip(path, by_ratio, strict=True):
+            # H + ρ, so covariances are in units of 1/scale
             precision = structure.precision(
                 ratio, torch.ones_like(part.posterior.scale)
             )
             for batch, mean, projection in projections:
                 cov = projection.covariance(precision, diagonal=diagonal)
                 errors.append(_Errors.of(problem, mean, cov, batch))
-    return [
+    return [  # errors joined over batches, field by field
         _candidate(problem, ratio, _Errors(*map(torch.cat, zip(*errors, strict=True))))
         for ratio, errors in zip(path, by_ratio, strict=True)
     ]
@@ -108,6 +114,7 @@ class _Errors(NamedTuple):
         numerical search.
         """
         posterior, weights = problem.posterior, batch.weights.double()
+        # losses without meaning, and empty squares and variances
         losses, squares, variances = weights, mean[:, :0], mean[:, :0]
         if posterior.likelihood.has_noise:
             squares = (mean - batch.targets) ** 2
@@ -127,7 +134,11 @@ class _Errors(NamedTuple):
 
 
 def _candidate(problem: TuningProblem, ratio: Tensor, errors: _Errors) -> Candidate:
-    """Return the posterior at a ratio ``ρ = δ/scale``, and its score."""
+    """Return the posterior at a ratio ``ρ = δ/scale``, and its score.
+
+    If there is noise, its level is fixed, implied by the ratio, or chosen to minimise
+    the score. The score is the sum of the weighted losses of all samples.
+    """
     posterior, total = problem.posterior, float(errors.weights.sum())
     shares = errors.weights / total
     if posterior.likelihood.has_noise:
@@ -138,6 +149,7 @@ def _candidate(problem: TuningProblem, ratio: Tensor, errors: _Errors) -> Candid
     else:
         mean_loss = shares @ errors.losses
     score = float(mean_loss) * total
+    # a fixed prior satisfies the ratio by its noise level, if there is noise
     if problem.free_prior or not posterior.likelihood.has_noise:
         posterior = posterior.replace(prior_precision=ratio * posterior.scale)
     return Candidate(
@@ -155,6 +167,9 @@ def _with_noise(
     variances: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return σ² and the mean Gaussian negative log-likelihood, both ().
+
+    The variance of a target is ``σ² r² + σ^(2·order) v``, with the output's noise
+    proportion ``r`` and its variance ``v``.
 
     Parameters
     ----------
@@ -184,9 +199,10 @@ def _with_noise(
         variance = posterior.hyperparameters.sigma_noise**2
     elif not problem.free_prior:
         variance = implied_variance(posterior, ratio)
-    elif order == 1:
+    elif order == 1:  # the sum is proportional to σ²
         variance = clamped(weights @ (squares / (relative + variances)).mean(1))
     else:
+        # log σ² if noise alone explains the residuals
         upper = float(clamped(weights @ (squares / relative).mean(1)).log())
         bounds = upper - 30, upper + 1
         minimum = minimize_scalar(loss_at, bounds=bounds, method="bounded")

@@ -24,8 +24,9 @@ NOTABLE = 0.01
 def compare_with_network(problem: TuningProblem, posterior: GaussianPosterior) -> None:
     """Warn if a posterior predicts held-out samples worse than the network alone.
 
-    If the noise is free, the network alone has the most probable noise levels. The
-    comparison requires one pass over the held-out samples.
+    The warning states both mean losses and suggests other options. If the noise is
+    free, the network alone has the most probable noise levels. The comparison requires
+    one pass over the held-out samples. Without held-out samples, there is no warning.
     """
     if problem.validation is None:
         return
@@ -40,21 +41,22 @@ def compare_with_network(problem: TuningProblem, posterior: GaussianPosterior) -
         losses.append(score.losses(posterior, mean, cov, batch.targets))
         outputs.append((batch.f, batch.targets, batch.weights))
     noise = posterior.hyperparameters.sigma_noise
-    fixed = None if problem.free_noise else noise
-    reference, weights = network_losses(likelihood, outputs, fixed)
+    fixed_noise = None if problem.free_noise else noise
+    reference, weights = network_losses(likelihood, outputs, fixed_noise)
     means = increased_means(torch.cat(losses), reference, weights)
-    if means is None:
+    if means is None:  # the posterior is not clearly worse
         return
-    is_seen = problem.free_noise and not problem.noise_on_held_out
-    ways = [
-        "prior_precision='validation'" + " with sigma_noise='auto'" * is_seen,
+    # the evidence also chose the noise, which 'auto' tunes on held-out samples
+    noise_by_evidence = problem.free_noise and not problem.noise_on_held_out
+    remedies = [
+        "prior_precision='validation'" + " with sigma_noise='auto'" * noise_by_evidence,
         *["subset_of_weights='last_layer'"] * (posterior.layout.head is None),
         "tune(X_val, y_val)",
     ]
     warn_user(
         "The prior that maximises the evidence predicts the held-out samples "
         "worse than the network alone: the mean negative log-likelihood is "
-        f"{means[0]:.3f} nats instead of {means[1]:.3f}. Use {' or '.join(ways)}."
+        f"{means[0]:.3f} nats instead of {means[1]:.3f}. Use {' or '.join(remedies)}."
     )
 
 
@@ -81,15 +83,15 @@ def network_losses(
             p = likelihood.probabilities(f).flatten(0, -2)
             loss = likelihood.log_loss(p.clamp(min=torch.finfo(p.dtype).tiny).log(), y)
         elif likelihood.has_noise:
-            loss = f - y
+            loss = f - y  # residuals: the noise may depend on all batches
         else:
             loss = -likelihood.log_density(f, torch.zeros_like(f), y.double(), 1.0)
         rows.append((loss, torch.ones_like(f[:, 0]) if w is None else w.double()))
     losses, weights = map(torch.cat, zip(*rows, strict=True))
-    if likelihood.has_noise:
+    if likelihood.has_noise:  # losses (n,) of residuals (n, c)
         zero = torch.zeros_like(losses)
         if noise is None:
-            likelihood = Gaussian()
+            likelihood = Gaussian()  # without the ratios of the noise levels
             noise = clamped(weights @ losses**2 / weights.sum()).sqrt()
         losses = -likelihood.log_density(losses, zero, zero, noise)
     return losses, weights
@@ -104,6 +106,7 @@ def increased_means(
     """
     shares, excess = weights / weights.sum(), losses - reference
     mean = shares @ excess
+    # standard error of a weighted mean
     error = (shares**2 @ (excess - mean) ** 2 / (1 - shares @ shares)).sqrt()
     if mean > NOTABLE and mean > error:
         return float(shares @ losses), float(shares @ reference)

@@ -159,10 +159,10 @@ class NegativeEvidence:
         return self._free_logs(h) - self._typical
 
     def hyperparameters(self, v: ndarray | Tensor) -> Hyperparameters:
-        """Return the hyperparameters at coordinates ``v``."""
+        """Return the hyperparameters at coordinates ``v``; fixed ones are unchanged."""
         values = (torch.as_tensor(v).to(self._typical) + self._typical).exp()
         h = self.posterior.hyperparameters
-        if self.free_prior:
+        if self.free_prior:  # one value per group, then any noise level
             delta = values[: len(values) - self.free_noise]
             delta = priors.by_tensor(delta, h.groups).reshape(h.prior_precision.shape)
             h = replace(h, prior_precision=delta)
@@ -173,17 +173,25 @@ class NegativeEvidence:
         return self.posterior.replace(**vars(self.hyperparameters(v)))
 
     def start(self) -> GaussianPosterior:
-        """Return the posterior after a single MacKay update, starting at γ = P/2."""
+        """Return the posterior after a single MacKay update, starting at γ = P/2.
+
+        The update ``δ = γ / ‖θ - μ₀‖²`` of each group of weights is kept near a typical
+        prior precision, because ``θ - μ₀`` may vanish in a group.
+        """
         posterior = self.posterior
         if not self.free_prior:
             return posterior
-        half = _group_sum(posterior, torch.full_like(posterior.mean, 0.5))
+        gamma = _group_sum(posterior, torch.full_like(posterior.mean, 0.5))
         low, high = (_typical_precision(posterior) * math.exp(k) for k in (-10, 10))
-        guess = torch.clamp(half / _group_scatter(posterior), low, high)
-        return posterior.replace(prior_precision=guess)
+        delta = torch.clamp(gamma / _group_scatter(posterior), low, high)
+        return posterior.replace(prior_precision=delta)
 
     def derivatives(self, v: ndarray) -> tuple[float, ndarray, ndarray]:
-        """Return the value, the gradient and the Hessian at ``v``."""
+        """Return the value, the gradient (n,) and the Hessian (n, n) at ``v`` (n,).
+
+        A closed form is used if the log-determinant follows from eigenvalues of ``H``.
+        Otherwise, all derivatives are computed by automatic differentiation.
+        """
         posterior = self.posterior
         if posterior.prior_precision.ndim == 0 and posterior.structure.is_spectral:
             return self._spectral_derivatives(v)
@@ -200,7 +208,8 @@ class NegativeEvidence:
         With eigenvalues ``k = scale·e``, ``w = k / (k + δ)`` and ``u = 1 - w``, the
         log-determinant has first derivatives ``Σu`` in log δ and ``Σw`` in log scale,
         and second derivatives ``±Σuw`` (MacKay 1992, "Bayesian interpolation", section
-        4). The scale is proportional to ``σ^(-2·order)``.
+        4). The scale is proportional to ``σ^(-2·order)``. Derivatives are computed for
+        ``(log δ, log σ)`` and then reduced to the free hyperparameters.
         """
         p = self.at(v)
         order, delta = p.curvature_order, p.prior_precision
@@ -210,8 +219,8 @@ class NegativeEvidence:
         sum_w, sum_uw = len(u) - float(u.sum()), float((u * (1 - u)).sum())
         value = (scatter - float(u.log().sum())) / 2 - float(p.log_likelihood())
         gradient = np.array([scatter - sum_w, 2 * n - 4 * loss - 2 * order * sum_w]) / 2
-        both, noise = order * sum_uw, 4 * loss + 2 * order**2 * sum_uw
-        hessian = np.array([[(sum_uw + scatter) / 2, both], [both, noise]])
+        mixed, in_noise = order * sum_uw, 4 * loss + 2 * order**2 * sum_uw
+        hessian = np.array([[(sum_uw + scatter) / 2, mixed], [mixed, in_noise]])
         free = slice(not self.free_prior, 1 + self.free_noise)
         return value, gradient[free], hessian[free, free]
 
@@ -231,11 +240,14 @@ def _typical_precision(posterior: GaussianPosterior) -> Tensor:
 def _newton(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
     """Minimise by Newton's method with absolute eigenvalues, short steps and bounds.
 
+    Return the last point (n,), and whether the method has converged.
+
     Absolute eigenvalues make every step a descent direction, even at saddle points or
     if the curvature is negative. Steps that do not decrease the value are halved.
     """
     value, gradient, hessian = objective.derivatives(v)
     for _ in range(MAX_EVALUATIONS):
+        # coordinates at a bound, from which a descent would leave the bounds
         at_bound = (np.abs(v) >= LOG_BOUND) & (gradient * np.sign(v) < 0)
         step = _newton_step(np.where(at_bound, 0, gradient), hessian, at_bound)
         size = float(np.abs(step).max())
@@ -243,12 +255,12 @@ def _newton(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
             return v, True
         for _ in range(30):
             trial = (v + step).clip(-LOG_BOUND, LOG_BOUND)
-            derivatives = objective.derivatives(trial)
-            if derivatives[0] <= value + 1e-12 * abs(value):
+            derivatives = objective.derivatives(trial)  # (value, gradient, Hessian)
+            if derivatives[0] <= value + 1e-12 * abs(value):  # no increase but rounding
                 break
             step = step / 2
         else:
-            # converged: rounding hides the decrease by short steps
+            # converged if the step was short: rounding then hides the decrease
             return v, size <= math.sqrt(STEP_TOLERANCE)
         v, (value, gradient, hessian) = trial, derivatives
     return v, False
@@ -257,13 +269,18 @@ def _newton(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
 def _newton_step(gradient: ndarray, hessian: ndarray, at_bound: ndarray) -> ndarray:
     """Return a descent step, limited to three in each logarithm and zero at bounds."""
     values, vectors = np.linalg.eigh(hessian * np.outer(~at_bound, ~at_bound))
+    # a floor prevents division by zero, even if all eigenvalues are zero
     sizes = np.abs(values).clip(1e-8 * max(np.abs(values).max(), 1e-300))
     step = -vectors @ ((vectors.T @ gradient) / sizes)
     return step * (3 / max(3, np.abs(step).max()))
 
 
 def _lbfgs(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
-    """Minimise by bounded L-BFGS, for one precision per weight or many layers."""
+    """Minimise by bounded L-BFGS, for one precision per weight or many layers.
+
+    Return the last point (n,), and whether the method has converged. Unlike Newton's
+    method, L-BFGS needs no Hessian.
+    """
 
     def evaluate(x: ndarray) -> tuple[float, ndarray]:
         with torch.enable_grad():
@@ -280,7 +297,14 @@ def _lbfgs(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
 
 # ------------------------------------------------- at the refitted linear model
 def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
-    """Maximise the evidence of the linear model, which is refitted under each prior."""
+    """Maximise the evidence of the linear model, which is refitted under each prior.
+
+    At the maximum, MacKay's updates of the hyperparameters leave them unchanged. Each
+    round refits the model, computes these updates at the refitted weights, and moves
+    towards the fixed point by a secant step or a plain update. Refits are coarse far
+    from the fixed point. If the fixed point is not reached, the best posterior of the
+    last rounds is refitted precisely and returned, with a warning.
+    """
     model, posterior = problem.model, problem.posterior
     if not (problem.free_prior or problem.free_noise):
         return model.refit(posterior)
@@ -290,15 +314,15 @@ def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
     is_single = len(evidence.logs(start.hyperparameters)) == 1
     tolerance = COARSEST if is_single else ROUNDING
     best = posterior = model.refit(start, tolerance=tolerance)
-    history: list[Tensor] = []
-    for n in range(1, MAX_FIXED_POINT + 1):
-        now = evidence.logs(posterior.hyperparameters)
-        then = evidence.logs(_mackay(posterior, problem)).clamp(-LOG_BOUND, LOG_BOUND)
-        change = float((then - now).abs().max())
+    history: list[Tensor] = []  # (point, update), each (2, n), in logarithms
+    for n_round in range(1, MAX_FIXED_POINT + 1):
+        point = evidence.logs(posterior.hyperparameters)
+        update = evidence.logs(_mackay(posterior, problem)).clamp(-LOG_BOUND, LOG_BOUND)
+        change = float((update - point).abs().max())
         if change < FIXED_POINT_TOLERANCE and tolerance == ROUNDING:
             return posterior
-        history.append(torch.stack([now, then]))
-        v = _accelerated(history) if _may_accelerate(history) else then
+        history.append(torch.stack([point, update]))
+        v = _accelerated(history) if _may_accelerate(history) else update
         if tolerance > ROUNDING:
             tolerance = min(tolerance, (change / 10) ** 2)
             if tolerance < FINEST:
@@ -306,7 +330,8 @@ def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
                 history.clear()  # signs of small changes may be wrong
         template = posterior.replace(**vars(evidence.hyperparameters(v)))
         posterior = model.refit(template, tolerance=tolerance)
-        if n > MAX_FIXED_POINT // 3:  # convergence is not certain
+        # comparing costs a log-determinant, and most searches end long before
+        if n_round > MAX_FIXED_POINT // 3:
             best = max(best, posterior, key=GaussianPosterior.log_marginal_likelihood)
     warn_user(
         "The fixed point of the evidence was not reached, so prior_precision is the "
@@ -317,11 +342,16 @@ def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
 
 
 def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparameters:
-    """Return MacKay's updates of the prior precision and the noise."""
+    """Return MacKay's updates of the prior precision and the noise.
+
+    These are ``δ = γ / ‖θ - μ₀‖²`` and ``σ² = ‖r‖² / (T (n - γ))``, with the effective
+    number of parameters ``γ`` and the residuals ``r`` of n targets. If a bound replaces
+    the log-determinant, its ``trace_correction`` enters both updates.
+    """
     h = posterior.hyperparameters
     delta, order = h.prior_precision, posterior.curvature_order
-    of_weights = _effective_parameters(posterior)
-    gamma = _group_sum(posterior, of_weights)
+    gammas = _effective_parameters(posterior)  # of each weight, or their sum
+    gamma = _group_sum(posterior, gammas)
     trace_correction = posterior.precision.trace_correction()
     if problem.free_prior:
         scatter = _group_scatter(posterior)
@@ -332,7 +362,7 @@ def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparame
         n, residual = posterior.data_fit.n_targets, 2 * posterior.data_fit.loss
         squares = residual / h.temperature + order * trace_correction * h.sigma_noise**2
         # γ = n if every target is interpolated: keep a tenth of a target
-        variance = squares / (n - order * of_weights.sum()).clamp(min=0.1)
+        variance = squares / (n - order * gammas.sum()).clamp(min=0.1)
         floor = SMALLEST_NOISE_TO_SPREAD**2 * problem.model.target_variance()
         h = replace(h, sigma_noise=clamped(torch.maximum(variance, floor).sqrt()))
     return h
@@ -350,36 +380,45 @@ def _may_accelerate(history: list[Tensor]) -> bool:
     """Return whether to take a secant step; always true for one hyperparameter.
 
     With several hyperparameters, secant and plain steps alternate (Steffensen), because
-    coupled secant steps can cycle, unlike plain steps.
+    coupled secant steps can cycle, unlike plain steps. After 30 rounds without
+    convergence, secant steps become rarer. ``history`` contains one tensor (2, n) per
+    round, for n hyperparameters.
     """
-    n = len(history)
-    return history[0].shape[1] == 1 or n % (2 if n <= 30 else 4) == 0
+    n_rounds, n_values = len(history), history[0].shape[1]
+    return n_values == 1 or n_rounds % (2 if n_rounds <= 30 else 4) == 0
 
 
 def _accelerated(history: list[Tensor]) -> Tensor:
-    """Return the next point, by a secant step from pairs (point, image), (2, n) each.
+    """Return the next point, by a secant step from pairs (point, update), (2, n) each.
 
-    For a single hyperparameter, earlier points bracket the fixed point, because the
-    image is larger than the point on one side of it and smaller on the other side.
-    Bisection replaces steps that leave the bracket.
+    The step solves ``update = point`` along the line through the last two pairs. For a
+    single hyperparameter, earlier points bracket the fixed point, because the update is
+    larger than the point on one side of it and smaller on the other side. Bisection
+    replaces steps that leave the bracket.
     """
-    now, then = history[-1].unbind()
+    point, update = history[-1].unbind()
     if len(history) == 1:
-        return then
-    before, image = history[-2].unbind()
-    slope = ((then - image) / (now - before)).nan_to_num(0.0, 0.0, 0.0)
-    step = ((then - now) / (1 - slope.clamp(-1, 0.99))).clamp(-3, 3)
-    target = (now + step).clamp(-LOG_BOUND, LOG_BOUND)
-    if len(now) > 1:
+        return update
+    last_point, last_update = history[-2].unbind()
+    slope = ((update - last_update) / (point - last_point)).nan_to_num(0.0, 0.0, 0.0)
+    # slopes near one would make the step arbitrarily long
+    step = ((update - point) / (1 - slope.clamp(-1, 0.99))).clamp(-3, 3)
+    target = (point + step).clamp(-LOG_BOUND, LOG_BOUND)
+    if len(point) > 1:
         return target
-    low = max([float(p) for p, q in history if q > p], default=-LOG_BOUND)
-    high = min([float(p) for p, q in history if q < p], default=LOG_BOUND)
-    inside = low < float(target) < high or low >= high
-    return target if inside else torch.full_like(target, (low + high) / 2)
+    low = max([float(v) for v, image in history if image > v], default=-LOG_BOUND)
+    high = min([float(v) for v, image in history if image < v], default=LOG_BOUND)
+    # imprecise refits may make the bracket empty
+    is_inside = low < float(target) < high or low >= high
+    return target if is_inside else torch.full_like(target, (low + high) / 2)
 
 
 def _group_sum(posterior: GaussianPosterior, values: Tensor) -> Tensor:
-    """Sum values (P,) over the weights that share a prior precision."""
+    """Sum values (P,) over the weights that share a prior precision.
+
+    The result has the shape of the prior precision: (), (P,), or (L,) with the sum of
+    a group of parameter tensors for each of its tensors.
+    """
     shape = posterior.prior_precision.shape
     if not shape or shape == values.shape:
         return values if shape else values.sum()

@@ -64,11 +64,12 @@ def score_grid(
         prior_precisions, "prior path", len(prior_precisions)
     ):
         delta = torch.full_like(problem.posterior.prior_precision, value)
-        under = problem.under(delta, refine=problem.refine)
-        chosen = _precise(under, best_candidate(under))
+        fixed = problem.under(delta, refine=problem.refine)
+        chosen = _precise(fixed, best_candidate(fixed))
+        # the whole problem and all folds use the noise level that the folds chose
         noise = chosen.posterior.hyperparameters.sigma_noise
         posterior, *folds = (
-            part.posterior.replace(sigma_noise=noise) for part in (under, *under.folds)
+            part.posterior.replace(sigma_noise=noise) for part in (fixed, *fixed.folds)
         )
         posteriors = enumerate(chosen.refitted or folds)
         if fold_score is None:
@@ -93,13 +94,15 @@ def _mean_log_likelihood(fold: TuningProblem, posterior: GaussianPosterior) -> f
 def _precise(problem: TuningProblem, chosen: Candidate) -> Candidate:
     """Return the candidate with the best noise level nearby, and with precise refits.
 
-    The prior precision is fixed, so the noise level determines ``ρ = δ/scale``.
+    The prior precision is fixed, so the noise level determines ``ρ = δ/scale``. The
+    search covers the logarithms of noise levels between the neighbours of the chosen
+    level on `NOISE_PATH`.
     """
     h, order = problem.posterior.hyperparameters, problem.posterior.curvature_order
     step = math.log(NOISE_PATH[0] / NOISE_PATH[1])
 
-    def moved(change: float) -> Candidate:
-        """Return the candidate with another noise level."""
+    def with_noise(change: float) -> Candidate:
+        """Return the candidate with a change in ``log σ``, with precise refits."""
         scale = chosen.posterior.scale * math.exp(-2 * order * change)
         ratio = h.prior_precision / scale
         if chosen.refitted:
@@ -107,11 +110,11 @@ def _precise(problem: TuningProblem, chosen: Candidate) -> Candidate:
         return scored(problem, [ratio])[0]
 
     if not problem.free_noise:
-        return moved(0.0) if chosen.refitted else chosen
+        return with_noise(0.0) if chosen.refitted else chosen
     change = minimize_scalar(
-        lambda change: moved(change).score,
+        lambda change: with_noise(change).score,
         bounds=(-step, step),
         method="bounded",
         options={"xatol": NOISE_TOLERANCE},
     ).x
-    return moved(change)
+    return with_noise(change)

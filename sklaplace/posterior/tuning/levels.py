@@ -26,7 +26,9 @@ def maximise_with_levels(problem: TuningProblem) -> GaussianPosterior:
     """Maximise the evidence with a separate noise level for each output.
 
     The search alternates between the levels and the other hyperparameters. Each round
-    costs as much as `maximise_evidence` and requires no pass over the data.
+    costs as much as `maximise_evidence` and requires no pass over the data. It ends
+    when the levels hardly change. Outputs that share weights keep the ratios of their
+    levels, because the curvature is known only for these ratios.
     """
     posterior = maximise_evidence(problem)
     losses = posterior.data_fit.by_output
@@ -34,16 +36,17 @@ def maximise_with_levels(problem: TuningProblem) -> GaussianPosterior:
         return posterior
     for _ in range(MAX_ROUNDS):
         levels = _most_probable_levels(posterior, losses)
-        moved = posterior.with_noise_levels(levels)
-        if moved is None:
+        updated = posterior.with_noise_levels(levels)
+        if updated is None:  # no curvature for the new ratios
             break
-        change = moved.noise_proportions / posterior.noise_proportions
+        # `maximise_evidence` has already found the common factor of the levels
+        change = updated.noise_proportions / posterior.noise_proportions
         if change.log().abs().max() <= TOLERANCE:
             break
         model = problem.linear_model
         if model is not None:
-            model = replace(model, likelihood=moved.likelihood)
-        problem = replace(problem, posterior=moved, linear_model=model)
+            model = replace(model, likelihood=updated.likelihood)
+        problem = replace(problem, posterior=updated, linear_model=model)
         posterior = maximise_evidence(problem)
         losses = posterior.data_fit.by_output
         assert losses is not None
@@ -51,13 +54,19 @@ def maximise_with_levels(problem: TuningProblem) -> GaussianPosterior:
 
 
 def _most_probable_levels(posterior: GaussianPosterior, losses: Tensor) -> Tensor:
-    """Return MacKay's update of noise levels (c,), from the outputs' losses (c,)."""
+    """Return MacKay's update of noise levels (c,), from the outputs' losses (c,).
+
+    The update is ``σₖ² = ‖rₖ‖² / (T (n - γₖ))`` for output k with residuals ``rₖ`` and
+    ``γₖ`` effective parameters. Each output must have its own weights.
+    """
+    # losses are half squares of residuals in units of the noise proportions
     squares = 2 * losses * posterior.noise_proportions**2
     gamma = posterior.precision.effective_parameters().clamp(min=0)
     pieces = posterior.layout.split(gamma)
     sums = [piece.reshape(len(losses), -1).sum(1) for piece in pieces]
     by_output = torch.stack(sums).sum(0)
     n = posterior.data_fit.n_targets / len(losses)
-    left = (n - posterior.curvature_order * by_output).clamp(min=0.1)
-    levels = (squares / posterior.hyperparameters.temperature / left).sqrt()
+    # at least a tenth of a target, for outputs that interpolate all targets
+    n_remaining = (n - posterior.curvature_order * by_output).clamp(min=0.1)
+    levels = (squares / posterior.hyperparameters.temperature / n_remaining).sqrt()
     return levels.clamp(min=SMALLEST_LEVEL_TO_LARGEST * levels.max())

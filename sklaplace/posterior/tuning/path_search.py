@@ -28,7 +28,7 @@ MIDDLE = 8
 
 
 def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
-    """Return the best candidate that keeps the network's weights.
+    """Return the best candidate on the path that keeps the network's weights.
 
     If class probabilities are expensive to compute, the score is assumed to have a
     single minimum. Every fourth point is scored first, then the points around the best
@@ -37,12 +37,13 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     points.
     """
     is_cheap = problem.score.log_proba is None or problem.score.is_cheap
+    # batches that are not in memory are linearised at every pass
     is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
-    candidates: dict[int, Candidate] = {}
+    candidates: dict[int, Candidate] = {}  # by index on the path
 
-    def best_of(places: Iterable[int]) -> int:
-        """Score points, and return the best index so far."""
-        new = [i for i in places if i in range(len(path)) and i not in candidates]
+    def best_of(indices: Iterable[int]) -> int:
+        """Score points of the path, and return the best index so far."""
+        new = [i for i in indices if i in range(len(path)) and i not in candidates]
         scores = scored(problem, [path[i] for i in new])
         candidates.update(zip(new, scores, strict=True))
         return _best(candidates)
@@ -50,6 +51,7 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     if is_cheap or is_stream:
         return candidates[best_of(range(len(path)))]
     best = best_of(range(0, MIDDLE + STRIDE + 1, STRIDE))
+    # unless the score has risen clearly by the last point, score weaker priors, too
     if not candidates[max(candidates)].score > candidates[best].score + MARGIN:
         best = best_of(range(0, len(path), STRIDE))
     return candidates[best_of(range(best - STRIDE + 1, best + STRIDE))]
@@ -58,14 +60,15 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
 def best_refitted(
     problem: TuningProblem, path: list[Tensor], below: float = math.inf
 ) -> Candidate | None:
-    """Return the best candidate with a refitted model.
+    """Return the best candidate on the path with a refitted model.
 
     Return None if ``below`` is finite and no score is lower than ``below``.
 
-    If the best score is less than ``below + MARGIN``, the best point and its neighbours
-    are refitted precisely and compared. All refits are precise if there is noise,
-    because a single model determines the noise level. Several prior precisions also
-    require precise refits, because the models then differ more.
+    A coarse search along the path finds the best point. If its score is less than
+    ``below + MARGIN``, the best point and its neighbours are refitted precisely and
+    compared. All refits are precise if there is noise, because a single model
+    determines the noise level. Several prior precisions also require precise refits,
+    because the models then differ more.
 
     In regression, the result has the strongest prior that is not clearly worse than the
     best prior. Held-out samples do not show how much outputs vary far from the data.
@@ -74,15 +77,16 @@ def best_refitted(
     posterior = problem.posterior
     is_exact = posterior.likelihood.has_noise or posterior.prior_precision.ndim > 0
     coarse, fine = (EXACT, EXACT) if is_exact else (COARSE, FINE)
-    candidates: dict[int, Candidate] = {}
+    candidates: dict[int, Candidate] = {}  # by index on the path
+    # each new candidate determines where the search continues
     for index in _search_order(candidates, len(path)):
         start = candidates[_best(candidates)] if candidates else None
         candidates[index] = refitted(problem, path[index], start, coarse)
     best = _best(candidates)
     if candidates[best].score - MARGIN < below:
-        near = range(max(0, best - 1), min(len(path), best + 2))
+        neighbours = range(max(0, best - 1), min(len(path), best + 2))
         start = candidates[best]
-        candidates = {i: refitted(problem, path[i], start, fine) for i in near}
+        candidates = {i: refitted(problem, path[i], start, fine) for i in neighbours}
         best = _best(candidates)
     chosen = candidates[best]
     if chosen.score >= below and below < math.inf:
@@ -90,9 +94,9 @@ def best_refitted(
     if problem.score.log_proba is None and problem.free_prior:
         # score differences grow with the square root of the number of targets
         highest = chosen.score + MARGIN * max(1.0, chosen.n_targets / USUAL) ** 0.5
-        for ratio in reversed(path[:best]):
+        for ratio in reversed(path[:best]):  # ever stronger priors
             stronger = refitted(problem, ratio, chosen, fine)
-            if not stronger.score <= highest:
+            if not stronger.score <= highest:  # worse, or NaN
                 break
             chosen = stronger
     return chosen
@@ -106,8 +110,8 @@ def _search_order(candidates: Mapping[int, Candidate], n_points: int) -> Iterato
     point to ``candidates``.
     """
     middle = min(MIDDLE, n_points - 1)
-    first = middle, middle + 2, middle - 2
-    yield from (index for index in first if index in range(n_points))
+    initial = middle, middle + 2, middle - 2
+    yield from (index for index in initial if index in range(n_points))
     for stride in (2, -2):
         best = _best(candidates)
         while (index := best + stride) in range(n_points) and index not in candidates:
@@ -129,7 +133,9 @@ def refitted(
 ) -> Candidate:
     """Return the candidate with models refitted at a ratio ``ρ = δ/scale``.
 
-    Refits start at another candidate or at the network's weights.
+    Refits start at another candidate or at the network's weights. A fixed prior leaves
+    only the noise level to satisfy the ratio. If the problem has folds, the model of
+    each fold is refitted, and the score is that of all folds together.
     """
     refits = []
     for part, posterior in zip(

@@ -135,7 +135,10 @@ class TuningProblem:
     def under(
         self, prior_precision: Tensor, *, refine: bool | Literal["auto"]
     ) -> "TuningProblem":
-        """Return the problem with a fixed prior precision; only the noise is free."""
+        """Return the problem and its folds with a fixed prior precision.
+
+        The noise remains as free as it was.
+        """
         return replace(
             self,
             posterior=self.posterior.replace(prior_precision=prior_precision),
@@ -163,8 +166,9 @@ class TuningProblem:
     def batches(self) -> Iterator[tuple["TuningProblem", list[LinearisedBatch]]]:
         """Yield pairs of a part and a list of its held-out batches.
 
-        Each list contains one batch. If there are many weights and the batches are in
-        memory, the list contains all batches, so the precision is computed only once.
+        Each list contains one batch, so only one is in memory. If there are many
+        weights, a posterior precision for each batch would take too long. If the
+        batches are in memory, the list then contains all batches of the part.
         """
         for part in self.parts:
             held_out = part.held_out()

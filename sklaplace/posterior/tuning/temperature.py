@@ -26,10 +26,12 @@ GAIN = 1.0
 def tune_temperature(problem: TuningProblem) -> GaussianPosterior:
     """Return the posterior at the temperature with the best score on held-out samples.
 
-    The prior precision and the noise, if free, are tuned at each temperature. A value
-    of one (Bayes' rule) is kept unless another temperature is clearly better.
+    The prior precision and the noise, if free, are tuned at each temperature. A grid of
+    temperatures is scored first, then temperatures around the best of them. A value of
+    one (Bayes' rule) is kept unless another temperature is clearly better. The result
+    is refitted if its candidate was. A temperature outside the grid causes a warning.
     """
-    candidates: dict[float, Candidate] = {}
+    candidates: dict[float, Candidate] = {}  # by the logarithm of the temperature
 
     def tempered(log_temperature: float) -> TuningProblem:
         posterior = problem.posterior
@@ -45,6 +47,7 @@ def tune_temperature(problem: TuningProblem) -> GaussianPosterior:
     step = LOG_GRID[1] - LOG_GRID[0]
     bounds = best - step, best + step
     options = {"xatol": PRECISION}
+    # only to add candidates, of which the best may be a point of the grid
     minimize_scalar(score, bounds=bounds, method="bounded", options=options)
     best = min(candidates, key=score)
     if score(best) > score(0.0) - GAIN:

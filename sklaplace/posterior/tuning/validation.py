@@ -59,14 +59,19 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
 
 
 def best_candidate(problem: TuningProblem) -> Candidate:
-    """Return the candidate with the best score; see `tune_on_validation`."""
+    """Return the candidate with the best score; see `tune_on_validation`.
+
+    ``refine`` determines whether it keeps the network's weights or has a refitted
+    model. If "auto", a refitted model must be better by `MARGIN`.
+    """
     path = _path(problem)
     refits = best_refitted(problem, path) if problem.refine is True else None
     chosen = refits or best_kept(problem, path)
     # noise and a curvature of order two: δ/scale does not determine a refitted model
     is_ambiguous = problem.posterior.curvature_order > 1 and problem.free_noise
-    everything = problem, *problem.folds
-    has_model = all(part.linear_model is not None for part in everything)
+    # all folds are scored, and the whole problem is refitted in the end
+    with_folds = problem, *problem.folds
+    has_model = all(part.linear_model is not None for part in with_folds)
     if problem.refine == "auto" and has_model and not is_ambiguous:
         # a prior stronger than the best prior may have a score above this limit
         chosen = best_refitted(problem, path, chosen.score - MARGIN) or chosen
@@ -74,7 +79,11 @@ def best_candidate(problem: TuningProblem) -> Candidate:
 
 
 def accepted(problem: TuningProblem, chosen: Candidate) -> GaussianPosterior:
-    """Return the posterior of a candidate; raise ValueError if no score is finite."""
+    """Return the posterior of a candidate; raise ValueError if no score is finite.
+
+    A refitted model is fitted again, precisely and to all training samples. A tuned
+    noise level is increased, because few held-out values determine it.
+    """
     if not math.isfinite(chosen.score):
         raise ValueError(
             "No prior precision has a finite score on the held-out samples, because "
@@ -84,7 +93,7 @@ def accepted(problem: TuningProblem, chosen: Candidate) -> GaussianPosterior:
     if problem.free_prior:
         _warn_of_equal_probabilities(problem, chosen)
     posterior = chosen.posterior
-    if chosen.refitted:  # to full precision
+    if chosen.refitted:
         posterior = problem.model.refit(posterior)
     both_free = problem.free_noise and problem.free_prior
     return _widened(posterior, chosen.n_targets) if both_free else posterior
@@ -114,17 +123,18 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
 def _warn_of_equal_probabilities(problem: TuningProblem, chosen: Candidate) -> None:
     """Warn if held-out predictions are no better than equal class probabilities.
 
-    Samples that would have to be linearised again are not checked.
+    Equal outputs have equal class probabilities. Samples that ``fit`` split off, or
+    that would have to be linearised again, are not checked.
     """
-    score, rows = problem.score, problem.validation
-    if score.log_proba is None or not (score.is_given and isinstance(rows, list)):
+    score, batches = problem.score, problem.validation
+    if score.log_proba is None or not (score.is_given and isinstance(batches, list)):
         return
     loss = problem.posterior.likelihood.loss
-    total = 0.0
-    for batch in rows:
+    uniform_loss = 0.0
+    for batch in batches:
         losses = loss(torch.zeros_like(batch.f), batch.targets).double()
-        total += float(batch.weights.double() @ losses)
-    if chosen.score >= UNIFORM * total:
+        uniform_loss += float(batch.weights.double() @ losses)
+    if chosen.score >= UNIFORM * uniform_loss:
         warn_user(
             "No prior precision predicts the held-out samples better than equal class "
             "probabilities, so predictions are now nearly uniform. Either the network "
@@ -136,25 +146,34 @@ def _warn_of_equal_probabilities(problem: TuningProblem, chosen: Candidate) -> N
 
 # ---------------------------------------------------------------------- the path
 def _path(problem: TuningProblem) -> list[Tensor]:
-    """Return ratios ``ρ = δ/scale`` to score, starting with the strongest prior."""
+    """Return ratios ``ρ = δ/scale`` to score, starting with the strongest prior.
+
+    Under these priors, the held-out outputs have the mean variances of `PATH`. Several
+    prior precisions keep the ratios to each other that maximise the evidence. If the
+    prior is fixed, the noise level varies instead.
+    """
     if not problem.free_prior:
         return _noise_path(problem)
     posterior = problem.posterior
     delta = posterior.prior_precision
     if delta.ndim:
         delta = marglik(posterior, free_noise=problem.free_noise).prior_precision
-    shape = delta / delta.log().mean().exp()
+    relative = delta / delta.log().mean().exp()  # with a geometric mean of one
 
     def output_variance(part: TuningProblem, batch: LinearisedBatch) -> Tensor:
-        prior_variances = 1 / priors.expand(shape, part.posterior.layout)
+        prior_variances = 1 / priors.expand(relative, part.posterior.layout)
         return batch.jacobian.double().variance(prior_variances)
 
-    size = _held_out_mean(problem, output_variance).clamp(min=1e-30)
-    return [shape * size / variance for variance in PATH]
+    # zero if the outputs do not depend on the weights
+    mean_variance = _held_out_mean(problem, output_variance).clamp(min=1e-30)
+    return [relative * mean_variance / variance for variance in PATH]
 
 
 def _noise_path(problem: TuningProblem) -> list[Tensor]:
-    """Return ratios ``δ/scale`` for a fixed δ and noise levels near the residual."""
+    """Return ratios ``δ/scale`` for a fixed δ and noise levels near the residual.
+
+    The scale is ``1/(σ^(2·order) T)``. A fixed noise level has a single ratio.
+    """
     posterior, h = problem.posterior, problem.posterior.hyperparameters
     if not problem.free_noise:
         return [h.prior_precision / posterior.scale]
