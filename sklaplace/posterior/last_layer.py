@@ -165,7 +165,7 @@ class LastLayerModel(LinearModel):
         dual = self._dual_blockwise(f, rho) if n < i else None
         operator = self._kron_operator(f, rho, dtype) if dual is None else dual
 
-        def rows(values: Tensor) -> Tensor:
+        def rows(values: Tensor) -> Tensor:  # the operator on (o, i) instead of (P,)
             return self.by_output(operator(self.from_outputs(values)))
 
         return self._on_weights(rows, rho, dtype)
@@ -323,12 +323,12 @@ class LastLayerModel(LinearModel):
         if failed.any():
             return None
         # under a weak prior, the inverse factor is more precise than the inverse
-        halves = lower_inverse(lower)
+        inverses = lower_inverse(lower)
 
         def apply(v: Tensor) -> Tensor:
             scaled = v / rho  # in float32, differences would be rounding errors
-            columns = halves @ (self._layer_outputs(scaled) * roots).T.unsqueeze(2)
-            hidden = (halves.mT @ columns).squeeze(2).T * roots
+            columns = inverses @ (self._layer_outputs(scaled) * roots).T.unsqueeze(2)
+            hidden = (inverses.mT @ columns).squeeze(2).T * roots
             return (scaled - self._weight_gradients(hidden) / rho).to(v.dtype)
 
         return apply

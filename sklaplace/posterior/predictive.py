@@ -100,8 +100,8 @@ def glm(
     means, covariances = [], []
     for f, jacobian in parts:
         centred_f = f if centring is None else centring.centred(f)
-        columns = centred_f.narrow(1, jacobian.first_column, jacobian.n_columns)
-        means.append(linearised_mean(posterior, columns, jacobian))
+        outputs = centred_f.narrow(1, jacobian.first_column, jacobian.n_columns)
+        means.append(linearised_mean(posterior, outputs, jacobian))
         if n_blocks > 1 and not diagonal:
             projection = projected(posterior.structure, jacobian, n_blocks)
             cov = projection.covariance(posterior.precision, diagonal=False)

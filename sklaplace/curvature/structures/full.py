@@ -71,6 +71,7 @@ class Full(base.Diagonalised):
     @cached_property
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of ``H``, (P,), ascending."""
+        # eigenvalues alone are cheaper, unless the eigenvectors are known
         if "eigh" in self.__dict__:
             return self.eigh[0]
         eigenvalues = torch.linalg.eigvalsh(self.hessian)
