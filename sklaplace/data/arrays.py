@@ -50,13 +50,14 @@ def as_array(values: object, name: str) -> np.ndarray:
 
 def check_columns(frame: object, name: str) -> None:
     """Raise TypeError for a data frame with dates, which numpy may cast to integers."""
-    # a Series has a single dtype
+    # a Series has a single dtype, and is not checked
     dtypes = getattr(frame, "dtypes", ()) if hasattr(frame, "columns") else ()
     for column, dtype in zip(getattr(frame, "columns", ()), dtypes, strict=False):
+        # categories may be dates
         dtype = getattr(getattr(dtype, "categories", None), "dtype", dtype)
         # without the levels of an Enum and the limits of an interval
-        kind = str(dtype).lower().replace("[", "(").split("(")[0]
-        if any(part in kind for part in _DATE_DTYPES):
+        type_name = str(dtype).lower().replace("[", "(").split("(")[0]
+        if any(part in type_name for part in _DATE_DTYPES):
             raise _no_dates(name, f"in column {column!r} ({dtype})")
 
 
@@ -99,6 +100,8 @@ def check_finite(values: np.ndarray, name: str) -> None:
 def as_labels(values: object, name: str) -> np.ndarray:
     """Return labels of a single type: numbers, strings or dates.
 
+    Numbers that are stored as objects become an array of numbers.
+
     Raises
     ------
     ValueError
@@ -107,7 +110,7 @@ def as_labels(values: object, name: str) -> np.ndarray:
     labels = as_array(values, name)
     if labels.dtype.kind == "f":
         check_finite(labels, name)
-    if labels.dtype.kind not in "OmM":
+    if labels.dtype.kind not in "OmM":  # neither objects nor dates
         return labels
     examples = _one_of_each_type(labels)
     missing = [value for value in examples if is_missing(value)]
@@ -118,14 +121,14 @@ def as_labels(values: object, name: str) -> np.ndarray:
         )
     if labels.dtype.kind != "O":
         return labels
-    kinds = {_kind(value): value for value in examples}
-    if len(kinds) > 1:
-        shown = " and ".join(f"{v!r} ({type(v).__name__})" for v in kinds.values())
+    by_kind = {_kind(value): value for value in examples}
+    if len(by_kind) > 1:
+        shown = " and ".join(f"{v!r} ({type(v).__name__})" for v in by_kind.values())
         raise ValueError(
             f"{name} has labels of several types: {shown}. Convert them to one type, "
             f"for example with {name}.astype(str)."
         )
-    return np.array(labels.tolist()) if "number" in kinds else labels
+    return np.array(labels.tolist()) if "number" in by_kind else labels
 
 
 def is_missing(value: object) -> bool:
@@ -142,17 +145,21 @@ def _advice(name: str) -> str:
 
 
 def _one_of_each_type(values: np.ndarray) -> list[Any]:
-    """Return one entry of each type in an array: a missing value if there is one."""
+    """Return one entry of each type in an array: a missing value if there is one.
+
+    Arrays of dates have one type, and arrays of objects can have several. Other arrays
+    need no examples, so the list is empty.
+    """
     if values.dtype.kind in "mM":
-        absent = values[np.isnat(values)]
-        return [*absent.flat[:1], *values.flat[:1]][:1]
+        missing = values[np.isnat(values)]
+        return [*missing.flat[:1], *values.flat[:1]][:1]
     if values.dtype.kind != "O":
         return []
     examples = {type(value): value for value in values.flat}
     for kind in examples:
-        if issubclass(kind, _WITH_NULL):
-            of_kind = (value for value in values.flat if type(value) is kind)
-            examples[kind] = next(filter(is_missing, of_kind), examples[kind])
+        if issubclass(kind, _WITH_NULL):  # some entries may be NaN or NaT
+            entries = (value for value in values.flat if type(value) is kind)
+            examples[kind] = next(filter(is_missing, entries), examples[kind])
     return list(examples.values())
 
 

@@ -109,8 +109,8 @@ class Batches:
         options = self.net.get_params_for("iterator_valid")
         options = {k: v for k, v in options.items() if k not in _CHOOSING_OPTIONS}
         is_plain = self.net.iterator_valid is DataLoader
-        slices = is_plain and options.keys() <= _SLICING_OPTIONS
-        arrays = _arrays(self.dataset) if slices else None
+        can_slice = is_plain and options.keys() <= _SLICING_OPTIONS
+        arrays = _arrays(self.dataset) if can_slice else None
         batches = self._sliced(arrays) if arrays else self._loaded(options)
         for x, y, w in batches:
             yield self._on_device(x), self._on_device(y), self._on_device(w)
@@ -130,22 +130,27 @@ class Batches:
             yield x, y, w
 
     def _loaded(self, options: dict[str, object]) -> Iterator[Batch]:
-        """Yield the batches of the skorch net's loader."""
+        """Yield the batches of the skorch net's loader.
+
+        A loader that does not yield each sample once raises an error. The number of
+        samples left also ends a loader that never stops.
+        """
         options["batch_size"] = self.batch_size
         loader = self.net.iterator_valid(self.dataset, **options)
         if isinstance(loader, DataLoader):  # otherwise it uses the global generator
             loader.generator = torch.Generator()
-        weighted = sample_weights(self.dataset) is not None
-        if weighted:
+        is_weighted = sample_weights(self.dataset) is not None
+        if is_weighted:
             loader.collate_fn = partial(collate_weighted, loader.collate_fn)
-        n_left = len(self.dataset)
+        n_left = len(self.dataset)  # negative if there are too many
         for batch in loader:
             x, y = unpack_data(batch)
             # y first, because the length of packed sequences is not the number of rows
             n_left -= next(len(v) for v in leaves((y, x)) if np.ndim(v))
             if n_left < 0:
                 break
-            yield (x, *y) if weighted else (x, y, None)
+            # with weights, y is a pair of targets and weights
+            yield (x, *y) if is_weighted else (x, y, None)
         if n_left:
             n_samples = len(self.dataset)
             count = "more than" if n_left < 0 else f"{n_samples - n_left} of"
@@ -174,21 +179,25 @@ _Arrays = list[tuple[np.ndarray | StoredArray | None, np.ndarray]]
 
 
 def _arrays(dataset: Any) -> _Arrays | None:
-    """Return the arrays of a dataset, or None for a dataset with custom code."""
+    """Return the arrays of a dataset, or None for a dataset with custom code.
+
+    A subset, or a dataset with other targets, refers to the arrays of the dataset
+    inside it. Only its row indices, or its targets and weights, are its own.
+    """
     if type(dataset) is Dataset:
         X, y, rows = dataset.X, dataset.y, np.arange(len(dataset))
         is_array = isinstance(X, np.ndarray | StoredArray)
         if not (is_array and isinstance(y, np.ndarray | None)):
             return None
         return [(X, rows), (y, rows), (None, rows)]
-    arrays = _arrays(dataset.dataset) if type(dataset) in (Subset, RowDataset) else None
-    if arrays is None:
+    inner = _arrays(dataset.dataset) if type(dataset) in (Subset, RowDataset) else None
+    if inner is None:
         return None
     if isinstance(dataset, Subset):
         indices = np.asarray(dataset.indices, dtype=int)
-        return [(values, rows[indices]) for values, rows in arrays]
-    rows = np.arange(len(dataset))
-    return [arrays[0], (dataset.y, rows), (dataset.weights, rows)]
+        return [(values, rows[indices]) for values, rows in inner]
+    inputs, rows = inner[0], np.arange(len(dataset))
+    return [inputs, (dataset.y, rows), (dataset.weights, rows)]
 
 
 def first_rows(net: NeuralNet, dataset: Samples, n: int = 3) -> Any:
@@ -205,9 +214,10 @@ N_SPREAD = 16
 def spread_rows(net: NeuralNet, dataset: Samples) -> Any:
     """Return a few inputs, spread over a dataset and including the first sample."""
     n = min(N_SPREAD, len(dataset))
-    even = np.linspace(0, len(dataset) - 1, n).round().astype(int)
+    rows = np.linspace(0, len(dataset) - 1, n).round().astype(int)
+    # every fourth row first, so that the first few rows are spread, too
     order = sorted(range(n), key=lambda place: place % 4)
-    return next(iter(Batches(net, some_of(dataset, even[order].tolist()), n)))[0]
+    return next(iter(Batches(net, some_of(dataset, rows[order].tolist()), n)))[0]
 
 
 def take_rows(X: Any, indices: Any) -> Any:
@@ -279,6 +289,7 @@ class TrainingData:
     def dataset(self, net: NeuralNet) -> Samples:
         """Return the skorch net's dataset, including any sample weights."""
         dataset = net.get_dataset(self.X, self.y)
+        # skorch ignores y if X is a dataset
         if self.sample_weight is None and not _is_dataset(self.X):
             return dataset
         kind = RowStream if is_stream(dataset) else RowDataset
@@ -396,13 +407,13 @@ class InputType:
         """Cast values to the network's dtype; raise ValueError if not finite.
 
         Writable values of this dtype are not copied, because `Batches` copies each
-        batch.
+        batch. Tensors cannot share the memory of read-only arrays, so these are copied.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             cast = np.require(values, self.dtype, "W")
-            total = cast.sum()
+            total = cast.sum()  # finite only if all values are finite
         if not (np.isfinite(total) or np.isfinite(cast).all()):
-            check_finite(values, name)
+            check_finite(values, name)  # otherwise only the cast is not finite
             raise ValueError(
                 f"{name} has values up to {np.abs(values).max():.0e}, too large for "
                 f"{self.dtype}, the dtype of the network. Scale {name} "
@@ -417,22 +428,26 @@ def input_type(net: NeuralNet) -> InputType:
         return InputType(np.dtype(np.float64), False)
     module = module_of(net)
     floating = [p.dtype for p in module.parameters() if p.is_floating_point()]
+    # the first dtype, or float32 without floating-point parameters
     name = str([*floating, torch.float32][0]).removeprefix("torch.")
-    kinds = nn.Embedding | nn.EmbeddingBag
-    embeds = any(isinstance(m, kinds) for m in module.modules())
+    embeddings = nn.Embedding | nn.EmbeddingBag
+    embeds = any(isinstance(m, embeddings) for m in module.modules())
     # numpy has no bfloat16, but float32 represents all bfloat16 values
     return InputType(np.dtype(name if hasattr(np, name) else "float32"), embeds)
 
 
 def module_of(net: NeuralNet) -> nn.Module:
-    """Return the module of a net or its clone, or an empty one if it requires data."""
+    """Return the module of a net, or an empty one if its sizes depend on data.
+
+    For a net that is not initialised, a clone is initialised on the CPU.
+    """
     module = getattr(net, "module_", net.module)
     if isinstance(module, nn.Module):
         return module
-    scratch = clone(net)
-    scratch.verbose, scratch.callbacks, scratch.device = 0, "disable", "cpu"
+    net = clone(net)
+    net.verbose, net.callbacks, net.device = 0, "disable", "cpu"
     with private_rng(0):
         try:
-            return scratch.initialize().module_
+            return net.initialize().module_
         except (TypeError, ValueError, RuntimeError):
             return nn.Module()  # a callback sets its sizes at the start of training

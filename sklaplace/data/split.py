@@ -54,13 +54,13 @@ def row_keys(
         groups may have different keys.
     """
     if groups is not None:
-        rows: Any = map(str.encode, groups.astype(str))
-    else:
+        hashed: Any = map(str.encode, groups.astype(str))
+    else:  # rows of stored arrays or of arrays, or else positions
         blocks = X.blocks() if isinstance(X, StoredArray) else [np.arange(n_rows)]
         blocks = [X] if isinstance(X, np.ndarray) else blocks
         # -0.0 and 0.0 are equal but differ in bytes; adding zero turns -0.0 into 0.0
-        rows = ((row + 0).tobytes() for block in blocks for row in block)
-    keys = _hashes(rows, seed)
+        hashed = ((row + 0).tobytes() for block in blocks for row in block)
+    keys = _hashes(hashed, seed)
     is_array = groups is None and isinstance(X, np.ndarray)
     return shared_keys(X, keys) if is_array else keys
 
@@ -85,6 +85,10 @@ def separate_replicates(keys: np.ndarray, y: np.ndarray) -> np.ndarray:
     with equal inputs are replicates if most of them have several targets, and copies
     otherwise.
 
+    The keys of replicates are shifted by a hash of their targets. If equal targets can
+    be coincidences, the replicates with equal targets are numbered, and a hash of this
+    number is added, too. All other keys stay the same.
+
     Parameters
     ----------
     keys : ndarray of shape (n,)
@@ -92,20 +96,24 @@ def separate_replicates(keys: np.ndarray, y: np.ndarray) -> np.ndarray:
     y : ndarray of shape (n, ...)
         Targets.
     """
-    _, cell, sizes = np.unique(keys, return_inverse=True, return_counts=True)
-    rows = np.flatnonzero(sizes[cell] > 1)
+    # number of each sample's inputs among the distinct inputs
+    _, inputs, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+    rows = np.flatnonzero(sizes[inputs] > 1)
     if len(rows) == 0:
         return keys
-    cell, y = cell[rows], y[rows].reshape(len(rows), -1).astype(np.float64)
-    copies = groups_of_copies(np.column_stack([cell, y]))
-    distinct = np.unique(copies, return_index=True)[1]
-    has_several = np.bincount(cell[distinct])[cell] > 1
-    shift = np.where(has_several, _smallest(_hashes(y + 0.0, 0), copies), 0)
-    if groups_of_copies(y).max() + 1 < FEW_TARGETS * len(distinct):
+    inputs, y = inputs[rows], y[rows].reshape(len(rows), -1).astype(np.float64)
+    # samples with equal inputs and targets, and the first sample of each such pair
+    pair = groups_of_copies(np.column_stack([inputs, y]))
+    first_of_pair = np.unique(pair, return_index=True)[1]
+    has_several = np.bincount(inputs[first_of_pair])[inputs] > 1
+    shift = np.where(has_several, _smallest(_hashes(y + 0.0, 0), pair), 0)
+    # whether there are few distinct targets
+    if groups_of_copies(y).max() + 1 < FEW_TARGETS * len(first_of_pair):
         if has_several.mean() <= 0.5:
             return keys
-        order = np.argsort(copies, kind="stable")
-        places = np.arange(len(order)) - np.searchsorted(copies[order], copies[order])
+        order = np.argsort(pair, kind="stable")
+        # number of each sample within its pair
+        places = np.arange(len(order)) - np.searchsorted(pair[order], pair[order])
         shift[order] += _hashes(places[:, np.newaxis], 0)
     keys = keys.copy()
     keys[rows] += shift.astype(keys.dtype)
@@ -116,6 +124,9 @@ def hash_split(
     keys: np.ndarray, y: np.ndarray, fraction: float, *, stratify: bool
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the indices of training and validation samples.
+
+    Of each stratum (class, or all samples), the distinct keys with the smallest hashes
+    are held out.
 
     Parameters
     ----------
@@ -133,12 +144,13 @@ def hash_split(
     train, validation : ndarray of int
         Indices, or None if there are fewer than ``MIN_ROWS`` distinct keys.
     """
-    strata, inverse = _distinct(keys, y, stratify)
+    strata, inverse = _distinct(keys, y, stratify)  # per key, per sample
     if len(strata) < MIN_ROWS:
         return None
     is_held_out = np.zeros(len(strata), dtype=bool)
     for stratum in np.unique(strata):
         members = np.flatnonzero(strata == stratum)  # ordered by hash
+        # at least one key of each stratum is for training
         n_held_out = min(round(fraction * len(members)), len(members) - 1)
         is_held_out[members[:n_held_out]] = True
     is_held_out = is_held_out[inverse]
@@ -156,20 +168,23 @@ def hash_folds(
     same fold. The number of folds is at most the number of distinct keys. The order of
     the folds does not depend on the order of the samples.
     """
-    strata, inverse = _distinct(keys, y, stratify)
+    strata, inverse = _distinct(keys, y, stratify)  # per key, per sample
     fold = np.empty(len(strata), dtype=int)
+    # in turns, so that the keys of each stratum are spread over the folds
     fold[np.argsort(strata, kind="stable")] = np.arange(len(strata)) % n_folds
     # training samples are then in the order of their hashes
     order = np.argsort(inverse, kind="stable")
-    fold = fold[inverse[order]]
-    kinds = range(min(n_folds, len(strata)))
-    return [(order[fold != k], order[fold == k]) for k in kinds]
+    fold = fold[inverse[order]]  # of each sample in this order
+    fold_numbers = range(min(n_folds, len(strata)))
+    return [(order[fold != k], order[fold == k]) for k in fold_numbers]
 
 
 def groups_of_copies(X: np.ndarray) -> np.ndarray:
     """Return the group number of each sample, (n,); copies have the same number.
 
-    Samples are compared with their neighbours along a random direction.
+    The standardised samples are projected onto a random direction, and sorted. Each
+    sample is then compared with its next neighbours in this order, column by column.
+    The groups are the connected components of the graph of copies.
 
     Parameters
     ----------
@@ -186,28 +201,32 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
     step = max(1, _BLOCK // n)
     blocks = [slice(start, start + step) for start in range(0, p, step)]
     direction = np.random.default_rng(0).standard_normal(p)
+    # positions of the samples along the direction, and two divisors of each column: a
+    # multiple of its largest value, to avoid overflow, and the spread after the division
     along, size, scale = np.zeros(n), np.empty((p, 1)), np.empty((p, 1))
     for block in blocks:
-        Z = X[:, block].T.astype(np.float64)
+        Z = X[:, block].T.astype(np.float64)  # (columns, n)
         largest = np.abs(Z).max(axis=1, keepdims=True)
         size[block] = np.where(largest > 0, 2 * largest, 1)
-        Z /= size[block]  # avoids overflow
-        Z -= Z[:, :1].copy()
+        Z /= size[block]
+        Z -= Z[:, :1].copy()  # constant columns become zero
         low, high = np.quantile(Z, [0.25, 0.75], axis=1, keepdims=True)
         spread = np.where(high > low, high - low, Z.std(axis=1, keepdims=True))
         scale[block] = np.where(spread > 0, spread, 1)
         along += direction[block] @ (Z / scale[block])
     order = np.argsort(along, kind="stable")
+    # pairs of copies found so far, as arrays of shape (2, number of pairs)
     edges, tolerance = [], min(TOLERANCE, 0.05 / n)
     # bound on the distance of copies along the direction, including rounding
     nearest = tolerance * np.abs(direction).sum() + 1e-9 * np.abs(along)
     for lag in range(1, min(N_NEIGHBOURS + 1, n)):
         pairs = np.stack([order[:-lag], order[lag:]])
+        # a cheap test first; few pairs are left for the comparison of all columns
         is_near = along[pairs[1]] - along[pairs[0]] <= nearest[pairs].max(axis=0)
         pairs = pairs[:, is_near]
         for block in blocks:
-            a, b = (X[rows, block] / size[block].T for rows in pairs)
-            gap = np.abs(a - b) / scale[block].T
+            first, second = (X[rows, block] / size[block].T for rows in pairs)
+            gap = np.abs(first - second) / scale[block].T
             pairs = pairs[:, (gap <= tolerance).all(axis=1)]
         edges.append(pairs)
     first, second = np.concatenate(edges, axis=1) if edges else ([], [])
@@ -218,17 +237,20 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
 def _distinct(
     keys: np.ndarray, y: np.ndarray, stratify: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the stratum of each distinct key, and the index of each sample's key.
+    """Return the stratum of each distinct key, and the index (n,) of each sample's key.
 
-    With ``stratify``, the strata are classes. Otherwise there is a single stratum. A
-    key with several classes belongs to the class with the fewest keys.
+    The distinct keys are in ascending order. With ``stratify``, the strata are classes.
+    Otherwise there is a single stratum. A key with several classes belongs to the class
+    with the fewest keys.
     """
     inverse = np.unique(keys, return_inverse=True)[1]
     y = y if stratify else np.zeros(len(keys))
     labels, codes = np.unique(y, return_inverse=True)
-    of_key, classes = np.divmod(np.unique(inverse * len(labels) + codes), len(labels))
-    order = np.lexsort((np.bincount(classes)[classes], of_key))  # break ties by class
-    return classes[order[np.unique(of_key, return_index=True)[1]]], inverse
+    # all pairs of a key and a class that occur, encoded as single integers
+    key, classes = np.divmod(np.unique(inverse * len(labels) + codes), len(labels))
+    # by key, then by the number of keys of the class; ties stay in the order of classes
+    order = np.lexsort((np.bincount(classes)[classes], key))
+    return classes[order[np.unique(key, return_index=True)[1]]], inverse
 
 
 def shared_keys(X: np.ndarray, keys: np.ndarray) -> np.ndarray:

@@ -65,13 +65,14 @@ class StoredArray:
         self.source, self.cast = source, cast
         self.rows = np.arange(n) if rows is None else rows
         self._row_bytes = max(1, source.dtype.itemsize * prod(source.shape[1:]))
-        chunks = getattr(source, "chunks", None)  # dask lists the size of every chunk
-        size = int(np.max(chunks[0])) if chunks else 0
-        # only small chunks are read whole
-        self._chunk_rows = size if size * self._row_bytes <= BUDGET else 0
-        # all parts share the chunk that was read last
+        # sizes of the chunks along each axis; dask lists the size of every chunk
+        chunks = getattr(source, "chunks", None)
+        n_rows = int(np.max(chunks[0])) if chunks else 0
+        # zero without small chunks, the only ones that are read whole
+        self._chunk_rows = n_rows if n_rows * self._row_bytes <= BUDGET else 0
+        # reads chunk k; all parts share the chunk that was read last
         self._chunk = lru_cache(1)(
-            lambda k: np.asarray(source[k * size : (k + 1) * size])
+            lambda k: np.asarray(source[k * n_rows : (k + 1) * n_rows])
         )
 
     @property
@@ -105,23 +106,30 @@ class StoredArray:
         return self.cast(self._raw())
 
     def _raw(self) -> np.ndarray:
-        """Read all samples into memory, in their stored dtype."""
+        """Read all samples into memory, in their stored dtype.
+
+        The rows of a chunked array are sorted, and read chunk by chunk. The rows of an
+        array with large or no chunks are read in runs of consecutive rows. Then the
+        samples are put into the order of the rows.
+        """
         if issparse(self.source):
             return np.asarray(self.source[self.rows].toarray())
         if isinstance(self.source, np.ndarray):
             values = np.asarray(self.source)[self.rows]
-            file: Any = getattr(self.source, "_mmap", None)
-            if hasattr(file, "madvise"):
-                file.madvise(mmap.MADV_DONTNEED)  # the map's pages count as memory
+            # pages of a memory map that were read count as memory until released
+            memory_map: Any = getattr(self.source, "_mmap", None)
+            if hasattr(memory_map, "madvise"):  # not on Windows
+                memory_map.madvise(mmap.MADV_DONTNEED)
             return values
-        if not len(self):
+        if not len(self):  # there is no first chunk to read
             return np.asarray(self.source[:0])
         size = self._chunk_rows
         if size and (self.rows // size == self.rows[0] // size).all():
             return self._group(self.rows)  # all in one chunk, such as a single sample
         distinct, places = np.unique(self.rows, return_inverse=True)
-        is_end = np.diff(distinct // size) if size else np.diff(distinct) > 1
-        groups = np.split(distinct, np.flatnonzero(is_end) + 1)
+        # nonzero where the next row belongs to another chunk or run
+        is_last = np.diff(distinct // size) if size else np.diff(distinct) > 1
+        groups = np.split(distinct, np.flatnonzero(is_last) + 1)
         return np.concatenate([self._group(rows) for rows in groups])[places]
 
     def _group(self, rows: np.ndarray) -> np.ndarray:
@@ -148,6 +156,7 @@ class StoredArray:
         Unpickling computes the blocks immediately. A dask worker that waits for a block
         starts other tasks, which may wait for a resource that the worker holds.
         """
+        # a function and its arguments, which recreate the array
         if issparse(self.source):
             return StoredArray, (self.source[self.rows], self.cast)
         if not hasattr(self.source, "__dask_graph__"):

@@ -50,7 +50,11 @@ class RowStream(IterableDataset[tuple[object, object]]):
         return len(self.y)
 
     def __iter__(self) -> Iterator[tuple[object, object]]:
-        """Yield the inputs, targets and weights of the samples in order."""
+        """Yield the inputs, targets and weights of the samples in order.
+
+        The length of the dataset is unknown. If it differs from the number of targets,
+        an error is raised at the end of the pass.
+        """
         worker, n = get_worker_info(), len(self)
         if worker is not None and worker.num_workers > 1:
             raise ValueError(
@@ -58,7 +62,7 @@ class RowStream(IterableDataset[tuple[object, object]]):
                 "would each yield some of its samples, without their targets. Set "
                 "iterator_train__num_workers and iterator_valid__num_workers to 0 or 1."
             )
-        k = 0
+        k = 0  # number of samples read
         for k, item in enumerate(self.dataset, 1):
             if k > n:
                 break

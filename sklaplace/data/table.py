@@ -106,12 +106,13 @@ class Levels:
         values = _levels(values)
         options: dict[str, Any] = {"max_categories": MAX_LEVELS, "min_frequency": 2}
         options |= {"handle_unknown": "infrequent_if_exist", "sparse_output": False}
-        # the setting of the user may ask for data frames
+        # the user's configuration of scikit-learn may ask for data frames
         encoder = OneHotEncoder(**options).set_output(transform="default")
         counts = Counter(values.tolist())
         mean = encoder.fit_transform(values[:, None]).mean(axis=0)
-        is_expected = list(counts.values()).count(1) > FEW * len(values)
-        return cls(encoder, None if is_expected else frozenset(counts), mean)
+        # if many levels occur only once, more new levels are expected
+        expects_new = list(counts.values()).count(1) > FEW * len(values)
+        return cls(encoder, None if expects_new else frozenset(counts), mean)
 
     def encoded(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return encoded levels (n, m), and whether each level is a surprise, (n,)."""
@@ -154,6 +155,10 @@ class Table:
     def encoded(self, frame: Any) -> np.ndarray:
         """Encode the rows of a frame with the columns of the training samples, float64.
 
+        Unless all training columns were plain, the last column counts the surprises of
+        each row; see the module docstring. Without this column, a missing number raises
+        an error.
+
         Raises
         ------
         TypeError, ValueError
@@ -161,8 +166,9 @@ class Table:
             missing values, or has changed between strings and numbers since ``fit``.
         """
         blocks, surprises = [], []
-        trained = zip(_read(frame), self.contents, self.columns, strict=True)
-        for (name, content, values), trained_content, column in trained:
+        columns = zip(_read(frame), self.contents, self.columns, strict=True)
+        for (name, content, values), trained_content, column in columns:
+            # a column without values may have any content
             contents = {content, trained_content} - {MISSING}
             if STRINGS in contents and len(contents) > 1:
                 raise TypeError(
@@ -172,21 +178,26 @@ class Table:
             block, is_surprise = column.encoded(values)
             blocks.append(block)
             surprises.append(is_surprise)
-        counts = np.sum(surprises, axis=0)
+        n_surprises = np.sum(surprises, axis=0)  # (n,)
         if not self.is_plain:
-            return np.column_stack([*blocks, SURPRISE * np.sqrt(counts)])
-        arrays.check_finite(np.where(counts, np.nan, 0.0), "X")
+            return np.column_stack([*blocks, SURPRISE * np.sqrt(n_surprises)])
+        # surprises of plain columns are missing numbers
+        arrays.check_finite(np.where(n_surprises, np.nan, 0.0), "X")
         return np.column_stack(blocks)
 
 
 def _read(frame: Any) -> list[tuple[str, str, np.ndarray]]:
-    """Return the name, content and values of each column of a frame."""
+    """Return the name, content and values of each column of a frame.
+
+    The name begins a sentence in messages. Content and values are those of `_values`.
+    """
     if 0 in frame.shape:
         raise ValueError(
             f"X has the shape {frame.shape}, with 0 samples or features. Pass a data "
             "frame with rows and columns."
         )
     arrays.check_columns(frame, "X")
+    # pandas selects columns by position with iloc, and polars without it
     names, rows = list(frame.columns), getattr(frame, "iloc", frame)
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"X has several columns {twice[0]!r}. Give each its own name.")
@@ -195,10 +206,12 @@ def _read(frame: Any) -> list[tuple[str, str, np.ndarray]]:
 
 
 def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
-    """Return the content of a column and its values (n,), numbers or strings.
+    """Return the content of a column and its values (n,).
 
-    Missing values are NaN or None. Numbers in categories may be identifiers, and are
-    never converted.
+    The content is one of the four constants at the top of this module. Missing values
+    become NaN in numbers, and None in other values. Numbers in categories may be
+    identifiers, and are never converted. A column of objects has numbers if all its
+    entries are numbers or missing.
     """
     is_category = str(series.dtype).lower().startswith(("categ", "enum", "dictionary"))
     # pandas would convert integers with missing values to float64
@@ -207,22 +220,22 @@ def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
     values = np.asarray(series)
     if is_category or values.dtype.kind not in "fiub" or values.ndim > 1:
         entries = [None if arrays.is_missing(value) else value for value in values]
-        if is_category:  # for example a category of intervals
-            plain = Real | Decimal | date | None
-            entries = [v if isinstance(v, plain) else str(v) for v in entries]
-        present = {type(value): value for value in entries if value is not None}
+        if is_category:  # other levels, such as intervals, become strings
+            kept_types = Real | Decimal | date | None
+            entries = [v if isinstance(v, kept_types) else str(v) for v in entries]
+        examples = {type(value): value for value in entries if value is not None}
         values = np.fromiter(entries, object, len(entries))
-        if present and all(issubclass(kind, str) for kind in present):
+        if examples and all(issubclass(kind, str) for kind in examples):
             return STRINGS, values
-        if not all(issubclass(kind, Real | Decimal | np.bool_) for kind in present):
-            shown = " and ".join(f"{v!r} ({k.__name__})" for k, v in present.items())
+        if not all(issubclass(kind, Real | Decimal | np.bool_) for kind in examples):
+            shown = " and ".join(f"{v!r} ({k.__name__})" for k, v in examples.items())
             raise TypeError(
                 f"{name} has {shown}. A column must contain numbers, booleans, strings "
                 "or categories, all of one type, or missing values. Convert it, for "
                 "example with astype(str) or dates to days, or leave it out."
             )
         if is_category:
-            return LEVELS if present else MISSING, values
+            return LEVELS if examples else MISSING, values
     advice = "Convert the column to a category or to strings, or leave it out."
     numbers = arrays.as_numbers(values, name, advice).astype(np.float64)
     if np.isnan(numbers).all():

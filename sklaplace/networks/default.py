@@ -265,6 +265,7 @@ def penalised_classifier(
         Net whose ``fit`` initialises and trains the network.
     """
     _, weight, noise, settings = _prepared(data, size)
+    # the criterion is a mean over samples of the loss in the module docstring
     penalty = factor * size.classification_strength * noise / (2 * weight.sum())
     return PenalisedClassifier(module, criterion=criterion, penalty=penalty, **settings)
 
@@ -324,7 +325,12 @@ def require_array(X: object) -> np.ndarray:
 def _prepared(
     data: TrainingData, size: Size
 ) -> tuple[np.ndarray, Array, float, dict[str, Any]]:
-    """Return targets, nonzero weights, noise level and shared settings."""
+    """Return targets (n, c), weights (n,), the noise and parameters of the skorch net.
+
+    The targets and weights are those of the samples with nonzero weight. The noise is
+    described in the module docstring. The parameters determine the standardisation, the
+    size of the network, and its training.
+    """
     X, Y, weight = require_array(data.X), data.y, data.sample_weight
     if X.ndim != 2:
         raise ValueError(
@@ -333,12 +339,14 @@ def _prepared(
         )
     weight = np.ones(len(X)) if weight is None else weight.astype(np.float64)
     X, Y, weight = X[weight > 0], Y[weight > 0], weight[weight > 0]
+    # each column is an input, in addition to its pieces
     n_pieces = min(size.n_pieces, MAX_INPUTS // X.shape[1] - 1)
     center, scale = center_and_scale(X, weight)
+    # a single interval per column means no pieces
     pieces = piecewise_linear((X - center) / scale, weight, max(n_pieces, 1))
     module: dict[str, Any] = {"center": center, "scale": scale, "pieces": pieces}
     module["hidden_units"] = size.hidden_units
-    noise = _noise_fraction(X, Y, weight, module)
+    noise = _noise_fraction(X, Y, weight, module)  # independent of the outputs
     module["n_outputs"] = Y.shape[1]
     settings = {f"module__{name}": value for name, value in module.items()}
     return Y, weight, noise, settings | size.training
@@ -348,7 +356,7 @@ def piecewise_linear(Z: Array, weight: Array, n_pieces: int) -> Array:
     """Return pieces between the quantiles of each column; see `with_pieces`.
 
     A linear model on the pieces of a column is a piecewise linear function of the
-    column.
+    column. The values of each piece are standardised over the samples.
 
     Parameters
     ----------
@@ -372,18 +380,20 @@ def piecewise_linear(Z: Array, weight: Array, n_pieces: int) -> Array:
     quantiles.
     """
     levels = np.linspace(0, 1, n_pieces + 1)
+    # numpy accepts weights only with this method
     rule: Any = {"weights": weight, "method": "inverted_cdf"}
     knots = [np.unique(np.quantile(z, levels, **rule)) for z in Z.T]
-    found = [
+    # index of the column, start and length, for each interval of a column
+    spans_by_column = [
         np.column_stack([np.full(len(k) - 1, index), k[:-1], np.diff(k)])
         for index, k in enumerate(knots)
         if len(k) > 2
     ]
-    ends = np.concatenate([np.empty((0, 3)), *found])
-    plain = np.column_stack([ends, np.zeros(len(ends)), np.ones(len(ends))])
-    values = with_pieces(torch.from_numpy(Z), torch.from_numpy(plain)).numpy()
-    moments = center_and_scale(values[:, Z.shape[1] :], weight)
-    return np.column_stack([ends, *moments])
+    spans = np.concatenate([np.empty((0, 3)), *spans_by_column])
+    unscaled = np.column_stack([spans, np.zeros(len(spans)), np.ones(len(spans))])
+    values = with_pieces(torch.from_numpy(Z), torch.from_numpy(unscaled)).numpy()
+    mean, scale = center_and_scale(values[:, Z.shape[1] :], weight)
+    return np.column_stack([spans, mean, scale])
 
 
 def center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
@@ -405,7 +415,13 @@ def center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
 # -------------------------------------------------------------------- noise by evidence
 @one_blas_thread()
 def _noise_fraction(X: Array, Y: Array, weight: Array, module: dict[str, Any]) -> float:
-    """Estimate the noise as a fraction of the variance, with untrained features."""
+    """Estimate the noise as a fraction of the target variance, between 0 and 1.
+
+    The targets are standardised, and a Bayesian linear model is fitted to the features
+    of an untrained network. The result is the noise variance that maximises the
+    evidence of this model, averaged over targets. ``module`` contains arguments of
+    `TabularNetwork`, without ``n_outputs``.
+    """
     target_center, target_scale = center_and_scale(Y, weight)
     Y = (Y - target_center) / target_scale
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -414,20 +430,26 @@ def _noise_fraction(X: Array, Y: Array, weight: Array, module: dict[str, Any]) -
         network = TabularNetwork(**module, n_outputs=1)
         features = network.features(torch.from_numpy(X)).numpy()
     features = features - np.average(features, axis=0, weights=weight)
-    root = np.sqrt(weight)[:, None]
-    eigenvalues, projections = _spectrum(root * features, root * Y)
-    total = weight @ Y**2
-    best = most_probable(eigenvalues, projections, total, weight.sum())
-    varying = best.variance[total > 0]
+    # with these factors, plain sums of squares and products are weighted
+    root_weight = np.sqrt(weight)[:, None]
+    eigenvalues, projections = _spectrum(root_weight * features, root_weight * Y)
+    sum_of_squares = weight @ Y**2  # (c,)
+    best = most_probable(eigenvalues, projections, sum_of_squares, weight.sum())
+    varying = best.variance[sum_of_squares > 0]
     # Constant targets contain no information about the noise of other targets.
     return float(np.clip(varying.mean(), MIN_NOISE, 1.0)) if varying.size else 1.0
 
 
 def _spectrum(features: Array, Y: Array) -> tuple[Array, Array]:
-    """Return eigenvalues of F'F and squares of Q'F'Y, from the smaller Gram matrix."""
+    """Return eigenvalues of F'F, and squares of Q'F'Y for its eigenvectors Q.
+
+    F are the features (n, p), and Y the targets (n, c). Of F'F and FF', the smaller
+    matrix is decomposed. Both have the same nonzero eigenvalues.
+    """
     if len(features) > features.shape[1]:
         eigenvalues, vectors = np.linalg.eigh(features.T @ features)
         return eigenvalues.clip(0), (vectors.T @ (features.T @ Y)) ** 2
     eigenvalues, vectors = np.linalg.eigh(features @ features.T)
     eigenvalues = eigenvalues.clip(0)
+    # for eigenvectors U of FF', Q = F'U / sqrt(e), so Q'F'Y = sqrt(e) U'Y
     return eigenvalues, eigenvalues[:, None] * (vectors.T @ Y) ** 2

@@ -58,10 +58,11 @@ def agreeing(
     """
     tolerance = max(1e-4, 4 * rounding([raw, logits]), tolerance)
     log = nn.functional.logsigmoid(logits) if is_binary else logits.log_softmax(1)
-    raw = torch.where((raw < 0).any(), raw.exp(), raw)
-    is_normal = raw > min(torch.finfo(raw.dtype).tiny * 1e6, 0.01)
+    raw = torch.where((raw < 0).any(), raw.exp(), raw)  # only logarithms are negative
+    # below the smallest normal number, digits are lost; 0.01 is the limit in float16
+    has_digits = raw > min(torch.finfo(raw.dtype).tiny * 1e6, 0.01)
     is_near = (log - raw.log()).abs() <= tolerance * (1 + log.abs())
-    return (is_near | ~is_normal).reshape(len(raw), -1).all(1)
+    return (is_near | ~has_digits).reshape(len(raw), -1).all(1)
 
 
 def read_logits(raw: Tensor, calls: list[Tensor], probability_map: str) -> Tensor:
@@ -70,12 +71,12 @@ def read_logits(raw: Tensor, calls: list[Tensor], probability_map: str) -> Tenso
     If the layer was not called exactly once, or if the probabilities of a sample
     disagree with its output, the logits come from ``probability_map`` instead.
     """
-    mapped = OUTPUT_MAPS[probability_map](at_least_single(raw))
+    fallback = OUTPUT_MAPS[probability_map](at_least_single(raw))
     if len(calls) != 1 or calls[0].numel() != raw.numel():
-        return mapped
+        return fallback
     logits = calls[0].reshape(raw.shape)
-    are_same = agreeing(logits, raw, probability_map == "logit")
-    return torch.where(are_same.reshape(-1, *[1] * (raw.ndim - 1)), logits, mapped)
+    agree = agreeing(logits, raw, probability_map == "logit")  # (b,)
+    return torch.where(agree.reshape(-1, *[1] * (raw.ndim - 1)), logits, fallback)
 
 
 class Forward(nn.Module):
@@ -138,7 +139,7 @@ class Forward(nn.Module):
         return other
 
     def twin(self) -> "Forward":
-        """Return a `Forward` for a copy of the network."""
+        """Return a `Forward` for a copy of the network, with the same output map."""
         module = copy.deepcopy(self.module)
         net = getattr(self.call, "__self__", None)  # call is net.infer or the module
         call = module if net is None else with_attributes(net, module_=module).infer
@@ -162,7 +163,11 @@ class Forward(nn.Module):
         return outputs if torch.is_grad_enabled() else outputs.detach()
 
     def _columns(self, x: object) -> Tensor:
-        """Return the outputs (b, ...) before they are flattened to columns."""
+        """Return the outputs (b, c), computed with gradients enabled.
+
+        Logits are read from the logit layer if there is one. Maps of another shape than
+        in ``fit`` raise an error.
+        """
         if self.logit_layer is None:
             outputs = OUTPUT_MAPS[self.output_map](first_tensor(self.returned(x)))
         else:
@@ -171,6 +176,7 @@ class Forward(nn.Module):
             calls = recorded.get(self.logit_layer, [])
             outputs = read_logits(raw, calls, self.probability_map)
         shape, expected = tuple(outputs.shape[1:]), self.shape
+        # the length of a vector does not depend on the size of the inputs
         is_map = expected is not None and max(len(shape), len(expected)) > 1
         if is_map and shape != expected:
             raise ValueError(
@@ -187,13 +193,14 @@ class Forward(nn.Module):
         autocast are disabled. Results are therefore independent of other threads and of
         the caller's contexts.
         """
-        limit, isolated = self.limit(), torch.inference_mode(False)
-        with _EVALUATION, limit, isolated, ExitStack() as stack:
+        limited, without_inference = self.limit(), torch.inference_mode(False)
+        with _EVALUATION, limited, without_inference, ExitStack() as stack:
             modules = list(self.module.modules())
             parameters = list(self.module.parameters())
             for device in {"cpu", *(p.device.type for p in parameters)}:
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))
+            # owner, name and value of each attribute that may change meanwhile
             before: list[Any] = list(computed_tensors(modules))
             before += [(owner, "training", owner.training) for owner in modules]
             before += [(p, "requires_grad", p.requires_grad) for p in parameters]
@@ -203,6 +210,7 @@ class Forward(nn.Module):
             try:
                 for owner in scaled:
                     vars(owner)["scale_grad_by_freq"] = False
+                # eval is slow, because it sets an attribute of every module
                 if any(owner.training for owner in modules):
                     self.module.eval()
                 for parameter in parameters:
@@ -234,7 +242,12 @@ def recorded_outputs(
     names: Iterable[str],
     kept: Callable[[Any], Any] = lambda out: out,
 ) -> Iterator[dict[str, list[Any]]]:
-    """Record a summary of each call of the submodules, ordered by their first call."""
+    """Record the outputs of submodules while the context is active.
+
+    The context yields a dict. It maps the name of each submodule that has been called
+    to a list, with ``kept(output)`` of each call. Submodules are in the order of their
+    first call.
+    """
     recorded: dict[str, list[Any]] = {}
 
     def hook(name: str) -> Callable[..., None]:

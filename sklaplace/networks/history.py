@@ -22,8 +22,8 @@ def recorded_split(
     """Return a trained net's training and validation data, confirmed by its history.
 
     The net's ``get_split_datasets`` is called again. The split is confirmed if the
-    validation loss at the current weights matches the history at the last or the best
-    epoch. Otherwise, a warning says so.
+    validation loss at the current weights matches the history at any epoch, usually the
+    last or the best. Otherwise, a warning says so.
 
     Parameters
     ----------
@@ -35,6 +35,7 @@ def recorded_split(
     Returns
     -------
     train, valid : Dataset, or None
+        None if the history has no validation loss, or if the split is not confirmed.
 
     Notes
     -----
@@ -43,7 +44,7 @@ def recorded_split(
     """
     if not (losses := list(_recorded_losses(net))):
         return None
-    with private_rng(None):
+    with private_rng(None):  # leaves torch's generators unchanged
         try:
             y = match_axes(net, first_rows(net, net.get_dataset(X, y)), y)
             train, valid = net.get_split_datasets(X, y)

@@ -30,12 +30,13 @@ def check_one_module(net: NeuralNet, x: object) -> None:
     ValueError
         If ``infer`` calls another module for the batch ``x``.
     """
+    # skorch lists the attributes of a net that are modules
     for name in set(getattr(net, "_modules", ())) - {"module"}:
-        part = getattr(net, f"{name}_")
-        layers = [layer for layer, _ in part.named_modules()]
-        with recorded_outputs(part, layers) as called, torch.enable_grad():
+        other_module = getattr(net, f"{name}_")
+        layers = [layer for layer, _ in other_module.named_modules()]
+        with recorded_outputs(other_module, layers) as calls, torch.enable_grad():
             net.infer(copied(x))
-        if called:
+        if calls:
             raise ValueError(
                 f"The net's infer also calls {name}_, which the posterior would leave "
                 "out, and which would stay in training mode. Put both modules into one "
@@ -71,12 +72,12 @@ def check_scripted(net: NeuralNet) -> None:
         If the net's module or a submodule is a TorchScript module.
     """
     module = getattr(net, "module_", net.module)
-    module = getattr(module, "_orig_mod", module)
-    for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
-        if isinstance(part, torch.jit.ScriptModule):
+    module = getattr(module, "_orig_mod", module)  # the module before torch.compile
+    for name, layer in module.named_modules() if isinstance(module, nn.Module) else ():
+        if isinstance(layer, torch.jit.ScriptModule):
             where = f"The submodule {name!r}" if name else "The module"
             raise TypeError(
-                f"{where} of the net, {part.original_name}, is TorchScript. Use the "
+                f"{where} of the net, {layer.original_name}, is TorchScript. Use the "
                 "original torch.nn.Module, and load its weights with load_state_dict."
             )
 
@@ -123,6 +124,10 @@ def check_no_lazy_modules(net: NeuralNet) -> None:
 def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> None:
     """Raise ValueError if ``predict_nonlinearity`` does not match the criterion.
 
+    The function is applied to ``raw``, the module's outputs for a few samples. The
+    result may equal skorch's predictions with "auto", or the predictions implied by the
+    likelihood.
+
     Raises
     ------
     ValueError
@@ -132,7 +137,7 @@ def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> N
     nonlinearity = getattr(net, "predict_nonlinearity", None)
     if not callable(nonlinearity):  # None or "auto"
         return
-    plain = with_attributes(net, predict_nonlinearity="auto")
+    auto = with_attributes(net, predict_nonlinearity="auto")
     with torch.no_grad():
         try:
             predicted = nonlinearity(raw)
@@ -142,7 +147,7 @@ def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> N
                 f"{tuple(raw.shape)} of a few samples: {error}. Correct the function, "
                 "or use predict_nonlinearity='auto'."
             ) from error
-        allowed = [plain._get_predict_nonlinearity()(raw), _implied(raw, likelihood)]
+        allowed = [auto._get_predict_nonlinearity()(raw), _implied(raw, likelihood)]
     if not any(_are_equal(predicted, expected) for expected in allowed):
         raise ValueError(
             "predict_nonlinearity of the net contradicts "
@@ -153,10 +158,11 @@ def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> N
 
 
 def _implied(raw: Tensor, likelihood: Likelihood) -> Tensor:
-    """Return class probabilities or target means, given the outputs."""
+    """Return class probabilities or target means, given outputs without uncertainty."""
     if isinstance(likelihood, ClassificationLikelihood):
         return likelihood.probabilities(raw)
     f = raw.double().numpy(force=True)
+    # an output variance and a noise level of zero
     means, _ = cast(RegressionLikelihood, likelihood).moments(f, 0 * f, 0.0)
     return torch.as_tensor(means).to(raw)
 
@@ -169,20 +175,22 @@ def _are_equal(predicted: object, expected: Tensor) -> bool:
     if has_two and predicted.numel() == len(expected):
         predicted, expected = predicted.flatten(), expected[:, 1]
     atol = max(1e-5, MANY_ROUNDINGS * torch.finfo(predicted.dtype).eps)
-    is_like = predicted.shape == expected.shape
-    return is_like and torch.allclose(predicted.to(expected), expected, atol=atol)
+    is_same_shape = predicted.shape == expected.shape
+    return is_same_shape and torch.allclose(predicted.to(expected), expected, atol=atol)
 
 
 def is_untouched(net: NeuralNet) -> bool:
     """Return whether an initialised net has no history, and no weight was changed.
 
-    torch counts the changes of each tensor in place, such as updates and loading.
+    torch counts the changes of each tensor in place, such as updates and loading. A
+    newly initialised clone shows how many of them come from the initialisation. A
+    module that the user passes as an instance may be trained already.
     """
     if isinstance(net.module, nn.Module) or net.history:
         return False
-    fresh = module_of(clone(net)).parameters()
+    initial = module_of(clone(net)).parameters()
     n_changes = [parameter._version for parameter in net.module_.parameters()]
-    return n_changes == [parameter._version for parameter in fresh]
+    return n_changes == [parameter._version for parameter in initial]
 
 
 def check_sampler(net: Any) -> None:
@@ -200,9 +208,11 @@ def check_sampler(net: Any) -> None:
 def leaves_one_sample(net: Any, n: int) -> bool:
     """Return whether batch norm would get a single one of n samples as the last batch.
 
-    ``net`` is a skorch net, or any other value for a default network.
+    ``net`` is a skorch net, or any other value for a default network. Batch norm
+    cannot normalise a batch of one sample in training mode.
     """
     options = net.get_params_for("iterator_train") if isinstance(net, NeuralNet) else {}
+    # -1 means one batch with all samples
     size = options.get("batch_size", getattr(net, "batch_size", -1))
     if size < 2 or n % size != 1 or options.get("drop_last"):
         return False

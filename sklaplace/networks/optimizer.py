@@ -41,7 +41,7 @@ class CosineAdam(torch.optim.Adam):
         self.n_steps = n_steps
 
     def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
-        """Take ``n_steps`` steps.
+        """Take ``n_steps`` steps with decreasing step sizes, then restore the first.
 
         Parameters
         ----------
@@ -53,15 +53,15 @@ class CosineAdam(torch.optim.Adam):
         Tensor of shape ()
             Loss before the first step.
         """
-        initial = [group["lr"] for group in self.param_groups]
+        initial_rates = [group["lr"] for group in self.param_groups]
         losses = []
         for step in range(self.n_steps):
             factor = (1 + math.cos(math.pi * step / self.n_steps)) / 2
-            for group, lr in zip(self.param_groups, initial, strict=True):
+            for group, lr in zip(self.param_groups, initial_rates, strict=True):
                 group["lr"] = factor * lr
             with torch.enable_grad():
                 losses.append(closure().detach())
             super().step()
-        for group, lr in zip(self.param_groups, initial, strict=True):
+        for group, lr in zip(self.param_groups, initial_rates, strict=True):
             group["lr"] = lr
         return losses[0]

@@ -114,6 +114,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def as_forward(net: NeuralNet, spec: OutputSpec | None = None) -> Forward:
     """Convert a skorch net to a `Forward`, with the output map of ``spec`` if given."""
     module = unwrapped(net.module_)
+    # infer calls net.module_, and hooks work only on the module without its wrapper
     bare = net if module is net.module_ else with_attributes(net, module_=module)
     is_binary = isinstance(unwrapped(net.criterion_), nn.BCELoss)
     probability_map = "logit" if is_binary else "log"
@@ -135,6 +136,12 @@ def measure_outputs(
     other: str = "",
 ) -> tuple[OutputSpec, Tensor, dict[str, int]]:
     """Infer the meaning of a net's outputs from its criterion and a few samples.
+
+    The criterion determines the likelihood, and whether the module returns logits or
+    probabilities. The module is then applied once, and its outputs are checked. For
+    probabilities, logits are read from the last linear layer if possible, because
+    logarithms of probabilities lose digits. The sizes of all layers determine the
+    memory per sample.
 
     Parameters
     ----------
@@ -159,10 +166,12 @@ def measure_outputs(
     Returns
     -------
     spec : OutputSpec
+        Likelihood, format and memory use of the outputs.
     raw : Tensor of shape (b,) or (b, c, ...)
-        Outputs of the module.
+        Outputs of the module for ``x``, before the output map.
     sizes : dict
-        Number of output elements of each module without children, by name.
+        Number of output elements of each module without children, by name, for all
+        samples of ``x`` together.
 
     Raises
     ------
@@ -172,10 +181,9 @@ def measure_outputs(
     has_criterion = likelihood is None
     if likelihood is None:
         likelihood, convention = _likelihood(net, allowed, adapted, other)
-    else:
+    else:  # without a criterion, outputs are used as they are
         likelihood, convention = adapted(likelihood), ""
-    # the layer outputs of large networks would occupy gigabytes
-    raw, layers = _recorded(net, x)
+    raw, calls_by_layer = _recorded(net, x)
     check_one_module(net, x)
     _check_finite(raw, is_trained)
     _check_ignored(net, raw)
@@ -186,18 +194,19 @@ def measure_outputs(
     if type(likelihood) not in _BUILT_IN:
         _check_gradient(likelihood, raw)
     sums_to_one = likelihood.is_shift_invariant and raw.ndim > 1 and raw.shape[1] > 1
-    computed = [output for calls in layers.values() for output in calls]
+    layer_outputs = [out for calls in calls_by_layer.values() for out in calls]
     # a few rounding errors of probabilities and of their logarithms
-    tolerance = max(1e-4, 4 * rounding([raw, *computed]))
+    tolerance = max(1e-4, 4 * rounding([raw, *layer_outputs]))
     output_map, logit_layer = "identity", None
     if convention == "probabilities":
         _check_probabilities(net, x, raw, sums_to_one, tolerance)
         logit_layer = _logit_layer(net, x, not sums_to_one, tolerance)
-        if logit_layer is None:
+        if logit_layer is None:  # only the probabilities are known
             output_map = "log" if sums_to_one else "logit"
     has_two_softmaxes = convention == "logits" and sums_to_one
-    sizes = {name: sum(map(_numel, calls)) for name, calls in layers.items()}
+    sizes = {name: sum(map(_numel, calls)) for name, calls in calls_by_layer.items()}
     c = raw[0].numel()
+    # without gradients, torch holds only the input and the output of one layer
     elements = 2 * max(sizes.values(), default=0) // len(raw) + OUTPUT_COPIES * c
     spec = OutputSpec(
         likelihood=likelihood,
@@ -231,16 +240,20 @@ def takes_logarithm(net: NeuralNet, raw: Tensor, x: object = None) -> bool:
 
     The alternative is a loss that is linear in the outputs. ``raw`` are outputs for a
     batch ``x``, of which only the shape matters. Mixins for training are left out.
+
+    The loss is computed for outputs that all equal 1, 2 or 4. From 1 to 4, a linear
+    loss changes three times as much as from 1 to 2, and a logarithm twice as much. If
+    these losses cannot be compared, the net's class decides, as in skorch.
     """
     loss, y = getattr(net, "_original", type(net)).get_loss, raw.argmax(1)
-    equal = (torch.full_like(raw, value) for value in (1, 2, 4))
+    constant_outputs = (torch.full_like(raw, value) for value in (1, 2, 4))
     try:
-        one, two, four = (loss(net, outputs, y, X=x) for outputs in equal)
+        one, two, four = (loss(net, outputs, y, X=x) for outputs in constant_outputs)
     except Exception:  # the user's method needs other outputs or targets
         return isinstance(net, NeuralNetClassifier)
     if not (four - one).isfinite():  # no weight for the class y
         return isinstance(net, NeuralNetClassifier)
-    return bool(four - one > 2.5 * (two - one))
+    return bool(four - one > 2.5 * (two - one))  # both differences are negative
 
 
 def warn_if_double_softmax(net: NeuralNet, spec: OutputSpec) -> None:
@@ -254,21 +267,27 @@ def warn_if_double_softmax(net: NeuralNet, spec: OutputSpec) -> None:
 
 
 def warn_of_other_loss(net: NeuralNet, likelihood: Any, batch: Any) -> None:
-    """Warn if a net's loss has gradients unlike those of the likelihood."""
+    """Warn if a net's loss has gradients unlike those of the likelihood.
+
+    Both gradients with respect to the outputs are computed for one batch ``(x, y,
+    weights)``, and compared by their cosine similarity. A constant factor of the loss
+    therefore makes no difference.
+    """
     (x, y, _), forward = batch, as_forward(net)
     with forward.frozen(), torch.enable_grad():
         returned = forward.returned(x)
         raw = first_tensor(returned).requires_grad_()
+        # a criterion would broadcast targets (b,) against outputs (b, 1)
         y = y.reshape(raw.shape) if y.numel() == raw.numel() else y
         f = as_columns(raw.detach()).double()
         targets = likelihood.targets(y, f)
-        w = likelihood.loss_scale(targets)
+        factors = likelihood.loss_scale(targets)  # (b,), or None for ones
         expected = likelihood.gradient(f, targets)
-        expected = expected if w is None else expected * w.unsqueeze(1)
+        expected = expected if factors is None else expected * factors.unsqueeze(1)
         try:
             loss = net.get_loss(returned, y, X=x, training=True)
             gradient = as_columns(torch.autograd.grad(loss, raw)[0]).to(f)
-        except Exception:  # the loss cannot be computed for these targets
+        except Exception:  # a loss that fails for these targets is not proportional
             gradient = torch.zeros_like(f)
     cosine = nn.functional.cosine_similarity(gradient.flatten(), expected.flatten(), 0)
     if expected.any() and not cosine > 1 - 1e-4:  # no gradient at a perfect fit
@@ -287,7 +306,12 @@ def _likelihood(
     adapted: Callable[[Likelihood], Likelihood],
     other: str,
 ) -> tuple[Likelihood, str]:
-    """Return the likelihood of a criterion, and "logits" or "probabilities"."""
+    """Return the likelihood of a net's criterion, and what the module should return.
+
+    The second value is "logits", "probabilities" or "mean". The likelihood is adapted
+    to the targets and has the options of the criterion. Unsupported criteria and
+    options raise an error. The parameters are described in `measure_outputs`.
+    """
     criterion = unwrapped(net.criterion_)
     likelihood, convention = CRITERIA.get(type(criterion), (None, ""))
     if likelihood is None or not isinstance(likelihood, allowed):
@@ -297,6 +321,7 @@ def _likelihood(
     likelihood = adapted(likelihood)
     for option, default in _OPTIONS.items():
         value = getattr(criterion, option, default)
+        # no default is a tensor, and tensors are compared entry by entry
         is_set = isinstance(value, Tensor) or value != default
         if is_set and option not in likelihood.options:
             raise ValueError(
@@ -314,7 +339,12 @@ def _likelihood(
 def _no_likelihood(
     criterion: Any, likelihood: Likelihood | None, allowed: tuple[type, ...], other: str
 ) -> str:
-    """Return the error message for a criterion without a supported likelihood."""
+    """Return the error message for a criterion without a supported likelihood.
+
+    ``likelihood`` is None for an unknown criterion, and otherwise belongs to a type
+    that is not ``allowed``. The message ends with the advice that fits the case:
+    another criterion, a custom likelihood, or the estimator ``other``.
+    """
     criteria = ", ".join(
         sorted(
             f"{'torch.nn' if hasattr(nn, k.__name__) else LIKELIHOODS}.{k.__name__}"
@@ -322,31 +352,35 @@ def _no_likelihood(
             if isinstance(supported, allowed)
         )
     )
-    has_labels = issubclass(allowed[0], ClassificationLikelihood)
+    is_classifier = issubclass(allowed[0], ClassificationLikelihood)
     advice = f"Choose one of {criteria}"
-    if isinstance(criterion, nn.GaussianNLLLoss) and not has_labels:
+    if isinstance(criterion, nn.GaussianNLLLoss) and not is_classifier:
         advice = f"Use {LIKELIHOODS}.HeteroscedasticNLLLoss, and {MEAN_AND_VARIANCE}"
     elif likelihood is None:
-        base = ClassificationLikelihood if has_labels else RegressionLikelihood
+        base = ClassificationLikelihood if is_classifier else RegressionLikelihood
         advice += (
             "; or pass likelihood=, an instance of a custom class derived "
             f"from {LIKELIHOODS}.{base.__name__}"
         )
-    elif other and likelihood.is_classification != has_labels:
+    elif other and likelihood.is_classification != is_classifier:
         advice += f"; or use {other}"
     return f"criterion={type(criterion).__name__} is not supported here. {advice}."
 
 
 def raw_outputs(net: NeuralNet, x: object) -> Tensor:
-    """Return the module's output for a few samples, (b,) or (b, c, ...)."""
-    shape = f" of shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else ""
+    """Return the module's output for a few samples, (b,) or (b, c, ...).
+
+    Errors say why the network cannot be used: it does not accept the inputs, or does
+    not return a tensor.
+    """
+    of_shape = f" of shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else ""
     try:
         outputs = first_tensor(accepted(as_forward(net), x))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ValueError(
-            f"The network cannot be applied to rows{shape}: {str(error).rstrip('.')}. "
-            "Compare the size and type of its inputs with X; embedding layers need "
-            "integers."
+            f"The network cannot be applied to rows{of_shape}: "
+            f"{str(error).rstrip('.')}. Compare the size and type of its inputs with "
+            "X; embedding layers need integers."
         ) from error
     if not isinstance(outputs, Tensor):
         raise TypeError(
@@ -373,11 +407,12 @@ def match_axes(net: NeuralNet, x: object, y: Any) -> Any:
 
 
 def check_repeatable(net: NeuralNet, x: object) -> None:
-    """Raise ValueError if two passes over a few samples return other outputs."""
+    """Raise ValueError if two passes over the same samples return different outputs."""
     with as_forward(net).frozen():
         raw, again = raw_outputs(net, x), raw_outputs(net, x)
-    gap, size = float((raw - again).abs().max()), float(raw.abs().max())
-    if gap > max(1e-4, 4 * rounding([raw])) * size:
+    gap, largest = float((raw - again).abs().max()), float(raw.abs().max())
+    # parallel sums may differ by rounding errors
+    if gap > max(1e-4, 4 * rounding([raw])) * largest:
         raise ValueError(
             "The network's outputs are random in evaluation mode: two passes over the "
             f"same rows differ by up to {gap:.2g}. Draw numbers only in training mode, "
@@ -387,7 +422,11 @@ def check_repeatable(net: NeuralNet, x: object) -> None:
 
 
 def _recorded(net: NeuralNet, x: object) -> tuple[Tensor, dict[str, list[Any]]]:
-    """Return `raw_outputs`, and shapes and dtypes in modules without children."""
+    """Return `raw_outputs`, and the outputs of modules without children, by name.
+
+    For each call of a module, the list has one tensor without values, because the
+    layer outputs of large networks would occupy gigabytes.
+    """
     module = as_forward(net).module
     leaves = [name for name, m in module.named_modules() if not any(m.children())]
     with recorded_outputs(module, leaves, _without_values) as recorded:
@@ -405,7 +444,7 @@ def _numel(out: object) -> int:
 
 
 def _check_finite(raw: Tensor, is_trained: bool) -> None:
-    """Raise ValueError for non-finite outputs."""
+    """Raise ValueError for non-finite outputs; the advice depends on the training."""
     if raw.isfinite().all():
         return
     if is_trained:
@@ -420,7 +459,7 @@ def _check_finite(raw: Tensor, is_trained: bool) -> None:
 
 
 def _check_ignored(net: NeuralNet, raw: Tensor) -> None:
-    """Raise ValueError if the criterion ignores the number of an output."""
+    """Raise ValueError if the criterion ignores the label of one of the outputs."""
     index = getattr(unwrapped(net.criterion_), "ignore_index", -1)
     if raw.ndim > 1 and 0 <= index < raw.shape[1]:
         raise ValueError(
@@ -433,11 +472,14 @@ def _check_ignored(net: NeuralNet, raw: Tensor) -> None:
 def _check_probabilities(
     net: NeuralNet, x: object, raw: Tensor, sums_to_one: bool, tolerance: float
 ) -> None:
-    """Raise ValueError unless outputs are the probabilities that a loss expects."""
-    has_logs = sums_to_one and not takes_logarithm(net, raw, x)
-    p = raw.exp() if has_logs else raw
+    """Raise ValueError unless outputs are the probabilities that a loss expects.
+
+    A softmax loss that does not take the logarithm expects log-probabilities.
+    """
+    expects_logs = sums_to_one and not takes_logarithm(net, raw, x)
+    p = raw.exp() if expects_logs else raw
     if not _is_distribution(p, sums_to_one, tolerance):
-        message = _NO_LOGARITHMS if has_logs else _NO_PROBABILITIES
+        message = _NO_LOGARITHMS if expects_logs else _NO_PROBABILITIES
         raise ValueError(message.format(type(net.criterion_).__name__))
 
 
@@ -450,29 +492,40 @@ def _is_distribution(raw: Tensor, sums_to_one: bool, tolerance: float) -> bool:
 
 
 def _logit_layer(
-    net: NeuralNet, x: object, binary: bool, tolerance: float
+    net: NeuralNet, x: object, is_binary: bool, tolerance: float
 ) -> str | None:
-    """Return the last linear layer if its outputs are logits of the probabilities."""
+    """Return the name of the last linear layer if it returns the logits, else None.
+
+    The outputs of the layer are the logits if they imply the probabilities that the
+    module returns, for all samples of ``x``.
+    """
     module = as_forward(net).module
     linear = [name for name, m in module.named_modules() if isinstance(m, nn.Linear)]
     with recorded_outputs(module, linear[-1:]) as recorded:
         raw = raw_outputs(net, x)
-    for name, calls in recorded.items():
+    for name, calls in recorded.items():  # at most one layer
+        # with more axes, linear layers have classes last, and the module has them first
         if len(calls) == 1 and calls[0].numel() == raw.numel() and raw.ndim <= 2:
             logits = calls[0].reshape(raw.shape)
-            if agreeing(logits, raw, binary, tolerance).all():
+            if agreeing(logits, raw, is_binary, tolerance).all():
                 return name
     return None
 
 
 def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
-    """Raise ValueError for a likelihood whose gradient contradicts its loss."""
+    """Raise ValueError for a likelihood whose gradient contradicts its loss.
+
+    For drawn targets, the method ``gradient`` is compared with the gradient of ``loss``
+    by autograd.
+    """
     f = raw.detach().double().reshape(len(raw), -1)
+    # a different quantile for each sample, so that targets are not all typical
     u = torch.linspace(0.05, 0.95, len(f), dtype=f.dtype, device=f.device)
     y = likelihood.draw(f, u.unsqueeze(1).expand(-1, likelihood.n_draws(f.shape[1])))
     try:
         with torch.enable_grad():
             leaf = f.clone().requires_grad_()
+            # autograd forbids changes of a leaf in place, which a loss may make
             loss = likelihood.loss(leaf.clone(), y).sum()
             (expected,) = torch.autograd.grad(loss, leaf)
     except RuntimeError as cause:
@@ -490,14 +543,20 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
 
 
 def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError if the shape of the outputs does not match a map of classes."""
-    last = (*shape[1:], shape[0])
-    if len(shape) > 1 and raw.shape[1:] == last != shape:
+    """Raise ValueError if outputs are a map but targets are not, or vice versa.
+
+    ``shape`` is the expected output shape of one sample: ``(classes, *positions)`` for
+    labels at positions, or ``(outputs,)``. Two maps must also have equal shapes. The
+    message names the likely cause, such as classes on the last axis. The width of an
+    output vector is left to `_check_width`.
+    """
+    classes_last = (*shape[1:], shape[0])
+    if len(shape) > 1 and raw.shape[1:] == classes_last != shape:
         move = "transpose(1, 2)" if raw.ndim == 3 else "movedim(-1, 1)"
         raise ValueError(
-            f"The network returns outputs of shape {last} per row, with classes last, "
-            f"but the criterion expects classes first: {shape}. Wrap the module in one "
-            f"that returns logits.{move}."
+            f"The network returns outputs of shape {classes_last} per row, with "
+            f"classes last, but the criterion expects classes first: {shape}. Wrap "
+            f"the module in one that returns logits.{move}."
         )
     if len(shape) > 1 and raw.shape[1:] != shape:
         positions, hint = tuple(raw.shape[2:]), ""
@@ -527,12 +586,17 @@ def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
-    """Raise ValueError if the number of outputs does not match the targets."""
+    """Raise ValueError if the number of outputs does not match the targets.
+
+    ``n_targets`` is the number of classes, labels or target columns. The message says
+    how to change the last layer, the criterion or the data.
+    """
     shape = likelihood.output_shape(n_targets)
     _check_map(raw, shape)
-    if len(shape) > 1:
+    if len(shape) > 1:  # a map, whose whole shape was checked
         return
     width, needed = raw[0].numel(), likelihood.n_outputs(n_targets)
+    # more than two classes need another criterion, whatever the width
     is_binary = isinstance(likelihood, Bernoulli)
     if width == needed and not (is_binary and n_targets > 2):
         return

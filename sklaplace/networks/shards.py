@@ -31,19 +31,23 @@ def shards_of(
     itself.
     """
     n_samples = len(dataset)
-    n_batches = -(-n_samples // batch_size)
+    n_batches = -(-n_samples // batch_size)  # rounded up
     if n_shards is None:
         n_shards = min(MAX_SHARDS, n_batches // MIN_BATCHES)
     n_shards = 1 if is_stream(dataset) else max(1, min(n_shards, n_batches))
     if n_shards == 1:
         return [dataset]
-    ends = [k * n_batches // n_shards * batch_size for k in range(n_shards)]
-    pairs = zip(ends, [*ends[1:], n_samples], strict=True)
-    return [cut(dataset, slice(*pair)) for pair in pairs]
+    # whole batches, so that each batch has the same samples for any number of shards
+    starts = [k * n_batches // n_shards * batch_size for k in range(n_shards)]
+    bounds = zip(starts, [*starts[1:], n_samples], strict=True)
+    return [cut(dataset, slice(start, stop)) for start, stop in bounds]
 
 
 def cut(dataset: Any, chosen: slice | np.ndarray) -> Any:
-    """Return chosen samples as parts of arrays, or as a `Subset` of other datasets."""
+    """Return chosen samples as parts of arrays, or as a `Subset` of other datasets.
+
+    Batches of arrays are slices, whereas a `Subset` is read sample by sample.
+    """
     if type(dataset) is RowDataset:
         weights = None if dataset.weights is None else dataset.weights[chosen]
         return RowDataset(cut(dataset.dataset, chosen), dataset.y[chosen], weights)

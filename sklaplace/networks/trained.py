@@ -61,7 +61,7 @@ class TrainedNetwork:
             Samples, with or without targets and weights.
         batch_size : int or None
             Samples per batch. With None, the number depends on the memory budget and
-            the arguments below.
+            the arguments below. They say what the caller computes from the outputs.
         row_elements : int
             Number of float64 numbers computed per sample.
         with_covariance : bool

@@ -80,7 +80,8 @@ def training_run(
 ) -> Iterator[TrainingRun]:
     """Prepare a skorch net for one call of ``net.fit(data.X, data.y)``.
 
-    Meanwhile, mixins precede the net's class. Afterwards, the net has its own class,
+    Meanwhile, the net's class is a subclass of its own class, with mixins that replace
+    the data, check it and weight the loss. Afterwards, the net has its own class again,
     and ``datasets`` of the run are its training and validation data.
 
     Parameters
@@ -100,6 +101,7 @@ def training_run(
         run.dataset = data.dataset(net)
         mixins = (*mixins, _WeightedTraining)
     original = type(net)
+    # the subclass keeps the names of the class, for messages
     names = "__qualname__", "__module__"
     attributes: dict[str, object] = {name: getattr(original, name) for name in names}
     # class attributes, because skorch turns attributes of a net into parameters
@@ -111,6 +113,7 @@ def training_run(
             yield run
     finally:
         net.__class__ = original
+    # without a split, for instance in a custom fit loop, all samples are training data
     run.datasets = run.datasets or (run.dataset or data.dataset(net), None)
 
 
@@ -174,21 +177,25 @@ class _ForTraining:
     def get_split_datasets(
         self, X: object, y: object = None, **params: object
     ) -> tuple[Samples, Samples | None]:
-        """Split the data, check both parts, and store them for the caller."""
-        # skorch calls this method after initialisation, just before the first step.
+        """Split the data, check both parts, and store them for the caller.
+
+        From then on, until the end of the training, the module returns only its logits;
+        see `logits_alone`. skorch calls this method after initialisation, just before
+        the first step.
+        """
         run, split = self._training_run, super().get_split_datasets  # type: ignore[misc]
         run.dataset = dataset = self.get_dataset(X, y)
         try:
             datasets = split(X, y, **params)
         except ValueError as error:
-            if _overrides(self, "get_split_datasets"):
+            if _overrides(self, "get_split_datasets"):  # not an error of train_split
                 raise
             raise ValueError(
                 f"The train_split of estimator cannot split {len(dataset)} samples: "
                 f"{str(error).rstrip('.')}. Use fewer splits, such as ValidSplit(2), "
                 "or train_split=None."
             ) from error
-        with private_rng(None):
+        with private_rng(None):  # the checks do not change the training
             if run.check is not None:
                 run.check(dataset, datasets[1])
             x = first_rows(self, dataset)
@@ -202,27 +209,29 @@ def noting_ctrl_c(note: Callable[[], None]) -> Iterator[None]:
     """Call ``note`` if Ctrl-C raises an error meanwhile.
 
     After Ctrl-C, skorch ends the training without an exception, as after a callback
-    that stops early. Python raises the error in the main thread only.
+    that stops early. Therefore, the signal's handler is replaced by one that also calls
+    ``note``. Python raises the error in the main thread only, and other threads cannot
+    replace handlers. A process that ignores Ctrl-C has no callable handler.
     """
-    before = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(
-        before
+        handler
     ):
         yield
         return
 
-    def noted(number: int, frame: FrameType | None) -> None:
+    def noting_handler(number: int, frame: FrameType | None) -> None:
         try:
-            before(number, frame)
+            handler(number, frame)
         except KeyboardInterrupt:
             note()
             raise
 
-    signal.signal(signal.SIGINT, noted)
+    signal.signal(signal.SIGINT, noting_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
 
 
 def batch_weights(net: NeuralNet) -> Tensor | None:
@@ -272,6 +281,11 @@ def weighted_loss(
 ) -> Tensor:
     """Compute the weighted loss of a batch, (), with the criterion's reduction.
 
+    The criterion returns one loss per target, (b, ...). With the reduction "sum", the
+    result is the weighted sum of all losses. Otherwise, it is the mean over samples and
+    targets of weights times losses, divided by the mean weight. If the criterion has
+    class weights, the mean is also divided by their mean over the batch, as in torch.
+
     Parameters
     ----------
     criterion : nn.Module
@@ -297,21 +311,26 @@ def weighted_loss(
     finally:
         criterion.reduction = reduction
     weights = weights.to(loss)
-    weighted: Tensor = weights * loss.reshape(len(weights), -1).mean(1)
-    if reduction == "sum":
+    weighted: Tensor = weights * loss.reshape(len(weights), -1).mean(1)  # (b,)
+    if reduction == "sum":  # number of targets per sample times mean over targets
         return weighted.sum() * (loss.numel() / len(weights))
+    # the losses already include the class weights
     class_weights = _class_weights(criterion, y, weighted)
     return weighted.mean() / mean_weight / class_weights.mean()
 
 
 def _class_weights(criterion: nn.Module, y: Tensor, losses: Tensor) -> Tensor:
-    """Return class weights (b,) of labels; torch divides a mean loss by their sum."""
+    """Return class weights (b,) of labels; torch divides a mean loss by their sum.
+
+    Negative labels are ignored, so their weight is zero. Other criteria have no class
+    weights, which is equivalent to ones.
+    """
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss):
         return torch.ones_like(losses)
-    labelled, weight = (y >= 0).to(losses), criterion.weight
+    is_labelled, weight = (y >= 0).to(losses), criterion.weight
     if weight is None:
-        return labelled
-    return labelled * weight[y.clamp(min=0).to(weight.device)].to(losses)
+        return is_labelled
+    return is_labelled * weight[y.clamp(min=0).to(weight.device)].to(losses)
 
 
 class _UnweightedLoader:
@@ -334,7 +353,7 @@ class _UnweightedLoader:
         for batch in self.loader:
             X, y = unpack_data(batch)
             self.run.weights = None
-            if self.mean_weight is not None:
+            if self.mean_weight is not None:  # see `collate_weighted`
                 y, self.run.weights = y
                 self.run.mean_weight = self.mean_weight
             yield X, y
@@ -349,8 +368,9 @@ def copied(net: NeuralNet) -> NeuralNet:
     memo: dict[int, object] = {}
     modules: dict[str, object] = {}
     for name, value in vars(net).items():
-        if isinstance(value, nn.Module) and name.endswith("_"):
-            # hooks may have stored tensors with a graph, which torch cannot copy
+        if isinstance(value, nn.Module) and name.endswith("_"):  # fitted attributes
+            # hooks may have stored tensors with a graph, which torch cannot copy;
+            # deepcopy takes the copies of these tensors from memo
             tensors = (tensor for _, _, tensor in computed_tensors(value.modules()))
             memo |= {id(tensor): tensor.detach().clone() for tensor in tensors}
             modules[name] = copy.deepcopy(value, memo)
