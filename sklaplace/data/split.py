@@ -202,7 +202,7 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
     blocks = [slice(start, start + step) for start in range(0, p, step)]
     direction = np.random.default_rng(0).standard_normal(p)
     # positions of the samples along the direction, and two divisors of each column: a
-    # multiple of its largest value, to avoid overflow, and the spread after the division
+    # multiple of its largest value, to avoid overflow, and then its spread
     along, size, scale = np.zeros(n), np.empty((p, 1)), np.empty((p, 1))
     for block in blocks:
         Z = X[:, block].T.astype(np.float64)  # (columns, n)
@@ -225,8 +225,8 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
         is_near = along[pairs[1]] - along[pairs[0]] <= nearest[pairs].max(axis=0)
         pairs = pairs[:, is_near]
         for block in blocks:
-            first, second = (X[rows, block] / size[block].T for rows in pairs)
-            gap = np.abs(first - second) / scale[block].T
+            left, right = (X[rows, block] / size[block].T for rows in pairs)
+            gap = np.abs(left - right) / scale[block].T
             pairs = pairs[:, (gap <= tolerance).all(axis=1)]
         edges.append(pairs)
     first, second = np.concatenate(edges, axis=1) if edges else ([], [])

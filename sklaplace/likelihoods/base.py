@@ -644,11 +644,12 @@ class DataFit:
         weights: Tensor,
         n_targets: Tensor,
     ) -> "DataFit":
-        """Compute the loss of one batch with sample weights (b,)."""
+        """Compute the loss of one batch with outputs (b, c) and sample weights (b,)."""
         losses = likelihood.loss(f, targets)
+        # losses by output are (b, c) or None
         weights, by_output = weights.to(losses), likelihood.output_losses(f, targets)
-        totals = None if by_output is None else weights @ by_output
-        return cls(weights @ losses, n_targets, totals)
+        output_totals = None if by_output is None else weights @ by_output
+        return cls(weights @ losses, n_targets, output_totals)
 
     @classmethod
     def total(cls, fits: Sequence["DataFit"]) -> "DataFit":

@@ -270,7 +270,11 @@ class Categorical(ClassificationLikelihood):
         return (1 - self.label_smoothing) * w[y] + self.label_smoothing * w.mean()
 
     def _smoothed(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return smoothed targets, (b, K)."""
+        """Return smoothed targets ``t`` (b, K), which sum to one.
+
+        The class weights shift the smoothing towards classes with a large weight. The
+        sum before the normalisation is the factor ``h_y`` of `loss_scale`.
+        """
         one_hot = nn.functional.one_hot(y, f.shape[-1]).to(f)
         if not self.label_smoothing:
             return one_hot
@@ -411,7 +415,7 @@ class Bernoulli(_Sigmoid):
         return 1 + (self.pos_weight - 1) * y.double().reshape(-1)
 
     def n_outputs(self, n_targets: int) -> int:
-        """Return one, because a single logit suffices for two classes."""
+        """Return one logit for up to two classes; more classes need one logit each."""
         return 1 if n_targets <= 2 else n_targets
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
@@ -557,7 +561,10 @@ class CategoricalMap(ClassificationLikelihood):
         return y.reshape(len(f), self.n_blocks).long()
 
     def label_weights(self, y: Tensor) -> Tensor | None:
-        """Return the weight of each position, (b, r), float64, or None for ones."""
+        """Return the weight of each position, (b, r), float64, or None for ones.
+
+        Negative labels are ignored, so they have a weight of zero.
+        """
         scale = self.categorical.loss_scale(y.clamp(min=0))
         if scale is None and bool((y >= 0).all()):
             return None
@@ -589,12 +596,12 @@ class CategoricalMap(ClassificationLikelihood):
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """Return the Gaussian over the K logits of each position, (b·r, K)."""
         logits = self._flat(mean)
-        if cov.ndim == mean.ndim:
+        if cov.ndim == mean.ndim:  # variances (b, r·K)
             return logits, self._flat(cov)
         n_classes = logits.shape[1]
-        if cov.ndim == mean.ndim + 1:
+        if cov.ndim == mean.ndim + 1:  # covariances (b, r·K, r·K) of all outputs
             groups = self.n_blocks, n_classes
-            whole = cov.unflatten(2, groups).unflatten(1, groups)
+            whole = cov.unflatten(2, groups).unflatten(1, groups)  # (b, r, K, r, K)
             cov = whole.diagonal(dim1=1, dim2=3).movedim(-1, 1)  # (b, r, K, K)
         return logits, cov.reshape(-1, n_classes, n_classes)
 

@@ -52,22 +52,28 @@ def cdf(y: Array, mean: Array, variance: Array) -> Array:
     ``log G``, and the trapezoidal rule is used. Both integrals are accurate to 1e-8.
     """
     y, mean, std = np.broadcast_arrays(y, mean, np.sqrt(np.maximum(variance, 0)))
-    proba = np.zeros(y.shape)
+    proba = np.zeros(y.shape)  # remains zero for y = -1
+    # log G has a standard deviation of about 1 / sqrt(y + 1)
     is_narrow = std * np.sqrt(np.maximum(y, 0) + 1) <= _MAX_RELATIVE_STD
     here = is_narrow & (y >= 0)
     rates = exp_at_nodes(mean[here], std[here] ** 2)
     proba[here] = pdtr(y[here, None], rates) @ WEIGHTS
     here = ~is_narrow & (y >= 0)
-    degrees = y[here, None] + 1
-    offset = _GAMMA_NODES / np.sqrt(degrees)
-    weights = np.exp(-degrees * _exp_remainder(torch.from_numpy(offset)).numpy())
-    above = ndtr((np.log(degrees) + offset - mean[here, None]) / std[here, None])
-    proba[here] = (weights * above).sum(-1) / weights.sum(-1)
+    shape = y[here, None] + 1
+    # nodes log G - log(shape), and the densities at these nodes relative to the mode
+    offset = _GAMMA_NODES / np.sqrt(shape)
+    weights = np.exp(-shape * _exp_remainder(torch.from_numpy(offset)).numpy())
+    below = ndtr((np.log(shape) + offset - mean[here, None]) / std[here, None])
+    proba[here] = (weights * below).sum(-1) / weights.sum(-1)
     return proba
 
 
 def quantiles(mean: Array, variance: Array, levels: Array) -> Array:
-    """Return the smallest counts ``y`` with ``cdf(y) ≥ level``, or inf above 1e308."""
+    """Return the smallest counts ``y`` with ``cdf(y) ≥ level``, or inf above 1e308.
+
+    The result has the broadcast shape of the arguments. It is computed in chunks, which
+    limits the memory.
+    """
     arrays = np.broadcast_arrays(mean, variance, levels)
     n_chunks = max(1, arrays[0].size // _QUANTILES_PER_CHUNK)
     chunks = zip(*(np.array_split(a.ravel(), n_chunks) for a in arrays), strict=True)
@@ -112,17 +118,18 @@ def log_mass(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     integrand at ``f* + u`` is its maximum times ``exp(-r (exp(u) - 1 - u) - u²/2v)``.
     Gauss-Legendre quadrature covers the range around the maximum in which this factor
     exceeds ``exp(-30)``. The result is accurate to 1e-8, and to 3e-7 for variances of
-    10,000.
+    10,000. To avoid the difference of large terms, f is measured from ``log y``, as d,
+    and the terms of the maximum that do not depend on d are computed by `_log_base`.
     """
     v = variance.clamp(min=1e-12)
     size = y.clamp(min=1)  # f = log(size) + d, to keep digits of f
     expected = mean - size.log()
-    d = _mode(y, size, expected, v)
+    d = _mode(y, size, expected, v)  # at f*
     rate = size * d.exp()
     peak = (y - size) * d - size * _exp_remainder(d) - (d - expected) ** 2 / v / 2
     left, right = _reach(rate, v)
     nodes, weights = (torch.as_tensor(a).to(y) for a in _LEGENDRE)
-    area = torch.zeros_like(v)
+    area = torch.zeros_like(v)  # integral relative to the maximum of the integrand
     for side in (-left, right):
         u = side.unsqueeze(-1) * nodes
         fall = rate.unsqueeze(-1) * _exp_remainder(u) + u**2 / v.unsqueeze(-1) / 2
@@ -136,14 +143,15 @@ def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
     One half of a tail's probability determines a bound on the log-rate. The other half
     determines a bound on the Poisson variable at this rate, by Chernoff's inequality.
     """
-    ends = []
+    bounds = []
+    # the lower bound limits the probability below it, and the upper bound that above it
     for tail, sign in ((levels, -1), (1 - levels, 1)):
         with np.errstate(over="ignore"):
             rate = np.minimum(np.exp(mean - sign * std * ndtri(tail / 2)), _MAX_COUNT)
         deviations = np.sqrt(-2 * np.log(tail / 2))
-        extra = deviations * np.sqrt(rate) + deviations**2 / 2 + 1
-        ends.append(np.clip(np.floor(rate + sign * extra), -1.0, _MAX_COUNT))
-    return ends[0], ends[1]
+        margin = deviations * np.sqrt(rate) + deviations**2 / 2 + 1
+        bounds.append(np.clip(np.floor(rate + sign * margin), -1.0, _MAX_COUNT))
+    return bounds[0], bounds[1]
 
 
 def _middle(low: Array, high: Array) -> Array:
@@ -169,6 +177,7 @@ def _mode(y: Tensor, size: Tensor, expected: Tensor, v: Tensor) -> Tensor:
     """
     shift = (v * size).log()
     value = shift + expected + v * y
+    # x + exp(x) is close to x for small x, and close to exp(x) for large x
     x = torch.where(value < 1, value, value.clamp(min=1).log())
     for _ in range(_NEWTON_STEPS):
         x = x - (x + x.exp() - value) / (1 + x.exp())
@@ -183,13 +192,14 @@ def _reach(rate: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
     The left distance follows from ``exp(-u) - 1 + u ≥ u²/(2 + 2u/3)``. The right
     distance follows from ``exp(u) - 1 - u ≥ u²/2``, and ``exp(u) - 1 - u ≥ exp(u)/4``
-    for u above 1.5.
+    for u above 1.5. These bounds concern the Poisson factor of the integrand. The
+    normal factor alone, or both factors together, can imply smaller distances.
     """
-    half = _LOG_DROP / 3
-    left = (half + (half**2 + 2 * _LOG_DROP * rate).sqrt()) / rate
+    third = _LOG_DROP / 3  # the left distance solves r u² = 30 (2 + 2u/3)
+    left = (third + (third**2 + 2 * _LOG_DROP * rate).sqrt()) / rate
     right = (4 * _LOG_DROP / rate).log().clamp(min=1.5)
-    wide, narrow = (2 * _LOG_DROP * v).sqrt(), (2 * _LOG_DROP / (rate + 1 / v)).sqrt()
-    return left.minimum(wide), right.minimum(narrow)
+    normal, both = (2 * _LOG_DROP * v).sqrt(), (2 * _LOG_DROP / (rate + 1 / v)).sqrt()
+    return left.minimum(normal), right.minimum(both)
 
 
 def _log_base(y: Tensor, size: Tensor) -> Tensor:

@@ -141,13 +141,17 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         return -self.log_prob(f, y).sum(-1)
 
     def root_hessian(self, f: Tensor) -> Tensor:
-        """Return the square roots of the Fisher information, (b, c)."""
+        """Return the square roots of the Fisher information, (b, c).
+
+        The information is the expected square of the score, the derivative of the
+        log-density with respect to the output.
+        """
 
         def root_information(f: Tensor) -> Tensor:
             """Return the root of the expected squared score at each output, (k,)."""
-            y, p = self._nodes(f)
-            score = torch.func.grad(lambda f: self.log_prob(f.clone(), y).sum())
-            scores = score(f.unsqueeze(-1).expand(y.shape))
+            y, p = self._nodes(f)  # (k, q)
+            score_at = torch.func.grad(lambda f: self.log_prob(f.clone(), y).sum())
+            scores = score_at(f.unsqueeze(-1).expand(y.shape))
             scores = torch.where(p > _MIN_PROBABILITY, scores, 0)
             return (p * scores**2).sum(-1).sqrt()
 
@@ -164,37 +168,56 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         return _by_chunks(quantile, f, u).to(f)
 
     def moments(self, mean: Array, var: Array, noise: Noise) -> Pair:
-        """Return means and variances; variances dominated by the tails are inf."""
+        """Return means and variances; variances dominated by the tails are inf.
+
+        The moments of the target are computed for outputs at Gauss-Hermite nodes. The
+        variance is the mean of the variances at the nodes, plus the variance of the
+        means.
+        """
 
         def conditional_moments(f: Tensor) -> Tensor:
             """Return the mean and variance of the target given each output, (k, 2)."""
             y, p = self._nodes(f)
-            center = (p * y).sum(-1, keepdim=True)
-            terms = p * (y - center) ** 2
-            total, ends = terms.sum(-1), torch.maximum(terms[:, 0], terms[:, -1])
-            total = torch.where(ends > _MAX_TAIL_SHARE * total, torch.inf, total)
-            return torch.stack([center[:, 0], total], -1)
+            mean = (p * y).sum(-1, keepdim=True)
+            terms = p * (y - mean) ** 2
+            variance, tail = terms.sum(-1), torch.maximum(terms[:, 0], terms[:, -1])
+            diverges = tail > _MAX_TAIL_SHARE * variance
+            return torch.stack([mean[:, 0], variance.where(~diverges, torch.inf)], -1)
 
         f = mean[..., None] + np.sqrt(np.maximum(var, 0))[..., None] * NODES
         pairs = _by_chunks(conditional_moments, torch.from_numpy(f)).numpy()
-        centers, variances = pairs[..., 0], pairs[..., 1]
-        center = centers @ WEIGHTS
-        return center, (variances + (centers - center[..., None]) ** 2) @ WEIGHTS
+        means, variances = pairs[..., 0], pairs[..., 1]  # (n, t, nodes) each
+        mean = means @ WEIGHTS
+        return mean, (variances + (means - mean[..., None]) ** 2) @ WEIGHTS
 
     def joint_moments(self, mean: Array, cov: Array, noise: Noise) -> Pair:
-        """Return means, and covariances to first order in the output covariances."""
+        """Return means, and covariances to first order in the output covariances.
+
+        To first order, the covariance of two targets is the covariance of their outputs
+        times the slopes of their means as functions of the mean output. The slopes are
+        central differences. The variances on the diagonal are those of `moments`.
+        """
         var = np.einsum("nnc->nc", cov)
-        centers, variances = self.moments(mean, var, noise)
+        means, variances = self.moments(mean, var, noise)
         step = 0.02 * np.sqrt(np.maximum(var, 0)) + 1e-6
-        ends = (self.moments(mean + sign * step, var, noise)[0] for sign in (1, -1))
-        slopes = np.subtract(*ends) / (2 * step)
-        between = slopes[:, None] * slopes * cov
+        shifted = (self.moments(mean + sign * step, var, noise)[0] for sign in (1, -1))
+        slopes = np.subtract(*shifted) / (2 * step)
+        covariances = slopes[:, None] * slopes * cov
         rows = np.arange(len(mean))
-        between[rows, rows] = variances
-        return centers, between
+        covariances[rows, rows] = variances
+        return means, covariances
 
     def quantiles(self, mean: Array, var: Array, noise: Noise, levels: Array) -> Array:
-        """Return quantiles of the predictive distribution, (n, t, q)."""
+        """Return quantiles of the predictive distribution, (n, t, q).
+
+        The normal distribution of each output is replaced by n equidistant nodes, so
+        the target has a mixture of n densities. The nodes must be close to each other
+        in comparison with the width of these densities. Their number is therefore
+        proportional to the ratio of the output's standard deviation to this width,
+        rounded up to a power of two, so that targets with equal ratios are computed
+        together. If the ratio is very large, the quantile of the target is its median
+        at the quantile of the output.
+        """
         u = torch.as_tensor(levels, dtype=torch.float64)
 
         def mixture_quantiles(mean: Tensor, std: Tensor, n: int) -> Tensor:
@@ -214,11 +237,13 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
 
         m, std = (torch.from_numpy(a) for a in (mean, np.sqrt(np.maximum(var, 0))))
         quantiles = m.new_empty(*m.shape, len(u))
+        # the width of the density is about 1 / root_hessian
         ratios = (std * self.root_hessian(m)).clamp(min=1).log2().ceil().exp2()
         is_wide = ratios <= 1 / _MIN_NOISE_WIDTH
         if not is_wide.all():  # the noise is negligible
             at = ~is_wide
             f = m[at].unsqueeze(-1) + std[at].unsqueeze(-1) * torch.special.ndtri(u)
+            # sorted, because the median may decrease with the output
             quantiles[at] = self.draw(f, torch.full_like(f, 0.5)).sort(-1)[0]
         for ratio in ratios[is_wide].unique():
             n = 2 * math.ceil(_MAX_DEVIATIONS * ratio / _MAX_STEP) + 1
@@ -233,13 +258,16 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         return self.draw(torch.from_numpy(f), torch.from_numpy(u)).numpy()
 
     def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: Level) -> Tensor:
-        """Return the predictive log-density, summed over columns, (b,)."""
+        """Return the predictive log-density, summed over columns, (b,).
+
+        The density of a target is integrated over the standard score z of its output.
+        """
 
         def log_integral(mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
-            """Integrate the density of each target over its output, (k,)."""
+            """Return the logarithm of the integral for each target, (k,)."""
             m, s, y = (t.unsqueeze(-1) for t in (mean, std, y))
 
-            def log_joint(z: Tensor) -> Tensor:
+            def log_joint(z: Tensor) -> Tensor:  # log-density of y and z, (k, nodes)
                 return self.log_prob(m + s * z, y) - (z**2 + _LOG_2PI) / 2
 
             _, log_terms = _masses(log_joint, 0 * mean, _MAX_ASINH_OUTPUT)
@@ -253,14 +281,17 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """Return the targets at nodes and their probabilities, (k, q) each.
 
         The density is conditional on outputs (k,). If ``log_density`` is given, this
-        function of targets (k, q) defines the density instead.
+        function of targets (k, q) defines the density instead. For positive targets,
+        the nodes are chosen for their logarithms. A conditional density that does not
+        integrate to one raises an error.
         """
         log_p_at = log_density or partial(self.log_prob, f.unsqueeze(-1))
-        if self.is_positive:
+        if self.is_positive:  # with the Jacobian exp(x) of y = exp(x)
             y, log_p = _masses(lambda x: log_p_at(x.exp()) + x, 0 * f, _MAX_ASINH_LOG)
             y = y.exp()
         else:  # targets of most likelihoods are near the outputs
             y, log_p = _masses(log_p_at, f, _MAX_ASINH_TARGET)
+        # overflow far from the data is no error of the user's density
         error = log_p.logsumexp(-1).nan_to_num(0, 0, 0).abs().max()
         if log_density is None and error > _MAX_LOG_INTEGRAL_ERROR:
             raise ValueError(
@@ -273,15 +304,17 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
     def _quantiles(self, y: Tensor, p: Tensor, u: Tensor) -> Tensor:
         """Return quantiles (k, m) at levels (m,) or (k, m), given nodes (k, q).
 
-        Interpolate targets, or their logarithms, as functions of normal scores.
+        The quantiles are interpolated between the nodes, after two transformations:
+        probabilities become normal scores, and positive targets become logarithms. For
+        normal and log-normal targets, the interpolated function is linear.
         """
         if self.is_positive:
             y = y.log()
         # half of a node's probability lies below it, corrected for the density's slope
         below = p.cumsum(-1) - p / 2 - torch.gradient(p, dim=-1)[0] / 12
         scores = torch.special.ndtri(below.clamp(1e-300, 1 - 1e-16))
-        wanted = torch.special.ndtri(u.to(y)).expand(len(y), -1)
-        rows = zip(*(t.cpu().numpy() for t in (wanted, scores, y)), strict=True)
+        level_scores = torch.special.ndtri(u.to(y)).expand(len(y), -1)
+        rows = zip(*(t.cpu().numpy() for t in (level_scores, scores, y)), strict=True)
         quantiles = torch.from_numpy(np.array([np.interp(*row) for row in rows])).to(y)
         quantiles[p.isnan().any(-1)] = torch.nan
         return quantiles.exp() if self.is_positive else quantiles
@@ -290,7 +323,12 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
 def _by_chunks(
     function: Callable[..., Tensor], *tensors: Tensor, n_each: int = 1
 ) -> Tensor:
-    """Apply a function of vectors to the flattened tensors, in float64."""
+    """Apply a function of vectors to the flattened tensors, in float64.
+
+    The function is applied to chunks of entries, to limit its memory. For each entry, it
+    computes ``n_each`` density values per node, and returns a value or a vector. The
+    result has the shape of the first tensor, followed by the length of the vectors.
+    """
     size = max(1, _VALUES_PER_CHUNK // (n_each * len(_ASINH_NODES)))
     flat = (t.detach().double().flatten().split(size) for t in tensors)
     values = torch.cat([function(*vectors) for vectors in zip(*flat, strict=True)])
@@ -302,13 +340,19 @@ def _masses(
 ) -> Nodes:
     """Return nodes, and the logarithms of their terms in an integral, (k, q) each.
 
-    ``log_function`` evaluates k integrands at values (k, q). Each mode is at most
-    ``sinh(reach)`` from its center (k,), and the integral covers that range.
+    ``log_function`` evaluates the logarithms of k integrands at values (k, q). Each
+    mode is at most ``sinh(reach)`` from its center (k,), and the integral covers that
+    range.
+
+    First, the mode is found on a coarse grid, which is refined around the largest value
+    several times. Next, the width of the peak is measured on both sides of the mode.
+    Finally, the nodes are placed at the mode plus the width times ``sinh(t)``, for
+    equidistant t. A term is the integrand times the distance to the next node.
     """
     center, bound = center.unsqueeze(-1), math.sinh(reach)
 
-    def value(x: Tensor) -> Tensor:
-        """Return the integrands at distances (k, q) from the centers."""
+    def log_value(x: Tensor) -> Tensor:
+        """Return the log-integrands at distances (k, q) from the centers."""
         log_f = log_function(center + x.clamp(-bound, bound))
         if log_f.shape != x.shape:
             raise ValueError(
@@ -320,17 +364,19 @@ def _masses(
     x = (reach * _COARSE_GRID.to(center)).sinh().expand(len(center), -1)
     steps = _ZOOM_GRID.to(center)
     for _ in range(_N_ZOOMS):
-        best = value(x).argmax(-1, keepdim=True).clamp(1, x.shape[1] - 2)
+        # the largest value at a point with two neighbours
+        best = log_value(x).argmax(-1, keepdim=True).clamp(1, x.shape[1] - 2)
         low, high = x.gather(-1, best - 1), x.gather(-1, best + 1)
         x = low + (high - low) * steps
     mode = (low + high) / 2
-    distances, nodes = _WIDTHS.to(center), _ASINH_NODES.to(center)
-    width = torch.zeros_like(mode)
-    for sign in (-1, 1):  # find the first distance at which the integrand is small
-        is_high = value(mode + sign * distances) > value(mode) - 0.5
-        n_high = is_high.long().cumprod(-1).sum(-1, keepdim=True)
+    distances, t = _WIDTHS.to(center), _ASINH_NODES.to(center)
+    width = torch.zeros_like(mode)  # mean of the widths on both sides
+    for sign in (-1, 1):
+        # one standard deviation from the mode, a normal log-density has fallen by 0.5
+        is_high = log_value(mode + sign * distances) > log_value(mode) - 0.5
+        n_high = is_high.long().cumprod(-1).sum(-1, keepdim=True)  # up to the first low
         width += distances[n_high.clamp(max=len(distances) - 1)] / 2
-    x = mode + width * nodes.sinh()
-    masses = value(x) + (width * nodes.cosh() * (nodes[1] - nodes[0])).log()
-    masses = torch.where(x.abs() > bound, -torch.inf, masses)
-    return center + x.clamp(-bound, bound), masses
+    x = mode + width * t.sinh()
+    log_terms = log_value(x) + (width * t.cosh() * (t[1] - t[0])).log()
+    log_terms = torch.where(x.abs() > bound, -torch.inf, log_terms)
+    return center + x.clamp(-bound, bound), log_terms

@@ -266,8 +266,9 @@ class Softmax(OutputHessian):
         """
         if self.p.shape[-1] == 1:
             return torch.zeros_like(self.p, dtype=self.dtype).unsqueeze(-1)
-        q = self.p.sqrt().to(self.dtype)
+        q = self.p.sqrt().to(self.dtype)  # unit vectors (b, c)
         identity = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+        # I - (q + e) (q + e)ᵀ / (1 + q₁) for e = (1, 0, …), except for the first column
         ratios = (q + identity[0]) / (1 + q[:, :1])
         reflection = identity - torch.einsum("bk,bj->bkj", ratios, q)
         scales = self.weights.sqrt().to(q).reshape(-1, 1, 1)

@@ -513,23 +513,26 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
     def joint_moments(self, mean: Array, cov: Array, noise: Noise) -> Pair:
         """Return ``m_μ`` and ``C_μ``, plus ``E exp(s)`` on the diagonal."""
         var = np.einsum("nnc->nc", cov)
-        mu, total = self.moments(mean, var, noise)
-        between = np.split(cov, 2, -1)[0]
-        noise_variance = total - np.split(var, 2, -1)[0]
-        return mu, between + np.eye(len(cov))[:, :, None] * noise_variance[:, None]
+        mu, target_variance = self.moments(mean, var, noise)
+        cov_mu, v_mu = np.split(cov, 2, -1)[0], np.split(var, 2, -1)[0]
+        noise_variance = target_variance - v_mu
+        return mu, cov_mu + np.eye(len(cov))[:, :, None] * noise_variance[:, None]
 
     def quantiles(self, mean: Array, var: Array, noise: Noise, levels: Array) -> Array:
         """Return quantiles (n, t, q) of the mixture of normals over s, by bisection.
 
-        The mixture assumes that μ and s are independent.
+        The mixture assumes that μ and s are independent. It has one normal distribution
+        for each of k Gauss-Hermite nodes of s, with the variances of μ and of the
+        noise added. All are centred at the mean of μ, so the quantile of the widest one
+        bounds the quantile of the mixture.
         """
         (mu, s), (v_mu, v_s) = (np.split(a, 2, -1) for a in (mean, var))
         variances = exp_at_nodes(s, v_s)[..., None, :]  # (n, t, 1, k)
-        std = np.sqrt(v_mu[..., None, None] + variances)
+        std = np.sqrt(v_mu[..., None, None] + variances)  # (n, t, 1, k)
         levels = np.broadcast_to(levels, (*mu.shape, len(levels)))
         reach = np.abs(norm.ppf(levels)) * std.max(-1)
 
-        def is_reached(y: Array) -> Array:
+        def is_reached(y: Array) -> Array:  # whether P(Y - μ ≤ y) is at least the level
             return norm.cdf(y[..., None] / std) @ WEIGHTS >= levels
 
         return mu[..., None] + first_where(is_reached, -reach, reach)
@@ -540,7 +543,10 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         return mean + np.exp(log_variance / 2) * generator.standard_normal(mean.shape)
 
     def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: Level) -> Tensor:
-        """Return the log-density of the mixture over s, summed over columns, (b,)."""
+        """Return the log-density of the mixture over s, summed over columns, (b,).
+
+        The mixture has one normal distribution for each of k Gauss-Hermite nodes of s.
+        """
         (mu, s), (v_mu, v_s) = (a.unsqueeze(-1).chunk(2, -2) for a in (mean, var))
         z, w = (torch.as_tensor(a).to(mean) for a in (NODES, WEIGHTS))
         total = v_mu + (s + v_s.clamp(min=0).sqrt() * z).exp()  # (b, t, k)
