@@ -325,7 +325,7 @@ def _by_chunks(
 ) -> Tensor:
     """Apply a function of vectors to the flattened tensors, in float64.
 
-    The function is applied to chunks of entries, to limit its memory. For each entry, it
+    The function is applied to chunks of entries, to limit memory. For each entry, it
     computes ``n_each`` density values per node, and returns a value or a vector. The
     result has the shape of the first tensor, followed by the length of the vectors.
     """
