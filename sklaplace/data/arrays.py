@@ -71,7 +71,7 @@ def as_numbers(values: object, name: str, advice: str = ENCODE) -> np.ndarray:
         ``advice``.
     """
     values = as_array(values, name)
-    if values.dtype.kind in "fiubc":
+    if values.dtype.kind in "fiubc":  # floats, integers, booleans, complex numbers
         return values
     for value in _one_of_each_type(values):
         if isinstance(value, _DATES) or type(value).__name__ in _DATE_TYPES:

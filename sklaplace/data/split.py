@@ -105,11 +105,13 @@ def separate_replicates(keys: np.ndarray, y: np.ndarray) -> np.ndarray:
     # samples with equal inputs and targets, and the first sample of each such pair
     pair = groups_of_copies(np.column_stack([inputs, y]))
     first_of_pair = np.unique(pair, return_index=True)[1]
+    # whether the inputs of each sample occur with several targets
     has_several = np.bincount(inputs[first_of_pair])[inputs] > 1
+    # copies up to the tolerance have different hashes, and take the smallest
     shift = np.where(has_several, _smallest(_hashes(y + 0.0, 0), pair), 0)
     # whether there are few distinct targets
     if groups_of_copies(y).max() + 1 < FEW_TARGETS * len(first_of_pair):
-        if has_several.mean() <= 0.5:
+        if has_several.mean() <= 0.5:  # most are copies
             return keys
         order = np.argsort(pair, kind="stable")
         # number of each sample within its pair

@@ -360,7 +360,7 @@ class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
         The result omits covariances between labels, because each label is predicted
         independently.
         """
-        if cov.ndim > mean.ndim:
+        if cov.ndim > mean.ndim:  # a matrix for each sample or label
             cov = cov.diagonal(dim1=-2, dim2=-1)
         signs = mean.new_tensor([-0.5, 0.5])
         variances = cov.reshape(-1, 1, 1).to(mean)

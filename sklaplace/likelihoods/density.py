@@ -221,14 +221,18 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         u = torch.as_tensor(levels, dtype=torch.float64)
 
         def mixture_quantiles(mean: Tensor, std: Tensor, n: int) -> Tensor:
-            """Return quantiles (k, q) of mixtures over n nodes of each output."""
+            """Return quantiles (k, q) of mixtures over n nodes of each output.
+
+            The nodes z are standard scores of the output, and the weights of the
+            mixture are their normal densities.
+            """
             z = torch.linspace(
                 -_MAX_DEVIATIONS, _MAX_DEVIATIONS, n, dtype=torch.float64
             )
-            f = (mean.unsqueeze(-1) + std.unsqueeze(-1) * z).unsqueeze(-1)
+            f = (mean.unsqueeze(-1) + std.unsqueeze(-1) * z).unsqueeze(-1)  # (k, n, 1)
             log_weights = (-(z**2) / 2).log_softmax(0).unsqueeze(-1)
 
-            def log_mixture(y: Tensor) -> Tensor:
+            def log_mixture(y: Tensor) -> Tensor:  # of targets (k, nodes)
                 log_joint = self.log_prob(f, y.unsqueeze(-2)) + log_weights
                 return log_joint.logsumexp(-2)
 

@@ -346,7 +346,8 @@ def _prepared(
     pieces = piecewise_linear((X - center) / scale, weight, max(n_pieces, 1))
     module: dict[str, Any] = {"center": center, "scale": scale, "pieces": pieces}
     module["hidden_units"] = size.hidden_units
-    noise = _noise_fraction(X, Y, weight, module)  # independent of the outputs
+    # the estimate uses a network of its own, with one output
+    noise = _noise_fraction(X, Y, weight, module)
     module["n_outputs"] = Y.shape[1]
     settings = {f"module__{name}": value for name, value in module.items()}
     return Y, weight, noise, settings | size.training

@@ -265,7 +265,7 @@ class _WeightedTraining:
         """Return the loss, weighted if the current batch has weights."""
         run = self._training_run
         loss_of = super().get_loss  # type: ignore[misc]
-        if run.weights is None:
+        if run.weights is None:  # also for a validation set without weights
             return loss_of(y_pred, y_true, *args, **kw)
         weights = to_tensor(run.weights, device=self.device)
         compute = partial(loss_of, y_pred, y_true, *args, **kw)
