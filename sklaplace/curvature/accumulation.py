@@ -166,7 +166,7 @@ def accumulate(
     first_pass = _Pass(network, curvature, accumulator, batch_size, recorder)
     sums = reduce(iadd, map(first_pass, parts))
     while sums.accumulator.needs_another_pass():
-        # the base class of recorders records nothing
+        # losses and records are complete; the base class of recorders records nothing
         next_pass = replace(first_pass, accumulator=sums.accumulator, recorder=Recorder)
         sums.accumulator = reduce(iadd, map(next_pass, parts)).accumulator
     return sums
@@ -186,13 +186,16 @@ class _Pass:
         """Return the sums of curvature and loss over a dataset, and the record.
 
         Each batch is first added to the accumulator and passed to the recorder. Its
-        loss is then computed from the same outputs.
+        loss is then computed from the same outputs. For a `Head`, the outputs of the
+        first batch are also compared with those of a smaller batch, unless the recorder
+        compares them.
         """
+        # a copy, since the pass over each part starts from the same sums
         network, accumulator = self.network, copy.deepcopy(self.accumulator)
         batches = network.batches(samples, self.batch_size)
         likelihood = network.spec.likelihood
         forward, fits = network.forward(), list[DataFit]()
-        # loaders and modules may draw random numbers
+        # loaders and modules may draw random numbers, which a fixed seed determines
         with (
             private_rng(0, network.device),
             forward.frozen(),
@@ -206,8 +209,9 @@ class _Pass:
                 recorder.observe_batch(x, f, batch.targets, batch.weights)
                 layout = accumulator.layout
                 if layout.head is not None and not fits and not recorder.has_compared:
-                    # first batch: the rows of a head need only one pass, which does not
-                    # show whether outputs depend on the other samples
+                    # no fits, so this is the first batch. The rows of a head need only
+                    # one forward pass, which does not show whether outputs depend on
+                    # the other samples. Later batches are not compared, to save time.
                     compare_alone(forward, x, f, layout.rounding)
                 fits.append(batch.data_fit(f.double()))
             return CurvatureSums(accumulator, DataFit.total(fits), recorder.result())
@@ -215,7 +219,11 @@ class _Pass:
 
 @dataclass
 class _Batch:
-    """One batch, whose targets are set after the outputs are computed."""
+    """One batch, whose targets are set after the outputs are computed.
+
+    ``y`` and ``sample_weight`` are the values from the data set. ``weights`` are the
+    weights of the losses, or None for ones. ``keys`` are hashes of the samples.
+    """
 
     forward: Forward
     likelihood: Likelihood
@@ -230,17 +238,20 @@ class _Batch:
     def add(self, recorder: Recorder) -> Tensor:
         """Add the curvature of the batch, and return its outputs (b, c).
 
-        The rows are computed in parts of the columns that fit into memory. `_columns`
-        is called once, with the outputs, and also sets the targets and weights.
+        The curvature is ``Jᵀ S Sᵀ J``, for the roots ``S`` (b, c, k) of the curvature
+        with respect to the outputs. The rows ``SᵀJ`` are computed for as many of the k
+        columns at a time as fit into memory. `_columns` is called once, with the
+        outputs, and also sets the targets, the weights and ``S Sᵀ``. Curvature with
+        second derivatives of the network has no rows and is added as a matrix.
         """
         layout = self.accumulator.layout
-        # outputs are linear in a head's weights, so the head's Hessian has rows
+        # outputs are linear in the weights of a `Head`, so its Hessian has rows
         if self.curvature.is_exact and layout.head is None:
             return self._add_matrix()
         if self.curvature.is_random or self.accumulator.takes_keys:
             self.keys = row_hash(self.x)
         parts = backpropagate_in_parts(self.forward, self.x, layout, self._columns)
-        for f, jacobian in parts:
+        for f, jacobian in parts:  # all parts have the same outputs
             weights, keys = self.weights, self.keys
             self.accumulator.update(replace(jacobian, weights=weights, keys=keys))
             recorder.observe(
@@ -252,6 +263,7 @@ class _Batch:
         """Add the loss Hessian with respect to the weights; return outputs (b, c)."""
         with torch.no_grad():
             f: Tensor = self.forward(self.x)
+        # the loss needs targets, and these may depend on the outputs
         self._set_targets(f)
 
         def loss(outputs: Tensor) -> Tensor:
@@ -279,7 +291,10 @@ class _Batch:
         self.sample_weights = ones if self.weights is None else self.weights.double()
 
     def _columns(self, f: Tensor) -> OutputHessian:
-        """Return ``w S Sᵀ`` for each sample."""
+        """Return ``w S Sᵀ``, the weighted curvature of each sample for its outputs.
+
+        Also set the targets, the weights and the ``hessian`` for later steps.
+        """
         self._set_targets(f)
         self.hessian = self.curvature(
             self.likelihood, f, self.targets, self.weights, self.keys
@@ -300,7 +315,8 @@ class _Batch:
     def data_fit(self, f: Tensor) -> DataFit:
         """Return the weighted loss for outputs ``f``, in their dtype, and its count.
 
-        The count is the weighted number of targets. Class labels stay integers.
+        The count is the weighted number of targets. Real targets are converted to the
+        dtype of the outputs, and class labels stay integers.
         """
         is_real = self.targets.is_floating_point()
         targets = self.targets.to(f.dtype) if is_real else self.targets

@@ -65,6 +65,7 @@ def call_with(forward: Forward, parameters: dict[str, Tensor], x: Batch) -> Tens
         for key, parameter in module.named_parameters(recurse=False)
         if names[parameter] in parameters
     }
+    # `replaced` already has all modules that share a parameter, so nothing is tied
     return functional_call(forward, replaced, (x,), tie_weights=False)
 
 
@@ -91,6 +92,7 @@ def dense_rows(
         values = dict(forward.module.named_parameters())
         leaves = [values[name] for name in loop_names]
         with requiring_grad(leaves):
+            # rows only; the outputs are known
             pieces = rows_by_loop(forward, x, leaves, columns, may_be_unused=True)[1]
         rows |= zip(loop_names, pieces, strict=True)
     return rows
@@ -114,7 +116,9 @@ def mapped_rows(
     def sample_rows(x_n: Batch, columns_n: Tensor) -> dict[str, Tensor]:
         """Return the rows (k, p) of one sample for its columns (c, k), by name."""
         batch = add_axis(x_n)
+        # [0] selects the only sample, and [1] the function of the backward pass
         backward = vjp(lambda p: call_with(forward, p, batch)[0], parameters)[1]
+        # one backward pass per column; [0] are the gradients of `parameters`
         gradients = vmap(lambda column: backward(column)[0])(columns_n.T)
         return {
             name: value.reshape(len(value), -1).to(columns.dtype)
@@ -155,7 +159,7 @@ def rows_by_loop(
         with torch.enable_grad():
             try:
                 f = call(tree_rows(x, slice(n, n + 1)))
-            except torch.OutOfMemoryError:
+            except torch.OutOfMemoryError:  # a RuntimeError that shows no dependence
                 raise
             except (RuntimeError, ValueError) as error:  # the batch raised no error
                 message = f"{DEPENDENT_SAMPLES} A single sample raised: {error}"
@@ -203,7 +207,9 @@ def exact_hessian(
     Notes
     -----
     The cost is P backward passes through the graph of the gradient, which limits the
-    function to small models.
+    function to small models. Each pass multiplies the Hessian by one column of the
+    identity, a few columns at a time. The rounding errors of ``H`` are not symmetric,
+    so the mean of ``H`` and its transpose is returned.
     """
     parameters = dict(forward.module.named_parameters())
     leaves = [parameters[block.name] for block in layout.blocks]

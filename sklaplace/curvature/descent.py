@@ -91,7 +91,8 @@ class Descent:
 
         In each step, a sample is in the batch if its random number is below the
         fraction of samples that a batch contains on average. A step with an empty batch
-        leaves the weights unchanged. Only the selected parameters are trained.
+        leaves the weights unchanged. Only the selected parameters are trained. The net
+        is copied, since the steps change its weights in place.
         """
         net = copied(self.net)
         module = as_forward(net).module.eval().requires_grad_(False)
@@ -104,6 +105,7 @@ class Descent:
         # transformers return several outputs, but a criterion takes one tensor
         with logits_alone(net, first_rows(net, self.dataset)):
             for step in range(schedule.n_snapshots * schedule.steps_per_snapshot):
+                # one random number per sample, new in each step
                 uniforms = counter_uniforms(keys, 1, self.seed + step)[:, 0]
                 drawn = (uniforms < fraction).nonzero()[:, 0].tolist()
                 if drawn:
@@ -141,7 +143,7 @@ class Descent:
         ``drawn`` contains the indices of the samples. The mean is weighted by sample
         weights, if any. There is one gradient per leaf, zero for unused leaves.
         """
-        require_choice(self.dataset)
+        require_choice(self.dataset)  # raises an error for streams
         subset = Subset(cast(Dataset[object], self.dataset), drawn)
         x, y, w = next(iter(Batches(net, subset, len(drawn))))
         with torch.enable_grad():
@@ -151,6 +153,7 @@ class Descent:
             if w is None:
                 loss = compute_loss()
             else:
+                # division by the mean weight of the batch makes a weighted mean
                 loss = weighted_loss(net.criterion_, compute_loss, y, w, w.mean())
             return torch.autograd.grad(loss, leaves, materialize_grads=True)
 
@@ -211,7 +214,11 @@ class WeightMoments:
         self._squares = torch.zeros_like(start)
 
     def update(self, weights: Tensor) -> None:
-        """Add a weight vector (P,) to the mean, the variance and the deviations."""
+        """Add a weight vector (P,) to the mean, the variance and the deviations.
+
+        The mean is stored as its difference from ``start``. The variance is stored as
+        the sum of squared deviations from the mean, by Welford's update.
+        """
         moved = weights - self._start
         from_old_mean = moved - self._shift
         self.n += 1

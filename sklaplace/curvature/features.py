@@ -25,7 +25,9 @@ def feature_layers(
     """Return the names of the last layers with parameters, or [] if unknown.
 
     ``layout`` is the layout of the ``subset`` of weights; ``x`` is a small batch. If
-    possible, the layers are read from the layout, which is faster than a search.
+    possible, the layers are read from the layout. Otherwise, `ending_layers` searches
+    the autograd graph, which is slower. For the subset "all", this search need not
+    record the called layers, because the layout has their names.
     """
     all_have_layers = all(block.layer for block in layout.blocks)
     if subset == "last_layer" and all_have_layers:
@@ -106,7 +108,8 @@ class FeatureRecorder(ExitStack):
         Return None if there are no features, if the inputs of a call cannot be divided
         among the samples, or if the calls of a layer differ in shape. Features are
         averaged over positions and over calls of a layer. The features of several
-        layers are concatenated. An input shared by several layers is included once.
+        layers are concatenated. An input shared by several layers is included once, so
+        some layers may have no recorded input.
         """
         inputs = self._inputs
         # record the next pass

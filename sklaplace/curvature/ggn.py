@@ -68,6 +68,7 @@ def ggn_mc(
     # `likelihood.n_draws` uniform numbers determine one draw of a sample's targets
     uniforms = counter_uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
     by_draw = uniforms.to(f.device).chunk(n_draws, -1)
+    # gradients (b, c) at each draw, without the weights of labels, which follow below
     columns = [likelihood.score(f, likelihood.draw(f, u)) for u in by_draw]
     # S Sᵀ is then the mean over the draws
     root = torch.stack(columns, -1) * float(n_draws**-0.5)

@@ -136,7 +136,7 @@ class Jacobian:
         """
         b, indices = self.n_samples, indices.to(self.device)
         layers = [
-            # one entry may stand for all samples
+            # samples that share `g` have one entry, which is repeated before indexing
             layer.map_factors(
                 lambda g: g.expand(b, -1, -1, -1)[indices].double(),
                 lambda a: a[indices].double(),
@@ -228,15 +228,18 @@ class Jacobian:
         """Return ``Σ rowsᵀ rows v`` over b and k for ``v`` (P, q), as (P, q).
 
         The rows ``SᵀM ⊗ a`` of a last layer with more than ``q`` rows per sample are
-        not formed. Instead, ``v`` is mapped to layer outputs, these are multiplied by
-        ``MᵀΛM``, and the products are mapped back to weights; see `HeadBlock`.
+        not formed. ``M`` (c, o) is the Jacobian of the network's outputs with respect
+        to the layer's outputs, and ``Λ = S Sᵀ``. Instead, ``v`` is mapped to layer
+        outputs, these are multiplied by ``MᵀΛM``, and the products are mapped back to
+        weights; see `HeadBlock`.
         """
+        # a head has one layer, whose blocks are the weight and the bias
         head = self.layers[0].first
         if self.n_columns <= v.shape[1] or not head.is_from_head:
             return self.rmatmul(self.matmul(v))
         pairs = list(with_entries(self.layers[0].blocks, v))
         outputs = total([block.layer_outputs(piece) for block, piece in pairs])
-        products = head.hessian.products(head.matrix, outputs)
+        products = head.hessian.products(head.matrix, outputs)  # MᵀΛM times outputs
         return torch.cat([block.weight_gradients(products) for block, _ in pairs])
 
 
@@ -328,8 +331,9 @@ def backpropagate_in_parts(
     """Yield results of `backpropagate` for groups of columns that fit into memory.
 
     The rows of a `Head` need one forward pass. Other rows, and those of a head that
-    does not fit the outputs, need a backward pass. If layers mix the samples, the
-    samples are processed one by one.
+    does not fit the outputs, need a backward pass. If a layer's input does not contain
+    the samples of the batch in order, the samples are processed one by one. Each result
+    is a pair of outputs (b, c) and a Jacobian.
     """
     if layout.head is not None:
         result = _through_head(forward, x, layout, layout.head, cotangents)
@@ -345,7 +349,12 @@ def backpropagate_in_parts(
 def backpropagate_batch(
     forward: Forward, x: Batch, layout: Layout, cotangents: Cotangents = None
 ) -> Iterator[tuple[Tensor, Jacobian]]:
-    """Yield the parts of `backpropagate_in_parts`, with all samples in one batch.
+    """Yield outputs (b, c) and Jacobians of as many columns as fit into memory.
+
+    All samples are in one batch. One forward pass records the layers' inputs. A
+    backward pass for each group of columns computes the output gradients. Parameters
+    without a layer get dense rows from separate passes. See `backpropagate` for the
+    parameters.
 
     Raises
     ------
@@ -371,7 +380,8 @@ def backpropagate_batch(
 def recorded(forward: Forward, x: Batch, layout: Layout) -> tuple[Tensor, CallRecorder]:
     """Return the outputs with their graph, and the recorded calls of the layers.
 
-    See `backpropagate_batch` for the errors.
+    The recorder also checks that samples do not interact and that layers are used as
+    in the layout; see `backpropagate_batch` for the errors.
     """
     with torch.enable_grad(), CallRecorder(forward.module, layout) as recorder:
         f = forward(x)
@@ -382,10 +392,12 @@ def recorded(forward: Forward, x: Batch, layout: Layout) -> tuple[Tensor, CallRe
 def require_known_layers(forward: Forward, x: Batch, layout: Layout) -> None:
     """Raise ValueError if outputs depend on layers that were not called in `select`.
 
-    If the `Head` of the layout fits the outputs, no other layer matters.
+    If the `Head` of the layout fits the outputs, no other layer matters. Otherwise, a
+    forward pass is made only for the error that an unknown layer raises.
     """
     if layout.called is None:  # the network may call all layers
         return
+    # without a function of cotangents, the rows are cheap and not used here
     if layout.head and _through_head(forward, x, layout, layout.head, None):
         return
     with torch.no_grad(), only_known_layers(forward.module, layout.called):
@@ -404,6 +416,7 @@ def _one_by_one(
     samples = [tree_rows(x, slice(n, n + 1)) for n in range(n_samples(x))]
     with torch.no_grad():
         outputs, outputs_of_batch = torch.cat([*map(forward, samples)]), forward(x)
+    # mixed layer inputs are no error as long as each output depends on one sample
     if not agree(outputs, outputs_of_batch, layout.rounding):
         raise ValueError(DEPENDENT_SAMPLES)
     columns = _columns(outputs, cotangents)
@@ -411,7 +424,7 @@ def _one_by_one(
     def sample_layers(sample: Batch, columns: Tensor) -> Sequence[LayerRows]:
         """Return the rows of each layer for one sample and its columns (1, c, k)."""
         parts = backpropagate_batch(forward, sample, layout, lambda _f: columns)
-        return join_columns(list(parts))[1].layers
+        return join_columns(list(parts))[1].layers  # of outputs and Jacobian
 
     layers_by_sample = aligned(*map(sample_layers, samples, columns.split(1)))
     return outputs, Jacobian.stacked(_with_equal_positions(layers_by_sample))
@@ -462,11 +475,12 @@ def _layer_factors(
             if call.x.numel()
         ]
         if not blocks:
-            o, i = layer.weight.flatten(1).shape
+            o, i = layer.weight.flatten(1).shape  # one position with zeros
             i *= getattr(layer, "groups", 1)  # the weight has the inputs of one group
             g, a = columns.new_zeros(b, k, 1, o), columns.new_zeros(b, 1, i)
             factors[name] = Block(g, a)
         elif len(blocks) == 1:
+            # copied once, so that each later product need not copy
             factors[name] = Block(blocks[0].g.contiguous(), blocks[0].a)
         else:
             a = torch.cat([block.inputs for block in blocks], 1)
@@ -477,8 +491,9 @@ def _layer_factors(
 def _call_factors(layer: Any, x: Tensor, g: Tensor, b: int) -> Block:
     """Return inputs (b, r, i) and output gradients (b, k, r, o) of a call on ``x``.
 
-    ``g`` (k, *output shape) are the gradients with respect to the call's output. In a
-    batch of one sample, all entries of ``x`` belong to this sample.
+    ``g`` (k, *output shape) are the gradients with respect to the call's output. ``b``
+    is the number of samples in the batch. In a batch of one sample, all entries of
+    ``x`` belong to this sample, even if the network has reshaped them to several rows.
     """
     if x.ndim < layer.weight.ndim:  # no sample axis
         x, g = x.unsqueeze(0), g.unsqueeze(1)
@@ -486,7 +501,7 @@ def _call_factors(layer: Any, x: Tensor, g: Tensor, b: int) -> Block:
     if b == 1 and len(x) > 1:
         # join the first axis, of length n, and the positions: (1, n·r, i)
         a, g = unfolded(a).flatten(0, 1).unsqueeze(0), g.transpose(0, 1).flatten(1, 2)
-        g = g.unsqueeze(0)
+        g = g.unsqueeze(0)  # (1, k, n·r, o)
     return Block(g, a)
 
 
@@ -540,8 +555,9 @@ def head_jacobian(
 ) -> Jacobian:
     """Return the rows for the outputs ``f`` (b, c) of a `Head` with inputs (b, i).
 
-    ``centring`` is the function that returns ``S``. The gradients of the layer's
-    outputs, ``SᵀM``, are dense or, for many outputs, `SharedColumns`.
+    ``centring`` is the function that returns ``S``. ``M`` (c, o) is the `Head.matrix`.
+    The gradients of the layer's outputs, ``SᵀM``, are dense or, for many outputs,
+    `SharedColumns`, which are not formed.
     """
     # S is the same for all samples; None means the identity
     gradients = head.shared(centring, f)
@@ -566,10 +582,12 @@ def _through_head(
     """
     layer = forward.module.get_submodule(str(layout.blocks[0].layer))
     tensors: list[Tensor] = []  # input and output of each call
-    versions: list[int] = []  # torch counts the in-place changes of each tensor
+    # torch counts the in-place changes of each tensor; counts at the time of the call
+    versions: list[int] = []
 
     def record(_: nn.Module, args: Args, kwargs: Kwargs, output: Tensor) -> None:
         tensors.extend([first_input(args, kwargs), output])
+        # of the input and output just added
         versions.extend(tensor._version for tensor in tensors[-2:])
 
     # weights that require gradients show in the graph where they are used

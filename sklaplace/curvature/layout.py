@@ -116,7 +116,7 @@ class Head(FieldsOnly):
         For an `IdentityMap`, ``SᵀM`` is ``S``, which is not formed.
         """
         if isinstance(self.matrix, IdentityMap):
-            # no blocks mean no centring
+            # zero groups of outputs to centre mean no centring
             n_blocks = 0 if columns is None else columns.n_blocks
             return SharedColumns(self.matrix.n, n_blocks, f.new_zeros(()))
         matrix = self.matrix.to(f)
@@ -133,6 +133,7 @@ class Head(FieldsOnly):
         matrix, offset = self.matrix.to(f), self.offset.to(f)
         # rounding errors are relative to the sizes of the terms, not of their sum
         size = hidden.abs() @ matrix.T.abs() + offset.abs()
+        # 32 errors: twice the 16 that `_with_offset` in `subsets` sets to zero
         allowed = 32 * torch.finfo(f.dtype).eps * size
         return bool(((hidden @ matrix.T + offset - f).abs() <= allowed).all())
 
@@ -216,6 +217,7 @@ class Layout(FieldsOnly):
         selected = []
         for block, piece in zip(self.blocks, pieces, strict=True):
             n_axes, indices = len(block.shape), block.indices
+            # a parameter of shape () has one entry
             entries = piece.flatten(-n_axes) if n_axes else piece.unsqueeze(-1)
             if indices is not None:
                 entries = entries[..., indices.to(entries.device)]
@@ -228,7 +230,8 @@ class Layout(FieldsOnly):
         """Split a vector (P,) into parameters in their original shapes, by name.
 
         Entries that are not selected are copied from ``module``, which is needed only
-        if some blocks have ``indices``. The result is differentiable.
+        if some blocks have ``indices``. The result is differentiable with respect to
+        the vector.
         """
         current = dict(module.named_parameters()) if module is not None else {}
         parameters = {}

@@ -71,7 +71,8 @@ class NetworkSpec(outputs.OutputSpec):
         if self.layout.head is None or not has_many_outputs or with_covariance:
             return n
         row_bytes = self.row_bytes + 8 * row_elements
-        # limits by the arrays of outputs, and by the memory of the layer's weights
+        # samples whose float64 outputs fit into 32 MiB, and samples that need as much
+        # memory as the layer's weights in float64; a float64 number takes 8 bytes
         most = CACHE // (8 * self.n_outputs), 8 * self.layout.n_parameters // row_bytes
         return max(n, min(MIN_BATCH_FOR_MANY_OUTPUTS, *most))
 
@@ -93,7 +94,8 @@ def infer_network_spec(
     Parameters
     ----------
     net, x, *expected, **others
-        See `measure_outputs`.
+        Arguments of `measure_outputs`: the net, a few samples, and what the estimator
+        expects of the outputs.
     subset : str or list of str
         Key of ``SUBSETS``, or names of parameters or modules.
     options : mapping, optional
@@ -112,6 +114,7 @@ def infer_network_spec(
     with bare.frozen():
         # `raw` are the module's outputs, `sizes` the output elements of each module
         meaning, raw, sizes = outputs.measure_outputs(net, x, *expected, **others)
+        # from here on, outputs are the likelihood's parameters, such as logits
         forward = bare.with_output_map(meaning.output_map, meaning.logit_layer)
         # large networks have small batches, and are verified on fewer samples
         n_verified = max(N_DIFFERENTIATED, meaning.batch_size() // BATCH_PER_VERIFIED)
@@ -125,7 +128,8 @@ def infer_network_spec(
         row_bytes = _row_bytes(f, sizes, layout, jacobian, meaning.likelihood.n_blocks)
         last_layers = feature_layers(forward, samples, layout, subset)
     head_map = None if layout.head is None else layout.head.matrix
-    # the map serves to refit the last layer by Newton steps, for convex losses only
+    # `head_map` maps the last layer's outputs to the network's outputs. It serves to
+    # refit the last layer by Newton steps, for losses that are convex in the outputs.
     if not meaning.likelihood.is_convex:
         head_map = None
     # without a head, all samples may still have the same Jacobian
@@ -139,7 +143,11 @@ def infer_network_spec(
 
 
 def check_batch(net: NeuralNet, x: Batch, spec: NetworkSpec) -> None:
-    """Raise ValueError if a batch has new uses of layers, or samples that interact."""
+    """Raise ValueError if a batch has new uses of layers, or samples that interact.
+
+    `backpropagate` raises the errors for layers, for one combination of the outputs.
+    `compare_alone` compares the outputs with those of a smaller batch.
+    """
     forward = outputs.as_forward(net, spec)
     with forward.frozen():
         f = backpropagate(forward, x, spec.layout, probe)[0]
@@ -173,7 +181,8 @@ def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None
         return
     c = raw[0].numel()
     gradients = sum(sizes.get(name, 0) for name in layout.layers)
-    # roots of the Hessian and backpropagated columns; then rows of one tensor
+    # three arrays (b, c, c), as in `check_jacobian_bytes`, and the gradients of each
+    # output; then the rows of the largest parameter tensor for one sample
     elements = 3 * len(raw) * c**2 + BACKWARD_COPIES * c * gradients
     elements += c * max(block.size for block in layout.blocks)
     require_bytes(
@@ -198,12 +207,17 @@ def _row_bytes(
     n_samples, c = f.shape
     tensors = jacobian.tensors()
     inputs = sum(block.a.numel() for block in tensors if block.a is not None)
+    # layer inputs, and all arrays made from the outputs
     elements = INPUT_COPIES * inputs // n_samples + outputs.OUTPUT_COPIES * c
-    if layout.head is not None:  # only inputs and outputs of one layer are kept
+    # of all layers' outputs, a forward pass alone keeps the input and output of one
+    # layer; with a backward pass, all are kept, and gradients are added
+    if layout.head is not None:
         elements += 2 * max(sizes.values(), default=0) // n_samples
     else:
         gradients = sum(block.g.numel() for block in tensors)
         elements += (sum(sizes.values()) + BACKWARD_COPIES * gradients) // n_samples
-    if n_blocks > 1:  # S is dense, although zero between groups
+    # S of several groups is dense, although zero between groups; three arrays (c, c),
+    # as in `check_jacobian_bytes`
+    if n_blocks > 1:
         elements += 3 * c**2
     return int(elements) * f.element_size()
