@@ -42,6 +42,8 @@ class Patches:
         """Number of positions along each axis."""
         sizes = self.image.shape[2:]
         axes = zip(sizes, self.kernel, self.stride, self.dilation, strict=True)
+        # n entries, kernel length k, stride s, dilation d: a kernel spans d·(k - 1) + 1
+        # entries, and one position follows for each stride that is left
         return tuple((n - d * (k - 1) - 1) // s + 1 for n, k, s, d in axes)
 
     @property
@@ -147,8 +149,10 @@ def grouped_moment(a: Inputs, weights: Tensor | None, n_groups: int) -> Tensor:
 
     The inputs are (b, r, G·i). The sums are in float64.
     """
+    # zero until the first chunk, which sets the device and the shape
     total = torch.zeros((), dtype=torch.float64)
     for chunk in _chunks(_scaled(a, weights)):
+        # (b, r, G·i) -> (G, b·r, i)
         rows = chunk.flatten(0, 1).unflatten(1, (n_groups, -1)).transpose(0, 1)
         total = total.to(rows.device) + (rows.mT @ rows).double()
     return total

@@ -102,8 +102,9 @@ def as_structure(
 ) -> Tensor:
     """Convert one prior precision per tensor, (L,), to a prior structure.
 
-    See `PRIOR_STRUCTURES`; a list of groups has one precision per tensor, (L,). A
-    precision shared by several tensors is the geometric mean over all their weights.
+    The result is one number, (), for "scalar", (P,) for "diag", and (L,) for
+    "layerwise" and for a list of groups. A precision shared by several tensors is the
+    geometric mean over all their weights: tensors with more weights count more.
     """
     groups = group_indices(structure, layout, precisions.device)
     if groups is not None:

@@ -70,13 +70,15 @@ def _samples_to_check(b: int) -> Tensor:
     The order is reversed to detect networks that sort their samples.
     """
     n = min(MAX_COMPARED, (b + 1) // 2)
+    # n evenly spaced indices, from the last sample down
     return b - 1 - b * torch.arange(n) // n
 
 
 def compare_alone(forward: Forward, x: Batch, f: Tensor, rounding: float) -> Tensor:
     """Compare outputs (b, c) with the outputs of some samples in a smaller batch.
 
-    Return the indices of the compared samples. Raise ValueError if the outputs differ.
+    ``rounding`` is the relative rounding error of the outputs; see `agree`. Return the
+    indices of the compared samples. Raise ValueError if the outputs differ.
     """
     compared = _samples_to_check(len(f))
     with torch.no_grad():
@@ -133,6 +135,7 @@ class CallRecorder(ExitStack):
         super().__init__()
         # inputs of each layer in the smaller batch of `check`; None before the check
         self._inputs_alone: dict[str, list[Tensor]] | None = None
+        # empty if the uses of parameters are not counted
         self._layout, self._parameters = layout, layer_parameters(module, layout)
         self.calls: dict[str, list[_Call]] = {name: [] for name in layout.layers}
         # parameters are then leaves of the graph, and `check` counts their uses
@@ -214,6 +217,8 @@ class CallRecorder(ExitStack):
         -----
         The cost is one forward pass over half the batch (at most 8 samples).
         """
+        # a parameter with more uses in the graph than its layer has calls is used in
+        # another way
         b, n_uses = n_samples(x), count_uses([f])
         for name, parameter in self._parameters.items():
             layer = name.rpartition(".")[0]
@@ -222,7 +227,9 @@ class CallRecorder(ExitStack):
         f = f.detach()
         if len(f) != b:
             raise ValueError(DEPENDENT_SAMPLES)
-        if b == 1 or not all_finite(f):  # a single sample cannot be mixed with others
+        # a single sample cannot be mixed with others; outputs that are not finite never
+        # agree, and get an error of their own later
+        if b == 1 or not all_finite(f):
             return
         if any(call.n_samples != b for call in self._all_calls):
             raise MixedSamplesError
@@ -235,7 +242,10 @@ class CallRecorder(ExitStack):
                 raise MixedSamplesError
 
     def columns_at_once(self, columns: Tensor) -> int:
-        """Return the number of gradient columns that fit into memory, at least one."""
+        """Return how many columns of ``S`` (b, c, k) fit into memory, at least one.
+
+        Each column needs gradients with respect to the outputs of all recorded calls.
+        """
         elements = sum(call.shape.numel() for call in self._all_calls)
         per_column = max(1, elements) * columns.element_size() * BACKWARD_COPIES
         return max(1, BUDGET // per_column)
@@ -254,6 +264,7 @@ class CallRecorder(ExitStack):
 
         def backward(column: Tensor) -> tuple[Tensor, ...]:
             """Return the gradients of all calls for one column of ``S``, (b, c)."""
+            # the graph is kept for the other columns
             gradients = torch.autograd.grad(
                 f, edges, column, retain_graph=True, allow_unused=True
             )

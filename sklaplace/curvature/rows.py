@@ -216,11 +216,12 @@ class BaseBlock:
         """
         if self.a is None or self.n_columns == 1 or not self.has_one_position:
             return torch.cat([rows @ v for rows in self.dense_chunks()])
-        # multiply inputs first: b·p·q operations, whatever k is; an array (b, o, q)
+        # inputs first: b·p·q operations, whatever k is, with an array (b, o, q) between
         matrices = v.unflatten(0, (self.g.shape[-1], -1))  # (o, i, q)
         g, inputs = self.g.squeeze(2), self.inputs.squeeze(1)
         if v.shape[1] == 1:  # one matrix product instead of o products with vectors
             return g @ (inputs @ matrices.squeeze(2).T).unsqueeze(2)
+        # samples at a time, so that this array has at most CHUNK_ELEMENTS elements
         n = max(1, CHUNK_ELEMENTS // max(1, len(matrices) * v.shape[1]))
         pairs = zip(g.expand(len(self), -1, -1).split(n), inputs.split(n), strict=True)
         return torch.cat([g @ (a @ matrices).transpose(0, 1) for g, a in pairs])
@@ -241,6 +242,7 @@ class BaseBlock:
                 product += rows.flatten(0, 1).T @ columns.flatten(0, 1)
             return product
         matrix = product.unflatten(0, (self.n_outputs, -1))  # a view, (o, i, q)
+        # samples at a time, so that `outputs` has at most CHUNK_ELEMENTS elements
         n = max(1, CHUNK_ELEMENTS // max(1, self.n_outputs * w.shape[2]))
         g = self.g.squeeze(2).expand(len(w), -1, -1)
         factors = (tensor.split(n) for tensor in (g, self.inputs.squeeze(1), w))
@@ -253,6 +255,7 @@ class BaseBlock:
     def products(self, other: "BaseBlock") -> Tensor:
         """Return the products with all rows of another block, (b, k, b', k')."""
         mine = self.dense()
+        # the rows of the other block are formed for a few samples at a time
         chunks = other.dense_chunks()
         return torch.cat([torch.tensordot(mine, c, ([2], [2])) for c in chunks], 2)
 
@@ -270,7 +273,7 @@ class BaseBlock:
             return None
         if self.a is None and other.a is None:
             return None
-        outputs = self.g.squeeze(2).mT @ other.g.squeeze(2)
+        outputs = self.g.squeeze(2).mT @ other.g.squeeze(2)  # (b, o, o')
         left, right = self.inputs.squeeze(1), other.inputs.squeeze(1)
         return OuterProducts(outputs, left, right)
 

@@ -95,7 +95,8 @@ class SharedColumns:
         if not self.n_blocks:
             return weights
         groups = weights.unflatten(1, (self.n_blocks, -1))
-        k = groups.shape[2]
+        k = groups.shape[2]  # K
+        # the term 1/K² for all outputs of a group; `add` has the rest of the diagonal
         means = groups.sum(2, keepdim=True) / k**2
         return torch.add(means, groups, alpha=1 - 2 / k).flatten(1)
 
@@ -154,7 +155,10 @@ class SharedBlock(BaseBlock):
         return self.columns.weighted_squares(weights)
 
     def matmul(self, v: Tensor) -> Tensor:
-        """Return ``rows @ v`` for ``v`` (p, q), as (b, n, q)."""
+        """Return ``rows @ v`` for ``v`` (p, q), as (b, n, q).
+
+        The inputs are multiplied first, and then ``S`` is applied as a sum.
+        """
         matrices = v.unflatten(0, (self.n_outputs, -1))  # (n, i, q)
         if self.a is None:
             return self.columns.times(matrices.transpose(0, 1))

@@ -70,6 +70,7 @@ def variance(problem: SelectionProblem) -> Tensor:
     size = problem.batch_size
     sums = accumulate(network, [network.train], GGN, accumulator, batch_size=size)
     curvature = sums.accumulator.decompose().hessian_diagonal()
+    # for zero curvature, one less than the lowest score of the other weights
     return torch.where(curvature > 0, -curvature, -curvature.max() - 1)
 
 

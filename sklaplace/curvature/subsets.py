@@ -67,7 +67,8 @@ def last_layer(forward: Forward, x: Batch) -> Layout:
     specs = [s for s in _specs(forward.module, calls) if s.name in names]
     layout = _layout(forward, x, calls, specs)
     if calls.uses:
-        # samples that call other layers are refused later: these may come last
+        # samples that call layers not seen here are refused later, since such a layer
+        # may come after the last layers found here; without a graph, all are allowed
         layout = replace(layout, called=tuple(calls.names))
     return _with_head(forward, x, layout)
 
@@ -144,7 +145,7 @@ def subnetwork(
     whole = all_weights(forward, x)
     p = whole.n_parameters
     n = min(N_WEIGHTS, p) if n_weights is None else n_weights
-    # both kinds of indices are ascending
+    # both kinds of indices are ascending, so the last one is the largest
     chosen = torch.as_tensor(range(n) if indices is None else indices).long()
     last = int(chosen[-1])
     if last >= p:
@@ -179,6 +180,7 @@ def _layout(
         If a parameter affects the outputs but has no gradient; see also `verified`.
     """
     if calls.uses:
+        # raises an error if there are any such parameters
         check_gradients(_without_gradient(forward, x, calls, specs))
     layout = verified(forward, x, calls.outputs, specs)
     return replace(layout, counts_uses=bool(calls.uses))
@@ -190,7 +192,8 @@ def _without_gradient(
     """Return the names of parameters that affect the outputs but have no gradient.
 
     All parameters outside the graph are changed at once, and single parameters only if
-    this changes the outputs. Complex parameters are refused elsewhere.
+    this changes the outputs. Most networks then need only one trial. Complex
+    parameters are refused elsewhere.
     """
     parameters = dict(forward.module.named_parameters())
     real = (spec.name for spec in specs if not parameters[spec.name].is_complex())
@@ -201,7 +204,7 @@ def _without_gradient(
 
 
 def _change_outputs(forward: Forward, x: Batch, names: list[str]) -> bool:
-    """Return whether changes of the named parameters change the outputs.
+    """Return whether adding one to the named parameters changes the outputs.
 
     The parameters of a copy of the network are changed.
     """
@@ -224,6 +227,7 @@ def _with_head(forward: Forward, x: Batch, layout: Layout) -> Layout:
     """
     layers = {spec.layer for spec in layout.blocks}
     name = layers.pop()  # None for parameters with dense rows
+    # if names are left, there are several layers; the weight precedes the bias
     if layers or name is None or layout.blocks[0].is_bias:
         return layout
     layer = forward.module.get_submodule(name)
@@ -248,7 +252,8 @@ def _affine_head(
         layer_outputs.append(output.detach().clone())
 
     with torch.no_grad(), layer.register_forward_hook(record):
-        f = forward(x)  # with a graph, rounding can differ
+        # not from `backpropagate`: with a graph, rounding can differ
+        f = forward(x)
     jacobian = backpropagate(forward, x, layout, probe)[1]
     if len(layer_outputs) != 1 or layer_outputs[0].ndim != 2:
         return None
@@ -262,7 +267,7 @@ def _affine_head(
     if is_identity:
         matrix = torch.eye(n_outputs, dtype=torch.float64, device=f.device)
         return _with_offset(matrix, hidden, f)
-    check_jacobian_bytes(f)
+    check_jacobian_bytes(f)  # raises an error if the Jacobian needs too much memory
     shared = common_gradient(layout, backpropagate(forward, x, layout)[1])
     return None if shared is None else _with_offset(shared, hidden, f)
 
@@ -275,7 +280,8 @@ def _with_offset(matrix: Tensor, hidden: Tensor, f: Tensor) -> Head | None:
     """
     exact_hidden, exact_f = hidden.double(), f.double()
     offset = (exact_f - exact_hidden @ matrix.T).mean(0)
-    # largest terms of the sums, in whose units errors are measured
+    # errors are relative to the largest terms of the sums; 16 roundings are a margin
+    # for sums of many terms
     size = exact_hidden.abs().amax(0) @ matrix.T.abs() + exact_f.abs().amax(0)
     rounding = 16 * torch.finfo(f.dtype).eps * size
     # an offset of rounding errors is zero, so that an identity is recognised
@@ -350,7 +356,7 @@ def _last_called(forward: Forward, x: Batch, layers: list[str]) -> str:
     """Return the last called layer that affects the outputs.
 
     A layer affects the outputs if these have a graph when only the layer's parameters
-    require gradients.
+    require gradients. Each layer is tried in a forward pass, the last one first.
 
     Raises
     ------
@@ -469,7 +475,8 @@ def _record_calls(forward: Forward, x: Batch) -> _Calls:
                 hooks.enter_context(hook)
         f = forward(x)
     forward.rounding = rounding([f, *outputs])
-    names = list(dict.fromkeys(reversed(called)))[::-1]  # in the order of last calls
+    # without repetitions, in the order of last calls: the last layers come last
+    names = list(dict.fromkeys(reversed(called)))[::-1]
     n_calls, uses = Counter(called), count_uses([f])
     return _Calls(names, n_calls, uses, f.detach())
 

@@ -20,7 +20,8 @@ def count_uses(
     """Count the edges to each leaf of the autograd graph that ends in the tensors.
 
     A parameter that a network uses in one place has one edge, even if its gradient is
-    zero for some samples. The search stops at the nodes in ``walls``.
+    zero for some samples. The search goes from the tensors to the leaves, and stops at
+    the nodes in ``walls``.
     """
     stack = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     visited, uses = {*stack, *walls}, Counter[Tensor]()

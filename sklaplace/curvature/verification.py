@@ -73,7 +73,8 @@ def verified(forward: Forward, x: Batch, f: Tensor, specs: list[BlockSpec]) -> L
             "but weights must be real. Select the names of other layers, or apply "
             "torch.view_as_complex to a real parameter in the module."
         )
-    # indices of the samples with the lowest, median and highest combination of outputs
+    # One combination of the outputs, with the same coefficients for all samples, orders
+    # the samples. The lowest, the median and the highest are compared.
     order = (f @ probe(f[:1])[0]).squeeze(1).cpu().argsort(stable=True)
     compared, columns = order[[0, len(f) // 2, -1]].unique(), probe(f, 2)
     # large rows are compared in groups, to save memory
@@ -100,6 +101,7 @@ def _verified_on(
     compared first. Specs with missing or wrong rows then become specs of dense rows,
     whose rows are compared in turn. Specs with wrong dense rows become ``one_by_one``.
     """
+    # up to the rounding errors of the network's layers
     equal = partial(agree, precision=forward.rounding)
     parameters = dict(forward.module.named_parameters())
     leaves = [parameters[spec.name] for spec in specs]
@@ -140,11 +142,15 @@ def _verified_on(
 
 
 def check_jacobian_bytes(f: Tensor) -> None:
-    """Raise an error if the Jacobian rows of outputs (b, c) do not fit into memory."""
+    """Raise an error if the Jacobian rows of outputs (b, c) do not fit into memory.
+
+    Rows within the budget that every batch may use are allowed without asking how much
+    memory is free.
+    """
     b, c = f.shape
     # three arrays (b, c, c): roots of the Hessian and backpropagated columns
     needed = 3 * b * c**2 * f.element_size()
-    if needed <= BUDGET:  # the budget of any batch
+    if needed <= BUDGET:
         return
     require_bytes(
         needed,
@@ -164,6 +170,7 @@ _NOT_DIFFERENTIABLE = (
 def probe(f: Tensor, k: int = 1) -> Tensor:
     """Return k combinations of the outputs, which differ between samples, (b, c, k)."""
     shape = *f.shape, k
+    # arbitrary coefficients without a pattern, reproducible and between -1 and 1
     steps = torch.arange(f.numel() * k, dtype=f.dtype, device=f.device).reshape(shape)
     return torch.cos(1 + 2 * steps)
 
