@@ -27,7 +27,8 @@ def _machine() -> int:
     Linux reports this number. For other systems, half of all memory is assumed.
     """
     with suppress(OSError, KeyError, ValueError):
-        with open(PROC / "meminfo") as lines:  # reclaimable caches included
+        # lines such as "MemAvailable: 1234 kB", which includes caches that can be freed
+        with open(PROC / "meminfo") as lines:
             sizes = dict(line.split(":") for line in lines)
         return int(sizes["MemAvailable"].split()[0]) * 1024
     with suppress(AttributeError, OSError, ValueError):
@@ -43,6 +44,7 @@ def _control_groups() -> Iterator[int]:
     """
     group_path = Path()
     with suppress(OSError):
+        # version 2 has one line, "0::/" and the path
         lines = (PROC / "self" / "cgroup").read_text().splitlines()
         group_path = Path(*(line[4:] for line in lines if line.startswith("0::/")))
     # in a container, the path may belong to the host and be invisible
@@ -73,8 +75,9 @@ FEW_ROWS = 8
 def batch_rows(row_bytes: int) -> int:
     """Return the batch size, at least one, for samples of ``row_bytes`` bytes.
 
-    A batch fits into the caches. A batch of a few large samples may be larger, but not
-    larger than the memory budget.
+    A batch fits into the caches of a CPU (``CACHE``). If this would be fewer than
+    ``FEW_ROWS`` samples, a batch may be larger, but not larger than ``BUDGET``, unless
+    a single sample is.
     """
     row_bytes = max(1, row_bytes)
     return max(1, min(max(FEW_ROWS, CACHE // row_bytes), BUDGET // row_bytes))
@@ -92,6 +95,8 @@ def require_bytes(
 ) -> None:
     """Raise ValueError if the bytes needed exceed both ``SMALL`` and the free memory.
 
+    The free memory is not read for small needs, because reading takes time.
+
     Raises
     ------
     ValueError
@@ -107,6 +112,7 @@ def readable(n_bytes: float) -> str:
     units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"]
     while n_bytes >= 1024 and len(units) > 1:  # the first unit is the current one
         n_bytes, units = n_bytes / 1024, units[1:]
+    # at least two digits
     return f"{n_bytes:,.{0 if n_bytes >= 10 else 1}f} {units[0]}"
 
 
@@ -122,6 +128,7 @@ def move(value: object, device: torch.device | str) -> Any:
         """Return a tensor or module on the device; copy a module before it is moved."""
         if isinstance(part, Tensor):
             return part.to(to)
+        # by type, because torch tells "cuda" from "cuda:0"
         is_there = all(p.device.type == to.type for p in part.parameters())
         return part if is_there else copy.deepcopy(part).to(to)
 

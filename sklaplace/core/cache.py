@@ -81,10 +81,11 @@ class Entry:
     def load(self) -> Any:
         """Return a copy of the stored result, or None if there is no result.
 
-        Print a message if a result is found.
+        Print a message if a result is found. A damaged result counts as none.
         """
         try:
-            # joblib stores the results of calls; only the key tells calls apart
+            # joblib stores results of calls of `_stored`, which returns its argument.
+            # Only the key tells calls apart; None stands for the unknown result.
             function = self.memory.cache(_stored, ignore=["result"])
             if not function.check_call_in_cache(self.key, None):
                 return None
@@ -163,8 +164,10 @@ class _Hasher(NumpyHasher):
         """Return the class and content to hash for tensors, nets and stored arrays.
 
         The results have the form of pickle reductions, ``(function, arguments,
-        state)``. A class or function of the user adds its code to the hash; for a
-        class, also the code of the user's base classes.
+        state)``. The pickled bytes are hashed and never loaded, so the function
+        ``type`` only adds the class to these bytes. A class or function of the user
+        adds its code to the hash; for a class, also the code of the user's base
+        classes.
         """
         if isinstance(value, Tensor):
             return type, (type(value),), _content(value)

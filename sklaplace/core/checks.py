@@ -42,6 +42,7 @@ def check_positive(name: str, value: object, *, scalar: bool = True) -> None:
     Strings and booleans are refused, although numpy converts them to numbers.
     """
     kind = "a positive number" if scalar else "a positive number or array"
+    # NaN and empty arrays stand for refused values, and fail the checks below
     try:
         numbers = np.asarray(np.nan if isinstance(value, (str, bool)) else value, float)
     except (TypeError, ValueError):
@@ -152,6 +153,7 @@ def check_unmasked(values: Any, name: str) -> None:
     mask.
     """
     columns = values.values() if isinstance(values, Mapping) else values
+    # any other value is checked as a whole
     columns = columns if isinstance(values, (list, tuple, Mapping)) else [values]
     if any(isinstance(c, np.ma.MaskedArray) and np.ma.is_masked(c) for c in columns):
         raise ValueError(
@@ -198,7 +200,8 @@ def naming(**arguments: str) -> Iterator[None]:
         if type(error) not in (TypeError, ValueError):  # may hold more than a message
             raise
         message = str(error)
-        if re.search(_any_of(arguments.values()), message):  # already named
+        # the message already has the name that the user knows
+        if re.search(_any_of(arguments.values()), message):
             raise
         message, n_named = re.subn(
             _any_of(arguments), lambda m: arguments[m[0]], message
@@ -217,7 +220,8 @@ def as_seed(name: str, value: Any) -> int:
     """Return a seed for a private generator.
 
     An integer is returned unchanged, and a generator draws the seed. For None, each
-    call returns a new seed from the operating system.
+    call returns a new seed of four bytes from the operating system. NumPy accepts seeds
+    below 2**32.
 
     Raises
     ------
@@ -262,6 +266,7 @@ def warn_user(
     message is not repeated, even under the filter "always". Without ``once``, it is
     repeated for other lines. The filter "error" always raises the warning.
     """
+    # walk up the call stack to the first line outside these packages
     frame = sys._getframe(1)
     while (
         frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] in PACKAGES

@@ -18,9 +18,11 @@ Array = NDArray[np.float64]
 
 # Changes are then negligible, unless the features hardly explain the targets.
 N_ITERATIONS = 50
-# The bounds matter if targets are constant or parameters outnumber samples.
+# The bounds matter if targets are constant or parameters outnumber samples. Targets
+# have a variance of about one, so the noise has no larger variance.
 PRECISION_BOUNDS = 1e-6, 1e6
 VARIANCE_BOUNDS = 1e-6, 1.0
+# avoids division by zero; the bounds above then apply
 _SMALLEST_DIVISOR = 1e-12
 
 
@@ -71,6 +73,7 @@ def most_probable(
     # of n degrees of freedom, the gamma effective parameters explain ||w||^2, and the
     # other n - gamma explain the residuals
     e = eigenvalues[:, None]  # (p, 1)
+    # at first, precisions of one, and half of the targets' variance as noise
     best = MostProbable(np.ones(len(total)), np.full(len(total), 0.5))
     for _ in range(N_ITERATIONS):
         ridge = best.ridge

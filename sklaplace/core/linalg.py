@@ -81,7 +81,9 @@ def wide_root_eigh(root: Tensor) -> tuple[Tensor, Tensor]:
     Notes
     -----
     The cost is O(n·p²). The product is not formed. Relative to the largest eigenvalue,
-    eigenvalues therefore have errors of ``eps²`` instead of ``eps``.
+    eigenvalues therefore have errors of ``eps²`` instead of ``eps``. With the QR
+    decomposition ``rootᵀ = basis @ corner``, only the first n rows of the corner are
+    not zero, and their singular values are those of the root.
     """
     n, p = root.shape
     # the first n columns of the basis span the rows of the root
@@ -126,7 +128,9 @@ def agree(actual: Tensor, expected: Tensor, precision: float = 0.0) -> bool:
 
     ``precision`` is the relative rounding error of the tensors, if known; otherwise, it
     is that of their dtype. The largest difference may be ten times the square root of
-    this error, or of that of float32 if this is smaller, and always a few errors.
+    this error: about half of the digits must agree, since networks amplify rounding
+    errors. In half precision, this would allow almost any values. The square root is
+    therefore that of float32, or a few errors are allowed if these are larger.
     """
     if actual.shape != expected.shape:
         return False
@@ -135,6 +139,7 @@ def agree(actual: Tensor, expected: Tensor, precision: float = 0.0) -> bool:
     eps, single = torch.finfo(expected.dtype).eps, torch.finfo(torch.float32).eps
     eps = max(eps, precision)
     allowed = max(10 * min(eps, single) ** 0.5, MANY_ROUNDINGS * eps)
+    # if all expected entries are zero, only entries close to underflow are allowed
     largest = max(float(torch.linalg.vector_norm(expected, torch.inf)), 1e-30)
     return float(torch.dist(actual, expected, torch.inf)) <= allowed * largest
 

@@ -82,7 +82,8 @@ def minimum(
 
     Each Newton step is halved until the loss decreases. The search ends with one full
     step when steps no longer decrease the loss noticeably, or without this step when
-    rounding prevents any decrease.
+    rounding prevents any decrease. `_Steps` computes the steps by conjugate gradients,
+    with a higher precision closer to the minimum.
 
     Parameters
     ----------
@@ -162,9 +163,12 @@ class _Steps:
         square of the step's precision. Close to the minimum, the next step decreases
         the loss by this remainder, which may be far below the tolerance.
         """
+        # not zero after underflow, since it is a divisor
         remainder = max(decrease * self._precision**2, SMALLEST)
         # as precise as the last step must be, if the next step is the last
         enough = (LAST * self._tolerance / remainder) ** 0.5
+        # a residual proportional to the gradient's norm, as √decrease is, makes the
+        # convergence quadratic (Dembo et al. 1982)
         precision = max(FORCING[1], decrease**0.5, enough)
         self._precision = min(self._loosest, precision)
 
@@ -205,7 +209,8 @@ class _Steps:
             self._precision,
         )
         if n_iterations is None or n_iterations > STALE:
-            self._precondition = None  # the next step builds a new one
+            # the curvature has changed too much; the next step builds a new one
+            self._precondition = None
         if n_iterations is None or n_iterations > MANY:
             self._is_quick = False
         return step.double() * size, n_iterations is not None
@@ -231,11 +236,12 @@ def _descend(
     """Halve a step until the loss decreases; return the new weights and their loss.
 
     ``loss`` is the loss at the weights ``theta``. The decrease must be at least 1e-4 of
-    the decrease predicted by the slope (Armijo's condition). Return None if the step is
-    halved 40 times without success.
+    the decrease predicted by the slope (Armijo's condition, with its usual constant).
+    Return None if 40 sizes, down to about 1e-12 of the step, have no success.
     """
     value, slope = loss[0], loss[1] @ step  # loss[1] is the gradient
-    rounding = 1e-14 * value.abs()  # hides decreases close to the minimum
+    # rounding errors of the loss, about 50 in float64, hide decreases near the minimum
+    rounding = 1e-14 * value.abs()
     for size in (0.5**halvings for halvings in range(40)):
         trial = objective(theta + size * step)
         if trial[0] <= value + 1e-4 * size * slope + rounding:

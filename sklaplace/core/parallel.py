@@ -119,8 +119,8 @@ def in_parallel(
     """Call a function with each tuple of arguments, and return the results in order.
 
     Workers use the current scikit-learn settings. A progress bar with the given label,
-    if shown, counts the results. Results are pickled by `dumps`, which also pickles
-    classes defined in a script.
+    if shown, counts the results. `_called` wraps each result in a `_Result`, so that it
+    is pickled by `dumps`, which also pickles classes defined in a script.
     """
     tasks = (configured_delayed(_called)(function, *args) for args in arguments)
     results = ConfiguredParallel(n_jobs=n_jobs, return_as=_return_as())(tasks)
@@ -172,6 +172,7 @@ def ordered_map(
         options = {"prefer": "processes", "batch_size": 1, "max_nbytes": None}
         results = Parallel(n_jobs, return_as=_return_as(), **options)(tasks)
     else:
+        # one worker: as in workers, each call is limited to one thread
         results = map(one_thread()(function) if workers else function, parts)
     return progress.tracked(results, label, len(parts))
 
@@ -207,7 +208,7 @@ def one_thread() -> Iterator[None]:
     leave restores the number that the first one found.
     """
     thread = threading.get_ident()
-    if thread in _inside:  # nested
+    if thread in _inside:  # nested: the outer block restores the number
         yield
         return
     with _counting:

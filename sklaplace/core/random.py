@@ -40,6 +40,7 @@ def row_hash(x: Batch) -> Tensor:
     x : Tensor, or dict, list or tuple of tensors
         Batch of b samples.
     """
+    # each tensor of the batch is hashed, and mixed into the hash of the previous ones
     keys = torch.zeros((), dtype=torch.int64)
     for leaf in leaves(x):
         keys = _mixed(keys + _hashed(leaf.detach()))
@@ -71,11 +72,13 @@ def _hashed(samples: Tensor) -> Tensor:
 
     The bytes of a sample are split into words of eight bytes. Each mixed word is
     multiplied by an odd number that depends on its position, and the products are
-    summed. A few words of all samples are processed at a time.
+    summed. Odd numbers lose no bits of a word, and the positions make the order of the
+    words matter. A few words of all samples are processed at a time.
     """
     flat = samples.reshape(len(samples), -1)
     total, n_words = torch.zeros(len(flat), dtype=torch.int64, device=flat.device), 0
     size = _BLOCK if flat.is_cpu else flat.numel()
+    # `size` numbers of all samples at a time; multiples of 8 numbers fill whole words
     for part in flat.split(8 * max(1, size // (8 * len(flat) + 1)), 1):
         # -0.0 + 0.0 is 0.0, so that both have the same hash
         part = part + 0.0 if part.is_floating_point() else part
@@ -141,7 +144,8 @@ def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:
         points = torch.randn(half, dim, generator=generator, dtype=torch.float64)
     else:
         engine = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
-        # Points are multiples of 2⁻³⁰, and 0 and 1 have infinite quantiles.
+        # Points are multiples of 2⁻³⁰, and 0 and 1 have infinite quantiles; half a step
+        # away from 0 and 1, quantiles are finite.
         uniform = engine.draw(half, dtype=torch.float64).clamp(2**-31, 1 - 2**-31)
         points = torch.special.ndtri(uniform)
     if half >= dim:  # make the second moments equal the identity

@@ -103,7 +103,7 @@ def from_portable(state: dict[str, Any]) -> dict[str, Any]:
     """
     if _KEY not in state:
         return state
-    # a user's subclass may have added entries
+    # a user's subclass may have added entries, which are kept
     added = {k: v for k, v in state.items() if k not in (_KEY, _VALUES)}
     # None keeps the device of each tensor
     device = None if torch.cuda.is_available() else "cpu"
@@ -158,7 +158,7 @@ def _reduced(value: object, values: list[Any]) -> Any:
         return _made, (descr_to_dtype, (dtype_to_descr(value),), None, [], [])
     kind, is_code = type(value), isinstance(value, type | FunctionType)
     if is_code:
-        pickle.dumps(value)  # raises if it cannot be imported by name
+        pickle.dumps(value)  # only for its error, if it cannot be imported by name
     home = kind.__module__.split(".")[0]
     if is_code or (home in _STORED_BY_SKOPS and kind is not FrozenEstimator):
         values.append(value)
@@ -166,10 +166,12 @@ def _reduced(value: object, values: list[Any]) -> Any:
     # a skorch net would pickle its modules
     is_net = isinstance(value, BaseEstimator)
     reduced = (_NEW, (kind,), vars(value)) if is_net else value.__reduce_ex__(2)
-    # pickle omits entries at the end
+    # a reduction has up to five entries, and pickle omits those at the end: function,
+    # arguments, state, items to append, and pairs of keys and values
     call, args, state, items, pairs = (*reduced, None, None, None)[:5]
     has_slots = isinstance(state, tuple) and not hasattr(value, "__setstate__")
-    # the object must be built by its own class
+    # The object must be built by its own class. The state of an object with slots is a
+    # pair of dicts, which `_made` cannot set.
     if has_slots or (args[0] if call is _NEW else call) is not kind:
         raise TypeError(f"{kind.__qualname__} cannot be rebuilt from its attributes")
     return _made, (call, args, state, list(items or ()), list(pairs or ()))

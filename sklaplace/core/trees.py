@@ -92,6 +92,7 @@ def without_groups(x: object) -> tuple[Any, int]:
     """
     # (q,) of each tensor, or () without a second axis
     group_sizes = {tuple(leaf.shape[1:2]) for leaf in leaves(x)}
+    # different sizes, no second axis, or an empty one
     if len(group_sizes) > 1 or group_sizes & {(), (0,)}:
         shapes = [tuple(leaf.shape) for leaf in leaves(x)]
         raise ValueError(
