@@ -79,7 +79,8 @@ def most_probable(
         ridge = best.ridge
         gamma = (e / (e + ridge)).sum(axis=0)
         norm = (projections / (e + ridge) ** 2).sum(axis=0)  # ||w||^2
-        # ||y||^2 minus the sum of squared residuals
+        # ||y||^2 minus the sum of squared residuals: 2 w'F'y - w'F'F w, where the terms
+        # are projections / (e + ridge) and e * projections / (e + ridge)^2
         explained = (projections * (e + 2 * ridge) / (e + ridge) ** 2).sum(axis=0)
         residual = (total - explained).clip(0)
         precision = gamma / norm.clip(_SMALLEST_DIVISOR)

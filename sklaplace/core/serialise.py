@@ -230,6 +230,7 @@ def _by_name() -> dict[str, Any]:
 def trusted_name(value: object) -> str | None:
     """Return the name of a value that a file may name, or None for other values."""
     if not isinstance(value, type):
+        # by identity, since values such as arrays have no simple equality
         return next((name for name, v in _by_name().items() if v is value), None)
     name = f"{value.__module__}.{value.__name__}"
     # the name of an untrusted class is refused, or belongs to another object

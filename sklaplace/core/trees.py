@@ -47,6 +47,7 @@ def mapped_tensors(
     memo: dict[int, Any] = {}  # mapped values, by the ``id`` of the original
 
     def mapped_once(value: object) -> Any:
+        # the caller's value keeps all originals alive, so no ``id`` is used twice
         if id(value) not in memo:
             memo[id(value)] = rebuilt(value)
         return memo[id(value)]

@@ -120,7 +120,11 @@ class Descent:
     def moments(
         self, layout: Layout, schedule: Schedule, max_rank: int = 0
     ) -> "WeightMoments":
-        """Return moments of the selected weights over the snapshots; see `iterates`."""
+        """Return moments of the selected weights over the snapshots of `iterates`.
+
+        ``max_rank`` is the number of last snapshots whose deviations from the mean are
+        kept; see `WeightMoments`.
+        """
         start = layout.read(as_forward(self.net).module)
         moments = WeightMoments(start, max_rank)
         iterates = self.iterates(layout, schedule)

@@ -75,9 +75,11 @@ class FeatureRecorder(ExitStack):
         # layer and input of each recorded call
         self._recorded: list[tuple[str, Tensor]] = []
         for name in layers:
+            # before the layer runs, since it may modify its input in place
             layer = forward.module.get_submodule(name)
             hook = partial(self._record, name)
             self.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
+        # the end of the first pass over the whole network
         self.enter_context(forward.register_forward_hook(self._complete))
 
     def _record(

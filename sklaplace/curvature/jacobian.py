@@ -92,7 +92,10 @@ class Jacobian:
 
     @property
     def samples_share_gradients(self) -> bool:
-        """Whether there is one layer, and its ``g`` is the same for all samples."""
+        """Whether there is one layer, and its ``g`` is the same for all samples.
+
+        The rows are then ``g ⊗ a``, and sums over samples need only the inputs ``a``.
+        """
         first = self.layers[0].first
         return (
             len(self.layers) == 1
@@ -199,7 +202,8 @@ class Jacobian:
     def kernel(self, other: "Jacobian", v: Tensor) -> Tensor:
         """Return ``Σₗ vₗ Jₗ J'ₗᵀ`` over tensors for ``v`` (L,), as (b, k, b', k').
 
-        ``v`` has one entry per parameter tensor. The entries are split by layer.
+        ``v`` has one entry per parameter tensor, such as a prior variance. The entries
+        are split by layer, since the tensors of a layer share ``g``.
         """
         mine, theirs = aligned(self.layers, other.layers)
         factors = v.split([len(layer.blocks) for layer in mine])

@@ -112,7 +112,8 @@ def contracted(a: Inputs, outputs: Tensor) -> Tensor:
     """Return ``Σᵣ outputs ⊗ a`` for ``outputs`` (b, n, r), as (b, n, i).
 
     Patches are multiplied by their basis before or after they are summed over
-    positions, whichever is cheaper.
+    positions, whichever is cheaper. The basis multiplies r rows per sample before the
+    sum, and n rows after it.
     """
     if isinstance(a, Tensor) or a.basis is None or a.shape[1] <= outputs.shape[1]:
         return outputs @ unfolded(a)

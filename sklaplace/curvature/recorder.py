@@ -143,6 +143,7 @@ class CallRecorder(ExitStack):
         self.enter_context(only_known_layers(module, layout.called))
         for name in layout.layers:
             layer, record = module.get_submodule(name), partial(self._record, name)
+            # `_enter` prepares the input of each call, and `_record` sees the output
             enter = partial(self._enter, name)
             hook = layer.register_forward_pre_hook(enter, with_kwargs=True)
             self.enter_context(hook)

@@ -111,6 +111,7 @@ class BaseBlock:
         """Return dense rows, (b, k, p)."""
         if self.a is None:
             return self.g.squeeze(2)
+        # sum over positions r, with one row per pair of column and output
         outputs = self.g.movedim(2, -1)  # (b, k, o, r)
         rows = contracted(self.a, outputs.flatten(1, 2))  # (b, k·o, i)
         return rows.unflatten(1, outputs.shape[1:3]).flatten(2)
@@ -122,7 +123,7 @@ class BaseBlock:
         return max(1, DENSE_CHUNK_ELEMENTS // sample_elements)
 
     def dense_chunks(self) -> Iterator[Tensor]:
-        """Yield the dense rows of a few samples at a time."""
+        """Yield the dense rows of a few samples at a time, to fit into the caches."""
         n = self._chunk_length
         for start in range(0, len(self), n):
             yield self.take(slice(start, start + n)).dense()
@@ -174,7 +175,11 @@ class BaseBlock:
         return self._diagonals.sum(0)
 
     def squares(self) -> Tensor:
-        """Sum squared rows over b and k, (p,); in float64 for several positions."""
+        """Sum squared rows over b and k, (p,); in float64 for several positions.
+
+        At one position, a squared entry is ``g² a²``, so no dense rows are needed. The
+        entries at several positions are sums over positions.
+        """
         if not self.has_one_position:
             chunks = self.dense_chunks()
             return total([(rows**2).sum((0, 1)).double() for rows in chunks])
@@ -199,7 +204,10 @@ class BaseBlock:
         return (self.g**2)[0, :, 0] @ v.reshape(self.n_outputs, -1)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
-        """Return ``Σₒ g² w``, (b, k), for weights (b, o), at one position."""
+        """Return ``Σₒ g² w``, (b, k), for weights (b, o), at one position.
+
+        If all samples share the gradients ``g``, one matrix product is enough.
+        """
         if len(self.g) == 1:  # shared by all samples
             return weights @ (self.g**2)[0, :, 0].T
         g = self.g.squeeze(2)
@@ -301,7 +309,10 @@ class Block(BaseBlock):
         return Block((outputs * inputs.unsqueeze(1)).unsqueeze(2))
 
     def rotate(self, inputs: Tensor | None) -> "Block":
-        """Rotate inputs into a basis (i, i), or keep them if it is None."""
+        """Multiply the inputs by a basis (i, i), or keep them if it is None.
+
+        A bias has no inputs. Patches store the basis until they are unfolded.
+        """
         if inputs is None or self.a is None:
             return self
         if isinstance(self.a, Tensor):
@@ -427,6 +438,7 @@ class HeadBlock(BaseBlock):
         matrices = v.reshape(self.n_outputs, -1, v.shape[1])  # (o, i, q)
         if self.a is None:
             return matrices.transpose(0, 1)
+        # inputs (b, i) times matrices: (o, b, q) -> (b, o, q)
         return (self.a.squeeze(1) @ matrices).transpose(0, 1)
 
     def weight_gradients(self, outputs: Tensor) -> Tensor:
@@ -507,7 +519,9 @@ class LayerRows:
     def gram(self, v: Tensor) -> Tensor:
         """Return ``rows · diag(v) · rowsᵀ`` for ``v`` (p,), as (b, k, k).
 
-        At one position, the inputs enter only through one weight per output, (b, o).
+        At one position, two rows with entries ``g a`` and ``g' a`` have the product
+        ``Σ g g' a² v``. The inputs therefore enter only through one weight ``Σ a² v``
+        per output, (b, o).
         """
         if not self.first.has_one_position:
             return self.first.gram(v)

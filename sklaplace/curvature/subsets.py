@@ -378,6 +378,7 @@ def _last_called(forward: Forward, x: Batch, layers: list[str]) -> str:
 def check_indices(name: str, value: ArrayLike) -> None:
     """Raise an error if the value is not an ascending list of weight indices."""
     indices = np.asarray(value)
+    # "i" and "u" are signed and unsigned integers
     if indices.ndim != 1 or not len(indices) or indices.dtype.kind not in "iu":
         raise ValueError(
             f"{name} is not a list of integers. Pass the indices of weights in the "
