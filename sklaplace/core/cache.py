@@ -182,7 +182,8 @@ class _Hasher(NumpyHasher):
         return NotImplemented  # then hashed as by joblib, classes and functions by name
 
     def _batch_setitems(self, items: Iterable[Any], *args: object) -> None:
-        # unlike joblib, keep the order, because a module's layers are ordered
+        # joblib's method sorts the items of dicts; Python's method keeps their order,
+        # which matters for the layers of a module
         super(Hasher, self)._batch_setitems(items, *args)
 
 

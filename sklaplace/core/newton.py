@@ -49,7 +49,11 @@ SMALLEST = torch.finfo(torch.float64).tiny
 
 
 class Regularised(Protocol):
-    """A convex loss of outputs that are affine in the weights, plus a prior term."""
+    """A convex loss of outputs that are affine in the weights, plus a prior term.
+
+    The Hessian of the loss is ``H``, and ``ρ`` (P,) are the prior precisions in units
+    of the loss.
+    """
 
     @property
     def dtype(self) -> torch.dtype:
@@ -175,9 +179,10 @@ class _Steps:
     def at(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
         """Return ``-(H + diag ρ)⁻¹ gradient``, (P,), and whether it has converged.
 
-        ``f`` are the outputs at which ``H`` is evaluated. Conjugate gradients are used
-        in the problem's dtype and, if they fail, in float64. If they fail again and the
-        matrix is small, this step and all later steps solve with the dense matrix.
+        ``ρ`` are the prior precisions, and ``f`` are the outputs at which the curvature
+        ``H`` of the loss is evaluated. Conjugate gradients are used in the problem's
+        dtype and, if they fail, in float64. If they fail again and the matrix is small,
+        this step and all later steps solve with the dense matrix.
         """
         if not self._is_dense:
             step, has_converged = self._iterated(f, gradient)
@@ -194,6 +199,7 @@ class _Steps:
     def _iterated(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
         """Return a step by conjugate gradients, and whether the step has converged.
 
+        The gradient is divided by its largest entry, and the step is multiplied by it.
         After many iterations, the preconditioner is renewed or replaced by a better one
         for the next step.
         """

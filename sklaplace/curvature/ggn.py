@@ -81,9 +81,9 @@ def identity(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Keys) -> Output
     The curvature ``Σ w JᵀJ`` depends on the weights of samples and of single outputs,
     but not on the network's confidence or the targets. For a Gaussian likelihood, this
     curvature equals `ggn`, including the noise levels. For class probabilities, it is
-    an upper bound on `ggn`, since no eigenvalue of ``Λ`` exceeds one (Zhdanov, Dereka
-    and Kolesnikov 2023, "Identity curvature Laplace approximation for improved
-    out-of-distribution detection").
+    an upper bound on `ggn`, since no eigenvalue of the Hessian with respect to the
+    outputs exceeds one (Zhdanov, Dereka and Kolesnikov 2023, "Identity curvature
+    Laplace approximation for improved out-of-distribution detection").
     """
     # noise levels set the units of the outputs, so the identity is taken in these units
     ones = Diagonal(torch.ones_like(f))

@@ -324,7 +324,8 @@ def backpropagate(
     -----
     If the layout has a `Head`, one forward pass is enough. Otherwise, a backward pass
     with k columns follows, down to the lowest selected layer. Memory use is ``b Σ r (i
-    + k·o)`` over the selected layers, plus ``b·k·p`` for rows of other layers.
+    + k·o)`` over the selected layers, with i inputs and o outputs at r positions, plus
+    ``b·k·p`` for rows of p parameters in other layers.
     """
     return join_columns(list(backpropagate_in_parts(forward, x, layout, cotangents)))
 
@@ -582,7 +583,9 @@ def _through_head(
 
     A head fits if its layer is called once, with one input row per sample, if the
     layer's weights are not used elsewhere, and if the affine map of the head reproduces
-    the outputs. See `backpropagate` for the parameters.
+    the outputs. See `backpropagate` for the parameters. The rows are gradients ``SᵀM``
+    times the layer's inputs, for the matrix ``M`` of the head. If all samples share
+    ``S``, they also share the gradients; otherwise, `HeadBlock` stores ``S Sᵀ``.
     """
     layer = forward.module.get_submodule(str(layout.blocks[0].layer))
     tensors: list[Tensor] = []  # input and output of each call

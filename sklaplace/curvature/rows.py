@@ -28,7 +28,9 @@ PRODUCT_CHUNK_ELEMENTS = 2**16
 
 @dataclass(frozen=True)
 class OuterProducts:
-    """``Rᵀ R'`` of the rows of two blocks at one position, as sums over samples.
+    """Products ``Rᵀ R'`` of the rows R and R' of two blocks at one position.
+
+    The product of a sample is ``outputs ⊗ (left rightᵀ)``, with these attributes.
 
     Attributes
     ----------
@@ -274,8 +276,8 @@ class BaseBlock:
     def outer_products(self, other: "BaseBlock") -> OuterProducts | None:
         """Return products with another block of the same samples, summed over columns.
 
-        Return None for several positions, where rows are sums over positions, or
-        without inputs, where a product of all rows needs less memory.
+        Return None for several positions, where rows are sums over positions, or if
+        neither block has inputs, where a product of all rows needs less memory.
         """
         if not (self.has_one_position and other.has_one_position):
             return None

@@ -294,7 +294,7 @@ def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
 
     The Jacobian is the derivative of the c outputs with respect to the layer's outputs.
     Return None if samples differ, or if the layout does not select one layer that is
-    used at one position.
+    used at one position. ``jacobian`` has one row per output, (k = c).
     """
     # g has shape (b, c, r, o)
     g, layers = jacobian.layers[0].first.g, {spec.layer for spec in layout.blocks}
