@@ -71,7 +71,10 @@ def check_variances(variances: Tensor, largest: Tensor) -> None:
 
 
 def check_alpha(alpha: Tensor | np.ndarray) -> Tensor:
-    """Return float64 concentrations; raise ValueError unless all are positive."""
+    """Return float64 concentrations; raise ValueError unless all are positive.
+
+    The concentrations are limited to ``[1e-100, 1e100]``.
+    """
     concentrations = as_tensor(alpha).double()
     if concentrations.ndim == 0:
         raise ValueError("alpha is a scalar. Pass concentrations of shape (..., K).")
@@ -81,12 +84,15 @@ def check_alpha(alpha: Tensor | np.ndarray) -> Tensor:
         raise ValueError(
             f"alpha contains {value}. Concentrations must be positive and finite."
         )
-    # this keeps totals, their squares and their inverses finite
+    # the limits keep totals, their squares and their inverses finite
     return concentrations.clamp(MIN_CONCENTRATION, 1 / MIN_CONCENTRATION)
 
 
 def check_proba(proba: Tensor | np.ndarray, alpha: Tensor) -> Tensor:
-    """Return float64 probabilities; raise ValueError for invalid values or shapes."""
+    """Return float64 probabilities; raise ValueError for invalid values or shapes.
+
+    ``alpha`` determines the number of classes and the device.
+    """
     p = as_tensor(proba).double().to(alpha.device)
     if p.ndim == 0 or p.shape[-1] != alpha.shape[-1]:
         raise ValueError(
@@ -103,6 +109,9 @@ def check_proba(proba: Tensor | np.ndarray, alpha: Tensor) -> Tensor:
 
 
 def capped(log_alpha: Tensor) -> Tensor:
-    """Limit the total concentration to `MAX_TOTAL` without changing the mean."""
+    """Return concentrations ``α``, from ``log α``, with a total of at most `MAX_TOTAL`.
+
+    A larger total is reduced without changing the mean.
+    """
     log_total = log_alpha.logsumexp(-1, keepdim=True).clamp(max=math.log(MAX_TOTAL))
     return (log_alpha.softmax(-1) * log_total.exp()).clamp(min=MIN_CONCENTRATION)

@@ -115,7 +115,7 @@ def laplace_bridge(
     largest = variances.amax(-1, keepdim=True)
     arrays.check_finite("mean", logits)
     arrays.check_variances(variances, largest)
-    # smaller variances are only rounding errors
+    # smaller variances are only rounding errors; 8 is a margin for several roundings
     lowest = (8 * eps * largest).clamp(min=_MIN_VARIANCE)
     logits = logits.double().clamp(-MAX_LOGIT, MAX_LOGIT)
     if project:
@@ -194,7 +194,7 @@ def _project(mean: Tensor, cov: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     row_sums = cov.sum(-1, dtype=torch.float64)  # Σ1
     total = row_sums.sum(-1, keepdim=True)  # 1ᵀΣ1
     variances = cov.diagonal(dim1=-2, dim2=-1).double()
-    # rounding error of a sum of K² entries whose exact value is zero
+    # rounding error of a sum of K² entries whose exact value is zero; 8 is a margin
     negligible = 8 * cov.shape[-1] ** 2 * eps * variances.amax(-1, keepdim=True)
     is_fixed = total <= negligible
     gain = (row_sums / total.masked_fill(is_fixed, 1)).masked_fill(is_fixed, 0)
@@ -209,7 +209,9 @@ def _concentrations(mean: Tensor, variances: Tensor) -> Tensor:
     term.
     """
     n_classes = mean.shape[-1]
+    # a common shift of the means cancels, and would only cost precision
     mean = mean - mean.mean(-1, keepdim=True)
+    # 1 − 2/K is zero for two classes
     log_constant = math.log1p(-2 / n_classes) if n_classes > 2 else -math.inf
     log_term = mean + (-mean).logsumexp(-1, keepdim=True) - 2 * math.log(n_classes)
     log_sum = torch.logaddexp(log_term.new_tensor(log_constant), log_term)

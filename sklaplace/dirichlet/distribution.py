@@ -300,12 +300,15 @@ def sample(
     n_samples = checks.check_count("n_samples", n_samples)
     a = check_alpha(alpha)
     generator = checks.as_generator(random_state)
+    # shape parameters of gamma variables, (n_samples, ..., K), on the generator's CPU
     shapes = a.detach().cpu().expand(n_samples, *a.shape).contiguous()
     # Normalised gamma variables G(α) follow a Dirichlet. Those of small concentrations
     # underflow, so only their logarithms are computed.
     # G(α) = G(α + 1) U^(1/α): Marsaglia and Tsang (2000), section 6
+    # the public Gamma distribution does not accept a generator
     gamma = torch._standard_gamma(shapes + 1, generator=generator)
     uniform = torch.rand(shapes.shape, dtype=shapes.dtype, generator=generator)
+    # a uniform variable can be zero, which has no logarithm
     logs = gamma.log() + uniform.clamp(min=2**-60).log() / shapes
     return like(logs.softmax(-1).to(a.device), alpha)
 
@@ -359,7 +362,8 @@ def split_entropy(average: Tensor, aleatoric: Tensor) -> Tensor:
     The inputs are mean probabilities (..., K) and expected entropies (...).
     """
     total = -torch.special.xlogy(average, average).sum(-1)
-    aleatoric = torch.minimum(aleatoric, total)  # up to rounding
+    # entropy is concave, so only rounding makes the mean entropy larger than the total
+    aleatoric = torch.minimum(aleatoric, total)
     # adding 0.0 removes negative zeros
     return torch.stack([total, aleatoric, total - aleatoric], -1) + 0.0
 
@@ -434,6 +438,7 @@ def plausible_classes(
     # The set ends at the first class that does not overlap. For q >= 0.5, the quantiles
     # cross, even for equal classes.
     is_member = (overlaps & (q < 0.5)).cumprod(-1).bool()
+    # from the descending order back to the order of the classes
     members = torch.zeros_like(a, dtype=torch.bool)
     members.scatter_(-1, order[..., :1], True)
     return like(members.scatter(-1, order[..., 1:], is_member), alpha)
@@ -451,6 +456,7 @@ def _marginal_quantile(a: Tensor, total: Tensor, q: float) -> Tensor:
 
     Concentrations with a large total are reduced, without changing their mean.
     """
+    # rounding can make A − a zero, which is no parameter of a Beta distribution
     factor = (_MAX_QUANTILE_TOTAL / total).clamp(max=1)
     a, rest = a * factor, ((total - a) * factor).clamp(min=arrays.MIN_CONCENTRATION)
     x = betaincinv(a.detach().cpu().numpy(), rest.detach().cpu().numpy(), q)

@@ -164,9 +164,11 @@ def _with_leading(
     # the largest value probably exceeds both lower ends
     lowest = NormalGumbel(top_means.detach(), top_variances.detach()).lower.amax(-1)
     lowest = lowest.maximum(merged_logit.detach().squeeze(-1) + LOWEST)
-    # no merged error exceeds the smallest leading error; False for non-finite values
+    # No merged error exceeds the smallest leading error. The log 2 is that of the error
+    # bound in `_by_leading`. The result is False for non-finite values.
     is_precise = errors.amin(-1) - math.log(2) - lowest < _MAX_LOG_MERGE_ERROR
     means = torch.cat([top_means, merged_logit], -1)
+    # the merged logit has zero variance
     all_variances = torch.cat([top_variances, 0 * merged_logit], -1)
     proba = torch.zeros_like(means)
     if bool(is_precise.any()):
@@ -180,7 +182,8 @@ def _with_leading(
 def _by_nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
     """Compute `argmax_proba` by quadrature for each class.
 
-    Samples whose quadrature is too coarse are repeated with twice as many nodes.
+    Samples are repeated with twice as many nodes if their probabilities do not sum to
+    one, or if their nodes are too far apart.
     """
     integrals = [_integrals(m, v, n_nodes) for m, v in chunks(mean, variances, n_nodes)]
     proba, ratio = map(torch.cat, zip(*integrals, strict=True))
@@ -198,14 +201,16 @@ def _by_nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
 def _integrals(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
     """Return the quadrature sums (b, K), and the ratios (b,) from `_nodes`.
 
-    The sums approximate ``∫ −(log F_k)(t) (exp(−S))'(t) dt`` with ``S = −log Π F_j``.
+    The sums approximate ``∫ −(log F_k)(t) (exp(−S))'(t) dt`` with ``S = −log Π F_j``,
+    where ``F_k`` is the distribution function of logit k plus Gumbel noise.
     """
     # samples on the last axis, because operations on long rows are faster
     classes = NormalGumbel(mean.T.contiguous(), variances.T.contiguous())
     nodes, ratio = _nodes(classes, variances, n_nodes)
     minus_logs = classes.minus_log(nodes.unsqueeze(1))  # (t, K, b)
     total = minus_logs.sum(1)  # S at the nodes
-    # the derivative of exp(-S) by the number of the node, so the spacing cancels
+    # The derivative of exp(-S) by the number of the node, so the spacing cancels. It is
+    # -exp(-S) S (log S)', because log S is nearly linear and its differences precise.
     weights = -(-total).exp() * total * _differences(total.log())
     # trapezoidal rule: half the weight at both ends
     weights = torch.cat([weights[:1] / 2, weights[1:-1], weights[-1:] / 2])
@@ -230,7 +235,7 @@ def _nodes(
     high = classes.upper_end(variances.shape[1]).amax(0)
     # A product of probabilities does not exceed its smallest factor, so the largest of
     # the classes' lower ends is a first estimate. A third of the nodes locates a better
-    # one, which is interpolated between two of them.
+    # one, which is interpolated between two of them. Fewer than six are too coarse.
     nodes, _ = _spaced(classes.lower.amax(0), high, scale, max(6, n_nodes // 3))
     log_s = classes.minus_log(nodes.unsqueeze(1)).sum(1).log()  # falls with t, (t, b)
     # the last of the lower nodes at which the product is too small, and the next node
@@ -272,11 +277,12 @@ def _differences(values: Tensor) -> Tensor:
 def _upper_bound(mean: Tensor, variances: Tensor) -> Tensor:
     """Return the Chernoff bound (b, K) on the probabilities of independent logits.
 
-    If ``m_j`` is the largest mean, ``p_k ≤ E[exp(s (f_k - f_j))]`` for
-    ``0 ≤ s ≤ 1``.
+    For the logits ``f`` and the class j with the largest mean, the probability of class
+    k is at most ``E[exp(s (f_k - f_j))]`` for ``0 ≤ s ≤ 1``.
     """
     largest = mean.argmax(-1, keepdim=True)
     gaps = mean.gather(-1, largest) - mean
+    # variance of f_k - f_j
     total = (variances + variances.gather(-1, largest)).clamp(min=_MIN_VARIANCE)
     s = (gaps / total).clamp(max=1)  # minimises the bound, exp(s² total / 2 − s gaps)
     return (s * (s * total / 2 - gaps)).exp()

@@ -107,6 +107,7 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     variances = cov.diagonal(dim1=-2, dim2=-1)
     gaps = mean.unsqueeze(-2) - mean.unsqueeze(-1)  # (b, k, j): μ_j − μ_k
     gap_variances = variances.unsqueeze(-2) + variances.unsqueeze(-1) - 2 * cov
+    # each probability is 1 / Σ_j exp(gap_j / scale_j), divided by their sum
     return (-(gaps / _probit_scale(gap_variances)).logsumexp(-1)).softmax(-1)
 
 
@@ -332,6 +333,7 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     array([[0.7 , 0.15, 0.15]])
     """
     if mean.shape[-1] > MANY_CLASSES:  # a few samples at a time
+        # 8 bytes for each float64 entry of one sample's variances or covariances
         n = max(1, _GUMBEL_CHUNK_BYTES // (8 * cov[:1].numel()))
         pairs = zip(mean.split(n), cov.split(n), strict=True)
         return torch.cat([_gumbel(m, c) for m, c in pairs])
@@ -352,6 +354,7 @@ def _gumbel(mean: Tensor, cov: Tensor) -> Tensor:
     if len(wide) == len(mean):  # no expansion is needed
         return argmax_proba(mean, variances)
     softmax = mean.softmax(-1)
+    # for independent logits, Σp is the elementwise product
     proba = _expanded(softmax, variances, variances * softmax)
     return proba.index_put((wide,), argmax_proba(mean[wide], variances[wide]))
 
@@ -690,10 +693,14 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
 
 
 def _expanded(softmax: Tensor, variances: Tensor, products: Tensor) -> Tensor:
-    """Expand the softmax to second order, given ``p``, ``diagΣ`` and ``Σp``."""
+    """Expand the softmax to second order, given ``p``, ``diagΣ`` and ``Σp``.
+
+    The result is ``p_k (1 + c_k − pᵀc)`` with ``c = diagΣ / 2 − Σp``, normalised.
+    """
     change = variances / 2 - products
     change = change - (softmax * change).sum(-1, keepdim=True)
-    # larger changes are outside the range of the expansion, and could overflow
+    # A change below −1 would make a probability negative. Changes above 1e100 are far
+    # outside the range of the expansion, and could overflow.
     proba = softmax * (1 + change.clamp(-1, 1e100))
     return proba / proba.sum(-1, keepdim=True)
 
@@ -752,6 +759,7 @@ def without_common_variance(
     variances = cov.diagonal(dim1=-2, dim2=-1)
     # A softmax ignores constants that are added to all entries of a covariance. Without
     # the mean covariance, the remainder is as close to a diagonal as possible.
+    # mean of the K (K − 1) covariances, of which a single class has none
     constant = (cov.sum((-2, -1)) - variances.sum(-1)) / max(k * (k - 1), 1)
     shifted = cov - constant[:, None, None]
     variances = shifted.diagonal(dim1=-2, dim2=-1)

@@ -125,6 +125,7 @@ def centred_factor(cov: Tensor, uncentred: Tensor | None = None) -> Tensor:
         rows = failed.nonzero().squeeze(-1)  # samples with singular covariances
         leading = cov[rows, :-1, :-1]
         uncentred = cov if uncentred is None else uncentred
+        # rounding errors of eigenvalues grow with the size of the matrix
         noise = leading.shape[-1] * _rounding(uncentred[rows])
         lower = _semidefinite_cholesky(leading, noise)
         factor = factor.index_copy(0, rows, lower)
@@ -170,8 +171,10 @@ def _semidefinite_cholesky(cov: Tensor, noise: Tensor) -> Tensor:
     """
     check_finite("cov", cov)
     values, vectors = torch.linalg.eigh(cov)
+    # eigenvalues ascend, so the last is the largest
     check_variances(values + noise, values[:, -1:])
-    # a square root R with Σ = R Rᵀ becomes triangular by a QR decomposition of Rᵀ
+    # A square root R with Σ = R Rᵀ becomes triangular by a QR decomposition of Rᵀ,
+    # whose second factor is upper triangular.
     sqrt = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
     lower = torch.linalg.qr(sqrt.mT)[1].mT
     # a Cholesky factor has a positive diagonal, but a QR decomposition need not
@@ -237,6 +240,7 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     points, weights = (values.to(factor) for values in _rule(factor.shape[-1]))
     shifts = factor @ points.mT  # (b, K, s)
     base = log_proba.unsqueeze(-1)  # its logsumexp is zero
+    # mean change in logsumexp at each pair of opposite points, (b, s)
     gaps = ((base + shifts).logsumexp(-2) + (base - shifts).logsumexp(-2)) / 2
     # The r logits with the largest variances are integrated separately, and the rule
     # handles only the remaining gaps. These logits have the log-probabilities ``log_p``
@@ -250,7 +254,8 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     # with a whole basis, the rule is exact for the second-order term
     if factor.shape[-1] <= _MAX_DIRECTIONS:
         return average
-    # second-order term, without the separate terms of the widest logits
+    # Second-order term, without the separate terms of the widest logits. The slope
+    # p (1 − p) of a sigmoid is the second derivative of such a term.
     proba, slope = log_proba.exp(), log_p.exp() * (1 - log_p.exp())
     quadratic = _variance(proba, shifts) - (slope.unsqueeze(-1) * shift**2).sum(-2)
     expected = _variance(proba, factor).sum(-1, keepdim=True)
@@ -276,7 +281,7 @@ def _expected_gaps_of_one(log_proba: Tensor, variances: Tensor) -> Tensor:
     """Sum the expected changes in logsumexp due to r normal logits; return (b, 1)."""
     nodes = _NORMAL_NODES.to(variances)
     deviations = variances.clamp(min=_MIN_VARIANCE).sqrt().unsqueeze(-1)
-    mass = (-(nodes**2) / 2).softmax(-1)
+    mass = (-(nodes**2) / 2).softmax(-1)  # normal density, with a sum of one
     return (_gap_of_one(log_proba, deviations * nodes) @ mass).sum(-1, keepdim=True)
 
 
@@ -287,7 +292,9 @@ def _correction(
 
     The mean is that of ``gaps`` (b, s) under ``weights`` (s,). The control variates
     (b, s) have the known expectation ``expected`` (b, 1). The error of their weighted
-    mean times a regression slope between 0 and 1 corrects the mean of the gaps.
+    mean times a regression slope corrects the mean of the gaps. The variates are the
+    second-order part of the gaps, so the slope is about one. Limits of 0 and 1 prevent
+    overcorrection if the few points determine it badly.
     """
     # scaled so that squares and their derivatives neither overflow nor vanish
     unit = expected.clamp(min=_MIN_GAP)
@@ -321,7 +328,8 @@ def _rule(dim: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     n_bases = max(1, math.ceil(_MIN_DIRECTIONS / dim))
     n_columns = min(dim, _MAX_DIRECTIONS)
-    # the QR decomposition of a random matrix gives orthonormal directions
+    # The first factor of the QR decomposition of a random matrix has orthonormal
+    # columns. The dtype and device do not depend on torch's defaults.
     normal = torch.empty(n_bases, dim, n_columns, dtype=torch.float32, device="cpu")
     normal = normal.normal_(generator=generator).double()
     directions = torch.linalg.qr(normal)[0].mT.reshape(-1, dim)
@@ -333,6 +341,7 @@ def _rule(dim: int) -> tuple[Tensor, Tensor]:
     matrix += off_diagonal.diag(1) + off_diagonal.diag(-1)
     nodes, vectors = torch.linalg.eigh(matrix)
     points = (2 * nodes).sqrt()[:, None, None] * directions  # (radii, directions, d)
+    # each radius divides its weight evenly among the directions
     weights = (vectors[0] ** 2).repeat_interleave(len(directions)) / len(directions)
     return points.reshape(-1, dim), weights
 
@@ -349,6 +358,9 @@ def _is_rounding(variances: Tensor, cov: Tensor) -> Tensor:
 
 
 def _rounding(cov: Tensor) -> Tensor:
-    """Return the size of rounding errors of covariances, (b, 1)."""
+    """Return the size of rounding errors of covariances, (b, 1).
+
+    The factor 16 is a margin for the sums in `centre`.
+    """
     largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).double()
     return 16 * torch.finfo(cov.dtype).eps * largest

@@ -103,7 +103,8 @@ class NormalGumbel:
     def minus_log(self, t: Tensor) -> Tensor:
         """Return ``-log F(t)`` at points that broadcast against the means.
 
-        Its logarithm is a polynomial between the bounds, and linear outside.
+        Its logarithm is a polynomial between the bounds. Outside, it is linear, with
+        the slope of the upper end on both sides.
         """
         u = torch.addcmul(self._offset, t, self._factor)
         inner = u.clamp(-1, 1)

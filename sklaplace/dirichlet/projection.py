@@ -106,7 +106,8 @@ def _expected_log_proba(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     mean, centred = centre(mean, cov)
     log_proba = mean.log_softmax(-1)
     gap = logsumexp_gap(log_proba, centred_factor(centred, cov))
-    # smaller gaps would lead to a total above the limit
+    # Large totals approach (K − 1) / (2 gap), so smaller gaps would lead to a total
+    # above the limit.
     return log_proba, gap.clamp((mean.shape[-1] - 1) / (2 * arrays.MAX_TOTAL), _MAX_GAP)
 
 
@@ -116,6 +117,7 @@ def _solve_log_alpha(log_proba: Tensor, gap: Tensor) -> Tensor:
     with torch.no_grad():
         # exact in the limit of large totals, and a good start otherwise
         total = (log_proba.shape[-1] - 1) / (2 * gap)
+        # ψ⁻¹(y) ≈ 1/log(1 + e^{−y}), where y is ψ(A) + E[log π]
         log_alpha = -softplus(-total.digamma() - expected).log()
         rows = torch.arange(len(gap), device=gap.device)  # not yet converged
         for _ in range(_MAX_STEPS):

@@ -389,6 +389,7 @@ def class_sharpness(
     n_classes, true_proba = proba.shape[1], proba[np.arange(len(codes)), codes]
     totals = np.bincount(codes, weights, minlength=n_classes)
     sums = np.bincount(codes, weights * true_proba, minlength=n_classes)
+    # nan for a class without samples
     return sums / np.where(totals > 0, totals, np.nan)
 
 
@@ -467,4 +468,5 @@ def _bins_of_equal_weight(
     totals = np.bincount(groups, weights)
     middles = (totals.cumsum() - totals / 2) / totals.sum()
     bins = np.floor(n_bins * middles).astype(np.intp)
+    # the midpoint of a last value without weight is one, which is past the last bin
     return bins.clip(max=n_bins - 1)[groups]

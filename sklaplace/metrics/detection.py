@@ -115,7 +115,7 @@ def ood_fpr(
     tpr = check_fraction("tpr", tpr, "Choose a fraction, such as 0.95.")
     truth, confidence = _labelled(confidence_in, confidence_out)
     fprs, tprs, _ = roc_curve(truth, confidence, drop_intermediate=False)
-    return float(fprs[tprs >= tpr][0])  # rates increase as the threshold falls
+    return float(fprs[tprs >= tpr][0])  # at the highest threshold; rates increase
 
 
 def risk_coverage_curve(
@@ -250,8 +250,9 @@ class _RiskCoverage:
 def _risk_coverage(
     losses: Values, confidence: Values, sample_weight: Given
 ) -> _RiskCoverage:
-    """Return the curve; samples with the same confidence are accepted together.
+    """Return the curve of mean losses at the distinct confidences.
 
+    Samples with the same confidence are answered together.
     Samples without weight are left out. Otherwise, the risk of the first samples could
     be a division by zero.
     """

@@ -330,6 +330,7 @@ def sharpness(y_std: Values, *, sample_weight: Given = None) -> float:
     """
     std = as_floats(y_std, "y_std")
     check_std(std)
+    # (n, 1) or (n, C), to average over targets first
     return average((std.reshape(len(std), -1) ** 2).mean(axis=1), sample_weight)
 
 

@@ -76,6 +76,7 @@ class Display:
             ) from error
         n = self.n_axes
         if ax is None:
+            # inches; a single plot has matplotlib's default size
             size = None if n == 1 else (3.2 * n, 3.2)
             _, ax = plt.subplots(1, n, figsize=size, layout="constrained")
         self.axes_ = np.ravel(np.asarray(ax)).tolist()

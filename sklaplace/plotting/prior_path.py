@@ -161,6 +161,7 @@ class PriorPathDisplay(Display):
         values = results.get("param_prior_precision", prior_precisions)
         fitted, scores = np.asarray(estimator.prior_precision_), {}
         if values is None:
+            # three decades on each side of the geometric mean of the fitted values
             values = np.exp(np.log(fitted).mean()) * np.logspace(-3, 3, 25)
         check_positive("prior_precisions", values, scalar=False)
         values = np.atleast_1d(np.asarray(values, dtype=np.float64))
@@ -204,6 +205,7 @@ class PriorPathDisplay(Display):
         top, bottom = np.max(evidence), np.min(evidence)
         bottom = max(bottom, top - 3 * (top - np.median(evidence)))
         if bottom < top:  # not for equal values, which have no range
+            # as wide as matplotlib's default margins
             pad = 0.05 * (top - bottom)
             right.set_ylim(bottom - pad, top + pad)
         lines = self.score_line_, self.evidence_line_, self.chosen_

@@ -139,6 +139,7 @@ class RegressionCalibrationDisplay(Display):
         options.setdefault("name", type(regressor).__name__)
         predictor, X = last_step(regressor, X)
         if hasattr(predictor, "predict_quantiles"):
+            # a function, because `from_predictions` chooses the levels
             options["quantiles"] = partial(predictor.predict_quantiles, X)
         return cls.from_predictions(y, mean, std, **options)
 
@@ -226,6 +227,7 @@ class RegressionCalibrationDisplay(Display):
             bounds = np.asarray(quantiles(quantile_levels)).reshape(len(mean), -1)
         frequency = empirical_frequency(y_true, bounds, sample_weight=sample_weight)
         if kind == "interval":
+            # targets inside are those below the upper but not below the lower bound
             lower, upper = np.split(frequency, 2)
             frequency = upper - lower
         return cls(

@@ -277,6 +277,7 @@ class ReliabilityDisplay(Display):
 
     def _errors(self) -> np.ndarray:
         """Return the sum of weighted differences for each curve, (K,) or ()."""
+        # empty bins have nan, and count as zero
         gaps = np.nan_to_num(np.subtract(self.frequency, self.mean_proba))
         return np.asarray((np.abs(gaps) * self.weight).sum(axis=-1))
 

@@ -388,7 +388,7 @@ class LocationScale(WeightPosterior):
         self, location: Tensor, scale: Tensor, bound: float = 3.0, **options: int
     ) -> None:
         super().__init__(location, scale, bound)
-        for name, value in options.items():
+        for name, value in options.items():  # raise an error for invalid sizes
             self.checks[name](name, value)
         self.location = nn.Parameter(location.detach().clone())
         self._start_shape(self.location.detach(), **options)

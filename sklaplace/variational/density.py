@@ -114,8 +114,9 @@ class Density(LocationScale):
         """
         k, n_further = sizes["n_units"], sizes["n_layers"] - 1
         nodes = spread(sizes["n_nodes"], EDGE).unsqueeze(-1)
+        # distance between nodes, which divide the support evenly
         self._step = 2 * EDGE / (sizes["n_nodes"] - 1)
-        # the distance between centres; a single centre has no distance
+        # the distance between centres, at most `_WIDTH`; one centre has no distance
         width = min(_WIDTH, 2 * _OUTERMOST / max(1, k - 1))
         basis = (-((nodes - spread(k, _OUTERMOST)) / width).square() / 2).exp()
         # not in the state dict, because the constructor computes them anew
@@ -123,12 +124,14 @@ class Density(LocationScale):
         self.register_buffer("basis", basis.to(like), persistent=False)  # (G, K)
         # without heights, the density is normal for any further layers
         self.heights = nn.Parameter(like.new_zeros(k, len(like)))
+        # each unit of a further layer is at first the tanh of one unit below it
         mixing = torch.eye(k).to(like)
         self.mixing = nn.ParameterList(mixing.clone() for _ in range(n_further))
         self.offsets = nn.ParameterList(like.new_zeros(k) for _ in range(n_further))
 
     def median(self) -> Tensor:
         """Return the medians, (P,)."""
+        # the draw for uniform noise of 1/2, without its log density
         return self.transform(torch.full_like(self.location, 0.5).unsqueeze(0))[0][0]
 
     def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,12 +144,14 @@ class Density(LocationScale):
         p = self._density_at_nodes()
         # the distribution function at the nodes, (G, P)
         F = pad(torch.cumulative_trapezoid(p, dx=self._step, dim=0), (0, 0, 1, 0))
-        index = (F[1:-1].unsqueeze(1) < noise).sum(0)  # of the left node, (s, P)
+        # The left node. Only inner nodes are counted, so it has a right neighbour.
+        index = (F[1:-1].unsqueeze(1) < noise).sum(0)  # (s, P)
         left, right = p.gather(0, index), p.gather(0, index + 1)
         # excess = left τ + slope τ²/2 at distance τ from the left node
         excess = (noise - F.gather(0, index)).clamp(min=0)
         slope = (right - left) / self._step
-        # the squared density at the draw; rounding can reduce it below the floor
+        # The squared density at the draw. Rounding can reduce it below the floor, which
+        # is divided by an integral of at most 2 EDGE, because the largest p is one.
         square = left.square() + 2 * slope * excess
         density = square.clamp(min=(_FLOOR / (2 * EDGE)) ** 2).sqrt()
         # this form of the solution also holds for a slope of zero
@@ -174,11 +179,12 @@ class Density(LocationScale):
         return p / torch.trapezoid(p, dx=self._step, dim=0)
 
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """Return the mean and variance of the standard values, (P,) each."""
+        """Return the mean and variance of ``z``, (P,) each."""
         p = self._density_at_nodes()
         # The density is linear between nodes, so integrands have degree three at most.
         # Two-point Gauss quadrature is exact for them. The two points between adjacent
-        # nodes have the relative positions ``fractions``.
+        # nodes have the relative positions ``fractions``, 1/2 ± 1/√12, and half the
+        # weight each.
         fractions = 0.5 + self.nodes.new_tensor([[[-1.0]], [[1.0]]]) / math.sqrt(12)
         z, density = (
             torch.lerp(values[:-1], values[1:], fractions).flatten(0, 1)

@@ -107,6 +107,7 @@ def check_support(
             "bounded, so their divergence is infinite. Choose posterior='kumaraswamy', "
             f"or one of {unbounded} as prior."
         )
+    # a class receives the same bound as the prior, but an instance has its own
     if isinstance(posterior, WeightPosterior) and posterior.bound > prior.bound:
         raise ValueError(
             f"posterior={posterior.name!r} with bound={posterior.bound:g} exceeds "

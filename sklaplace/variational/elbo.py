@@ -55,7 +55,8 @@ def blundell(batch: int, n_batches: int) -> float:
     """Halve the share of the divergence from each batch to the next, starting at 1/2.
 
     The factor is ``M 2^(M-i) / (2^M - 1)`` for batch i of M, counted from one (Blundell
-    et al. 2015, section 3.4). The computation avoids powers that overflow.
+    et al. 2015, section 3.4). The argument ``batch`` is ``i - 1``. The computation
+    avoids powers that overflow.
     """
     return float(n_batches * 2.0**-batch / (2 - 2.0 ** (1 - n_batches)))
 
@@ -114,6 +115,7 @@ class Elbo:
         The weights of the network are the initial medians, unless the family is an
         instance, which has its own.
         """
+        # a copy of `start`, so that training does not change the user's network
         base = unwrapped(module if self.start is None else copy.deepcopy(self.start))
         layout, parameters = random_weights(base), dict(base.named_parameters())
         values = [parameters[block.name].detach() for block in layout.blocks]
@@ -126,6 +128,7 @@ class Elbo:
         """Define how outputs are interpreted, before the first step."""
         module.logit_layer, self.spec = spec.logit_layer, spec
         if not spec.likelihood.is_shift_invariant:
+            # the logarithm of a probability is a logit only up to a common shift
             module.probability_map = "logit"
 
     def noise(self, module: StochasticModule) -> Tensor:
@@ -136,6 +139,7 @@ class Elbo:
         """
         if self.sigma is not None:
             return torch.tensor(float(self.sigma), dtype=torch.float64)
+        # positive, so that the logarithm and the quotients in `nats` are finite
         return module.noise_variance.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
 
     def loss(
@@ -145,7 +149,8 @@ class Elbo:
 
         In training, the loss is the negative evidence lower bound. The method then also
         updates an estimated noise variance, and records the terms for `summary`. In
-        evaluation, the loss is only the mean negative log-likelihood.
+        evaluation, the loss is only the mean negative log-likelihood. ``returned`` is
+        what the network returned for the batch.
         """
         likelihood, module = self.spec.likelihood, net.module_
         # the likelihood's parameters, such as logits or means, (b, c)
@@ -164,7 +169,7 @@ class Elbo:
         nll = (weights * nats(likelihood, losses, self.noise(module), n_targets)).mean()
         if not training:
             return nll
-        # with the weights of this pass and their log densities
+        # `drawn` has the weights of this pass and their log densities
         kl = divergence(module.posterior, self.prior, *module.drawn)
         self._terms.append((nll.detach(), kl.detach(), len(losses)))
         # the terms are those of this epoch, so their number is that of its batches
@@ -184,7 +189,8 @@ class Elbo:
         if estimate.shape != variance.shape:
             net.module_.noise_variance = estimate = torch.zeros_like(variance.double())
         if self.held_out is None:
-            # at first the mean of all steps, and later an exponential mean
+            # at first the mean of all steps, and later an exponential mean over at
+            # least one epoch
             n_averaged = min(self._n_updates, max(NOISE_STEPS, self.n_batches))
             estimate.lerp_(variance.double(), 1 / n_averaged)
         # a pass over held-out samples is costly, so most steps keep the estimate
@@ -198,8 +204,8 @@ class Elbo:
         assert self.held_out is not None
         likelihood, module = self.spec.likelihood, net.module_
         sums, n_targets = torch.zeros_like(module.noise_variance), 0.0
-        # In evaluation mode, the weights are the medians. Gradients are enabled for
-        # networks that use gradients internally.
+        # `frozen` enters evaluation mode, in which the weights are the medians.
+        # Gradients are enabled for networks that use gradients internally.
         with Forward(module, module).frozen(), torch.enable_grad():
             for x, y, w in Batches(net, self.held_out, self.spec.batch_size()):
                 f = as_columns(module.outputs(net.infer(x))).detach().double()
@@ -207,7 +213,8 @@ class Elbo:
                 weights = torch.ones_like(losses[:, 0]) if w is None else w.to(losses)
                 sums += weights @ losses
                 n_targets += float(weights.sum()) * likelihood.n_targets(f.shape[1])
-        # as in `loss`; n_targets is a weighted number, of all columns
+        # A loss is half a sum of squared residuals. ``n_targets`` is the weighted
+        # number of targets of all c columns, and each column has 1/c of them.
         return 2 * sums * len(sums) / n_targets
 
     def summary(self) -> dict[str, float]:
@@ -231,7 +238,8 @@ def nats(likelihood: Likelihood, losses: Tensor, sigma: Tensor, n: int) -> Tenso
     """Return negative log-likelihoods (b, ...) of samples with n targets.
 
     ``losses`` (b, c, ...) is the result of `losses_by_output`, and ``sigma`` contains
-    one noise level, or one per column.
+    one noise level, or one per column. For Gaussian noise, the result is ``loss / σ²``
+    plus ``log σ + log √(2π)`` for each target.
     """
     s = sigma.to(losses)  # () or (c,)
     scale = likelihood.scale(s).reshape(-1, *[1] * (losses.ndim - 2))
@@ -274,7 +282,7 @@ class _ElboTraining:
     def get_loss(
         self, y_pred: object, y_true: object, X: object = None, training: bool = False
     ) -> Tensor:
-        """Return the negative evidence lower bound of a batch."""
+        """Return the loss of a batch; see `Elbo.loss`."""
         y = to_tensor(y_true, device=self.device)
-        # a user's training step may omit the argument; the module's mode is reliable
+        # a user's training step may omit ``training``; the module's mode is reliable
         return self._elbo.loss(self, y_pred, y, training=self.module_.training)

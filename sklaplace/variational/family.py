@@ -120,8 +120,10 @@ def _fault(posterior: WeightPosterior, location: Tensor, scale: Tensor) -> str |
             return f"{key} of shape {shape}, {dtype}, not {expected}, {w.dtype}"
     with torch.no_grad():
         error = float((posterior.log_prob(w) - log_q).abs().median())
+        # at most `_DRAWN` values and 1000 draws; a variance needs at least two
         many_draws, _ = drawn(max(2, min(_DRAWN // n, 1000)))
         ratio = float((moments["variance"] / many_draws.var(0)).median())
+        # in initial standard deviations, of which one is allowed
         distance = float(((moments["median"] - location).abs() / scale).max())
     # distributions with heavy tails have an infinite variance
     is_near = 1 / _LARGEST_RATIO <= ratio <= _LARGEST_RATIO or ratio == float("inf")

@@ -113,7 +113,8 @@ class Kumaraswamy(WeightPosterior):
         with torch.no_grad():
             # Fixed-point iteration, because the standard deviation is almost
             # proportional to 1/a. After 14 steps, its error is below 0.1 %. The lower
-            # limit of log a prevents starts that are too wide for training.
+            # limit of log a prevents starts that are too wide for training. The upper
+            # limit is inside the range of `_shape`, whose clamp has no gradient beyond.
             for _ in range(14):
                 log_ratio = (self.variance() + 1e-30).log() / 2 - scale.double().log()
                 self.log_a.add_(log_ratio).clamp_(-2, _LARGEST_LOG_A - 1)
@@ -131,7 +132,8 @@ class Kumaraswamy(WeightPosterior):
         y = (noise * (-log_b).exp()).clamp(min=torch.finfo(noise.dtype).eps)
         z_plus_log_b = noise.log() + (-(-y).expm1() / y).log()
         log_x = ((z_plus_log_b - log_b) / log_a.exp()).clamp(max=0)
-        # log a + log b + (1 − 1/a) z − (1 − 1/b) E − log(2 · bound)
+        # log a + log b + (1 − 1/a) z − (1 − 1/b) E − log(2 · bound), where z/a is log x
+        # and E/b is y
         log_q = z_plus_log_b - log_x - noise + y + log_a - math.log(2 * self.bound)
         return self.bound * (2 * log_x.exp() - 1), log_q
 
@@ -147,6 +149,7 @@ class Kumaraswamy(WeightPosterior):
         log_x = torch.where(inside, x, 0.5).log()
         z = log_a.exp() * log_x
         log_y = _log_decay(z)  # y = −log(1 − x^a), and b y = E in `transform`
+        # log a + log b + (a − 1) log x + (b − 1) log(1 − x^a), where log(1 − x^a) is −y
         log_q = z - log_x - (log_y + log_b).exp() + log_y.exp() + log_a + log_b
         return (log_q - math.log(2 * self.bound)).masked_fill(~inside, -math.inf)
 
@@ -179,6 +182,7 @@ class Kumaraswamy(WeightPosterior):
         """Return ``log a`` and ``log b``, (P,) each, clamped.
 
         The median ``m`` of ``x`` determines ``b``, because ``(1 − m^a)^b = 1/2``.
+        Therefore, ``log b = log log 2 − L(a log m)``, where `_log_decay` returns ``L``.
         """
         log_a = self.log_a.to(dtype).clamp(-_LARGEST_LOG_A, _LARGEST_LOG_A)
         logit = self.logit_median.to(dtype).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
@@ -195,6 +199,7 @@ class Kumaraswamy(WeightPosterior):
         d = (-log_a).exp()
         # log E[x] and log E[x²]
         first, second = (torch.lgamma(1 + d * n) + _ratio(log_b, d * n) for n in (1, 2))
+        # E[x²] − E[x]², without the cancellation of this difference
         variance = (2 * first).exp() * (second - 2 * first).expm1().clamp(min=0)
         return self.bound * (2 * first.exp() - 1), 4 * self.bound**2 * variance
 
@@ -202,7 +207,8 @@ class Kumaraswamy(WeightPosterior):
 def _log_decay(t: Tensor) -> Tensor:
     """Return ``L(t) = log(−log(1 − e^t))`` for negative ``t``, to full precision.
 
-    One formula is precise for ``t`` near zero, and the other far below zero.
+    One formula is precise for ``t`` near zero, and the other far below zero. Both are
+    precise where ``e^t`` is 1/2, so the code switches there.
     """
     t = t.clamp(max=-torch.finfo(t.dtype).tiny)
     near = (-(-t.clamp(min=-1).expm1()).log()).log()
@@ -219,6 +225,7 @@ def _ratio(log_b: Tensor, d: Tensor) -> Tensor:
     # Stirling's series in x = 1 + b, in which terms as large as x log x cancel
     log_x = torch.logaddexp(log_b, torch.zeros_like(log_b))
     x = log_x.clamp(max=600).exp()  # without overflow
+    # (x + d − 1/2) (log(x + d) − log x)
     growth = (x + d - 0.5) * torch.log1p(d / x)
     series = d - d * log_x - growth + _tail(x) - _tail(x + d)
     return torch.where(log_b < _STIRLING, direct, series)
@@ -227,7 +234,8 @@ def _ratio(log_b: Tensor, d: Tensor) -> Tensor:
 def _tail(x: Tensor) -> Tensor:
     """Return ``log Γ(x)`` minus the leading terms of Stirling's series.
 
-    The error is 5e-13 at ``x = 20``.
+    The leading terms are ``(x − 1/2) log x − x + log √(2π)``. The code has the next
+    three terms of the series, with an error of 5e-13 at ``x = 20``.
     """
     square = x.square()
     return (1 / 12 - (1 / 360 - 1 / (1260 * square)) / square) / x

@@ -30,6 +30,7 @@ INITIAL_FRACTION = 0.1
 def random_weights(module: nn.Module) -> Layout:
     """Return the layout of parameters that require gradients, one block per tensor.
 
+    The layout has the order and shapes of the parameters in one vector of weights.
     Raise ValueError if there are none, or if their sizes or gradients are unsuitable.
     """
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -57,7 +58,8 @@ def initial_scales(values: Sequence[Tensor]) -> Tensor:
     """Return positive initial standard deviations (P,) for tensors of weights.
 
     They are a fraction of each tensor's root mean square. A tensor of zeros, such as an
-    initial bias, has the root mean square of all weights instead.
+    initial bias, has the root mean square of all weights instead, or one if this is
+    also zero.
     """
     flat = [value.reshape(-1) for value in values]
     overall = _root_mean_square(torch.cat(flat)) or 1.0
@@ -137,7 +139,8 @@ class StochasticModule(nn.Module):
         """Return the logits of the last pass, given what this pass returned.
 
         Without a logit layer, the first returned tensor has the logits. With a logit
-        layer, this tensor has probabilities, and the logits are those of the layer.
+        layer, this tensor has probabilities, and the logits are those of the layer if
+        they agree with the probabilities; see `read_logits`.
         """
         output = first_tensor(returned)
         if self.logit_layer is None:
@@ -404,7 +407,7 @@ class VariationalPosterior:
         True
         """
         kl = exact_divergence(self.distribution, self.prior)
-        if kl is None:
+        if kl is None:  # the mean over draws
             w, log_q = self.distribution.sample(n_samples, generator)
             kl = divergence(self.distribution, self.prior, w, log_q)
         return kl.double()

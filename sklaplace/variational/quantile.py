@@ -130,11 +130,13 @@ class Quantile(LocationScale):
             # |h(e) − e| < Σ v brackets the solution
             width = positive(self.raw_heights).sum(0)  # half the bracket
             low = z - width
-            # halved to the rounding error of z, with some steps for wide brackets
+            # Halved to the rounding error of z. Eight more steps serve brackets up to
+            # 2⁸ times as wide as z.
             for _ in range(int(-math.log2(torch.finfo(z.dtype).eps)) + 8):
                 low = (low + width).where(self._h(low + width)[0] <= z, low)
                 width = width / 2
-        # one step of Newton's method makes the solution differentiable
+        # One step of Newton's method makes the solution differentiable. The log density
+        # is the second result of `_standard`.
         h, slope = self._h(low)
         return self._standard(low - (h - z) / slope.detach())[1]
 
@@ -147,7 +149,11 @@ class Quantile(LocationScale):
         return e + (heights * units).sum(0), 1 + (heights * derivatives).sum(0)
 
     def _last_layer(self, e: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the last hidden layer's units at ``e``, (K, ...), and derivatives."""
+        """Return the last layer's units at ``e``, (K, ...), and their derivatives.
+
+        The derivatives are those with respect to ``e``, by the chain rule.
+        """
+        # the shape of one number per unit, to broadcast against units (K, ...)
         column = (-1, *[1] * e.ndim)
         slopes = positive(self.raw_slopes).reshape(column)
         units = (slopes * (e - self.centres.reshape(column))).tanh()
