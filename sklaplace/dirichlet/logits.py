@@ -81,7 +81,7 @@ def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     -----
     The cost is O(K²) time and O(K) memory per sample.
     """
-    if cov.ndim == mean.ndim:
+    if cov.ndim == mean.ndim:  # variances, which are those of centred logits
         return _centre_mean(mean), cov.double()
     rows = cov.mean(-1, dtype=torch.float64)  # (b, K)
     # only the diagonal of CΣC

@@ -100,6 +100,7 @@ def reliability_curve(
     n_bins = check_count("n_bins", n_bins)
     proba, codes = check_proba(y_true, y_proba, labels)
     weights = check_weights(sample_weight, codes)
+    # whether each column is that of the true class, (n, K)
     hits = codes[:, None] == np.arange(proba.shape[1])
     if kind == "top_label":
         hits = (proba.argmax(axis=1) == codes)[:, None]

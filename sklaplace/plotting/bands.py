@@ -193,6 +193,7 @@ class PredictiveBandDisplay(Display):
         self.line_ = axes.draw_line(self.ax_, self.x, mean, line_kw, label="mean")
         self.points_ = None
         if self.points is not None:
+            # zorder 3 is in front of lines
             style = axes.styled(points_kw, color="black", s=8, zorder=3, label="data")
             self.points_ = self.ax_.scatter(*self.points, **style)
         self.ax_.set(xlabel=self.feature_name)

@@ -163,7 +163,7 @@ class ConfidenceDisplay(Display):
         n_classes = proba.shape[-1]
         # Values that rounding moves outside [1/K, 1] would be left blank.
         confidence = self.confidence.clip(1 / n_classes, 1)
-        # the levels must differ, even for a single class
+        # Eleven levels bound ten colours. They must differ, even for a single class.
         levels = np.linspace(1 / max(n_classes, 2), 1, 11)
         style = axes.styled(surface_kw, cmap="cividis", levels=levels)
         self.surface_ = self.ax_.contourf(self.xx0, self.xx1, confidence, **style)

@@ -257,7 +257,8 @@ class ReliabilityDisplay(Display):
         self.count_ax_ = ax.twinx()
         self.lines_, self.bars_ = [], []
         for k, curve in enumerate(zip(*curves, strict=True)):
-            # Empty bins, without weight, contain nan, which would interrupt the line.
+            # Empty bins, in which the weight (the last entry) is zero, contain nan,
+            # which would interrupt the line.
             x, frequency, weight = (values[curve[-1] > 0] for values in curve)
             color = axes.PALETTE[k % len(axes.PALETTE)]
             style = axes.MARKED | {"color": color, "label": names[rows[k]]}

@@ -231,6 +231,7 @@ class DirichletDisplay(Display):
 def _inner_points(resolution: int) -> np.ndarray:
     """Return evenly spaced points (n, 3) inside the simplex."""
     edge = np.arange(resolution)
+    # all pairs (i, j) with i + j < resolution; the third step is the rest
     steps = np.argwhere(np.add.outer(edge, edge) < resolution)
     # The three steps of a point sum to resolution - 1. A third of a step in each
     # direction moves the point away from the edges.

@@ -148,7 +148,11 @@ class WeightPosteriorDisplay(Display):
 
 
 def _name(layout: Layout, position: int) -> str:
-    """Return the parameter and index of a weight, such as ``"weight[0, 3]"``."""
+    """Return the parameter and index of a weight, such as ``"weight[0, 3]"``.
+
+    ``position`` is the weight's position in the vector of all weights. The blocks of
+    ``layout`` are consecutive parts of this vector.
+    """
     for block in layout.blocks:
         if position < block.size:
             break

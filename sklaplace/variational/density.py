@@ -146,6 +146,7 @@ class Density(LocationScale):
         F = pad(torch.cumulative_trapezoid(p, dx=self._step, dim=0), (0, 0, 1, 0))
         # The left node. Only inner nodes are counted, so it has a right neighbour.
         index = (F[1:-1].unsqueeze(1) < noise).sum(0)  # (s, P)
+        # densities at the nodes on both sides, (s, P) each
         left, right = p.gather(0, index), p.gather(0, index + 1)
         # excess = left τ + slope τ²/2 at distance τ from the left node
         excess = (noise - F.gather(0, index)).clamp(min=0)

@@ -118,6 +118,7 @@ class Elbo:
         # a copy of `start`, so that training does not change the user's network
         base = unwrapped(module if self.start is None else copy.deepcopy(self.start))
         layout, parameters = random_weights(base), dict(base.named_parameters())
+        # the tensors in the order of the vector of weights
         values = [parameters[block.name].detach() for block in layout.blocks]
         # one vector has one dtype, that of the first tensor
         location = torch.cat([w.reshape(-1).to(values[0].dtype) for w in values])
@@ -125,7 +126,11 @@ class Elbo:
         return StochasticModule(base, layout, self.family.start(location, scale))
 
     def begin(self, module: StochasticModule, spec: OutputSpec) -> None:
-        """Define how outputs are interpreted, before the first step."""
+        """Define how outputs are interpreted, before the first step.
+
+        ``spec`` has the likelihood. If the network returns probabilities, ``spec`` also
+        has the name of the submodule whose outputs are the logits.
+        """
         module.logit_layer, self.spec = spec.logit_layer, spec
         if not spec.likelihood.is_shift_invariant:
             # the logarithm of a probability is a logit only up to a common shift
@@ -153,10 +158,12 @@ class Elbo:
         what the network returned for the batch.
         """
         likelihood, module = self.spec.likelihood, net.module_
-        # the likelihood's parameters, such as logits or means, (b, c)
+        # the likelihood's parameters, such as logits or means, (b, c); the output map
+        # computes them if the network returns others, such as probabilities
         f = OUTPUT_MAPS[self.spec.output_map](as_columns(module.outputs(returned)))
         targets = likelihood.targets(y, f)
         losses = losses_by_output(likelihood, f, targets)
+        # sample weights times the criterion's factors, such as class weights, (b,)
         weights = loss_weights(likelihood, targets, batch_weights(net))
         weights = losses.new_ones(len(f)) if weights is None else weights.to(losses)
         # so that the mean sample weight of the data is one
@@ -185,7 +192,8 @@ class Elbo:
         gradients would be huge, and Adam's second moments would retain them.
         """
         estimate, self._n_updates = net.module_.noise_variance, self._n_updates + 1
-        # the number of columns is known only from the first batch
+        # The buffer is updated in place. Its number of columns is known only from the
+        # first batch.
         if estimate.shape != variance.shape:
             net.module_.noise_variance = estimate = torch.zeros_like(variance.double())
         if self.held_out is None:
@@ -282,7 +290,11 @@ class _ElboTraining:
     def get_loss(
         self, y_pred: object, y_true: object, X: object = None, training: bool = False
     ) -> Tensor:
-        """Return the loss of a batch; see `Elbo.loss`."""
+        """Return the loss of a batch in nats per sample.
+
+        In training, the loss is the negative evidence lower bound. In evaluation, it is
+        the negative log-likelihood.
+        """
         y = to_tensor(y_true, device=self.device)
         # a user's training step may omit ``training``; the module's mode is reliable
         return self._elbo.loss(self, y_pred, y, training=self.module_.training)

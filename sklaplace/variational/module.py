@@ -126,10 +126,11 @@ class StochasticModule(nn.Module):
             weights = self.drawn[0][0]  # of the only draw; drawn[1] has log densities
         else:
             weights = self.posterior.median()
-        values = self.layout.unflatten(weights)
+        values = self.layout.unflatten(weights)  # tensors by name of the parameter
         values = {name: w.to(self._dtypes[name]) for name, w in values.items()}
         if self.logit_layer is None:
             return functional_call(self._orig_mod, values, args, kwargs)
+        # one output for each call of the logit layer
         with recorded_outputs(self._orig_mod, [self.logit_layer]) as recorded:
             returned = functional_call(self._orig_mod, values, args, kwargs)
         self._logits = recorded.get(self.logit_layer, [])
