@@ -23,7 +23,8 @@ _MAX_SPACING_RATIO = 0.35
 # The log-probability that the largest value is below the lower end is about minus the
 # exponential of this value.
 _LOG_AT_END = -LOWEST
-# Noise variance that the nodes must resolve if the logits have zero variance.
+# Noise variance that the nodes must resolve if the logits have zero variance. It is
+# somewhat below the variance of Gumbel noise, π²/6.
 _MIN_RESOLVED_VARIANCE = 1.3
 # For more classes than this, all but the leading classes are merged.
 MANY_CLASSES = 1024

@@ -152,6 +152,7 @@ class PriorPathDisplay(Display):
         """
         check_is_fitted(estimator)
         estimator, _ = last_step(estimator)
+        # scores, if the prior precision was chosen by cross-validation
         results = getattr(estimator, "cv_results_", None) or {}
         if results and prior_precisions is not None:
             raise ValueError(
@@ -173,6 +174,7 @@ class PriorPathDisplay(Display):
         return cls(
             prior_precisions=values[order],
             evidence=np.array(evidence),
+            # several fitted values have no common position on the axis
             chosen=float(fitted) if fitted.ndim == 0 else None,
             **scores,
         ).plot(**options)

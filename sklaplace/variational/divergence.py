@@ -49,6 +49,7 @@ def divergence(
         exact = exact_divergence(posterior, prior)
         if exact is not None:
             return exact
+    # summed over weights, and averaged over the draws
     return (log_q - prior.log_prob(w)).sum() / len(w)
 
 

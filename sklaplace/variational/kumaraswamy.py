@@ -24,7 +24,8 @@ from sklaplace.variational.base import WeightPosterior
 
 # Parameters are clamped to these magnitudes to avoid overflow in float32.
 _LARGEST_LOG_A, _LARGEST_LOGIT = 20.0, 80.0
-# Logarithms of b above which series replace the gamma and digamma functions.
+# Logarithms of b above which series replace the gamma and digamma functions. At b = 20,
+# the series in `_tail` is precise, and at b = e³², ψ(1 + b) rounds to log b.
 _STIRLING, _LOGARITHM = math.log(20), 32.0
 
 
