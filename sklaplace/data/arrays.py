@@ -108,7 +108,7 @@ def as_labels(values: object, name: str) -> np.ndarray:
         If labels are missing or have different types.
     """
     labels = as_array(values, name)
-    if labels.dtype.kind == "f":
+    if labels.dtype.kind == "f":  # NaN and infinity are no labels
         check_finite(labels, name)
     if labels.dtype.kind not in "OmM":  # neither objects nor dates
         return labels
@@ -121,6 +121,7 @@ def as_labels(values: object, name: str) -> np.ndarray:
         )
     if labels.dtype.kind != "O":
         return labels
+    # numbers of several types can be compared, so they are one kind
     by_kind = {_kind(value): value for value in examples}
     if len(by_kind) > 1:
         shown = " and ".join(f"{v!r} ({type(v).__name__})" for v in by_kind.values())
@@ -152,6 +153,7 @@ def _one_of_each_type(values: np.ndarray) -> list[Any]:
     """
     if values.dtype.kind in "mM":
         missing = values[np.isnat(values)]
+        # the first missing date, or else the first date, or nothing in an empty array
         return [*missing.flat[:1], *values.flat[:1]][:1]
     if values.dtype.kind != "O":
         return []

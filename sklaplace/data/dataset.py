@@ -119,7 +119,10 @@ class Batches:
         return math.ceil(len(self.dataset) / self.batch_size)
 
     def _sliced(self, arrays: "_Arrays") -> Iterator[Batch]:
-        """Yield batches of arrays without a loop over samples."""
+        """Yield batches of arrays without a loop over samples.
+
+        Inputs, targets and weights are pairs of an array, or None, and its row indices.
+        """
         for start in range(0, len(self.dataset), self.batch_size):
             batch = slice(start, start + self.batch_size)
             # indexing by an array copies, so in-place layers do not change user data
@@ -146,6 +149,7 @@ class Batches:
         for batch in loader:
             x, y = unpack_data(batch)
             # y first, because the length of packed sequences is not the number of rows
+            # and the first value with an axis, because scalars have no length
             n_left -= next(len(v) for v in leaves((y, x)) if np.ndim(v))
             if n_left < 0:
                 break
@@ -189,6 +193,7 @@ def _arrays(dataset: Any) -> _Arrays | None:
         is_array = isinstance(X, np.ndarray | StoredArray)
         if not (is_array and isinstance(y, np.ndarray | None)):
             return None
+        # skorch's datasets have no sample weights
         return [(X, rows), (y, rows), (None, rows)]
     inner = _arrays(dataset.dataset) if type(dataset) in (Subset, RowDataset) else None
     if inner is None:
@@ -196,15 +201,17 @@ def _arrays(dataset: Any) -> _Arrays | None:
     if isinstance(dataset, Subset):
         indices = np.asarray(dataset.indices, dtype=int)
         return [(values, rows[indices]) for values, rows in inner]
+    # a RowDataset, with its own targets and weights
     inputs, rows = inner[0], np.arange(len(dataset))
     return [inputs, (dataset.y, rows), (dataset.weights, rows)]
 
 
 def first_rows(net: NeuralNet, dataset: Samples, n: int = 3) -> Any:
     """Return the inputs of the first n samples of a dataset as one batch."""
+    # the length of a stream may be unknown
     n = n if is_stream(dataset) else min(n, len(dataset))
     first = some_of(dataset, list(range(n)))
-    return next(iter(Batches(net, first, n)))[0]
+    return next(iter(Batches(net, first, n)))[0]  # without targets and weights
 
 
 # Maximum number of samples for inferring the outputs of a network.
@@ -217,6 +224,7 @@ def spread_rows(net: NeuralNet, dataset: Samples) -> Any:
     rows = np.linspace(0, len(dataset) - 1, n).round().astype(int)
     # every fourth row first, so that the first few rows are spread, too
     order = sorted(range(n), key=lambda place: place % 4)
+    # the inputs of a single batch
     return next(iter(Batches(net, some_of(dataset, rows[order].tolist()), n)))[0]
 
 
@@ -327,7 +335,7 @@ def as_given(X: object, dtype: np.dtype) -> Any:
     if isinstance(X, Mapping):
         X = _as_dict(X, dtype)
     if not is_stream(X):
-        count_rows(X)
+        count_rows(X)  # raises for empty data
     if type(X) in (dict, tuple, SliceDict):
         return mapped(detached, X)
     return _with_integer_indices(X)
@@ -335,6 +343,7 @@ def as_given(X: object, dtype: np.dtype) -> Any:
 
 def _as_dict(X: Mapping[str, Any], dtype: np.dtype) -> dict[str, Any]:
     """Return a dict of arrays, with lists converted to arrays."""
+    # a dict without lists stays the same object
     if not isinstance(X, dict) or any(isinstance(v, list) for v in X.values()):
         X = {key: _as_array(key, value, dtype) for key, value in X.items()}
     # skorch only counts the samples of `input_ids`
@@ -445,8 +454,9 @@ def module_of(net: NeuralNet) -> nn.Module:
     if isinstance(module, nn.Module):
         return module
     net = clone(net)
+    # callbacks could print or write files
     net.verbose, net.callbacks, net.device = 0, "disable", "cpu"
-    with private_rng(0):
+    with private_rng(0):  # keeps the state of torch's generators
         try:
             return net.initialize().module_
         except (TypeError, ValueError, RuntimeError):

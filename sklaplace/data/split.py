@@ -107,14 +107,15 @@ def separate_replicates(keys: np.ndarray, y: np.ndarray) -> np.ndarray:
     first_of_pair = np.unique(pair, return_index=True)[1]
     # whether the inputs of each sample occur with several targets
     has_several = np.bincount(inputs[first_of_pair])[inputs] > 1
-    # copies up to the tolerance have different hashes, and take the smallest
+    # copies up to the tolerance have different hashes, and take the smallest; adding
+    # zero turns -0.0 into 0.0, which has other bytes
     shift = np.where(has_several, _smallest(_hashes(y + 0.0, 0), pair), 0)
     # whether there are few distinct targets
     if groups_of_copies(y).max() + 1 < FEW_TARGETS * len(first_of_pair):
         if has_several.mean() <= 0.5:  # most are copies
             return keys
         order = np.argsort(pair, kind="stable")
-        # number of each sample within its pair
+        # number of each sample within its pair, as one row for each hash
         places = np.arange(len(order)) - np.searchsorted(pair[order], pair[order])
         shift[order] += _hashes(places[:, np.newaxis], 0)
     keys = keys.copy()
@@ -155,7 +156,7 @@ def hash_split(
         # at least one key of each stratum is for training
         n_held_out = min(round(fraction * len(members)), len(members) - 1)
         is_held_out[members[:n_held_out]] = True
-    is_held_out = is_held_out[inverse]
+    is_held_out = is_held_out[inverse]  # from keys to samples
     if not is_held_out.any():
         return None
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
@@ -172,7 +173,7 @@ def hash_folds(
     """
     strata, inverse = _distinct(keys, y, stratify)  # per key, per sample
     fold = np.empty(len(strata), dtype=int)
-    # in turns, so that the keys of each stratum are spread over the folds
+    # the fold of each key: in turns, so that the keys of each stratum are spread
     fold[np.argsort(strata, kind="stable")] = np.arange(len(strata)) % n_folds
     # training samples are then in the order of their hashes
     order = np.argsort(inverse, kind="stable")
@@ -209,6 +210,7 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
     for block in blocks:
         Z = X[:, block].T.astype(np.float64)  # (columns, n)
         largest = np.abs(Z).max(axis=1, keepdims=True)
+        # with values between -1/2 and 1/2, differences are at most one
         size[block] = np.where(largest > 0, 2 * largest, 1)
         Z /= size[block]
         Z -= Z[:, :1].copy()  # constant columns become zero
@@ -217,9 +219,11 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
         scale[block] = np.where(spread > 0, spread, 1)
         along += direction[block] @ (Z / scale[block])
     order = np.argsort(along, kind="stable")
-    # pairs of copies found so far, as arrays of shape (2, number of pairs)
+    # pairs of copies found so far, as arrays of shape (2, number of pairs); 0.05 / n is
+    # below TOLERANCE for more than 5,000 samples
     edges, tolerance = [], min(TOLERANCE, 0.05 / n)
-    # bound on the distance of copies along the direction, including rounding
+    # bound on the distance of copies along the direction: the largest sum of differences
+    # of columns, plus far more than the rounding errors of float64
     nearest = tolerance * np.abs(direction).sum() + 1e-9 * np.abs(along)
     for lag in range(1, min(N_NEIGHBOURS + 1, n)):
         pairs = np.stack([order[:-lag], order[lag:]])
@@ -245,12 +249,13 @@ def _distinct(
     Otherwise there is a single stratum. A key with several classes belongs to the class
     with the fewest keys.
     """
-    inverse = np.unique(keys, return_inverse=True)[1]
+    inverse = np.unique(keys, return_inverse=True)[1]  # index of each sample's key
     y = y if stratify else np.zeros(len(keys))
     labels, codes = np.unique(y, return_inverse=True)
     # all pairs of a key and a class that occur, encoded as single integers
     key, classes = np.divmod(np.unique(inverse * len(labels) + codes), len(labels))
-    # by key, then by the number of keys of the class; ties stay in the order of classes
+    # by key, then by the number of keys of the class; ties stay in the order of classes.
+    # The first pair of each key then has the class with the fewest keys.
     order = np.lexsort((np.bincount(classes)[classes], key))
     return classes[order[np.unique(key, return_index=True)[1]]], inverse
 
@@ -270,5 +275,6 @@ def _smallest(keys: np.ndarray, groups: np.ndarray) -> np.ndarray:
 def _hashes(rows: Iterable[Any], seed: int) -> np.ndarray:
     """Return a hash of the bytes of each row, (n,), uint64."""
     key = seed.to_bytes(8, "little")
+    # eight bytes are one uint64; bytes(row) also reads a row of an array
     hashes = [blake2b(bytes(row), digest_size=8, key=key).digest() for row in rows]
     return np.frombuffer(b"".join(hashes), dtype=np.uint64)

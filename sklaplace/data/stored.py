@@ -56,6 +56,7 @@ class StoredArray:
     is_hashed_by_blocks = True
 
     def __init__(self, source: Any, cast: Cast, rows: np.ndarray | None = None) -> None:
+        # dask has NaN for an unknown number; an array without axes has no rows
         n = source.shape[0] if source.shape else np.nan
         if not np.isfinite(n):
             raise ValueError(
@@ -84,7 +85,7 @@ class StoredArray:
         return len(self.rows)
 
     def __getitem__(self, chosen: Any) -> np.ndarray:
-        """Read samples by an index, a slice, or an array of indices."""
+        """Read samples by a slice or an array of indices, or one sample by its index."""
         if np.ndim(self.rows[chosen]):
             return self.part(chosen).read()
         return self.part([chosen]).read()[0]
@@ -147,6 +148,7 @@ class StoredArray:
         """Read all samples into memory, or raise an error if they do not fit."""
         subject = f"X with {len(self):,} rows, read at once,"
         advice = "pass a skorch net as estimator, which is trained on batches"
+        # three float64 copies: as read, as cast, and as the caller computes with it
         require_bytes(3 * 8 * prod(self.shape), "cpu", subject, advice)
         return np.asarray(self.read(), dtype=dtype)
 
@@ -156,11 +158,14 @@ class StoredArray:
         Unpickling computes the blocks immediately. A dask worker that waits for a block
         starts other tasks, which may wait for a resource that the worker holds.
         """
-        # a function and its arguments, which recreate the array
+        # Pickle expects a function and its arguments, which recreate the array. The rows
+        # are selected first, so the new array has no rows of its own.
         if issparse(self.source):
             return StoredArray, (self.source[self.rows], self.cast)
         if not hasattr(self.source, "__dask_graph__"):
             return StoredArray, (self._raw(), self.cast)
+        # dask is loaded, because source is one of its arrays; optimize drops all tasks
+        # that the rows do not need, and returns a tuple of one array
         (blocks,) = sys.modules["dask"].optimize(self.source[self.rows])
         return _computed, (blocks, self.cast)
 

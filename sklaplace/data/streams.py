@@ -64,7 +64,7 @@ class RowStream(IterableDataset[tuple[object, object]]):
             )
         k = 0  # number of samples read
         for k, item in enumerate(self.dataset, 1):
-            if k > n:
+            if k > n:  # no target for this item; the error follows below
                 break
             y, weights = self.y[k - 1], self.weights
             yield unpack_data(item)[0], y if weights is None else (y, weights[k - 1])

@@ -106,9 +106,11 @@ class Levels:
         values = _levels(values)
         options: dict[str, Any] = {"max_categories": MAX_LEVELS, "min_frequency": 2}
         options |= {"handle_unknown": "infrequent_if_exist", "sparse_output": False}
-        # the user's configuration of scikit-learn may ask for data frames
+        # A level of a single sample shares the column of infrequent levels. The user's
+        # configuration of scikit-learn may ask for data frames.
         encoder = OneHotEncoder(**options).set_output(transform="default")
         counts = Counter(values.tolist())
+        # also fits the encoder
         mean = encoder.fit_transform(values[:, None]).mean(axis=0)
         # if many levels occur only once, more new levels are expected
         expects_new = list(counts.values()).count(1) > FEW * len(values)
@@ -218,12 +220,14 @@ def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
     if is_category and hasattr(series, "astype"):
         series = series.astype(object)
     values = np.asarray(series)
+    # several axes come from a column of lists, which is refused below
     if is_category or values.dtype.kind not in "fiub" or values.ndim > 1:
         entries = [None if arrays.is_missing(value) else value for value in values]
         if is_category:  # other levels, such as intervals, become strings
             kept_types = Real | Decimal | date | None
             entries = [v if isinstance(v, kept_types) else str(v) for v in entries]
         examples = {type(value): value for value in entries if value is not None}
+        # np.array would turn entries that are lists into further axes
         values = np.fromiter(entries, object, len(entries))
         if examples and all(issubclass(kind, str) for kind in examples):
             return STRINGS, values
@@ -240,6 +244,7 @@ def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
     numbers = arrays.as_numbers(values, name, advice).astype(np.float64)
     if np.isnan(numbers).all():
         return MISSING, numbers
+    # missing values are allowed, but infinity is not
     arrays.check_finite(numbers[~np.isnan(numbers)], name)
     return NUMBERS, values
 

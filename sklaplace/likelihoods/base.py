@@ -644,7 +644,10 @@ class DataFit:
         weights: Tensor,
         n_targets: Tensor,
     ) -> "DataFit":
-        """Compute the loss of one batch with outputs (b, c) and sample weights (b,)."""
+        """Return the loss of one batch with outputs (b, c) and sample weights (b,).
+
+        ``n_targets`` is the weighted number of observed values in the batch.
+        """
         losses = likelihood.loss(f, targets)
         # losses by output are (b, c) or None
         weights, by_output = weights.to(losses), likelihood.output_losses(f, targets)
@@ -654,6 +657,7 @@ class DataFit:
     @classmethod
     def total(cls, fits: Sequence["DataFit"]) -> "DataFit":
         """Return the total training loss of several batches."""
+        # all batches have losses by output, or none
         by_output = [fit.by_output for fit in fits if fit.by_output is not None]
         return cls(
             torch.stack([fit.loss for fit in fits]).sum(),
@@ -673,7 +677,10 @@ class DataFit:
 
 
 def loss_weights(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weights:
-    """Return sample weights times the criterion's factors, (b,), or None for ones."""
+    """Return sample weights times the criterion's factors, (b,), or None for ones.
+
+    The factors, such as class weights, are those of `Likelihood.loss_scale`.
+    """
     scale = likelihood.loss_scale(targets)
     if scale is None:
         return weights
@@ -695,7 +702,10 @@ def losses_by_output(likelihood: Likelihood, f: Tensor, targets: Tensor) -> Tens
 
 
 def output_weights(likelihood: Likelihood, targets: Tensor, n_outputs: int) -> Weights:
-    """Return weights (b, c) of the outputs' second derivatives, or None for ones."""
+    """Return weights (b, c) of the outputs' second derivatives, or None for ones.
+
+    Each output has the weight of its label; `Likelihood.hessian` leaves weights out.
+    """
     weights = likelihood.label_weights(targets)
     if weights is None:
         return None

@@ -61,7 +61,7 @@ class ClassificationLikelihood(Likelihood):
         Raises
         ------
         ValueError
-            If the likelihood does not support several columns.
+            If the likelihood does not support several columns, as by default.
 
         See Also
         --------
@@ -95,7 +95,7 @@ class ClassificationLikelihood(Likelihood):
         Raises
         ------
         ValueError
-            If the likelihood does not support labels at positions.
+            If the likelihood does not support labels at positions, as by default.
 
         See Also
         --------
@@ -263,7 +263,10 @@ class Categorical(ClassificationLikelihood):
         return Categorical(weights, smoothing)
 
     def loss_scale(self, y: Tensor) -> Tensor | None:
-        """Return the factor ``h_y`` of each sample's loss, (b,), float64."""
+        """Return the factor of each sample's loss, (b,), float64, or None for ones.
+
+        It is ``h_y = (1 - ε) w_y + ε mean(w)`` for class weights w and smoothing ε.
+        """
         if self.weight is None:
             return None
         w = torch.tensor(self.weight, dtype=torch.float64, device=y.device)
@@ -273,12 +276,14 @@ class Categorical(ClassificationLikelihood):
         """Return smoothed targets ``t`` (b, K), which sum to one.
 
         The class weights shift the smoothing towards classes with a large weight. The
-        sum before the normalisation is the factor ``h_y`` of `loss_scale`.
+        sum before the normalisation multiplies the sample's loss; `loss_scale` returns
+        it.
         """
         one_hot = nn.functional.one_hot(y, f.shape[-1]).to(f)
         if not self.label_smoothing:
             return one_hot
         ones = f.new_ones(f.shape[-1])
+        # a class gets the same share of the smoothing in every sample
         w = ones if self.weight is None else f.new_tensor(self.weight)
         uniform = self.label_smoothing * w / len(w)
         mixed = (1 - self.label_smoothing) * w[y].unsqueeze(-1) * one_hot + uniform
@@ -291,6 +296,7 @@ class Categorical(ClassificationLikelihood):
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """Return the cross-entropy per sample, (b,)."""
         log_proba = _softmax(f, torch.log_softmax)
+        # without class weights, which `loss_scale` returns
         if self.label_smoothing:
             return -(self._smoothed(f, y) * log_proba).sum(-1)
         return nn.functional.nll_loss(log_proba, y, reduction="none")
@@ -357,7 +363,8 @@ class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """Return the Gaussian over logits ``(-f/2, f/2)`` for each label, (b·L, 2).
 
-        The result omits covariances between labels, because each label is predicted
+        Their softmax has the probabilities ``sigmoid(-f)`` and ``sigmoid(f)``, so that
+        labels have two logits as other classes. The result omits covariances between labels, because each label is predicted
         independently.
         """
         if cov.ndim > mean.ndim:  # a matrix for each sample or label
@@ -565,6 +572,7 @@ class CategoricalMap(ClassificationLikelihood):
 
         Negative labels are ignored, so they have a weight of zero.
         """
+        # zero stands for negative labels, which are no indices of class weights
         scale = self.categorical.loss_scale(y.clamp(min=0))
         if scale is None and bool((y >= 0).all()):
             return None
@@ -599,6 +607,7 @@ class CategoricalMap(ClassificationLikelihood):
         if cov.ndim == mean.ndim:  # variances (b, r·K)
             return logits, self._flat(cov)
         n_classes = logits.shape[1]
+        # otherwise, cov already has one matrix for each position, (b, r, K, K)
         if cov.ndim == mean.ndim + 1:  # covariances (b, r·K, r·K) of all outputs
             groups = self.n_blocks, n_classes
             whole = cov.unflatten(2, groups).unflatten(1, groups)  # (b, r, K, r, K)

@@ -41,7 +41,9 @@ _LOG_2PI = math.log(2 * math.pi)
 
 
 def cdf(y: Array, mean: Array, variance: Array) -> Array:
-    """Compute ``P(Y ≤ y)`` for integers ``y`` of at least -1.
+    """Compute ``P(Y ≤ y)`` for integers ``y`` of at least -1, where it is zero.
+
+    ``mean`` and ``variance`` describe the log-rate.
 
     Notes
     -----
@@ -59,7 +61,8 @@ def cdf(y: Array, mean: Array, variance: Array) -> Array:
     rates = exp_at_nodes(mean[here], std[here] ** 2)
     proba[here] = pdtr(y[here, None], rates) @ WEIGHTS
     here = ~is_narrow & (y >= 0)
-    shape = y[here, None] + 1
+    shape = y[here, None] + 1  # of the gamma variable
+    # the density of log G at log(shape) + u falls as exp(-shape (exp(u) - 1 - u));
     # nodes log G - log(shape), and the densities at these nodes relative to the mode
     offset = _GAMMA_NODES / np.sqrt(shape)
     weights = np.exp(-shape * _exp_remainder(torch.from_numpy(offset)).numpy())
@@ -76,6 +79,7 @@ def quantiles(mean: Array, variance: Array, levels: Array) -> Array:
     """
     arrays = np.broadcast_arrays(mean, variance, levels)
     n_chunks = max(1, arrays[0].size // _QUANTILES_PER_CHUNK)
+    # triples of chunks of the three arguments
     chunks = zip(*(np.array_split(a.ravel(), n_chunks) for a in arrays), strict=True)
     counts = np.concatenate([_quantiles(m, v, q) for m, v, q in chunks])
     return counts.reshape(arrays[0].shape)
@@ -94,7 +98,9 @@ def poisson_quantiles(rates: Array, levels: Array) -> Array:
     For large rates, a Cornish-Fisher expansion is used, because scipy's search fails.
     """
     z = ndtri(levels)
+    # the skewness 1 / sqrt(rate) gives the third term; 0.5 is the continuity correction
     large = np.ceil(rates + z * np.sqrt(rates) + (z**2 - 1) / 6 - 0.5)
+    # scipy is called for all entries, so large rates are replaced by one it can search
     small = poisson.ppf(levels, np.minimum(rates, _MAX_EXACT_RATE))
     return np.asarray(np.where(rates > _MAX_EXACT_RATE, large, small))
 
@@ -102,8 +108,10 @@ def poisson_quantiles(rates: Array, levels: Array) -> Array:
 def draw(rates: Array, generator: np.random.Generator) -> Array:
     """Draw Poisson variables, float64, from a normal approximation for huge rates."""
     is_large = rates > _MAX_NUMPY_RATE
+    # zero stands for huge rates, whose counts follow below
     counts = generator.poisson(np.where(is_large, 0.0, rates)).astype(np.float64)
     large = rates[is_large]
+    # with a finite standard deviation, an infinite rate gives inf instead of NaN
     std = np.sqrt(np.minimum(large, _MAX_COUNT))
     counts[is_large] = large + std * generator.standard_normal(large.shape)
     return counts
@@ -121,7 +129,7 @@ def log_mass(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     10,000. To avoid the difference of large terms, f is measured from ``log y``, as d,
     and the terms of the maximum that do not depend on d are computed by `_log_base`.
     """
-    v = variance.clamp(min=1e-12)
+    v = variance.clamp(min=1e-12)  # not zero, because the formulas divide by v
     size = y.clamp(min=1)  # f = log(size) + d, to keep digits of f
     expected = mean - size.log()
     d = _mode(y, size, expected, v)  # at f*
@@ -148,8 +156,12 @@ def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
     for tail, sign in ((levels, -1), (1 - levels, 1)):
         with np.errstate(over="ignore"):
             rate = np.minimum(np.exp(mean - sign * std * ndtri(tail / 2)), _MAX_COUNT)
+        # a Poisson variable is farther from its rate than t with a probability below
+        # exp(-t² / (2 (rate + t/3))), which is at most tail / 2 for this margin t
         deviations = np.sqrt(-2 * np.log(tail / 2))
+        # one more, because floor lowers the upper bound by less than one
         margin = deviations * np.sqrt(rate) + deviations**2 / 2 + 1
+        # -1 is below all counts, so its probability never reaches a level
         bounds.append(np.clip(np.floor(rate + sign * margin), -1.0, _MAX_COUNT))
     return bounds[0], bounds[1]
 
@@ -171,9 +183,11 @@ def _exp_remainder(u: Tensor) -> Tensor:
 def _mode(y: Tensor, size: Tensor, expected: Tensor, v: Tensor) -> Tensor:
     """Return the d that maximises ``y d - size·exp(d) - (d - expected)² / (2v)``.
 
-    The function is concave. At its maximum, ``x + exp(x)`` with ``x = d + log(v·size)``
-    has a known value. Newton's method solves this convex equation in a few steps, and
-    converges from the right.
+    This is the log-integrand of `log_mass` up to a constant; d is the log-rate minus
+    ``log(size)``, and has the prior mean ``expected`` and variance v. The function is
+    concave. Where its slope is zero, ``x = d + log(v·size)`` solves
+    ``x + exp(x) = log(v·size) + expected + v y``. The left side is convex, so Newton's
+    method converges from the right, in at most eight steps.
     """
     shift = (v * size).log()
     value = shift + expected + v * y
@@ -182,7 +196,8 @@ def _mode(y: Tensor, size: Tensor, expected: Tensor, v: Tensor) -> Tensor:
     for _ in range(_NEWTON_STEPS):
         x = x - (x + x.exp() - value) / (1 + x.exp())
     d = x - shift
-    # one more Newton step recovers the digits lost by the shift
+    # one more Newton step, for d itself, recovers the digits lost by the shift; the
+    # gradient is that of the negated function
     gradient = size * d.expm1() + (size - y) + (d - expected) / v
     return d - gradient / (size * d.exp() + 1 / v)
 
@@ -190,7 +205,8 @@ def _mode(y: Tensor, size: Tensor, expected: Tensor, v: Tensor) -> Tensor:
 def _reach(rate: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return distances at which the integrand is below ``exp(-30)`` times its maximum.
 
-    The left distance follows from ``exp(-u) - 1 + u ≥ u²/(2 + 2u/3)``. The right
+    The integrand is that of `log_mass`, with the rate r at its maximum and variance v
+    of the log-rate. The distances u are those to the left and to the right. The left distance follows from ``exp(-u) - 1 + u ≥ u²/(2 + 2u/3)``. The right
     distance follows from ``exp(u) - 1 - u ≥ u²/2``, and ``exp(u) - 1 - u ≥ exp(u)/4``
     for u above 1.5. These bounds concern the Poisson factor of the integrand. The
     normal factor alone, or both factors together, can imply smaller distances.

@@ -149,9 +149,11 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
 
         def root_information(f: Tensor) -> Tensor:
             """Return the root of the expected squared score at each output, (k,)."""
-            y, p = self._nodes(f)  # (k, q)
+            y, p = self._nodes(f)  # targets and their probabilities, (k, q) each
+            # the user's log_prob may change f in place, so it gets a copy
             score_at = torch.func.grad(lambda f: self.log_prob(f.clone(), y).sum())
             scores = score_at(f.unsqueeze(-1).expand(y.shape))
+            # far in the tails, scores overflow and would make the sum NaN
             scores = torch.where(p > _MIN_PROBABILITY, scores, 0)
             return (p * scores**2).sum(-1).sqrt()
 
@@ -163,7 +165,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         def quantile(f: Tensor, u: Tensor) -> Tensor:
             """Return the quantile at one level for each output, (k,)."""
             y, p = self._nodes(f)
-            return self._quantiles(y, p, u.unsqueeze(-1))[:, 0]
+            return self._quantiles(y, p, u.unsqueeze(-1))[:, 0]  # the only level
 
         return _by_chunks(quantile, f, u).to(f)
 
@@ -180,6 +182,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
             y, p = self._nodes(f)
             mean = (p * y).sum(-1, keepdim=True)
             terms = p * (y - mean) ** 2
+            # if an outermost node has a noticeable share, farther ones would have more
             variance, tail = terms.sum(-1), torch.maximum(terms[:, 0], terms[:, -1])
             diverges = tail > _MAX_TAIL_SHARE * variance
             return torch.stack([mean[:, 0], variance.where(~diverges, torch.inf)], -1)
@@ -197,8 +200,9 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         times the slopes of their means as functions of the mean output. The slopes are
         central differences. The variances on the diagonal are those of `moments`.
         """
-        var = np.einsum("nnc->nc", cov)
+        var = np.einsum("nnc->nc", cov)  # cov (n, n, c) is between samples
         means, variances = self.moments(mean, var, noise)
+        # small in comparison with the output's spread, and positive without a spread
         step = 0.02 * np.sqrt(np.maximum(var, 0)) + 1e-6
         shifted = (self.moments(mean + sign * step, var, noise)[0] for sign in (1, -1))
         slopes = np.subtract(*shifted) / (2 * step)
@@ -210,8 +214,8 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
     def quantiles(self, mean: Array, var: Array, noise: Noise, levels: Array) -> Array:
         """Return quantiles of the predictive distribution, (n, t, q).
 
-        The normal distribution of each output is replaced by n equidistant nodes, so
-        the target has a mixture of n densities. The nodes must be close to each other
+        The normal distribution of each output is replaced by equidistant nodes, so the
+        target has a mixture of one density for each node. The nodes must be close to each other
         in comparison with the width of these densities. Their number is therefore
         proportional to the ratio of the output's standard deviation to this width,
         rounded up to a power of two, so that targets with equal ratios are computed
@@ -220,19 +224,20 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """
         u = torch.as_tensor(levels, dtype=torch.float64)
 
-        def mixture_quantiles(mean: Tensor, std: Tensor, n: int) -> Tensor:
-            """Return quantiles (k, q) of mixtures over n nodes of each output.
+        def mixture_quantiles(mean: Tensor, std: Tensor, n_nodes: int) -> Tensor:
+            """Return quantiles (k, q) of mixtures over nodes of each output.
 
             The nodes z are standard scores of the output, and the weights of the
             mixture are their normal densities.
             """
             z = torch.linspace(
-                -_MAX_DEVIATIONS, _MAX_DEVIATIONS, n, dtype=torch.float64
+                -_MAX_DEVIATIONS, _MAX_DEVIATIONS, n_nodes, dtype=torch.float64
             )
-            f = (mean.unsqueeze(-1) + std.unsqueeze(-1) * z).unsqueeze(-1)  # (k, n, 1)
+            f = (mean.unsqueeze(-1) + std.unsqueeze(-1) * z).unsqueeze(-1)
+            # f is (k, n_nodes, 1), and the weights are (n_nodes, 1)
             log_weights = (-(z**2) / 2).log_softmax(0).unsqueeze(-1)
 
-            def log_mixture(y: Tensor) -> Tensor:  # of targets (k, nodes)
+            def log_mixture(y: Tensor) -> Tensor:  # of targets (k, target nodes)
                 log_joint = self.log_prob(f, y.unsqueeze(-2)) + log_weights
                 return log_joint.logsumexp(-2)
 
@@ -250,10 +255,11 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
             # sorted, because the median may decrease with the output
             quantiles[at] = self.draw(f, torch.full_like(f, 0.5)).sort(-1)[0]
         for ratio in ratios[is_wide].unique():
-            n = 2 * math.ceil(_MAX_DEVIATIONS * ratio / _MAX_STEP) + 1
+            # from -_MAX_DEVIATIONS to _MAX_DEVIATIONS in steps of _MAX_STEP widths
+            n_nodes = 2 * math.ceil(_MAX_DEVIATIONS * ratio / _MAX_STEP) + 1
             at = ratios == ratio
-            function = partial(mixture_quantiles, n=n)
-            quantiles[at] = _by_chunks(function, m[at], std[at], n_each=n)
+            function = partial(mixture_quantiles, n_nodes=n_nodes)
+            quantiles[at] = _by_chunks(function, m[at], std[at], n_each=n_nodes)
         return quantiles.numpy()
 
     def sample(self, f: Array, noise: Noise, generator: np.random.Generator) -> Array:
@@ -274,6 +280,7 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
             def log_joint(z: Tensor) -> Tensor:  # log-density of y and z, (k, nodes)
                 return self.log_prob(m + s * z, y) - (z**2 + _LOG_2PI) / 2
 
+            # z is centred at zero; the terms of the sum need no nodes
             _, log_terms = _masses(log_joint, 0 * mean, _MAX_ASINH_OUTPUT)
             return log_terms.logsumexp(-1)
 
@@ -290,7 +297,9 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         integrate to one raises an error.
         """
         log_p_at = log_density or partial(self.log_prob, f.unsqueeze(-1))
-        if self.is_positive:  # with the Jacobian exp(x) of y = exp(x)
+        # logarithms x of positive targets are searched around zero, with the Jacobian
+        # exp(x) of y = exp(x)
+        if self.is_positive:
             y, log_p = _masses(lambda x: log_p_at(x.exp()) + x, 0 * f, _MAX_ASINH_LOG)
             y = y.exp()
         else:  # targets of most likelihoods are near the outputs
@@ -314,8 +323,9 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """
         if self.is_positive:
             y = y.log()
-        # half of a node's probability lies below it, corrected for the density's slope
+        # trapezoidal rule up to each node, with the first correction of Euler-Maclaurin
         below = p.cumsum(-1) - p / 2 - torch.gradient(p, dim=-1)[0] / 12
+        # without 0 and 1, so that scores are finite
         scores = torch.special.ndtri(below.clamp(1e-300, 1 - 1e-16))
         level_scores = torch.special.ndtri(u.to(y)).expand(len(y), -1)
         rows = zip(*(t.cpu().numpy() for t in (level_scores, scores, y)), strict=True)
@@ -356,7 +366,10 @@ def _masses(
     center, bound = center.unsqueeze(-1), math.sinh(reach)
 
     def log_value(x: Tensor) -> Tensor:
-        """Return the log-integrands at distances (k, q) from the centers."""
+        """Return the log-integrands at distances (k, q) from the centers.
+
+        Undefined or infinite values count as an integrand of zero.
+        """
         log_f = log_function(center + x.clamp(-bound, bound))
         if log_f.shape != x.shape:
             raise ValueError(
@@ -365,10 +378,11 @@ def _masses(
             )
         return log_f.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
+    # distances grow exponentially, because the scale of the peak is unknown
     x = (reach * _COARSE_GRID.to(center)).sinh().expand(len(center), -1)
     steps = _ZOOM_GRID.to(center)
     for _ in range(_N_ZOOMS):
-        # the largest value at a point with two neighbours
+        # the largest value at a point with two neighbours, which bound the next grid
         best = log_value(x).argmax(-1, keepdim=True).clamp(1, x.shape[1] - 2)
         low, high = x.gather(-1, best - 1), x.gather(-1, best + 1)
         x = low + (high - low) * steps

@@ -201,7 +201,7 @@ class BlockDiagonal(OutputHessian):
         return factors.reshape(self.n_samples, self.n_blocks, *factors.shape[1:])
 
     def factor(self) -> Tensor:
-        """Return the block-diagonal ``S``, (b, r·K, r·j)."""
+        """Return the block-diagonal ``S``, (b, r·K, r·j), for r blocks (K, j)."""
         whole = self._factors.movedim(1, -1).diag_embed(
             dim1=1, dim2=3
         )  # (b, r, K, r, j)
@@ -209,7 +209,7 @@ class BlockDiagonal(OutputHessian):
 
     def total(self) -> Tensor:
         """Return the sum of ``Λ`` over samples, (c, c), float64."""
-        factors = self._factors.double()
+        factors = self._factors.double()  # (b, r, K, j), with Λ = S Sᵀ in each block
         return torch.block_diag(*torch.einsum("brkj,brlj->rkl", factors, factors))
 
     def diagonals(self, m: Map) -> Tensor:
@@ -219,7 +219,10 @@ class BlockDiagonal(OutputHessian):
         return super().diagonals(m)
 
     def rows(self, m: Map) -> Tensor:
-        """Return the rows of the scaled Jacobian, ``SᵀM``, (b, k, o)."""
+        """Return the rows of the scaled Jacobian, ``SᵀM``, (b, k, o).
+
+        ``S`` is the factor of ``Λ``, and ``m`` is M (c, o), or None for the identity.
+        """
         if m is None:
             return self.factor().mT
         groups = m.unflatten(0, (self.n_blocks, -1))  # (r, K, o)
@@ -268,10 +271,12 @@ class Softmax(OutputHessian):
             return torch.zeros_like(self.p, dtype=self.dtype).unsqueeze(-1)
         q = self.p.sqrt().to(self.dtype)  # unit vectors (b, c)
         identity = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
-        # I - (q + e) (q + e)ᵀ / (1 + q₁) for e = (1, 0, …), except for the first column
+        # The reflection is I - (q + e) (q + e)ᵀ / (1 + q₁), where e = (1, 0, …) is the
+        # first unit vector. The last e changes only the first column, so it is left out.
         ratios = (q + identity[0]) / (1 + q[:, :1])
         reflection = identity - torch.einsum("bk,bj->bkj", ratios, q)
         scales = self.weights.sqrt().to(q).reshape(-1, 1, 1)
+        # the first column is parallel to q, which I - q qᵀ maps to zero
         return (scales * q.unsqueeze(-1) * reflection)[:, :, 1:]
 
     def total(self) -> Tensor:
@@ -285,7 +290,7 @@ class Softmax(OutputHessian):
         """
         scales = self.weights.sqrt().unsqueeze(1)
         dtype = torch.float64 if self.n_outputs <= _MANY_CLASSES else self.dtype
-        total = gram((self.p * scales).to(dtype)).neg_().double()
+        total = gram((self.p * scales).to(dtype)).neg_().double()  # gram(A) is AᵀA
         total.diagonal().copy_((self.p * (1 - self.p)).T @ self.weights)
         return total
 
@@ -307,6 +312,7 @@ class Softmax(OutputHessian):
         if m is not None:
             return super().matrices(m)
         products = (self.p * self.weights.neg()[:, None])[:, None] * self.p[:, :, None]
+        # changes of this view of the diagonal change the products
         diagonal = products.diagonal(dim1=1, dim2=2).zero_()
         diagonal.copy_(products.sum(1).neg_())
         return products.to(self.dtype)
@@ -321,7 +327,7 @@ class Softmax(OutputHessian):
         u = u if m is None else m.to(u) @ u
         p = self.p.to(self.dtype).unsqueeze(2)
         u = u - u.expand(len(p), -1, -1).take_along_dim(p.argmax(1, keepdim=True), 1)
-        curved = p * u
+        curved = p * u  # in place from here on, to save memory
         curved -= p * curved.sum(1, keepdim=True)
         curved *= self.weights.to(p).reshape(-1, 1, 1)
         return curved if m is None else m.to(u).T @ curved

@@ -353,6 +353,7 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
 
     def joint_moments(self, mean: Array, cov: Array, noise: Noise) -> Pair:
         """Return ``m`` and ``C + σ² r² I``."""
+        # cov is (n, n, t), between samples, and the noise of samples is independent
         noises = self._noises(noise)[..., None, :]
         return mean, cov + noises * np.eye(len(cov))[:, :, None]
 
@@ -429,7 +430,10 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
             return rate, rate + rate**2 * np.expm1(var)
 
     def joint_moments(self, mean: Array, cov: Array, noise: Noise) -> Pair:
-        """Return ``λ`` and ``λᵢ λⱼ (exp(Cᵢⱼ) - 1)``, plus ``λᵢ`` on the diagonal."""
+        """Return ``λ`` and ``λᵢ λⱼ (exp(Cᵢⱼ) - 1)``, plus ``λᵢ`` on the diagonal.
+
+        ``λᵢ`` is the expected rate of sample i, and C the output covariance (n, n, c).
+        """
         with np.errstate(over="ignore"):
             rate = np.exp(mean + np.einsum("nnc->nc", cov) / 2)
             between = rate[:, None] * rate[None] * np.expm1(cov)
@@ -511,9 +515,14 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         return mu, v_mu + np.exp(s + v_s / 2)
 
     def joint_moments(self, mean: Array, cov: Array, noise: Noise) -> Pair:
-        """Return ``m_μ`` and ``C_μ``, plus ``E exp(s)`` on the diagonal."""
+        """Return ``m_μ`` and ``C_μ``, plus ``E exp(s)`` on the diagonal.
+
+        These are the mean and covariance (n, n, t) of the outputs μ between samples,
+        and the expected variance of the noise, which is independent between samples.
+        """
         var = np.einsum("nnc->nc", cov)
         mu, target_variance = self.moments(mean, var, noise)
+        # the first half of the outputs
         cov_mu, v_mu = np.split(cov, 2, -1)[0], np.split(var, 2, -1)[0]
         noise_variance = target_variance - v_mu
         return mu, cov_mu + np.eye(len(cov))[:, :, None] * noise_variance[:, None]
@@ -547,6 +556,7 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
 
         The mixture has one normal distribution for each of k Gauss-Hermite nodes of s.
         """
+        # means and variances (b, t, 1) of the outputs μ and s
         (mu, s), (v_mu, v_s) = (a.unsqueeze(-1).chunk(2, -2) for a in (mean, var))
         z, w = (torch.as_tensor(a).to(mean) for a in (NODES, WEIGHTS))
         total = v_mu + (s + v_s.clamp(min=0).sqrt() * z).exp()  # (b, t, k)
