@@ -222,8 +222,8 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
     # pairs of copies found so far, as arrays of shape (2, number of pairs); 0.05 / n is
     # below TOLERANCE for more than 5,000 samples
     edges, tolerance = [], min(TOLERANCE, 0.05 / n)
-    # bound on the distance of copies along the direction: the largest sum of differences
-    # of columns, plus far more than the rounding errors of float64
+    # bound on the distance of copies along the direction: the largest sum of columns'
+    # differences, plus far more than the rounding errors of float64
     nearest = tolerance * np.abs(direction).sum() + 1e-9 * np.abs(along)
     for lag in range(1, min(N_NEIGHBOURS + 1, n)):
         pairs = np.stack([order[:-lag], order[lag:]])
@@ -254,8 +254,8 @@ def _distinct(
     labels, codes = np.unique(y, return_inverse=True)
     # all pairs of a key and a class that occur, encoded as single integers
     key, classes = np.divmod(np.unique(inverse * len(labels) + codes), len(labels))
-    # by key, then by the number of keys of the class; ties stay in the order of classes.
-    # The first pair of each key then has the class with the fewest keys.
+    # By key, then by the number of keys of the class; ties stay in the order of
+    # classes. The first pair of each key then has the class with the fewest keys.
     order = np.lexsort((np.bincount(classes)[classes], key))
     return classes[order[np.unique(key, return_index=True)[1]]], inverse
 

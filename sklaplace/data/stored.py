@@ -85,7 +85,7 @@ class StoredArray:
         return len(self.rows)
 
     def __getitem__(self, chosen: Any) -> np.ndarray:
-        """Read samples by a slice or an array of indices, or one sample by its index."""
+        """Read samples by a slice or an array of indices, or one by its index."""
         if np.ndim(self.rows[chosen]):
             return self.part(chosen).read()
         return self.part([chosen]).read()[0]
@@ -158,8 +158,8 @@ class StoredArray:
         Unpickling computes the blocks immediately. A dask worker that waits for a block
         starts other tasks, which may wait for a resource that the worker holds.
         """
-        # Pickle expects a function and its arguments, which recreate the array. The rows
-        # are selected first, so the new array has no rows of its own.
+        # Pickle expects a function and its arguments, which recreate the array. The
+        # rows are selected first, so the new array has all rows of its source.
         if issparse(self.source):
             return StoredArray, (self.source[self.rows], self.cast)
         if not hasattr(self.source, "__dask_graph__"):

@@ -364,8 +364,8 @@ class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
         """Return the Gaussian over logits ``(-f/2, f/2)`` for each label, (b·L, 2).
 
         Their softmax has the probabilities ``sigmoid(-f)`` and ``sigmoid(f)``, so that
-        labels have two logits as other classes. The result omits covariances between labels, because each label is predicted
-        independently.
+        labels have two logits as other classes. The result omits covariances between
+        labels, because each label is predicted independently.
         """
         if cov.ndim > mean.ndim:  # a matrix for each sample or label
             cov = cov.diagonal(dim1=-2, dim2=-1)

@@ -206,10 +206,11 @@ def _reach(rate: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return distances at which the integrand is below ``exp(-30)`` times its maximum.
 
     The integrand is that of `log_mass`, with the rate r at its maximum and variance v
-    of the log-rate. The distances u are those to the left and to the right. The left distance follows from ``exp(-u) - 1 + u ≥ u²/(2 + 2u/3)``. The right
-    distance follows from ``exp(u) - 1 - u ≥ u²/2``, and ``exp(u) - 1 - u ≥ exp(u)/4``
-    for u above 1.5. These bounds concern the Poisson factor of the integrand. The
-    normal factor alone, or both factors together, can imply smaller distances.
+    of the log-rate. The distances u are those to the left and to the right. The left
+    distance follows from ``exp(-u) - 1 + u ≥ u²/(2 + 2u/3)``. The right distance
+    follows from ``exp(u) - 1 - u ≥ u²/2``, and ``exp(u) - 1 - u ≥ exp(u)/4`` for u
+    above 1.5. These bounds concern the Poisson factor of the integrand. The normal
+    factor alone, or both factors together, can imply smaller distances.
     """
     third = _LOG_DROP / 3  # the left distance solves r u² = 30 (2 + 2u/3)
     left = (third + (third**2 + 2 * _LOG_DROP * rate).sqrt()) / rate

@@ -215,12 +215,12 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         """Return quantiles of the predictive distribution, (n, t, q).
 
         The normal distribution of each output is replaced by equidistant nodes, so the
-        target has a mixture of one density for each node. The nodes must be close to each other
-        in comparison with the width of these densities. Their number is therefore
-        proportional to the ratio of the output's standard deviation to this width,
-        rounded up to a power of two, so that targets with equal ratios are computed
-        together. If the ratio is very large, the quantile of the target is its median
-        at the quantile of the output.
+        target has a mixture of one density for each node. The nodes must be close to
+        each other in comparison with the width of these densities. Their number is
+        therefore proportional to the ratio of the output's standard deviation to this
+        width, rounded up to a power of two, so that targets with equal ratios are
+        computed together. If the ratio is very large, the quantile of the target is its
+        median at the quantile of the output.
         """
         u = torch.as_tensor(levels, dtype=torch.float64)
 

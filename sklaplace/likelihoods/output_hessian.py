@@ -272,11 +272,10 @@ class Softmax(OutputHessian):
         q = self.p.sqrt().to(self.dtype)  # unit vectors (b, c)
         identity = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
         # The reflection is I - (q + e) (q + e)ᵀ / (1 + q₁), where e = (1, 0, …) is the
-        # first unit vector. The last e changes only the first column, so it is left out.
+        # first unit vector. Only the first column needs the last e, and is dropped.
         ratios = (q + identity[0]) / (1 + q[:, :1])
         reflection = identity - torch.einsum("bk,bj->bkj", ratios, q)
         scales = self.weights.sqrt().to(q).reshape(-1, 1, 1)
-        # the first column is parallel to q, which I - q qᵀ maps to zero
         return (scales * q.unsqueeze(-1) * reflection)[:, :, 1:]
 
     def total(self) -> Tensor:

@@ -265,7 +265,8 @@ def penalised_classifier(
         Net whose ``fit`` initialises and trains the network.
     """
     _, weight, noise, settings = _prepared(data, size)
-    # the criterion is a mean over samples of the loss in the module docstring
+    # The module docstring has a sum over samples plus lambda / 2 times the squared
+    # norm. The criterion is a mean, so lambda / 2 is divided by the weights' sum, too.
     penalty = factor * size.classification_strength * noise / (2 * weight.sum())
     return PenalisedClassifier(module, criterion=criterion, penalty=penalty, **settings)
 
@@ -280,7 +281,8 @@ def default_regressor(data: TrainingData, size: Size) -> PenalisedRegressor:
     return PenalisedRegressor(
         TabularNetwork,
         criterion=nn.MSELoss,
-        # MSELoss is the mean of twice the squared loss in the module docstring.
+        # MSELoss is the mean over samples and targets, of twice the squared loss in the
+        # module docstring. So lambda / 2 is doubled, and divided by their number.
         penalty=size.regression_strength * noise / (weight.sum() * Y.shape[1]),
         module__target_center=target_center,
         module__target_scale=target_scale,
@@ -340,6 +342,7 @@ def _prepared(
     weight = np.ones(len(X)) if weight is None else weight.astype(np.float64)
     X, Y, weight = X[weight > 0], Y[weight > 0], weight[weight > 0]
     # each column is an input, in addition to its pieces
+    # so that inputs and pieces together are at most MAX_INPUTS
     n_pieces = min(size.n_pieces, MAX_INPUTS // X.shape[1] - 1)
     center, scale = center_and_scale(X, weight)
     # a single interval per column means no pieces
@@ -381,7 +384,7 @@ def piecewise_linear(Z: Array, weight: Array, n_pieces: int) -> Array:
     quantiles.
     """
     levels = np.linspace(0, 1, n_pieces + 1)
-    # numpy accepts weights only with this method
+    # knots are weighted quantiles; numpy accepts weights only with this method
     rule: Any = {"weights": weight, "method": "inverted_cdf"}
     knots = [np.unique(np.quantile(z, levels, **rule)) for z in Z.T]
     # index of the column, start and length, for each interval of a column
@@ -391,8 +394,10 @@ def piecewise_linear(Z: Array, weight: Array, n_pieces: int) -> Array:
         if len(k) > 2
     ]
     spans = np.concatenate([np.empty((0, 3)), *spans_by_column])
+    # pieces without standardisation: mean 0 and scale 1
     unscaled = np.column_stack([spans, np.zeros(len(spans)), np.ones(len(spans))])
     values = with_pieces(torch.from_numpy(Z), torch.from_numpy(unscaled)).numpy()
+    # the pieces follow the inputs
     mean, scale = center_and_scale(values[:, Z.shape[1] :], weight)
     return np.column_stack([spans, mean, scale])
 
@@ -426,7 +431,8 @@ def _noise_fraction(X: Array, Y: Array, weight: Array, module: dict[str, Any]) -
     target_center, target_scale = center_and_scale(Y, weight)
     Y = (Y - target_center) / target_scale
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        # with a fixed seed, the features depend only on the inputs
+        # with a fixed seed, the features depend only on the inputs; the head of the
+        # network, which has one output, is not used
         torch.default_generator.manual_seed(0)
         network = TabularNetwork(**module, n_outputs=1)
         features = network.features(torch.from_numpy(X)).numpy()
@@ -436,7 +442,7 @@ def _noise_fraction(X: Array, Y: Array, weight: Array, module: dict[str, Any]) -
     eigenvalues, projections = _spectrum(root_weight * features, root_weight * Y)
     sum_of_squares = weight @ Y**2  # (c,)
     best = most_probable(eigenvalues, projections, sum_of_squares, weight.sum())
-    varying = best.variance[sum_of_squares > 0]
+    varying = best.variance[sum_of_squares > 0]  # noise variances of the targets
     # Constant targets contain no information about the noise of other targets.
     return float(np.clip(varying.mean(), MIN_NOISE, 1.0)) if varying.size else 1.0
 
@@ -451,6 +457,7 @@ def _spectrum(features: Array, Y: Array) -> tuple[Array, Array]:
         eigenvalues, vectors = np.linalg.eigh(features.T @ features)
         return eigenvalues.clip(0), (vectors.T @ (features.T @ Y)) ** 2
     eigenvalues, vectors = np.linalg.eigh(features @ features.T)
-    eigenvalues = eigenvalues.clip(0)
-    # for eigenvectors U of FF', Q = F'U / sqrt(e), so Q'F'Y = sqrt(e) U'Y
+    eigenvalues = eigenvalues.clip(0)  # rounding errors can make zeros negative
+    # With eigenvectors U and eigenvalues e of FF', the eigenvectors of F'F are
+    # Q = F'U / sqrt(e), so Q'F'Y = sqrt(e) U'Y, whose squares are returned.
     return eigenvalues, eigenvalues[:, None] * (vectors.T @ Y) ** 2

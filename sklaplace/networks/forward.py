@@ -56,11 +56,14 @@ def agreeing(
     log-probabilities is at least a few rounding errors. The comparison ignores
     probabilities close to zero.
     """
+    # a few rounding errors; in float32 more, because a softmax sums over many classes
     tolerance = max(1e-4, 4 * rounding([raw, logits]), tolerance)
     log = nn.functional.logsigmoid(logits) if is_binary else logits.log_softmax(1)
     raw = torch.where((raw < 0).any(), raw.exp(), raw)  # only logarithms are negative
-    # below the smallest normal number, digits are lost; 0.01 is the limit in float16
+    # Near the smallest normal number, digits are lost, hence a limit a million times as
+    # large. In float16 this would exceed one, so the limit is 0.01.
     has_digits = raw > min(torch.finfo(raw.dtype).tiny * 1e6, 0.01)
+    # relative errors of large logarithms, absolute errors of those close to zero
     is_near = (log - raw.log()).abs() <= tolerance * (1 + log.abs())
     return (is_near | ~has_digits).reshape(len(raw), -1).all(1)
 
@@ -143,6 +146,7 @@ class Forward(nn.Module):
         module = copy.deepcopy(self.module)
         net = getattr(self.call, "__self__", None)  # call is net.infer or the module
         call = module if net is None else with_attributes(net, module_=module).infer
+        # a new object, because copying self would copy the network again
         twin = Forward(module, call, probability_map=self.probability_map)
         twin.output_map, twin.logit_layer = self.output_map, self.logit_layer
         twin.shape = self.shape
@@ -193,6 +197,7 @@ class Forward(nn.Module):
         autocast are disabled. Results are therefore independent of other threads and of
         the caller's contexts.
         """
+        # entered below, after the lock
         limited, without_inference = self.limit(), torch.inference_mode(False)
         with _EVALUATION, limited, without_inference, ExitStack() as stack:
             modules = list(self.module.modules())
@@ -218,7 +223,7 @@ class Forward(nn.Module):
                 yield
             finally:
                 for owner, name, value in reversed(before):
-                    # setting attributes of modules is slow
+                    # only what has changed, because setting attributes is slow
                     if getattr(owner, name, None) is not value:
                         setattr(owner, name, value)
 
@@ -250,6 +255,8 @@ def recorded_outputs(
     """
     recorded: dict[str, list[Any]] = {}
 
+    # torch calls a hook with the module, its inputs and its output; hooks that return
+    # None leave the output unchanged
     def hook(name: str) -> Callable[..., None]:
         return lambda _m, _i, out: recorded.setdefault(name, []).append(kept(out))
 

@@ -50,7 +50,8 @@ def recorded_split(
             train, valid = net.get_split_datasets(X, y)
             loss = _validation_loss(net, valid)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-            loss = np.nan  # the net was trained on other samples or targets
+            # the net was trained on other samples or targets; NaN is close to no loss
+            loss = np.nan
     if np.isclose(losses, loss, rtol=_TOLERANCE, atol=0).any():
         return train, valid
     warn_user(

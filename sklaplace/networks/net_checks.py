@@ -34,6 +34,7 @@ def check_one_module(net: NeuralNet, x: object) -> None:
     for name in set(getattr(net, "_modules", ())) - {"module"}:
         other_module = getattr(net, f"{name}_")
         layers = [layer for layer, _ in other_module.named_modules()]
+        # the network may need gradients internally; only the calls matter here
         with recorded_outputs(other_module, layers) as calls, torch.enable_grad():
             net.infer(copied(x))
         if calls:
@@ -137,11 +138,12 @@ def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> N
     nonlinearity = getattr(net, "predict_nonlinearity", None)
     if not callable(nonlinearity):  # None or "auto"
         return
+    # what skorch would choose for the criterion
     auto = with_attributes(net, predict_nonlinearity="auto")
     with torch.no_grad():
         try:
             predicted = nonlinearity(raw)
-        except Exception as error:
+        except Exception as error:  # the user's function can raise any error
             raise ValueError(
                 "predict_nonlinearity of the net cannot be applied to the outputs "
                 f"{tuple(raw.shape)} of a few samples: {error}. Correct the function, "
@@ -174,6 +176,7 @@ def _are_equal(predicted: object, expected: Tensor) -> bool:
     has_two = expected.ndim == 2 and expected.shape[1] == 2
     if has_two and predicted.numel() == len(expected):
         predicted, expected = predicted.flatten(), expected[:, 1]
+    # well above the rounding errors of float32, or those of a shorter dtype
     atol = max(1e-5, MANY_ROUNDINGS * torch.finfo(predicted.dtype).eps)
     is_same_shape = predicted.shape == expected.shape
     return is_same_shape and torch.allclose(predicted.to(expected), expected, atol=atol)
@@ -189,6 +192,7 @@ def is_untouched(net: NeuralNet) -> bool:
     if isinstance(net.module, nn.Module) or net.history:
         return False
     initial = module_of(clone(net)).parameters()
+    # torch adds one to the _version of a tensor with each change in place
     n_changes = [parameter._version for parameter in net.module_.parameters()]
     return n_changes == [parameter._version for parameter in initial]
 
@@ -196,7 +200,7 @@ def is_untouched(net: NeuralNet) -> bool:
 def check_sampler(net: Any) -> None:
     """Raise ValueError if a net's loader chooses rows by their position in X."""
     options = net.get_params_for("iterator_train") if isinstance(net, NeuralNet) else {}
-    for name in options.keys() & {"sampler", "batch_sampler"}:
+    for name in options.keys() & {"sampler", "batch_sampler"}:  # at most one is used
         raise ValueError(
             f"iterator_train__{name} of the net chooses rows of X by position, but fit "
             "holds out some rows, so positions change. Use train_split=None, and pass "
@@ -212,7 +216,8 @@ def leaves_one_sample(net: Any, n: int) -> bool:
     cannot normalise a batch of one sample in training mode.
     """
     options = net.get_params_for("iterator_train") if isinstance(net, NeuralNet) else {}
-    # -1 means one batch with all samples
+    # -1 means one batch with all samples; with 1, every batch has one sample, so that
+    # leaving out the last would not help
     size = options.get("batch_size", getattr(net, "batch_size", -1))
     if size < 2 or n % size != 1 or options.get("drop_last"):
         return False

@@ -114,7 +114,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def as_forward(net: NeuralNet, spec: OutputSpec | None = None) -> Forward:
     """Convert a skorch net to a `Forward`, with the output map of ``spec`` if given."""
     module = unwrapped(net.module_)
-    # infer calls net.module_, and hooks work only on the module without its wrapper
+    # a net without the wrapper, because infer calls net.module_, and hooks work only on
+    # the module inside
     bare = net if module is net.module_ else with_attributes(net, module_=module)
     is_binary = isinstance(unwrapped(net.criterion_), nn.BCELoss)
     probability_map = "logit" if is_binary else "log"
@@ -193,6 +194,7 @@ def measure_outputs(
         check_nonlinearity(net, raw, likelihood)
     if type(likelihood) not in _BUILT_IN:
         _check_gradient(likelihood, raw)
+    # a softmax over several classes, not a sigmoid per output
     sums_to_one = likelihood.is_shift_invariant and raw.ndim > 1 and raw.shape[1] > 1
     layer_outputs = [out for calls in calls_by_layer.values() for out in calls]
     # a few rounding errors of probabilities and of their logarithms
@@ -251,9 +253,11 @@ def takes_logarithm(net: NeuralNet, raw: Tensor, x: object = None) -> bool:
         one, two, four = (loss(net, outputs, y, X=x) for outputs in constant_outputs)
     except Exception:  # the user's method needs other outputs or targets
         return isinstance(net, NeuralNetClassifier)
-    if not (four - one).isfinite():  # no weight for the class y
+    # zero weight of the class y makes a mean loss 0/0
+    if not (four - one).isfinite():
         return isinstance(net, NeuralNetClassifier)
-    return bool(four - one > 2.5 * (two - one))  # both differences are negative
+    # 2.5 lies between the ratios 2 and 3; both differences are negative
+    return bool(four - one > 2.5 * (two - one))
 
 
 def warn_if_double_softmax(net: NeuralNet, spec: OutputSpec) -> None:
@@ -290,7 +294,9 @@ def warn_of_other_loss(net: NeuralNet, likelihood: Any, batch: Any) -> None:
         except Exception:  # a loss that fails for these targets is not proportional
             gradient = torch.zeros_like(f)
     cosine = nn.functional.cosine_similarity(gradient.flatten(), expected.flatten(), 0)
-    if expected.any() and not cosine > 1 - 1e-4:  # no gradient at a perfect fit
+    # at a perfect fit, there is no gradient to compare; 1e-4 allows for rounding errors
+    # in float32, and "not >" also catches NaN
+    if expected.any() and not cosine > 1 - 1e-4:
         criterion = type(unwrapped(net.criterion_)).__name__
         warn_user(
             f"The loss of the net, criterion={criterion}, and likelihood="
@@ -397,6 +403,7 @@ def match_axes(net: NeuralNet, x: object, y: Any) -> Any:
     A criterion would broadcast (n,) against (n, 1) to (n, n), or raise an error. ``x``
     is a batch of a few samples, from which lazy modules infer their shapes.
     """
+    # for any targets, because this first pass gives lazy modules their shapes
     with as_forward(net).frozen():
         n_axes = raw_outputs(net, x).ndim
     if not (isinstance(y, np.ndarray) and y.dtype.kind == "f"):
@@ -411,7 +418,7 @@ def check_repeatable(net: NeuralNet, x: object) -> None:
     with as_forward(net).frozen():
         raw, again = raw_outputs(net, x), raw_outputs(net, x)
     gap, largest = float((raw - again).abs().max()), float(raw.abs().max())
-    # parallel sums may differ by rounding errors
+    # parallel sums may differ by rounding errors, of which 4 or 1e-4 are allowed
     if gap > max(1e-4, 4 * rounding([raw])) * largest:
         raise ValueError(
             "The network's outputs are random in evaluation mode: two passes over the "
@@ -460,6 +467,7 @@ def _check_finite(raw: Tensor, is_trained: bool) -> None:
 
 def _check_ignored(net: NeuralNet, raw: Tensor) -> None:
     """Raise ValueError if the criterion ignores the label of one of the outputs."""
+    # -1 stands for criteria without the option, and is no output
     index = getattr(unwrapped(net.criterion_), "ignore_index", -1)
     if raw.ndim > 1 and 0 <= index < raw.shape[1]:
         raise ValueError(
@@ -486,6 +494,7 @@ def _check_probabilities(
 def _is_distribution(raw: Tensor, sums_to_one: bool, tolerance: float) -> bool:
     """Return whether outputs lie in [0, 1] and, if required, sum to one."""
     inside = bool(((raw >= 0) & (raw <= 1)).all())
+    # a sum of one passes where none is required
     total = raw.sum(1) if sums_to_one else torch.ones(1)
     ones = torch.ones_like(total)
     return inside and bool(torch.allclose(total, ones, atol=tolerance))
@@ -533,6 +542,7 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
             f"The loss of {type(likelihood).__name__} cannot be differentiated: "
             f"{cause}. Compute the loss from f with torch functions."
         ) from cause
+    # both are float64, and a method may use other formulas; "not <=" also catches NaN
     error = (likelihood.gradient(f, y) - expected).abs().max()
     if not error <= 1e-6 * (1 + expected.abs().max()):
         raise ValueError(
@@ -560,6 +570,8 @@ def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
         )
     if len(shape) > 1 and raw.shape[1:] != shape:
         positions, hint = tuple(raw.shape[2:]), ""
+        # The likely causes are one-hot labels (read as positions), classes that y lacks,
+        # or an additional axis of length one in y.
         if raw.shape[1:] == shape[1:]:
             hint = " If y is one-hot, pass y.argmax(axis=1)."
         elif positions == shape[1:] and raw.shape[1] > shape[0]:
@@ -600,7 +612,7 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     is_binary = isinstance(likelihood, Bernoulli)
     if width == needed and not (is_binary and n_targets > 2):
         return
-    nouns = likelihood.noun
+    nouns = likelihood.noun  # such as "class" or "label"
     if n_targets != 1:
         nouns += "es" if nouns == "class" else "s"
     advice = f"Set the size of its last layer to {needed}."

@@ -31,7 +31,7 @@ def shards_of(
     itself.
     """
     n_samples = len(dataset)
-    n_batches = -(-n_samples // batch_size)  # rounded up
+    n_batches = -(-n_samples // batch_size)  # rounded up; also for a smaller last one
     if n_shards is None:
         n_shards = min(MAX_SHARDS, n_batches // MIN_BATCHES)
     n_shards = 1 if is_stream(dataset) else max(1, min(n_shards, n_batches))

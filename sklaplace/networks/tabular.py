@@ -129,6 +129,7 @@ class TabularNetwork(nn.Module):
             to about two, and its squared scaled inputs sum to about one.
         """
         z = with_pieces((X - self.center) / self.scale, self.pieces)
+        # so that the size of the hidden layer's inputs does not grow with their number
         z = z / self.hidden.in_features**0.5
         gain = HIDDEN_GAIN / self.hidden.out_features**0.5
         return torch.cat([gain * torch.tanh(self.hidden(z)), z], dim=1)

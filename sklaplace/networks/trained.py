@@ -69,7 +69,7 @@ class TrainedNetwork:
         n_draws : int
             Number of draws of the outputs.
         """
-        # outputs of each draw, and quantities computed from these outputs
+        # three arrays: the outputs of each draw, and two computed from these outputs
         row_elements += 3 * n_draws * self.spec.n_outputs
         batch_size = batch_size or self.spec.batch_size(
             row_elements=row_elements, with_covariance=with_covariance

@@ -135,6 +135,7 @@ def logits_alone(net: NeuralNet, x: object) -> Iterator[None]:
 
 def _overrides(net: NeuralNet, *names: str) -> bool:
     """Return whether a user-defined class overrides one of the methods."""
+    # modules of the classes, including bases, that define a method
     owners = [k.__module__ for k in type(net).__mro__ if vars(k).keys() & set(names)]
     return not all(owner.startswith(("skorch.", "sklaplace.")) for owner in owners)
 
@@ -184,6 +185,7 @@ class _ForTraining:
         the first step.
         """
         run, split = self._training_run, super().get_split_datasets  # type: ignore[misc]
+        # from here on, every call of get_dataset with this X returns the same object
         run.dataset = dataset = self.get_dataset(X, y)
         try:
             datasets = split(X, y, **params)
@@ -255,7 +257,7 @@ class _WeightedTraining:
         """Return batches whose sample weights are set aside for the loss."""
         loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
         weights = sample_weights(dataset)
-        if weights is not None:
+        if weights is not None:  # items are X, (y, weight)
             loader.collate_fn = partial(collate_weighted, loader.collate_fn)
         return _UnweightedLoader(loader, self._training_run, weights)
 
@@ -268,6 +270,7 @@ class _WeightedTraining:
         if run.weights is None:  # also for a validation set without weights
             return loss_of(y_pred, y_true, *args, **kw)
         weights = to_tensor(run.weights, device=self.device)
+        # called by `weighted_loss` after it has changed the criterion's reduction
         compute = partial(loss_of, y_pred, y_true, *args, **kw)
         return weighted_loss(self.criterion_, compute, y_true, weights, run.mean_weight)
 
@@ -330,6 +333,7 @@ def _class_weights(criterion: nn.Module, y: Tensor, losses: Tensor) -> Tensor:
     is_labelled, weight = (y >= 0).to(losses), criterion.weight
     if weight is None:
         return is_labelled
+    # zero stands for negative labels, which are no indices
     return is_labelled * weight[y.clamp(min=0).to(weight.device)].to(losses)
 
 
