@@ -52,6 +52,7 @@ def check_columns(frame: object, name: str) -> None:
     """Raise TypeError for a data frame with dates, which numpy may cast to integers."""
     # a Series has a single dtype, and is not checked
     dtypes = getattr(frame, "dtypes", ()) if hasattr(frame, "columns") else ()
+    # not strict, because dtypes are empty for anything but a data frame
     for column, dtype in zip(getattr(frame, "columns", ()), dtypes, strict=False):
         # categories may be dates
         dtype = getattr(getattr(dtype, "categories", None), "dtype", dtype)
@@ -81,6 +82,7 @@ def as_numbers(values: object, name: str, advice: str = ENCODE) -> np.ndarray:
     try:
         return values.astype(np.float64)
     except (TypeError, ValueError, OverflowError) as error:
+        # overflow is a ValueError, too
         kind = TypeError if isinstance(error, TypeError) else ValueError
         cause = str(error).rstrip(".")
         raise kind(f"{name} is not an array of numbers: {cause}. {advice}") from error

@@ -235,6 +235,7 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
             gap = np.abs(left - right) / scale[block].T
             pairs = pairs[:, (gap <= tolerance).all(axis=1)]
         edges.append(pairs)
+    # a single sample has no pairs
     first, second = np.concatenate(edges, axis=1) if edges else ([], [])
     graph = coo_array((np.ones(len(first)), (first, second)), shape=(n, n))
     return np.asarray(connected_components(graph, directed=False)[1])

@@ -223,7 +223,8 @@ def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
     # several axes come from a column of lists, which is refused below
     if is_category or values.dtype.kind not in "fiub" or values.ndim > 1:
         entries = [None if arrays.is_missing(value) else value for value in values]
-        if is_category:  # other levels, such as intervals, become strings
+        # other levels, such as intervals, become strings; dates raise the error below
+        if is_category:
             kept_types = Real | Decimal | date | None
             entries = [v if isinstance(v, kept_types) else str(v) for v in entries]
         examples = {type(value): value for value in entries if value is not None}
@@ -246,7 +247,7 @@ def _values(series: Any, name: str) -> tuple[str, np.ndarray]:
         return MISSING, numbers
     # missing values are allowed, but infinity is not
     arrays.check_finite(numbers[~np.isnan(numbers)], name)
-    return NUMBERS, values
+    return NUMBERS, values  # `Numbers` converts them
 
 
 def _levels(values: np.ndarray) -> np.ndarray:

@@ -134,6 +134,7 @@ def log_mass(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     expected = mean - size.log()
     d = _mode(y, size, expected, v)  # at f*
     rate = size * d.exp()
+    # y d - size (exp(d) - 1) without cancellation, and the normal factor
     peak = (y - size) * d - size * _exp_remainder(d) - (d - expected) ** 2 / v / 2
     left, right = _reach(rate, v)
     nodes, weights = (torch.as_tensor(a).to(y) for a in _LEGENDRE)

@@ -539,7 +539,7 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         variances = exp_at_nodes(s, v_s)[..., None, :]  # (n, t, 1, k)
         std = np.sqrt(v_mu[..., None, None] + variances)  # (n, t, 1, k)
         levels = np.broadcast_to(levels, (*mu.shape, len(levels)))
-        reach = np.abs(norm.ppf(levels)) * std.max(-1)
+        reach = np.abs(norm.ppf(levels)) * std.max(-1)  # (n, t, q)
 
         def is_reached(y: Array) -> Array:  # whether P(Y - μ ≤ y) is at least the level
             return norm.cdf(y[..., None] / std) @ WEIGHTS >= levels

@@ -222,6 +222,7 @@ class Forward(nn.Module):
                     parameter.requires_grad = False
                 yield
             finally:
+                # the last change is undone first
                 for owner, name, value in reversed(before):
                     # only what has changed, because setting attributes is slow
                     if getattr(owner, name, None) is not value:

@@ -46,6 +46,7 @@ def recorded_split(
         return None
     with private_rng(None):  # leaves torch's generators unchanged
         try:
+            # as in training: the net's loss needs y with the axes of the outputs
             y = match_axes(net, first_rows(net, net.get_dataset(X, y)), y)
             train, valid = net.get_split_datasets(X, y)
             loss = _validation_loss(net, valid)

@@ -112,12 +112,16 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def as_forward(net: NeuralNet, spec: OutputSpec | None = None) -> Forward:
-    """Convert a skorch net to a `Forward`, with the output map of ``spec`` if given."""
+    """Convert a skorch net to a `Forward`, with the output map of ``spec`` if given.
+
+    Without ``spec``, the result returns the module's outputs unchanged.
+    """
     module = unwrapped(net.module_)
     # a net without the wrapper, because infer calls net.module_, and hooks work only on
     # the module inside
     bare = net if module is net.module_ else with_attributes(net, module_=module)
     is_binary = isinstance(unwrapped(net.criterion_), nn.BCELoss)
+    # the inverse of a sigmoid or, up to a constant, of a softmax
     probability_map = "logit" if is_binary else "log"
     forward = Forward(module, bare.infer, probability_map=probability_map)
     if spec is not None:
@@ -205,6 +209,7 @@ def measure_outputs(
         logit_layer = _logit_layer(net, x, not sums_to_one, tolerance)
         if logit_layer is None:  # only the probabilities are known
             output_map = "log" if sums_to_one else "logit"
+    # if, moreover, the supposed logits turn out to be probabilities
     has_two_softmaxes = convention == "logits" and sums_to_one
     sizes = {name: sum(map(_numel, calls)) for name, calls in calls_by_layer.items()}
     c = raw[0].numel()
@@ -247,6 +252,8 @@ def takes_logarithm(net: NeuralNet, raw: Tensor, x: object = None) -> bool:
     loss changes three times as much as from 1 to 2, and a logarithm twice as much. If
     these losses cannot be compared, the net's class decides, as in skorch.
     """
+    # `training_run` keeps the user's class, without mixins, as _original; any valid
+    # classes serve as targets y
     loss, y = getattr(net, "_original", type(net)).get_loss, raw.argmax(1)
     constant_outputs = (torch.full_like(raw, value) for value in (1, 2, 4))
     try:
@@ -285,6 +292,7 @@ def warn_of_other_loss(net: NeuralNet, likelihood: Any, batch: Any) -> None:
         y = y.reshape(raw.shape) if y.numel() == raw.numel() else y
         f = as_columns(raw.detach()).double()
         targets = likelihood.targets(y, f)
+        # class weights are part of the net's loss, but not of likelihood.gradient
         factors = likelihood.loss_scale(targets)  # (b,), or None for ones
         expected = likelihood.gradient(f, targets)
         expected = expected if factors is None else expected * factors.unsqueeze(1)
@@ -570,8 +578,8 @@ def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
         )
     if len(shape) > 1 and raw.shape[1:] != shape:
         positions, hint = tuple(raw.shape[2:]), ""
-        # The likely causes are one-hot labels (read as positions), classes that y lacks,
-        # or an additional axis of length one in y.
+        # The likely causes are one-hot labels (read as positions), classes that y
+        # lacks, or an additional axis of length one in y.
         if raw.shape[1:] == shape[1:]:
             hint = " If y is one-hot, pass y.argmax(axis=1)."
         elif positions == shape[1:] and raw.shape[1] > shape[0]:
