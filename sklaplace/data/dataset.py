@@ -222,8 +222,7 @@ def spread_rows(net: NeuralNet, dataset: Samples) -> Any:
     """Return a few inputs, spread over a dataset and including the first sample."""
     n = min(N_SPREAD, len(dataset))
     rows = np.linspace(0, len(dataset) - 1, n).round().astype(int)
-    # every fourth row first, so that the first few rows are spread, too, for callers
-    # that use only those
+    # every fourth row first, so that the first few rows are spread, too
     order = sorted(range(n), key=lambda place: place % 4)
     # the inputs of a single batch
     return next(iter(Batches(net, some_of(dataset, rows[order].tolist()), n)))[0]

@@ -101,8 +101,10 @@ def separate_replicates(keys: np.ndarray, y: np.ndarray) -> np.ndarray:
     rows = np.flatnonzero(sizes[inputs] > 1)
     if len(rows) == 0:
         return keys
+    # from here on, only samples whose inputs occur more than once
     inputs, y = inputs[rows], y[rows].reshape(len(rows), -1).astype(np.float64)
-    # samples with equal inputs and targets, and the first sample of each such pair
+    # number of the pair of inputs and targets of each sample, and the first sample of
+    # each pair
     pair = groups_of_copies(np.column_stack([inputs, y]))
     first_of_pair = np.unique(pair, return_index=True)[1]
     # whether the inputs of each sample occur with several targets
@@ -114,6 +116,7 @@ def separate_replicates(keys: np.ndarray, y: np.ndarray) -> np.ndarray:
     if groups_of_copies(y).max() + 1 < FEW_TARGETS * len(first_of_pair):
         if has_several.mean() <= 0.5:  # most are copies
             return keys
+        # samples of a pair are replicates, too, so each needs a shift of its own
         order = np.argsort(pair, kind="stable")
         # number of each sample within its pair, as one row for each hash
         places = np.arange(len(order)) - np.searchsorted(pair[order], pair[order])
@@ -203,6 +206,7 @@ def groups_of_copies(X: np.ndarray) -> np.ndarray:
     n, p = X.shape
     step = max(1, _BLOCK // n)
     blocks = [slice(start, start + step) for start in range(0, p, step)]
+    # with a fixed seed, equal data always have equal groups
     direction = np.random.default_rng(0).standard_normal(p)
     # positions of the samples along the direction, and two divisors of each column: a
     # multiple of its largest value, to avoid overflow, and then its spread

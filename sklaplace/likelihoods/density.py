@@ -249,7 +249,8 @@ class DensityLikelihood(SeparableLikelihood, RegressionLikelihood):
         # the width of the density is about 1 / root_hessian
         ratios = (std * self.root_hessian(m)).clamp(min=1).log2().ceil().exp2()
         is_wide = ratios <= 1 / _MIN_NOISE_WIDTH
-        if not is_wide.all():  # the noise is negligible
+        # elsewhere, the target's spread around its median is negligible for each output
+        if not is_wide.all():
             at = ~is_wide
             f = m[at].unsqueeze(-1) + std[at].unsqueeze(-1) * torch.special.ndtri(u)
             # sorted, because the median may decrease with the output
@@ -386,15 +387,17 @@ def _masses(
         best = log_value(x).argmax(-1, keepdim=True).clamp(1, x.shape[1] - 2)
         low, high = x.gather(-1, best - 1), x.gather(-1, best + 1)
         x = low + (high - low) * steps
-    mode = (low + high) / 2
+    mode = (low + high) / 2  # the last neighbours differ by little more than rounding
     distances, t = _WIDTHS.to(center), _ASINH_NODES.to(center)
     width = torch.zeros_like(mode)  # mean of the widths on both sides
     for sign in (-1, 1):
         # one standard deviation from the mode, a normal log-density has fallen by 0.5
         is_high = log_value(mode + sign * distances) > log_value(mode) - 0.5
         n_high = is_high.long().cumprod(-1).sum(-1, keepdim=True)  # up to the first low
+        # each side adds half of the first low distance, or of the largest if none is low
         width += distances[n_high.clamp(max=len(distances) - 1)] / 2
     x = mode + width * t.sinh()
     log_terms = log_value(x) + (width * t.cosh() * (t[1] - t[0])).log()
+    # the range ends at the bound
     log_terms = torch.where(x.abs() > bound, -torch.inf, log_terms)
     return center + x.clamp(-bound, bound), log_terms
