@@ -394,7 +394,7 @@ def _masses(
         # one standard deviation from the mode, a normal log-density has fallen by 0.5
         is_high = log_value(mode + sign * distances) > log_value(mode) - 0.5
         n_high = is_high.long().cumprod(-1).sum(-1, keepdim=True)  # up to the first low
-        # each side adds half of the first low distance, or of the largest if none is low
+        # each side adds half of its first low distance, or of the largest distance
         width += distances[n_high.clamp(max=len(distances) - 1)] / 2
     x = mode + width * t.sinh()
     log_terms = log_value(x) + (width * t.cosh() * (t[1] - t[0])).log()
