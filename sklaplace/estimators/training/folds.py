@@ -60,11 +60,13 @@ def train_with_folds(
     """Return the network trained on all samples, and a list of networks of folds.
 
     Each network of a fold is trained without this fold. The folds are those of a
-    cross-validation, or those that tuning uses. The list is empty if there are no
-    folds.
+    cross-validation (``trainer.splits``), which workers train on, or those of
+    `_tuning_folds`, of which training may fail on some. The list is empty if there are
+    no folds.
     """
     device = getattr(inner_net(trainer.estimator), "device", "cpu")
-    # workers for folds also use `private_rng`, which admits one thread at a time
+    # folds are trained outside this block: their workers also use `private_rng`, which
+    # admits one thread at a time
     with private_rng(trainer.seed, device):
         trained = trainer.train(data)
     if trainer.splits is not None:
@@ -104,7 +106,8 @@ def _tuning_folds(
         return []
     keys, stratify = trainer.keys(data), trainer.targets.stratify
     folds = hash_folds(keys, data.y, N_FOLDS, stratify=stratify)
-    # with few distinct samples or groups, there are fewer folds than requested
+    # with few distinct samples or groups, there are fewer folds than requested; whole
+    # groups still show how the network predicts new ones, if there are two folds
     if len(folds) < (N_FOLDS if data.groups is None else 2):
         return []
     n_enough = ENOUGH_FOR_NOISE if trainer.models_noise else ENOUGH
@@ -120,14 +123,16 @@ def _fold_tasks(
     In a cross-validation, all networks have the same seed. Otherwise, each fold has its
     own seed.
     """
-    # default networks of folds are as large as the network for all samples
+    # default networks of folds are as large as the network for all samples; `is_part`
+    # lets Ctrl-C end the training of all networks
     size = trainer.size_for(data) if trainer.estimator is None else None
     fold_trainer = replace(trainer, size=size, is_part=True)
     tasks = []
     for n, (train, held_out) in enumerate(folds):
+        # without a last batch of one sample, on which batch norm fails
         train = whole_batches(trainer.estimator, train)
         seed_shift = n if trainer.splits is None else 0
-        seed = (trainer.seed + seed_shift) % 2**32
+        seed = (trainer.seed + seed_shift) % 2**32  # seeds of numpy have 32 bits
         tasks.append(FoldTask(fold_trainer, data.split(train, held_out), seed))
     return tasks
 
@@ -166,7 +171,7 @@ def _trained_on_fold(task: FoldTask) -> TrainedNetwork:
             held_out = cast(TrainingData, data.validation).dataset(net)
             net.set_params(train_split=predefined_split(held_out))
     device = getattr(inner_net(net), "device", "cpu")
-    # the default network uses one thread in workers, too
+    # the default network always uses one thread, in this process as in workers
     limit = one_thread() if net is None else nullcontext()
     # training on all samples has already raised the same warnings
     silence = warnings.catch_warnings(action="ignore")

@@ -95,9 +95,11 @@ class LaplaceTrainer(Trainer):
         if self.splits is not None:
             return None
         if "validation" in (self.options.tuner, self.options.sigma_noise):
-            require_choice(data.X)  # the user asks for held-out samples
+            # the user asks for held-out samples, which streams cannot provide
+            require_choice(data.X)
         if self.takes_folds(data):
-            check_sampler(self.estimator)  # folds also change positions in X
+            # raises if the net's sampler refers to positions in X, which folds change
+            check_sampler(self.estimator)
             return None
         return super().hold_out(data)
 
@@ -125,7 +127,7 @@ class LaplaceTrainer(Trainer):
         if self.estimator is None:
             return True
         options = self.options
-        # not for a given prior, because a search over priors would train many folds
+        # not for a given prior: a search over priors would train folds for each value
         fits_noise = self.models_noise and options.holds_out and options.free_prior
         n_few = FEW_FOR_NOISE if fits_noise else FEW
         return _is_silent(self.estimator) and len(np.unique(self.keys(data))) < n_few
@@ -142,11 +144,14 @@ class LaplaceTrainer(Trainer):
     def _selected_weights(self, trained: TrainedNetwork) -> Tensor:
         """Return the indices of the weights with the largest scores.
 
-        ``subset_params["by"]`` names the score. The number of weights is that of the
-        specification before training, which already counts the weights to select.
+        ``subset_params["by"]`` names the score, which measures how much a weight
+        matters, such as its magnitude. `choose` computes the scores. The number of
+        weights is that of the specification before training, which already counts the
+        weights to select.
         """
         forward, given = trained.forward(), self.options.subset_params
         by = given.get("by", CRITERION)
+        # other entries, such as the number of weights, are no parameters of the score
         names_of_score = given.keys() & SCORE_CHECKS.get(by, {}).keys()
         score_params = {name: given[name] for name in names_of_score}
         with forward.frozen():
@@ -186,7 +191,9 @@ class LaplaceTrainer(Trainer):
                 **self.spec_options(is_trained),
             )
         except ValueError as error:
-            if DEPENDENT_SAMPLES in str(error):  # random outputs seem to be dependent
+            # random outputs seem to depend on other samples; this raises a clearer
+            # error if they are random
+            if DEPENDENT_SAMPLES in str(error):
                 check_repeatable(net, samples)
             raise
         # before training, so that a batch of full size does not fail after it
@@ -239,7 +246,13 @@ class LaplaceTrainer(Trainer):
             self._check_refine(spec)
 
     def _check_refine(self, spec: NetworkSpec) -> None:
-        """Raise an error if ``refine=True`` does not match predictions or the loss."""
+        """Raise an error if ``refine=True`` does not match predictions or the loss.
+
+        ``refine=True`` refits the weights to the maximum of the posterior of a linear
+        model. Without a `NetworkSpec.head_map`, which maps the outputs of a last linear
+        layer to those of the network, this is the linearised network. Its weights do
+        not fit the network itself, which ``pred_type="nn"`` evaluates.
+        """
         if spec.head_map is None and self.options.pred_type == "nn":
             raise ValueError(
                 "refine=True refits the linearised network here, so pred_type='nn' "

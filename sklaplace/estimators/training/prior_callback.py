@@ -92,9 +92,12 @@ class PriorCallback(Callback, ABC):
         """
         if hasattr(self, "training_"):  # not the first epoch
             return
-        with private_rng(None, device_of(net)):  # training draws the same numbers
+        # random numbers drawn here do not change those of the training
+        with private_rng(None, device_of(net)):
             x = spread_rows(net, dataset_train)
+            # `adapt` maps the criterion's likelihood to that of the module's outputs
             adapt, subset = partial(_adapted, raw_outputs(net, x)), self._subset(net)
+            # likelihoods of all supported criteria
             allowed = tuple({type(likelihood) for likelihood, _ in CRITERIA.values()})
             spec = infer_network_spec(
                 net, x, subset, allowed, n_targets=None, is_trained=False, adapted=adapt
@@ -115,7 +118,9 @@ class PriorCallback(Callback, ABC):
         """Add the prior's gradient, at the criterion's scale, to that of the criterion.
 
         The criterion is ``scale`` times the summed loss. The negative log-posterior is
-        ``_loss_scale`` times the summed loss, plus the negative log-prior.
+        ``_loss_scale`` times the summed loss, plus the negative log-prior. The step
+        follows the gradient of ``scale / _loss_scale`` times the negative
+        log-posterior, so the prior's gradient has this factor.
         """
         training, module = self.training_, unwrapped(net.module_)
         y = torch.as_tensor(unpack_data(batch)[1], device=device_of(net))
@@ -127,9 +132,12 @@ class PriorCallback(Callback, ABC):
         self, net: NeuralNet, X: Any = None, y: Any = None, **kw: Any
     ) -> None:
         """Warn if the prior harmed predictions, and delete state of the training."""
+        # losses and weights before training; missing if there was no epoch, and None
+        # without validation samples
         before, means = vars(self).get("before_"), None
         if before is not None:
             (losses_before, _), (losses, weights) = before, self._held_out_losses(net)
+            # None unless the mean loss has increased by more than its uncertainty
             means = increased_means(losses, losses_before, weights)
         if means is not None:  # (after, before)
             warn_user(
@@ -228,7 +236,8 @@ def criterion_scale(
     n = len(y)
     dtype = next(net.module_.parameters()).dtype
     with torch.enable_grad():
-        # arbitrary outputs, but not the targets, at which gradients are zero
+        # `u` is the same at all outputs, so these are arbitrary, but unlikely to equal
+        # targets, at which gradients are zero
         f = torch.full((n, spec.n_outputs), 0.37, dtype=dtype, device=y.device)
         f = (f + torch.linspace(0, 1, f.shape[1]).to(f)).requires_grad_()
         loss = net.get_loss(_module_outputs(net, spec, f, y), y, training=True)
@@ -254,7 +263,9 @@ def _module_outputs(net: NeuralNet, spec: NetworkSpec, f: Tensor, y: Tensor) -> 
     The outputs are logits for classes. A module that applies a sigmoid or softmax
     itself returns probabilities, or log-probabilities for criteria that take them.
     """
+    # either way, the module returns probabilities; see `OutputSpec`
     if spec.output_map != "identity" or spec.logit_layer is not None:
+        # logits of a softmax are shift-invariant, unlike those of a sigmoid
         if not spec.likelihood.is_shift_invariant:
             f = f.sigmoid()
         else:
@@ -294,6 +305,7 @@ def _adapted(outputs: Tensor, likelihood: Any) -> Any:
             f"The network returns maps, of shape {tuple(outputs.shape[1:])} per row. "
             "Train it without the callback, and tune the prior in LaplaceClassifier."
         )
+    # logits of a softmax are shift-invariant, unlike those of a sigmoid
     is_bernoulli = likelihood.noun == "class" and not likelihood.is_shift_invariant
     has_columns = outputs.ndim == 2 and outputs.shape[1] > 1
     return likelihood.multilabel() if has_columns and is_bernoulli else likelihood
@@ -308,6 +320,7 @@ def _has_ignored(net: NeuralNet, data: Any, spec: NetworkSpec) -> bool:
     if spec.likelihood.noun != "class":
         return False
     batches = Batches(net, data, spec.batch_size())
+    # without this attribute, only negative labels count
     ignored_label = getattr(unwrapped(net.criterion_), "ignore_index", -1)
     return any(bool(((y < 0) | (y == ignored_label)).any()) for _, y, _ in batches)
 
@@ -339,7 +352,8 @@ def _check_single(net: NeuralNet, layout: Layout) -> None:
 def check_optimizer(net: NeuralNet, names: Collection[str] | None = None) -> None:
     """Raise ValueError for line searches, or weight decay of the named parameters.
 
-    Without ``names``, all parameters are checked.
+    The criterion that a line search compares lacks the prior, and weight decay would be
+    a second prior. Without ``names``, all parameters are checked.
     """
     parameters = dict(unwrapped(net.module_).named_parameters())
     selected = {id(p) for n, p in parameters.items() if names is None or n in names}

@@ -274,7 +274,7 @@ class InputForm(InputType):
             raise ValueError(
                 f"X has {n_rows} rows, but y has {len(y)}. Pass one target per row."
             )
-        # an earlier fit to arrays may have set these
+        # an earlier fit to arrays may have set these, which do not apply to such inputs
         for name in ("n_features_in_", "feature_names_in_") if reset else ():
             vars(owner).pop(name, None)
         return X, y
@@ -307,11 +307,14 @@ class InputForm(InputType):
 
         A table encodes data frames, and a `StoredArray` is cast when it is read. All
         other inputs become arrays. Checks follow the order of the conversions.
+        `validate_data` also sets or checks the names and number of features of
+        ``owner``; ``reset`` says which.
         """
         options = {"accept_sparse": "csr", "dtype": None, "ensure_all_finite": False}
         if self.table is not None and is_frame(X):
             validate_data(owner, X, reset=reset, skip_check_array=True)
             return self.table.encoded(X)
+        # columns that were not all numeric in ``fit`` must be encoded
         if self.table is not None and not self.table.is_plain:
             raise TypeError(
                 f"X is of type {type(X).__name__}, but fit received a data frame with "
@@ -356,10 +359,12 @@ class InputForm(InputType):
         self._check_axes(X)
         inputs = StoredArray(X, self.inputs)
         count_rows(inputs)  # raises if there are none
+        # sets or checks the number of features of `owner`
         validate_data(owner, X, reset=reset, skip_check_array=True)
         if reset and self.takes_arrays:
             return np.asarray(inputs)
-        for _ in inputs.blocks() if reset else ():  # raises for non-finite values
+        # reading a block raises for non-finite values; new inputs are read only once
+        for _ in inputs.blocks() if reset else ():
             pass
         return inputs
 
@@ -422,6 +427,7 @@ def _as_targets(y: Any, *, allow_nd: bool) -> Any:
     options |= {"accept_sparse": "csr", "allow_nd": allow_nd, "input_name": "y"}
     # scikit-learn would convert pandas' nullable integers and booleans to floats
     dtypes: Any = getattr(y, "dtypes", getattr(y, "dtype", None))
+    # kinds of numpy: i, u and b are signed and unsigned integers and booleans
     dtype_kinds = [getattr(dtype, "kind", "") for dtype in np.atleast_1d(dtypes)]
     y = np.asarray(y) if {*dtype_kinds} <= {*"iub"} and not issparse(y) else detached(y)
     return check_array(y, dtype=None, **options)

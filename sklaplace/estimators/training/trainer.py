@@ -190,9 +190,11 @@ class Trainer:
         return self._keys_and_inputs(data)[0]
 
     def _keys_and_inputs(self, data: TrainingData) -> tuple[np.ndarray, np.ndarray]:
-        """Return keys, and keys of the inputs alone; cache the last result.
+        """Return keys (n,), and keys of the inputs alone (n,); cache the last result.
 
-        Without replicates, or with groups, the keys are those of the inputs.
+        Copies of a sample have equal keys. Replicates, which are samples with equal
+        inputs and other targets, have equal keys of the inputs only. With groups, both
+        are keys of the groups. Without replicates, both are the same array.
         """
         # data, keys, keys of the inputs
         if self._keyed is None or self._keyed[0] is not data:
@@ -210,6 +212,7 @@ class Trainer:
         """
         if self.size is not None:
             return self.size
+        # with groups, keys would count the groups
         ungrouped = data if data.groups is None else replace(data, groups=None)
         return Size.of(len(np.unique(self.keys(ungrouped))))
 
@@ -220,13 +223,13 @@ class Trainer:
         """
         if self.validation_fraction is None or self.is_frozen or is_stream(data.X):
             return None
-        check_sampler(self.estimator)
+        check_sampler(self.estimator)  # raises if it refers to positions in X
         keys, stratify = self.keys(data), self.targets.stratify
         split = hash_split(keys, data.y, self.validation_fraction, stratify=stratify)
         if split is None or not leaves_one_sample(self.estimator, len(split[0])):
             return split
-        # Batch norm fails on a last batch of one sample. The sample to leave out does
-        # not depend on the order of the samples.
+        # Batch norm fails on a last batch of one sample. The sample with the largest
+        # key, a hash, is left out, whatever the order of the samples.
         train, held_out = split
         return np.delete(train, keys[train].argmax()), held_out
 
@@ -245,6 +248,7 @@ class Trainer:
         keys = self.keys(data)
         _, set_of_row, sizes = np.unique(keys, return_inverse=True, return_counts=True)
         share = (sizes[set_of_row] > 1).mean()
+        # few copies hardly matter, but groups are kept apart because the user asks
         if share == 0 or (share < NOTABLE_COPIES and not has_groups):
             return False
         are = "share a group with others" if has_groups else "have copies"
@@ -270,10 +274,12 @@ class Trainer:
         if keys is input_keys:  # no inputs are repeated with other targets
             return
         _, cell, sizes = np.unique(input_keys, return_inverse=True, return_counts=True)
-        # samples of a cell have equal inputs; the net's split is tried on positions
+        # samples of a cell have equal inputs; the net's split is tried on positions, as
+        # it does not depend on the inputs, with private random numbers
         with private_rng(None):
             train = net.train_split(Dataset(np.arange(len(cell)), data.y), data.y)[0]
         is_seen = np.bincount(cell[train.indices], minlength=len(sizes)) > 0
+        # share of the samples whose inputs are repeated, but never trained on
         if (~is_seen & (sizes > 1))[cell].mean() < NOTABLE_COPIES:
             return
         stratify = self.targets.stratify
@@ -400,6 +406,7 @@ class Trainer:
             if matched is not y:
                 samples.y = matched
         spec = self.infer_spec(net, dataset, is_trained=False)
+        # adapts the criterion to the encoded targets, or raises
         self.targets.match(net, data.y)
         _check_validation(net, validation)
         warn_if_double_softmax(net, spec)
@@ -415,6 +422,7 @@ class Trainer:
         A trainer with a prior trains with the given likelihood itself.
         """
         if self.likelihood is not None and not self.has_prior:
+            # another loss differs on any samples, so a few suffice
             x, _, _ = batch = next(iter(trained.batches(trained.train, 16)))
             with logits_alone(trained.net, x):
                 warn_of_other_loss(trained.net, trained.spec.likelihood, batch)
@@ -423,7 +431,7 @@ class Trainer:
         """Warn about partly trained weights, or raise KeyboardInterrupt.
 
         An error is raised if no batch has been learned from, or if this is one of
-        several networks, because Ctrl-C ends all of them.
+        several networks (``is_part``), because Ctrl-C ends all of them.
         """
         epochs = [*net.history]
         has_learned = any("train_loss" in b for e in epochs for b in e["batches"])
@@ -435,7 +443,11 @@ class Trainer:
         )
 
     def spec_options(self, is_trained: bool) -> dict[str, Any]:
-        """Return the arguments of `measure_outputs` that describe the outputs."""
+        """Return the arguments of `measure_outputs` that describe the outputs.
+
+        These are the likelihoods that suit the targets, how to adapt the criterion's
+        likelihood to the targets, and the estimator that messages recommend instead.
+        """
         return {
             "allowed": self.targets.likelihoods,
             "n_targets": self.targets.n_outputs,
@@ -470,7 +482,8 @@ def _check_history(net: NeuralNet) -> None:
             f"The training of the network has diverged: its loss is {losses[-1]} "
             "after the last epoch. Lower the learning rate or scale the inputs."
         )
-    # losses may be negative, or zero in the first epoch
+    # A tenfold loss is beyond fluctuations. Losses may be negative, or near zero in the
+    # first epoch, so the absolute value is used and a rise below one is ignored.
     if losses[-1] > 10 * abs(losses[0]) + 1:
         warn_user(
             f"The training of the network seems to have diverged: its loss rose to "

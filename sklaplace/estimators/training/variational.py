@@ -73,6 +73,7 @@ class VariationalTrainer(Trainer):
         )
         distribution.zero_grad()  # so that the posterior stores no gradients
         self.noise = self.elbo.noise(module).cpu()
+        # an ordinary module replaces that of the distributions
         net.module_ = module.at_medians()
         net.initialize_optimizer()  # for the new weights of the net
         return samples
@@ -93,6 +94,7 @@ class VariationalTrainer(Trainer):
 def _check_net(net: NeuralNet, *, has_likelihood: bool) -> None:
     """Raise ValueError for settings of a net that Bayes by Backprop would ignore."""
     net_class = type(net)
+    # class that defines the net's loss, which the evidence lower bound replaces
     owner = next(base for base in net_class.__mro__ if "get_loss" in vars(base))
     if not (has_likelihood or owner.__module__.startswith("skorch.")):
         raise ValueError(
