@@ -68,6 +68,8 @@ class QuantileForest:
         over all nodes of all trees, and each leaf stores quantiles of its residuals.
         """
         bounded = z.clip(-OUTLYING, OUTLYING)
+        # a leaf has at least a share of the total weight, for which scikit-learn allows
+        # at most one half; the forest is always the same for the same residuals
         forest = ExtraTreesRegressor(
             N_TREES,
             min_weight_fraction_leaf=min(LEAF / weights.sum(), 0.5),
@@ -105,7 +107,10 @@ class QuantileForest:
         )
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return quantiles (n, n_levels) at `LEVELS`, in increasing order."""
+        """Return quantiles (n, n_levels) at `LEVELS`, in increasing order.
+
+        All samples go down all trees at the same time, one comparison per step.
+        """
         rounded = _single((inputs - self.center) / self.scale).double()
         nodes = self.roots + torch.zeros_like(rounded[:, :1], dtype=torch.long)
         for _ in range(self.depth):  # samples stay in leaves that they have reached
@@ -135,6 +140,8 @@ def _leaf_quantiles(
     # one interpolation for all leaves; probabilities are below one, so that leaves do
     # not overlap
     leaf_quantiles = np.interp(labels[:, None] + levels, leaf + probabilities, values)
+    # total weights of the leaves; each factor of the share is one half if the number of
+    # residuals is `HALF` in total, or `HALF_OF_LEAF` in the leaf
     n = np.bincount(leaves.T.ravel(), np.tile(weights, n_trees))[labels, None]
     share = weights.sum() / (weights.sum() + HALF) * n / (n + HALF_OF_LEAF)
     quantiles = np.tile(SCORES, (n_nodes, 1))
@@ -143,5 +150,5 @@ def _leaf_quantiles(
 
 
 def _single(values: Tensor) -> Tensor:
-    """Convert values to finite single-precision values."""
+    """Convert values to single precision, clipped below its largest number, 3e38."""
     return values.clamp(-1e30, 1e30).float()

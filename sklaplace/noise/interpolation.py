@@ -75,6 +75,7 @@ class Interpolation:
         Interpolated values are linear in the values at the knots. Interpolating the
         rows of the identity therefore yields the weights of the quantiles.
         """
+        # extrapolation adds the shift to each row; the weights are those without it
         shifts = scores - scores.clip(SCORES[0], SCORES[-1])
         scores = np.tile(scores, (len(LEVELS), 1))
         weights = interpolated(scores, SCORES, np.eye(len(LEVELS))) - shifts
@@ -85,7 +86,11 @@ class Interpolation:
         return quantiles @ self.weights + self.shifts
 
     def moments(self, quantiles: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means and standard deviations (n,); the scores must be `NODES`."""
+        """Return means and standard deviations (n,) of the distributions.
+
+        They are sums of values at the nodes of a quadrature, with its `WEIGHTS`. The
+        scores must therefore be its `NODES`.
+        """
         values, weights = self(quantiles), quantiles.new_tensor(WEIGHTS)
         mean = values @ weights
         return mean, ((values - mean.unsqueeze(1)) ** 2 @ weights).sqrt()

@@ -23,7 +23,11 @@ _LARGEST_LEVERAGE = 0.99
 
 
 def root_mean_square(data_fit: DataFit) -> Tensor:
-    """Return the root mean square residual of the training data, ()."""
+    """Return the root mean square residual of the training data, ().
+
+    A loss is half a squared residual. The result is at least 1e-8, because noise must
+    be positive.
+    """
     return (2 * data_fit.loss / data_fit.n_targets).clamp(min=1e-16).sqrt()
 
 
@@ -91,7 +95,8 @@ def most_probable_level(
             "The noise cannot be estimated: errors on held-out samples are not finite. "
             "Look for extreme values in X and X_val."
         )
-    # root mean square residual, because the loss is half the squared residual
+    # root mean square residual, because the loss is half the squared residual; it is
+    # positive even if all residuals are zero
     scale = math.sqrt(max(2 * float(squares), torch.finfo(torch.float32).tiny))
 
     def loss(log_ratio: float) -> float:
@@ -104,6 +109,7 @@ def most_probable_level(
 
 def proportions(squares: Tensor) -> Tensor:
     """Return levels (c,) with a geometric mean of one, from squared residuals (c,)."""
+    # positive even if all residuals are zero
     largest = squares.max().clamp(min=torch.finfo(squares.dtype).tiny)
     levels = (squares / largest).sqrt().clamp(min=SMALLEST_LEVEL_TO_LARGEST)
     return levels / levels.log().mean().exp()

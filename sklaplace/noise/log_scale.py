@@ -13,7 +13,8 @@ from sklaplace.noise.standardisation import standardisation
 
 Array = NDArray[np.float64]
 
-# Standardised inputs are clipped to plus or minus this value.
+# Standardised inputs are clipped to plus or minus this value, so that outliers have
+# little influence.
 CLIP = 4.0
 
 
@@ -94,6 +95,7 @@ def _most_probable_line(products: Array) -> Array:
     eigenvalues, vectors = np.linalg.eigh(centred[:-1, :-1])
     eigenvalues = eigenvalues.clip(0)  # negative by rounding
     projections = vectors.T @ centred[:-1, -1:]
+    # the ridge is the prior precision times the variance of the targets
     best = most_probable(eigenvalues, projections**2, centred[-1:, -1], n_samples)
     shrunk = projections / (eigenvalues[:, None] + best.ridge)
     coefficients = (vectors @ shrunk)[:, 0]

@@ -70,7 +70,12 @@ class ColumnInputs:
     unit: float
 
     def of_log_scale(self, predictions: Predictions) -> Tensor:
-        """Return the inputs (n, i + 4) of a `LogScale`."""
+        """Return the inputs (n, i + 4) of a `LogScale`.
+
+        These are the features, and functions of the predicted moments. As a linear
+        function of them, the noise can rise with the prediction, with its distance from
+        the average prediction, and with the predicted standard deviation of targets.
+        """
         mean = (predictions.mean[:, self.column] - self.origin) / self.unit
         variance = predictions.variance[:, self.column] + self.level**2
         moments = torch.stack([mean, mean**2, mean.abs(), variance.log() / 2], 1)
@@ -107,6 +112,7 @@ class Correction:
         """
         one_group = np.zeros(len(scores), dtype=int)
         probabilities, scores, _ = ranked(scores, weights, one_group)
+        # the normal scores of probabilities of zero and one would be infinite
         nominal = norm.ppf(probabilities.clip(1e-9, 1 - 1e-9))
         share = weights.sum() / (weights.sum() + HALF)
         return cls(nominal, nominal + share * (scores - nominal))
@@ -174,7 +180,8 @@ class ColumnNoise:
             return float(np.average(r**2 / total, weights=w)) - 1
 
         # with this factor, standardised residuals have a mean square of one; it is the
-        # lower bound if the uncertainty of the weights alone exceeds the residuals
+        # lower bound if the uncertainty of the weights alone exceeds the residuals (at
+        # the upper bound, the noise exceeds all residuals)
         low, high = _LOG_BOUNDS
         log_factor = brentq(excess, low, high) if excess(low) > 0 else low
         z = r / np.sqrt(variance + np.exp(2 * log_factor) * noise)
@@ -250,7 +257,9 @@ class NoiseModel:
     def fit(cls, residuals: Residuals, levels: Array) -> "NoiseModel | None":
         """Fit a model to residuals, or return None if there are too few residuals.
 
-        ``levels`` (c,) contains the standard deviations of constant noise.
+        ``levels`` (c,) contains the standard deviations of constant noise. Fitting also
+        needs at least two groups of residuals, as each part is fitted to other groups,
+        and a nonzero residual in each column, as noise has a logarithm.
 
         Notes
         -----

@@ -49,7 +49,7 @@ class Predictions:
 
         Features or inputs that are missing, too many or not a table have no columns.
         """
-        none = mean[:, :0].double()
+        none = mean[:, :0].double()  # a table without columns
         inputs = x if isinstance(x, Tensor) and x.ndim == 2 else none
         features = none if features is None else features
         return cls(
@@ -177,7 +177,7 @@ def held_out_residuals(rows: HeldOutRows, levels: Array) -> Residuals:
             variance=torch.from_numpy(variance[first]),
         ),
         values=residuals[first],
-        # the sum of the weights is the effective number of groups
+        # the sum becomes the effective number of groups, (Σ w)² / Σ (group totals)²
         weights=weights * weights.sum() / (totals**2).sum(),
         keys=groups,
     )
@@ -192,6 +192,7 @@ def _rescaled_variance(rows: HeldOutRows, levels: Array) -> Array:
     v / (1 - v / s²). The variances in each column are divided by the weighted median of
     their ratios to this value, if the median exceeds one.
     """
+    # v / s² is the leverage of the sample in the linear model
     leverage = np.minimum(rows.variance_if_seen / levels**2, MOST_LEVERAGE)
     variance_if_unseen = rows.variance_if_seen / (1 - leverage)
     ratios = rows.variance / np.maximum(variance_if_unseen, np.finfo(float).tiny)

@@ -51,7 +51,8 @@ class Amplitudes:
             # centring k independent values removes 1/k of their variance
             cov = cov + added * (1 - 1 / k if centred else 1)
             return cov if self.bounds is None else cov / (1 + cov / self.bounds)
-        # covariance of the residual for a relative variance of one
+        # covariance (c, c) of the residual for a relative variance of one; it is (K, K)
+        # within blocks, as all class logits have the same amplitude
         unit_cov = torch.eye(cov.shape[-1]).to(cov) * self.variances
         if centred:
             unit_cov = unit_cov - unit_cov.mean(-1, keepdim=True)
@@ -92,6 +93,7 @@ class Amplitudes:
 
         All batches with the same seed use the same directions, so draws are joint.
         """
+        # random directions ω_k of all outputs and draws, (p, c·s)
         generator = torch.Generator().manual_seed(seed)
         shape = rows.shape[1], c * n_samples
         normals = torch.randn(shape, generator=generator, dtype=torch.float64)

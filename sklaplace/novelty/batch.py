@@ -16,7 +16,7 @@ MAX_KEPT = 256
 MAX_INPUTS = 256
 # Maximum number of feature sums of all classes. These 32 MiB are copied for each batch.
 MAX_SUMS = 2**22
-# Largest magnitude of `logit_terms`.
+# Largest magnitude of `logit_terms`, so that even infinite logits have finite moments.
 _LARGEST = 1e6
 
 
@@ -121,6 +121,7 @@ class FeatureBatch:
         terms = none = f[:, :0].double()
         b = f.shape[0]  # a symbol in torch.export, unlike len(f)
         if isinstance(likelihood, ClassificationLikelihood):
+            # one logit per class; the variances of the outputs do not matter here
             logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
             n_classes = logits.shape[1]
             n_sums = n_classes * max(features.shape[1], MAX_INPUTS)
@@ -173,6 +174,7 @@ class FeatureBatch:
         first = torch.full_like(keys, len(places))
         first = first.scatter_reduce(0, places, order, "amin")[:MAX_KEPT]
         totals = self.weights.new_zeros(len(keys)).index_add(0, places, self.weights)
+        # `unique` sorts the hashes, so that the first are the smallest
         tensors: Any = {name: tensor[first] for name, tensor in self._tensors.items()}
         return replace(self, **(tensors | {"weights": totals[:MAX_KEPT]}))
 

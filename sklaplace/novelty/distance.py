@@ -9,7 +9,7 @@ from sklaplace.core.parallel import cached_property
 from sklaplace.novelty.batch import FeatureBatch
 from sklaplace.novelty.leverage import Leverage
 
-_TINY = 1e-300
+_TINY = 1e-300  # a distance of zero has no logarithm
 
 
 @dataclass(frozen=True)

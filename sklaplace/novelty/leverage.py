@@ -157,6 +157,7 @@ class Leverage(FieldsOnly):
             epsilon = (ridge * scatter.diagonal().mean()).maximum(smallest)
             root = torch.linalg.cholesky(scatter + epsilon * identity)
             inverse = torch.linalg.solve_triangular(root, identity, upper=False)
+            # with the factor L and the scales S, M is S⁻¹ L⁻ᵀ
             whitenings.append((inverse / scales).mT)
         return whitenings
 
@@ -220,6 +221,7 @@ class Leverage(FieldsOnly):
         removed = weights.to(counts).clamp(max=1).unsqueeze(1)
         factors = counts / (counts - removed).clamp(min=_SMALLEST)
         distances = self._distances(features.double(), groups)
+        # positive, except for rounding errors
         remaining = (1 - removed * factors * distances).clamp(min=_ROUNDING)
         leverages = factors / counts + factors**2 * distances / remaining
         is_alone = counts <= removed * (1 + _ROUNDING)

@@ -233,7 +233,8 @@ class Novelty(FieldsOnly):
         With fewer than `MIN_SAMPLES` held-out samples, the training samples count for
         the samples that are missing.
         """
-        # networks of folds can have other quantities, such as no leverage of inputs
+        # scores of networks of folds can be of other quantities, such as without the
+        # leverage of inputs, and are left out
         held_out = [z for z in held_out if z.values.shape[1] == self.n_residual_terms]
         if not held_out:
             return self

@@ -55,7 +55,8 @@ class NoveltyRecorder(Recorder):
         if features is None or not self._has_features:
             self._has_features = False
             return
-        if not self.has_compared:  # once, because this takes another pass
+        # once, because this takes another pass; `accumulate` then skips its comparison
+        if not self.has_compared:
             self.has_compared = True
             self._has_features = self._are_of_samples(features, x, f)
         likelihood = self._spec.likelihood

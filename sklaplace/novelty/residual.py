@@ -101,8 +101,9 @@ class Residual:
         """Build the residual with variance ``s²``.
 
         ``noise`` contains the standard deviations (c,) or (1,) of the noise, for
-        regression. Return None if the variance has no unit, as with counts, or if every
-        class has only one sample.
+        regression, where ``s²`` is in units of the noise variance. ``steepness`` is the
+        power ``a`` by which the variance grows for unusual samples. Return None if the
+        variance has no unit, as with counts, or if every class has only one sample.
         """
         has_unit = likelihood.is_classification or likelihood.has_noise
         if not (has_unit and novelty.distances):
@@ -135,7 +136,8 @@ def bounded_log_ratios(
     """Return ``log p₀/p`` (b,), bounded for the logits (b, c) of classes.
 
     Larger values would make the probabilities of all classes equal in floating point,
-    so that the predicted class would be arbitrary.
+    so that the predicted class would be arbitrary. The relative variance is the ratio
+    p₀/p to the power ``steepness``, so its bound `LARGEST_RATIO` bounds the logarithm.
     """
     if not likelihood.is_classification:
         return log_ratios

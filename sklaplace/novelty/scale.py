@@ -16,6 +16,7 @@ def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> float:
     """Return the weighted quantile of the values at the level ``share``."""
     values, order = values.sort()
     totals = weights[order].cumsum(0)
+    # the first value at which the total weight reaches the share
     index = torch.searchsorted(totals, share * totals[-1])
     return float(values[index.clamp(max=len(values) - 1)])
 
@@ -91,7 +92,8 @@ class Scale:
         # infinite values, such as those of features that overflow, have no weight
         weights = scores.weights * t.isfinite()
         usual, q = weighted_quantile(t, weights, share), len(mean)
-        above = weights * (t > usual)  # zero for other samples
+        # weights, which are zero for samples up to t₀
+        above = weights * (t > usual)
         total = above @ (t.nan_to_num() - usual).clamp(min=0) + PSEUDO_COUNT * q
         excess = float(total / (above.sum() + PSEUDO_COUNT))
         return replace(scale, usual=usual, excess=excess)

@@ -28,6 +28,10 @@ def largest_within_tolerance(
 ) -> float:
     """Return the largest steepness whose mean loss is close to the best.
 
+    The steepness is the power by which the variance of the `Residual` grows with
+    distance from the training samples. Held-out samples are rarely far away, so the
+    largest value that does not harm them is chosen.
+
     Parameters
     ----------
     losses : Tensor of shape (n, m)
@@ -37,6 +41,7 @@ def largest_within_tolerance(
     steepnesses : sequence of float
         The m values.
     """
+    # effective number of samples (Kish 1965), which is n for equal weights
     n_effective = weights.sum() ** 2 / (weights**2).sum()
     tolerance = TOLERANCE * (FEW_SAMPLES / n_effective).clamp(min=1)
     means = weights @ losses / weights.sum()
