@@ -86,6 +86,7 @@ class CrossValidation:
         row_splits = _row_splits(cv, data, classes)
         if classes is not None and not classes.target_type.is_single:
             _check_scores_columns(scorer)
+        # a scorer of the user may need more than constant predictions
         elif isinstance(scoring, str):
             _check_score(owner, scoring, scorer, y, row_splits[0])
         # samples without weight are not encoded; row numbers as inputs show which are
@@ -154,7 +155,8 @@ def _splitter(cv: Any, data: TrainingData, by_class: bool) -> Any:
     keeps groups together replaces them.
     """
     has_number, has_groups = isinstance(cv, Integral | None), data.groups is not None
-    # unlike those of KFold, hashed folds do not depend on the order of the samples
+    # unlike those of KFold, hashed folds do not depend on the order of the samples;
+    # five folds are scikit-learn's default
     if cv is None and not (has_groups or by_class):
         cv = hash_folds(sample_keys(data.X, data.y, 0, None), data.y, 5, stratify=False)
     with naming(cv="cv"):
@@ -194,7 +196,11 @@ def _among_encoded(number: int, split: Split, places: np.ndarray) -> Split:
 def _check_score(
     owner: Any, scoring: str, scorer: Any, y: np.ndarray, split: Split
 ) -> None:
-    """Raise ValueError, before training, if constant predictions cannot be scored."""
+    """Raise ValueError, before training, if constant predictions cannot be scored.
+
+    A dummy that predicts a constant is fitted to the targets ``y`` of one split, and
+    stands for the estimator ``owner``.
+    """
     dummy = DummyClassifier() if is_classifier(owner) else DummyRegressor()
     train, test = split
     with warnings.catch_warnings(action="ignore"):

@@ -47,7 +47,7 @@ def cache_entry(
         )
         return None
     options = trainer.options
-    # the options that decide on which samples networks are trained
+    # the options that decide which samples are held out, if any
     sample_use = options.uses_held_out, options.holds_out, options.uses_folds
     try:
         key = fingerprint(

@@ -88,6 +88,9 @@ def _under_noise(
 def free_parameters(posterior: GaussianPosterior, parameters: Any) -> frozenset[str]:
     """Return the names of the hyperparameters that `tune` chooses.
 
+    Raise ValueError if ``posterior.earlier`` is set: a prior that is a matrix, or the
+    posterior of an earlier task, is fixed.
+
     ``parameters`` is a name or a list of names. None means the prior precision and, if
     there is any, the noise; only an explicit name tunes the temperature.
     """
@@ -97,6 +100,7 @@ def free_parameters(posterior: GaussianPosterior, parameters: Any) -> frozenset[
             "be tuned. Fit again with another prior."
         )
     if parameters is None:
+        # the first name, and the second one if there is noise
         return frozenset(TUNABLE[: 1 + posterior.likelihood.has_noise])
     names = np.atleast_1d(parameters).tolist()
     for name in names:
@@ -138,8 +142,12 @@ def check_addable(
     """Raise ValueError if the new options do not allow samples to be added.
 
     The curvature of new samples must have the settings of the old curvature, and must
-    be computed at the posterior's mean.
+    be computed at the posterior's mean. After a refit, the network can have this mean
+    as its weights only if `NetworkSpec.head_map` is set: the outputs are then linear in
+    the weights of the last layer. Otherwise, the refit was one of the linearised
+    network.
     """
+    # options can be arrays, so hashes are compared
     before, after = old.curvature_settings(), new.curvature_settings()
     changed = [k for k in after if fingerprint(before[k]) != fingerprint(after[k])]
     if changed:

@@ -140,6 +140,8 @@ def accumulate_fit(
         can_choose = options.tuner is not None or trained.held_out is not None
         refits = options.refits(trained.spec, len(trained.train))
         refits = refits and (can_choose or options.refine is True)
+        # the map from the last layer's to the network's outputs, used by refits of this
+        # layer; with None, no inputs of the layer are recorded
         head_map = trained.spec.head_map if refits else None
         recorder = partial(SampleRecorder, head_map=head_map)
         sums = curvature_sums(options, trained, recorder=recorder)
@@ -160,7 +162,9 @@ def accumulate_fit(
 def with_scaled_novelty(options: LaplaceOptions, fit: LaplaceFit) -> LaplaceFit:
     """Scale the novelty of all networks by their held-out samples.
 
-    Without a residual, training samples scale the novelty; see `Novelty.scaled`.
+    The scale is the distribution of the novelty of new samples; see `Novelty.scaled`.
+    Without a residual, which is the only use of this scale, it remains that of the
+    training samples.
     """
     all_scores = []
     if options.residual_variance:
@@ -176,7 +180,11 @@ def curvature_sums(
     network: TrainedNetwork,
     recorder: Callable[[TrainedNetwork, Forward], Recorder] = Recorder,
 ) -> CurvatureSums:
-    """Sum curvature and loss over a network's training samples."""
+    """Sum curvature and loss over a network's training samples.
+
+    ``recorder`` builds an object that records further data about the samples, which the
+    sums contain as ``record``; a plain `Recorder` records nothing.
+    """
     batch_size = options.batches(network, network.train).batch_size
     return accumulate(
         replace(network, train=None, held_out=None),  # shards bring the samples
@@ -211,7 +219,7 @@ def with_samples(
         accumulator.merge(new_sums.accumulator)
         structure = accumulator.decompose()
     data_fit = posterior.data_fit + new_sums.data_fit
-    check_finite(structure.trace())
+    check_finite(structure.trace())  # not finite if any entry is not
     posterior = replace(posterior, structure=structure, data_fit=data_fit)
     if options.is_exact:
         posterior.log_marginal_likelihood()  # raises if not positive definite
@@ -222,11 +230,14 @@ def with_samples(
 def novelty_with_samples(
     options: LaplaceOptions, novelty: Novelty | None, network: TrainedNetwork
 ) -> Novelty | None:
-    """Add a network's training samples to the samples that define novelty."""
+    """Add a network's training samples to the samples that define novelty.
+
+    Return the new novelty, or None if the old or the new samples have no features.
+    """
     if novelty is None:
         return None
     recorder = NoveltyRecorder(network, network.forward(), novelty)
-    with recorder:
+    with recorder:  # removes its hooks from the network at the end
         recorder.observe_all(options.batches(network, network.train))
     return recorder.novelty
 

@@ -69,6 +69,7 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: object) -> float | np.
         most_probable_level(likelihood, m, v, y, weights)
         for m, v, y in zip(*columns, strict=True)
     ]
+    # a single level becomes a float, and several levels an array
     return plain(as_number(torch.tensor(levels)))
 
 
@@ -120,6 +121,7 @@ def _rows_of_network(
             mean, variance = gaussian
             with FeatureRecorder(forward, spec.feature_layers) as recorder:
                 features = recorder.take(len(forward(x)))
+            # variances of the network for predictions; known if both are the same
             _, if_seen = outputs.variances(forward, x) if is_of_fold else gaussian
             weights = torch.ones_like(mean[:, 0]) if weights is None else weights
             tensors = {
@@ -166,7 +168,11 @@ def with_residual_noise(
 def loss_per_target(
     data_fit: DataFit, network: TrainedNetwork, posterior: GaussianPosterior
 ) -> float:
-    """Return the network's mean loss per target, with the posterior's noise levels."""
+    """Return the network's mean loss per target, with the posterior's noise levels.
+
+    A loss is half a squared residual, divided by the square of the column's relative
+    noise level. Tuning may have changed these levels since ``data_fit`` was computed.
+    """
     if data_fit.by_output is not None:
         # the stored losses are in units of the network's noise levels
         relative = getattr(network.spec.likelihood, "relative", None)
@@ -183,7 +189,11 @@ def _weighted_squares(posterior: GaussianPosterior, batch: LinearisedBatch) -> T
 
 
 def _warn_of_kept_proportions(posterior: GaussianPosterior, levels: Tensor) -> None:
-    """Warn if noise levels and residuals have very different proportions."""
+    """Warn if noise levels and residuals have very different proportions.
+
+    ``levels`` are those of the residuals. The posterior keeps its own proportions.
+    """
+    # a common factor of all levels is no change of proportions
     change = (levels / posterior.noise_proportions).log()
     if (change - change.mean()).abs().max() > math.log(NOTABLE_CHANGE):
         warn_user(

@@ -23,7 +23,9 @@ def chosen_steepness(
 ) -> float:
     """Return the largest steepness whose score is close to the best.
 
-    Without held-out samples, return the largest steepness.
+    The steepness is the power by which the variance of the `Residual` grows with
+    distance from the training samples. Without held-out samples, return its largest
+    value.
 
     Parameters
     ----------
@@ -63,7 +65,8 @@ def _losses(
     inner = GLMOutputs(model.n_samples, model.seed, posterior)  # no residual
     forward, likelihood = network.forward(), network.spec.likelihood
     amplitudes, diagonal = model.residual.amplitudes, score.diagonal
-    n_blocks = 1 if diagonal else likelihood.n_blocks
+    n_blocks = 1 if diagonal else likelihood.n_blocks  # variances have no blocks
+    # only probabilities of classes can ignore the mean of the outputs
     centred = score.log_proba is not None and score.is_centred
     with forward.frozen(), torch.no_grad():
         for x, y, weights in outputs.batches_of(network.held_out):

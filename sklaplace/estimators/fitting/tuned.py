@@ -50,7 +50,9 @@ def tuned_posterior(
     with fit.evaluation():
         if options.free_prior or (options.free_noise and has_noise):
             with progress.phase("tune"):
-                # a tuner that replaces that of the options repeats passes many times
+                # A tuner that replaces that of the options repeats passes many times,
+                # so held-out samples are stored. With a budget of zero, passes over
+                # weights outside the last layer linearise them again.
                 budget = KEPT_BUDGET if tuner else 0
                 problem = tuning_problem(options, fit, score, budget)
                 posterior = (tuner or TUNERS[cast(str, options.tuner)])(problem)
@@ -114,6 +116,7 @@ def retuned_posterior(
             score=score,
         )
         tuner = TUNERS["validation" if problem.has_held_out else "marglik"]
+        # chosen on held-out samples, without which `check_evidence` raises before
         if "temperature" in free:
             tuner = tune_temperature
         posterior = tuner(problem)
@@ -142,7 +145,10 @@ def tuning_problem(
 ) -> TuningProblem:
     """Return the tuning problem of a fit, which contains those of its folds.
 
-    ``budget`` bounds the memory for held-out samples; see `linearised_held_out`.
+    Starting values from the training are a prior precision that a callback learned, and
+    noise estimated from training samples; see `_learned_precision` and `_seen_noise`.
+    ``budget`` is the number of bytes for storing linearised held-out samples outside
+    the last layer. With zero, each pass linearises them again. Folds share the budget.
     """
     posterior, model = untuned(options, fit)
     fold_budget = budget / max(1, len(fit.folds))
@@ -168,8 +174,9 @@ def _seen_noise(
 ) -> Tensor | None:
     """Return the noise () estimated from training samples, or None if it is not needed.
 
-    Only the tuner ``"auto"`` needs it, if there are no held-out samples. With novelty,
-    the estimate accounts for overfitting by leverages; see `seen_noise`.
+    Only the tuner ``"auto"`` needs it, if there are no held-out samples. It is the root
+    mean square residual. With novelty, `seen_noise` enlarges it by a function of the
+    samples' leverages, because the network was fitted to these samples.
     """
     has_held_out = fit.network.held_out is not None or fit.folds
     is_used = options.tuner == "auto" and posterior.likelihood.has_noise
@@ -197,6 +204,7 @@ def _learned_precision(
     names = [block.name for block in posterior.layout.blocks]
     for _, callback in getattr(network.net, "callbacks_", []):
         learned = getattr(callback, "precisions_", {})
+        # without a free prior, the user's precision counts
         if options.free_prior and learned.keys() >= {*names}:
             values = posterior.mean.new_tensor([learned[name] for name in names])
             structure, layout = options.prior_structure, posterior.layout
@@ -223,11 +231,12 @@ def linearised_held_out(
     )
     samples = LinearisedSamples(network, batches, is_centred=score.is_centred)
     layout, n_outputs = network.spec.layout, network.spec.n_outputs
+    # number of stored numbers per sample
     jacobian_size = n_outputs * layout.n_parameters
     if layout.head is not None:  # only the features of a last layer are stored
         jacobian_size = layout.blocks[0].factor_shape[1]
         budget = KEPT_BUDGET
-    # float64 numbers; a sample also has outputs, targets and gradients
+    # 8 bytes per number; outputs, targets and gradients have `n_outputs` numbers each
     needed = 8 * len(network.held_out) * (jacobian_size + 3 * n_outputs)
     return list(samples) if needed <= budget else samples
 
@@ -246,7 +255,11 @@ def are_certain(posterior: GaussianPosterior) -> bool:
 def warn_without_residual(
     posterior: GaussianPosterior, options: LaplaceOptions
 ) -> None:
-    """Warn if a residual is requested or needed, but not available for this network."""
+    """Warn if a residual is requested or needed, but not available for this network.
+
+    A residual is needed if the tuned weights are almost certain (`are_certain`), as
+    uncertainty could then not grow with distance from the training samples.
+    """
     if options.residual != "auto":
         warn_user(
             f"residual={options.residual} has no effect: the network has no features "

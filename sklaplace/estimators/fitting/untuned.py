@@ -108,7 +108,8 @@ def prior_of_matrix(
     """
     precision = torch.tensor(np.asarray(matrix, dtype=float)).to(posterior.mean)
     precision = (precision + precision.T) / 2
-    # half of the eigenvalue, so that the remainder is positive definite
+    # half of the eigenvalue, so that the remainder is positive definite; at least the
+    # rounding error of eigenvalues, because a precision must be positive
     eigenvalues = torch.linalg.eigvalsh(precision)
     rounding = torch.finfo(precision.dtype).eps * eigenvalues[-1]
     delta = eigenvalues[0].maximum(rounding) / 2
@@ -186,7 +187,11 @@ class LinearisedSamples:
     is_centred: bool = True
 
     def __iter__(self) -> Iterator[LinearisedBatch]:
-        """Yield the outputs, Jacobian, targets and loss weights of each batch."""
+        """Yield the outputs, Jacobian, targets and loss weights of each batch.
+
+        The columns of the Jacobian, one per output, are centred if the likelihood
+        ignores a constant added to all outputs.
+        """
         forward, spec = self.network.forward(), self.network.spec
         likelihood, columns = spec.likelihood, None
         if likelihood.is_shift_invariant and self.is_centred:

@@ -74,6 +74,7 @@ class QuadraticForm:
         """Return values (b, *shape)."""
         one = torch.ones_like(features[:, :1])  # for the constant term
         if self.rotation is not None:
+            # (b, i + 1), in the order of the coefficients
             squares = torch.cat([(features @ self.rotation) ** 2, one], 1)
             return (squares @ self.coefficients).unflatten(1, self.shape)
         rows = torch.cat([features, one], 1)
@@ -113,6 +114,7 @@ class QuadraticForm:
             rows = precision.whiten(head_jacobian(layout, head, inputs, f, centring))
             # whitened coefficients (i + 1, c, P), whose products are covariances
             rows = torch.cat([rows[:i] - rows[i:], rows[i:]])
+            # a and b are coefficients, k and l outputs, and p weights
             products = "akp,bkp->abk" if diagonal else "akp,blp->abkl"
             return cls(None, torch.einsum(products, rows, rows).flatten(1), shape)
         # rotated unit vectors are the rows of the rotation
@@ -255,7 +257,7 @@ def exported_residual(residual: Residual) -> Residual:
     """Return a residual that depends on tensors alone, as buffers must."""
     novelty: Any = residual.novelty
     n_terms, (mean, std) = novelty.n_residual_terms, novelty.moments_of_logs
-    one = mean.new_ones(())  # turns numbers into tensors
+    one = mean.new_ones(())  # a product with it is a tensor, which a buffer requires
     scale = ExportedScale(
         mean=novelty.scale.mean,
         std=novelty.scale.std,

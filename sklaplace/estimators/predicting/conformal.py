@@ -88,18 +88,19 @@ class Conformal:
         than n groups raises ValueError.
         """
         n = round(sum(w.sum() for w in self.weights))
-        # differences within rounding errors count as equal
+        # weights within 1e-9, more than their rounding errors, count as equal
         needed = (n + 1) * coverage - 1e-9
         if (needed > n).any():
             level = float(coverage.max())
             units = "groups" if self.has_groups else "rows"
+            # smallest n with (n + 1) α <= n
             n_needed = int(np.ceil(level / (1 - level) - 1e-9))
             raise ValueError(
                 f"A coverage of {level:g} cannot be guaranteed from {n} {units}. Pass "
                 f"at least {n_needed} {units} to conformalize, or choose a smaller "
                 "coverage."
             )
-        return np.maximum(needed, 1e-9)
+        return np.maximum(needed, 1e-9)  # positive, so that no limit is without scores
 
     def signed_scores(self, coverage: Array, joint: bool) -> list[Array]:
         """Return the normal scores (c or 1, 2 s) of the ends that each model predicts.
@@ -137,7 +138,9 @@ class Conformal:
     def require_bytes(self, n_samples: int) -> None:
         """Raise ValueError if the ends of all models do not fit into memory."""
         n_scores, n_columns = np.concatenate(self.scores).shape
+        # without models of folds, there are only the ends of the coverages
         if self.models:
+            # float64; two ends, with their order, weights and sorted copies
             require_bytes(
                 64 * n_samples * n_columns * n_scores,
                 "cpu",
@@ -153,6 +156,7 @@ class Conformal:
         contains a label unless the calibration scores below the label's score have at
         least the weight that the coverage needs.
         """
+        # total weight of calibration scores below each label's score, over all models
         needed, below = self._needed(np.array([coverage])), np.zeros(1)
         for label_scores, calibration, weights in zip(
             scores, self.scores, self.weights, strict=True
@@ -197,6 +201,7 @@ def folds_of(
             raise  # groups would not help
         raise ValueError(f"{cv} needs groups. Pass groups= to conformalize.") from error
     folds = [(rows[seen], rows[held_out]) for seen, held_out in pairs]
+    # the empty list allows that there are no folds
     if not np.array_equal(np.sort(np.concatenate([[], *(t for _, t in folds)])), rows):
         raise ValueError(
             f"cv={reprlib.repr(cv)} must hold out each row exactly once. Use an "
@@ -213,6 +218,10 @@ def folds_of(
 
 
 def _signed(scores: Array) -> Array:
-    """Return scores with both signs, (c, 2 s), slightly enlarged to include ties."""
+    """Return scores (c, s) with both signs, (c, 2 s), minus signs first.
+
+    They are enlarged by more than rounding errors, so that intervals include targets
+    exactly at an end.
+    """
     scores = scores * (1 + 1e-9)
     return np.concatenate([-scores, scores], axis=1)

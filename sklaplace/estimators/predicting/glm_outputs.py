@@ -79,6 +79,7 @@ class GLMOutputs(WeightDraws):
         if is_shared and all(part.samples_share_gradients for part in factors):
             jacobian = Jacobian.stacked(factors, share=True)
             cov = precision.between_samples(jacobian, across_outputs=across_outputs)
+            # (n, c, n, c) to (n·c, n·c)
             return mean, cov.flatten(2).flatten(0, 1) if across_outputs else cov
         # a root (n, c, P) of the covariances
         root = torch.cat(
@@ -92,7 +93,11 @@ class GLMOutputs(WeightDraws):
     def in_graph(
         self, forward: Forward, x: Batch, n_joint: int
     ) -> tuple[Tensor, Tensor]:
-        """Return means and covariances that are differentiable in ``x``."""
+        """Return means and covariances that are differentiable in ``x``.
+
+        Groups of q = ``n_joint`` consecutive samples have means (b/q, q·c) and joint
+        covariances (b/q, q·c, q·c).
+        """
         return in_graph(self.posterior, forward, x, n_joint)
 
 

@@ -254,6 +254,7 @@ class BatchedOutputs:
         """
         if full_cov:
             n, c = count_rows(X), self.network.spec.n_outputs
+            # float64 covariances, and a copy
             require_bytes(
                 2 * 8 * n * self.network.spec.covariance_size,
                 "cpu",
@@ -353,7 +354,7 @@ class BatchedOutputs:
         n_samples = check_count("n_samples", n_samples)
         n_values = count_rows(X) * self.network.spec.n_outputs
         require_bytes(
-            16 * n_samples * n_values,
+            16 * n_samples * n_values,  # float64, and a copy
             "cpu",
             f"n_samples={n_samples:,} draws of {n_values:,} outputs",
             "draw fewer at a time, each time with a different random_state",
@@ -371,9 +372,10 @@ class BatchedOutputs:
             yield self.model.draws(forward, x), y, weights
 
     def gaussians_of(self, dataset: object) -> Iterator[tuple[Any, Any, Any, Any]]:
-        """Yield inputs, mean and variances (b, c), targets and weights of each batch.
+        """Yield inputs, moments, targets and weights of each batch.
 
-        The caller must freeze the network.
+        The moments are a pair: means (b, c) and variances (b, c). The caller must
+        freeze the network.
         """
         forward = self.network.forward()
         for x, y, weights in self.batches_of(dataset, n_draws=self._n_draws()):
@@ -382,7 +384,9 @@ class BatchedOutputs:
     def losses_of(self, dataset: object) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Yield losses (b, c, s), weights (b,) and the number of targets per sample.
 
-        The losses are those of `losses_by_output`. The caller must freeze the network.
+        The losses are those of `losses_by_output`, for s draws; there is one loss per
+        output if the loss is a sum over outputs, and c is 1 otherwise. The caller must
+        freeze the network.
         """
         likelihood = self.network.spec.likelihood
         for draws, y, w in self.draws_of(dataset):
@@ -434,7 +438,7 @@ class BatchedOutputs:
 
     def _dataset(self, X: Inputs) -> Any:
         """Return the dataset of the inputs; a worker already receives a dataset."""
-        count_rows(X)
+        count_rows(X)  # raises for streams
         # a worker receives a part of the dataset
         return X if self.in_worker else self.network.net.get_dataset(X)
 
@@ -496,7 +500,8 @@ def require_joint(
 ) -> None:
     """Raise ValueError if a joint covariance does not fit into memory.
 
-    ``n_factors`` is the number of additional values in memory per output.
+    ``n_factors`` is the number of additional values in memory per output of a sample,
+    such as draws or rows of a Jacobian, from which the covariance is computed.
     """
     n, c = count_rows(X), outputs.network.spec.n_outputs
     n_rows = n * c if across_outputs else n

@@ -101,7 +101,7 @@ class PredictiveModule(nn.Module):
 
         # as buffers, the tensors move between devices; `forward` puts them back
         self.parts = mapped_tensors(placed, parts)
-        super().train(False)
+        super().train(False)  # the module's own `train` ignores the mode
 
     def _apply(self, fn: Any, recurse: bool = True) -> "PredictiveModule":
         """Apply a conversion, but keep the tensors of the closed forms in float64.
@@ -138,6 +138,7 @@ class PredictiveModule(nn.Module):
         features = self._features(x)
         mean, variance = parts.mean(features), parts.variance(features)
         cov = variance if parts.covariance is None else parts.covariance(features)
+        # the variances and the covariances each get the residual's variance
         if parts.residual is not None:
             residual, f = parts.residual, parts.outputs(features)
             batch = residual.novelty.batch(features, f, x)
@@ -189,6 +190,7 @@ class PredictiveModule(nn.Module):
             Whether ``result`` takes moments of centred outputs.
         """
         net, residual = predictions.network.net, None
+        # a residual is added to the outputs of an inner model
         model: OutputModel = predictions.model
         if isinstance(model, ResidualOutputs):
             residual, model = model.residual, model.inner
@@ -212,6 +214,7 @@ class PredictiveModule(nn.Module):
                 "the data frame passed to fit. Encode the columns in a Pipeline, with "
                 "OneHotEncoder and SimpleImputer, and export its last step."
             )
+        # all blocks, such as weight and bias, belong to the last layer
         layer = str(layout.blocks[0].layer)
         outputs, mean = (
             _affine(layout, network.get_submodule(layer), weights)

@@ -25,7 +25,8 @@ from sklaplace.novelty.batch import FeatureBatch
 from sklaplace.novelty.residual import Residual, relative_variance
 from sklaplace.posterior.predictive import moments
 
-# added to seeds, so that the residual and the weights use different random numbers
+# Added to seeds, so that the residual and the weights use different random numbers. Any
+# large number would do; this is 2³² divided by the golden ratio.
 _OTHER = 0x9E3779B9
 
 
@@ -87,6 +88,7 @@ class ResidualOutputs(WeightDraws):
         inner_draws, amplitudes = self.inner.draws(forward, x), self.residual.amplitudes
         rows = self._rows(forward, x)
         _, c, s = inner_draws.shape
+        # the random directions of the draws also take up memory
         require_draws(s, rows.shape[1] * c)
         drawn = inner_draws + amplitudes.drawn(rows, c, s, self.seed + _OTHER)
         if amplitudes.bounds is None:
