@@ -109,7 +109,8 @@ def ranked(
     values, weights, group = values[order], weights[order], group[order]
     n = np.bincount(group, weights)
     weights_before = (np.cumsum(n) - n)[group]  # of earlier groups
-    # a value of weight w stands for w values, with w successive ranks
+    # a value of weight w stands for w values, with w successive ranks; the mean of the
+    # ranks from 1 to w is w/2 + 1/2
     middle = np.cumsum(weights) - weights_before - weights / 2 + 0.5
     half = np.maximum(weights - 1, 0) / 2
     ranks = np.stack([middle - half, middle + half], axis=1)

@@ -14,6 +14,7 @@ from sklaplace.likelihoods.base import DataFit
 from sklaplace.networks.trained import TrainedNetwork
 
 # Logarithms of the smallest and largest ratio of noise to root mean square residual.
+# Noise is smaller if uncertain weights explain the residuals, and hardly ever larger.
 _LOG_BOUNDS = math.log(1e-4), math.log(1e1)
 # Smallest ratio of a level to the largest level. An output that is fitted exactly would
 # have zero noise. The units of the outputs can differ by many orders of magnitude.
@@ -148,7 +149,11 @@ def with_column_noises(
 
 
 def _squares(network: TrainedNetwork, on_held_out: bool) -> Tensor:
-    """Return the weighted sum of squared residuals per column, (c,)."""
+    """Return the weighted sum of squared residuals per column, (c,).
+
+    The samples are the held-out samples if there are any and ``on_held_out`` is True,
+    and the training samples otherwise.
+    """
     has_held_out = on_held_out and network.held_out is not None
     dataset = network.held_out if has_held_out else network.train
     forward, total = network.forward(), torch.zeros((), dtype=torch.float64)

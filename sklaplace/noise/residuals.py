@@ -83,7 +83,11 @@ class Residuals:
 
     @property
     def group(self) -> Keys:
-        """Group (n,) of each residual, below `N_GROUPS`; equal keys share a group."""
+        """Group (n,) of each residual, below `N_GROUPS`; equal keys share a group.
+
+        Distinct keys are numbered in ascending order. As keys are hashes, the numbers
+        modulo `N_GROUPS` are arbitrary groups of about equal size.
+        """
         return np.unique(self.keys, return_inverse=True)[1] % N_GROUPS
 
 

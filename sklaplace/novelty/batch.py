@@ -45,7 +45,11 @@ def input_shape(x: object) -> tuple[int, ...]:
 
 
 def check_input_shape(x: object, expected: tuple[int, ...]) -> None:
-    """Raise ValueError if inputs have another shape than expected, if any."""
+    """Raise ValueError if inputs have another shape than expected, if any.
+
+    ``expected`` is the `input_shape` of the training samples. If it is empty, novelty
+    does not depend on the inputs, and all inputs are accepted.
+    """
     shape = input_shape(x)
     if expected and shape != expected:
         raise ValueError(

@@ -31,7 +31,7 @@ from sklaplace.core.serialise import FieldsOnly
 
 # Maximum number of features; more features are hashed.
 MAX_FEATURES = 2048
-# Largest distance. Squares of large features overflow in float32.
+# Largest squared distance, which is finite even if squares overflow in float32.
 LARGEST_DISTANCE = 1e30
 _SMALLEST = 1e-30
 # Smallest ridge, as a fraction of the mean squared feature, for constant features.

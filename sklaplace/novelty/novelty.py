@@ -111,7 +111,8 @@ class Novelty(FieldsOnly):
     def merged(self, other: "Novelty") -> "Novelty":
         """Merge this novelty with the novelty of other training samples.
 
-        Inputs with different shapes, such as rows padded per batch, are left out.
+        Sums are added, and the samples for comparison are chosen anew from both. Inputs
+        with different shapes, such as rows padded per batch, are left out.
         """
         if self.samples.input_shape != other.samples.input_shape:
             self, other = self.without_inputs(), other.without_inputs()
@@ -134,7 +135,11 @@ class Novelty(FieldsOnly):
 
     @cached_property
     def _input_leverage(self) -> Leverage | None:
-        """Leverage of the inputs, if they are an array."""
+        """Leverage of the inputs, or None if they are not an array.
+
+        Only columns of a table are standardised, as the values of an image have the
+        same unit.
+        """
         shape = self.samples.input_shape
         if not shape:
             return None
@@ -161,7 +166,10 @@ class Novelty(FieldsOnly):
 
     @cached_property
     def _training_logs(self) -> Tensor:
-        """Values (n, q) of `_logs` for training samples, leave-one-out."""
+        """Values (n, q) of `_logs` for training samples, leave-one-out.
+
+        Logits have no leave-one-out values, so those of the network are used.
+        """
         logs = [distance.training_logs for distance in self.distances]
         logs.append(self.samples.logit_terms)
         if self.nearest is not None:

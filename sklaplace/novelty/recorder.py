@@ -81,7 +81,10 @@ class NoveltyRecorder(Recorder):
         return alone is not None and agree(alone, features[compared], rounding)
 
     def observe_all(self, batches: Batches) -> None:
-        """Pass batches through the network, and record each batch."""
+        """Pass batches through the network, and record each batch.
+
+        `accumulate` calls `observe_batch` itself, so that no separate pass is needed.
+        """
         likelihood = self._spec.likelihood
         with self._forward.frozen(), torch.no_grad():
             for x, y, weights in batches:

@@ -24,7 +24,8 @@ def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> float:
 def finite_moments(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the means and standard deviations (q,) of the finite values (b, q).
 
-    The weights have shape (b,).
+    The weights (b,) count for each column only where its value is finite, and are
+    divided by their sum. `SMALLEST_STD` bounds the standard deviations.
     """
     is_finite = values.isfinite()
     shares = torch.where(is_finite, weights.unsqueeze(1), 0.0)

@@ -181,7 +181,9 @@ def _advice(data: TrainingData, lacking: np.ndarray) -> str:
 def _among_encoded(number: int, split: Split, places: np.ndarray) -> Split:
     """Return a split of the encoded samples; raise ValueError if a part is empty.
 
-    ``places`` contains the index of each row among the encoded samples, or -1.
+    ``split`` contains row numbers of the samples passed to ``fit``, of which those
+    without weight are not encoded. ``places`` contains the index of each row among the
+    encoded samples, or -1. ``number`` is that of the split, for messages.
     """
     train, test = (places[rows][places[rows] >= 0] for rows in split)
     for name, rows in {"train on": train, "score": test}.items():
@@ -226,7 +228,11 @@ def _check_scores_columns(scorer: object) -> None:
 
 
 def score_of(scorer: Any, fitted: Any, data: TrainingData) -> float:
-    """Return the score of a fitted estimator; raise ValueError if it is no number."""
+    """Return the score of a fitted estimator; raise ValueError if it is no number.
+
+    The scorer receives the weights of the samples, if there are any and it accepts
+    them.
+    """
     options = {}
     if data.sample_weight is not None and _takes_weights(scorer):
         options = {"sample_weight": data.sample_weight}

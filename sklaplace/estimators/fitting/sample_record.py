@@ -24,9 +24,12 @@ from sklaplace.posterior.last_layer import LastLayerRecorder
 def held_out_novelty(
     options: LaplaceOptions, network: TrainedNetwork, novelty: Novelty | None
 ) -> ZScores | None:
-    """Return the z-scores of held-out samples; see `Novelty.scaled`.
+    """Return the z-scores of held-out samples, from which `Novelty.scaled` learns.
 
-    Return None without held-out samples, or if the network has no features.
+    Z-scores are the quantities that measure novelty, standardised by their moments over
+    the training samples. Each forward pass yields the outputs, and also the features,
+    which the recorder takes from it. Return None without held-out samples, or if the
+    network has no features.
     """
     if network.held_out is None or novelty is None:
         return None
@@ -89,7 +92,7 @@ class SampleRecord:
     novelty: Novelty | None
 
     def merge(self, other: "SampleRecord") -> None:
-        """Merge with the record of additional samples.
+        """Add the record of additional samples to this one, in place.
 
         There is no novelty if one part of the samples has no features.
         """

@@ -134,7 +134,10 @@ def at_weights(
     hyperparameters: Hyperparameters,
     curvature_order: int,
 ) -> GaussianPosterior:
-    """Return the posterior with the network's weights as its mean."""
+    """Return the posterior with the network's weights as its mean.
+
+    The ``weights`` stay those of the network. A refit later changes only the ``mean``.
+    """
     spec = network.spec
     weights = spec.layout.read(as_forward(network.net).module)
     return GaussianPosterior(

@@ -246,7 +246,11 @@ class ExportedNovelty:
         return FeatureBatch.of(self.likelihood, features, f, x)
 
     def log_ratios(self, batch: FeatureBatch) -> Tensor:
-        """Return ``log p₀/p`` (b,); see `Novelty.log_ratios`."""
+        """Return ``log p₀/p`` (b,), as `Novelty.log_ratios` does.
+
+        ``p`` is the probability that a new sample is less similar to the training data,
+        and ``p₀`` the share of samples that count as unusual.
+        """
         logs = [distance.logs(batch) for distance in self.distances]
         # the quantities of `Novelty.z_scores`, in the same order
         terms = torch.cat([*logs, batch.logit_terms], 1)[:, : len(self.mean)]
@@ -358,7 +362,7 @@ class Interval:
             noise = noise * relative
             ends = []
             for k, column in enumerate(self.model.columns):
-                std = column.at_nodes.moments(quantiles[:, k])[1]
+                _, std = column.at_nodes.moments(quantiles[:, k])
                 # quantiles are in another unit, in which targets have this deviation
                 ends.append(self.at_ends[k](quantiles[:, k]) / std.unsqueeze(1))
             scores = torch.stack(ends, 1)

@@ -57,10 +57,11 @@ class GLMOutputs(WeightDraws):
     def joint(
         self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the means (n, c) and covariances; see `BatchedOutputs.joint`.
+        """Return the means (n, c) and covariances between samples.
 
-        If all samples share the gradients of a last layer, covariances follow from its
-        inputs alone. Otherwise, they are products of whitened Jacobians ``J P^{-1/2}``.
+        The covariances have the shape (n, n, c) or, ``across_outputs``, (n·c, n·c).
+        If all samples share the gradients of a last layer, they follow from its inputs
+        alone. Otherwise, they are products of whitened Jacobians ``J P^{-1/2}``.
         """
         posterior, layout = self.posterior, self.posterior.layout
         precision: Any = posterior.precision
@@ -68,6 +69,7 @@ class GLMOutputs(WeightDraws):
         is_shared = layout.head is not None and posterior.structure.keeps_factors
         # a Jacobian in memory: gradients and inputs of the layer, or all its entries
         n_numbers = sum(layout.blocks[0].factor_shape if is_shared else layout.sizes)
+        # the Jacobian of an output, and a copy
         require_joint(outputs, X, across_outputs, 2 * n_numbers)
         means, factors = [], list[Any]()  # factors are Jacobians, or whitened
         with outputs.evaluation(X) as (forward, batches):

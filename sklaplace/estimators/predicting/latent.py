@@ -46,6 +46,7 @@ def moments(
 
 def values(latent: Latent, outputs: Tensor) -> Tensor:
     """Return the latent values (m, ...) of outputs (m, c)."""
+    # the means of Gaussians without variance
     return latent(outputs, torch.zeros_like(outputs))[0]
 
 

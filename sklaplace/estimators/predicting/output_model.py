@@ -101,8 +101,12 @@ class OutputModel(ABC):
     def joint(
         self, outputs: "BatchedOutputs", X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the means (n, c) and covariances; see `BatchedOutputs.joint`."""
+        """Return the means (n, c) and covariances between samples, from draws.
+
+        The covariances have the shape (n, n, c) or, ``across_outputs``, (n·c, n·c).
+        """
         self.check_variance()
+        # the draws of an output, and intermediate results
         require_joint(outputs, X, across_outputs, 3 * self.n_samples)
         draws = torch.from_numpy(outputs.map_draws(X)[0])  # (n, c, s)
         # `moments` returns covariances along axis 1: all values, or samples per output

@@ -152,7 +152,11 @@ class PredictiveModule(nn.Module):
         return parts.result(Predictions.of(features, x, mean, variance), cov)
 
     def _features(self, x: Batch) -> Tensor:
-        """Return the last layer's inputs (b, i), float64, which the hook records."""
+        """Return the last layer's inputs (b, i), float64, in a pass of the network.
+
+        The hook `_note` records them in a list, which the context variable `_INPUTS`
+        holds only during this pass, so that concurrent calls do not mix.
+        """
         noted: list[Tensor] = []
         token = _INPUTS.set(noted)
         try:

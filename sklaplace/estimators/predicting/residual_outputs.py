@@ -74,7 +74,11 @@ class ResidualOutputs(WeightDraws):
         return mean, amplitudes.added(cov, relative, n_blocks, centred=centred)
 
     def log_ratios(self, recorder: FeatureRecorder, x: Batch, n_samples: int) -> Tensor:
-        """Return `Residual.log_ratios` (b,) of the batch in the last forward pass."""
+        """Return `Residual.log_ratios` (b,) of the batch in the last forward pass.
+
+        They measure how unusual each sample is. The recorder has recorded the features
+        and outputs of that pass.
+        """
         f = recorder.outputs
         batch = self._batch(recorder.take(n_samples), f, x)
         return self.residual.log_ratios(batch, f)
@@ -106,7 +110,12 @@ class ResidualOutputs(WeightDraws):
     def joint(
         self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the means (n, c) and covariances; see `BatchedOutputs.joint`."""
+        """Return the means (n, c) and covariances between samples, with the residual.
+
+        Without closed forms, they are those of draws. The covariances have the shape
+        (n, n, c) or, ``across_outputs``, (n·c, n·c). Rows of each sample, whose inner
+        products are covariances of the residual, are computed in another pass.
+        """
         if not self.is_gaussian:
             return super().joint(outputs, X, across_outputs)
         mean, cov = self.inner.joint(outputs, X, across_outputs)
@@ -129,7 +138,11 @@ class ResidualOutputs(WeightDraws):
         return mean, amplitudes.added_jointly(cov, rows, c, across_outputs=True)
 
     def _rows(self, forward: Forward, x: Batch, keeps_graph: bool = False) -> Tensor:
-        """Return `Residual.rows` of a batch from a separate forward pass."""
+        """Return `Residual.rows` of a batch from a separate forward pass.
+
+        The inner products of these rows (b, p) are covariances of the residual. With
+        ``keeps_graph``, the rows are differentiable in ``x``.
+        """
         with (
             FeatureRecorder(forward, self.layers, keeps_graph) as recorder,
             torch.set_grad_enabled(keeps_graph),

@@ -230,7 +230,11 @@ class LaplaceTrainer(Trainer):
             self.check_without_held_out()
 
     def _check_spec(self, spec: NetworkSpec) -> None:
-        """Raise an error for options that do not match the layers or the likelihood."""
+        """Raise an error for options that do not match the layers or the likelihood.
+
+        The prior precision and mean must have as many values as the P selected weights
+        require. A prior can also be an earlier posterior or a precision matrix.
+        """
         options, p = self.options, spec.layout.n_parameters
         check_prior_shape(options.prior_precision, options.prior_structure, spec.layout)
         if np.shape(options.prior_mean) not in ((), (1,), (p,)):

@@ -123,6 +123,7 @@ class PriorCallback(Callback, ABC):
         log-posterior, so the prior's gradient has this factor.
         """
         training, module = self.training_, unwrapped(net.module_)
+        # `unpack_data` returns inputs and targets
         y = torch.as_tensor(unpack_data(batch)[1], device=device_of(net))
         scale = criterion_scale(net, training.spec, y, len(training.dataset))
         gradient = self._prior_gradient(training.layout.read(module))
@@ -150,7 +151,8 @@ class PriorCallback(Callback, ABC):
     def _held_out_losses(self, net: NeuralNet) -> Any:
         """Return losses (n,) and weights (n,) of validation samples.
 
-        Return None if there are no validation samples.
+        The losses are negative log-likelihoods at the net's current weights. Return
+        None if there are no validation samples.
         """
         spec, held_out = self.training_.spec, self.training_.held_out
         if held_out is None:
