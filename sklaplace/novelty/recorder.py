@@ -69,6 +69,7 @@ class NoveltyRecorder(Recorder):
             keys=row_hash(x),
             targets=targets,
         )
+        # the novelty of the first batch, to which those of later batches are added
         new = Novelty.of(likelihood, batch)
         self._novelty = new if self._novelty is None else self._novelty.merged(new)
 

@@ -270,6 +270,7 @@ def cv_results(params: list[dict[str, Any]], scores: np.ndarray) -> dict[str, An
         warn_user(f"Some scores are not finite, and count as the worst: {mean}.")
     with np.errstate(invalid="ignore"):  # infinite scores
         std = scores.std(1)
+    # rank 1 is the best, and equal scores share the better rank
     ranks = rankdata(-np.where(is_finite, mean, -np.inf), method="min")
     return {
         **{f"param_{k}": np.array([p[k] for p in params]) for k in params[0]},

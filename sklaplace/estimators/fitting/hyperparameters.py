@@ -35,6 +35,7 @@ def under_hyperparameters(
     """
     values = {name: value for name, value in given.items() if value is not None}
     for name, value in values.items():
+        # numpy, which checks the value, takes no tensor with a graph or on a GPU
         plain = value.detach().cpu() if isinstance(value, Tensor) else value
         check_positive(name, plain, scalar=False)
     if "prior_precision" in values:
@@ -62,8 +63,9 @@ def _under_noise(
 ) -> GaussianPosterior:
     """Return the posterior with new noise, () or (n_outputs,), in units of ``y``.
 
-    Raise ValueError if the ratios of the noise levels change and the curvature cannot
-    be converted to the new ratios.
+    The posterior's noise levels are in the units of the network's outputs, each of
+    which equals ``scale`` units of ``y``. Raise ValueError if the ratios of the noise
+    levels change and the curvature cannot be converted to the new ratios.
     """
     assert isinstance(targets, NumberTargets)  # other targets have no noise
     n, scale = targets.n_outputs, targets.scaling.scale

@@ -258,5 +258,6 @@ def network_at_mean(
 
 def check_resolved(posterior: GaussianPosterior, network: TrainedNetwork) -> None:
     """Raise ValueError if rounding errors would dominate the posterior variances."""
+    # the dtype of the selected weights determines the rounding errors of Jacobians
     parameters = dict(as_forward(network.net).module.named_parameters())
     posterior.check_resolved(parameters[posterior.layout.blocks[0].name].dtype)

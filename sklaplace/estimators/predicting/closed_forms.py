@@ -258,7 +258,12 @@ class ExportedNovelty:
 
 
 def exported_residual(residual: Residual) -> Residual:
-    """Return a residual that depends on tensors alone, as buffers must."""
+    """Return a residual that depends on tensors alone, as buffers must.
+
+    Its novelty needs no training samples: the matrices of the leverages, the moments of
+    the first ``n_terms`` quantities and the scale are computed in advance. The numbers
+    of the scale and the steepness, a power in the residual's variance, become tensors.
+    """
     novelty: Any = residual.novelty
     n_terms, (mean, std) = novelty.n_residual_terms, novelty.moments_of_logs
     one = mean.new_ones(())  # a product with it is a tensor, which a buffer requires

@@ -61,7 +61,11 @@ class ResidualOutputs(WeightDraws):
     def gaussian(
         self, forward: Forward, x: Batch, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return means (b, c), and covariances (b, c, c) or variances (b, c)."""
+        """Return means (b, c), and covariances (b, c, c) or variances (b, c).
+
+        They are those of the inner model, to which the residual's variances are added.
+        Without closed forms, they are those of draws.
+        """
         if not self.is_gaussian:
             return super().gaussian(forward, x, **options)
         # the pass for the moments also yields the features

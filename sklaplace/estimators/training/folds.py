@@ -138,7 +138,10 @@ def _fold_tasks(
 
 
 def _train_each(tasks: Sequence[FoldTask]) -> list[TrainedNetwork]:
-    """Return one network per fold; skip folds whose training fails, with a warning."""
+    """Return one network per fold; skip folds whose training fails, with a warning.
+
+    Tuning can do without a fold, and the network for all samples is already trained.
+    """
     networks, failures = [], []
     for task in progress.tracked(tasks, "folds", len(tasks)):
         try:

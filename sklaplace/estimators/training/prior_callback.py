@@ -280,6 +280,7 @@ def _module_outputs(net: NeuralNet, spec: NetworkSpec, f: Tensor, y: Tensor) -> 
 def add_to_gradients(layout: Layout, module: nn.Module, values: Tensor) -> None:
     """Add ``values`` (P,) in place to the gradients of the selected weights.
 
+    The P weights belong to parameters of the module, the blocks of the layout.
     Parameters that are not trained are skipped.
     """
     parameters = dict(module.named_parameters())
@@ -339,7 +340,7 @@ def _check_labels(net: NeuralNet, data: Any, spec: NetworkSpec) -> None:
 def _check_single(net: NeuralNet, layout: Layout) -> None:
     """Raise ValueError if two callbacks define priors over the same parameters."""
     names = {block.name for block in layout.blocks}
-    for _, callback in net.callbacks_:
+    for _, callback in net.callbacks_:  # names and callbacks
         # `training_` of this callback is not yet set
         training = vars(callback).get("training_")
         if not isinstance(training, _Training):

@@ -110,7 +110,8 @@ def warn_of_other_ranges(X: Any, X_val: Any) -> None:
     """Warn if held-out and training samples seem to have different units.
 
     Different units are assumed if the median of a held-out column is outside the range
-    of the training column by more than half the width of this range.
+    of the training column by more than half the width of this range, which is rare for
+    samples from the same distribution. Only tables are compared.
     """
     if not all(isinstance(x, np.ndarray) and x.ndim == 2 for x in (X, X_val)):
         return

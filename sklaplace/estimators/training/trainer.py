@@ -352,7 +352,9 @@ class Trainer:
         """Train the net, and return its training and held-out samples.
 
         A network that keeps its weights is not trained and holds out no samples. The
-        net is checked after its initialisation, just before the first step.
+        net is checked after its initialisation, just before the first step:
+        `training_run` then calls ``check``. It also notes the data sets that the net
+        trains and validates on.
         """
         fit_params = data.fit_params
         if self.keeps_weights:
