@@ -41,12 +41,13 @@ Array = NDArray[np.float64]
 
 # Minimum number of residuals for a noise model.
 MIN_RESIDUALS = 30
-# Smallest absolute residual in a logarithm, relative to the mean absolute residual.
+# Smallest absolute residual in a logarithm, relative to the mean absolute residual. The
+# logarithms of tiny residuals, which are coincidences, would dominate a fit.
 SMALLEST_RESIDUAL = 0.02
 # Smallest ratio of the noise to its scale, which is reached if the weights of the
 # network are much more uncertain than the targets.
 SMALLEST_NOISE_TO_SCALE = 0.01
-# Bounds for the logarithm of the factor.
+# Bounds for the logarithm of the factor, which is usually near zero.
 _LOG_BOUNDS = -12.0, 12.0
 
 

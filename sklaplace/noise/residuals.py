@@ -16,9 +16,10 @@ Keys = NDArray[np.integer]
 
 # Number of groups of residuals. Functions for a group are fitted to the other groups.
 N_GROUPS = 5
-# With more inputs than this, a noise model ignores all inputs.
+# With more features or inputs than this, a noise model ignores all of them.
 MOST_INPUTS = 1000
-# Upper bound on the leverage of a sample when its leave-one-out variance is computed.
+# Upper bound on the leverage of a sample when its leave-one-out variance is computed,
+# which would be infinite for a leverage of one.
 MOST_LEVERAGE = 0.95
 
 

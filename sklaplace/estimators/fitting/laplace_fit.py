@@ -221,6 +221,7 @@ def with_samples(
     data_fit = posterior.data_fit + new_sums.data_fit
     check_finite(structure.trace())  # not finite if any entry is not
     posterior = replace(posterior, structure=structure, data_fit=data_fit)
+    # unlike the other curvatures, the exact Hessian can have negative eigenvalues
     if options.is_exact:
         posterior.log_marginal_likelihood()  # raises if not positive definite
     check_resolved(posterior, network)

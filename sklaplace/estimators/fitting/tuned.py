@@ -100,6 +100,7 @@ def retuned_posterior(
     free : collection of str
         Names of the hyperparameters to choose.
     """
+    # unlike the other curvatures, the exact Hessian can have negative eigenvalues
     if options.is_exact:
         check_definite(posterior, is_tuned=True)
     with network.forward().frozen():

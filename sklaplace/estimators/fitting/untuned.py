@@ -49,8 +49,10 @@ def untuned(
     if (prior := options.prior) is not None:
         if not isinstance(prior, GaussianPosterior):
             prior = prior_of_matrix(prior, posterior)
+        # an earlier posterior, whose curvature is added to that of the new samples
         earlier = move(prior.as_prior(), posterior.mean.device)
         posterior = posterior.under(earlier, options.accumulator)
+    # unlike the other curvatures, the exact Hessian can have negative eigenvalues
     if curvature.is_exact:
         check_definite(posterior, is_tuned=options.tuner is not None)
     # None if the last layer's samples were not recorded
@@ -58,6 +60,7 @@ def untuned(
         posterior, curvature, options.accumulator
     )
     if model is None and options.refine is True:
+        # a refit needs hashes of the samples, and Jacobians of the outputs themselves
         rows = LinearisedSamples(
             network,
             options.batches(network, network.train),
