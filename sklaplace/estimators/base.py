@@ -80,7 +80,10 @@ class Unpickled:
 
 
 def without_class(kind: type) -> type:
-    """Leave a base class, which users do not know, out of Python's error messages."""
+    """Leave a base class, which users do not know, out of Python's error messages.
+
+    Messages about wrong arguments start with a method's ``__qualname__``.
+    """
     for name, member in vars(kind).items():
         if isfunction(member) and not name.startswith("_"):
             unwrap(member).__qualname__ = name
@@ -144,6 +147,7 @@ class NetEstimator(BaseEstimator, ABC):
         Conformity scores are removed, because they refer to the earlier predictions.
         The default network gains nothing from several threads, and uses one.
         """
+        # ``estimator`` is None for the default network
         thread_limit = one_thread() if self.estimator is None else nullcontext()
         attributes = dict(self.__dict__)
         self.__dict__.pop("_conformal", None)
@@ -195,7 +199,8 @@ class NetEstimator(BaseEstimator, ABC):
         """Return the checked and encoded samples of ``fit``, including any ``X_val``.
 
         Store the format of the inputs and the encoding of the targets, which later
-        samples must match.
+        samples must match. Later errors refer to X and y, or to X_val and y_val, by the
+        names passed to `naming`.
         """
         self._input_type = InputForm.of(inner_net(self.estimator), samples.X)
         samples.check_held_out()
@@ -245,6 +250,7 @@ class NetEstimator(BaseEstimator, ABC):
             self, X, y, reset=reset, allow_nd=is_classifier(self)
         )
         if reset:
+            # a form that also knows the keys or axes of X
             self._input_type = self._input_type.seen(X)
         return X, y
 
@@ -364,7 +370,7 @@ class NetEstimator(BaseEstimator, ABC):
             scores = self._conformity(self, X, y)
             group_labels = as_groups(groups, len(scores))
             score_groups = None if group_labels is None else [group_labels]
-            # without models of folds, the estimator itself predicts
+            # no models of folds: the estimator itself predicts
             self._conformal = Conformal.of([], [scores], settings, score_groups)
             return self
         if is_frozen(self.estimator):
@@ -378,12 +384,14 @@ class NetEstimator(BaseEstimator, ABC):
         data = TrainingData(inputs, encoded, None, as_groups(groups, len(encoded)))
         rows = replace(data, X=X, y=targets)
         folds = folds_of(data, y, cv, self._seed, self._targets.stratify)
-        # CV+: a clone for each fold scores the samples that it was not trained on
+        # CV+: a clone for each fold scores the samples that it was not trained on; both
+        # lists have one entry per fold
         models, fold_scores = [], []
         for train, held_out in folds:
             model = clone(self)
             with model._reported():
                 seen = select(rows, train)
+                # a part of several fits, so Ctrl-C ends them all
                 model._fit(Samples(seen.X, seen.y, groups=seen.groups, is_part=True))
             scored = select(rows, held_out)
             fold_scores.append(self._conformity(model, scored.X, scored.y))
@@ -419,8 +427,8 @@ class NetEstimator(BaseEstimator, ABC):
     def __reduce_ex__(self, protocol: object) -> Any:
         """Return what pickle stores: a constructor, its arguments and the state.
 
-        The tensors of the state are on the CPU, for machines without a GPU. skorch
-        pickles the nets.
+        Unlike `__getstate__`, which skops uses, the state contains tensors, on the CPU
+        for machines without a GPU. skorch pickles the nets.
         """
         # a user's subclass decides itself what to store
         if type(self).__getstate__ is not NetEstimator.__getstate__:
@@ -436,8 +444,10 @@ class NetEstimator(BaseEstimator, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state, with tensors on the network's device.
 
-        Results in the folder ``memory`` are unpickled. skops asks whether to trust a
-        `joblib.Memory`, but not about a path, which is not taken from a skops file.
+        This is the inverse of `__reduce_ex__` for pickle, and of `__getstate__` for
+        skops. Results in the folder ``memory`` are unpickled. skops asks whether to
+        trust a `joblib.Memory`, but not about a path, which is not taken from a skops
+        file.
         """
         is_pickle = self.__dict__.pop(_UNPICKLED, False)  # set by `Unpickled`
         self.__dict__.update(from_portable(state))
@@ -453,6 +463,8 @@ class NetEstimator(BaseEstimator, ABC):
     def _to_store(state: dict[str, Any]) -> dict[str, Any]:
         """Return the state, without the copy of a frozen net if it is unchanged.
 
+        The fitted net ``estimator_`` is a copy of the frozen net ``estimator``. If both
+        modules have the same fingerprint, ``estimator_`` becomes None, and
         `__setstate__` copies the frozen net again.
         """
         estimator, fitted = state.get("estimator"), state.get("estimator_")
@@ -506,5 +518,6 @@ class NetEstimator(BaseEstimator, ABC):
     def _get_fitted_attr_html(self, doc_link: str = "") -> Any:
         """Return scikit-learn's table of fitted attributes for notebooks."""
         table = super()._get_fitted_attr_html(doc_link)
+        # an internal object without information for users
         table.pop("network_spec_", None)
         return table

@@ -179,7 +179,10 @@ class MarglikTraining(PriorCallback):
     damping: float = option(0.5, Number(Real, 0, 1, closed="left"))
 
     def _check_settings(self) -> None:
-        """Raise an error for invalid parameters."""
+        """Raise an error for invalid parameters.
+
+        The constraints are those of the estimators, with the changes for this class.
+        """
         constraints: Constraints = {
             **constraints_of(LaplaceParameters),
             **constraints_of(type(self)),
@@ -191,15 +194,17 @@ class MarglikTraining(PriorCallback):
             ],
         }
         validate_parameter_constraints(constraints, vars(self), type(self).__name__)
+        # parameters that are valid one by one can be incompatible
         self._options.check_structure()
-        options.check_subset(self.subset_of_weights, {})
+        options.check_subset(self.subset_of_weights, {})  # the callback has no options
 
     @property
     def _options(self) -> options.LaplaceOptions:
         """Options of the approximation: those of the callback, and default values."""
         names = {f.name for f in fields(options.LaplaceOptions)} & vars(self).keys()
         values: dict[str, Any] = {name: getattr(self, name) for name in names}
-        values |= {name: {} for name in options.PARAMS}
+        values |= {name: {} for name in options.PARAMS}  # ``..._params``, all default
+        # the training needs neither a refit of the last layer nor a residual variance
         return options.LaplaceOptions(**values, refine=False, residual="none")
 
     def _subset(self, net: NeuralNet) -> Any:
@@ -208,6 +213,7 @@ class MarglikTraining(PriorCallback):
     def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
         """Start the state of a training, and return the layout of weights with a prior.
 
+        ``n_rows`` is the number of training samples, on which the memory can depend.
         Raise an error for parameters that do not fit the network.
         """
         settings, layout = self._options, spec.layout
@@ -232,18 +238,22 @@ class MarglikTraining(PriorCallback):
     def on_epoch_end(self, net: NeuralNet, **kw: object) -> None:
         """Update the hyperparameters if an update is due, and store the best epoch.
 
-        The best epoch has the highest evidence. Its weights are loaded at the end.
+        The best epoch has the highest evidence. Its weights are loaded at the end. An
+        update is due in the first epoch after ``n_burnin``, and then in each
+        ``every``-th epoch.
         """
         self.epoch_ += 1
         n_since_first_update = self.epoch_ - self.n_burnin - 1
         if n_since_first_update < 0 or n_since_first_update % self.every:
             net.history.record("log_marginal_likelihood", float("nan"))
             return
-        if n_since_first_update == 0:  # compared with the losses after training
+        # `on_train_end` of the base class compares them with the losses after training
+        if n_since_first_update == 0:
             self.before_ = self._held_out_losses(net)
         posterior = self._updated(self._posterior(net))
         value = float(posterior.log_marginal_likelihood())
         self.hyperparameters_ = h = posterior.hyperparameters
+        # the evidence is that of this epoch's weights under the updated prior
         is_best = self.best_ is None or value > self.best_.value
         if is_best:
             state = {k: v.clone() for k, v in net.module_.state_dict().items()}
@@ -273,6 +283,7 @@ class MarglikTraining(PriorCallback):
         self.prior_precision_ = plain(best.hyperparameters.prior_precision)
         self.sigma_noise_ = plain(best.hyperparameters.sigma_noise)
         layout = self.training_.layout
+        # one precision per weight, grouped by parameter tensor
         logs = priors.expand(best.hyperparameters.prior_precision, layout).log()
         logs_of_blocks = zip(layout.blocks, layout.split(logs), strict=True)
         self.precisions_ = {b.name: math.exp(log.mean()) for b, log in logs_of_blocks}
@@ -282,7 +293,8 @@ class MarglikTraining(PriorCallback):
     def _posterior(self, net: NeuralNet) -> GaussianPosterior:
         """Return the posterior at the current weights and hyperparameters.
 
-        The curvature takes one pass over the training data.
+        The curvature and the loss are summed in one pass over the training data. The
+        sums are decomposed once, so that any prior can be evaluated.
         """
         spec, settings = self.training_.spec, self._options
         network, curvature = TrainedNetwork(net, spec), settings.configured_curvature
@@ -297,7 +309,10 @@ class MarglikTraining(PriorCallback):
         return at_weights(network, structure, sums.data_fit, h, curvature.order)
 
     def _updated(self, posterior: GaussianPosterior) -> GaussianPosterior:
-        """Return the posterior after a damped log-scale step towards the maximum."""
+        """Return the posterior after a damped log-scale step towards the maximum.
+
+        The maximum is that of the evidence over prior precision and noise.
+        """
         # a rough optimum is enough: the weights change in the next epoch
         with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
             best = marglik(posterior).hyperparameters
@@ -420,10 +435,12 @@ class PriorTraining(PriorCallback):
 
         Raise ValueError if the network lacks them, or has them in other shapes.
         """
+        # compare the earlier layout with one of the network's own shapes; blocks are
+        # parameter tensors
         named, layout = unwrapped(net.module_).named_parameters(), self.prior.layout
         shapes = {name: tuple(parameter.shape) for name, parameter in named}
         present = [block for block in layout.blocks if block.name in shapes]
-        # the same layout, but with the shapes of the network's own parameters
+        # a missing name shortens the layout, so the comparison fails
         blocks = tuple(replace(block, shape=shapes[block.name]) for block in present)
         options.check_earlier_layout(self.prior, replace(layout, blocks=blocks))
         return [block.name for block in layout.blocks]
@@ -439,7 +456,10 @@ class PriorTraining(PriorCallback):
         return self.earlier_.gradient(theta)
 
     def _loss_scale(self) -> Tensor:
-        """Return the factor of the loss in the negative log-posterior, ()."""
+        """Return the factor of the loss in the negative log-posterior, ().
+
+        Without ``sigma_noise``, the noise is that of the earlier posterior.
+        """
         sigma, mean = self.sigma_noise, self.earlier_.mean
         noise = self.prior.hyperparameters.sigma_noise if sigma is None else sigma
         noise = torch.as_tensor(noise, dtype=torch.float64, device=mean.device)

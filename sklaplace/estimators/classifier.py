@@ -254,7 +254,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         """Return the log loss of the link's probabilities on held-out samples.
 
         Tuning evaluates the score many times, so it can use a faster link in single
-        precision (``link.score``).
+        precision (``link.score``). The link approximates the expected softmax of
+        Gaussian logits. ``is_given`` states that the user passed the samples.
         """
         link = self._link()
         return HeldOutScore(
@@ -265,7 +266,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
                 self._points(link),
             ),
             diagonal=self._needs_variances_only(link.diagonal),
-            is_centred=link.centred,
+            is_centred=link.centred,  # without the mean over logits
             is_given=is_given,
             is_cheap=link.cheap,
         )
@@ -338,7 +339,10 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         return self
 
     def _check_classes(self, classes: np.ndarray, y: ArrayLike) -> None:
-        """Raise ValueError if ``classes`` has changed, or if it lacks some labels."""
+        """Raise ValueError if ``classes`` has changed, or if it lacks some labels.
+
+        ``classes`` is sorted. Labels that the criterion ignores need no class.
+        """
         fitted = getattr(self, "classes_", classes)  # the same in the first call
         if not np.array_equal(fitted, classes):
             raise ValueError(
@@ -402,7 +406,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
                 f"link_approx={self._link_name()!r} has no closed form. Set one of "
                 f"{', '.join(names)} with set_params; no new fit is needed."
             )
-        # the points of the link depend only on the shape and dtype of the logits
+        # the points of the link (draws of standard normal numbers, or none) depend only
+        # on the shape and dtype of the logits, so zeros serve as mean and covariance
         zeros = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
         logits, _ = self._likelihood.class_logits(zeros, zeros)
         points = self._points(link)(logits)
@@ -424,7 +429,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         """Return probabilities under Gaussian logits, or averaged over draws.
 
         The link is the approximation that converts Gaussian logits to probabilities.
+        ``reduce`` is applied to the probabilities of each batch.
         """
+        # other output models have draws, whose probabilities the parent averages
         if not self._outputs().model.is_gaussian:
             return super()._map_proba(X, reduce)
         link, n_classes = self._link(), self._targets.n_classes

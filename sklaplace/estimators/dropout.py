@@ -69,7 +69,12 @@ class SharedMasks(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an operator; dropout operators use the masks of the current draw."""
+        """Run an operator; dropout operators use the masks of the current draw.
+
+        torch calls this method for each operator within the mode. ``types`` is part of
+        its interface. All modules that draw are recorded in ``drawing``, also if their
+        operators are not those of dropout.
+        """
         # the innermost running module is the one that draws
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.drawing.update(self.running[-1:])
@@ -78,13 +83,16 @@ class SharedMasks(TorchDispatchMode):
         x, p = (*args, 0.5)[:2]  # p is 0.5 by default
         if func is OPERATORS[0]:  # fills x with ones, each with probability p
             return x.copy_(self._kept(x, p))
-        mask = self._kept(x, 1 - p)  # fused on a GPU; returns outputs and mask
+        # the fused operator of GPUs, which returns outputs and mask; here p is the
+        # probability of dropping a unit, and the division keeps the mean of the outputs
+        mask = self._kept(x, 1 - p)
         return x * mask / (1 - p), mask.bool()
 
     def _kept(self, x: Tensor, share: float) -> Tensor:
         """Draw a mask for one sample, and repeat it to the shape of ``x``.
 
-        A unit is kept (one instead of zero) with probability ``share``.
+        A unit is kept (one instead of zero) with probability ``share``. The mask has
+        the length 1 on the axis of samples, and the lengths of ``x`` on other axes.
         """
         shape = list(x.shape)
         if isinstance(self.running[-1], nn.RNNBase):
@@ -94,6 +102,7 @@ class SharedMasks(TorchDispatchMode):
             # with a rest, the first axis is another, and its entries share the mask
             shape[0] = 1 if rest else n
         mask = torch.rand(shape, generator=self.generator) >= 1 - share
+        # each axis is repeated as often as its length in x is that of the mask
         return mask.to(x).repeat([n // m for n, m in zip(x.shape, shape, strict=True)])
 
 
@@ -111,8 +120,10 @@ def drawn_mask(
 ) -> Iterator[SharedMasks]:
     """Drop the same units for all samples, with the network in evaluation mode.
 
-    ``modules`` is a network, or a list of the modules that draw as in training. Yield
-    the mode, whose ``drawing`` then contains the modules that drew random numbers.
+    ``modules`` is a network, or a list of the modules that draw as in training.
+    ``n_samples`` is the batch size, or None if it is the length of the first axis.
+    Yield the mode, whose ``drawing`` then contains the modules that drew random
+    numbers.
     """
     masks = SharedMasks(generator, n_samples)
 
@@ -122,6 +133,7 @@ def drawn_mask(
         return copied(inputs) if getattr(owner, "inplace", False) else None
 
     def leave(*_call: object) -> None:
+        """Forget the module, whose call has ended."""
         masks.running.pop()
 
     with ExitStack() as stack:
@@ -141,13 +153,14 @@ def mark_dropping_modules(net: NeuralNet, x: Batch) -> set[str]:
     A copy of the net is called twice. In the first call, all modules except batch norm
     are in training mode, and those that draw are marked. In the second call, as in
     predictions, only dropout layers and marked modules are. Raise ValueError if one of
-    them then no longer draws.
+    them then no longer draws. A mark is an attribute of the module, set on the net and
+    on its copy.
     """
     forward = as_forward(copied_net(net))
     named = dict(forward.module.named_modules())
     searched = [m for m in named.values() if not isinstance(m, _FIXED)]
     with forward.frozen(), drawn_mask(searched, torch.Generator()) as masks:
-        forward.returned(x)
+        forward.returned(x)  # fills ``masks.drawing``
     drawing = {name: owner for name, owner in named.items() if owner in masks.drawing}
     for name, owner in drawing.items():
         if not isinstance(owner, DROPOUTS):  # dropout layers need no mark
@@ -166,7 +179,10 @@ def mark_dropping_modules(net: NeuralNet, x: Batch) -> set[str]:
 
 
 def mc_dropout_outputs(forward: Forward, x: Batch, seeds: list[int]) -> Tensor:
-    """Return the outputs (b, c, s) of a frozen network, with one mask per seed."""
+    """Return the outputs (b, c, s) of a frozen network, with one mask per seed.
+
+    There are b samples, c outputs and s seeds.
+    """
     draws = []
     with torch.no_grad():
         for seed in progress.tracked(seeds, "draws", len(seeds)):
@@ -199,7 +215,11 @@ class DropoutTrainer(Trainer):
     def infer_spec(
         self, net: NeuralNet, dataset: Any, *, is_trained: bool
     ) -> OutputSpec:
-        """Return the output specification; raise ValueError without shared masks."""
+        """Return the output specification; raise ValueError without shared masks.
+
+        The masks are shared if a sample has the same outputs in a batch of its own as
+        within a batch of several samples, with the same seed.
+        """
         spec = super().infer_spec(net, dataset, is_trained=is_trained)
         forward, x = as_forward(net), spread_rows(net, dataset)
         dropping = mark_dropping_modules(net, x)
@@ -209,10 +229,12 @@ class DropoutTrainer(Trainer):
                 "The network calls no dropout layer with p > 0. Use one of "
                 f"{names} from torch.nn."
             )
-        order = torch.tensor([-1])  # a batch of another size, and another sample
-        with forward.frozen():  # the last sample has equal outputs if masks are shared
+        # the last sample alone: a batch of another size, with another first sample
+        order = torch.tensor([-1])
+        with forward.frozen():
             first = mc_dropout_outputs(forward, x, [0])
             again = mc_dropout_outputs(forward, tree_rows(x, order), [0])
+        # rounding depends on the batch size; another mask changes outputs by much more
         if not torch.allclose(first[order], again, rtol=1e-3, atol=1e-3):
             raise ValueError(
                 "The network draws other random numbers for each sample in training "

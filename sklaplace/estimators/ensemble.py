@@ -53,7 +53,9 @@ class EnsembleDraws(OutputModel):
     def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return the outputs (b, c, s), with one network per draw.
 
-        ``forward`` is not used, because it is that of the first network only.
+        There are b samples, c outputs and s draws. ``chosen`` has the index of the
+        network of each draw. ``forward`` is not used, because it is that of the first
+        network only.
         """
         # a network that was drawn several times is called once
         outputs_of: dict[int, Tensor] = {}
@@ -99,7 +101,9 @@ class EnsembleTrainer(Trainer):
             if split is not None:
                 train, held_out = split
                 data = data.split(train, held_out)
-            self._keyed = None  # a cache of sample keys, which workers do not need
+            # a cache of `hold_out`, which would be copied to the worker processes
+            self._keyed = None
+        # one seed per network, so results do not depend on the number of processes
         seeds = np.random.default_rng(self.seed).integers(2**31, size=self.n_estimators)
         arguments = [(int(seed), data) for seed in seeds]
         n_jobs = _processes(self.n_jobs)
@@ -151,6 +155,7 @@ class BaseEnsemble(BaseSampling):
         # without the training and held-out samples, which predictions do not need
         self._networks = [TrainedNetwork(n.net, n.spec) for n in trainer.networks]
         super()._set_fitted(trainer, network)
+        # the parent's value is that of the first network
         self.n_iter_ = max(n_epochs(net) for net in self.estimators_)
 
     def _output_model(self) -> OutputModel:

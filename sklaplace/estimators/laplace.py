@@ -184,7 +184,8 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
 
         The posterior comes first. The residual, which is extra variance for inputs far
         from the training data, and the noise model then learn from the predictions of
-        this posterior for held-out samples. Novelty measures how far inputs are.
+        this posterior for held-out samples. Novelty measures how far inputs are. The
+        extra variance is a power of it, and the steepness is the exponent.
         """
         # check the parameters
         options = self._check_options()
@@ -198,6 +199,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         # train the network and accumulate the curvature of its loss, unless cached
         trainer = replace(
             self._trainer(options),
+            # with several fits, Ctrl-C raises an error instead of keeping the weights
             is_part=samples.is_part,
             splits=None if cross_validation is None else cross_validation.splits,
         )
@@ -218,17 +220,18 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         else:  # the cache does not depend on all options
             trainer.check_trained(fit.network)
         fit = with_scaled_novelty(options, fit)
-        # tune the prior precision and the noise
+        # tune the prior precision and the noise, with a score of held-out samples; the
+        # user passed these, or the trainer split them off
         likelihood = fit.network.spec.likelihood
-        # of held-out samples, which the user passed or the trainer split off
         score = self._score(likelihood, is_given=samples.X_val is not None)
-        # the largest value, unless held-out samples choose another
+        # the largest value (they ascend), unless held-out samples choose another
         self.residual_steepness_ = steepnesses(likelihood)[-1]
-        tuner = None
+        tuner = None  # the tuner of the options
         if cross_validation is not None:
             tuner = self._grid_tuner(options, cross_validation, fit)
         posterior = tuned_posterior(options, fit, score, tuner)
         self._set_fitted(options, fit.network, posterior)
+        # warn if the network seems not to have learned
         loss = loss_per_target(fit.data_fit, fit.network, posterior)
         self._check_loss(loss, data)
         # learn from held-out samples what is far from the data, and the noise there
@@ -239,6 +242,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         held_out_outputs = []
         if residual is not None or self._models_noise:
             held_out_outputs = self._held_out_outputs(fit)
+        # the noise model learns from outputs with the final residual
         self._fit_noise(self._with_chosen_steepness(held_out_outputs, score))
         return self
 
@@ -249,12 +253,16 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
     def _scaled(self, options: LaplaceOptions) -> LaplaceOptions:
         """Return the options with the seed, and with the noise in units of the net."""
         noise = options.sigma_noise
-        if not isinstance(noise, str):
+        if not isinstance(noise, str):  # the name of a tuner has no unit
             noise = noise / self._targets.noise_unit
         return replace(options, sigma_noise=noise, seed=self._seed)
 
     def _fit_settings(self, options: LaplaceOptions) -> dict[str, Any]:
-        """Return settings that affect the `LaplaceFit`, for the key of the cache."""
+        """Return settings that affect the `LaplaceFit`, for the key of the cache.
+
+        A `LaplaceFit` is the trained network with its curvature, before any tuning. The
+        key also contains the trainer and the samples.
+        """
         settings = {
             "targets": (self._targets.likelihoods, self._targets.n_outputs),
             "likelihood": self._likelihood_settings(),
@@ -271,9 +279,9 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         network, or none.
         """
         if not fit.folds:
-            # a list with one entry or none
-            has_held_out = fit.network.held_out is not None
-            return [replace(self._outputs(), network=fit.network)] * has_held_out
+            # the network of the fit, unlike that of predictions, has held-out samples
+            whole_outputs = replace(self._outputs(), network=fit.network)
+            return [] if fit.network.held_out is None else [whole_outputs]
         outputs = []
         for fold in fit.folds:
             posterior = posterior_of_fold(self._options, fold, self.posterior_)
@@ -285,11 +293,13 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
     ) -> list[BatchedOutputs]:
         """Choose and set the steepness of the residual on held-out outputs.
 
+        The steepness is the exponent with which the extra variance of a residual grows
+        for unusual inputs.
         Return the outputs with this steepness, or unchanged if they have no residual.
         """
         if not any(isinstance(each.model, ResidualOutputs) for each in outputs):
             return outputs
-        values = steepnesses(self.posterior_.likelihood)
+        values = steepnesses(self.posterior_.likelihood)  # to choose from
         self.residual_steepness_ = chosen_steepness(outputs, score, values)
         return [with_steepness(each, self.residual_steepness_) for each in outputs]
 
@@ -307,7 +317,10 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         network: TrainedNetwork,
         posterior: GaussianPosterior,
     ) -> None:
-        """Set the fitted attributes that describe the posterior."""
+        """Set the fitted attributes that describe the posterior.
+
+        ``options`` are those of the fit, because users can change parameters later.
+        """
         self._options = options
         self.estimator_ = network.net
         # tuning can change the ratios of the likelihood's noise levels
@@ -320,7 +333,11 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         self.temperature_ = plain(posterior.hyperparameters.temperature)
 
     def _fit_summary(self) -> list[str]:
-        """Return the parts of the summary that describe the posterior."""
+        """Return the parts of the summary that describe the posterior.
+
+        Parts about a residual, a temperature or the evidence occur only if there is
+        something to report.
+        """
         posterior, options = self.posterior_, self._options
         subset = options.subset_of_weights
         names = subset if isinstance(subset, str) else ", ".join(subset)
@@ -360,12 +377,15 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:
-        """Return the options; raise an error for invalid values."""
+        """Return the options; raise an error for invalid values.
+
+        Their noise and seed are default values, which are replaced later.
+        """
         # the noise is a parameter of regressors only, and `_scaled` sets the seed
         set_later = {"sigma_noise", "seed"}
         names = [f.name for f in fields(LaplaceOptions) if f.name not in set_later]
         values = {name: getattr(self, name) for name in names}
-        self._check_parameters()
+        self._check_parameters()  # each parameter alone
         if self.estimator is None and self.likelihood is not None:
             raise ValueError(
                 f"likelihood={self.likelihood!r} needs a network trained with the "
@@ -403,7 +423,11 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         posterior: GaussianPosterior,
         novelty: Novelty | None,
     ) -> BatchedOutputs:
-        """Distribution of a network's outputs under a posterior, with any residual."""
+        """Distribution of a network's outputs under a posterior, with any residual.
+
+        A residual model wraps the model of ``pred_type``. ``novelty`` is that of the
+        network, or None without features.
+        """
         n_samples = int(self.n_samples)
         model = OUTPUT_MODELS[self.pred_type](n_samples, self._seed, posterior)
         residual = self._residual_of(novelty, posterior)
@@ -428,7 +452,8 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         """Return the residual for the given novelty and posterior, or None without one.
 
         The residual is extra variance for inputs far from the training data, as
-        measured by the novelty. In regression, it is in units of the posterior's noise.
+        measured by the novelty. In regression, it is in units of the posterior's noise,
+        one level per column.
         """
         # the parameter can change after fit
         variance = replace(self._options, residual=self.residual).residual_variance
@@ -461,7 +486,8 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
             data = self._new_data(X, y, sample_weight)
             samples = data.dataset(self.estimator_)
             network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
-            # novelty is measured at the trained weights, curvature at the mean
+            # novelty is measured at the trained weights, curvature at the mean, which
+            # differs from them after a refit
             novelty = novelty_with_samples(options, self._novelty, network)
             network = network_at_mean(self.posterior_, network, data)
             self.posterior_ = with_samples(options, self.posterior_, network)
@@ -591,6 +617,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
             self.posterior_, changes, self._options, self._targets
         )
         evidence = self._evidence(posterior)
+        # a tensor can need gradients of the evidence
         has_tensor = any(isinstance(value, Tensor) for value in changes.values())
         return evidence if has_tensor else float(evidence)
 
@@ -679,17 +706,19 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
                     raise ValueError("y is missing. Pass both X and y, or neither.")
                 data = self._new_data(X, y, sample_weight)
                 network = replace(network, held_out=data.dataset(self.estimator_))
-            # the user passes any held-out samples; fit can also split them off
+            # here, the user passes any held-out samples; fit can also split them off
             score = self._score(network.spec.likelihood, is_given=True)
             # the parameter can change after fit
             options = replace(self._options, residual=self.residual)
+            # errors refer to X by its name
             with progress.phase("tune"), nullcontext() if X is None else naming(X="X"):
                 posterior = retuned_posterior(
                     options, self.posterior_, network, score, tuned_names
                 )
             self._set_fitted(self._options, network, posterior)
             residual = self._residual_of(self._novelty, posterior)
-            # learn from the new samples what is far from the data
+            # learn from the new samples what is far from the data: the scale of the
+            # novelty, and then the steepness of the residual
             if network.held_out is not None and residual is not None:
                 novelty = held_out_novelty(options, network, self._novelty)
                 if self._novelty is not None and novelty is not None:
@@ -767,7 +796,7 @@ class BaseLaplace(LaplaceParameters, NetEstimator):
         if joint:
             rows, n_joint = without_groups(rows)
         with forward.frozen(), torch.enable_grad():
-            raw_outputs(self.estimator_, rows)  # raises for invalid inputs
+            raw_outputs(self.estimator_, rows)  # only raises for invalid inputs
             mean, cov = model.in_graph(forward, rows, n_joint)
             mean, cov = require_finite(mean, cov)
             # to units of y, in the graph

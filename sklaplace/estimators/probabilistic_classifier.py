@@ -70,7 +70,10 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
     def _check_loss(
         self, loss: float, data: TrainingData, rate: str = "the learning rate"
     ) -> None:
-        """Warn if the training loss (nats per label) is that of guessing."""
+        """Warn if the training loss (nats per label) is that of guessing.
+
+        ``rate`` names the learning rate in the message.
+        """
         if loss > self._targets.notable_loss(data):
             warn_user(
                 f"The network's training loss, {loss:.3g} nats per label, is no better "
@@ -93,7 +96,8 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         """Return a function's values for the Gaussians over class logits, (n·r, ...).
 
         There are r labels per sample. ``kind`` states whether the function requires
-        covariances, and centred logits.
+        covariances, and centred logits (without their mean). The likelihood converts
+        the moments of outputs to those of logits, batch by batch.
         """
         (values,) = self._outputs().map_gaussian(
             self._check_inputs(X),
@@ -129,7 +133,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         method = self.dirichlet_approx if method is None else method
         check_option("method", method, dirichlet.APPROXIMATIONS)
         approximation = dirichlet.APPROXIMATIONS[method]
-        # the approximation is a function, and has the settings that it requires
+        # passed twice: the object is a function, and states what the function requires
         alpha = self._map_logits(X, approximation, approximation)
         # a network with one logit has two columns, even if fit had a single class
         return alpha[:, : self._targets.n_classes]
@@ -137,7 +141,8 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
     def _entropies(self, X: Inputs, method: str) -> np.ndarray:
         """Return total, aleatoric and epistemic entropy of each label, (n·r, 3).
 
-        ``method`` is "mc", for draws, or an approximation by a Dirichlet distribution.
+        There are r labels per sample. ``method`` is "mc", for draws, or an
+        approximation by a Dirichlet distribution.
         """
         if method != "mc":
             entropies = dirichlet.uncertainty(self._concentrations(X, method))
@@ -150,8 +155,10 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         """Return the entropies of `_entropies`, estimated from draws of the logits."""
         outputs = self._outputs()
         outputs.model.check_variance()  # raises for a single draw
+        # Gaussian logits are drawn here; other models bring draws of the network
         if outputs.model.is_gaussian:
             function = partial(_sampled_entropies, self.n_samples, self._seed)
+            # draws require what the Monte Carlo link requires
             return self._map_logits(X, function, LINKS["mc"])
         of_batch = partial(_entropies_of_draws, self._likelihood)
         return outputs.map_draws(self._check_inputs(X), of_batch)[0]
@@ -163,9 +170,10 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
     def _conformity(self, model: Any, X: Inputs, y: Any) -> np.ndarray:
         """Return conformity scores (n, 1), which are larger for less likely labels.
 
-        The score of a label that the criterion ignores is NaN.
+        ``model`` is this estimator, or a clone that was fitted without a fold. The
+        score of a label that the criterion ignores is NaN.
         """
-        labels = self._check_samples(X, y, reset=False)[1]
+        _, labels = self._check_samples(X, y, reset=False)
         codes = self._targets.encode(labels).reshape(-1, 1).astype(np.intp)
         scores = self._class_scores(model, X)
         # codes of ignored labels are negative
@@ -278,7 +286,8 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         """
         check_is_fitted(self)
         is_single = self._targets.target_type.is_single
-        # this does not store the probabilities of all classes for all samples
+        # this does not store the probabilities of all classes for all samples, but
+        # applies no threshold, which only nets for two classes have
         if is_single and self._targets.n_classes > MANY_CLASSES:
             return self.predict_top_k(X, 1)[0][:, 0]  # labels (n, 1)
         proba = self.predict_proba(X)
@@ -337,7 +346,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
                 "predict_proba, whose columns are the labels."
             )
         k = min(k, self._targets.n_classes)
-        # pairs (n·r, k, 2) of a column and its probability
+        # pairs (n·r, k, 2) of a class index and its probability, both as floats
         largest = self._map_proba(X, partial(_largest, k))
         columns, proba = largest[..., 0].astype(np.intp), largest[..., 1]
         unflatten = target_type.unflatten
@@ -430,7 +439,8 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         seed = as_seed("random_state", random_state)
         draws = torch.as_tensor(outputs.sample(self._check_inputs(X), n_samples, seed))
         drawn = self._likelihood.probabilities(draws.mT)  # (n, s, K) or (n, s, r, K)
-        # target types expect one row per label, here for each sample and draw
+        # target types expect one row per label, here for each sample and draw: flatten
+        # both axes, convert to the format of the targets, and restore the axes
         proba = normalised(drawn.reshape(-1, drawn.shape[-1]), self._targets.n_classes)
         by_class = self._targets.target_type.probabilities(proba.numpy())
         by_draw = by_class.reshape(*drawn.shape[:2], *by_class.shape[1:])
@@ -747,7 +757,7 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
             models = conformal.models or [self]  # those of folds, if there are any
             scores = [self._class_scores(model, X) for model in models]
             is_member = conformal.members(scores, 1 - q)
-            # otherwise, a set could be empty
+            # add the top class: otherwise, a set could be empty
             top = self.predict_proba(X).argmax(axis=1)[:, None]
             np.put_along_axis(is_member, top, True, axis=1)
             return is_member
@@ -756,7 +766,10 @@ class ProbabilisticClassifier(ClassifierMixin, NetEstimator):
         return self._targets.target_type.unflatten(is_member)
 
     def __sklearn_tags__(self) -> Any:
-        """Return scikit-learn's tags of classifiers, with those of the criterion."""
+        """Return scikit-learn's tags of classifiers, with those of the criterion.
+
+        Likelihoods without the attribute ``multi_target`` support several labels.
+        """
         tags = super().__sklearn_tags__()
         likelihood = self.likelihood or likelihood_of(inner_net(self.estimator))
         multi_target = getattr(likelihood, "multi_target", "multilabel")
@@ -815,7 +828,8 @@ def _largest(k: int, proba: Tensor) -> Tensor:
     """Return the columns and values of the k largest entries of each row, (b, k, 2).
 
     The entries are sorted in descending order, and tied entries by column. The order of
-    ties in ``topk`` is not defined, so it yields only the k-th largest value.
+    ties in ``topk`` is not defined, so it yields only the k-th largest value. NumPy
+    then sorts the candidates, which have at least this value.
     """
     values = np.ascontiguousarray(proba.cpu().numpy())
     lowest = torch.from_numpy(values).topk(k, -1).values[:, -1].numpy()

@@ -104,9 +104,12 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
     def _set_noise(self, sigma: Any) -> None:
         """Set ``sigma_noise_`` from the noise in the likelihood's units.
 
-        Undo any recalibration, which refers to the earlier noise.
+        The noise is one number or one level per column. ``sigma_noise_`` is in units of
+        ``y``, and 1.0 without noise. Undo any recalibration, which refers to the
+        earlier noise.
         """
         likelihood = self._likelihood
+        # ratios between the noise levels of columns, if the likelihood has any
         relative = getattr(likelihood, "relative", None)
         self.sigma_noise_: Any = 1.0
         if likelihood.has_noise:
@@ -117,6 +120,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
     def _latent(self, X: Inputs, *, is_checked: bool = False) -> LatentTargets:
         """Return the moments of the noise-free outputs, and the noise.
 
+        A noise model adds quantiles, which describe the distribution of each target.
         If ``is_checked``, the inputs are already in the network's format.
         """
         X, outputs = X if is_checked else self._check_inputs(X), self._outputs()
@@ -142,7 +146,8 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
 
         The values are quantiles or draws of a normal distribution with the moments of
         ``latent_targets``. A noise model converts them to its own distribution. The
-        factors from `recalibrate` then scale the deviations from the mean.
+        factors from `recalibrate` then scale the deviations from the mean. There are s
+        values for each of n samples and c columns.
         """
         if self._is_normal:
             return values
@@ -150,13 +155,18 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         center, std = mean[..., None], np.sqrt(variance)[..., None]
         deviations = values - center
         if self._noise_model is not None:
+            # normal scores become quantiles of the model, in standard deviations
             deviations = std * self._noise_model.standardised(
                 latent_targets.quantiles, deviations / std
             )
         return center + deviations * self.sigma_scaling_[:, None]
 
     def _at_scores(self, X: Inputs, scores: np.ndarray) -> np.ndarray:
-        """Return the target values (n, c, s) at the given normal scores (c or 1, s)."""
+        """Return the target values (n, c, s) at the given normal scores (c or 1, s).
+
+        A normal score is the number of standard deviations from the mean of a normal
+        distribution. `_reshaped` converts it for other distributions.
+        """
         latent_targets = self._latent(X)
         mean, variance = self._moments(latent_targets)
         values = mean[..., None] + np.sqrt(variance)[..., None] * scores
@@ -167,11 +177,14 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         return np.abs(model._normal_scores(X, y))
 
     def _normal_scores(self, X: Inputs, y: Any) -> np.ndarray:
-        """Return the normal scores (n, c) of targets in the predictive distribution."""
+        """Return the normal scores (n, c) of targets in the predictive distribution.
+
+        A score is the normal quantile at the distribution function of the target.
+        """
         data = self._new_data(X, y, None)
         latent_targets = self._latent(data.X, is_checked=True)
         mean, variance = self._moments(latent_targets)
-        # the inverse of `_reshaped`
+        # the inverse of `_reshaped`; all values are in the network's units
         scores = (data.y.reshape(mean.shape) - mean) / np.sqrt(variance)
         scores = scores / self.sigma_scaling_
         if self._noise_model is not None:
@@ -191,7 +204,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         return scaling.restored(mean), variance
 
     def _log_proba_of(self, X: Inputs, y: np.ndarray) -> np.ndarray:
-        """Return the log-density of each sample's targets, (n,)."""
+        """Return the log-density of each sample's targets in units of ``y``, (n,)."""
         latent_targets = self._latent(X)
         targets = y.reshape(len(latent_targets.mean), -1).astype(np.float64)
         targets = self._targets.scaling.normalized(targets)
@@ -201,7 +214,8 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
             torch.as_tensor(targets),
             torch.as_tensor(np.asarray(latent_targets.noise)),
         )
-        # the density of y is that of normalised targets, divided by their unit
+        # the density of y is that of normalised targets, divided by the product of the
+        # units of all columns; `noise_unit` is their geometric mean
         log_unit = targets.shape[1] * np.log(self._targets.noise_unit)
         return np.asarray(densities.numpy() - log_unit)
 
@@ -271,7 +285,8 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
         if len(data.y) < 2:
             raise ValueError("1 row is too few to recalibrate. Pass 100 or more.")
         mean, variance = self._moments(self._latent(data.X, is_checked=True))
-        squares = (data.y - mean) ** 2 / variance  # without an earlier factor
+        # the variance is without the factor of an earlier call
+        squares = (data.y - mean) ** 2 / variance
         scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
         if not (scaling > 0).all():
             raise ValueError(
@@ -394,9 +409,11 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
             scaling = self._targets.scaling
             mean = self._targets.drop_axis(scaling.restored(mean))
             cov = scaling.restored_variance(cov * self.sigma_scaling_**2)
+            # (n, n) for targets (n,), otherwise (n, n, n_outputs)
             return mean, cov[..., 0] if self._targets.ndim == 1 else cov
         if not return_std:  # no noise model is needed, because it keeps the means
             mean, variance = self._outputs().latent(self._check_inputs(X))
+            # the outputs' mean need not be that of the targets, such as of counts
             mean, _ = self._likelihood.moments(mean, variance, self._noise)
             return self._targets.drop_axis(self._targets.scaling.restored(mean))
         moments = self._mean_and_variance(X)
@@ -536,6 +553,7 @@ class ProbabilisticRegressor(RegressorMixin, NetEstimator):
             values = self._targets.drop_axis(conformal.interval(ends, levels))
             return values if np.ndim(coverage) else values[..., 0]
         tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])  # (2, n_levels)
+        # levels whose upper tail is rounded to one; the first raises the error
         for level in levels[tails[1] == 1].tolist():
             raise ValueError(
                 f"coverage={level!r} is so close to 1 that the interval is infinite. "

@@ -32,6 +32,7 @@ from sklaplace.posterior.tuning import Tuner
 from sklaplace.posterior.tuning.grid import score_grid
 from sklaplace.posterior.tuning.problem import TuningProblem
 
+# Prior precisions that are tried by default.
 GRID = np.logspace(-3, 3, 20)
 
 
@@ -122,7 +123,9 @@ class PriorSearch:
     def _fit(self: Any, samples: Samples) -> Any:
         """Fit without held-out samples, which the cross-validation selects.
 
-        The networks of the folds are trained, too, so Ctrl-C raises an error.
+        Unlike in other estimators, ``fit`` has no arguments for such samples, so they
+        arrive in ``fit_params``. The networks of the folds are trained, too, so Ctrl-C
+        raises an error (``is_part``).
         """
         held_out = {"X_val", "y_val", "groups_val"} & set(samples.fit_params)
         if held_out:
@@ -135,6 +138,7 @@ class PriorSearch:
 
     def _cross_validation(self: Any, samples: Samples) -> CrossValidation:
         """Return the cross-validation that chooses the prior precision."""
+        # a sampler chooses rows by position, and positions in folds differ
         check_sampler(self.estimator)
         return CrossValidation.of(
             samples, self._targets, cv=self.cv, scoring=self.scoring, owner=self
@@ -153,8 +157,9 @@ class PriorSearch:
     ) -> Tuner:
         """Return the tuner that scores the grid on the folds and returns the best.
 
-        The tuner is a function of a `TuningProblem`. It also sets the attributes with
-        the results of the search.
+        The tuner is a function of a `TuningProblem` (posteriors and held-out samples of
+        all folds). It also sets the attributes with the results of the search. The grid
+        has one point per prior precision.
         """
         precisions = self.prior_precisions
         grid = [float(value) for value in (GRID if precisions is None else precisions)]
@@ -169,11 +174,12 @@ class PriorSearch:
             """Return the score of a fold's network under a posterior."""
             network, novelty = fit.folds[fold].network, fit.folds[fold].novelty
             model = self._under(options, network, posterior)
-            model._novelty = novelty
+            model._novelty = novelty  # measured without the fold
             return score_of(scorer, model, validation.scored(fold))
 
         def tuner(problem: TuningProblem) -> GaussianPosterior:
             """Set the results of the search; return the posterior of the best point."""
+            # without a scorer, None selects the mean log-likelihood as the score
             points = score_grid(problem, grid, scorer and fold_score)
             params = [{"prior_precision": value} for value in grid]
             if problem.free_noise:  # each prior precision has its own best noise
@@ -185,12 +191,14 @@ class PriorSearch:
                 unit = self._targets.noise_unit
                 scores -= self._targets.n_outputs * np.log(unit)
             results = cv_results(params, scores)
+            # the first of the best points, because the best rank is 1
             index = int(results["rank_test_score"].argmin())
             self.n_splits_, self.cv_results_ = len(fit.folds), results
             self.best_index_ = index
             self.best_score_ = float(results["mean_test_score"][index])
             best = points[index]
-            if best.is_refitted:  # so far, only the weights of the folds are
+            # so far, only the weights of the folds' networks are refitted
+            if best.is_refitted:
                 return problem.model.refit(best.posterior)
             return best.posterior
 
@@ -215,6 +223,7 @@ class PriorSearch:
         """
         # ``clone`` would drop fitted attributes, such as the encoding of y
         model: Any = object.__new__(type(self))
+        # scorers call the copy many times, so it reports nothing and starts no workers
         vars(model).update(vars(self), n_jobs=None, verbose=0)
         model._set_fitted(options, network, posterior)
         model.prior_precision = model.prior_precision_
