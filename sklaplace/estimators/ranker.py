@@ -119,6 +119,7 @@ class BradleyTerry(nn.Module):
         >>> module(torch.tensor([[[1.0], [3.0]]]))  # 3 - 1
         tensor([[2.]])
         """
+        # several arguments: an entry of the samples that is called X
         if named and X is not None:
             named["X"] = X
         samples = named or X
@@ -131,10 +132,15 @@ class BradleyTerry(nn.Module):
             )
         # one call per item, so that layers see one position per item
         scores = [self._score(_item(samples, k)) for k in range(max(sizes))]
+        # the sign: a positive logit means that the second item is preferred
         return scores[-1] - scores[0] if len(scores) == 2 else scores[0]
 
     def _score(self, item: Any) -> Tensor:
-        """Return the scores (b, 1) of one item per pair."""
+        """Return the scores (b, 1) of one item per pair.
+
+        ``item`` is a tensor (b, ...), or a dict of tensors, which are named arguments
+        of the scorer. Of several outputs, the first is the score.
+        """
         is_named = isinstance(item, dict)
         score = first_tensor(self.scorer(**item) if is_named else self.scorer(item))
         if score.numel() != len(next(leaves(item))):
@@ -211,7 +217,8 @@ class PairTargets(ClassTargets):
         scales of the inputs and the strength of the penalty.
         """
         items = require_array(data.X).reshape(2 * len(data.y), -1)
-        # for the first and the second item; y is one if the second was preferred
+        # one row per item, in the order of ``items``: the first and the second item of
+        # the first pair, and so on; y is one if the second was preferred
         preferred = np.stack([1 - data.y, data.y], 1).reshape(-1, 1)
         w = None if data.sample_weight is None else np.repeat(data.sample_weight, 2)
         return penalised_classifier(
@@ -227,7 +234,11 @@ class PairTrainer(LaplaceTrainer):
     """Trainer of networks whose logit is a difference of two scores."""
 
     def infer_spec(self, net: NeuralNet, dataset: Any, **options: Any) -> NetworkSpec:
-        """Return the specification; raise an error if the logit is not a difference."""
+        """Return the specification; raise an error if the logit is not a difference.
+
+        `_check_difference` compares the logits of a few pairs with scores of their
+        items.
+        """
         spec = super().infer_spec(net, dataset, **options)
         forward = as_forward(net, spec)
         with forward.frozen():
@@ -321,7 +332,7 @@ class LaplaceRanker(LaplaceClassifier):
     def _check_options(self) -> LaplaceOptions:
         """Return the options; raise an error for options that pairs do not support."""
         options = super()._check_options()
-        self._check_settings()
+        self._check_settings()  # also before training, not only in predictions
         if options.structure_params.get("weight_sharing") == "reduce":
             raise ValueError(
                 "structure_params={'weight_sharing': 'reduce'} adds the gradients of "
@@ -347,7 +358,7 @@ class LaplaceRanker(LaplaceClassifier):
         self, X: Inputs, y: ArrayLike, *, reset: bool
     ) -> tuple[Any, Any]:
         """Return validated pairs and labels; all items must have the same shape."""
-        _check_pairs(X)
+        _check_pairs(X)  # before other messages, which do not mention pairs
         pairs, y = super()._check_samples(X, y, reset=reset)
         if reset:  # a dataset or dict does not show its items
             self._item_shape = None if is_opaque(pairs) else pairs.shape[2:]
@@ -366,6 +377,7 @@ class LaplaceRanker(LaplaceClassifier):
 
         ``pairs`` has shape (n, 2, ...), or (n, 1, ...) for single items.
         """
+        # the items of a dataset or dict are unknown, in fit or here
         if self._item_shape is None or is_opaque(pairs):
             return
         if pairs.shape[2:] != self._item_shape:
@@ -448,9 +460,11 @@ class LaplaceRanker(LaplaceClassifier):
         check_arrays(items=items)
         if isinstance(items, Mapping):
             items = as_given(items, self._input_type.dtype)
-            # the parent's check, because this class accepts only pairs
+            # the parent's check, because the check of this class accepts only pairs;
+            # an axis of length one marks single items
             return super()._check_inputs(mapped(lambda leaf: leaf[:, None], items))
-        # `inputs` below checks that the cast numbers are finite
+        # no check of axes or finite numbers here: items can have any axes, and `inputs`
+        # below checks the numbers after casting them
         options: dict[str, Any] = {"ensure_2d": False, "ensure_all_finite": False}
         array = check_array(detached(items), dtype=None, allow_nd=True, **options)
         single_items = array[:, None]
@@ -460,6 +474,7 @@ class LaplaceRanker(LaplaceClassifier):
     def __sklearn_tags__(self) -> Any:
         """Return scikit-learn's tags of a classifier with two classes."""
         tags = super().__sklearn_tags__()
+        # the items are an axis of X, which sparse matrices lack
         tags.classifier_tags.multi_label = False
         tags.input_tags.sparse = False
         tags.classifier_tags.multi_class = False
@@ -467,7 +482,10 @@ class LaplaceRanker(LaplaceClassifier):
 
 
 def _check_pairs(X: Inputs) -> None:
-    """Raise ValueError if arrays do not contain pairs."""
+    """Raise ValueError if arrays do not contain pairs, which need a second axis of two.
+
+    ``X`` is an array, a list, a dict of arrays, or a dataset.
+    """
     if is_opaque(X) and not isinstance(X, Mapping):  # a dataset: its shape is unknown
         return
     arrays = as_array(X, "X") if isinstance(X, list | tuple) else X
@@ -484,6 +502,7 @@ def _check_difference(net: NeuralNet, forward: Forward, x: Batch) -> None:
 
     The network is applied to single items of a batch ``x`` of pairs, and to the pairs.
     Differences within rounding errors are accepted, and so are batches of other types.
+    ``net`` only raises errors here; ``forward`` is its function in evaluation mode.
     """
     if not all(isinstance(leaf, Tensor) for leaf in leaves(x)) or _n_items(x) != {2}:
         return
@@ -495,12 +514,14 @@ def _check_difference(net: NeuralNet, forward: Forward, x: Batch) -> None:
     singles = [mapped(itemgetter((slice(None), [k])), x) for k in (0, 1)]
     try:
         for item in singles:
-            raw_outputs(net, item)
+            raw_outputs(net, item)  # only raises if the network rejects single items
     except ValueError as error:
         raise ValueError(message.format("accepts only pairs")) from error
     with torch.no_grad():
         first, second, logit = (forward(rows).double() for rows in (*singles, x))
     deviation = (logit - (second - first)).abs()
+    # rounding errors are proportional to the size of the numbers; 1e-6 accepts
+    # deviations of numbers that are almost zero
     size = first.abs() + second.abs() + logit.abs()
     # logits computed from probabilities are inaccurate if large
     is_compared = size < (_COARSE if forward.output_map == "logit" else torch.inf)

@@ -257,6 +257,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
                 f"sigma_noise={self.sigma_noise!r} cannot be tuned with prior. Use a "
                 "number or an array, such as sigma_noise_ of an earlier model."
             )
+        # a hyperparameter that is a name is tuned by the method of this name
         values = self.prior_precision, options.sigma_noise
         names = {value for value in values if isinstance(value, str)} - {"auto"}
         # a prior by evidence and noise on held-out rows are the only mixed choice
@@ -280,7 +281,10 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         return options
 
     def _resolved_noise(self) -> Any:
-        """Return the noise level, the name of its tuner, or 1.0 without noise."""
+        """Return the noise level, the name of its tuner, or 1.0 without noise.
+
+        The level of several columns is the geometric mean of their levels.
+        """
         # several levels: their ratios are part of the likelihood; see `adapt`
         if np.ndim(self.sigma_noise):
             return geometric_mean(np.asarray(self.sigma_noise, dtype=float))
@@ -289,13 +293,15 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         # without noise, do not tune and hold out no samples
         if not has_noise(self.likelihood, inner_net(self.estimator)):
             return 1.0
+        # "homoscedastic" only switches off the noise model, not the tuning
         return "auto" if self.sigma_noise == "homoscedastic" else self.sigma_noise
 
     def _likelihood_settings(self) -> Any:
         """Return the likelihood settings, including those of several target columns.
 
         These are the given likelihood, the given ratios of the noise levels, and
-        whether the ratios are tuned. The cache distinguishes fits by these settings.
+        whether the ratios are tuned. The cache distinguishes fits by these settings. A
+        Gaussian serves to compute the ratios, because no other likelihood has them.
         """
         adapted = self._targets.adapt(Gaussian())
         # tuned noise levels of several columns have fixed proportions
@@ -307,7 +313,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     ) -> HeldOutScore:
         """Return the negative log-density of held-out targets as the score.
 
-        A density without noise ignores the argument ``noise``.
+        A density without noise ignores the argument ``noise``. ``is_given`` states that
+        the user passed the samples.
         """
         score = super()._score(likelihood, is_given=is_given)
         if likelihood.has_noise:  # the default score includes the noise
@@ -331,7 +338,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     def _fit_noise(self, outputs: list[BatchedOutputs]) -> None:
         """Fit the noise model to residuals of held-out samples, if there are any.
 
-        Without a model, the noise is constant.
+        Without a model, the noise is constant. ``outputs`` are those of the networks
+        that have held-out samples.
         """
         self._noise_model = None
         if outputs and self._models_noise and isinstance(self._likelihood, Gaussian):
@@ -394,7 +402,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
             hint = "Pass a number such as 0.9, or None."
             interval = self._interval(check_fraction("coverage", coverage, hint))
         zero = torch.zeros(1, self.network_spec_.n_outputs, dtype=torch.float64)
-        # outputs 0 and 1 in units of y are the shift, and the sum of shift and factor
+        # the affine map to units of y: outputs 0 and 1 become the shift, and the sum of
+        # shift and factor; `_in_units` returns (means, variances) of one sample here
         shift, both = (self._in_units(zero + n, zero)[0][0] for n in (0, 1))
         result = Numbers(shift, both - shift, interval, self._targets.ndim > 1)
         return PredictiveModule.of(
@@ -412,7 +421,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
                 f"Intervals of {type(self._likelihood).__name__} have no closed form. "
                 "Use a Gaussian likelihood, or to_module(coverage=None)."
             )
-        scores = norm.ppf([(1 - coverage) / 2, (1 + coverage) / 2])
+        scores = norm.ppf([(1 - coverage) / 2, (1 + coverage) / 2])  # of both ends
         # numbers become tensors, and then buffers of the module
         as_tensor = partial(torch.tensor, dtype=torch.float64)
         model = mapped_tensors(as_tensor, self._noise_model, float)
@@ -421,6 +430,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
             torch.from_numpy(scores),
             torch.from_numpy(self.sigma_scaling_).double(),
             model,
+            # the model's quantiles at the ends, computed once
             [column.at(scores) for column in model.columns] if model else [],
         )
 

@@ -129,7 +129,9 @@ class BaseSampling(NetEstimator):
     def _fit(self, samples: Samples) -> Any:
         """Fit to samples as passed by the user, and return the estimator.
 
-        Warn if the trained network has the training loss of an untrained one.
+        The trainer trains the network, and holds out samples if the noise is estimated
+        from them. `_set_fitted` then adds what the subclass predicts with, and the
+        noise. Warn if the trained network has the training loss of an untrained one.
         """
         self._check_options()
         # without a prior, only ratios of the weights matter
@@ -155,7 +157,7 @@ class BaseSampling(NetEstimator):
 
         The loss is that of the plain network, without a distribution over weights.
         """
-        # one draw; the seed is not used
+        # one draw with the seed 0, which is not used: the outputs are fixed
         at_weights = BatchedOutputs(network, PointOutputs(1, 0), self.batch_size)
         loss, n_targets = 0.0, 0.0
         # losses (b, c, 1 draw), weights (b,), and a number
@@ -165,7 +167,10 @@ class BaseSampling(NetEstimator):
         return loss / n_targets
 
     def _fit_summary(self) -> list[str]:
-        """Return the parts of the summary that describe the training."""
+        """Return the parts of the summary that describe the training.
+
+        Only some subclasses set ``estimators_`` (ensembles) or ``posterior_``.
+        """
         n, phrases = self.n_iter_, []
         if hasattr(self, "estimators_"):  # an ensemble
             phrases.append(f"{len(self.estimators_)} networks")
@@ -180,7 +185,8 @@ class BaseSampling(NetEstimator):
         """Raise an error for invalid values."""
         self._check_parameters()
         if is_regressor(self):
-            # a variance needs at least two draws; ensembles have no such parameter
+            # a variance needs at least two draws; ensembles have no such parameter, and
+            # pass with the value 2
             check_count("n_samples", getattr(self, "n_samples", 2), 2)
             check_normalize_y(self.normalize_y, is_frozen(self.estimator))
 
@@ -209,7 +215,8 @@ class BaseSampling(NetEstimator):
         if not network.spec.likelihood.has_noise:
             return 1.0
         if not isinstance(self.sigma_noise, str):
-            # the likelihood has the ratios between the levels of columns
+            # the likelihood has the ratios between the levels of columns; divide by the
+            # unit of the targets
             return geometric_mean(self.sigma_noise) / self._targets.noise_unit
         dataset = network.train if network.held_out is None else network.held_out
         with progress.phase("tune"):

@@ -76,7 +76,8 @@ class SWAGTrainer(Trainer):
     def _random_weights(self, net: NeuralNet) -> Layout:
         """Return the layout of the random weights; raise an error if unsupported.
 
-        The deviations and the draws of all these weights must fit into memory.
+        The deviations and the draws of all these weights must fit into memory. The
+        deviations of the last iterates from the mean give the covariances.
         """
         refuse_callbacks(net, PriorCallback)
         module = as_forward(net).module
@@ -104,7 +105,8 @@ class SWAGTrainer(Trainer):
     def _collect(self, trained: TrainedNetwork) -> SWAGPosterior:
         """Run the descent and return the Gaussian of its iterates.
 
-        Raise ValueError if the descent diverges.
+        The moments are the running mean and variance of the weights, and the last
+        deviations from the mean. Raise ValueError if the descent diverges.
         """
         layout = self._random_weights(trained.net)
         with progress.phase("snapshots"):

@@ -65,7 +65,10 @@ class BaseVariational(BaseSampling):
         return PosteriorFamily(self.posterior, self.bound, self.posterior_params)
 
     def _weight_prior(self) -> WeightPrior:
-        """Return the prior with its options; raise an error for invalid options."""
+        """Return the prior with its options; raise an error for invalid options.
+
+        A prior is a dataclass, and its fields are its options.
+        """
         kind, params = PRIORS[self.prior], self.prior_params
         names = {field.name for field in fields(kind)}
         # options of several priors, which are parameters of the estimator
@@ -123,7 +126,7 @@ class BaseVariational(BaseSampling):
         outputs = BatchedOutputs(network, model, self.batch_size)
         # use the objective's noise: ``sigma_noise_`` can be close to zero if draws vary
         likelihood = network.spec.likelihood
-        nll, n_targets = 0.0, 0.0
+        nll, n_targets = 0.0, 0.0  # negative log-likelihood; targets times weights
         # losses (b, c, s), weights (b,), and the number of targets per sample
         for losses, w, n in outputs.losses_of(network.train):
             nll += float(w @ nats(likelihood, losses, trainer.noise, n).mean(-1))
@@ -132,6 +135,7 @@ class BaseVariational(BaseSampling):
         log_unit = math.log(self._targets.noise_unit)
         self.elbo_ = -nll - self.kl_ - log_unit * n_targets
         if is_frozen(self.estimator) and network.held_out is not None:
+            # without a frozen net, training did not start from trained weights
             self._compare(network, outputs, trainer.noise)
 
     def _compare(
@@ -140,9 +144,10 @@ class BaseVariational(BaseSampling):
         """Warn if held-out samples are predicted worse than by the initial network.
 
         ``sigma`` is the noise for the posterior. The increase of the loss must be both
-        notable and significant.
+        notable and significant (more than two standard errors).
         """
         initial = TrainedNetwork(copied(inner_net(self.estimator)), network.spec)
+        # a single draw; the seed 0 is not used
         initial_outputs = BatchedOutputs(initial, PointOutputs(1, 0), self.batch_size)
         # if the noise was fitted for the posterior, fit the noise for the network too
         noise = None if self._given_noise is None else sigma
@@ -165,15 +170,17 @@ def _held_out_nll(outputs: BatchedOutputs, dataset: Any, sigma: Any) -> np.ndarr
     If ``sigma`` is None, the noise is estimated from the residuals.
     """
     likelihood = outputs.network.spec.likelihood
-    # the number of targets per sample is the same in all batches
+    # losses, weights (not used), and the number of targets per sample, which is the
+    # same in all batches
     batches, _, (n_targets, *_) = zip(*outputs.losses_of(dataset), strict=True)
     losses = torch.cat(batches)  # (n, c, s)
     if sigma is None:
-        tiny = torch.finfo(torch.float32).tiny
+        tiny = torch.finfo(torch.float32).tiny  # avoids the logarithm of zero
         mean = losses.mean((0, 2))
         # a loss is half the sum of squares of n_targets / c residuals
         sigma = (2 * mean * len(mean) / n_targets).clamp(min=tiny).sqrt()
     nll = nats(likelihood, losses, sigma, n_targets)
+    # minus the log of the mean likelihood over the s draws
     averaged = math.log(nll.shape[1]) - (-nll).logsumexp(1)
     return np.asarray(averaged.cpu().numpy())
 
