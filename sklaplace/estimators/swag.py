@@ -63,6 +63,7 @@ class SWAGTrainer(Trainer):
         trained = super().train(data)
         self.posterior = self._collect(trained)
         module = as_forward(trained.net).module
+        # in place, so ``trained`` changes
         self.posterior.layout.write(self.posterior.mean, module)
         return trained
 
@@ -77,7 +78,8 @@ class SWAGTrainer(Trainer):
         """Return the layout of the random weights; raise an error if unsupported.
 
         The deviations and the draws of all these weights must fit into memory. The
-        deviations of the last iterates from the mean give the covariances.
+        deviations are differences of the last iterates from the running mean, and give
+        the covariances.
         """
         refuse_callbacks(net, PriorCallback)
         module = as_forward(net).module
@@ -105,8 +107,9 @@ class SWAGTrainer(Trainer):
     def _collect(self, trained: TrainedNetwork) -> SWAGPosterior:
         """Run the descent and return the Gaussian of its iterates.
 
-        The moments are the running mean and variance of the weights, and the last
-        deviations from the mean. Raise ValueError if the descent diverges.
+        The moments are the mean and variance of the weights over the snapshots, and
+        differences of the last snapshots from the running mean. Raise ValueError if the
+        descent diverges.
         """
         layout = self._random_weights(trained.net)
         with progress.phase("snapshots"):

@@ -68,7 +68,12 @@ class Finite(Interval):
         self.shown, self.ndims = shown, ndims
 
     def is_satisfied_by(self, val: object) -> bool:
-        """Return whether a value has an allowed shape and only allowed numbers."""
+        """Return whether a value has an allowed shape and only allowed numbers.
+
+        ``left`` is an exclusive lower bound or None, and ``ndims`` contains the allowed
+        numbers of axes. An array with one entry is accepted in place of a number.
+        """
+        # NumPy would convert these to numbers
         if val is None or isinstance(val, str | bool):
             return False
         try:

@@ -49,6 +49,7 @@ def check_net(estimator: Any, example: str) -> None:
         raise TypeError(f"The frozen estimator is a torch module. {freezing}")
     if not isinstance(net, NeuralNet):
         kind = net if isinstance(net, type) else type(net)  # users pass classes, too
+        # how to name what was passed, and the module in the example
         given = f"the class {kind.__name__}" if kind is net else kind.__name__
         module = kind.__name__ if issubclass(kind, nn.Module) else "Module"
         raise TypeError(

@@ -92,8 +92,13 @@ class LaplaceOptions(LaplaceParameters):
         return options
 
     def check_structure(self) -> None:
-        """Raise an error if structure and curvature are invalid or incompatible."""
-        accumulator, structure = STRUCTURES[self.hessian_structure]  # two classes
+        """Raise an error if structure and curvature are invalid or incompatible.
+
+        A name of a structure stands for two classes: the accumulator sums the curvature
+        over batches, and the structure is its decomposition. Each ``checks`` has a
+        function for the value of each option.
+        """
+        accumulator, structure = STRUCTURES[self.hessian_structure]
         params, curvature = self.structure_params, CURVATURES[self.curvature]
         owner = f"hessian_structure={self.hessian_structure!r}"
         check_params("structure_params", params, accumulator.checks, owner)
@@ -118,7 +123,8 @@ class LaplaceOptions(LaplaceParameters):
         """Raise an error if parameters conflict with an earlier posterior or matrix.
 
         ``prior`` is one of both. ``defaults`` contains the default values of the
-        parameters that it replaces.
+        parameters that it replaces. These must be unchanged, so that users see which
+        value counts.
         """
         earlier = self.prior if isinstance(self.prior, GaussianPosterior) else None
         kind_of_prior = "an earlier posterior" if earlier else "a matrix"
@@ -157,6 +163,7 @@ class LaplaceOptions(LaplaceParameters):
                 f"structure {earlier.structure.name!r}. Use one of {listed(additive)} "
                 "for all tasks."
             )
+        # the posterior or matrix is about fixed weights
         if self.selects_weights:
             raise ValueError(
                 "subset_of_weights='subnetwork' may select other weights than prior's. "
@@ -187,10 +194,13 @@ class LaplaceOptions(LaplaceParameters):
 
     @property
     def tuner(self) -> str | None:
-        """Name of the tuner, or None. An explicit name overrides ``'auto'``."""
+        """Name of the tuner, or None. An explicit name overrides ``'auto'``.
+
+        Either hyperparameter can name the tuner. With ``prior``, nothing is tuned.
+        """
         values = [self.prior_precision, self.sigma_noise]
         names = [v for v in values if isinstance(v, str) and self.prior is None]
-        # False sorts before True
+        # False sorts before True, so explicit names come first
         return min(names, key=lambda name: name == "auto", default=None)
 
     @property
@@ -220,7 +230,8 @@ class LaplaceOptions(LaplaceParameters):
         """Whether held-out samples are used if the net or the user provides them.
 
         Without tuning, they choose between the trained and the refitted last layer, and
-        the steepness of the residual. With the evidence, they show whether it harms.
+        the steepness of the residual (how fast this extra variance grows far from the
+        data). With the evidence, they show whether maximising it harms predictions.
         """
         chooses_refit = self.refine == "auto" and self.prior is None
         has_residual = self.residual_variance > 0
@@ -247,7 +258,10 @@ class LaplaceOptions(LaplaceParameters):
     def refits(self, spec: NetworkSpec, n_samples: int) -> bool:
         """Return whether the last layer may be refitted on ``n_samples`` samples.
 
-        Unless ``refine`` is True, the refit must fit into a fixed amount of memory.
+        A refit needs ``head_map``, the derivative of the network's outputs with respect
+        to those of the last layer. It is None unless all samples share it and the loss
+        is convex. Unless ``refine`` is True, the refit must fit into a fixed amount of
+        memory.
         """
         if spec.head_map is None or not self.may_refit:
             return False
@@ -275,7 +289,12 @@ class LaplaceOptions(LaplaceParameters):
         *,
         with_covariance: bool = False,
     ) -> Batches:
-        """Return batches of a dataset for the passes of a fit."""
+        """Return batches of a dataset for the passes of a fit.
+
+        Without a given ``batch_size``, the memory per sample determines the size:
+        ``row_elements`` numbers of the structure and, ``with_covariance``, a covariance
+        of the outputs.
+        """
         return network.batches(
             dataset,
             self.batch_size,
@@ -298,10 +317,12 @@ class LaplaceOptions(LaplaceParameters):
         # an exact Hessian or a prior matrix is such a matrix
         is_dense = self.is_exact or not isinstance(self.prior, GaussianPosterior | None)
         n_rows = None if is_dense else n * spec.n_outputs
+        # each sample has one Jacobian row per output
         sizes = {"n_columns": spec.n_outputs, **self.structure_params}
         accumulator, _ = STRUCTURES[name]
         needed = accumulator.n_bytes(spec.layout, n_rows, **sizes)
         subject = f"hessian_structure={name!r} over {p:,} parameters"
+        # eight bytes per float64 number
         require_bytes(needed + 8 * WEIGHT_COPIES * p, device, subject, advice)
 
     def curvature_settings(self) -> dict[str, Any]:
@@ -324,7 +345,8 @@ def sibling(name: str, is_classifier: bool) -> str:
 def check_likelihood(given: Any, is_classification: bool, other: str) -> None:
     """Raise an error for the wrong class of likelihood, or noise that is not normal.
 
-    ``other`` is the name of the estimator for the other kind of targets.
+    ``given`` is the parameter of the estimator; None stands for the likelihood of the
+    criterion. ``other`` is the name of the estimator for the other kind of targets.
     """
     base = ClassificationLikelihood if is_classification else RegressionLikelihood
     if given is not None and not isinstance(given, base):
@@ -341,8 +363,13 @@ def check_likelihood(given: Any, is_classification: bool, other: str) -> None:
 
 
 def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
-    """Raise an error for list entries that are not names, or for invalid options."""
+    """Raise an error for list entries that are not names, or for invalid options.
+
+    ``params`` are the options of a subset, which depend on its name. Each criterion
+    ``by`` that selects a subnetwork adds options of its own.
+    """
     if not isinstance(subset, str):
+        # an empty list would select nothing
         if not subset or not all(isinstance(name, str) for name in subset):
             raise ValueError(
                 f"subset_of_weights={subset!r} is not a list of names. Use names of "
@@ -352,7 +379,7 @@ def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
         check_params("subset_params", params, {}, "a list of names")  # accepts none
         return
     owner, checks = f"subset_of_weights={subset!r}", SUBSET_CHECKS.get(subset, {})
-    if "by" in checks:  # the criterion of a subnetwork has options of its own
+    if "by" in checks:  # only a subnetwork has a criterion
         by = params.get("by", CRITERION)
         check_option("subset_params['by']", by, SCORES)
         owner += f" with by={by!r}"
@@ -366,8 +393,12 @@ def check_subset(subset: str | list[str], params: Mapping[str, Any]) -> None:
 
 
 def check_earlier_layout(earlier: GaussianPosterior, layout: Layout) -> None:
-    """Raise ValueError if an earlier posterior does not cover the selected weights."""
-    # one of both is None if the numbers of parameter tensors differ
+    """Raise ValueError if an earlier posterior does not cover the selected weights.
+
+    The blocks of a layout are its parameter tensors, with names and shapes. They are
+    compared in pairs; the message shows the first pair that differs.
+    """
+    # one of both is None if a layout has more blocks
     for old, new in zip_longest(earlier.layout.blocks, layout.blocks):
         # the comparison of blocks leaves out the indices of selected weights
         if old != new or _indices(old) != _indices(new):
@@ -382,13 +413,17 @@ def check_earlier_layout(earlier: GaussianPosterior, layout: Layout) -> None:
 
 
 def check_prior_matrix(matrix: ArrayLike, layout: Layout) -> None:
-    """Raise ValueError if a matrix is not a precision matrix of the weights."""
+    """Raise ValueError if a matrix is not a precision matrix of the weights.
+
+    Such a matrix has the shape (P, P) for P weights, and is symmetric and positive
+    definite.
+    """
     values, p = torch.tensor(np.asarray(matrix, dtype=float)), layout.n_parameters
     if values.shape != (p, p):
         problem = f"has shape {tuple(values.shape)}"
     elif (values - values.T).abs().max() > ASYMMETRY * values.abs().max():
         problem = "is not symmetric"
-    elif torch.linalg.cholesky_ex(values).info:
+    elif torch.linalg.cholesky_ex(values).info:  # not zero if it has no factor
         problem = "is not positive definite"
     else:
         return
@@ -412,6 +447,7 @@ def check_prior_shape(
     message names a structure for the given shape, if there is one.
     """
     groups = group_indices(prior_structure, layout)  # None unless a list of groups
+    # `PRIOR_STRUCTURES` maps names to functions from a layout to a shape
     ungrouped = PRIOR_STRUCTURES[structure_name(prior_structure)](layout)
     expected = ungrouped if groups is None else (len(prior_structure),)
     shape = np.shape(value)

@@ -69,7 +69,12 @@ class Targets(ABC):
         """Whether the encoding leaves targets unchanged."""
 
     def check_held_out(self, dataset: Dataset, held_out: Dataset | None) -> None:
-        """Raise ValueError if targets from ``train_split`` are not encoded."""
+        """Raise ValueError if targets from ``train_split`` are not encoded.
+
+        skorch's ``train_split`` can return samples that are not part of the training
+        data. Their targets are as the user stored them, so the encoding must not change
+        targets (``are_plain``).
+        """
         if brings_targets(dataset, held_out) and not self.are_plain:
             raise ValueError(
                 "train_split adds rows whose targets are not encoded. Number the "

@@ -110,6 +110,7 @@ class ClassTargets(Targets):
             If the targets are not labels of a single type, or if all labels are
             ignored.
         """
+        # only a matrix of 0/1 labels can be sparse, and its type makes it dense
         y = y if issparse(y) else as_labels(y, "y")
         target_type = infer_target_type(y, likelihood or likelihood_of(net))
         labels = target_type.check(y, "y")
@@ -120,6 +121,7 @@ class ClassTargets(Targets):
                 "with other labels."
             )
         observed = target_type.classes(labels[~ignored])
+        # the classes of a matrix of labels are its column indices
         if not target_type.has_class_names and classes is not None:
             if not np.array_equal(classes, observed):
                 raise ValueError(
@@ -127,16 +129,22 @@ class ClassTargets(Targets):
                     f"of y, {observed.tolist()}. Leave classes out."
                 )
             classes = None  # they equal the observed ones
+        # a trained net can know more classes than y has, in the order of its outputs
         if is_frozen and target_type.has_class_names:
             net_classes = _classes_of_net(net, observed if classes is None else classes)
             classes = classes if net_classes is None else net_classes
+        # whether the classes come from the labels in y, and not from another source
         are_of_labels = classes is None and target_type.has_class_names
         all_classes = observed if classes is None else classes
         targets = cls(target_type, net, all_classes, are_of_labels)
         return targets.weighted(y, class_weight)
 
     def weighted(self, y: ArrayLike, class_weight: Weights) -> "ClassTargets":
-        """Return a copy with class weights; classes without samples have weight one."""
+        """Return a copy with class weights; classes without samples have weight one.
+
+        A code is the index of a class. scikit-learn computes the weights, from a dict
+        or from the class frequencies.
+        """
         if class_weight is None:
             return self
         if not self.target_type.is_single:
@@ -147,7 +155,8 @@ class ClassTargets(Targets):
         codes = self.encode(y).astype(np.int64)
         codes = codes[codes >= 0]  # negative codes belong to ignored labels
         weights = np.ones(len(self.classes))
-        # a dict also weights classes without samples: pretend that each has one
+        # a dict also weights classes without samples: pretend that each class has one
+        # sample, on whose number its weight does not depend
         if isinstance(class_weight, Mapping):
             codes = np.arange(len(weights))
         present = np.unique(codes)
@@ -183,7 +192,9 @@ class ClassTargets(Targets):
         labels = self.check(y)
         check_consistent_length(predicted, labels, sample_weight)
         is_scored = ~self.is_ignored(labels)
-        if not self.target_type.has_class_names:  # a row counts as one label
+        # a row of a matrix of labels counts as one label: `accuracy_score` needs equal
+        # dtypes, and the first column tells whether the row is scored
+        if not self.target_type.has_class_names:
             labels, is_scored = labels.astype(predicted.dtype), is_scored[:, 0]
         if not is_scored.any():
             raise ValueError(
@@ -202,13 +213,14 @@ class ClassTargets(Targets):
     def log_proba_of(self, y: ArrayLike, proba: np.ndarray) -> np.ndarray:
         """Return the finite log-probability of each sample's labels, (n,).
 
-        ``proba`` has the shape (n·r, K) for r labels per sample. Ignored labels do not
-        count.
+        ``proba`` has the shape (n·r, K) for r labels per sample and K classes. The
+        log-probabilities of a sample's labels are added. Ignored labels do not count.
         """
         labels = self.check(y)
         is_scored = ~self.is_ignored(labels)
         codes = self.target_type.encode(labels[is_scored], self.classes)
         chosen = proba[is_scored.ravel()][np.arange(len(codes)), codes.ravel()]
+        # ignored labels keep a zero; the smallest normal number avoids log(0)
         scores = np.zeros(labels.shape)
         scores[is_scored] = np.log(np.maximum(chosen, np.finfo(np.float64).tiny))
         return scores.reshape(len(labels), -1).sum(1)
@@ -241,7 +253,7 @@ class ClassTargets(Targets):
     def sample_weight(self, codes: np.ndarray) -> np.ndarray | None:
         """Return weights (n,) by class, zero if all labels are ignored, or None.
 
-        None means that all weights are one.
+        None means that all weights are one. Negative codes belong to ignored labels.
         """
         codes = codes.astype(np.int64)
         weights = self.class_weights
@@ -255,8 +267,9 @@ class ClassTargets(Targets):
         """Return the training loss (nats per label) of a net that learned nothing.
 
         The loss is that of the class frequencies if X is an array of numbers far from
-        unit size, and twice that of equal probabilities otherwise. The default network
-        scales X.
+        unit size, and twice that of equal probabilities otherwise. The factor of two
+        accepts noisy labels, for which equal probabilities are the best prediction. The
+        default network (None) scales X.
         """
         X, codes = data.X, data.y.reshape(len(data.y), -1).astype(np.int64)
         has_size = isinstance(X, np.ndarray) and X.dtype.kind == "f"
@@ -274,12 +287,15 @@ class ClassTargets(Targets):
         classes = range(self.n_classes)
         # the entropy of the class frequencies, averaged over columns
         shares = [np.average(codes == k, axis=0, weights=weights) for k in classes]
+        # a little less, because a loss above the entropy is that of guessing; again, no
+        # zero loss is notable
         return NOTABLE_LOSS * float(entr(shares).sum(0).mean()) or np.inf
 
     def missing_classes(self, labels: np.ndarray) -> np.ndarray:
         """Return the classes that are missing from a part of the training targets.
 
-        There are none if the classes were not inferred from the targets.
+        There are none if the classes were not inferred from the targets, because other
+        sources may list classes without samples.
         """
         if not self.are_of_labels:
             return self.classes[:0]
@@ -316,11 +332,11 @@ class ClassTargets(Targets):
         Raise an error for class weights that the criterion cannot apply.
         """
         criterion: Any = unwrapped(net.criterion_)
-        # an index that is not negative could equal the code of a class
+        # replace an index that is not negative, which could equal the code of a class
         if getattr(criterion, "ignore_index", -1) >= 0:
             criterion.ignore_index = -1  # the code of ignored labels
         weight = getattr(criterion, "weight", None)
-        # the weights of other criteria are not weights of classes
+        # the weights of other criteria (of labels or samples) do not belong to classes
         with_class_weights = torch.nn.CrossEntropyLoss, torch.nn.NLLLoss
         if weight is None or not isinstance(criterion, with_class_weights):
             return
@@ -338,6 +354,7 @@ class ClassTargets(Targets):
         """Raise ValueError for several labels if the skorch net only supports one."""
         if self.target_type.is_single:
             return
+        # skorch's stratified split and its binary classifier need one label per sample
         is_stratified = getattr(net.train_split, "stratified", False)
         if is_stratified or isinstance(net, NeuralNetBinaryClassifier):
             raise ValueError(
@@ -359,11 +376,12 @@ def _ignore_index(net: NeuralNet) -> int | None:
     Before initialisation, the criterion is a class. The index is then the parameter
     ``criterion__ignore_index`` of the net, or the default value of the class.
     """
-    if net is None:
+    if net is None:  # the default network ignores no labels
         return None
     criterion = unwrapped(vars(net).get("criterion_") or net.criterion)
     if isinstance(criterion, torch.nn.Module):
         return getattr(criterion, "ignore_index", None)
+    # None if the class has no such argument
     argument = inspect.signature(criterion).parameters.get("ignore_index")
     return vars(net).get("criterion__ignore_index", argument and argument.default)
 
@@ -383,6 +401,7 @@ def is_ignored(
     torch's default index is ignored only if all other labels (or all classes, if they
     are known) are whole numbers from zero. Otherwise, it may be the name of a class.
     """
+    # the values among which torch's default index might be the name of a class
     index, candidates = _ignore_index(net), labels if classes is None else classes
     # text cannot equal an index
     ignores_none = index is None or labels.dtype.kind not in "iuf"
@@ -395,7 +414,8 @@ def is_ignored(
 def _classes_of_net(net: NeuralNet, observed: np.ndarray) -> np.ndarray | None:
     """Return a fitted net's classes if they include all classes in y, or None."""
     classes = np.asarray(getattr(net, "classes_", None))
-    if classes.dtype.kind != observed.dtype.kind:  # also without ``classes_``
+    # other kinds cannot be compared; without ``classes_``, the array contains None
+    if classes.dtype.kind != observed.dtype.kind:
         return None
     classes = classes[~is_ignored(classes, net)]
     return classes if np.isin(observed, classes).all() else None

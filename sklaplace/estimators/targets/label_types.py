@@ -77,7 +77,11 @@ class TargetType(ABC):
     def predict(
         self, proba: np.ndarray, classes: np.ndarray, threshold: float | None
     ) -> np.ndarray:
-        """Return the most probable classes, or apply a threshold to two classes."""
+        """Return the most probable classes, or apply a threshold to two classes.
+
+        With a threshold, the second class needs a larger probability than it. ``proba``
+        has the shape (n, K).
+        """
         indices = proba.argmax(1)
         if threshold is not None and proba.shape[1] == 2:
             indices = (proba[:, 1] > threshold).astype(int)
@@ -121,7 +125,10 @@ class MultiLabel(TargetType):
     has_class_names = False
 
     def check(self, y: Any, name: str) -> np.ndarray:
-        """Return 0/1 labels, (n, L)."""
+        """Return 0/1 labels, (n, L); raise ValueError for others.
+
+        ``name`` is that of ``y`` in messages.
+        """
         labels = y.toarray() if issparse(y) else np.asarray(y)
         if labels.ndim != 2 or labels.shape[1] != self.n_labels:
             raise ValueError(
@@ -199,7 +206,10 @@ class DenseLabel(TargetType):
     positions: tuple[int, ...]
 
     def check(self, y: Any, name: str) -> np.ndarray:
-        """Return labels (n, *positions)."""
+        """Return labels (n, *positions); raise ValueError for others.
+
+        ``name`` is that of ``y`` in messages.
+        """
         labels = np.asarray(y)
         if labels.shape[1:] != self.positions:
             raise ValueError(
@@ -218,8 +228,12 @@ class DenseLabel(TargetType):
         return likelihood.dense(self.positions)
 
     def _positions_last(self, values: Any, n_axes: int) -> Any:
-        """Move positions from the first axis to behind the ``n_axes`` class axes."""
+        """Move positions from the first axis to behind the ``n_axes`` class axes.
+
+        The first axis has one entry per sample and position, in this order.
+        """
         shape = values.shape[-n_axes:]  # (K,), or (K, K) for covariances
+        # (n, r, K) or (n, r, K, K) for r positions
         rows = values.reshape(-1, math.prod(self.positions), *shape)
         # arrays have no ``movedim``, but only one class axis
         moved = rows.swapaxes(1, 2) if n_axes == 1 else rows.movedim(1, -1)
@@ -271,7 +285,8 @@ def infer_target_type(y: Any, likelihood: Any) -> TargetType:
     if multi_target == "dense":
         return DenseLabel(shape)
     if multi_target != "multilabel":
-        likelihood.multilabel()  # raises an error that suggests another likelihood
+        # called for its error, which suggests another likelihood
+        likelihood.multilabel()
     if len(shape) > 1:
         raise ValueError(
             f"y has shape {(len(y), *shape)}. Pass one label per row, (n,), or a "

@@ -148,6 +148,7 @@ class NumberTargets(Targets):
         _check_size(y, "y", SMALLEST, np.inf)  # `encode` checks the upper bound
         columns = y.reshape(len(y), -1)
         if np.ndim(sigma_noise) == 0:  # the same for all columns, or a name
+            # normalised columns have equal scales
             if not normalizes:
                 _warn_of_unequal_scales(columns)
         elif np.shape(sigma_noise) != columns.shape[1:]:
@@ -190,14 +191,15 @@ class NumberTargets(Targets):
     ) -> tuple[Tensor, Tensor]:
         """Return means (b, q·c) and covariances of outputs in units of ``y``.
 
-        Covariances have the shape (b, q·c, q·c), or (b, c) if diagonal.
+        Covariances have the shape (b, q·c, q·c), or (b, c) if diagonal. There are b
+        groups of q samples with a joint covariance, and c outputs of each sample.
         """
         if not self.normalizes:
             return mean, cov
         # outputs become shift + factor · outputs, with a shift and a factor for each
         affine_map = likelihood.rescaled_outputs(*self._columns(self.scaling))
         shift, factor = (torch.as_tensor(v).to(mean) for v in affine_map)
-        n_joint = mean.shape[1] // len(shift)  # q samples with a joint covariance
+        n_joint = mean.shape[1] // len(shift)  # q
         shift, factor = shift.repeat(n_joint), factor.repeat(n_joint)
         cov = cov * factor**2 if cov.ndim == 2 else cov * factor * factor[:, None]
         return shift + factor * mean, cov
@@ -208,7 +210,11 @@ class NumberTargets(Targets):
         return np.full(n, scaling.center), np.full(n, scaling.scale)
 
     def encode(self, y: ArrayLike, name: str = "y") -> np.ndarray:
-        """Return targets as (n, n_outputs), in the dtype of the network."""
+        """Return targets as (n, n_outputs), in the dtype of the network.
+
+        Targets are normalised if the network is trained on normalised targets. ``name``
+        is that of ``y`` in messages.
+        """
         y = self.check(y, name)
         columns = y.reshape(len(y), -1)
         if columns.shape[1] != self.n_outputs:
@@ -216,7 +222,7 @@ class NumberTargets(Targets):
                 f"{name} has {columns.shape[1]} columns, but y has {self.n_outputs} in "
                 "fit. Pass the target columns used in fit."
             )
-        # targets are normalised before they are rounded to the network's dtype
+        # normalise before rounding to the network's dtype, which could lose digits
         values = self.input_type.floats(self.scaling.normalized(columns), name)
         # only fit rejects small targets, because some later targets may be small. In
         # fit, `infer` has checked "y"; other names, such as "y_val", occur only there
@@ -235,7 +241,8 @@ class NumberTargets(Targets):
     def adapt(self, likelihood: Likelihood) -> Likelihood:
         """Return the likelihood with the given ratios between noise levels.
 
-        The geometric mean of the levels remains a hyperparameter.
+        Only an array of levels, one per column, has ratios. The geometric mean of the
+        levels remains a hyperparameter.
         """
         if isinstance(self.sigma_noise, str) or not isinstance(likelihood, Gaussian):
             return likelihood
@@ -245,22 +252,27 @@ class NumberTargets(Targets):
         return Gaussian(tuple((levels / geometric_mean(levels)).tolist()))
 
     def default_net(self, data: TrainingData, size: Size) -> NeuralNet:
-        """Return the default skorch net."""
+        """Return the default skorch net.
+
+        Its module maps the outputs of its head to the scale of the targets. Normalised
+        targets need no such map.
+        """
         net = default_regressor(data, size)
-        if self.normalizes:  # the head's outputs are exactly those of the network
+        if self.normalizes:
             net.set_params(module__target_center=0.0, module__target_scale=1.0)
         return net
 
     def match(self, net: NeuralNet, y: np.ndarray) -> None:
         """Raise an error for targets or noise that the likelihood does not support.
 
-        Warn about constant targets, whose tuned noise would be zero.
+        Warn about constant targets, whose tuned noise would be zero. ``y`` contains
+        encoded targets.
         """
         likelihood = self.likelihood or likelihood_of(net)
         if not isinstance(likelihood, RegressionLikelihood):
             return  # a later check raises an error that names the criterion
         n, kind = self.n_outputs, type(likelihood).__name__
-        # any center and scale show whether the likelihood can be rescaled
+        # only whether the result is None matters: any center and scale would do
         has_unit = likelihood.rescaled_outputs(np.zeros(n), np.ones(n)) is not None
         if self.normalizes and not has_unit:
             raise ValueError(
@@ -269,6 +281,7 @@ class NumberTargets(Targets):
             )
         likelihood.check_targets(y)
         sigma = self.sigma_noise
+        # without noise, a name has nothing to tune, and 1 is the default
         if not (likelihood.has_noise or isinstance(sigma, str) or np.all(sigma == 1)):
             raise ValueError(
                 f"sigma_noise={sigma!r} was passed, but criterion="
@@ -290,7 +303,8 @@ class NumberTargets(Targets):
             return
         center, std = self._columns(self.distribution)
         size = float(np.sqrt(np.mean(center**2 + std**2)))  # root mean square of y
-        # on average, the mean of the targets has the loss of a residual of one std
+        # on average, the mean of the targets has the loss of a residual of one standard
+        # deviation, summed over columns; ``loss`` is per column
         residual = torch.as_tensor(std)[None]
         loss_of_mean = likelihood.loss(torch.zeros_like(residual), residual)
         is_usual = 1 / LARGEST_UNIT <= size <= LARGEST_UNIT
@@ -336,7 +350,8 @@ def has_noise(likelihood: Any, net: NeuralNet) -> bool:
 def _check_size(y: np.ndarray, name: str, low: float, high: float) -> None:
     """Raise ValueError if the size of targets makes variances or priors inaccurate.
 
-    The size is the largest absolute value. Targets that are all zero are accepted.
+    The size is the largest absolute value, which must be from ``low`` to ``high``.
+    Targets that are all zero are accepted.
     """
     size = float(np.abs(y.astype(np.float64)).max(initial=0))
     if size and not low <= size <= high:
@@ -348,7 +363,11 @@ def _check_size(y: np.ndarray, name: str, low: float, high: float) -> None:
 
 
 def _warn_of_unequal_scales(y: np.ndarray) -> None:
-    """Warn about target columns whose scales differ too much for a single loss."""
+    """Warn about target columns whose scales differ too much for a single loss.
+
+    Errors of the column with ten times the scale have a hundred times the weight in a
+    squared loss. Constant columns do not count.
+    """
     with np.errstate(over="ignore"):  # sizes are checked later
         # complex numbers raise an error later
         std = y.std(axis=0) if y.dtype.kind in "fiub" else np.ones(1)
