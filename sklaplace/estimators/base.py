@@ -162,14 +162,19 @@ class NetEstimator(BaseEstimator, ABC):
                 progress.line(self._summary())
 
     def _check_parameters(self) -> None:
-        """Raise an error for invalid parameters."""
-        self._validate_params()
+        """Raise an error for invalid parameters.
+
+        ``sibling`` is the estimator for the other kind of targets, which messages
+        suggest.
+        """
+        self._validate_params()  # scikit-learn's check against the constraints
         check_net(self.estimator, self._targets_kind.example_net)
         alternative = sibling(type(self).__name__, is_classifier(self))
         check_likelihood(self.likelihood, is_classifier(self), alternative)
 
     def _check_settings(self) -> None:
         """Raise an error for invalid parameters that affect predictions."""
+        # each estimator has only some of these parameters
         names = [name for name in _PREDICTING if hasattr(self, name)]
         values = {name: getattr(self, name) for name in names}
         validate_parameter_constraints(
@@ -190,6 +195,7 @@ class NetEstimator(BaseEstimator, ABC):
             likelihood=self.likelihood,
             seed=self._seed,
             validation_fraction=validation_fraction,
+            # the estimator for the other kind of targets, which messages suggest
             alternative=sibling(type(self).__name__, is_classifier(self)),
             **options,
         )

@@ -174,7 +174,7 @@ class PriorSearch:
             """Return the score of a fold's network under a posterior."""
             network, novelty = fit.folds[fold].network, fit.folds[fold].novelty
             model = self._under(options, network, posterior)
-            model._novelty = novelty  # measured without the fold
+            model._novelty = novelty  # of the fold's network, for the residual
             return score_of(scorer, model, validation.scored(fold))
 
         def tuner(problem: TuningProblem) -> GaussianPosterior:
