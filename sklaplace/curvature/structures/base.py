@@ -41,7 +41,8 @@ def cache_last_call(method: Callable[Arguments, Result]) -> Callable[Arguments, 
 
     @wraps(method)
     def cached(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        self, key = args[:2]
+        self, key = args[:2]  # the key is the method's first argument
+        # a dataclass may be frozen, so the result is put into its dictionary;
         # (key, result) in one attribute, so that threads always see both
         key_and_result = vars(self).get(name)
         if key_and_result is None or key_and_result[0] is not key:
@@ -437,12 +438,15 @@ class EigenPrecision(Precision):
         """Return the diagonal of `functional_covariance`, (b, c), layer by layer.
 
         This is ``Σⱼ (JQ)²ⱼ vⱼ`` with ``v = 1/(scale·e + δ)``. If all samples share the
-        output gradients, the sums over the layer's outputs are computed only once.
+        output gradients, as in a last layer, the sums over the layer's outputs are
+        computed only once. Sums use ``v / max v``, and are then multiplied by
+        ``max v``; see `relative_variances`.
         """
         v, largest = self.relative_variances(jacobian.dtype)
         layers = self.structure.rotated_layers(jacobian)
         if jacobian.samples_share_gradients and self.structure.keeps_factors:
             rotated = list(layers)
+            # the gradients, which are not rotated, only identify the cached result
             weights = self._input_weights(
                 jacobian.layers[0].first.gradients, rotated, v
             )
@@ -463,7 +467,9 @@ class EigenPrecision(Precision):
     ) -> list[Tensor]:
         """Return ``Σₒ g²ₖₒ vₒᵢ`` of each tensor, (k, i), if all samples share ``g``.
 
-        ``_gradients`` holds ``g``, and is only the key of the cache.
+        The rotated ``layers`` have gradients ``g`` (k, o) of k network outputs, and
+        ``v`` (P,) holds a variance for each output o and input i. ``_gradients`` are
+        the gradients before rotation, and only the key of the cache.
         """
         blocks = (block for layer in layers for block in layer.blocks)
         return [block.input_weights(piece) for block, piece in with_entries(blocks, v)]
@@ -483,12 +489,13 @@ class EigenPrecision(Precision):
         covariances = []
         rotated = self.structure.rotated_layers(jacobian.double())
         for layer, v in with_entries(rotated, 1 / self.eigenvalues):
-            hidden = torch.zeros_like(self.scale)  # (b, b, o) after the first block
+            # sum over weight and bias, (b, b, o) after the first of them
+            hidden = torch.zeros_like(self.scale)
             for block, piece in with_entries(layer.blocks, v):
                 # a (b, i), and variances (o, i) of the rotated weights
                 a, w = block.inputs.squeeze(1), piece.reshape(block.n_outputs, -1)
                 hidden = (a.unsqueeze(1) * a) @ w.mT + hidden
-            g = layer.first.g[0, :, 0]
+            g = layer.first.g[0, :, 0]  # (c, o), stored once for all samples
             cov = _between_outputs(hidden, g) if across_outputs else hidden @ (g**2).mT
             covariances.append(cov)
         return total(covariances)
@@ -513,7 +520,7 @@ def _between_outputs(weights: Tensor, g: Tensor) -> Tensor:
     b, c = len(weights), len(g)
     covariances = weights.new_empty(b, c, b, c)
     for k in range(b):
-        # (b - k, c, c), symmetric in the outputs
+        # of sample k with itself and all later ones: (b - k, c, c), symmetric matrices
         block = (weights[k, k:].unsqueeze(1) * g) @ g.mT
         covariances[k, :, k:] = block.movedim(0, 1)
         covariances[k:, :, k] = block
@@ -538,9 +545,10 @@ class RotatedProjection(Projection):
     def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
         """Return ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c), or the diagonal."""
         eigen = precision.in_eigenbasis
-        if eigen is None:  # J Q does not help
+        if eigen is None:  # P is not diagonal in this basis, so J Q does not help
             return precision.output_covariance(self.jacobian, diagonal=diagonal)
         rows = self._rotated
+        # v is divided by its maximum, because it may exceed the range of float32
         v, largest = eigen.relative_variances(rows.dtype)
         covariance = (rows.variance(v) if diagonal else rows.gram(v)).double() * largest
         if rows.dtype == torch.float64 or all_finite(covariance):

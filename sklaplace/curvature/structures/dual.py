@@ -53,6 +53,7 @@ class DualForm(base.Structure):
         are differentiable.
         """
         n_layers, n = len(self.layout.blocks), self.root.n_rows
+        # three float64 arrays (L, n, n)
         if 3 * 8 * n_layers * n**2 > KEPT_BUDGET or self.gram.requires_grad:
             return None
         # an infinite prior precision removes a tensor from R D⁻¹ Rᵀ
@@ -108,9 +109,10 @@ class DualForm(base.Structure):
         """Return ``P = scale·RᵀR + diag δ``, by Woodbury's identity or by an SVD.
 
         The SVD of ``R`` resolves smaller eigenvalues. It is used if the curvature is so
-        large relative to the prior that rounding of ``R Rᵀ`` matters.
+        large relative to the prior that rounding of ``R Rᵀ`` matters, and if ``R`` is
+        small enough.
         """
-        # at least the trace of scale·R D⁻¹ Rᵀ
+        # an upper bound on the trace of scale·R D⁻¹ Rᵀ
         trace = self.trace() * scale.detach() / prior_precision.detach().min()
         if float(trace) > MAX_TRACE_FOR_GRAM and self._is_decomposable:
             return SVDPrecision(self, prior_precision, scale, self.root.dense())
@@ -131,7 +133,10 @@ class DualPrecision(base.Precision):
 
     @cached_property
     def _cholesky(self) -> Tensor:
-        """``L`` (n, n), lower triangular, ``L Lᵀ = I + scale·R D⁻¹ Rᵀ``."""
+        """``L`` (n, n), lower triangular, ``L Lᵀ = I + scale·R D⁻¹ Rᵀ``.
+
+        The decomposition fails if rounding errors of the product exceed ``I``.
+        """
         # the stored R Rᵀ is enough for scalar priors
         if self.prior_precision.ndim == 0:
             gram = self.structure.gram * (self.scale / self.prior_precision)
@@ -163,7 +168,8 @@ class DualPrecision(base.Precision):
         """Return ``log det P = Σ log δ + 2 Σ log diag L``, ().
 
         If gradients are needed, cheaper forms avoid derivatives of ``L``. They use the
-        eigenvalues of ``H`` for a scalar prior, and a series for layerwise priors.
+        eigenvalues of ``H`` for a scalar prior, and a series for layerwise priors. The
+        series replaces only the derivatives; `_expansion` itself is zero.
         """
         asks_gradient = self.prior_precision.requires_grad or self.scale.requires_grad
         if self.prior_precision.ndim == 0 and asks_gradient:
@@ -177,7 +183,7 @@ class DualPrecision(base.Precision):
         return self.delta.log().sum() + value
 
     def _expansion(self, grams: Tensor) -> Tensor:
-        """Return zero with the first two derivatives of ``log det L Lᵀ``.
+        """Return zero with the first two derivatives of ``log det L Lᵀ``, ().
 
         For ``L Lᵀ = I + Σ aᵢ Gᵢ`` with ``a = scale/δ`` (L,), and ``M = (L Lᵀ)⁻¹``, the
         gradient in ``a`` is ``tr M Gᵢ`` and the Hessian is ``-tr M Gᵢ M Gⱼ``. The
@@ -188,7 +194,7 @@ class DualPrecision(base.Precision):
         gradient = products.diagonal(dim1=1, dim2=2).sum(1)
         minus_hessian = products.flatten(1) @ products.mT.flatten(1).T
         a = self.scale / self.prior_precision
-        step = a - a.detach()
+        step = a - a.detach()  # zero, with the derivatives of a
         return step @ (gradient - minus_hessian @ step / 2)
 
     def solve(self, vector: Tensor) -> Tensor:
@@ -214,7 +220,8 @@ class DualPrecision(base.Precision):
         symmetric root, which is unique.
         """
         root, inverse_sd = self.structure.root, self.delta.rsqrt()
-        products = root.matmul(noise * inverse_sd) * self.scale  # √scale·Bᵀε, (s, n)
+        # √scale·Bᵀε, (s, n); B occurs twice, so both factors √scale are put here
+        products = root.matmul(noise * inverse_sd) * self.scale
         if self.prior_precision.ndim:
             products = products @ self._half.T
         else:
@@ -243,7 +250,8 @@ class DualPrecision(base.Precision):
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
         """Return ``J D⁻¹ Jᵀ - (J D⁻¹ Wᵀ)(J D⁻¹ Wᵀ)ᵀ`` of a dense ``J``, (b, c, c).
 
-        The first term is the prior covariance. The data explain the second term.
+        The first term is the prior covariance. The second term is the reduction by the
+        data, with ``W = √scale L⁻¹ R``.
         """
         scaled = rows / self.delta
         explained = self._whitened_root.matmul(scaled.flatten(0, 1))
@@ -257,7 +265,8 @@ class DualPrecision(base.Precision):
         ``M``.
         """
         wide, root = jacobian.double(), self.structure.root
-        products = root.cross(wide, self.prior_precision) @ self._half
+        products = root.cross(wide, self.prior_precision) @ self._half  # (b, c, n)
+        # B occurs twice, so both factors √scale are put here
         explained = root.rmatmul(products.flatten(0, 1) * self.scale)
         rows = wide.dense() - explained.unflatten(0, products.shape[:2])
         return rows * self.delta.rsqrt()
@@ -287,7 +296,9 @@ class DualProjection(base.Projection):
     ) -> Tensor:
         """Return ``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c).
 
-        Under a scalar prior, the stored products are scaled; see the class.
+        Under a scalar prior, this is ``(J Jᵀ - C diag(w) Cᵀ) / δ`` with the stored
+        products ``J Jᵀ`` and ``C = J Rᵀ U``, for ``R Rᵀ = U diag(k) Uᵀ`` and
+        ``w = scale / (δ + scale·k)``.
         """
         delta, scale = precision.prior_precision, precision.scale
         if delta.ndim:  # the products hold only for scalar priors
@@ -330,6 +341,7 @@ def _squares(root: Root, factor: Tensor) -> Tensor:
     ``F R`` (m, P) is computed in chunks of rows, because it may be large.
     """
     p = root.layout.n_parameters
+    # at least one row per chunk
     squares = factor.new_zeros(p)
     for rows in factor.split(max(1, CHUNK_ELEMENTS // p)):
         squares = squares + (root.rmatmul(rows) ** 2).sum(0)

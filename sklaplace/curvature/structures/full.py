@@ -71,7 +71,7 @@ class Full(base.Diagonalised):
     @cached_property
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of ``H``, (P,), ascending."""
-        # eigenvalues alone are cheaper, unless the eigenvectors are known
+        # eigenvalues alone are cheaper, unless `eigh` has been computed and cached
         if "eigh" in self.__dict__:
             return self.eigh[0]
         eigenvalues = torch.linalg.eigvalsh(self.hessian)
@@ -139,7 +139,8 @@ class FullPrecision(base.Precision):
         """Return the lower triangular ``L`` (P, P) with ``L Lᵀ = P``.
 
         If ``H`` has negative eigenvalues that the prior does not outweigh, raise
-        ValueError.
+        ValueError. If only rounding makes ``P`` indefinite, compute ``L`` from a root
+        of ``P``, without ``P`` itself.
         """
         # symmetrised, so that gradients are symmetric as well
         precision = self.scale * self.structure.hessian + self.delta.diag()
@@ -154,7 +155,7 @@ class FullPrecision(base.Precision):
             values, vectors = self.structure.eigh
             root = (vectors * (self.scale * values).sqrt()).T
             lower = torch.linalg.qr(torch.cat([root, self.delta.sqrt().diag()])).R.T
-            # QR may return negative diagonal entries
+            # QR may return negative diagonal entries, whose logarithm is undefined
             lower = lower * lower.diagonal().sign()
         return lower
 
@@ -177,7 +178,7 @@ class FullPrecision(base.Precision):
     def logdet(self) -> Tensor:
         """Return ``2 Σ log diag L``, ()."""
         asks_gradient = self.prior_precision.requires_grad or self.scale.requires_grad
-        # the series costs less than derivatives of L, but takes H as constant
+        # a Taylor series costs less than derivatives of L, but takes H as constant
         if asks_gradient and not self.structure.hessian.requires_grad:
             return self._expanded_logdet()
         return 2 * self._cholesky().diagonal().log().sum()
@@ -192,6 +193,7 @@ class FullPrecision(base.Precision):
         """
         lower = self._cholesky().detach()
         cov = torch.cholesky_inverse(lower)
+        # one and zero, with derivatives; the value is that of the detached log det P
         factor = self.scale / self.scale.detach()
         step = self.delta / factor - self.delta.detach()
         value = 2 * lower.diagonal().log().sum() + len(step) * factor.log()
@@ -220,7 +222,11 @@ class FullPrecision(base.Precision):
         return jacobian.double().matmul(self._root)
 
     def _narrow_whiten(self, jacobian: Jacobian) -> Tensor:
-        """Return ``J F``, in the dtype of ``J`` if this dtype is precise enough."""
+        """Return ``J F`` with ``F Fᵀ = P⁻¹``, (b, c, P).
+
+        The dtype is that of ``J`` if products in this dtype are precise enough and do
+        not overflow, and float64 otherwise.
+        """
         if jacobian.dtype != torch.float64 and self._condition <= MAX_FLOAT32_CONDITION:
             rows = jacobian.matmul(self._narrow_root(jacobian.dtype))
             if all_finite(rows):  # no overflow
@@ -238,7 +244,8 @@ class FullPrecision(base.Precision):
         is_single = jacobian.samples_share_gradients and jacobian.dtype == torch.float32
         if is_single and self._condition <= MAX_FORM_CONDITION:
             n = jacobian.n_columns
-            forms = self._quadratic_forms(jacobian, slice(None))  # (b, n(n + 1)/2)
+            # of all pairs of outputs, (b, n(n + 1)/2), put into symmetric matrices
+            forms = self._quadratic_forms(jacobian, slice(None))
             return forms[:, _triangle_indices(n, forms)].unflatten(1, (n, n))
         rows = self._narrow_whiten(jacobian)
         return (rows @ rows.mT).double()
@@ -257,7 +264,8 @@ class FullPrecision(base.Precision):
         if not jacobian.samples_share_gradients:
             rows = self._narrow_whiten(jacobian)
             return (rows * rows).sum(-1).double()
-        # each output paired with itself, in the lower triangle counted row by row
+        # positions 0, 2, 5, ... of the pairs of an output with itself, in the lower
+        # triangle counted row by row
         diagonal = torch.arange(1, jacobian.n_columns + 1).cumsum(0) - 1
         # sums may cancel to negative rounding errors
         return self._quadratic_forms(jacobian, diagonal).clamp(min=0)
@@ -265,7 +273,8 @@ class FullPrecision(base.Precision):
     def _quadratic_forms(self, jacobian: Jacobian, pairs: slice | Tensor) -> Tensor:
         """Return covariances ``aᵀ C a`` of n pairs of outputs for each sample, (b, n).
 
-        ``a`` (i,) are a sample's inputs. ``C`` (i, i) belongs to a pair of outputs; see
+        ``a`` (i,) are a sample's inputs of the last layer, whose output gradients all
+        samples share. ``C`` (i, i) belongs to a pair of outputs; see
         `_input_covariances`. ``pairs`` selects some of the pairs. Samples are processed
         in chunks, whose products stay in the caches.
         """
@@ -273,6 +282,7 @@ class FullPrecision(base.Precision):
         # one product for all pairs: (b, i) @ (i, n·i)
         joined, shape = covariances.flatten(1), covariances.shape[1:]
         chunks = jacobian.features().double().split(SAMPLES_PER_CHUNK)
+        # (b, n, i) for each chunk: the entries of C a times those of a
         terms = ((a @ joined).unflatten(1, shape).mul_(a[:, None]) for a in chunks)
         return torch.cat([terms_of_chunk.sum(-1) for terms_of_chunk in terms])
 
@@ -287,11 +297,13 @@ class FullPrecision(base.Precision):
         per pair, or P²/2 for all pairs.
         """
         outputs = g.double().reshape(g.shape[1], -1)  # (k, o)
+        # root of P⁻¹, split into weight and any bias; roots (o, i, P) and (o, 1, P)
         by_tensor = self._root.split(self.structure.layout.sizes)
         roots = [root.unflatten(0, (len(outputs.T), -1)) for root in by_tensor]
         coefficients = [torch.einsum("ko,oip->kip", outputs, root) for root in roots]
         rows = torch.cat(coefficients, 1)  # (k, i or i + 1, P)
         products = gram(rows.flatten(0, 1).T).reshape(*rows.shape[:2], *rows.shape[:2])
+        # products (k, i, k, i): covariances of all coefficients of all outputs
         k, other = torch.tril_indices(len(rows), len(rows), device=rows.device)
         return products[k, :, other].transpose(0, 1).contiguous()
 
@@ -319,15 +331,15 @@ class FullAccumulator(base.Accumulator):
         """
         p = layout.n_parameters
         if n_rows is not None and n_rows < MAX_ROWS_PER_PARAMETER * p:
-            return 4 * 8 * n_rows * (p + n_rows)
+            return 4 * 8 * n_rows * (p + n_rows)  # at most four of each, float64
         return 5 * 8 * p**2
 
     @classmethod
     def row_elements(cls, layout: Layout, n_columns: int, **_: object) -> int:
         """Count numbers in two copies of dense rows, or in output and input pairs.
 
-        Pairs are the products of a sample's gradients and of its inputs. In sums,
-        rows of a last layer are never made dense.
+        Pairs are the products of a sample's gradients (o,) with each other, and of its
+        inputs (i,) with each other. In sums, rows of a last layer are never made dense.
         """
         shapes = [block.factor_shape for block in layout.blocks]
         n_pairs = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2
@@ -346,31 +358,41 @@ class FullAccumulator(base.Accumulator):
         self._sum(hessian.device).add_(hessian)
 
     def merge(self, other: Self) -> None:
-        """Add the sum and the rows of another accumulator."""
+        """Add the sum ``H`` and the not yet summed rows of another accumulator."""
         self.is_semidefinite &= other.is_semidefinite
         self.jacobians += other.jacobians
         if other.hessian is not None:
-            self._sum(other.hessian.device).add_(other.hessian)
+            self._sum(other.hessian.device).add_(other.hessian)  # in place
         self._sum_rows_if_many()
 
     def decompose(self) -> base.Structure:
-        """Return ``H``, or its root if the root has few rows; neither is factorised."""
+        """Return ``H``, or its root if the root has few rows; neither is factorised.
+
+        The sum does not exist as long as there are few rows. These are then the root.
+        """
         if self.hessian is None:
             dense = [jacobian.dense().flatten(0, 1) for jacobian in self.jacobians]
             rows = torch.cat(dense)
             return Dual(self.layout, DenseRoot(self.layout, rows.double()))
         hessian = self.hessian.tril() + self.hessian.tril(-1).T
+        # indefinite summands may have a semidefinite sum
         return Full(self.layout, hessian, self.is_semidefinite or _is_psd(hessian))
 
     def _sum(self, device: torch.device) -> Tensor:
-        """Return the float64 sum (P, P), or zeros if nothing has been added."""
+        """Return the stored float64 sum (P, P), to be updated in place.
+
+        It is created with zeros before the first addition.
+        """
         if self.hessian is None:
             size = self.layout.n_parameters, self.layout.n_parameters
             self.hessian = torch.zeros(size, dtype=torch.float64, device=device)
         return self.hessian
 
     def _sum_rows_if_many(self) -> None:
-        """Replace the stored rows with their products once these need less memory."""
+        """Add products of the stored rows to the sum, once these need less memory.
+
+        From then on, each batch is added to the sum at once.
+        """
         n_rows = sum(rows.n_samples * rows.n_columns for rows in self.jacobians)
         fraction = n_rows / self.layout.n_parameters
         if self.hessian is None and fraction < MAX_ROWS_PER_PARAMETER:

@@ -95,7 +95,10 @@ class FunctionSpace(DualForm):
         return replace(self, points=self.points.scaled(factor))
 
     def add_to(self, accumulator: Accumulator) -> None:
-        """Add the points to an empty accumulator."""
+        """Add the points to an empty accumulator.
+
+        If the points are only some of the samples, so are those of the sum.
+        """
         assert isinstance(accumulator, PointsAccumulator)
         accumulator.is_partial |= self.is_partial
         for point in self.points.jacobians:
@@ -186,14 +189,17 @@ class PointsAccumulator(Accumulator):
         super().__init__(layout)
         self.n_points, self._capacity = n_points, self.candidates_per_point * n_points
         self.is_partial = False
-        self.keys = torch.zeros(0, dtype=torch.long)  # of the points
+        # the smallest hashes so far, sorted: those of the points
+        self.keys = torch.zeros(0, dtype=torch.long)
         self.jacobians: list[Jacobian] = []
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
         """Return the bytes of the rows ``R`` of all candidates, and of their products.
 
-        Four matrices have the size of ``R Rᵀ``, which is decomposed.
+        Each candidate has ``n_columns`` rows, and all of them together have no more
+        than ``n_rows``, if known. Four matrices have the size of ``R Rᵀ``: the product,
+        its eigenvectors and the workspace of the decomposition.
         """
         n_columns = options.get("n_columns", 1)
         n_points = options.get("n_points", N_POINTS)
@@ -209,21 +215,31 @@ class PointsAccumulator(Accumulator):
         """Count the numbers in dense rows and in products with rows of all points."""
         # rows of convolutions are sums over positions, which become dense
         dense = [block.size for block in layout.blocks if len(block.shape) > 2]
+        # three copies of the products, and two copies of the largest dense rows
         return 3 * n_points * n_columns**2 + 2 * n_columns * max(dense, default=0)
 
     def update(self, jacobian: Jacobian) -> None:
-        """Keep the points of one batch, and drop samples that are no longer points."""
+        """Keep the points of one batch, and drop samples that are no longer points.
+
+        Points are the samples with the smallest hashes so far, so that a later sample
+        can displace an earlier one.
+        """
         keys = _keys(jacobian)
         self._add_keys(keys)
         indices = _indices_in(keys, self.keys)
         if len(indices):
             self.jacobians.append(jacobian.take(indices).compressed())
-        # copies of a sample have one key, so that rows can outnumber the points
+        # copies of a sample have one key, so that rows can outnumber the points; they
+        # are merged only now and then, at twice the number, because merging copies rows
         if sum(rows.n_samples for rows in self.jacobians) > 2 * self._capacity:
             self.jacobians = list(self._points_by_shape())
 
     def _add_keys(self, keys: Tensor) -> None:
-        """Update the list of the smallest hashes, and drop rows of other samples."""
+        """Update the smallest hashes, and drop rows of samples with larger hashes.
+
+        With more distinct hashes than the accumulator keeps, the points are only some
+        of the samples, and ``is_partial`` becomes True.
+        """
         smallest = torch.cat([self.keys, keys]).unique()
         self.is_partial |= len(smallest) > self._capacity
         smallest = smallest[: self._capacity]
@@ -236,7 +252,7 @@ class PointsAccumulator(Accumulator):
         selected = []
         for rows in jacobians:
             indices = _indices_in(_keys(rows), self.keys)
-            if len(indices) == rows.n_samples:
+            if len(indices) == rows.n_samples:  # without a copy
                 selected.append(rows)
             elif len(indices):
                 selected.append(rows.take(indices))
@@ -279,8 +295,9 @@ class NystromAccumulator(PointsAccumulator):
 
     def __init__(self, layout: Layout, n_points: int = N_POINTS) -> None:
         super().__init__(layout, n_points)
+        # merged approximations with other points, added by `decompose`
         self.summands_of_others: list[Nystrom] = []
-        self.basis: PointRoot | None = None  # Uᵀ
+        self.basis: PointRoot | None = None  # Uᵀ; None during the first pass
         # hashes of the points among the samples of the second pass
         self.seen_points = torch.zeros(0, dtype=torch.long)
 
@@ -297,7 +314,7 @@ class NystromAccumulator(PointsAccumulator):
         gram = points.gram()
         check_finite(gram.trace())
         values, vectors = symmetric_eigh(gram)
-        is_positive = values > MIN_RELATIVE_EIGENVALUE * values[-1]
+        is_positive = values > MIN_RELATIVE_EIGENVALUE * values[-1]  # else rounding
         coefficients = vectors[:, is_positive] * values[is_positive].rsqrt()  # (m, q)
         self.basis, self.jacobians = replace(points, factor=coefficients.T), []
         self.moment = values.new_zeros(coefficients.shape[1], coefficients.shape[1])
@@ -318,7 +335,8 @@ class NystromAccumulator(PointsAccumulator):
             super().update(jacobian)
             return
         keys = _keys(jacobian)
-        # points are only recorded: their coordinates in U are known without products
+        # points are only recorded, because `_approximation` adds them: their
+        # coordinates in U are known without products
         is_point = torch.isin(keys, _row_keys(self.basis))
         self.seen_points = torch.cat([self.seen_points, keys[is_point]]).unique()
         if is_point.all():
@@ -326,6 +344,7 @@ class NystromAccumulator(PointsAccumulator):
         rows = jacobian.take((~is_point).nonzero().flatten())
         inside = self.basis.cross(rows).flatten(0, 1)  # (b·k, q)
         self.moment += inside.T @ inside
+        # variances under unit weights are squared norms of the rows
         trace = rows.variance(inside.new_ones(self.layout.n_parameters)).sum()
         self.unexplained += trace - (inside**2).sum()
 
@@ -333,7 +352,8 @@ class NystromAccumulator(PointsAccumulator):
         """Add the points of another accumulator, or its sums in the second pass.
 
         Sums can be added only in the same basis. If the bases differ, the other
-        accumulator's approximation is stored with its own points.
+        accumulator's approximation is stored with its own points, as a summand. The
+        summands that the other accumulator has stored so are taken over.
         """
         if other.basis is None:  # the other is in its first pass
             super().merge(other)
@@ -354,12 +374,12 @@ class NystromAccumulator(PointsAccumulator):
         return [*self.summands_of_others, self._approximation(self.basis)]
 
     def decompose(self) -> Structure:
-        """Return the sum of all approximations.
+        """Return the sum of this approximation and of merged ones with other points.
 
         The root of the sum contains the rows of all summands. Its factor has one
         diagonal block per summand, which multiplies the summand's points.
         """
-        summands = self.summands()
+        summands = self.summands()  # their roots always have a factor
         roots = [summand.points for summand in summands]
         jacobians = tuple(rows for root in roots for rows in root.jacobians)
         factors = [root.factor for root in roots if root.factor is not None]
@@ -379,7 +399,8 @@ class NystromAccumulator(PointsAccumulator):
         """
         factor = basis.factor
         assert factor is not None
-        # coordinates of the points: V diag(λ)^½ from diag(λ)^-½ Vᵀ
+        # coordinates of the points: V diag(λ)^½ from diag(λ)^-½ Vᵀ, whose squared
+        # rows sum to 1/λ
         inside = (factor / (factor**2).sum(1, keepdim=True)).T
         inside = inside[torch.isin(_row_keys(basis), self.seen_points)]
         e, w = symmetric_eigh(self.moment + inside.T @ inside)
@@ -408,7 +429,11 @@ class VariationalAccumulator(NystromAccumulator):
     candidates_per_point = CANDIDATES_PER_POINT
 
     def _choose_points(self) -> tuple[Jacobian, ...]:
-        """Return ``SᵀJ`` of the points, chosen greedily among the candidates."""
+        """Return ``SᵀJ`` of the points, chosen greedily among the candidates.
+
+        The candidates are the samples with the smallest hashes. `_least_explained`
+        chooses the one whose curvature is least explained by those before, in turn.
+        """
         pool = PointRoot(self.layout, self._points_by_shape())
         check_finite(pool.trace())
         hashes = _least_explained(pool.gram(), _row_keys(pool), self.n_points)
@@ -420,7 +445,8 @@ class VariationalAccumulator(NystromAccumulator):
 def _stored_elements(block: BlockSpec, n_columns: int) -> int:
     """Count the numbers stored per sample, at most those of the dense rows.
 
-    Rows of linear layers are stored as inputs (i,) and gradients (k, o).
+    Rows of linear layers are stored as inputs (i,) and gradients (k, o) for k =
+    ``n_columns``. Others become dense: those of unknown layers, and of convolutions.
     """
     if block.layer is None or len(block.shape) > 2:
         return n_columns * block.size
@@ -465,6 +491,7 @@ def _merge_equal_samples(jacobians: list[Jacobian]) -> Iterator[Jacobian]:
     Jacobian.
     """
     rows = Jacobian.stacked(jacobians)
+    # sorted samples that are still to be merged; each round yields one of each hash
     copies: Jacobian | None = rows.take(_keys(rows).sort(stable=True).indices)
     while copies is not None:
         merged, copies = _first_copies(copies)
@@ -487,13 +514,17 @@ def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
         return rows, None
     gradients = torch.cat([g.flatten(1) for g in rows.gradients()], 1)  # (n, k·r·o)
     index = torch.arange(len(group), device=group.device)
+    # smallest index of each hash, from a start beyond all indices
     first = torch.full_like(hashes, len(group)).scatter_reduce(0, group, index, "amin")
     of_first = gradients[first][group]  # of the first sample with the same hash
     squares = (of_first**2).sum(1)
+    # least-squares ratio of the gradients; zero for gradients of zero
     ratio = torch.where(squares > 0, (gradients * of_first).sum(1) / squares, 0)
+    # largest deviation from a multiple, compared with the rounding of the largest entry
     gap = (gradients - ratio[:, None] * of_first).abs().amax(1)
     is_multiple = gap <= MAX_DIFFERENCE_OF_MULTIPLES * gradients.abs().amax(1)
     is_first = index == first[group]
+    # one for a first sample, ratio² for its multiples, and zero for other copies
     weights = torch.where(is_multiple, ratio**2, 0).masked_fill(is_first, 1)
     total = gradients.new_zeros(len(hashes)).index_add_(0, group, weights)
     merged = rows.take(first).times(total.sqrt()[:, None, None, None])
@@ -518,6 +549,7 @@ def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
     is_chosen = torch.zeros(len(hashes), dtype=torch.bool, device=gram.device)
     for _ in range(min(n, len(hashes))):
         traces = unexplained.new_zeros(len(hashes)).index_add_(0, sample, unexplained)
+        # traces are not negative, so -1 excludes the samples chosen before
         best = int(traces.masked_fill_(is_chosen, -1.0).argmax())
         rows = (sample == best).nonzero().flatten()
         remainder = gram[:, rows] - factor @ factor[rows].T

@@ -63,8 +63,9 @@ class Factor(FieldsOnly):
     state: Tensor | tuple[Tensor, Tensor | None]
 
     def eigh(self) -> tuple[Tensor, Tensor | None]:
-        """Compute eigenvalues (n,) and eigenvectors (n, n), or None for the identity.
+        """Return eigenvalues (n,) and eigenvectors (n, n), or None for the identity.
 
+        The first call replaces the stored factor by them; later calls only return them.
         The state is read and replaced only once, so that threads can share a factor.
         """
         state = self.state
@@ -99,10 +100,11 @@ class Factor(FieldsOnly):
     def rotate_outputs(self, g: Any) -> Any:
         """Return ``g Q``, cached if all samples share the gradients ``g``.
 
-        ``g`` is a tensor or `SharedColumns`.
+        ``g`` (b, k, positions, o) is a tensor or `SharedColumns`, and ``Q`` (o, o) are
+        the eigenvectors. Shared gradients are stored once, with b = 1.
         """
         vectors = self.vectors(g.dtype)
-        if vectors is None:
+        if vectors is None:  # Q is the identity
             return g
         return self._rotated(g, vectors) if len(g) == 1 else _times(g, vectors)
 
@@ -111,7 +113,10 @@ class Factor(FieldsOnly):
         return _times(g, vectors)
 
     def total(self) -> Tensor:
-        """Copy the factor (n, n), or its diagonal (n,) if only this is stored."""
+        """Return a copy of the factor (n, n), or of the diagonal (n,) if it is one.
+
+        The state may be the factor, its diagonal, a root or eigenvalues and vectors.
+        """
         state = self.state
         if isinstance(state, Tensor):
             return gram(state) if _is_root(state) else state.clone()
@@ -188,9 +193,10 @@ class Moment:
         a root, which is cheaper to decompose than a matrix.
         """
         unit = torch.ones((), dtype=torch.float64, device=device)
-        if a is None:
+        if a is None:  # the input of a bias is one, in all batches
             return cls(unit, total=unit.new_ones(1, 1))
         n_samples, n_positions, width = a.shape
+        # number of rows: the sum of weights times positions
         n = unit * (n_samples if weights is None else weights.double().sum())
         n = n * n_positions
         if n_groups > 1:
@@ -205,7 +211,9 @@ class Moment:
     def of_outputs(cls, block: Any) -> "Moment":
         """Compute ``Σ g gᵀ`` of one batch, or only the diagonal of a large matrix.
 
-        Few rows ``g`` are kept as a root, which is cheaper to decompose than a matrix.
+        ``block`` holds the gradients ``g`` (b, k, positions, o) of one parameter
+        tensor. Few rows ``g`` are kept as a root, which is cheaper to decompose than a
+        matrix.
         """
         if block.n_outputs > MAX_DENSE_WIDTH and block.n_groups == 1:
             return cls(total=block.output_squares().double())
@@ -220,7 +228,7 @@ class Moment:
         """Return the moment of the rows of both.
 
         Roots are kept together. They become a matrix if they have many rows in total,
-        or if one of the moments is a matrix.
+        or if one of the moments is a matrix. An empty moment has neither.
         """
         root = self.root + other.root
         totals = [moment.total for moment in (self, other) if moment.total is not None]
@@ -238,6 +246,7 @@ class Moment:
 
     def mean(self) -> Factor:
         """Return the mean, the sum divided by ``n``, as a factor."""
+        # the sum is zero if all weights are zero, and so is its mean
         n = self.n.clamp(min=torch.finfo(self.n.dtype).tiny)
         if self.total is None:
             return Factor(torch.cat(self.root).double() / n.sqrt())
@@ -302,19 +311,23 @@ class Kron(base.Diagonalised):
     def rotated_layers(self, jacobian: Jacobian) -> Iterator[LayerRows]:
         """Yield ``J Q``: inputs ``a`` and gradients ``g`` in their factors' eigenbases.
 
-        Rows ``g ⊗ a`` stay factored, because ``Q`` is a Kronecker product.
+        Rows ``g ⊗ a`` stay factored, because ``Q`` is a Kronecker product. The tensors
+        of a layer share gradients, which are rotated once per layer.
         """
         for rows, layer in zip(*aligned(jacobian.layers, self.layers), strict=True):
             g = layer.outputs.rotate_outputs(rows.first.gradients)
             pairs = zip(rows.blocks, layer.inputs, strict=True)
             rotated = (
-                b.with_factors(g, b.a).rotate(a.vectors(g.dtype)) for b, a in pairs
+                # rotated g in place of g, and then rotated inputs
+                b.with_factors(g, b.a).rotate(a.vectors(g.dtype))
+                for b, a in pairs
             )
             yield LayerRows(tuple(rotated))
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return ``(F(Qᵦ) ⊗ F(Qₐ))ᵀ w`` of each parameter tensor, (..., P).
 
+        ``F`` is the argument ``function``, such as a transpose or squares of entries.
         ``Qᵦ`` and ``Qₐ`` are the eigenvectors of the tensor's factors ``B`` and ``A``.
         Weights ``w``, as a matrix (o, i), are multiplied by ``F(Qₐ)`` along the inputs
         and by ``F(Qᵦ)`` along the outputs.
@@ -333,7 +346,9 @@ class Kron(base.Diagonalised):
     def scaled(self, factor: Tensor) -> "Kron":
         """Return the structure of ``factor·H``, with unchanged input factors.
 
-        Input factors are means over samples. Only the weights of these means change.
+        Input factors are means over samples, and do not change. ``n_positions``, the
+        sums of weights in these means, are multiplied by the factor, as if sample
+        weights were.
         """
         layers = (
             KronLayer(
@@ -361,7 +376,11 @@ class Kron(base.Diagonalised):
         return Kron(self.layout, tuple(layers))
 
     def add_to(self, accumulator: base.Accumulator) -> None:
-        """Add the factors to an empty accumulator, with sums in place of means."""
+        """Add the factors to an empty accumulator, with sums in place of means.
+
+        Output factors are sums. Input factors are means over ``n`` rows, and become
+        sums again when multiplied by ``n``.
+        """
         assert isinstance(accumulator, KronAccumulator)
         accumulator.add(
             [
@@ -399,7 +418,11 @@ class Moments:
 
     @classmethod
     def of(cls, layer: LayerRows, jacobian: Jacobian) -> "Moments":
-        """Compute the moments of one batch."""
+        """Compute the moments of one batch's inputs and output gradients in a layer.
+
+        A batch may come in several calls with some columns of the Jacobian each. Its
+        inputs are the same in all of them, and are added only in the first call.
+        """
         weights, device = jacobian.weights, layer.first.device
         inputs = (
             Moment()  # the inputs have already been added with the first columns
@@ -453,12 +476,13 @@ class KronAccumulator(base.Accumulator):
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **_: object) -> int:
         """Return the bytes of all factors, eigenvectors and the largest workspace.
 
-        Wide factors count as nothing, because only their diagonal is stored.
+        Wide factors count as nothing, because only their diagonal is stored. Each
+        parameter tensor has an output and an input factor, for each of its groups.
         """
         factors = [(n, b.n_groups) for b in layout.blocks for n in b.factor_shape]
         dense = [(n, g) for n, g in factors if n <= MAX_DENSE_WIDTH or g > 1]
         largest = max([1, *(n for n, _ in dense)])
-        # eigh takes three matrices at a time
+        # factors and eigenvectors of all, and three matrices of eigh at a time
         return 8 * (2 * sum(n * n * g for n, g in dense) + 3 * largest**2)
 
     def update(self, jacobian: Jacobian) -> None:

@@ -92,13 +92,16 @@ class _RandomBasis:
     _omega: Tensor | None = None
 
     def __call__(self, device: torch.device) -> Tensor:
-        """Return ``Ω`` on a device; the values are the same on all devices."""
+        """Return ``Ω`` on a device; the values are the same on all devices.
+
+        A fixed seed makes it depend only on its size, so it is stored nowhere else.
+        """
         if self._omega is None:
             generator = torch.Generator().manual_seed(0)
             size = self.p, min(self.p, self.q)
             noise = torch.randn(size, dtype=torch.float64, generator=generator)
             # sketches can be added only if Ω is the same in all processes
-            with one_thread():
+            with one_thread():  # more threads would change the rounding errors
                 self._omega = torch.linalg.qr(noise.to(device)).Q
         return self._omega.to(device)
 
@@ -152,15 +155,22 @@ class LowRankAccumulator(SumAccumulator):
         rank: int = RANK,
         **_: object,
     ) -> int:
-        """Return three times the bytes of the sketch and ``Ω``, to cover factors."""
+        """Return three times the bytes of the sketch and ``Ω``, to cover factors.
+
+        Both are float64 matrices (P, q), with some columns more than the rank.
+        """
         p = layout.n_parameters
+        # 3 · 2 matrices
         return 6 * 8 * p * min(p, rank + OVERSAMPLING)
 
     @classmethod
     def row_elements(
         cls, layout: Layout, n_columns: int, rank: int = RANK, **_: object
     ) -> int:
-        """Count the numbers in products of a sample's gradients with ``Ω``."""
+        """Count the numbers in products of a sample's gradients with ``Ω`` (P, q).
+
+        These are q numbers for each row, and for each output of the widest layer.
+        """
         widest = max(o for o, _ in (block.factor_shape for block in layout.blocks))
         return (n_columns + widest) * (rank + OVERSAMPLING)
 
@@ -176,10 +186,11 @@ class LowRankAccumulator(SumAccumulator):
         At most ``rank`` eigenvectors are kept, and none with an eigenvalue at the level
         of rounding errors. The sketch is stored, too, to add more batches later.
         """
-        assert self.sums is not None
+        assert self.sums is not None  # the sketch HΩ
         values, vectors = _nystrom(self.sums, self.omega(self.sums.device))
         largest = float(values[0]) if len(values) else 0.0
         is_large = values[: self.rank] > self.tolerance * largest
+        # R = diag(e)^½ Qᵀ, so that RᵀR is the approximation
         rows = (values.sqrt() * vectors)[:, : self.rank][:, is_large].T
         return LowRank(self.layout, DenseRoot(self.layout, rows), self.sums.clone())
 
@@ -194,12 +205,13 @@ def _nystrom(sketch: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
     """
     size = torch.linalg.matrix_norm(sketch)
     check_finite(size)
-    if size == 0:
+    if size == 0:  # H = 0 has no eigenvectors to keep
         return sketch.new_zeros(0), sketch[:, :0]
     # about the rounding error of the sketch
     shift = len(sketch) ** 0.5 * torch.finfo(sketch.dtype).eps * size
     shifted = sketch + shift * omega
     inner = omega.T @ shifted
+    # symmetrised, because rounding makes the product slightly asymmetric
     root = torch.linalg.cholesky((inner + inner.T) / 2)
     factor = torch.linalg.solve_triangular(root, shifted.T, upper=False).T
     vectors, singular, _ = torch.linalg.svd(factor, full_matrices=False)

@@ -62,7 +62,7 @@ class DenseRoot(FieldsOnly):
         return coefficients @ self.rows
 
     def gram(self, delta: Tensor | None = None) -> Tensor:
-        """Return ``R D⁻¹ Rᵀ``, (n, n)."""
+        """Return ``R D⁻¹ Rᵀ``, (n, n), with ``D = diag δ``, or ``D = I`` for None."""
         rows = self.rows
         if delta is not None:
             rows = rows * priors.expand(delta, self.layout).rsqrt()
@@ -118,7 +118,8 @@ class PointRoot:
         """Return ``tr RᵀR``, ()."""
         if self.factor is not None:
             return self.gram().trace()
-        # without a factor, squared rows are enough
+        # without a factor, squared norms of rows are enough: variances of the rows if
+        # all weights have the variance one
         ones = self.jacobians[0].gradients()[0].new_ones(self.layout.n_parameters)
         traces = [point.variance(ones).sum() for point in self.jacobians]
         return torch.stack(traces).sum()
@@ -144,13 +145,13 @@ class PointRoot:
     def rmatmul(self, coefficients: Tensor) -> Tensor:
         """Return ``Rᵀ c = (SᵀJ)ᵀ Fᵀ c``, (s, P), for each row ``c`` of (s, n)."""
         if self.factor is not None:
-            coefficients = coefficients @ self.factor
+            coefficients = coefficients @ self.factor  # (s, m)
         pairs = zip(self.jacobians, coefficients.T.split(self._sizes), strict=True)
         terms = [  # w: one row per sample and column of S
             rows.rmatmul(w.unflatten(0, (rows.n_samples, rows.n_columns)))
             for rows, w in pairs
         ]
-        return sum(terms[1:], terms[0]).T
+        return sum(terms[1:], terms[0]).T  # from (P, s)
 
     def gram(self, delta: Tensor | None = None) -> Tensor:
         """Return ``R D⁻¹ Rᵀ``, (n, n)."""
@@ -158,7 +159,12 @@ class PointRoot:
         return self._factored(torch.cat(products).T).T
 
     def cross(self, jacobian: Jacobian, delta: Tensor | None = None) -> Tensor:
-        """Return ``J D⁻¹ Rᵀ``, (b, c, n), for a scalar or layerwise prior."""
+        """Return ``J D⁻¹ Rᵀ``, (b, c, n), for a scalar or layerwise prior.
+
+        ``D = diag δ``, or ``D = I`` if ``delta`` is None. Neither ``J`` nor ``R`` is
+        made dense: the kernel multiplies the factors of their rows.
+        """
+        # prior variance of each parameter tensor, (L,)
         variances = jacobian.gradients()[0].new_ones(()) if delta is None else 1 / delta
         variances = variances.expand(len(self.layout.blocks))
         kernels = [jacobian.kernel(point, variances) for point in self.jacobians]

@@ -45,7 +45,7 @@ def variance_error(precision: Precision, eps: float) -> float:
     """
     structure = precision.structure
     rounding = structure.rounding(eps)
-    if not rounding:
+    if not rounding:  # sums of squares, or small eigenvalues dropped
         return 0.0
     # diag P ≤ scale·tr H + δ, and posterior variances are at most prior variances 1/δ
     ratio = precision.scale * structure.trace() / precision.prior_precision.min()

@@ -36,7 +36,11 @@ class SVDPrecision(base.Precision):
         return singular**2, vectors.mT
 
     def _shrunk(self, weights: Tensor) -> Tensor:
-        """Return ``w (I + V diag(k) Vᵀ)^-½``, (..., P), without cancellation."""
+        """Return ``w (I + V diag(k) Vᵀ)^-½``, (..., P), without cancellation.
+
+        The part of ``w`` in the span of ``V`` (P, n) shrinks by ``(1 + k)^-½``. The
+        part outside does not change.
+        """
         k, vectors = self._svd
         inside = weights @ vectors
         outside = weights - inside @ vectors.mT
@@ -52,10 +56,14 @@ class SVDPrecision(base.Precision):
         return self._shrunk(self._shrunk(vector * inverse_sd)) * inverse_sd
 
     def variance(self) -> Tensor:
-        """Return the diagonal of ``P⁻¹``, (P,)."""
+        """Return the diagonal of ``P⁻¹``, (P,).
+
+        A weight's squared entries in the span of ``V`` shrink by ``1/(1 + k)``. The
+        rest, one minus their sum, does not.
+        """
         k, vectors = self._svd
         squares = vectors**2
-        outside = (1 - squares.sum(1)).clamp(min=0)
+        outside = (1 - squares.sum(1)).clamp(min=0)  # rounding may be negative
         return (outside + squares @ (1 / (1 + k))) / self.delta
 
     def effective_dimension(self) -> Tensor:
